@@ -1,0 +1,1 @@
+"""Measurement: workloads, bench, replay, verify, reports."""

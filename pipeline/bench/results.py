@@ -1,0 +1,124 @@
+"""What a measurement yields: one record per request, a summary per task and strategy, and the JSON file of both."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from pipeline.errors import UserError
+
+OVERALL = "overall"
+
+
+class _Value(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class RequestRecord(_Value):
+    """One request as it ran. seconds: wall time from hand-over to the last token, prompt included."""
+
+    id: str
+    task: str
+    strategy: str
+    repeat: int = Field(0, ge=0, description="Which pass over the workload.")
+    prompt_ids: list[int]
+    output_ids: list[int]
+    steps: int = Field(ge=0, description="Passes of the target that emitted tokens; the prefill counts as one.")
+    draft_tokens: int = Field(ge=0)
+    accepted_tokens: int = Field(ge=0)
+    acceptance_lengths: list[int] = Field(description="Tokens emitted per step.")
+    seconds: float = Field(ge=0)
+    ttft_s: float = Field(ge=0)
+    draft_seconds: float = Field(ge=0, description="Time in retrieval: drafting and learning.")
+    finish_reason: str | None
+    identical: bool = Field(description="Output equal to that of the baseline for the same prompt and repeat.")
+
+
+class SummaryRow(_Value):
+    """One strategy on one task, or on all of them (task "overall"). See `summary.summarise` for the definitions."""
+
+    task: str
+    strategy: str
+    num_prompts: int
+    num_requests: int
+    output_tokens: int
+    steps: int
+    acceptance_length: float = Field(description="Generated tokens / steps.")
+    tokens_per_s: float
+    speedup: float | None = Field(description="Against the baseline over the same prompts; None without one.")
+    speedup_low: float | None = Field(description="Lower end of the 95% bootstrap interval.")
+    speedup_high: float | None
+    draft_tokens_per_step: float
+    acceptance_rate: float = Field(description="Accepted / drafted tokens; 0 without drafts.")
+    ttft_ms: float = Field(description="Median.")
+    draft_ms_per_step: float = Field(description="Time in retrieval per step.")
+    draft_share: float = Field(description="Time in retrieval / wall time.")
+    num_identical: int
+
+
+class ConcurrencyRow(_Value):
+    """One strategy with a fixed number of requests in flight over the whole workload."""
+
+    concurrency: int = Field(ge=1)
+    strategy: str
+    tokens_per_s: float
+    speedup: float | None = Field(description="Against the baseline at the same concurrency.")
+    acceptance_length: float
+    ttft_p50_ms: float
+    ttft_p95_ms: float
+    num_requests: int
+    num_identical: int
+
+
+class CostPoint(_Value):
+    """Median time of a pass. num_tokens: tokens of each sequence in the pass, the root included."""
+
+    num_tokens: int = Field(ge=1)
+    batch_size: int = Field(ge=1)
+    context_len: int = Field(ge=0)
+    milliseconds: float = Field(gt=0)
+
+
+class BenchResults(_Value):
+    """The file that `lookahead bench --json` writes and `report` and `replay` read."""
+
+    manifest: dict[str, Any]
+    requests: list[RequestRecord]
+    summary: list[SummaryRow]
+    concurrency: list[ConcurrencyRow] = []
+    cost_curve: list[CostPoint] = []
+    chosen_budgets: dict[str, float] = Field(default={}, description="Mean draft tokens per step by strategy.")
+    warmth: Literal["cold", "warm"] = "cold"
+    baseline: str = "none"
+
+
+def save_json(path: Path, value: BaseModel) -> None:
+    """Write a value as JSON; the file appears whole or not at all. Raises UserError if the folder cannot be written."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(value.model_dump_json(indent=None) + "\n", encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise UserError(f"The results cannot be written to {path}: {error.strerror}.") from error
+
+
+def load_results(path: Path) -> BenchResults:
+    """Read what `save_json` wrote. Raises UserError if the file is missing or is no bench result."""
+    try:
+        return BenchResults.model_validate_json(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UserError(f"There is no file {path}; `lookahead bench --json {path}` writes one.") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read: {error}.") from error
+    except (ValidationError, json.JSONDecodeError) as error:
+        first = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": str(error)}
+        where = ".".join(map(str, first["loc"])) or "the document"
+        raise UserError(
+            f"{path} is no result of `lookahead bench --json`: {where}: {first['msg']}. Measure again with this version."
+        ) from error

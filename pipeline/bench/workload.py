@@ -1,0 +1,114 @@
+"""Workloads: a JSON Lines file of prompts -> rows, and rows -> token ids.
+
+A row is {"id", "task", "prompt"} or {"id", "task", "turns": [...]}; other keys are ignored. The file is checked whole
+before anything is measured, so that a fault in its last line does not cost an hour.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from pipeline.decoding.request import IntArray, as_token_ids
+from pipeline.errors import RequestError, UserError
+
+Turns = Literal["first", "all"]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadRow:
+    """One entry of a data file. turns: what the user says, one entry per turn; at least one."""
+
+    row_id: str
+    task: str
+    turns: tuple[str, ...]
+
+
+class Tokenizer(Protocol):
+    """What is used of a transformers tokenizer."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = ...) -> list[int]: ...
+
+    def apply_chat_template(
+        self, conversation: list[dict[str, str]], *, tokenize: bool, add_generation_prompt: bool
+    ) -> Any: ...
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = ...) -> str: ...
+
+
+def load_workload(path: Path, limit: int | None = None, tasks: Iterable[str] | None = None) -> list[WorkloadRow]:
+    """Rows in file order. limit: the first so many of each file (after `tasks`, the tasks to keep). Raises UserError,
+    naming the line, for the first fault."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise UserError(f"There is no data file {path}; give a JSON Lines file with --data.") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"The data file {path} cannot be read: {error}.") from error
+    # Not splitlines(): a JSON string may hold U+2028 and its like as they are.
+    lines = text.split("\n")
+    rows: list[WorkloadRow] = []
+    seen: dict[str, int] = {}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        row = _row_of(line, where)
+        if row.row_id in seen:
+            raise UserError(f"{where}: the id {row.row_id!r} is that of line {seen[row.row_id]}; each row needs its own.")
+        seen[row.row_id] = number
+        rows.append(row)
+    if tasks is not None:
+        wanted = set(tasks)
+        unknown = sorted(wanted - {row.task for row in rows})
+        if unknown:
+            raise UserError(
+                f"{path} has no task {unknown[0]!r}; it has {', '.join(sorted({row.task for row in rows}))}."
+            )
+        rows = [row for row in rows if row.task in wanted]
+    if not rows:
+        raise UserError(f"{path} holds no rows; each line should be a JSON object with id, task and prompt (or turns).")
+    return rows[:limit]
+
+
+def _row_of(line: str, where: str) -> WorkloadRow:
+    try:
+        data = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where} is no JSON: {error.msg} at column {error.colno}.") from error
+    if not isinstance(data, dict):
+        raise UserError(f"{where} should be a JSON object with id, task and prompt; found a {type(data).__name__}.")
+    row_id = data.get("id")
+    if not isinstance(row_id, str | int) or isinstance(row_id, bool) or row_id == "":
+        raise UserError(f"{where}: key 'id' should be a text or a number; found {row_id!r}.")
+    task = data.get("task", "default")
+    if not isinstance(task, str) or not task:
+        raise UserError(f"{where}: key 'task' should be a text; found {task!r}.")
+    if ("prompt" in data) == ("turns" in data):
+        raise UserError(f"{where} should have either 'prompt' or 'turns'; it has {'both' if 'prompt' in data else 'none'}.")
+    turns = [data["prompt"]] if "prompt" in data else data["turns"]
+    if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
+        key, right = ("prompt", "a text") if "prompt" in data else ("turns", "a list of texts")
+        raise UserError(f"{where}: key '{key}' should be {right}, not empty; found {str(data[key])[:60]!r}.")
+    return WorkloadRow(str(row_id), task, tuple(turns))
+
+
+def prompt_ids_of(tokenizer: Tokenizer, messages: Sequence[str], raw: bool = False) -> IntArray:
+    """[prompt_len] token ids of a conversation. messages: user, assistant, user, ... in turn. They go through the
+    tokenizer's own chat template with its default system message; raw: the texts as they are, one behind the other."""
+    if raw:
+        return as_token_ids(tokenizer.encode("".join(messages)))
+    conversation = [
+        {"role": "assistant" if index % 2 else "user", "content": text} for index, text in enumerate(messages)
+    ]
+    try:
+        text = tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
+    except ValueError as error:
+        raise RequestError(
+            f"The prompt cannot be put through a chat template ({' '.join(str(error).split())}); use --raw."
+        ) from error
+    # The template writes the special tokens itself.
+    return as_token_ids(tokenizer.encode(text, add_special_tokens=False))

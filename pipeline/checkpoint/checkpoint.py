@@ -1,0 +1,25 @@
+"""What a checkpoint is once it lies on disk, whatever its source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """folder: what `from_pretrained` takes. gguf_file: name inside the folder, or None for safetensors.
+    architecture: class name as in config.json. content_hash: changes whenever weights, config or tokenizer do.
+    weight_files, tokenizer_files: absolute paths; a GGUF file carries its tokenizer itself, so the latter is then empty."""
+
+    folder: Path
+    gguf_file: str | None
+    architecture: str
+    content_hash: str
+    weight_files: tuple[Path, ...]
+    tokenizer_files: tuple[Path, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the weights on disk."""
+        return sum(path.stat().st_size for path in self.weight_files)

@@ -1,0 +1,51 @@
+"""Checkpoint -> a plain folder that `from_pretrained` reads: safetensors in one dtype, config, generation config, tokenizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pipeline.checkpoint.checkpoint import Checkpoint
+from pipeline.config.schema import Dtype
+from pipeline.errors import CheckpointError
+
+
+def write_weights(checkpoint: Checkpoint, dtype: Dtype, folder: Path) -> None:
+    """Load through transformers and save as safetensors. Raises CheckpointError if tensors are missing or do not fit."""
+    import torch
+    import transformers
+
+    model_class = getattr(transformers, checkpoint.architecture)
+    arguments: dict[str, Any] = {"gguf_file": checkpoint.gguf_file} if checkpoint.gguf_file else {}
+    try:
+        model, report = model_class.from_pretrained(
+            checkpoint.folder, dtype=getattr(torch, dtype), output_loading_info=True, local_files_only=True, **arguments
+        )
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise CheckpointError(f"{checkpoint.folder} cannot be loaded as {checkpoint.architecture}: {reason}.") from error
+    missing = sorted(report["missing_keys"])
+    if missing or report["mismatched_keys"]:
+        wrong = missing or sorted(str(key) for key in report["mismatched_keys"])
+        raise CheckpointError(
+            f"{checkpoint.folder} lacks tensors of {checkpoint.architecture}, or has them in another shape: "
+            f"{', '.join(wrong[:3])}{' ...' if len(wrong) > 3 else ''} ({len(wrong)} in all)."
+        )
+    # Weights from GGUF are dequantised, but transformers keeps the quantiser attached and then refuses to save.
+    model.hf_quantizer = None
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.save_pretrained(folder)
+
+
+def write_tokenizer(checkpoint: Checkpoint, folder: Path) -> None:
+    """The tokenizer with its chat template. Raises CheckpointError if transformers cannot read it."""
+    from transformers import AutoTokenizer
+
+    arguments: dict[str, Any] = {"gguf_file": checkpoint.gguf_file} if checkpoint.gguf_file else {}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(checkpoint.folder, local_files_only=True, **arguments)
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise CheckpointError(f"The tokenizer of {checkpoint.folder} cannot be read: {reason}.") from error
+    tokenizer.save_pretrained(folder)

@@ -1,0 +1,56 @@
+"""Disk space before a download or a build, and folders that appear whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pipeline.errors import UserError
+
+# Room left for everything else on the disk.
+_SPARE_BYTES = 256 << 20
+
+
+def require_space(folder: Path, num_bytes: int, purpose: str, error: type[UserError]) -> None:
+    """Raises `error` if the disk that holds `folder` has less than num_bytes (and a little more) free."""
+    existing = folder
+    while not existing.exists():
+        existing = existing.parent
+    free = shutil.disk_usage(existing).free
+    if free < num_bytes + _SPARE_BYTES:
+        raise error(
+            f"{purpose} needs about {gigabytes(num_bytes + _SPARE_BYTES)} of disk in {folder}; {gigabytes(free)} are free. "
+            "Free some, or point LOOKAHEAD_CACHE or LOOKAHEAD_ENGINES to a larger disk."
+        )
+
+
+def gigabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f} GB"
+
+
+@contextmanager
+def whole_folder(target: Path) -> Iterator[Path]:
+    """A folder to fill; becomes `target` when the block ends well and is removed otherwise. An older target is replaced."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".partial-{target.name}-"))
+    try:
+        yield partial
+        partial.chmod(0o755)  # mkdtemp makes folders private
+        replace_folder(partial, target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def replace_folder(source: Path, target: Path) -> None:
+    """Rename source to target; what was there is moved aside first and removed last."""
+    aside = None
+    if target.exists():
+        aside = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".partial-{target.name}-"))
+        os.rename(target, aside / "old")
+    os.rename(source, target)
+    if aside is not None:
+        shutil.rmtree(aside, ignore_errors=True)

@@ -1,0 +1,63 @@
+"""SHA-256 of files, remembered for large ones as long as the file is untouched.
+
+A hash is reused only if device, inode, size, modification time and status-change time are all as they were; the last of
+these cannot be set by a program, so a changed file is hashed again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+
+# Smaller files are always hashed: it takes milliseconds.
+_REMEMBER_FROM_BYTES = 16 << 20
+_MAX_REMEMBERED = 4096
+
+
+def file_sha256(path: Path) -> str:
+    """Hash of a file's bytes, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _digest(path)
+
+
+def remembered_sha256(path: Path, cache_dir: Path) -> str:
+    """As `file_sha256`; the hash of a large file is kept in cache_dir/hashes.json."""
+    stat = path.stat()
+    if stat.st_size < _REMEMBER_FROM_BYTES:
+        return file_sha256(path)
+    key = f"{stat.st_dev}:{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}:{stat.st_ctime_ns}"
+    store = cache_dir / "hashes.json"
+    known = _read(store)
+    if key not in known:
+        digest = file_sha256(path)
+        known = _read(store)  # another process may have added to it meanwhile
+        known[key] = digest
+        _write(store, dict(list(known.items())[-_MAX_REMEMBERED:]))
+    return known[key]
+
+
+def _digest(path: Path) -> str:  # Python 3.10 has no hashlib.file_digest
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _read(store: Path) -> dict[str, str]:
+    try:
+        known = json.loads(store.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return {}  # a cache: what cannot be read is computed again
+    return known if isinstance(known, dict) else {}
+
+
+def _write(store: Path, known: dict[str, str]) -> None:
+    store.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=store.parent, prefix=".hashes-")
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        json.dump(known, file)
+    os.replace(temporary, store)

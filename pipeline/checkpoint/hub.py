@@ -1,0 +1,89 @@
+"""A checkpoint from the Hugging Face hub: only the files that are needed, into the hub's own cache.
+
+The token comes from the environment (HF_TOKEN) or the hub's login; HF_HUB_OFFLINE=1 uses the cache alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from fnmatch import fnmatch
+from pathlib import Path
+
+from pipeline.checkpoint.checkpoint import Checkpoint
+from pipeline.checkpoint.disk import require_space
+from pipeline.checkpoint.local import open_folder
+from pipeline.config.schema import HubCheckpoint
+from pipeline.errors import CheckpointError
+
+_NEEDED = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
+# Original formats of some publishers, as large as the weights themselves.
+_NOT_NEEDED = ("*/*", "consolidated*")
+
+
+def fetch_from_hub(source: HubCheckpoint, architecture: str, cache_dir: Path) -> Checkpoint:
+    """The snapshot of one commit, downloaded as far as it is not in the cache. Raises CheckpointError."""
+    import httpx
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    name = f"{source.repo_id} (revision {source.revision})"
+    try:
+        if not constants.HF_HUB_OFFLINE:
+            _require_space(source, Path(constants.HF_HUB_CACHE))
+        folder = Path(
+            snapshot_download(
+                source.repo_id,
+                revision=source.revision,
+                allow_patterns=list(_NEEDED),
+                ignore_patterns=list(_NOT_NEEDED),
+            )
+        )
+    except GatedRepoError as error:
+        raise CheckpointError(
+            f"{name} is gated. Ask for access on its hub page, then set HF_TOKEN to a token of that account."
+        ) from error
+    except RevisionNotFoundError as error:
+        raise CheckpointError(
+            f"{source.repo_id} has no revision '{source.revision}' on the hub. Correct it in the model config."
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise CheckpointError(
+            f"{source.repo_id} is not on the hub, or is private. Correct the id, or set HF_TOKEN to a token that may read it."
+        ) from error
+    except LocalEntryNotFoundError as error:
+        offline = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the hub cannot be reached"
+        raise CheckpointError(
+            f"{name} is not in the local cache, and {offline}. Fetch it on a machine with network, "
+            "or name a local folder in the model config (source: local)."
+        ) from error
+    except (HfHubHTTPError, httpx.HTTPError, OSError) as error:
+        raise CheckpointError(
+            f"{name} cannot be fetched from the hub ({type(error).__name__}). Check the network and run the command again; "
+            "files already fetched are kept."
+        ) from error
+    return open_folder(folder, architecture, cache_dir, hub_hash(source.repo_id, folder.name))
+
+
+def hub_hash(repo_id: str, commit: str) -> str:
+    """Content hash of a snapshot: the commit pins every file."""
+    return hashlib.sha256(f"hub\0{repo_id}\0{commit}".encode()).hexdigest()
+
+
+def _require_space(source: HubCheckpoint, hub_cache: Path) -> None:
+    from huggingface_hub import HfApi, try_to_load_from_cache
+
+    info = HfApi().model_info(source.repo_id, revision=source.revision, files_metadata=True)
+    missing = 0
+    for file in info.siblings or []:
+        needed = any(fnmatch(file.rfilename, pattern) for pattern in _NEEDED)
+        if not needed or any(fnmatch(file.rfilename, pattern) for pattern in _NOT_NEEDED):
+            continue
+        if not isinstance(try_to_load_from_cache(source.repo_id, file.rfilename, revision=info.sha), str):
+            missing += file.size or 0
+    require_space(hub_cache, missing, f"Fetching {source.repo_id}", CheckpointError)

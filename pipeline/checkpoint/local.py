@@ -1,0 +1,104 @@
+"""A checkpoint folder: config.json, safetensors (one file, or shards with an index) and a tokenizer, all checked."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from pipeline.checkpoint.architectures import check_architecture
+from pipeline.checkpoint.checkpoint import Checkpoint
+from pipeline.checkpoint.hashing import remembered_sha256
+from pipeline.errors import CheckpointError
+
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+_VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+_INDEX = "model.safetensors.index.json"
+
+
+def open_folder(folder: Path, architecture: str, cache_dir: Path, content_hash: str | None = None) -> Checkpoint:
+    """Check a folder and describe it. content_hash: known already, else all files are hashed. Raises CheckpointError."""
+    if not folder.is_dir():
+        raise CheckpointError(f"There is no checkpoint folder {folder}. Correct the path in the model config.")
+    config = _read_json(folder / "config.json", "a checkpoint needs one")
+    found = config.get("architectures") or ["(none named)"]
+    check_architecture(found[0], architecture, str(folder))
+    weights = _weight_files(folder)
+    for path in weights:
+        check_safetensors(path)
+    tokenizer = tuple(folder / name for name in _TOKENIZER_FILES if (folder / name).is_file())
+    if not any(path.name in _VOCABULARIES for path in tokenizer):
+        raise CheckpointError(f"{folder} holds no tokenizer; expected one of {', '.join(_VOCABULARIES)}.")
+    if content_hash is None:
+        others = [path for name in ("config.json", "generation_config.json") if (path := folder / name).is_file()]
+        content_hash = _hash_files((*others, *tokenizer, *weights), cache_dir)
+    return Checkpoint(folder, None, found[0], content_hash, weights, tokenizer)
+
+
+def check_safetensors(path: Path) -> None:
+    """Raises CheckpointError if the header and the size of a safetensors file do not fit together."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        header_size = int.from_bytes(file.read(8), "little")
+        if size < 8 or header_size > size - 8:
+            raise CheckpointError(f"{path} is cut short or no safetensors file ({size} bytes). Fetch it again.")
+        try:
+            header = json.loads(file.read(header_size))
+            ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{path} has no valid safetensors header. Fetch it again.") from error
+    expected = 8 + header_size + max(ends, default=0)
+    if size != expected:
+        raise CheckpointError(f"{path} should have {expected} bytes by its header; it has {size}. Fetch it again.")
+
+
+def _weight_files(folder: Path) -> tuple[Path, ...]:
+    index_path = folder / _INDEX
+    if index_path.is_file():
+        index = _read_json(index_path, "it lists the shards")
+        tensors = index.get("weight_map")
+        if not isinstance(tensors, dict) or not tensors:
+            raise CheckpointError(f"{index_path} has no weight_map, so the shards are not known. Fetch it again.")
+        shards = tuple(folder / name for name in sorted(set(tensors.values())))
+        missing = [path.name for path in shards if not path.is_file()]
+        if missing:
+            raise CheckpointError(f"{folder} lacks {', '.join(missing)}, which {_INDEX} names. Fetch the missing files.")
+        return shards
+    if (folder / "model.safetensors").is_file():
+        return (folder / "model.safetensors",)
+    if any(folder.glob("*.gguf")):
+        raise CheckpointError(f"{folder} holds a GGUF file; name that file, with source: gguf in the model config.")
+    if any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth")):
+        raise CheckpointError(f"{folder} holds pickled PyTorch weights, which are not read. Convert them to safetensors.")
+    raise CheckpointError(f"{folder} holds no weights: neither model.safetensors nor {_INDEX}.")
+
+
+def _hash_files(paths: tuple[Path, ...], cache_dir: Path) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(paths):
+        digest.update(f"{path.name}\0{remembered_sha256(path, cache_dir)}\n".encode())
+    return digest.hexdigest()
+
+
+def _read_json(path: Path, why: str) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path.parent} holds no {path.name}; {why}.") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path} is no valid JSON: {error}.") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} should hold a JSON object.")
+    return value

@@ -1,0 +1,23 @@
+"""The `lookahead` command. Here errors are caught, once: exit 0 done, 1 our bug (trace), 2 the user can mend it, 130 Ctrl-C."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from pipeline.errors import UserError
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run one command and leave the process with its exit code."""
+    from pipeline.cli.app import build_app
+
+    try:
+        build_app()(args=None if arguments is None else list(arguments), prog_name="lookahead")
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    sys.exit(0)

@@ -1,0 +1,40 @@
+"""Options that several commands share, and the way from them to a ResolvedConfig."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
+
+if TYPE_CHECKING:
+    from pipeline.config.schema import ResolvedConfig
+
+DEFAULT_MODEL = "smollm2-135m"
+DEFAULT_PROFILE = "latency"
+
+Model = Annotated[
+    str,
+    typer.Option(
+        "--model", "-m", help="Name from `lookahead models`, a model YAML, or a checkpoint folder.", show_default=True
+    ),
+]
+Profile = Annotated[str, typer.Option("--profile", "-p", help="Name from `lookahead profiles`, or a profile YAML.")]
+# typer reads annotations at run time, so this must be Optional and not a string with "|" on Python 3.10.
+Set = Annotated[
+    Optional[list[str]],  # noqa: UP045 (see above)
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override one value, e.g. engine.max_batch_size=8; model.dtype=bfloat16 for a key of the model. Repeatable.",
+    ),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
+
+
+def resolve(model: str, profile: str, overrides: Sequence[str] | None = None) -> ResolvedConfig:
+    """The one value from which everything is built and served. Raises ConfigError with all faults."""
+    from pipeline.config.resolution import resolve_config
+
+    return resolve_config(model, profile, tuple(overrides or ()))

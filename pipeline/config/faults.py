@@ -1,0 +1,195 @@
+"""Faults of a configuration, told so that the user can mend them: file and line, key, what was found, what would be right."""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from pipeline.errors import ConfigError
+
+KeyPath = tuple[str | int, ...]
+
+# Keys that choose among the types of a union; pydantic puts their value into the path of an error.
+_TAGS = ("source", "kind")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """where: file and line, or the override. key: path of the setting. text: what is wrong and what would be right."""
+
+    where: str
+    key: KeyPath
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {dotted(self.key)}: {self.text}" if self.key else f"{self.where}: {self.text}"
+
+
+def raise_faults(faults: Sequence[Fault]) -> None:
+    """ConfigError that lists all faults, if there are any."""
+    if len(faults) == 1:
+        raise ConfigError(str(faults[0]))
+    if faults:
+        raise ConfigError(f"{len(faults)} faults in the configuration:\n" + "\n".join(f"  {fault}" for fault in faults))
+
+
+def dotted(path: KeyPath) -> str:
+    return ".".join(str(part) for part in path)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A suggestion, with a leading blank, or nothing."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f" Did you mean '{close[0]}'?" if close else ""
+
+
+def one_of(values: Sequence[object]) -> str:
+    """'a', 'b' or 'c'."""
+    words = [repr(value) for value in values]
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+def faults_of_validation(
+    error: ValidationError, schema: type[BaseModel], data: Mapping[str, Any], origins: Mapping[KeyPath, str], prefix: KeyPath
+) -> list[Fault]:
+    """One fault per error of pydantic. `prefix` is shown before each key ("model" for keys of a model)."""
+    faults = []
+    for entry in error.errors():
+        path = _without_tags(entry["loc"], data)
+        faults.append(Fault(origin_of(path, origins), prefix + path, _text(dict(entry), path, schema, data)))
+    return faults
+
+
+def origin_of(path: KeyPath, origins: Mapping[KeyPath, str]) -> str:
+    """Where the setting, or the closest mapping around it, was written."""
+    for length in range(len(path), -1, -1):
+        if path[:length] in origins:
+            return origins[path[:length]]
+    raise AssertionError("origins always hold the root")
+
+
+def without(data: Mapping[str, Any], paths: Iterable[KeyPath]) -> dict[str, Any]:
+    """A copy of data that lacks the settings at `paths`, so that defaults take their place."""
+    drop = set(paths)
+
+    def copy(value: Any, path: KeyPath) -> Any:
+        if isinstance(value, Mapping):
+            return {k: copy(v, (*path, k)) for k, v in value.items() if (*path, k) not in drop}
+        if isinstance(value, list):
+            return [copy(v, (*path, i)) for i, v in enumerate(value) if (*path, i) not in drop]
+        return value
+
+    result = copy(data, ())
+    assert isinstance(result, dict), "the root is a mapping"
+    return result
+
+
+def _text(entry: dict[str, Any], path: KeyPath, schema: type[BaseModel], data: Mapping[str, Any]) -> str:
+    found, context = entry["input"], entry.get("ctx", {})
+    match entry["type"]:
+        case "extra_forbidden":
+            return "unknown key." + _suggest_key(path, schema, data)
+        case "missing":
+            field = _fields_at(schema, path[:-1], data).get(str(path[-1]))
+            meaning = f" ({field.description.rstrip('.')})" if field is not None and field.description else ""
+            return f"is missing{meaning}."
+        case "literal_error":
+            hint = did_you_mean(found, _quoted(context["expected"])) if isinstance(found, str) else ""
+            return f"found {found!r}; should be {context['expected']}.{hint}"
+        case "union_tag_invalid":
+            hint = did_you_mean(str(context["tag"]), _quoted(context["expected_tags"]))
+            key = context["discriminator"].strip("'")
+            return f"found {key} {context['tag']!r}; should be one of {context['expected_tags']}.{hint}"
+        case "union_tag_not_found":
+            return f"needs the key {context['discriminator']}, which says which settings follow."
+        case "value_error":
+            return f"{context['error']}."
+        case _:
+            return f"found {_short(found)}; {entry['msg'].removeprefix('Input ')}."
+
+
+def _suggest_key(path: KeyPath, schema: type[BaseModel], data: Mapping[str, Any]) -> str:
+    word = str(path[-1])
+    siblings = _fields_at(schema, path[:-1], data)
+    if hint := did_you_mean(word, siblings):
+        return hint
+    elsewhere = [dotted(found) for found in _paths_named(schema, word, ())]
+    paths = _setting_paths(schema, ())
+    for close in difflib.get_close_matches(word, {path[-1] for path in paths}, n=1, cutoff=0.8):
+        return f" Did you mean '{next(dotted(found) for found in paths if found[-1] == close)}'?"
+    return f" Known here: {', '.join(siblings)}." if siblings else ""
+
+
+def _setting_paths(schema: type[BaseModel], path: KeyPath) -> list[tuple[str, ...]]:
+    """Every setting that stands at a fixed path."""
+    found: list[tuple[str, ...]] = []
+    for name, field in schema.model_fields.items():
+        inner = field.annotation
+        here = (*(str(part) for part in path), name)
+        found.append(here)
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            found += _setting_paths(inner, here)
+    return found
+
+
+def _fields_at(schema: type[BaseModel], path: KeyPath, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of the type that stands at `path`; empty where no single type does."""
+    current: Any = schema
+    value: Any = data
+    for part in path:
+        try:
+            value = value[part]
+        except (KeyError, IndexError, TypeError):
+            value = None
+        if isinstance(current, type) and issubclass(current, BaseModel):
+            field = current.model_fields.get(str(part))
+            current = field.annotation if field is not None else None
+        else:  # an entry of a tuple or of a mapping
+            arguments = [a for a in typing.get_args(current) if a is not Ellipsis]
+            current = arguments[-1] if arguments else None
+        current = _chosen(current, value)
+    return dict(current.model_fields) if isinstance(current, type) and issubclass(current, BaseModel) else {}
+
+
+def _chosen(annotation: Any, value: Any) -> Any:
+    """The member of a tagged union that `value` chooses; other annotations as they are."""
+    if typing.get_origin(annotation) is typing.Annotated:
+        annotation = typing.get_args(annotation)[0]
+    if typing.get_origin(annotation) not in (typing.Union, types.UnionType):
+        return annotation
+    for member in typing.get_args(annotation):
+        for tag in _TAGS:
+            field = getattr(member, "model_fields", {}).get(tag)
+            if field is not None and isinstance(value, Mapping) and value.get(tag) == field.default:
+                return member
+    return annotation
+
+
+def _without_tags(location: tuple[str | int, ...], data: Mapping[str, Any]) -> KeyPath:
+    path: list[str | int] = []
+    value: Any = data
+    for part in location:
+        is_tag = isinstance(value, Mapping) and part not in value and part in [value.get(tag) for tag in _TAGS]
+        if is_tag:
+            continue
+        path.append(part)
+        try:
+            value = value[part]
+        except (KeyError, IndexError, TypeError):
+            value = None
+    return tuple(path)
+
+
+def _quoted(text: str) -> list[str]:
+    return [piece for piece in text.split("'") if piece.strip() not in ("", ",", "or")]
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

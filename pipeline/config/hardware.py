@@ -1,0 +1,44 @@
+"""What this machine can run, found without importing torch where no GPU driver is present."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+from dataclasses import dataclass
+
+# TensorRT-LLM's lookahead decoding and external drafts need Ampere or later.
+MIN_TENSORRT_LLM_CAPABILITY = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """gpu: name of the first CUDA device that torch can use, or None. compute_capability: e.g. 90; 0 without a GPU."""
+
+    gpu: str | None
+    compute_capability: int
+    has_tensorrt_llm: bool
+
+    @property
+    def can_run_tensorrt_llm(self) -> bool:
+        return self.has_tensorrt_llm and self.compute_capability >= MIN_TENSORRT_LLM_CAPABILITY
+
+
+def detect_hardware() -> Hardware:
+    """Asks the CUDA driver, then torch."""
+    has_tensorrt_llm = importlib.util.find_spec("tensorrt_llm") is not None
+    if not _has_cuda_driver():
+        return Hardware(None, 0, has_tensorrt_llm)
+    import torch  # seconds; only where it can say something
+
+    if not torch.cuda.is_available():
+        return Hardware(None, 0, has_tensorrt_llm)
+    major, minor = torch.cuda.get_device_capability(0)
+    return Hardware(torch.cuda.get_device_name(0), 10 * major + minor, has_tensorrt_llm)
+
+
+def _has_cuda_driver() -> bool:
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,216 @@
+"""Reading a model or a profile: YAML file -> base merged in -> overrides -> settings with the place each was written.
+
+Nothing is validated here; `resolution` does that, so that faults of the model, the profile and their combination are
+reported together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pipeline.config.faults import Fault, KeyPath, did_you_mean
+from pipeline.config.places import Places
+from pipeline.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Settings as written. origins: for the root () and each key, "file:line" or the override that set it."""
+
+    data: dict[str, Any]
+    origins: dict[KeyPath, str]
+    faults: tuple[Fault, ...] = ()
+
+
+def names_in(folder: Path) -> list[str]:
+    """Names of the configs in a folder; bases lie in a folder below and do not count."""
+    return sorted(path.stem for path in folder.glob("*.yaml"))
+
+
+def find_model(name: str, places: Places) -> Path:
+    """A model YAML or a checkpoint folder. Raises ConfigError with a suggestion."""
+    return _find(name, places.models, "model", "a path to a YAML or to a checkpoint folder")
+
+
+def find_profile(name: str, places: Places) -> Path:
+    """A profile YAML. Raises ConfigError with a suggestion."""
+    return _find(name, places.profiles, "profile", "a path to a YAML")
+
+
+def _find(name: str, folder: Path, kind: str, other: str) -> Path:
+    shipped = folder / f"{name}.yaml"
+    if shipped.is_file():
+        return shipped
+    path = Path(name).expanduser()
+    if path.suffix in (".yaml", ".yml") and path.is_file():
+        return path
+    if kind == "model" and path.is_dir():
+        return path
+    known = names_in(folder)
+    raise ConfigError(
+        f"There is no {kind} '{name}'.{did_you_mean(name, known)} Known {kind}s: {', '.join(known)}; {other} works too."
+    )
+
+
+def read_draft(path: Path) -> Draft:
+    """The file's settings over those of its base. `name` is filled in from the file name.
+    Raises ConfigError if the file or its base cannot be read as YAML."""
+    draft = _read_yaml(path)
+    faults = list(draft.faults)
+    data, origins = dict(draft.data), dict(draft.origins)
+    base_name = data.pop("base", None)
+    if base_name is not None:
+        where = origins.pop(("base",))
+        base_path = path.parent / str(base_name)
+        if not base_path.is_file():
+            faults.append(Fault(where, ("base",), f"found {base_name!r}; there is no file {shown(base_path)}."))
+        else:
+            base = _read_yaml(base_path)
+            faults += base.faults
+            if "base" in base.data:
+                faults.append(Fault(base.origins[("base",)], ("base",), "a base has no base of its own."))
+            data, origins = _merge(base, Draft(data, origins))
+            data.pop("base", None)
+    if data.setdefault("name", path.stem) != path.stem:
+        faults.append(Fault(origins[("name",)], ("name",), f"found {data['name']!r}; should be '{path.stem}', as the file."))
+        data["name"] = path.stem
+    return Draft(data, origins, tuple(faults))
+
+
+def with_overrides(draft: Draft, overrides: Sequence[tuple[str, Any]]) -> Draft:
+    """Settings with (dotted key, value) laid over them."""
+    data, origins, faults = _deep_copy(draft.data), dict(draft.origins), list(draft.faults)
+    for key, value in overrides:
+        path = tuple(int(part) if part.isdigit() else part for part in key.split("."))
+        where = "--set"
+        if _put(data, path, value):
+            origins = {known: origin for known, origin in origins.items() if known[: len(path)] != path}
+            origins[path] = where
+        else:
+            faults.append(Fault(where, path, "cannot be reached: a part of the key is no mapping and no list with that entry."))
+    return Draft(data, origins, tuple(faults))
+
+
+def parse_overrides(texts: Sequence[str]) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]], list[Fault]]:
+    """"KEY=VALUE" texts -> overrides of the model (keys that begin with "model."), of the profile, and faults."""
+    model: list[tuple[str, Any]] = []
+    profile: list[tuple[str, Any]] = []
+    faults = []
+    for text in texts:
+        key, equals, written = text.partition("=")
+        key = key.strip()
+        if not equals or not key or "" in key.split("."):
+            faults.append(Fault("--set", (), f"found {text!r}; should be KEY=VALUE, e.g. engine.max_batch_size=8."))
+            continue
+        try:
+            value = yaml.safe_load(written)
+        except yaml.YAMLError:
+            faults.append(Fault("--set", (key,), f"found {written!r}; should be a value as in YAML."))
+            continue
+        if key.startswith("model."):
+            model.append((key.removeprefix("model."), value))
+        else:
+            profile.append((key.removeprefix("profile."), value))
+    return model, profile, faults
+
+
+def shown(path: Path) -> str:
+    """A path as the user would type it: relative to the working folder where it lies below."""
+    try:
+        return str(path.resolve().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def _read_yaml(path: Path) -> Draft:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{shown(path)} cannot be read: {error}.") from error
+    loader = yaml.SafeLoader(text)
+    origins: dict[KeyPath, str] = {(): shown(path)}
+    faults: list[Fault] = []
+
+    def value_of(node: yaml.Node, at: KeyPath) -> Any:
+        if isinstance(node, yaml.SequenceNode):
+            return [value_of(child, (*at, index)) for index, child in enumerate(node.value)]
+        if not isinstance(node, yaml.MappingNode):
+            return loader.construct_object(node)  # type: ignore[no-untyped-call]
+        mapping: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            key = str(loader.construct_object(key_node))
+            where = f"{shown(path)}:{key_node.start_mark.line + 1}"
+            if key in mapping:
+                faults.append(Fault(where, (*at, key), "is written twice; remove one."))
+            origins[(*at, key)] = where
+            mapping[key] = value_of(value_node, (*at, key))
+        return mapping
+
+    try:
+        root = loader.get_single_node()
+        data = value_of(root, ()) if root is not None else {}
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{shown(path)} is no valid YAML: {' '.join(str(error).split())}.") from error
+    finally:
+        loader.dispose()  # type: ignore[no-untyped-call]
+    if not isinstance(data, dict):
+        raise ConfigError(f"{shown(path)} should hold keys and values; found a {type(data).__name__}.")
+    return Draft(data, origins, tuple(faults))
+
+
+def _merge(base: Draft, over: Draft) -> tuple[dict[str, Any], dict[KeyPath, str]]:
+    """Mappings are merged key by key, everything else is replaced; so is a mapping of another `source` or `kind`."""
+    origins = dict(base.origins) | {(): over.origins[()]}
+
+    def merge(low: Any, high: Any, path: KeyPath) -> Any:
+        same_type = all(low.get(tag) == high.get(tag, low.get(tag)) for tag in ("source", "kind")) if (
+            isinstance(low, Mapping) and isinstance(high, Mapping)
+        ) else False
+        if not same_type:
+            for known in [known for known in origins if known[: len(path)] == path and known]:
+                del origins[known]
+            origins.update({known: where for known, where in over.origins.items() if known[: len(path)] == path and known})
+            return high
+        merged = dict(low)
+        for key, value in high.items():
+            if key in low:
+                merged[key] = merge(low[key], value, (*path, key))
+            else:
+                merged[key] = value
+                here = (*path, key)
+                origins.update({known: at for known, at in over.origins.items() if known[: len(here)] == here})
+        return merged
+
+    return merge(base.data, over.data, ()), origins
+
+
+def _put(data: Any, path: KeyPath, value: Any) -> bool:
+    for depth, part in enumerate(path):
+        last = depth == len(path) - 1
+        if isinstance(data, dict):
+            key = str(part)
+            if last:
+                data[key] = value
+            else:
+                if data.get(key) is None:
+                    data[key] = {}
+                data = data[key]
+        elif isinstance(data, list) and isinstance(part, int) and part < len(data):
+            if last:
+                data[part] = value
+            else:
+                data = data[part]
+        else:
+            return False
+    return True
+
+
+def _deep_copy(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _deep_copy(entry) for key, entry in value.items()}
+    return [_deep_copy(entry) for entry in value] if isinstance(value, list) else value

@@ -1,0 +1,191 @@
+"""A model under a profile, checked as a whole and with every "auto" settled: names and overrides -> ResolvedConfig."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import yaml
+from pydantic import ValidationError
+
+from pipeline.config.faults import Fault, KeyPath, faults_of_validation, origin_of, raise_faults, without
+from pipeline.config.folder import draft_from_checkpoint_folder
+from pipeline.config.hardware import Hardware, detect_hardware
+from pipeline.config.loading import (
+    Draft,
+    find_model,
+    find_profile,
+    names_in,
+    parse_overrides,
+    read_draft,
+    shown,
+    with_overrides,
+)
+from pipeline.config.places import Places, places
+from pipeline.config.rules import Conflict, conflicts_of_pair, conflicts_of_profile, lookahead_for
+from pipeline.config.schema import (
+    Backend,
+    Device,
+    Frozen,
+    GgufCheckpoint,
+    LocalCheckpoint,
+    ModelConfig,
+    ProfileConfig,
+    ResolvedConfig,
+)
+from pipeline.errors import ConfigError
+
+_Schema = TypeVar("_Schema", bound=Frozen)
+
+
+class _Validated(NamedTuple):
+    """value: the settings, with defaults in place of faulty ones; None if that is not enough. bad: keys with faults."""
+
+    value: Frozen | None
+    faults: list[Fault]
+    bad: set[KeyPath]
+
+
+def resolve_config(
+    model: str,
+    profile: str,
+    overrides: Sequence[str] = (),
+    *,
+    where: Places | None = None,
+    hardware: Hardware | None = None,
+) -> ResolvedConfig:
+    """Read, override, check and settle. Raises ConfigError with all faults of both files and of their combination."""
+    where = where or places()
+    model_overrides, profile_overrides, faults = parse_overrides(overrides)
+    model_draft = with_overrides(_model_draft(find_model(model, where)), model_overrides)
+    profile_draft = with_overrides(read_draft(find_profile(profile, where)), profile_overrides)
+
+    checked_model = _validate(model_draft, ModelConfig, ("model",))
+    checked_profile = _validate(profile_draft, ProfileConfig, ())
+    faults += [*checked_model.faults, *checked_profile.faults]
+    settled_profile = checked_profile.value
+    conflicts: list[Conflict] = []
+    if isinstance(settled_profile, ProfileConfig):
+        hardware = hardware or detect_hardware()
+        backend = _settle_backend(settled_profile, hardware)
+        device = _settle_device(settled_profile, backend, hardware)
+        settled_profile = settled_profile.model_copy(update={"backend": backend})
+        conflicts += conflicts_of_profile(settled_profile)
+        if device == "cuda" and backend == "torch" and hardware.gpu is None:
+            text = "found 'cuda'; torch finds no CUDA device on this machine. Use device: cpu or auto."
+            conflicts.append(Conflict("device", ("device",), text))
+        settled_profile = settled_profile.model_copy(update={"device": device})
+        if isinstance(checked_model.value, ModelConfig):
+            conflicts += conflicts_of_pair(checked_model.value, settled_profile, names_in(where.profiles))
+    bad = {("model", *key) for key in checked_model.bad} | checked_profile.bad
+    faults += [_fault_of(conflict, model_draft, profile_draft) for conflict in conflicts if not _rests_on(conflict, bad)]
+    raise_faults(faults)
+
+    assert isinstance(settled_profile, ProfileConfig), "no faults, so the profile is valid"
+    assert isinstance(checked_model.value, ModelConfig), "no faults, so the model is valid"
+    settled_model = _with_absolute_paths(checked_model.value)
+    return ResolvedConfig(
+        model=settled_model,
+        profile=settled_profile,
+        backend=backend,
+        device=device,
+        dtype=settled_model.dtype if device == "cpu" else settled_model.gpu_dtype,
+        lookahead=lookahead_for(settled_model, settled_profile.name),
+    )
+
+
+def load_model(name: str, where: Places | None = None) -> ModelConfig:
+    """One model alone. Raises ConfigError with all its faults."""
+    return _load(_model_draft(find_model(name, where or places())), ModelConfig)
+
+
+def load_profile(name: str, where: Places | None = None) -> ProfileConfig:
+    """One profile alone. Raises ConfigError with all its faults."""
+    draft = read_draft(find_profile(name, where or places()))
+    profile = _load(draft, ProfileConfig)
+    raise_faults([_fault_of(conflict, draft, draft) for conflict in conflicts_of_profile(profile)])
+    return profile
+
+
+def dump_resolved(resolved: ResolvedConfig) -> str:
+    """YAML that `load_resolved` reads back to an equal value, and that is the same bytes when dumped again."""
+    return yaml.safe_dump(resolved.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
+
+
+def load_resolved(path: Path) -> ResolvedConfig:
+    """The value that `dump_resolved` wrote (YAML or JSON). Raises ConfigError if the file is not one."""
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{shown(path)} cannot be read: {' '.join(str(error).split())}.") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{shown(path)} is no resolved config: it should hold keys and values.")
+    return _load(Draft(data, {(): shown(path)}), ResolvedConfig)
+
+
+def _model_draft(path: Path) -> Draft:
+    return draft_from_checkpoint_folder(path) if path.is_dir() else read_draft(path)
+
+
+def _load(draft: Draft, schema: type[_Schema]) -> _Schema:
+    checked = _validate(draft, schema, ())
+    raise_faults(checked.faults)
+    assert isinstance(checked.value, schema), "no faults, so the value is valid"
+    return checked.value
+
+
+def _validate(draft: Draft, schema: type[Frozen], prefix: KeyPath) -> _Validated:
+    try:
+        return _Validated(_parse(draft.data, schema), list(draft.faults), set())
+    except ValidationError as error:
+        faults = faults_of_validation(error, schema, draft.data, draft.origins, prefix)
+        bad = {fault.key[len(prefix) :] for fault in faults}
+        try:  # without the faulty settings, so that combinations of the others are checked too
+            return _Validated(_parse(without(draft.data, bad), schema), [*draft.faults, *faults], bad)
+        except ValidationError:
+            return _Validated(None, [*draft.faults, *faults], bad)
+
+
+def _parse(data: dict[str, object], schema: type[_Schema]) -> _Schema:
+    # JSON mode, because strict Python mode would refuse the lists and integers that YAML gives for tuples and floats.
+    return schema.model_validate_json(json.dumps(data, default=str), strict=True)
+
+
+def _settle_backend(profile: ProfileConfig, hardware: Hardware) -> Backend:
+    if profile.backend != "auto":
+        return profile.backend
+    return "tensorrt_llm" if hardware.can_run_tensorrt_llm and profile.device != "cpu" else "torch"
+
+
+def _settle_device(profile: ProfileConfig, backend: Backend, hardware: Hardware) -> Device:
+    if backend == "tensorrt_llm":
+        return "cuda"
+    if profile.device != "auto":
+        return profile.device
+    return "cuda" if hardware.gpu is not None else "cpu"
+
+
+def _fault_of(conflict: Conflict, model: Draft, profile: Draft) -> Fault:
+    path = _path(conflict.key)
+    if path[0] == "model":
+        return Fault(origin_of(path[1:], model.origins), path, conflict.text)
+    return Fault(origin_of(path, profile.origins), path, conflict.text)
+
+
+def _rests_on(conflict: Conflict, bad: set[KeyPath]) -> bool:
+    """Whether a setting that the conflict compares is itself faulty, or part of something faulty."""
+    return any(_path(key)[: len(fault)] == fault for key in conflict.uses for fault in bad)
+
+
+def _path(key: str) -> KeyPath:
+    return tuple(key.split("."))
+
+
+def _with_absolute_paths(model: ModelConfig) -> ModelConfig:
+    checkpoint = model.checkpoint
+    if not isinstance(checkpoint, LocalCheckpoint | GgufCheckpoint):
+        return model
+    path = str(Path(checkpoint.path).expanduser().resolve())
+    return model.model_copy(update={"checkpoint": checkpoint.model_copy(update={"path": path})})

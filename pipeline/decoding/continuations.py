@@ -1,0 +1,100 @@
+"""A bounded table from the last few tokens to the target's most probable next ones.
+
+Each row belongs to one *order* n: the key is a hash of the last n tokens, the value the k best next tokens with their
+probabilities, as the target gave them the last time that it computed a position behind these n tokens. Rows are
+direct-mapped: a new key takes the place of an older one with the same slot, so memory never grows.
+
+    orders = 3      order 1: "mat"          -> [".", ",", "and", ...]
+                    order 2: "the mat"      -> ["was", ".", ...]
+                    order 3: "on the mat"   -> [".", ",", ...]
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from pipeline.decoding.tree import BoolArray, FloatArray, IntArray
+
+KeyArray = npt.NDArray[np.uint64]
+
+
+class ContinuationTable(NamedTuple):
+    """keys: [orders, capacity] 0 where empty. ids: [orders, capacity, k], -1 where there is none. probs: likewise."""
+
+    keys: KeyArray
+    ids: IntArray
+    probs: FloatArray
+
+
+def empty_table(orders: int, capacity: int, k: int) -> ContinuationTable:
+    """A table that knows nothing. capacity: rows per order, a power of two."""
+    if orders and (capacity < 1 or capacity & (capacity - 1)):
+        raise ValueError(f"the capacity of a continuation table is {capacity}; it must be a power of two")
+    return ContinuationTable(
+        np.zeros((orders, capacity), np.uint64),
+        np.full((orders, capacity, k), -1, np.int32),
+        np.zeros((orders, capacity, k), np.float32),
+    )
+
+
+@njit(cache=True)
+def extend_key(key: int, token: int) -> int:
+    """The key of one token more to the left. The key of no tokens is 0."""
+    mixed = (np.uint64(key) ^ np.uint64(token + 1)) * np.uint64(0x9E3779B97F4A7C15)
+    mixed ^= mixed >> np.uint64(29)
+    return mixed | np.uint64(1)  # never 0, which marks an empty row
+
+
+@njit(cache=True)
+def slot_of(key: int, capacity: int) -> int:
+    return np.int64((np.uint64(key) >> np.uint64(20)) & np.uint64(capacity - 1))
+
+
+@njit(cache=True)
+def store(table: ContinuationTable, context: IntArray, ids: IntArray, probs: FloatArray) -> None:
+    """Remember under every order that `ids` [k] with `probs` [k] may follow `context` [len]."""
+    key = np.uint64(0)
+    width = min(table.ids.shape[2], len(ids))
+    for order in range(min(table.keys.shape[0], len(context))):
+        key = extend_key(key, context[len(context) - 1 - order])
+        slot = slot_of(key, table.keys.shape[1])
+        table.keys[order, slot] = key
+        table.ids[order, slot, :width] = ids[:width]
+        table.probs[order, slot, :width] = probs[:width]
+        table.ids[order, slot, width:] = -1
+
+
+@njit(cache=True)
+def store_step(
+    table: ContinuationTable,
+    context: IntArray,
+    token_ids: IntArray,
+    parents: IntArray,
+    accepted: BoolArray,
+    ids: IntArray,
+    probs: FloatArray,
+) -> None:
+    """Remember every row of a verify step. ids, probs: [n + 1, k], row 0 behind `context`, row i + 1 behind node i of
+    the tree (token_ids, parents). Rows of accepted nodes are stored last, so they win over guesses with the same key."""
+    orders = table.keys.shape[0]
+    last = np.empty(orders, np.int32)
+    for wanted in (False, True):
+        for row in range(len(token_ids) + 1):
+            if (row == 0 or accepted[row - 1]) != wanted:
+                continue
+            known = 0
+            node = row - 1
+            while known < orders and node >= 0:
+                last[orders - 1 - known] = token_ids[node]
+                node = parents[node]
+                known += 1
+            back = len(context) - 1
+            while known < orders and back >= 0:
+                last[orders - 1 - known] = context[back]
+                back -= 1
+                known += 1
+            store(table, last[orders - known :], ids[row], probs[row])

@@ -1,0 +1,187 @@
+"""All draft sources behind one face: who is asked, one tree out of what they say, and what each learns from the outcome.
+
+A source that fails (raises, or proposes what is no tree, lies outside the vocabulary or is larger than asked for) costs
+speed only: the fault is counted, logged once per source, and the step goes on without it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+
+from pipeline.decoding.continuations import ContinuationTable, empty_table
+from pipeline.decoding.growth import Grown, Proposals, grow, learn_from_step
+from pipeline.decoding.request import StepResult
+from pipeline.decoding.sources.base import DraftBudget, DraftSource
+from pipeline.decoding.tree import EMPTY_TREE, DraftTree, FloatArray, IntArray, check_tree, depths
+
+T = TypeVar("T")
+
+LEARNING_RATE = 0.02
+# What a source's word is worth until something is learnt: weight of its logit, and offset (see `growth`).
+PRIOR_WEIGHT = (1.0, 1.5)
+PRIOR_BIAS = -1.5
+# Conditional probability of nodes that a source gives no estimate for.
+UNKNOWN_PROBABILITY = 0.5
+
+NO_TABLE = empty_table(0, 1, 1)
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Request:
+    """names: who takes part. grown, tree, offsets: the last proposal; own nodes of source i are places[offsets[i]]."""
+
+    names: frozenset[str]
+    tree: DraftTree = EMPTY_TREE
+    grown: Grown | None = None
+    own_nodes: dict[int, slice] = field(default_factory=dict)
+
+
+class Drafter:
+    """Asks the sources that a request names, and tells them what came of it. Not thread safe."""
+
+    def __init__(self, sources: Sequence[DraftSource], vocab_size: int) -> None:
+        names = [source.name for source in sources]
+        if len(set(names)) != len(names):
+            raise ValueError(f"draft sources must have different names, found {names}")
+        self.sources = tuple(sources)
+        self.failures: dict[str, int] = dict.fromkeys(names, 0)
+        self._vocab_size = vocab_size
+        self._requests: dict[str, _Request] = {}
+        self._tables = {s.name: s.table for s in sources if isinstance(getattr(s, "table", None), ContinuationTable)}
+        orders = max((len(table.keys) for table in self._tables.values()), default=0)
+        self._weights: FloatArray = np.tile(np.asarray(PRIOR_WEIGHT, np.float32), (len(sources) + orders + 1, 1))
+        self._weights[-1] = PRIOR_BIAS, 0.0
+
+    def start(self, request_id: str, prompt_ids: IntArray, namespace: str, names: frozenset[str]) -> None:
+        """A request begins. names: the sources that take part; those that this drafter does not have are left out."""
+        self._requests[request_id] = _Request(names)
+        for source in self._taking_part(names):
+            self._guarded(source, lambda source=source: source.start(request_id, prompt_ids, namespace), None)
+
+    def needs_top_k(self, request_id: str) -> int:
+        """How many of the target's most probable tokens per node `update` wants to see."""
+        names = self._requests[request_id].names
+        return max((source.needs_top_k for source in self._taking_part(names)), default=0)
+
+    def propose(self, request_id: str, context: IntArray, budget: DraftBudget) -> DraftTree:
+        """One tree out of what all sources of the request propose, within the budget."""
+        request = self._requests[request_id]
+        request.grown, request.tree, request.own_nodes = None, EMPTY_TREE, {}
+        if budget.max_nodes <= 0 or budget.max_depth <= 0:
+            return EMPTY_TREE
+        trees: list[tuple[int, DraftTree]] = []
+        table, table_channel = NO_TABLE, len(self.sources)
+        for index, source in enumerate(self.sources):
+            if source.name not in request.names:
+                continue
+            if source.name in self._tables:
+                table = self._tables[source.name]
+                continue
+            tree = self._guarded(source, lambda source=source: self._checked(source, request_id, context, budget), EMPTY_TREE)
+            if len(tree):
+                trees.append((index, tree))
+        proposals = _joined(trees, request.own_nodes)
+        grown = grow(context, proposals, table, table_channel, self._weights, budget.max_nodes, budget.max_depth)
+        request.grown = grown
+        num_fixed = proposals.num_fixed
+        credit = grown.said.argmax(1).astype(np.int32)
+        request.tree = DraftTree(grown.token_ids, grown.parents, grown.probabilities, credit, num_fixed)
+        return request.tree
+
+    def update(self, request_id: str, step: StepResult) -> None:
+        """Let the sources, and the weights that combine them, learn from a step."""
+        request = self._requests[request_id]
+        grown, places = request.grown, np.empty(0, np.int32)
+        if grown is not None:
+            verified = _places_in(request.tree, step.tree)
+            accepted = np.isin(verified, step.nodes)
+            learn_from_step(self._weights, grown.said, grown.parents, verified, accepted, LEARNING_RATE)
+            places = np.where(grown.places < 0, -1, verified[grown.places]) if len(verified) else grown.places
+        for index, source in enumerate(self.sources):
+            if source.name in request.names:
+                nodes = places[request.own_nodes.get(index, slice(0, 0))]
+                self._guarded(source, lambda source=source, nodes=nodes: source.update(request_id, step, nodes), None)
+        request.grown, request.tree, request.own_nodes = None, EMPTY_TREE, {}
+
+    def stop(self, request_id: str) -> None:
+        """The request ended. Twice does nothing."""
+        request = self._requests.pop(request_id, None)
+        if request is not None:
+            for source in self._taking_part(request.names):
+                self._guarded(source, lambda source=source: source.stop(request_id), None)
+
+    def _taking_part(self, names: frozenset[str]) -> list[DraftSource]:
+        return [source for source in self.sources if source.name in names]
+
+    def _checked(self, source: DraftSource, request_id: str, context: IntArray, budget: DraftBudget) -> DraftTree:
+        tree = source.propose(request_id, context, budget)
+        check_tree(tree, self._vocab_size)
+        max_depth = depths(tree)[tree.num_fixed :].max(initial=0)
+        if len(tree) > budget.max_nodes or max_depth > budget.max_depth:
+            raise ValueError(f"{len(tree)} nodes of depth {max_depth} proposed, asked for {budget}")
+        if tree.probabilities is not None and not np.isfinite(tree.probabilities).all():
+            raise ValueError("probabilities of draft nodes must be finite numbers")
+        return tree
+
+    def _guarded(self, source: DraftSource, call: Callable[[], T], otherwise: T) -> T:
+        """The result of a call to a source, or `otherwise` if it fails: a draft must never cost a token."""
+        try:
+            return call()
+        except Exception:
+            self.failures[source.name] += 1
+            if self.failures[source.name] == 1:
+                logger.exception("draft source %r failed; it is left out of this step, and not reported again", source.name)
+            return otherwise
+
+
+def _joined(trees: Sequence[tuple[int, DraftTree]], own_nodes: dict[int, slice]) -> Proposals:
+    """The trees one behind the other, those with fixed nodes first; notes where each source's nodes are."""
+    tokens, parents, conditionals, channels = [], [], [], []
+    start = num_fixed = 0
+    for index, tree in sorted(trees, key=lambda entry: entry[1].num_fixed == 0):
+        own_nodes[index] = slice(start, start + len(tree))
+        tokens.append(tree.token_ids)
+        parents.append(np.where(tree.parents < 0, -1, tree.parents + start))
+        conditionals.append(_conditionals(tree))
+        channels.append(np.full(len(tree), index, np.int32))
+        num_fixed += tree.num_fixed
+        start += len(tree)
+    if not trees:
+        nothing = np.empty(0, np.int32)
+        return Proposals(nothing, nothing, np.empty(0, np.float32), nothing, 0)
+    return Proposals(
+        np.concatenate(tokens).astype(np.int32),
+        np.concatenate(parents).astype(np.int32),
+        np.concatenate(conditionals).astype(np.float32),
+        np.concatenate(channels),
+        num_fixed,
+    )
+
+
+def _conditionals(tree: DraftTree) -> FloatArray:
+    """[n] estimated probability of each node given that its parent is accepted."""
+    if tree.probabilities is None:
+        return np.full(len(tree), UNKNOWN_PROBABILITY, np.float32)
+    above = np.where(tree.parents < 0, np.float32(1.0), tree.probabilities[tree.parents])
+    return np.clip(tree.probabilities / np.maximum(above, 1e-30), 1e-4, 1.0).astype(np.float32)
+
+
+def _places_in(proposed: DraftTree, verified: DraftTree) -> IntArray:
+    """[len(proposed)] node of `verified` that each proposed node became, -1 if it was left out."""
+    if verified is proposed:
+        return np.arange(len(proposed), dtype=np.int32)
+    children = {
+        (parent, token): node
+        for node, (parent, token) in enumerate(zip(verified.parents.tolist(), verified.token_ids.tolist(), strict=True))
+    }
+    places = np.full(len(proposed), -1, np.int32)
+    for node, (parent, token) in enumerate(zip(proposed.parents.tolist(), proposed.token_ids.tolist(), strict=True)):
+        if parent < 0 or places[parent] >= 0:
+            places[node] = children.get((-1 if parent < 0 else int(places[parent]), token), -1)
+    return places

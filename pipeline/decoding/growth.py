@@ -1,0 +1,252 @@
+"""Growing one draft tree out of everything that the draft sources know.
+
+Proposals (trees of the sources) are laid over each other, so that shared prefixes exist once, and a `ContinuationTable`
+may continue any path. The tree is grown best first: of all candidates below the nodes taken so far, the one whose path
+is most likely to be accepted is taken next. How likely a candidate is, given that its parent was accepted, is a
+logistic mix of what each *channel* (one per proposing source and one per order of the table) says:
+
+    logit p = bias + sum over the channels that name the candidate of (weight * logit(their probability) + offset)
+
+The weights are learnt online from what was really accepted (logistic mixing as in data compressors of the PAQ family).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from pipeline.decoding.continuations import ContinuationTable, extend_key, slot_of
+from pipeline.decoding.tree import BoolArray, FloatArray, IntArray
+
+LOWEST_PROBABILITY = 1e-4
+HIGHEST_PROBABILITY = 0.995
+
+
+class Proposals(NamedTuple):
+    """Trees of several sources, one behind the other. Nodes of the first `num_fixed` entries are taken unconditionally.
+
+    token_ids, parents: [total]; parents count from the start of the first proposal. conditionals: [total] probability
+    given the parent. channels: [total] channel of the proposing source.
+    """
+
+    token_ids: IntArray
+    parents: IntArray
+    conditionals: FloatArray
+    channels: IntArray
+    num_fixed: int
+
+
+class Grown(NamedTuple):
+    """token_ids, parents, probabilities: [n] the tree, in the order in which it was grown. said: [n, channels] what each
+    channel gave as the probability of a node given its parent, 0 where it did not name it. places: [total] node that each
+    proposed node became, -1 if it was not taken."""
+
+    token_ids: IntArray
+    parents: IntArray
+    probabilities: FloatArray
+    said: FloatArray
+    places: IntArray
+
+
+@njit(cache=True)
+def logit(probability: float) -> float:
+    clipped = min(max(probability, LOWEST_PROBABILITY), HIGHEST_PROBABILITY)
+    return np.log(clipped / (1.0 - clipped))
+
+
+@njit(cache=True)
+def mixed_probability(said: FloatArray, weights: FloatArray) -> float:
+    """The mix of what the channels said [channels] of one node. weights: [channels + 1, 2], the last row is the bias."""
+    score = weights[-1, 0]
+    for channel in range(len(said)):
+        if said[channel] > 0:
+            score += weights[channel, 0] * logit(said[channel]) + weights[channel, 1]
+    return 1.0 / (1.0 + np.exp(-score))
+
+
+@njit(cache=True)
+def learn(weights: FloatArray, said: FloatArray, was_accepted: bool, rate: float) -> None:
+    """One step of gradient descent on the log loss of one node whose parent was accepted."""
+    error = (1.0 if was_accepted else 0.0) - mixed_probability(said, weights)
+    weights[-1, 0] += rate * error
+    for channel in range(len(said)):
+        if said[channel] > 0:
+            weights[channel, 0] += 0.2 * rate * error * logit(said[channel])
+            weights[channel, 1] += rate * error
+
+
+@njit(cache=True)
+def learn_from_step(
+    weights: FloatArray, said: FloatArray, parents: IntArray, verified: IntArray, accepted: BoolArray, rate: float
+) -> None:
+    """Learn from every verified node whose parent was accepted. verified: [n] -1 where a grown node was not verified,
+    else anything. accepted: [n] whether a grown node was accepted."""
+    for node in range(len(parents)):
+        if verified[node] >= 0 and (parents[node] < 0 or accepted[parents[node]]):
+            learn(weights, said[node], accepted[node], rate)
+
+
+@njit(cache=True)
+def grow(
+    context: IntArray,
+    proposals: Proposals,
+    table: ContinuationTable,
+    table_channel: int,
+    weights: FloatArray,
+    max_nodes: int,
+    max_depth: int,
+) -> Grown:
+    """Grow the tree. context: [len] tokens up to the root. table_channel: channel of the table's first order."""
+    total = len(proposals.token_ids)
+    orders, capacity, width = table.ids.shape
+    num_channels = len(weights) - 1
+    room = 1 + total + (max_nodes + 1) * orders * width
+    # Index 0 is the root; children hang on linked lists.
+    token = np.empty(room, np.int32)
+    parent = np.empty(room, np.int32)
+    depth = np.zeros(room, np.int32)
+    first_child = np.full(room, -1, np.int32)
+    next_sibling = np.full(room, -1, np.int32)
+    path_probability = np.zeros(room, np.float32)
+    said = np.zeros((room, num_channels), np.float32)
+    fixed = np.zeros(room, np.bool_)
+    rank = np.full(room, -1, np.int32)
+    path_probability[0] = 1.0
+    parent[0] = -1
+    size = 1
+
+    merged = np.empty(total, np.int32)
+    for node in range(total):
+        above = 0 if proposals.parents[node] < 0 else merged[proposals.parents[node]]
+        child = first_child[above]
+        while child >= 0 and token[child] != proposals.token_ids[node]:
+            child = next_sibling[child]
+        if child < 0:
+            child = size
+            size += 1
+            token[child] = proposals.token_ids[node]
+            parent[child] = above
+            depth[child] = depth[above] + 1
+            next_sibling[child] = first_child[above]
+            first_child[above] = child
+        merged[node] = child
+        said[child, proposals.channels[node]] = max(said[child, proposals.channels[node]], proposals.conditionals[node])
+        fixed[child] |= node < proposals.num_fixed
+
+    taken = np.empty(max_nodes, np.int32)
+    heap = np.empty(room, np.int32)
+    heap_size = 0
+    num_taken = 0
+    last = np.empty(max(orders, 1), np.int32)
+    current = 0
+    next_fixed = 1
+    while True:
+        # Open the node taken last: gather what may follow it and rate it.
+        may_go_on = depth[current] < max_depth
+        if may_go_on or fixed[current]:
+            known = 0
+            node = current
+            while may_go_on and known < orders and node > 0:
+                last[known] = token[node]
+                node = parent[node]
+                known += 1
+            back = len(context) - 1
+            while may_go_on and known < orders and back >= 0:
+                last[known] = context[back]
+                back -= 1
+                known += 1
+            key = np.uint64(0)
+            for order in range(known):
+                key = extend_key(key, last[order])
+                slot = slot_of(key, capacity)
+                if table.keys[order, slot] != key:
+                    break
+                for k in range(width):
+                    candidate = table.ids[order, slot, k]
+                    if candidate < 0:
+                        break
+                    child = first_child[current]
+                    while child >= 0 and token[child] != candidate:
+                        child = next_sibling[child]
+                    if child < 0:
+                        child = size
+                        size += 1
+                        token[child] = candidate
+                        parent[child] = current
+                        depth[child] = depth[current] + 1
+                        next_sibling[child] = first_child[current]
+                        first_child[current] = child
+                    said[child, table_channel + order] = table.probs[order, slot, k]
+            mass = 0.0
+            child = first_child[current]
+            while child >= 0:
+                path_probability[child] = mixed_probability(said[child], weights)
+                mass += path_probability[child]
+                child = next_sibling[child]
+            scale = path_probability[current] / max(mass, 1.0)
+            child = first_child[current]
+            while child >= 0:
+                path_probability[child] *= scale
+                if may_go_on and not fixed[child]:
+                    heap_size = _push(heap, heap_size, path_probability, child)
+                child = next_sibling[child]
+        if num_taken >= max_nodes:
+            break
+        while next_fixed < size and not fixed[next_fixed]:
+            next_fixed += 1
+        if next_fixed < size and next_fixed <= total:
+            current = next_fixed
+            next_fixed += 1
+        elif heap_size:
+            current = heap[0]
+            heap_size = _pop(heap, heap_size, path_probability)
+        else:
+            break
+        rank[current] = num_taken
+        taken[num_taken] = current
+        num_taken += 1
+
+    chosen = taken[:num_taken]
+    out_parents = np.empty(num_taken, np.int32)
+    for index in range(num_taken):
+        above = parent[chosen[index]]
+        out_parents[index] = -1 if above == 0 else rank[above]
+    places = np.empty(total, np.int32)
+    for node in range(total):
+        places[node] = rank[merged[node]]
+    return Grown(token[chosen], out_parents, path_probability[chosen], said[chosen], places)
+
+
+@njit(cache=True)
+def _push(heap: IntArray, size: int, key: FloatArray, item: int) -> int:
+    place = size
+    while place > 0:
+        above = (place - 1) >> 1
+        if key[heap[above]] >= key[item]:
+            break
+        heap[place] = heap[above]
+        place = above
+    heap[place] = item
+    return size + 1
+
+
+@njit(cache=True)
+def _pop(heap: IntArray, size: int, key: FloatArray) -> int:
+    """Drop the first item of the heap; returns the new size."""
+    size -= 1
+    item = heap[size]
+    place = 0
+    while True:
+        below = 2 * place + 1
+        if below >= size:
+            break
+        if below + 1 < size and key[heap[below + 1]] > key[heap[below]]:
+            below += 1
+        if key[item] >= key[heap[below]]:
+            break
+        heap[place] = heap[below]
+        place = below
+    heap[place] = item
+    return size

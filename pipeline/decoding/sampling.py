@@ -1,0 +1,127 @@
+"""From the target's logits to one token, reproducibly.
+
+Sampling is Gumbel-max with keyed noise: the token is argmax(log p + g), where the noise g of every vocabulary entry is
+a function of (seed, absolute position) alone. The same seed therefore gives the same text whether drafts are on, off or
+different, alone or in a batch: drafts only decide how many positions one pass can serve. (Gumbel-max trick: Maddison et
+al., arXiv 1411.0030; counter-based generator: Philox, Salmon et al., SC 2011, as provided by numpy.)
+
+Order of operations: embedding bias, penalties, bad words and minimum length, temperature, top-k, top-p, min-p, noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from pipeline.decoding.request import GenerationRequest, SamplingParams
+from pipeline.decoding.tree import FloatArray, IntArray
+from pipeline.errors import RequestError
+
+
+def check_sampling(params: SamplingParams, vocab_size: int) -> None:
+    """Raise RequestError, one sentence per fault, if a value lies outside its range."""
+    faults = [
+        f"{name} is {value}; it must be {rule}"
+        for name, value, rule, good in (
+            ("temperature", params.temperature, ">= 0", params.temperature >= 0),
+            ("top_k", params.top_k, ">= 0", params.top_k >= 0),
+            ("top_p", params.top_p, "in (0, 1]", 0 < params.top_p <= 1),
+            ("min_p", params.min_p, "in [0, 1]", 0 <= params.min_p <= 1),
+            ("repetition_penalty", params.repetition_penalty, "> 0", params.repetition_penalty > 0),
+            ("presence_penalty", params.presence_penalty, "a finite number", np.isfinite(params.presence_penalty)),
+            ("frequency_penalty", params.frequency_penalty, "a finite number", np.isfinite(params.frequency_penalty)),
+            ("prompt_ignore_length", params.prompt_ignore_length, ">= 0", params.prompt_ignore_length >= 0),
+            ("seed", params.seed, "in 0 .. 2**64 - 1", 0 <= params.seed < 1 << 64),
+        )
+        if not good
+    ]
+    if params.embedding_bias is not None and params.embedding_bias.shape != (vocab_size,):
+        faults.append(f"embedding_bias has shape {params.embedding_bias.shape}; it must be ({vocab_size},)")
+    if any(not 0 <= token < vocab_size for word in params.bad_words for token in word):
+        faults.append(f"bad_words hold a token outside the vocabulary 0 .. {vocab_size - 1}")
+    if faults:
+        raise RequestError("; ".join(faults))
+
+
+def gumbel_noise(seed: int, position: int, vocab_size: int) -> FloatArray:
+    """[vocab] standard Gumbel noise of the token at an absolute position (0 is the prompt's first token)."""
+    bits = np.random.Philox(key=seed, counter=[0, position, 0, 0])
+    uniform = np.random.Generator(bits).random(vocab_size, dtype=np.float32)
+    # random() may return exactly 0, whose logarithm is -inf; the smallest step above it is as good.
+    noise: FloatArray = -np.log(-np.log(np.maximum(uniform, np.float32(2.0**-25))))
+    return noise
+
+
+def needs_logits(request: GenerationRequest) -> bool:
+    """Whether the target's plain greedy choice is not enough to choose this request's tokens."""
+    params = request.sampling
+    return not (
+        params.greedy
+        and params.repetition_penalty == 1.0
+        and params.presence_penalty == 0.0
+        and params.frequency_penalty == 0.0
+        and not params.bad_words
+        and params.embedding_bias is None
+        and request.min_new_tokens == 0
+    )
+
+
+def choose_token(request: GenerationRequest, logits: FloatArray, context: IntArray) -> int:
+    """The request's next token after context [len] (prompt and output so far), given the target's logits [vocab]."""
+    params = request.sampling
+    scores = logits.astype(np.float32, copy=True)
+    if params.embedding_bias is not None:
+        scores += params.embedding_bias
+    _penalise(scores, params, context)
+    _ban(scores, _completed_bad_words(params.bad_words, context))
+    if len(context) - len(request.prompt_ids) < request.min_new_tokens:
+        _ban(scores, request.end_ids)
+    if params.greedy:
+        return int(scores.argmax())
+    # The best score becomes 0 first, so that a tiny temperature cannot overflow.
+    scores = (scores - scores.max()) / np.float32(params.temperature)
+    _truncate(scores, params)
+    return int((scores + gumbel_noise(params.seed, len(context), len(scores))).argmax())
+
+
+def _penalise(scores: FloatArray, params: SamplingParams, context: IntArray) -> None:
+    """Repetition penalty (arXiv 1909.05858) on every token seen, presence and frequency on those not ignored."""
+    if params.repetition_penalty != 1.0:
+        seen = np.unique(context)
+        values = scores[seen]
+        penalty = np.float32(params.repetition_penalty)
+        scores[seen] = np.where(values > 0, values / penalty, values * penalty)
+    if params.presence_penalty != 0.0 or params.frequency_penalty != 0.0:
+        tokens, counts = np.unique(context[params.prompt_ignore_length :], return_counts=True)
+        scores[tokens] -= np.float32(params.presence_penalty)
+        scores[tokens] -= np.float32(params.frequency_penalty) * counts.astype(np.float32)
+
+
+def _completed_bad_words(bad_words: Iterable[Sequence[int]], context: IntArray) -> list[int]:
+    """Tokens that would complete a bad word right now."""
+    return [
+        word[-1]
+        for word in bad_words
+        if len(word) == 1 or (len(context) >= len(word) - 1 and tuple(context[1 - len(word) :].tolist()) == word[:-1])
+    ]
+
+
+def _ban(scores: FloatArray, tokens: Iterable[int]) -> None:
+    for token in tokens:
+        if 0 <= token < len(scores):
+            scores[token] = -np.inf
+
+
+def _truncate(scores: FloatArray, params: SamplingParams) -> None:
+    """Set the scores that top-k, top-p and min-p exclude to -inf. Ties at the edge of top-k stay in."""
+    if 0 < params.top_k < len(scores):
+        edge = np.partition(scores, -params.top_k)[-params.top_k]
+        scores[scores < edge] = -np.inf
+    if params.top_p < 1.0 or params.min_p > 0.0:
+        weights = np.exp(scores, dtype=np.float64)  # relative to the best score, which is 0
+        if params.top_p < 1.0:
+            order = np.argsort(-weights, kind="stable")
+            before = np.cumsum(weights[order]) - weights[order]
+            scores[order[before >= params.top_p * weights.sum()]] = -np.inf
+        scores[weights < params.min_p] = -np.inf

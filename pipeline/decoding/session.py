@@ -1,0 +1,203 @@
+"""One request's way from prompt to finished output: the decode loop, without the model and without I/O.
+
+Whoever verifies (the torch engine in process, TensorRT-LLM or the torch engine behind a Triton call, a lookup table in
+a test) drives a session in the same way, so that what is tested, measured and served is one loop:
+
+    while not session.finished:
+        tree = session.propose()
+        outcome = <target verifies tree behind session.context>
+        emitted = session.advance(tree, outcome)
+    session.close()
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from pipeline.decoding.request import FinishReason, GenerationRequest, StepResult
+from pipeline.decoding.sources.base import DraftBudget
+from pipeline.decoding.tree import EMPTY_TREE, DraftTree, FloatArray, IntArray, children_of
+
+
+class Drafts(Protocol):
+    """What a session needs of `drafter.Drafter`."""
+
+    def start(self, request_id: str, prompt_ids: IntArray, namespace: str, names: frozenset[str]) -> None: ...
+    def propose(self, request_id: str, context: IntArray, budget: DraftBudget) -> DraftTree: ...
+    def update(self, request_id: str, step: StepResult) -> None: ...
+    def stop(self, request_id: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """What the target said to a tree: see `StepResult` for the fields. num_steps: passes that it took (more than one
+    where a target without drafts was asked for several tokens at once)."""
+
+    nodes: list[int]
+    token_ids: list[int]
+    choices: IntArray | None = None
+    top_ids: IntArray | None = None
+    top_probs: FloatArray | None = None
+    num_steps: int = 1
+
+
+@dataclass(slots=True)
+class GenerationStatistics:
+    """Counts and times of one request. The step that computes the prompt counts, as it yields the first token."""
+
+    num_steps: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_reused_tokens: int = 0
+    acceptance_lengths: list[int] = field(default_factory=list)
+    draft_seconds: float = 0.0
+    time_to_first_token_s: float = 0.0
+    total_seconds: float = 0.0
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        return sum(self.acceptance_lengths) / self.num_steps if self.num_steps else 0.0
+
+
+class Session:
+    """State of one request. Not thread safe."""
+
+    def __init__(
+        self, request: GenerationRequest, drafter: Drafts, names: frozenset[str], budget: DraftBudget, max_seq_len: int
+    ) -> None:
+        """names: the draft sources that take part. max_seq_len: room for prompt, output and drafts together."""
+        self.request = request
+        self.budget = budget
+        self.statistics = GenerationStatistics()
+        self.finish_reason: FinishReason | None = None
+        self._drafter = drafter
+        self._max_seq_len = max_seq_len
+        self._prompt_len = self._len = len(request.prompt_ids)
+        self._tokens = np.empty(min(self._prompt_len + request.max_new_tokens, max_seq_len), np.int32)
+        self._tokens[: self._prompt_len] = request.prompt_ids
+        self._longest_stop = max(map(len, request.stop_sequences), default=0)
+        self._started_at = time.perf_counter()
+        drafter.start(request.request_id, self.context, request.namespace, names)
+
+    @property
+    def context(self) -> IntArray:
+        """[len] prompt and output so far, as a view."""
+        return self._tokens[: self._len]
+
+    @property
+    def output_ids(self) -> list[int]:
+        """Tokens generated so far, an end token included."""
+        ids: list[int] = self._tokens[self._prompt_len : self._len].tolist()
+        return ids
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    @property
+    def num_remaining_tokens(self) -> int:
+        """Tokens that may still be generated, by the request's limit and by the room in the sequence."""
+        return len(self._tokens) - self._len
+
+    def context_with(self, emitted: Sequence[int]) -> IntArray:
+        """[len + emitted] the context as it will be once emitted tokens are part of it."""
+        return np.concatenate([self.context, np.asarray(emitted, np.int32)]) if emitted else self.context
+
+    def propose(self, max_nodes: int | None = None) -> DraftTree:
+        """Draft the next step. max_nodes: a tighter bound than the session's own budget, if any."""
+        nodes = self.budget.max_nodes if max_nodes is None else min(max_nodes, self.budget.max_nodes)
+        nodes = min(nodes, self._max_seq_len - self._len)
+        # The target adds one token of its own to whatever is accepted.
+        depth = min(self.budget.max_depth, self.num_remaining_tokens - 1)
+        if nodes <= 0 or depth <= 0:
+            return EMPTY_TREE
+        started = time.perf_counter()
+        tree = self._drafter.propose(self.request.request_id, self.context, DraftBudget(nodes, depth))
+        self.statistics.draft_seconds += time.perf_counter() - started
+        return tree
+
+    def advance(self, tree: DraftTree, outcome: StepOutcome) -> list[int]:
+        """Take in what the target said. Returns the tokens that belong to the output and, at its end, sets
+        `finish_reason`."""
+        kept = self._keep(outcome.token_ids)
+        before, self._len = self._len, self._len + len(kept)
+        self._tokens[before : self._len] = kept
+        self._count(tree, outcome, len(kept))
+        started = time.perf_counter()
+        step = StepResult(
+            context=self._tokens[:before],
+            tree=tree,
+            nodes=outcome.nodes,
+            token_ids=kept,
+            choices=outcome.choices,
+            top_ids=outcome.top_ids,
+            top_probs=outcome.top_probs,
+        )
+        self._drafter.update(self.request.request_id, step)
+        if self.finished:
+            self.close()
+        self.statistics.draft_seconds += time.perf_counter() - started
+        return kept
+
+    def cancel(self) -> None:
+        """End the request where it stands."""
+        if not self.finished:
+            self.finish_reason = FinishReason.CANCELLED
+        self.close()
+
+    def close(self) -> None:
+        """Let the draft sources forget the request. Twice does nothing."""
+        self._drafter.stop(self.request.request_id)
+
+    def _keep(self, token_ids: Sequence[int]) -> list[int]:
+        """The tokens up to the end of the output, if it lies among them."""
+        kept: list[int] = []
+        room = self.num_remaining_tokens
+        for token in token_ids:
+            kept.append(token)
+            if token in self.request.end_ids:
+                self.finish_reason = FinishReason.END_TOKEN
+            elif self._ends_with_stop_sequence(kept):
+                self.finish_reason = FinishReason.STOP_WORDS
+            elif len(kept) >= room:
+                self.finish_reason = FinishReason.LENGTH
+            if self.finished:
+                break
+        return kept
+
+    def _ends_with_stop_sequence(self, kept: list[int]) -> bool:
+        if not self._longest_stop:
+            return False
+        start = max(self._prompt_len, self._len - self._longest_stop)
+        tail = tuple(self._tokens[start : self._len].tolist()) + tuple(kept)
+        return any(tail[-len(stop) :] == stop for stop in self.request.stop_sequences)
+
+    def _count(self, tree: DraftTree, outcome: StepOutcome, num_kept: int) -> None:
+        statistics = self.statistics
+        if statistics.num_steps == 0:
+            statistics.time_to_first_token_s = time.perf_counter() - self._started_at
+        statistics.total_seconds = time.perf_counter() - self._started_at
+        statistics.num_steps += outcome.num_steps
+        statistics.num_draft_tokens += len(tree)
+        statistics.num_accepted_tokens += min(len(outcome.nodes), num_kept)
+        if outcome.num_steps == 1:
+            statistics.acceptance_lengths.append(num_kept)
+        else:
+            statistics.acceptance_lengths.extend([1] * num_kept)
+
+
+def outcome_of_tokens(tree: DraftTree, token_ids: Sequence[int], num_steps: int = 1) -> StepOutcome:
+    """The outcome where the target tells only its tokens: the accepted path is the one that carries them."""
+    children = children_of(tree)
+    nodes: list[int] = []
+    for token in token_ids[:-1]:
+        child = children.get(nodes[-1] if nodes else -1, {}).get(token)
+        if child is None:
+            break
+        nodes.append(child)
+    return StepOutcome(nodes, list(token_ids), num_steps=num_steps)

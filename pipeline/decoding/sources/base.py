@@ -1,0 +1,45 @@
+"""The contract of a draft source: something that guesses how a sequence goes on, and learns from what came.
+
+A source never decides a token, it only costs or saves time. A new source is one file here, one config type in
+`pipeline.config.schema`, one line in `pipeline.decoding.sources.create_source`, and its tests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from pipeline.decoding.request import StepResult
+from pipeline.decoding.tree import DraftTree, IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class DraftBudget:
+    """Upper bounds of one proposal. max_nodes: nodes of the tree. max_depth: tokens on its longest path; the fixed nodes of
+    a window may lie deeper, as they look ahead of what can be accepted."""
+
+    max_nodes: int
+    max_depth: int
+
+
+class DraftSource(Protocol):
+    """Calls for one request come in the order start, (propose, update)*, stop; requests interleave freely.
+
+    needs_top_k: how many of the target's most probable tokens per node `update` wants to see; 0 for none.
+    """
+
+    name: str
+    needs_top_k: int
+
+    def start(self, request_id: str, prompt_ids: IntArray, namespace: str) -> None:
+        """A request begins. prompt_ids: [prompt_len]. namespace: the tenant whose tokens it may see."""
+
+    def propose(self, request_id: str, context: IntArray, budget: DraftBudget) -> DraftTree:
+        """Draft what may follow context [len], with estimated path probabilities. May be empty."""
+
+    def update(self, request_id: str, step: StepResult, nodes: IntArray) -> None:
+        """Learn from a step. nodes: [own nodes] where each node of this source's own proposal lies in `step.tree`; -1 if
+        it was not verified. Called after every step, also those in which this source proposed nothing."""
+
+    def stop(self, request_id: str) -> None:
+        """The request ended or was cancelled: forget what is private to it. Calling it again does nothing."""

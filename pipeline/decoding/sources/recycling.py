@@ -1,0 +1,46 @@
+"""Token recycling (arXiv 2408.08696): the candidates that earlier verify steps computed and threw away.
+
+Every position that a step computes, on the accepted path or not, leaves the target's most probable next tokens behind.
+They are kept across requests, keyed by the last one, two and three tokens, and the drafter grows its tree from them.
+Other than in the paper their probabilities are kept as well, and so the tree follows them instead of a fixed shape.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pipeline.config.schema import RecyclingDraftConfig
+from pipeline.decoding.continuations import ContinuationTable, empty_table, store_step
+from pipeline.decoding.request import StepResult
+from pipeline.decoding.sources.base import DraftBudget
+from pipeline.decoding.tree import EMPTY_TREE, DraftTree, IntArray
+
+ORDERS = 3
+CAPACITY = 1 << 16
+
+
+class RecyclingSource:
+    """Fills `table`, which the drafter reads; proposes nothing itself."""
+
+    name = "recycling"
+
+    def __init__(self, config: RecyclingDraftConfig) -> None:
+        self.needs_top_k = config.top_k
+        self.table: ContinuationTable = empty_table(ORDERS, CAPACITY, config.top_k)
+
+    def start(self, request_id: str, prompt_ids: IntArray, namespace: str) -> None:
+        """Nothing is private to a request."""
+
+    def propose(self, request_id: str, context: IntArray, budget: DraftBudget) -> DraftTree:
+        """Nothing: the drafter continues every path from `table`."""
+        return EMPTY_TREE
+
+    def update(self, request_id: str, step: StepResult, nodes: IntArray) -> None:
+        if step.top_ids is not None and step.top_probs is not None:
+            tree = step.tree
+            accepted = np.zeros(len(tree), np.bool_)
+            accepted[step.nodes] = True
+            store_step(self.table, step.context, tree.token_ids, tree.parents, accepted, step.top_ids, step.top_probs)
+
+    def stop(self, request_id: str) -> None:
+        """Nothing is private to a request."""

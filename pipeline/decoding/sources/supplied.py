@@ -1,0 +1,80 @@
+"""Drafts that come with the request: the client's prediction of the output, or the tree that a BLS step sends along.
+
+A tree is offered once, at the next step. A prediction is a guess at the whole output; it is offered from the place where
+the output so far left off, found again after a deviation by its longest match with the last tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.config.schema import SuppliedDraftConfig
+from pipeline.decoding.request import StepResult
+from pipeline.decoding.sources.base import DraftBudget
+from pipeline.decoding.tree import EMPTY_TREE, DraftTree, IntArray, chain, limit_tree
+
+# How far back the output is compared to find the place in a prediction again after a deviation.
+MATCH_LEN = 8
+
+
+@dataclass(slots=True)
+class _Supplied:
+    prompt_len: int
+    prediction: IntArray
+    position: int = 0
+    tree: DraftTree = EMPTY_TREE
+
+
+class SuppliedSource:
+    """Passes on what it is given with `supply` and `predict`."""
+
+    name = "supplied"
+    needs_top_k = 0
+
+    def __init__(self, config: SuppliedDraftConfig) -> None:
+        self._requests: dict[str, _Supplied] = {}
+
+    def start(self, request_id: str, prompt_ids: IntArray, namespace: str) -> None:
+        self._requests[request_id] = _Supplied(len(prompt_ids), np.empty(0, np.int32))
+
+    def supply(self, request_id: str, tree: DraftTree) -> None:
+        """Offer `tree` at the next step of a started request."""
+        self._requests[request_id].tree = tree
+
+    def predict(self, request_id: str, token_ids: IntArray) -> None:
+        """Take token_ids [len] as the likely output of a started request."""
+        self._requests[request_id].prediction = np.asarray(token_ids, np.int32)
+
+    def propose(self, request_id: str, context: IntArray, budget: DraftBudget) -> DraftTree:
+        state = self._requests[request_id]
+        if len(state.tree):
+            tree, state.tree = state.tree, EMPTY_TREE
+            return limit_tree(tree, budget.max_nodes, budget.max_depth)
+        state.position = _place_in(state.prediction, state.position, context[state.prompt_len :])
+        rest = state.prediction[state.position : state.position + min(budget.max_nodes, budget.max_depth)]
+        return chain(rest.tolist())
+
+    def update(self, request_id: str, step: StepResult, nodes: IntArray) -> None:
+        """Nothing to learn: the place in the prediction follows from the context."""
+
+    def stop(self, request_id: str) -> None:
+        self._requests.pop(request_id, None)
+
+
+def _place_in(prediction: IntArray, position: int, output: IntArray) -> int:
+    """Where in `prediction` the text after `output` stands: behind the longest match (up to `MATCH_LEN` tokens) with the
+    output's end; of equal ones the nearest at or after `position`, the last known place, then the nearest before."""
+    if not len(output):
+        return 0
+    ends = np.flatnonzero(prediction == output[-1]) + 1
+    if not len(ends):
+        return len(prediction)
+    lengths = np.ones(len(ends), np.int32)
+    matching = np.ones(len(ends), np.bool_)
+    for back in range(2, min(MATCH_LEN, len(output)) + 1):
+        matching &= (ends >= back) & (prediction[np.maximum(ends - back, 0)] == output[-back])
+        lengths += matching
+    distance = np.where(ends >= position, ends - position, len(prediction) + position - ends)
+    return int(ends[np.lexsort((distance, -lengths))[0]])

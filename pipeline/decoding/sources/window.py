@@ -1,0 +1,116 @@
+"""Lookahead decoding as a draft source: the window and, below the same root, candidates from the n-gram pool."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.config.schema import LookaheadConfig, WindowDraftConfig
+from pipeline.decoding.lookahead import Window, window_size
+from pipeline.decoding.pool import NgramPool
+from pipeline.decoding.request import StepResult
+from pipeline.decoding.sources.base import DraftBudget
+from pipeline.decoding.tree import EMPTY_TREE, DraftTree, IntArray, depths, limit_tree
+from pipeline.errors import RequestError
+
+# Conditional probability of a window node: most guesses are wrong, and they are verified whatever it is.
+GUESS_PROBABILITY = 0.05
+
+
+@dataclass(slots=True)
+class _Lookahead:
+    """window: None where it has no nodes, as in (1, 1, 0). num_proposed: nodes of it in the last proposal."""
+
+    prompt_ids: IntArray
+    pool: NgramPool
+    window: Window | None
+    max_ngram_size: int
+    num_proposed: int = 0
+
+
+class WindowSource:
+    """W, N and G of a request are the limits unless `configure` says otherwise."""
+
+    name = "window"
+    needs_top_k = 0
+
+    def __init__(self, config: WindowDraftConfig, limits: LookaheadConfig) -> None:
+        self._pool_from_prompt = config.pool_from_prompt
+        self._limits = limits
+        self._requests: dict[str, _Lookahead] = {}
+
+    def start(self, request_id: str, prompt_ids: IntArray, namespace: str) -> None:
+        self._begin(request_id, np.array(prompt_ids, np.int32), self._limits)
+
+    def configure(self, request_id: str, lookahead: LookaheadConfig) -> None:
+        """Give a request that has just started its own W, N and G. Raises RequestError if they exceed the limits."""
+        limits = self._limits
+        for name in ("max_window_size", "max_ngram_size", "max_verification_set_size"):
+            asked, limit = getattr(lookahead, name), getattr(limits, name)
+            if asked > limit:
+                raise RequestError(f"{name} is {asked}; this engine allows at most {limit}")
+        self._begin(request_id, self._requests[request_id].prompt_ids, lookahead)
+
+    def propose(self, request_id: str, context: IntArray, budget: DraftBudget) -> DraftTree:
+        state = self._requests[request_id]
+        window = EMPTY_TREE if state.window is None else state.window.tree()
+        if len(window) > budget.max_nodes:
+            window = EMPTY_TREE
+        state.num_proposed = len(window)
+        pool = state.pool.tree(int(context[-1]), budget.max_depth)
+        return _side_by_side(window, limit_tree(pool, budget.max_nodes - len(window), budget.max_depth))
+
+    def update(self, request_id: str, step: StepResult, nodes: IntArray) -> None:
+        state = self._requests[request_id]
+        window = state.window
+        if window is not None:
+            choices = _choices_below(window, step, nodes[: state.num_proposed])
+            if choices is not None and window.is_full:
+                for ngram in window.ngrams(int(step.context[-1]), choices):
+                    state.pool.add(ngram)
+            window.advance(len(step.token_ids), choices)
+        state.num_proposed = 0
+        before = step.context[len(step.context) - state.max_ngram_size + 1 :]
+        state.pool.add_text([*before.tolist(), *step.token_ids])
+
+    def stop(self, request_id: str) -> None:
+        self._requests.pop(request_id, None)
+
+    def _begin(self, request_id: str, prompt_ids: IntArray, lookahead: LookaheadConfig) -> None:
+        ngram_size = lookahead.max_ngram_size
+        pool = NgramPool(ngram_size, lookahead.max_verification_set_size if ngram_size > 1 else 0)
+        if self._pool_from_prompt:
+            pool.add_text(prompt_ids.tolist())
+        window = None
+        if window_size(lookahead.max_window_size, ngram_size):
+            # The same prompt gets the same window, whoever asks and whatever else runs.
+            window = Window(lookahead.max_window_size, ngram_size, prompt_ids, zlib.crc32(prompt_ids.tobytes()))
+        self._requests[request_id] = _Lookahead(prompt_ids, pool, window, ngram_size)
+
+
+def _choices_below(window: Window, step: StepResult, nodes: IntArray) -> IntArray | None:
+    """[W] what the target chose below the window's last level, or None if it does not tell or did not see the window."""
+    own = window.last_level()
+    if step.choices is None or own[-1] >= len(nodes):
+        return None
+    places = [-1 if node < 0 else int(nodes[node]) for node in own]
+    if any(place < 0 for place in places[own[0] < 0 :]):
+        return None
+    return step.choices[np.asarray(places) + 1].astype(np.int32)
+
+
+def _side_by_side(first: DraftTree, second: DraftTree) -> DraftTree:
+    """Both trees below one root, the first one's nodes in front."""
+    if not len(first) or not len(second):
+        return first if len(first) else second
+    assert second.probabilities is not None, "pool candidates carry probabilities"
+    below = np.where(second.parents < 0, -1, second.parents + len(first)).astype(np.int32)
+    return DraftTree(
+        np.concatenate((first.token_ids, second.token_ids)),
+        np.concatenate((first.parents, below)),
+        np.concatenate((GUESS_PROBABILITY ** depths(first), second.probabilities)).astype(np.float32),
+        None,
+        first.num_fixed,
+    )

@@ -1,0 +1,157 @@
+"""The draft tree: what a draft source proposes and a verify step checks.
+
+A tree hangs below the *root*, the last accepted token of a sequence. Nodes are stored parents before children, so a
+single pass over the arrays suffices for every derived quantity:
+
+    root -+- 0 "the" -+- 1 "cat"      token_ids = [the, cat, dog, a]
+          |           +- 2 "dog"      parents   = [ -1,   0,   0, -1]
+          +- 3 "a"                    depths    = [  1,   2,   2,  1]
+
+A chain is a tree with one branch. The form is that of the optional input `draft_parents` of the torch engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int32]
+FloatArray = npt.NDArray[np.float32]
+BoolArray = npt.NDArray[np.bool_]
+
+ROOT = -1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftTree:
+    """Draft tokens below the last accepted token.
+
+    token_ids: [n] token of each node.
+    parents: [n] index of each node's parent, always smaller than its own; `ROOT` (-1) for children of the root.
+    probabilities: [n] estimated probability that the whole path down to the node is accepted, or None if unknown.
+    sources: [n] index of the draft source that each node is credited to, or None.
+    num_fixed: the first so many nodes (a lookahead window) are of use only if all of them are verified.
+    """
+
+    token_ids: IntArray
+    parents: IntArray
+    probabilities: FloatArray | None = None
+    sources: IntArray | None = None
+    num_fixed: int = 0
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+EMPTY_TREE = DraftTree(np.empty(0, np.int32), np.empty(0, np.int32))
+
+
+def tree_from_lists(
+    token_ids: Sequence[int], parents: Sequence[int], probabilities: Sequence[float] | None = None
+) -> DraftTree:
+    """Make a tree from plain lists. Raises ValueError (from `check_tree`) if they are not a tree."""
+    tree = DraftTree(
+        np.asarray(token_ids, np.int32),
+        np.asarray(parents, np.int32),
+        None if probabilities is None else np.asarray(probabilities, np.float32),
+    )
+    check_tree(tree)
+    return tree
+
+
+def chain(token_ids: Sequence[int], probabilities: Sequence[float] | None = None) -> DraftTree:
+    """The tree with one branch."""
+    return tree_from_lists(token_ids, range(-1, len(token_ids) - 1), probabilities)
+
+
+def check_tree(tree: DraftTree, vocab_size: int | None = None) -> None:
+    """Raise ValueError, saying where, unless parents precede children and tokens lie in the vocabulary, if given."""
+    tokens, parents = tree.token_ids, tree.parents
+    if tokens.ndim != 1 or tokens.shape != parents.shape:
+        raise ValueError(
+            f"draft tokens and parents must be two lists of one length, found {tokens.shape}, {parents.shape}"
+        )
+    index = np.arange(len(tokens))
+    wrong = np.flatnonzero((parents < ROOT) | (parents >= index))
+    if len(wrong):
+        node = int(wrong[0])
+        raise ValueError(f"draft node {node} has parent {int(parents[node])}; it must lie in -1..{node - 1}")
+    if vocab_size is not None:
+        wrong = np.flatnonzero((tokens < 0) | (tokens >= vocab_size))
+        if len(wrong):
+            node = int(wrong[0])
+            raise ValueError(f"draft node {node} has token {int(tokens[node])}; the vocabulary has 0..{vocab_size - 1}")
+
+
+def depths(tree: DraftTree) -> IntArray:
+    """[n] distance from the root; its children have depth 1."""
+    result = np.zeros(len(tree), np.int32)
+    for node, parent in enumerate(tree.parents.tolist()):
+        result[node] = 1 if parent < 0 else result[parent] + 1
+    return result
+
+
+def ancestor_mask(tree: DraftTree) -> BoolArray:
+    """[n, n] True where the column is the row's node itself or one of its ancestors: what a node may attend to."""
+    mask = np.eye(len(tree), dtype=np.bool_)
+    for node, parent in enumerate(tree.parents.tolist()):
+        if parent >= 0:
+            mask[node, : parent + 1] |= mask[parent, : parent + 1]
+    return mask
+
+
+def path_to(tree: DraftTree, node: int) -> list[int]:
+    """Nodes from the root's child down to `node`, both included."""
+    path = []
+    while node >= 0:
+        path.append(node)
+        node = int(tree.parents[node])
+    return path[::-1]
+
+
+def children_of(tree: DraftTree) -> dict[int, dict[int, int]]:
+    """For each inner node (and `ROOT`): token -> child node. Of siblings with one token the first counts."""
+    children: dict[int, dict[int, int]] = {}
+    for node, (parent, token) in enumerate(zip(tree.parents.tolist(), tree.token_ids.tolist(), strict=True)):
+        children.setdefault(parent, {}).setdefault(token, node)
+    return children
+
+
+def select_nodes(tree: DraftTree, keep: BoolArray) -> DraftTree:
+    """The subtree of the nodes in `keep` [n]; a node whose parent is dropped is dropped too."""
+    if keep.all():
+        return tree
+    new_index = np.full(len(tree), -1, np.int32)
+    kept: list[int] = []
+    for node, parent in enumerate(tree.parents.tolist()):
+        if keep[node] and (parent < 0 or new_index[parent] >= 0):
+            new_index[node] = len(kept)
+            kept.append(node)
+    chosen = np.asarray(kept, np.int64)
+    parents = tree.parents[chosen]
+    return DraftTree(
+        tree.token_ids[chosen],
+        np.where(parents < 0, ROOT, new_index[parents]).astype(np.int32),
+        None if tree.probabilities is None else tree.probabilities[chosen],
+        None if tree.sources is None else tree.sources[chosen],
+        tree.num_fixed if bool(keep[: tree.num_fixed].all()) else 0,
+    )
+
+
+def limit_tree(tree: DraftTree, max_nodes: int, max_depth: int) -> DraftTree:
+    """The most probable `max_nodes` nodes (the first ones, if probabilities are unknown) no deeper than `max_depth`."""
+    if max_nodes <= 0 or max_depth <= 0 or not len(tree):
+        return EMPTY_TREE
+    keep = depths(tree) <= max_depth
+    if keep.sum() > max_nodes:
+        # Path probabilities never grow downwards, so with a stable order a kept node's parent is kept as well.
+        rank: npt.NDArray[Any] = np.arange(len(tree)) if tree.probabilities is None else -tree.probabilities
+        rank = np.where(np.arange(len(tree)) < tree.num_fixed, -np.inf, rank)
+        order = np.argsort(np.where(keep, rank, np.inf), kind="stable")
+        keep = np.zeros(len(tree), np.bool_)
+        keep[order[:max_nodes]] = True
+    return select_nodes(tree, keep)

@@ -1,0 +1,221 @@
+"""Built engines on disk: written aside and renamed into place, described by a manifest, refused when anything has changed.
+
+    <engines>/<model>/<profile>/
+        engine/          what the backend loads: config.json and weights in safetensors (torch), rank files (TensorRT-LLM)
+        tokenizer/       what AutoTokenizer.from_pretrained loads
+        resolved.yaml    the ResolvedConfig
+        manifest.json    fingerprint, sizes and hashes of all files above, command, time, commit
+        ...              later stages add folders of their own (repository/, cost curves); they are not part of the manifest
+
+Profiles whose weights are the same share them through hard links.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+
+from pipeline.checkpoint.disk import whole_folder
+from pipeline.checkpoint.hashing import remembered_sha256
+from pipeline.config.places import Places
+from pipeline.config.resolution import dump_resolved, load_resolved
+from pipeline.config.schema import Frozen, ResolvedConfig
+from pipeline.engine.fingerprint import Fingerprint, device_architecture, library_versions
+from pipeline.errors import BuildError, ConfigError
+
+ENGINE, TOKENIZER, RESOLVED, MANIFEST = "engine", "tokenizer", "resolved.yaml", "manifest.json"
+
+
+class FileEntry(Frozen):
+    """One file of an artefact."""
+
+    path: str = Field(description="Relative to the artefact, with forward slashes.")
+    size: int = Field(ge=0)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+class Manifest(Frozen):
+    """What an artefact is, and what its files must be."""
+
+    model: str
+    profile: str
+    fingerprint: Fingerprint
+    fingerprint_digest: str
+    files: tuple[FileEntry, ...]
+    command: tuple[str, ...] = Field(description="The command line that built it.")
+    created: str = Field(description="When, in UTC.")
+    commit: str | None = Field(description="Commit of the checkout that built it, if it was one.")
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(entry.size for entry in self.files)
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A checked engine on disk."""
+
+    folder: Path
+    manifest: Manifest
+    resolved: ResolvedConfig
+
+    @property
+    def engine_dir(self) -> Path:
+        return self.folder / ENGINE
+
+    @property
+    def tokenizer_dir(self) -> Path:
+        return self.folder / TOKENIZER
+
+
+def artifact_dir(places: Places, model: str, profile: str) -> Path:
+    """Where the artefact of a model under a profile lies, built or not."""
+    return places.engines / model / profile
+
+
+def load_artifact(folder: Path, cache_dir: Path, *, check_runnable: bool = True) -> Artifact:
+    """Read and check an artefact. Raises BuildError with the reason and the command that mends it.
+
+    Every file's size and SHA-256 are compared; the hash of a large file is remembered in cache_dir while the file is
+    untouched (see `hashing`). check_runnable: also compare its libraries and device with those here."""
+    mend = f"Build it with `lookahead engine --model {folder.parent.name} --profile {folder.name}`."
+    if not (folder / MANIFEST).is_file():
+        raise BuildError(f"There is no engine in {folder}. {mend}")
+    manifest = _read_manifest(folder, mend)
+    again = f"Build it again with `lookahead engine --model {manifest.model} --profile {manifest.profile} --force`."
+    _check_files(folder, manifest, cache_dir, again)
+    try:
+        resolved = load_resolved(folder / RESOLVED)
+    except ConfigError as error:
+        raise BuildError(f"{folder / RESOLVED} was written by another version of this program. {again}") from error
+    if check_runnable:
+        _check_runnable(folder, manifest.fingerprint, resolved, again)
+    return Artifact(folder, manifest, resolved)
+
+
+def write_artifact(
+    folder: Path, resolved: ResolvedConfig, fingerprint: Fingerprint, fill: Callable[[Path], None], cache_dir: Path
+) -> Artifact:
+    """Let `fill` write engine/ and tokenizer/ into a folder aside, describe it, and put it in the place of `folder`."""
+    with whole_folder(folder) as partial:
+        fill(partial)
+        (partial / RESOLVED).write_text(dump_resolved(resolved), encoding="utf-8")
+        _describe(partial, resolved, fingerprint, cache_dir)
+    return load_artifact(folder, cache_dir)
+
+
+def refresh_resolved(artifact: Artifact, resolved: ResolvedConfig, cache_dir: Path) -> Artifact:
+    """The same engine under settings that differ only where the engine does not depend on them (server, drafting)."""
+    def link(partial: Path) -> None:
+        for name in (ENGINE, TOKENIZER):
+            share_folder(artifact.folder / name, partial / name)
+
+    return write_artifact(artifact.folder, resolved, artifact.manifest.fingerprint, link, cache_dir)
+
+
+def share_folder(source: Path, target: Path) -> None:
+    """Hard links where the file system has them, else copies."""
+    def link(old: str, new: str) -> None:
+        try:
+            os.link(old, new)
+        except OSError:
+            shutil.copyfile(old, new)
+
+    shutil.copytree(source, target, copy_function=link)
+
+
+@contextmanager
+def build_lock(places: Places, model: str, on_wait: Callable[[str], None]) -> Iterator[None]:
+    """One build per model at a time; a second one waits, and then finds the first one's result."""
+    folder = places.engines / model
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            on_wait(f"another build of {model} is running; waiting for it")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _read_manifest(folder: Path, mend: str) -> Manifest:
+    path = folder / MANIFEST
+    try:
+        manifest = Manifest.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise BuildError(f"{path} cannot be read or was written by another version of this program. {mend}") from error
+    if manifest.fingerprint_digest != manifest.fingerprint.digest:
+        raise BuildError(f"{path} was changed: its fingerprint does not match its digest. {mend}")
+    return manifest
+
+
+def _check_files(folder: Path, manifest: Manifest, cache_dir: Path, mend: str) -> None:
+    expected = {entry.path: entry for entry in manifest.files}
+    present = {path.relative_to(folder).as_posix() for path in _files(folder)}
+    if missing := sorted(expected.keys() - present):
+        raise BuildError(f"The engine in {folder} lacks {', '.join(missing)}. {mend}")
+    if unknown := sorted(present - expected.keys()):
+        raise BuildError(f"The engine in {folder} holds {', '.join(unknown)}, which its manifest does not know. {mend}")
+    for name, entry in expected.items():
+        path = folder / name
+        if path.stat().st_size != entry.size:
+            raise BuildError(f"{path} has {path.stat().st_size} bytes; it was built with {entry.size}. {mend}")
+        if remembered_sha256(path, cache_dir) != entry.sha256:
+            raise BuildError(f"{path} was changed after the build: its SHA-256 differs from the manifest. {mend}")
+
+
+def _check_runnable(folder: Path, fingerprint: Fingerprint, resolved: ResolvedConfig, mend: str) -> None:
+    here = fingerprint.model_copy(
+        update={
+            "format": Fingerprint.model_fields["format"].default,
+            "libraries": library_versions(fingerprint.backend),
+            "device": device_architecture(resolved.device),
+        }
+    )
+    if reasons := list(fingerprint.differences(here)):
+        raise BuildError(f"The engine in {folder} was built for another environment: {'; '.join(reasons)}. {mend}")
+
+
+def _describe(folder: Path, resolved: ResolvedConfig, fingerprint: Fingerprint, cache_dir: Path) -> None:
+    entries = []
+    for path in sorted(_files(folder)):
+        path.chmod(0o644)
+        name = path.relative_to(folder).as_posix()
+        entries.append(FileEntry(path=name, size=path.stat().st_size, sha256=remembered_sha256(path, cache_dir)))
+    manifest = Manifest(
+        model=resolved.model.name,
+        profile=resolved.profile.name,
+        fingerprint=fingerprint,
+        fingerprint_digest=fingerprint.digest,
+        files=tuple(entries),
+        command=("lookahead", *sys.argv[1:]),
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        commit=_commit(),
+    )
+    (folder / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for name in (ENGINE, TOKENIZER):
+        yield from (path for path in (folder / name).rglob("*") if path.is_file())
+    if (folder / RESOLVED).is_file():
+        yield folder / RESOLVED
+
+
+def _commit() -> str | None:
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None  # no git here; the commit is a convenience
+    return done.stdout.strip() if done.returncode == 0 else None

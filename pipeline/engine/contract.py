@@ -1,0 +1,89 @@
+"""The engine contract: what a backend must do in process so that one decode loop serves every backend.
+
+A *sequence* is a request's place in the engine: its tokens, and the KV cache of those already computed. Tokens that are
+known but not computed yet are *pending* (the prompt at first, then the last accepted token). A verify step computes
+pending tokens and, behind the last of them (the root), the nodes of a draft tree, for several sequences in one pass:
+
+    [ cached KV | pending tokens | tree nodes ]     ->  logits after the root and after every node
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Protocol
+
+from pipeline.decoding.tree import EMPTY_TREE, DraftTree, FloatArray, IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """What an engine can hold. max_batch_size: sequences at once. max_seq_len: prompt, output and drafts of one.
+    max_num_tokens: tokens of one pass over all sequences. max_draft_tokens: nodes of one tree."""
+
+    max_batch_size: int
+    max_seq_len: int
+    max_num_tokens: int
+    max_draft_tokens: int
+    vocab_size: int
+
+
+class Sequence(Protocol):
+    """A sequence held by an engine. Only the engine changes it."""
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Tokens whose KV is computed."""
+
+    @property
+    def num_reused_tokens(self) -> int:
+        """Tokens whose KV was found in the cache when the sequence was opened."""
+
+    @property
+    def pending(self) -> Seq[int]:
+        """Known tokens whose KV is not computed yet; never empty between steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyItem:
+    """One sequence's part of a pass: its first `num_pending` pending tokens (None: all), behind the last one a tree."""
+
+    sequence: Sequence
+    tree: DraftTree = EMPTY_TREE
+    num_pending: int | None = None
+
+
+class NodeLogits(Protocol):
+    """The target's opinion after the root (row 0) and after each node i (row i + 1) of one tree."""
+
+    @property
+    def choices(self) -> IntArray:
+        """[n + 1] greedy choice per row."""
+
+    def row(self, index: int) -> FloatArray:
+        """[vocab] float32 logits of one row."""
+
+    def top_k(self, k: int) -> tuple[IntArray, FloatArray]:
+        """[n + 1, k] most probable tokens, best first, and their probabilities."""
+
+
+class Engine(Protocol):
+    """A backend in process. Not thread safe: one thread owns it."""
+
+    @property
+    def limits(self) -> EngineLimits: ...
+
+    def open(self, token_ids: IntArray) -> Sequence:
+        """Claim a place for token_ids [len >= 1], reusing the KV of the longest known prefix (at most len - 1 tokens).
+        Raises BusyError if no place is free and RequestError if the tokens do not fit or lie outside the vocabulary."""
+
+    def verify(self, items: Seq[VerifyItem]) -> list[NodeLogits | None]:
+        """One pass over all items. None for an item that leaves tokens pending. Changes no KV that a later step could
+        see, except that pending tokens become cached."""
+
+    def commit(self, sequence: Sequence, nodes: Seq[int], token_ids: Seq[int]) -> None:
+        """After `verify` with a tree: keep the KV of the accepted path `nodes`, forget the other nodes, and append
+        token_ids (the path's tokens and one more, which becomes pending)."""
+
+    def release(self, sequence: Sequence) -> None:
+        """Give the place back; its KV may be reused by later sequences with the same prefix. Twice does nothing."""

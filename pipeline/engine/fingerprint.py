@@ -1,0 +1,107 @@
+"""What an engine was built from and for. Two builds with equal fingerprints are interchangeable; any difference means a new build."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import platform
+from collections.abc import Iterator
+
+from pydantic import Field
+
+from pipeline.config.schema import Backend, Device, Dtype, Frozen, LookaheadConfig, ResolvedConfig
+from pipeline.errors import BuildError
+
+Flag = str | int | float | bool
+
+# Libraries whose version decides what a built engine does.
+_LIBRARIES: dict[Backend, tuple[str, ...]] = {
+    "torch": ("torch", "transformers", "safetensors", "tokenizers"),
+    "tensorrt_llm": ("tensorrt_llm",),
+}
+
+
+class Fingerprint(Frozen):
+    """Everything that a built engine depends on."""
+
+    format: int = Field(1, description="Layout of the artefact; changes when an older one cannot be read.")
+    checkpoint: str = Field(description="Content hash of the checkpoint.")
+    architecture: str = Field(description="Class name of the model.")
+    backend: Backend
+    libraries: dict[str, str] = Field(description="Versions of the libraries that build and run the engine.")
+    device: str = Field(description="Kind of device that the engine runs on, e.g. cpu-x86_64 or cuda-sm90.")
+    dtype: Dtype
+    flags: dict[str, Flag] = Field(description="Every build flag.")
+    max_window_size: int
+    max_ngram_size: int
+    max_verification_set_size: int
+
+    @property
+    def digest(self) -> str:
+        """Hash of all of it."""
+        return _digest(self.model_dump(mode="json"))
+
+    @property
+    def weights_digest(self) -> str:
+        """Hash of what the torch engine's files depend on; profiles that agree in it share them on disk."""
+        names = ("format", "checkpoint", "architecture", "backend", "libraries", "dtype")
+        return _digest({name: getattr(self, name) for name in names})
+
+    def differences(self, other: Fingerprint) -> Iterator[str]:
+        """One phrase per entry that differs: "transformers 5.17.0 instead of 5.23.0"."""
+        mine, others = self._entries(), other._entries()
+        for name in sorted(mine.keys() | others.keys()):
+            if mine.get(name) != others.get(name):
+                yield f"{name} {mine.get(name, 'unset')} instead of {others.get(name, 'unset')}"
+
+    def _entries(self) -> dict[str, Flag]:
+        plain = self.model_dump(mode="json", exclude={"libraries", "flags"})
+        return {**plain, **self.libraries, **self.flags}
+
+
+def torch_fingerprint(resolved: ResolvedConfig, checkpoint_hash: str) -> Fingerprint:
+    """Of a torch engine built here and now. Raises BuildError if a library is missing."""
+    lookahead: LookaheadConfig = resolved.lookahead
+    flags: dict[str, Flag] = {
+        f"engine.{name}": value for name, value in resolved.profile.engine.model_dump(mode="json").items()
+    }
+    return Fingerprint(
+        checkpoint=checkpoint_hash,
+        architecture=resolved.model.architecture,
+        backend="torch",
+        libraries=library_versions("torch"),
+        device=device_architecture(resolved.device),
+        dtype=resolved.dtype,
+        flags=flags,
+        max_window_size=lookahead.max_window_size,
+        max_ngram_size=lookahead.max_ngram_size,
+        max_verification_set_size=lookahead.max_verification_set_size,
+    )
+
+
+def library_versions(backend: Backend) -> dict[str, str]:
+    """Installed versions of the libraries that a backend's engines depend on. Raises BuildError if one is missing."""
+    versions = {}
+    for name in _LIBRARIES[backend]:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError as error:
+            raise BuildError(f"The {backend} backend needs the package {name}, which is not installed here.") from error
+    return versions
+
+
+def device_architecture(device: Device) -> str:
+    """Kind of the device of this machine. Raises BuildError if torch has no CUDA device."""
+    if device == "cpu":
+        return f"cpu-{platform.machine()}"
+    import torch
+
+    if not torch.cuda.is_available():
+        raise BuildError("The engine runs on a CUDA device; torch finds none on this machine. Use --set device=cpu.")
+    major, minor = torch.cuda.get_device_capability(0)
+    return f"cuda-sm{major}{minor}"
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -1,0 +1,323 @@
+"""In-flight batching: many requests share one engine, a step at a time.
+
+Requests join and leave between steps. One pass serves the verify steps of running sequences first and fills what is
+left of `max_num_tokens` with chunks of prompts, oldest first, so neither starves the other:
+
+    admit waiting -> plan items -> engine.verify -> per sequence: choose, accept, commit, advance -> tell requester
+
+The scheduler is driven either by its own thread (`start`, used by the server) or by `run` (in process, used by bench
+and tests); `submit` and `cancel` may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from pipeline.decoding.accept import accept
+from pipeline.decoding.drafter import Drafter
+from pipeline.decoding.request import FinishReason
+from pipeline.decoding.sampling import check_sampling, choose_token, needs_logits
+from pipeline.decoding.session import GenerationStatistics, Session, StepOutcome
+from pipeline.decoding.sources.base import DraftBudget
+from pipeline.decoding.sources.supplied import SuppliedSource
+from pipeline.decoding.strategy import source_names
+from pipeline.decoding.tree import EMPTY_TREE, DraftTree, check_tree
+from pipeline.engine.contract import Engine, NodeLogits, VerifyItem
+from pipeline.engine.contract import Sequence as EngineSequence
+from pipeline.engine.submission import GenerationResult, OnEvent, StepEvent, Submission
+from pipeline.errors import BusyError, RequestError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    submission: Submission
+    on_event: OnEvent
+    session: Session
+    sequence: EngineSequence
+    needs_logits: bool
+    top_k: int
+    num_steps: int = 0
+
+
+@dataclass(slots=True)
+class _Inbox:
+    """What other threads have asked for since the last step."""
+
+    waiting: deque[tuple[Submission, OnEvent]] = field(default_factory=deque)
+    cancelled: set[str] = field(default_factory=set)
+    known: set[str] = field(default_factory=set)
+    closed: bool = False
+
+
+class Scheduler:
+    """Shares one engine and one drafter among requests. See the module's text."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        drafter: Drafter,
+        *,
+        default_budget: DraftBudget,
+        max_queue_size: int,
+        prefill_chunk: int,
+    ) -> None:
+        self._engine = engine
+        self._drafter = drafter
+        self._source_names = frozenset(source.name for source in drafter.sources)
+        self._supplied = next((source for source in drafter.sources if isinstance(source, SuppliedSource)), None)
+        self._default_budget = default_budget
+        self._max_queue_size = max_queue_size
+        self._prefill_chunk = prefill_chunk
+        self._running: list[_Running] = []
+        self._inbox = _Inbox()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def engine(self) -> Engine:
+        return self._engine
+
+    @property
+    def drafter(self) -> Drafter:
+        return self._drafter
+
+    def submit(self, submission: Submission, on_event: OnEvent) -> None:
+        """Queue a request. on_event is called from the scheduler's thread after every step of it; the last event is
+        `done`. Raises RequestError if it can never be served and BusyError if the queue is full."""
+        self._check(submission)
+        request_id = submission.request.request_id
+        with self._changed:
+            if self._inbox.closed:
+                raise BusyError("the engine is shutting down; send the request to another server")
+            if request_id in self._inbox.known:
+                raise RequestError(f"request id {request_id!r} is in use by an unfinished request; choose another")
+            if len(self._inbox.waiting) >= self._max_queue_size:
+                raise BusyError(
+                    f"busy: {self._max_queue_size} requests are waiting already; send the request again later"
+                )
+            self._inbox.known.add(request_id)
+            self._inbox.waiting.append((submission, on_event))
+            self._changed.notify()
+
+    def cancel(self, request_id: str) -> None:
+        """End a waiting or running request before its next step. An unknown id is ignored: it may have just ended."""
+        with self._changed:
+            if request_id in self._inbox.known:
+                self._inbox.cancelled.add(request_id)
+                self._changed.notify()
+
+    def run(self, submissions: Sequence[Submission]) -> list[GenerationResult]:
+        """Serve requests in the calling thread until all have finished; results in the given order. Raises the first
+        error of a request. Not to be mixed with `start`."""
+        outputs: dict[str, list[int]] = {}
+        last: dict[str, StepEvent] = {}
+
+        def collect(event: StepEvent) -> None:
+            outputs.setdefault(event.request_id, []).extend(event.token_ids)
+            if event.done:
+                last[event.request_id] = event
+
+        todo = deque(submissions)
+        while todo or self._has_work():
+            while todo and len(self._inbox.waiting) < self._max_queue_size:
+                self.submit(todo.popleft(), collect)
+            self.step()
+        for submission in submissions:
+            error = last[submission.request.request_id].error
+            if error is not None:
+                raise error
+        return [
+            GenerationResult(
+                request_id=(request_id := submission.request.request_id),
+                prompt_ids=submission.request.prompt_ids.tolist(),
+                output_ids=outputs[request_id],
+                finish_reason=last[request_id].finish_reason,
+                statistics=last[request_id].statistics,
+            )
+            for submission in submissions
+        ]
+
+    def start(self) -> None:
+        """Serve in a thread of the scheduler's own until `close`."""
+        self._thread = threading.Thread(target=self._serve, name="scheduler", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Cancel everything, tell the requesters, and end the thread."""
+        with self._changed:
+            self._inbox.closed = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def step(self) -> None:
+        """One pass over the engine, or nothing if there is nothing to do."""
+        self._apply_cancellations()
+        self._admit()
+        planned = self._plan()
+        if not planned:
+            return
+        results = self._engine.verify([item for _, item in planned])
+        for (running, item), logits in zip(planned, results, strict=True):
+            if logits is None:
+                continue
+            try:
+                self._advance(running, item.tree, logits)
+            except Exception as error:  # one request's fault must not end the others; the requester is told
+                logger.exception("request %s failed", running.submission.request.request_id)
+                self._end(running, [], error=error)
+
+    def _serve(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._inbox.closed or self._inbox.cancelled or self._has_work())
+                if self._inbox.closed:
+                    break
+            try:
+                self.step()
+            except Exception as error:  # the pass as a whole failed: every request in it did
+                logger.exception("engine step failed")
+                for running in list(self._running):
+                    self._end(running, [], error=error)
+        with self._changed:
+            self._inbox.cancelled |= self._inbox.known
+        self._apply_cancellations()
+
+    def _has_work(self) -> bool:
+        return bool(self._running or self._inbox.waiting)
+
+    def _check(self, submission: Submission) -> None:
+        request, limits = submission.request, self._engine.limits
+        source_names(submission.strategy, ())
+        if len(request.prompt_ids) == 0:
+            raise RequestError("the prompt is empty; send at least one token")
+        if request.max_new_tokens < 1:
+            raise RequestError(f"the number of tokens to generate is {request.max_new_tokens}; it must be at least 1")
+        if not 0 <= request.min_new_tokens <= request.max_new_tokens:
+            raise RequestError(
+                f"min_tokens is {request.min_new_tokens}; it must be in 0 .. {request.max_new_tokens} (max_tokens)"
+            )
+        if len(request.prompt_ids) >= limits.max_seq_len:
+            raise RequestError(
+                f"the prompt has {len(request.prompt_ids)} tokens, the engine holds {limits.max_seq_len} with the "
+                "output; shorten it or build with a larger engine.max_seq_len"
+            )
+        if len(submission.supplied) > limits.max_draft_tokens:
+            raise RequestError(
+                f"{len(submission.supplied)} draft tokens were sent; the engine takes {limits.max_draft_tokens} a step"
+            )
+        try:
+            check_tree(submission.supplied, limits.vocab_size)
+        except ValueError as error:
+            raise RequestError(str(error)) from error
+        check_sampling(request.sampling, limits.vocab_size)
+
+    def _apply_cancellations(self) -> None:
+        with self._changed:
+            cancelled, self._inbox.cancelled = self._inbox.cancelled, set()
+            dropped = [entry for entry in self._inbox.waiting if entry[0].request.request_id in cancelled]
+            self._inbox.waiting = deque(entry for entry in self._inbox.waiting if entry not in dropped)
+            self._inbox.known -= {submission.request.request_id for submission, _ in dropped}
+        for submission, on_event in dropped:
+            _tell(on_event, _ended(submission, FinishReason.CANCELLED))
+        for running in list(self._running):
+            if running.submission.request.request_id in cancelled:
+                running.session.cancel()
+                self._end(running, [])
+
+    def _admit(self) -> None:
+        while len(self._running) < self._engine.limits.max_batch_size:
+            with self._changed:
+                if not self._inbox.waiting:
+                    return
+                submission, on_event = self._inbox.waiting.popleft()
+            request = submission.request
+            try:
+                sequence = self._engine.open(request.prompt_ids)
+            except RequestError as error:
+                with self._changed:
+                    self._inbox.known.discard(request.request_id)
+                _tell(on_event, _ended(submission, None, error))
+                continue
+            names = source_names(submission.strategy, self._source_names)
+            budget = submission.budget or self._default_budget
+            limits = self._engine.limits
+            session = Session(
+                request,
+                self._drafter,
+                names,
+                DraftBudget(min(budget.max_nodes, limits.max_draft_tokens), budget.max_depth),
+                limits.max_seq_len,
+            )
+            session.statistics.num_reused_tokens = sequence.num_reused_tokens
+            if self._supplied is not None and self._supplied.name in names:
+                self._supplied.supply(request.request_id, submission.supplied)
+                self._supplied.predict(request.request_id, submission.prediction)
+            top_k = self._drafter.needs_top_k(request.request_id)
+            self._running.append(_Running(submission, on_event, session, sequence, needs_logits(request), top_k))
+
+    def _plan(self) -> list[tuple[_Running, VerifyItem]]:
+        """Items of the next pass, within `max_num_tokens`: verify steps first, then prompt chunks."""
+        room = self._engine.limits.max_num_tokens
+        planned: list[tuple[_Running, VerifyItem]] = []
+        for running in sorted(self._running, key=lambda running: len(running.sequence.pending)):
+            num_pending = len(running.sequence.pending)
+            chunk = min(num_pending, self._prefill_chunk, room)
+            if chunk <= 0:
+                break
+            room -= chunk
+            tree = running.session.propose(room) if chunk == num_pending else EMPTY_TREE
+            room -= len(tree)
+            planned.append((running, VerifyItem(running.sequence, tree, chunk)))
+        return planned
+
+    def _advance(self, running: _Running, tree: DraftTree, logits: NodeLogits) -> None:
+        request, session = running.submission.request, running.session
+        choices = logits.choices
+
+        def choose(node: int, emitted: Sequence[int]) -> int:
+            if not running.needs_logits:
+                return int(choices[node + 1])
+            return choose_token(request, logits.row(node + 1), session.context_with(emitted))
+
+        accepted = accept(tree, choose)
+        top_ids, top_probs = logits.top_k(running.top_k) if running.top_k else (None, None)
+        self._engine.commit(running.sequence, accepted.nodes, accepted.token_ids)
+        emitted = session.advance(tree, StepOutcome(accepted.nodes, accepted.token_ids, choices, top_ids, top_probs))
+        running.num_steps += 1
+        if session.finished or running.num_steps == running.submission.max_steps:
+            self._end(running, emitted)
+        else:
+            _tell(running.on_event, StepEvent(request.request_id, emitted, session.statistics))
+
+    def _end(self, running: _Running, emitted: Iterable[int], error: Exception | None = None) -> None:
+        request_id = running.submission.request.request_id
+        running.session.close()
+        self._engine.release(running.sequence)
+        self._running.remove(running)
+        with self._changed:
+            self._inbox.known.discard(request_id)
+        session = running.session
+        _tell(
+            running.on_event,
+            StepEvent(request_id, list(emitted), session.statistics, session.finish_reason, error, done=True),
+        )
+
+
+def _ended(submission: Submission, reason: FinishReason | None, error: Exception | None = None) -> StepEvent:
+    return StepEvent(submission.request.request_id, [], GenerationStatistics(), reason, error, done=True)
+
+
+def _tell(on_event: OnEvent, event: StepEvent) -> None:
+    """Hand an event over; a requester that cannot take it must not stop the others."""
+    try:
+        on_event(event)
+    except Exception:
+        logger.exception("the requester of %s could not take an event", event.request_id)

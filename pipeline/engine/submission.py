@@ -1,0 +1,53 @@
+"""What goes into the scheduler and what comes out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pipeline.decoding.request import FinishReason, GenerationRequest
+from pipeline.decoding.session import GenerationStatistics
+from pipeline.decoding.sources.base import DraftBudget
+from pipeline.decoding.tree import EMPTY_TREE, DraftTree, IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A request as the scheduler takes it. budget: drafts per step, None for the scheduler's default. supplied: a tree
+    that the requester wants verified in the first step. prediction: [len] the requester's guess at the whole output, or
+    empty; both take part under strategies with supplied drafts. max_steps: end after that many steps; None: no limit."""
+
+    request: GenerationRequest
+    strategy: str = "auto"
+    budget: DraftBudget | None = None
+    supplied: DraftTree = EMPTY_TREE
+    prediction: IntArray = field(default_factory=lambda: np.empty(0, np.int32))
+    max_steps: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepEvent:
+    """What a step brought to one request. finish_reason is None on the last event of one that `max_steps` ended."""
+
+    request_id: str
+    token_ids: list[int]
+    statistics: GenerationStatistics
+    finish_reason: FinishReason | None = None
+    error: Exception | None = None
+    done: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationResult:
+    """A finished request of `Scheduler.run`."""
+
+    request_id: str
+    prompt_ids: list[int]
+    output_ids: list[int]
+    finish_reason: FinishReason | None
+    statistics: GenerationStatistics
+
+
+OnEvent = Callable[[StepEvent], None]

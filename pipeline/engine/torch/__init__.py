@@ -1,0 +1,1 @@
+"""The torch engine: unmodified transformers models with a slot KV cache and tree attention."""

@@ -1,0 +1,123 @@
+"""Tree attention over the slot cache, as an attention function that transformers' own modelling code calls.
+
+All sequences of a pass lie behind each other in one row of tokens, so the linear layers see one matrix and nothing is
+padded. Attention alone is done per sequence: its new keys and values go into its slot behind the cached ones, and its
+queries look at
+
+    [ cached tokens: all | pending tokens: up to their own | tree nodes: their ancestors and themselves ]
+
+Grouped query heads are laid out as additional query rows of their key head, so keys and values are never repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from pipeline.decoding.tree import BoolArray, DraftTree, IntArray, ancestor_mask, depths
+from pipeline.engine.torch.kv_cache import SlotCache
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One sequence's tokens in a pass. start: first row in the pass. mask: [len, cached + len], None where a single
+    token sees everything. distance: [len, cached + len] how far back each visible token lies, for sliding windows."""
+
+    slot_index: int
+    start: int
+    length: int
+    num_cached_tokens: int
+    mask: torch.Tensor | None
+    distance: torch.Tensor | None
+
+
+def segment_positions(num_cached_tokens: int, num_pending: int, tree: DraftTree) -> IntArray:
+    """[pending + nodes] absolute positions: nodes lie as far behind the last pending token as they are deep."""
+    pending = np.arange(num_cached_tokens, num_cached_tokens + num_pending, dtype=np.int32)
+    return np.concatenate([pending, num_cached_tokens + num_pending - 1 + depths(tree)])
+
+
+def segment_mask(num_cached_tokens: int, num_pending: int, tree: DraftTree) -> BoolArray:
+    """[pending + nodes, cached + pending + nodes] what each new token may attend to."""
+    num_new = num_pending + len(tree)
+    mask = np.zeros((num_new, num_cached_tokens + num_new), np.bool_)
+    mask[:, :num_cached_tokens] = True
+    own = mask[:, num_cached_tokens:]
+    own[:num_pending, :num_pending] = np.tri(num_pending, dtype=np.bool_)
+    own[num_pending:, :num_pending] = True
+    own[num_pending:, num_pending:] = ancestor_mask(tree)
+    return mask
+
+
+class SlotAttention:
+    """The attention function of one engine; `segments` describes the pass under way."""
+
+    def __init__(self, cache: SlotCache) -> None:
+        self._cache = cache
+        self.segments: Sequence[Segment] = ()
+
+    def __call__(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        scaling: float | None = None,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        **_: Any,
+    ) -> tuple[torch.Tensor, None]:
+        """query: [1, head, tokens, dim], key, value: [1, kv_head, tokens, dim] -> [1, tokens, head, dim]."""
+        layer = int(module.layer_idx)  # type: ignore[arg-type]
+        keys, values = self._cache.keys[layer], self._cache.values[layer]
+        num_heads, num_kv_heads, dim = query.shape[1], key.shape[1], query.shape[3]
+        scale = dim**-0.5 if scaling is None else scaling
+        output = torch.empty(1, query.shape[2], num_heads, dim, dtype=query.dtype, device=query.device)
+        for segment in self.segments:
+            rows = slice(segment.start, segment.start + segment.length)
+            end = segment.num_cached_tokens + segment.length
+            keys[segment.slot_index, :, segment.num_cached_tokens : end] = key[0, :, rows]
+            values[segment.slot_index, :, segment.num_cached_tokens : end] = value[0, :, rows]
+            # [1, kv_head, group * len, dim]
+            grouped = query[:, :, rows].reshape(1, num_kv_heads, -1, dim)
+            mask = _visible(segment, sliding_window)
+            if mask is not None and num_heads != num_kv_heads:
+                mask = mask.repeat(num_heads // num_kv_heads, 1)
+            slot_keys, slot_values = keys[segment.slot_index, None, :, :end], values[segment.slot_index, None, :, :end]
+            attended = (
+                scaled_dot_product_attention(grouped, slot_keys, slot_values, attn_mask=mask, scale=scale)
+                if softcap is None
+                else _capped_attention(grouped, slot_keys, slot_values, mask, scale, softcap)
+            )
+            output[0, rows] = attended.view(num_heads, segment.length, dim).transpose(0, 1)
+        return output, None
+
+
+def _visible(segment: Segment, sliding_window: int | None) -> torch.Tensor | None:
+    """The segment's mask, narrowed to the layer's sliding window where that is shorter than the sequence."""
+    end = segment.num_cached_tokens + segment.length
+    if sliding_window is None or end <= sliding_window or segment.distance is None:
+        return segment.mask
+    near = segment.distance < sliding_window
+    return near if segment.mask is None else near & segment.mask
+
+
+def _capped_attention(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    softcap: float,
+) -> torch.Tensor:
+    """Attention with scores squeezed into (-softcap, softcap), as Gemma 2 has it (arXiv 2408.00118 section 2)."""
+    scores = torch.tanh(query @ keys.transpose(2, 3) * (scale / softcap)) * softcap
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    return torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype) @ values

@@ -1,0 +1,173 @@
+"""The torch engine: the engine contract over an unmodified transformers model."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AttentionInterface, PreTrainedModel
+
+from pipeline.decoding.tree import FloatArray, IntArray, check_tree
+from pipeline.engine.contract import EngineLimits, NodeLogits, VerifyItem
+from pipeline.engine.contract import Sequence as EngineSequence
+from pipeline.engine.torch.attention import Segment, SlotAttention, segment_mask, segment_positions
+from pipeline.engine.torch.kv_cache import ReuseCounters, Slot, SlotCache
+from pipeline.engine.torch.packed_linear import can_pack, pack_linears
+from pipeline.errors import RequestError
+
+_engine_numbers = itertools.count()
+
+
+class TorchNodeLogits:
+    """Rows of one item in the logits of a pass. logits: [n + 1, vocab]. choices: [n + 1]."""
+
+    def __init__(self, logits: torch.Tensor, choices: IntArray) -> None:
+        self._logits = logits
+        self._choices = choices
+
+    @property
+    def choices(self) -> IntArray:
+        return self._choices
+
+    def row(self, index: int) -> FloatArray:
+        return self._logits[index].float().cpu().numpy()
+
+    def top_k(self, k: int) -> tuple[IntArray, FloatArray]:
+        values, ids = self._logits.float().topk(k, dim=1)
+        probabilities = torch.exp(values - torch.logsumexp(self._logits.float(), dim=1, keepdim=True))
+        return ids.to(torch.int32).cpu().numpy(), probabilities.cpu().numpy()
+
+
+class TorchEngine:
+    """See `pipeline.engine.contract.Engine`. Takes the model over: its linear layers are packed where the CPU gains."""
+
+    def __init__(self, model: PreTrainedModel, limits: EngineLimits, num_slots: int | None = None) -> None:
+        """num_slots: rows of the KV cache; those beyond `limits.max_batch_size` keep finished sequences for reuse."""
+        self.limits = limits
+        self._model = model.eval()
+        config = model.config.get_text_config()
+        parameter = next(model.parameters())
+        self._device = parameter.device
+        self._cache = SlotCache.allocate(
+            num_layers=config.num_hidden_layers,
+            num_slots=2 * limits.max_batch_size if num_slots is None else num_slots,
+            num_kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+            max_seq_len=limits.max_seq_len,
+            head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+            dtype=parameter.dtype,
+            device=self._device,
+        )
+        self._sliding_window: int | None = getattr(config, "sliding_window", None)
+        self._attention = SlotAttention(self._cache)
+        # Attention functions are looked up by name for the whole process, so each engine registers under its own.
+        name = f"slot_tree_{next(_engine_numbers)}"
+        AttentionInterface.register(name, self._attention)
+        model.set_attn_implementation(name)
+        if can_pack(model):
+            pack_linears(model)
+
+    @property
+    def reuse(self) -> ReuseCounters:
+        return self._cache.counters
+
+    def open(self, token_ids: IntArray) -> Slot:
+        tokens = np.asarray(token_ids)
+        if not len(tokens):
+            raise RequestError("the prompt is empty; send at least one token")
+        if len(tokens) > self.limits.max_seq_len:
+            raise RequestError(
+                f"the prompt has {len(tokens)} tokens, the engine holds {self.limits.max_seq_len} per sequence; "
+                "shorten it or build with a larger engine.max_seq_len"
+            )
+        wrong = np.flatnonzero((tokens < 0) | (tokens >= self.limits.vocab_size))
+        if len(wrong):
+            raise RequestError(
+                f"token {int(tokens[wrong[0]])} at position {int(wrong[0])} lies outside the vocabulary "
+                f"0 .. {self.limits.vocab_size - 1}"
+            )
+        return self._cache.claim(tokens.astype(np.int32))
+
+    @torch.inference_mode()
+    def verify(self, items: Sequence[VerifyItem]) -> list[NodeLogits | None]:
+        token_ids: list[IntArray] = []
+        positions: list[IntArray] = []
+        segments: list[Segment] = []
+        wanted_rows: list[int] = []
+        start = 0
+        for item in items:
+            slot = _slot(item.sequence)
+            num_pending = slot.num_pending if item.num_pending is None else item.num_pending
+            is_last = num_pending == slot.num_pending
+            self._check(item, slot, num_pending, is_last)
+            first = slot.num_cached_tokens
+            token_ids += [slot.tokens[first : first + num_pending], item.tree.token_ids]
+            segment, segment_position = self._segment(slot, start, num_pending, item)
+            segments.append(segment)
+            positions.append(segment_position)
+            if is_last:
+                wanted_rows += range(start + num_pending - 1, start + segment.length)
+            start += segment.length
+        logits = self._forward(np.concatenate(token_ids), np.concatenate(positions), segments, wanted_rows)
+        choices = logits.argmax(dim=1).to(torch.int32).cpu().numpy()
+        results: list[NodeLogits | None] = []
+        row = 0
+        for item, segment in zip(items, segments, strict=True):
+            slot = _slot(item.sequence)
+            slot.num_cached_tokens += segment.length - len(item.tree)
+            if slot.num_pending:
+                results.append(None)
+                continue
+            rows = slice(row, row + len(item.tree) + 1)
+            results.append(TorchNodeLogits(logits[rows], choices[rows]))
+            row = rows.stop
+        return results
+
+    def commit(self, sequence: EngineSequence, nodes: Sequence[int], token_ids: Sequence[int]) -> None:
+        slot = _slot(sequence)
+        self._cache.keep_path(slot, nodes)
+        slot.tokens[slot.num_tokens : slot.num_tokens + len(token_ids)] = token_ids
+        slot.num_tokens += len(token_ids)
+
+    def release(self, sequence: EngineSequence) -> None:
+        self._cache.release(_slot(sequence))
+
+    def _check(self, item: VerifyItem, slot: Slot, num_pending: int, is_last: bool) -> None:
+        if len(item.tree):
+            assert is_last, "a tree hangs below the last pending token, so all pending tokens must be in the pass"
+            check_tree(item.tree, self.limits.vocab_size)
+        end = slot.num_cached_tokens + num_pending + len(item.tree)
+        assert 0 < num_pending <= slot.num_pending, "a pass must compute at least one pending token of each sequence"
+        assert end <= self.limits.max_seq_len, "sequence and drafts exceed the slot"
+
+    def _segment(self, slot: Slot, start: int, num_pending: int, item: VerifyItem) -> tuple[Segment, IntArray]:
+        cached, length = slot.num_cached_tokens, num_pending + len(item.tree)
+        position = segment_positions(cached, num_pending, item.tree)
+        mask = distance = None
+        if length > 1:
+            mask = torch.from_numpy(segment_mask(cached, num_pending, item.tree)).to(self._device)
+        if self._sliding_window is not None and cached + length > self._sliding_window:
+            key_position = np.concatenate([np.arange(cached, dtype=np.int32), position])
+            distance = torch.from_numpy(position[:, None] - key_position[None]).to(self._device)
+        return Segment(slot.index, start, length, cached, mask, distance), position
+
+    def _forward(
+        self, token_ids: IntArray, positions: IntArray, segments: Sequence[Segment], wanted_rows: Sequence[int]
+    ) -> torch.Tensor:
+        """[wanted rows, vocab] logits of one pass over all segments."""
+        self._attention.segments = segments
+        output: Any = self._model(
+            input_ids=torch.from_numpy(token_ids.astype(np.int64))[None].to(self._device),
+            position_ids=torch.from_numpy(positions.astype(np.int64))[None].to(self._device),
+            use_cache=False,
+            logits_to_keep=torch.as_tensor(wanted_rows, dtype=torch.int64, device=self._device),
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+
+def _slot(sequence: EngineSequence) -> Slot:
+    assert isinstance(sequence, Slot), "the sequence belongs to another engine"
+    return sequence

@@ -1,0 +1,1 @@
+"""Engine artefact -> Triton model repository."""

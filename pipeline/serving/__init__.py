@@ -1,0 +1,1 @@
+"""Find and run tritonserver, talk to it."""

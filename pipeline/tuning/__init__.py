@@ -1,0 +1,1 @@
+"""Measured cost of a pass, and what is chosen from it."""

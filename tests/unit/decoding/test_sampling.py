@@ -1,0 +1,109 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.decoding.request import SamplingParams
+from pipeline.decoding.sampling import check_sampling, choose_token, gumbel_noise, needs_logits
+from pipeline.errors import RequestError
+from tests.fakes import VOCAB_SIZE, make_request, table_logits
+
+LOGITS = np.asarray([1.0, 3.0, 2.0, 0.0, -1.0], np.float32)
+CONTEXT = np.asarray([0, 0, 1], np.int32)
+
+
+def chosen(context: np.ndarray = CONTEXT, logits: np.ndarray = LOGITS, **fields: object) -> int:
+    request_fields = {name: fields.pop(name) for name in ("min_new_tokens", "end_ids") if name in fields}
+    request = make_request(prompt=context.tolist(), sampling=SamplingParams(**fields), **request_fields)  # type: ignore[arg-type]
+    return choose_token(request, logits, context)
+
+
+def test_the_defaults_are_greedy() -> None:
+    assert chosen() == 1
+    assert not needs_logits(make_request())
+
+
+def test_sampled_tokens_follow_the_softmax_of_the_logits() -> None:
+    """Chi-square of 20,000 draws against softmax(logits / T); 4 degrees of freedom, limit at p = 1e-4."""
+    temperature, draws = 1.3, 20_000
+    counts = np.bincount([chosen(temperature=temperature, seed=seed) for seed in range(draws)], minlength=5)
+    weights = np.exp(LOGITS / temperature)
+    expected = draws * weights / weights.sum()
+    assert ((counts - expected) ** 2 / expected).sum() < 23.5
+
+
+def test_noise_is_a_function_of_seed_and_position_alone() -> None:
+    np.testing.assert_array_equal(gumbel_noise(3, 7, 100), gumbel_noise(3, 7, 100))
+    assert not np.array_equal(gumbel_noise(3, 7, 100), gumbel_noise(3, 8, 100))
+    assert not np.array_equal(gumbel_noise(3, 7, 100), gumbel_noise(4, 7, 100))
+    assert np.isfinite(gumbel_noise(2**64 - 1, 1 << 20, 50_000)).all()
+
+
+def test_noise_of_neighbouring_positions_is_uncorrelated() -> None:
+    correlation = np.corrcoef(gumbel_noise(0, 1, 50_000), gumbel_noise(0, 2, 50_000))[0, 1]
+    assert abs(correlation) < 0.02
+
+
+@pytest.mark.parametrize(
+    ("fields", "allowed"),
+    [
+        ({"top_k": 2}, {1, 2}),
+        ({"top_p": 0.3}, {1}),
+        ({"top_p": 0.5}, {1, 2}),
+        ({"min_p": 0.6}, {1, 2}),
+        ({"top_k": 3, "top_p": 0.999, "min_p": 0.01}, {0, 1, 2}),
+        ({"top_k": 1}, {1}),
+        ({"bad_words": ((1,), (2,))}, {0, 3, 4}),
+        ({"bad_words": ((0, 1, 1),)}, {0, 2, 3, 4}),
+        ({"bad_words": ((1, 1, 1),)}, {0, 1, 2, 3, 4}),
+    ],
+)
+def test_truncation_leaves_exactly_these_tokens(fields: dict[str, object], allowed: set[int]) -> None:
+    assert {chosen(temperature=3.0, seed=seed, **fields) for seed in range(400)} == allowed
+
+
+def test_a_tiny_temperature_is_greedy_and_finite() -> None:
+    with np.errstate(all="raise", under="ignore"):
+        assert chosen(temperature=1e-30, seed=5) == 1
+
+
+def test_repetition_penalty_divides_positive_and_multiplies_negative_scores() -> None:
+    logits = np.asarray([4.0, 3.0, -1.0], np.float32)
+    assert chosen(np.asarray([0], np.int32), logits, repetition_penalty=1.5) == 1
+    assert chosen(np.asarray([0, 1], np.int32), logits, repetition_penalty=1.5) == 0
+
+
+def test_presence_and_frequency_count_from_prompt_ignore_length_on() -> None:
+    logits = np.asarray([2.0, 1.5], np.float32)
+    context = np.asarray([0, 0, 0], np.int32)
+    assert chosen(context, logits, presence_penalty=1.0) == 1
+    assert chosen(context, logits, presence_penalty=1.0, prompt_ignore_length=3) == 0
+    assert chosen(context, logits, frequency_penalty=0.2, prompt_ignore_length=1) == 0
+    assert chosen(context, logits, frequency_penalty=0.2) == 1
+
+
+def test_no_end_token_before_the_minimum_length() -> None:
+    assert chosen(min_new_tokens=1, end_ids=frozenset({1})) == 2
+    request = make_request(prompt=[0, 0], sampling=SamplingParams(), min_new_tokens=1, end_ids=frozenset({1}))
+    assert choose_token(request, LOGITS, CONTEXT) == 1
+
+
+def test_embedding_bias_is_added() -> None:
+    assert chosen(embedding_bias=np.asarray([0, 0, 5, 0, 0], np.float32)) == 2
+
+
+def test_all_faults_of_sampling_parameters_are_named_together() -> None:
+    params = SamplingParams(temperature=-1, top_k=-2, top_p=0.0, min_p=2, repetition_penalty=0, bad_words=((99,),))
+    with pytest.raises(RequestError) as caught:
+        check_sampling(params, VOCAB_SIZE)
+    for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "bad_words"):
+        assert name in str(caught.value)
+    check_sampling(SamplingParams(temperature=0.7, top_k=5, top_p=1.0), VOCAB_SIZE)
+
+
+@given(st.integers(0, 2**64 - 1), st.floats(0.1, 2.0), st.integers(0, 5), st.floats(0.1, 1.0))
+def test_the_same_seed_gives_the_same_token(seed: int, temperature: float, top_k: int, top_p: float) -> None:
+    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    logits = table_logits([1, 2, 3])
+    request = make_request(sampling=params)
+    assert choose_token(request, logits, CONTEXT) == choose_token(request, logits.copy(), CONTEXT.copy())

@@ -1,0 +1,96 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.decoding.tree import (
+    EMPTY_TREE,
+    DraftTree,
+    ancestor_mask,
+    chain,
+    check_tree,
+    depths,
+    limit_tree,
+    path_to,
+    select_nodes,
+    tree_from_lists,
+)
+
+
+@st.composite
+def trees(draw: st.DrawFn, max_size: int = 12) -> DraftTree:
+    parents = [draw(st.integers(-1, node - 1)) for node in range(draw(st.integers(0, max_size)))]
+    tokens = [draw(st.integers(0, 5)) for _ in parents]
+    probabilities: list[float] = []
+    for parent in parents:
+        above = 1.0 if parent < 0 else probabilities[parent]
+        probabilities.append(above * draw(st.floats(0.05, 1.0)))
+    return tree_from_lists(tokens, parents, probabilities)
+
+
+def test_depths_and_mask_of_a_small_tree_are_as_drawn() -> None:
+    tree = tree_from_lists([10, 11, 12, 13], [-1, 0, 0, -1])
+    assert depths(tree).tolist() == [1, 2, 2, 1]
+    assert ancestor_mask(tree).astype(int).tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [0, 0, 0, 1]]
+
+
+def test_a_chain_is_a_tree_with_one_branch() -> None:
+    tree = chain([7, 8, 9])
+    assert tree.parents.tolist() == [-1, 0, 1]
+    assert (ancestor_mask(tree) == np.tri(3, dtype=bool)).all()
+
+
+@given(trees())
+def test_mask_row_holds_exactly_the_path_to_the_node(tree: DraftTree) -> None:
+    mask = ancestor_mask(tree)
+    for node in range(len(tree)):
+        assert np.flatnonzero(mask[node]).tolist() == path_to(tree, node)
+        assert len(path_to(tree, node)) == depths(tree)[node]
+
+
+@given(trees(), st.data())
+def test_selected_nodes_keep_their_paths(tree: DraftTree, data: st.DataObject) -> None:
+    keep = np.asarray([data.draw(st.booleans()) for _ in range(len(tree))], bool)
+    subtree = select_nodes(tree, keep)
+    check_tree(subtree)
+    kept = [node for node in range(len(tree)) if keep[path_to(tree, node)].all()]
+    paths = [tree.token_ids[path_to(tree, node)].tolist() for node in kept]
+    assert [subtree.token_ids[path_to(subtree, node)].tolist() for node in range(len(subtree))] == paths
+
+
+@given(trees(), st.integers(0, 14), st.integers(0, 6))
+def test_a_limited_tree_holds_the_most_probable_nodes_within_the_limits(
+    tree: DraftTree, nodes: int, depth: int
+) -> None:
+    limited = limit_tree(tree, nodes, depth)
+    check_tree(limited)
+    shallow = depths(tree) <= depth
+    assert len(limited) == min(nodes, int(shallow.sum())) if depth and nodes else len(limited) == 0
+    assert len(limited) == 0 or depths(limited).max() <= depth
+    if len(limited) and limited.probabilities is not None and tree.probabilities is not None:
+        best = np.sort(tree.probabilities[shallow])[::-1][: len(limited)]
+        np.testing.assert_allclose(np.sort(limited.probabilities)[::-1], best)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "parents", "vocab_size", "message"),
+    [
+        ([1, 2], [-1, 1], None, "node 1 has parent 1"),
+        ([1, 2], [1, -1], None, "node 0 has parent 1"),
+        ([1], [-2], None, "node 0 has parent -2"),
+        ([1, 2], [-1], None, "lists of one length"),
+        ([1, 99], [-1, 0], 99, "token 99; the vocabulary has 0..98"),
+        ([-1], [-1], 99, "token -1"),
+    ],
+)
+def test_what_is_no_tree_is_refused_with_the_place(
+    tokens: list[int], parents: list[int], vocab_size: int | None, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_tree(DraftTree(np.asarray(tokens, np.int32), np.asarray(parents, np.int32)), vocab_size)
+
+
+def test_the_empty_tree_is_a_tree() -> None:
+    check_tree(EMPTY_TREE, 1)
+    assert depths(EMPTY_TREE).shape == (0,)
+    assert ancestor_mask(EMPTY_TREE).shape == (0, 0)

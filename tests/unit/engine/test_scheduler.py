@@ -1,0 +1,256 @@
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.decoding.drafter import Drafter
+from pipeline.decoding.request import FinishReason, GenerationRequest, SamplingParams
+from pipeline.decoding.sources.base import DraftBudget
+from pipeline.decoding.tree import DraftTree, chain, tree_from_lists
+from pipeline.engine.contract import EngineLimits
+from pipeline.engine.scheduler import Scheduler
+from pipeline.engine.submission import StepEvent, Submission
+from pipeline.errors import BusyError, RequestError
+from tests.fakes import VOCAB_SIZE, HostileSource, TableEngine, make_request, plain_decode, table_logits
+
+
+def make_scheduler(
+    *, limits: EngineLimits | None = None, source: HostileSource | None = None, max_queue_size: int = 64
+) -> Scheduler:
+    engine = TableEngine() if limits is None else TableEngine(limits)
+    return Scheduler(
+        engine,
+        Drafter([source or HostileSource()], VOCAB_SIZE),
+        default_budget=DraftBudget(10, 6),
+        max_queue_size=max_queue_size,
+        prefill_chunk=16,
+    )
+
+
+def expected(request: GenerationRequest) -> list[int]:
+    return plain_decode(request)
+
+
+sampling_params = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 0.7, 1.5]),
+    top_k=st.sampled_from([0, 4]),
+    top_p=st.sampled_from([1.0, 0.8]),
+    min_p=st.sampled_from([0.0, 0.05]),
+    repetition_penalty=st.sampled_from([1.0, 1.3]),
+    presence_penalty=st.sampled_from([0.0, 0.5]),
+    frequency_penalty=st.sampled_from([0.0, 0.3]),
+    prompt_ignore_length=st.sampled_from([0, 2]),
+    bad_words=st.sampled_from([(), ((5,), (1, 2))]),
+    seed=st.integers(0, 3),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=40),
+            st.integers(1, 30),
+            sampling_params,
+            st.sampled_from(["none", "trie", "hybrid", "auto"]),
+        ),
+        min_size=1,
+        max_size=8,
+    ),
+    st.integers(0, 100),
+)
+def test_mixed_batches_with_hostile_drafts_emit_exactly_the_targets_tokens(
+    entries: list[tuple[list[int], int, SamplingParams, str]], seed: int
+) -> None:
+    scheduler = make_scheduler(source=HostileSource(seed))
+    submissions = [
+        Submission(
+            make_request(
+                prompt, length, sampling=sampling, end_ids=frozenset({0}), stop_sequences=((3, 4),), min_new_tokens=1
+            ),
+            strategy,
+        )
+        for prompt, length, sampling, strategy in entries
+    ]
+    results = scheduler.run(submissions)
+    assert [result.output_ids for result in results] == [expected(entry.request) for entry in submissions]
+    assert scheduler.engine.held == []  # type: ignore[attr-defined]
+
+
+def test_drafts_save_steps_and_every_token_is_counted_once() -> None:
+    request = make_request(max_new_tokens=40)
+    (plain,) = make_scheduler().run([Submission(request, "none")])
+    (drafted,) = make_scheduler(source=HostileSource(broken=0.0)).run([Submission(request, "trie")])
+    assert drafted.output_ids == plain.output_ids
+    assert plain.statistics.num_steps == len(plain.output_ids) == 40
+    assert drafted.statistics.num_steps < plain.statistics.num_steps
+    assert sum(drafted.statistics.acceptance_lengths) == 40
+    assert drafted.statistics.mean_acceptance_length == 40 / drafted.statistics.num_steps
+
+
+def test_a_supplied_tree_is_verified_in_one_step() -> None:
+    from pipeline.config.schema import SuppliedDraftConfig
+    from pipeline.decoding.sources.supplied import SuppliedSource
+
+    request = make_request(max_new_tokens=4)
+    target = plain_decode(request)
+    scheduler = Scheduler(
+        TableEngine(),
+        Drafter([SuppliedSource(SuppliedDraftConfig())], VOCAB_SIZE),
+        default_budget=DraftBudget(10, 10),
+        max_queue_size=4,
+        prefill_chunk=16,
+    )
+    wrong = (target[0] + 1) % VOCAB_SIZE
+    tree = tree_from_lists([wrong, target[0], target[1]], [-1, -1, 1])
+    (result,) = scheduler.run([Submission(request, "trie", supplied=tree, max_steps=1)])
+    assert result.output_ids == target[:3]
+    assert result.finish_reason is None
+    assert result.statistics.num_accepted_tokens == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda: Submission(make_request(prompt=[])), "prompt is empty"),
+        (lambda: Submission(make_request(max_new_tokens=0)), "at least 1"),
+        (lambda: Submission(make_request(max_new_tokens=-5)), "at least 1"),
+        (lambda: Submission(make_request(prompt=[1] * 256)), "256 tokens"),
+        (lambda: Submission(make_request(min_new_tokens=50)), "min_tokens"),
+        (lambda: Submission(make_request(), "fast"), "one of none, lookahead"),
+        (lambda: Submission(make_request(), supplied=chain([1] * 65)), "65 draft tokens"),
+        (lambda: Submission(make_request(), supplied=chain([99])), "token 99"),
+        (
+            lambda: Submission(make_request(), supplied=DraftTree(np.zeros(2, np.int32), np.asarray([1, 0], np.int32))),
+            "parent",
+        ),
+        (lambda: Submission(make_request(sampling=SamplingParams(temperature=-1))), "temperature"),
+    ],
+)
+def test_a_bad_request_is_refused_with_a_sentence_and_harms_nobody(
+    change: Callable[[], Submission], message: str
+) -> None:
+    scheduler = make_scheduler()
+    with pytest.raises(RequestError, match=message):
+        scheduler.submit(change(), lambda event: None)
+    good = make_request()
+    (result,) = scheduler.run([Submission(good)])
+    assert result.output_ids == plain_decode(good)
+
+
+def test_a_full_queue_answers_busy() -> None:
+    scheduler = make_scheduler(max_queue_size=2)
+    for _ in range(2):
+        scheduler.submit(Submission(make_request()), lambda event: None)
+    with pytest.raises(BusyError, match="2 requests are waiting"):
+        scheduler.submit(Submission(make_request()), lambda event: None)
+
+
+def test_two_requests_with_one_id_are_refused() -> None:
+    scheduler = make_scheduler()
+    submission = Submission(make_request())
+    scheduler.submit(submission, lambda event: None)
+    with pytest.raises(RequestError, match="in use"):
+        scheduler.submit(submission, lambda event: None)
+
+
+def test_cancelling_ends_waiting_and_running_requests_and_frees_their_places() -> None:
+    scheduler = make_scheduler(limits=EngineLimits(1, 256, 128, 64, VOCAB_SIZE))
+    events: dict[str, list[StepEvent]] = {}
+
+    def on_event(event: StepEvent) -> None:
+        events.setdefault(event.request_id, []).append(event)
+
+    running, waiting, last = (make_request(max_new_tokens=100) for _ in range(3))
+    for request in (running, waiting, last):
+        scheduler.submit(Submission(request, "none"), on_event)
+    scheduler.step()
+    scheduler.cancel(waiting.request_id)
+    scheduler.cancel(running.request_id)
+    scheduler.cancel("never heard of")
+    scheduler.step()
+    for request in (running, waiting):
+        assert events[request.request_id][-1].done
+        assert events[request.request_id][-1].finish_reason is FinishReason.CANCELLED
+    while not events.get(last.request_id, [StepEvent("", [], None)])[-1].done:  # type: ignore[arg-type]
+        scheduler.step()
+    assert [token for event in events[last.request_id] for token in event.token_ids] == plain_decode(last)
+
+
+def test_a_failing_pass_ends_the_requests_in_it_with_the_error_and_the_server_lives() -> None:
+    engine = TableEngine()
+    scheduler = Scheduler(
+        engine,
+        Drafter([HostileSource()], VOCAB_SIZE),
+        default_budget=DraftBudget(4, 4),
+        max_queue_size=8,
+        prefill_chunk=16,
+    )
+    verify, failures = engine.verify, iter([True])
+
+    def fails_once(items: object) -> object:
+        if next(failures, False):
+            raise MemoryError("no memory for this pass")
+        return verify(items)  # type: ignore[arg-type]
+
+    engine.verify = fails_once  # type: ignore[method-assign, assignment]
+    done: dict[str, StepEvent] = {}
+    finished = threading.Event()
+
+    def on_event(event: StepEvent) -> None:
+        if event.done:
+            done[event.request_id] = event
+            finished.set()
+
+    scheduler.start()
+    try:
+        first, second = make_request(), make_request()
+        scheduler.submit(Submission(first), on_event)
+        assert finished.wait(10)
+        finished.clear()
+        scheduler.submit(Submission(second), on_event)
+        assert finished.wait(10)
+    finally:
+        scheduler.close()
+    assert isinstance(done[first.request_id].error, MemoryError)
+    assert done[second.request_id].finish_reason is FinishReason.LENGTH
+    assert engine.held == []
+
+
+def test_closing_tells_unfinished_requests() -> None:
+    scheduler = make_scheduler()
+    ended = threading.Event()
+    scheduler.start()
+    scheduler.submit(Submission(make_request(max_new_tokens=200)), lambda event: ended.set() if event.done else None)
+    scheduler.close()
+    assert ended.wait(10)
+    with pytest.raises(BusyError, match="shutting down"):
+        scheduler.submit(Submission(make_request()), lambda event: None)
+
+
+def test_the_context_limit_ends_a_request() -> None:
+    request = make_request(prompt=[1] * 250, max_new_tokens=100)
+    (result,) = make_scheduler().run([Submission(request, "trie")])
+    assert len(result.output_ids) == 6
+    assert result.finish_reason is FinishReason.LENGTH
+    assert result.output_ids == plain_decode(request)
+
+
+def test_long_prompts_do_not_hold_up_running_requests() -> None:
+    """While a prompt of 100 tokens is computed in chunks of 16, a running request gets a token every pass."""
+    scheduler = make_scheduler()
+    tokens: list[int] = []
+    scheduler.submit(Submission(make_request(max_new_tokens=50), "none"), lambda event: tokens.extend(event.token_ids))
+    scheduler.step()
+    scheduler.submit(Submission(make_request(prompt=[2] * 100), "none"), lambda event: None)
+    for step in range(6):
+        scheduler.step()
+        assert len(tokens) == step + 2
+
+
+def test_lookup_table_is_deterministic() -> None:
+    np.testing.assert_array_equal(table_logits([1, 2, 3]), table_logits([9, 1, 2, 3]))
