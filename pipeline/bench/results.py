@@ -9,9 +9,12 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from pipeline.engine.cost_curve import CostRow
 from pipeline.errors import UserError
 
 OVERALL = "overall"
+
+Warmth = Literal["cold", "warm"]
 
 
 class _Value(BaseModel):
@@ -74,15 +77,6 @@ class ConcurrencyRow(_Value):
     num_identical: int
 
 
-class CostPoint(_Value):
-    """Median time of a pass. num_tokens: tokens of each sequence in the pass, the root included."""
-
-    num_tokens: int = Field(ge=1)
-    batch_size: int = Field(ge=1)
-    context_len: int = Field(ge=0)
-    milliseconds: float = Field(gt=0)
-
-
 class BenchResults(_Value):
     """The file that `lookahead bench --json` writes and `report` and `replay` read."""
 
@@ -90,22 +84,37 @@ class BenchResults(_Value):
     requests: list[RequestRecord]
     summary: list[SummaryRow]
     concurrency: list[ConcurrencyRow] = []
-    cost_curve: list[CostPoint] = []
-    chosen_budgets: dict[str, float] = Field(default={}, description="Mean draft tokens per step by strategy.")
-    warmth: Literal["cold", "warm"] = "cold"
+    cost_curve: list[CostRow] = []
+    warmth: Warmth = "cold"
     baseline: str = "none"
 
 
 def save_json(path: Path, value: BaseModel) -> None:
-    """Write a value as JSON; the file appears whole or not at all. Raises UserError if the folder cannot be written."""
+    """Write a value as JSON: see `save_text`."""
+    save_text(path, value.model_dump_json() + "\n")
+
+
+def save_text(path: Path, text: str) -> None:
+    """Write a file that appears whole or not at all. Raises UserError if the folder cannot be written."""
+    require_writable(path)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(value.model_dump_json(indent=None) + "\n", encoding="utf-8")
+        partial.write_text(text, encoding="utf-8")
         partial.replace(path)
     except OSError as error:
         partial.unlink(missing_ok=True)
-        raise UserError(f"The results cannot be written to {path}: {error.strerror}.") from error
+        raise UserError(f"{path} cannot be written: {error.strerror}.") from error
+
+
+def require_writable(path: Path) -> None:
+    """Raise UserError if a file cannot be written there, before hours of measuring are lost on it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}.") from error
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        reason = "it is a folder" if path.is_dir() else "its folder is not writable"
+        raise UserError(f"{path} cannot be written: {reason}.")
 
 
 def load_results(path: Path) -> BenchResults:

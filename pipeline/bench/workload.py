@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from pipeline.decoding.request import IntArray, as_token_ids
+from jinja2 import TemplateError
+
+from pipeline.decoding.request import as_token_ids
+from pipeline.decoding.tree import IntArray
 from pipeline.errors import RequestError, UserError
 
 Turns = Literal["first", "all"]
@@ -96,19 +99,23 @@ def _row_of(line: str, where: str) -> WorkloadRow:
     return WorkloadRow(str(row_id), task, tuple(turns))
 
 
-def prompt_ids_of(tokenizer: Tokenizer, messages: Sequence[str], raw: bool = False) -> IntArray:
-    """[prompt_len] token ids of a conversation. messages: user, assistant, user, ... in turn. They go through the
-    tokenizer's own chat template with its default system message; raw: the texts as they are, one behind the other."""
+def prompt_text_of(tokenizer: Tokenizer, messages: Sequence[str], raw: bool = False) -> str:
+    """The text of a conversation. messages: user, assistant, user, ... in turn. They go through the tokenizer's own chat
+    template with its default system message; raw: the texts as they are, one behind the other. Raises RequestError."""
     if raw:
-        return as_token_ids(tokenizer.encode("".join(messages)))
+        return "".join(messages)
     conversation = [
         {"role": "assistant" if index % 2 else "user", "content": text} for index, text in enumerate(messages)
     ]
     try:
-        text = tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
-    except ValueError as error:
+        text: str = tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
+    except (ValueError, TemplateError) as error:
         raise RequestError(
             f"The prompt cannot be put through a chat template ({' '.join(str(error).split())}); use --raw."
         ) from error
-    # The template writes the special tokens itself.
-    return as_token_ids(tokenizer.encode(text, add_special_tokens=False))
+    return text
+
+
+def prompt_ids_of(tokenizer: Tokenizer, messages: Sequence[str], raw: bool = False) -> IntArray:
+    """[prompt_len] token ids of `prompt_text_of`. Special tokens are added to raw text only: a template writes its own."""
+    return as_token_ids(tokenizer.encode(prompt_text_of(tokenizer, messages, raw), add_special_tokens=raw))

@@ -21,10 +21,13 @@ GGUF_ARCHITECTURES = {
 
 
 def check_architecture(found: str, expected: str, where: str) -> None:
-    """Raises CheckpointError if the checkpoint is of another kind than the model config says, or of one that is not served."""
+    """Raises CheckpointError if the checkpoint is of another kind than the model config says, or of one that is not
+    served."""
     if found not in SUPPORTED_ARCHITECTURES:
         raise CheckpointError(
             f"{where} is a {found}, which is not supported. Supported: {', '.join(SUPPORTED_ARCHITECTURES)}."
         )
     if found != expected:
-        raise CheckpointError(f"{where} is a {found}; the model config says architecture: {expected}. Correct the config.")
+        raise CheckpointError(
+            f"{where} is a {found}; the model config says architecture: {expected}. Correct the config."
+        )

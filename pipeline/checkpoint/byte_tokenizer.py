@@ -1,4 +1,5 @@
-"""A tokenizer without training data: every byte, common pairs of letters, and four special tokens. Any text comes back exactly."""
+"""A tokenizer without training data: every byte, common pairs of letters, and four special tokens. Any text comes
+back exactly."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ _CHAT_TEMPLATE = (
 
 
 def byte_tokenizer(vocab_size: int, max_len: int) -> PreTrainedTokenizerFast:
-    """Ids 0 - 3 are the special tokens, 4 - 259 the bytes, the rest pairs. Raises CheckpointError for an impossible size."""
+    """Ids 0 - 3 are the special tokens, 4 - 259 the bytes, the rest pairs. Raises CheckpointError for an impossible
+    size."""
     if not _MIN_VOCAB <= vocab_size <= _MAX_VOCAB:
         raise CheckpointError(
             f"A random checkpoint's vocab_size should lie between {_MIN_VOCAB} and {_MAX_VOCAB}; found {vocab_size}."
@@ -39,7 +41,7 @@ def byte_tokenizer(vocab_size: int, max_len: int) -> PreTrainedTokenizerFast:
     from transformers import PreTrainedTokenizerFast
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    merges = list(itertools.islice(itertools.product(_LETTERS, repeat=2), vocab_size - _MIN_VOCAB))
+    merges = list(itertools.islice(itertools.product(_LETTERS, _LETTERS), vocab_size - _MIN_VOCAB))
     tokens = [*SPECIAL_TOKENS, *alphabet, *("".join(pair) for pair in merges)]
     core = Tokenizer(models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=merges))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -10,7 +10,8 @@ from pathlib import Path
 class Checkpoint:
     """folder: what `from_pretrained` takes. gguf_file: name inside the folder, or None for safetensors.
     architecture: class name as in config.json. content_hash: changes whenever weights, config or tokenizer do.
-    weight_files, tokenizer_files: absolute paths; a GGUF file carries its tokenizer itself, so the latter is then empty."""
+    weight_files, tokenizer_files: absolute paths; a GGUF file carries its tokenizer itself, so the latter is then
+    empty."""
 
     folder: Path
     gguf_file: str | None

@@ -1,4 +1,5 @@
-"""Checkpoint -> a plain folder that `from_pretrained` reads: safetensors in one dtype, config, generation config, tokenizer."""
+"""Checkpoint -> a plain folder that `from_pretrained` reads: safetensors in one dtype, config, generation config,
+tokenizer."""
 
 from __future__ import annotations
 
@@ -11,9 +12,11 @@ from pipeline.errors import CheckpointError
 
 
 def write_weights(checkpoint: Checkpoint, dtype: Dtype, folder: Path) -> None:
-    """Load through transformers and save as safetensors. Raises CheckpointError if tensors are missing or do not fit."""
+    """Load through transformers and save as safetensors. Raises CheckpointError if tensors are missing or do not
+    fit."""
     import torch
     import transformers
+    from huggingface_hub.errors import StrictDataclassError
 
     model_class = getattr(transformers, checkpoint.architecture)
     arguments: dict[str, Any] = {"gguf_file": checkpoint.gguf_file} if checkpoint.gguf_file else {}
@@ -21,9 +24,10 @@ def write_weights(checkpoint: Checkpoint, dtype: Dtype, folder: Path) -> None:
         model, report = model_class.from_pretrained(
             checkpoint.folder, dtype=getattr(torch, dtype), output_loading_info=True, local_files_only=True, **arguments
         )
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise CheckpointError(f"{checkpoint.folder} cannot be loaded as {checkpoint.architecture}: {reason}.") from error
+    except (OSError, ValueError, RuntimeError, KeyError, StrictDataclassError) as error:
+        raise CheckpointError(
+            f"{checkpoint.folder} cannot be loaded as {checkpoint.architecture}: {_reason(error)}."
+        ) from error
     missing = sorted(report["missing_keys"])
     if missing or report["mismatched_keys"]:
         wrong = missing or sorted(str(key) for key in report["mismatched_keys"])
@@ -46,6 +50,10 @@ def write_tokenizer(checkpoint: Checkpoint, folder: Path) -> None:
     try:
         tokenizer = AutoTokenizer.from_pretrained(checkpoint.folder, local_files_only=True, **arguments)
     except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise CheckpointError(f"The tokenizer of {checkpoint.folder} cannot be read: {reason}.") from error
+        raise CheckpointError(f"The tokenizer of {checkpoint.folder} cannot be read: {_reason(error)}.") from error
     tokenizer.save_pretrained(folder)
+
+
+def _reason(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__

@@ -23,8 +23,8 @@ def require_space(folder: Path, num_bytes: int, purpose: str, error: type[UserEr
     free = shutil.disk_usage(existing).free
     if free < num_bytes + _SPARE_BYTES:
         raise error(
-            f"{purpose} needs about {gigabytes(num_bytes + _SPARE_BYTES)} of disk in {folder}; {gigabytes(free)} are free. "
-            "Free some, or point LOOKAHEAD_CACHE or LOOKAHEAD_ENGINES to a larger disk."
+            f"{purpose} needs about {gigabytes(num_bytes + _SPARE_BYTES)} of disk in {folder}; "
+            f"{gigabytes(free)} are free. Free some, or point LOOKAHEAD_CACHE or LOOKAHEAD_ENGINES to a larger disk."
         )
 
 
@@ -34,7 +34,8 @@ def gigabytes(num_bytes: int) -> str:
 
 @contextmanager
 def whole_folder(target: Path) -> Iterator[Path]:
-    """A folder to fill; becomes `target` when the block ends well and is removed otherwise. An older target is replaced."""
+    """A folder to fill; becomes `target` when the block ends well and is removed otherwise. An older target is
+    replaced."""
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".partial-{target.name}-"))
     try:

@@ -42,7 +42,8 @@ def fetch(model: ModelConfig, cache_dir: Path) -> Checkpoint:
 
 
 def known_content_hash(model: ModelConfig) -> str | None:
-    """The checkpoint's content hash where the config alone determines it, so that nothing needs fetching to compare it."""
+    """The checkpoint's content hash where the config alone determines it, so that nothing needs fetching to compare
+    it."""
     match model.checkpoint:
         case WheelCheckpoint() as source:
             return source.sha256

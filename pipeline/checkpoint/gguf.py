@@ -1,4 +1,5 @@
-"""A GGUF file as checkpoint: checked for completeness and architecture; `transformers` dequantises it when it is loaded."""
+"""A GGUF file as checkpoint: checked for completeness and architecture; `transformers` dequantises it when it is
+loaded."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ def open_gguf(path: Path, architecture: str, cache_dir: Path) -> Checkpoint:
     if architecture not in GGUF_ARCHITECTURES.get(found, ()):
         known = ", ".join(f"{word} ({' or '.join(classes)})" for word, classes in GGUF_ARCHITECTURES.items())
         raise CheckpointError(
-            f"{path} holds architecture '{found}'; the model config says {architecture}. Supported in GGUF files: {known}."
+            f"{path} holds architecture '{found}'; the model config says {architecture}. "
+            f"Supported in GGUF files: {known}."
         )
     return Checkpoint(path.parent, path.name, architecture, remembered_sha256(path, cache_dir), (path,), ())
 

@@ -54,7 +54,8 @@ def fetch_from_hub(source: HubCheckpoint, architecture: str, cache_dir: Path) ->
         ) from error
     except RepositoryNotFoundError as error:
         raise CheckpointError(
-            f"{source.repo_id} is not on the hub, or is private. Correct the id, or set HF_TOKEN to a token that may read it."
+            f"{source.repo_id} is not on the hub, or is private. "
+            "Correct the id, or set HF_TOKEN to a token that may read it."
         ) from error
     except LocalEntryNotFoundError as error:
         offline = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the hub cannot be reached"
@@ -64,8 +65,8 @@ def fetch_from_hub(source: HubCheckpoint, architecture: str, cache_dir: Path) ->
         ) from error
     except (HfHubHTTPError, httpx.HTTPError, OSError) as error:
         raise CheckpointError(
-            f"{name} cannot be fetched from the hub ({type(error).__name__}). Check the network and run the command again; "
-            "files already fetched are kept."
+            f"{name} cannot be fetched from the hub ({type(error).__name__}). "
+            "Check the network and run the command again; files already fetched are kept."
         ) from error
     return open_folder(folder, architecture, cache_dir, hub_hash(source.repo_id, folder.name))
 

@@ -29,7 +29,8 @@ _INDEX = "model.safetensors.index.json"
 
 
 def open_folder(folder: Path, architecture: str, cache_dir: Path, content_hash: str | None = None) -> Checkpoint:
-    """Check a folder and describe it. content_hash: known already, else all files are hashed. Raises CheckpointError."""
+    """Check a folder and describe it. content_hash: known already, else all files are hashed. Raises
+    CheckpointError."""
     if not folder.is_dir():
         raise CheckpointError(f"There is no checkpoint folder {folder}. Correct the path in the model config.")
     config = _read_json(folder / "config.json", "a checkpoint needs one")
@@ -74,14 +75,18 @@ def _weight_files(folder: Path) -> tuple[Path, ...]:
         shards = tuple(folder / name for name in sorted(set(tensors.values())))
         missing = [path.name for path in shards if not path.is_file()]
         if missing:
-            raise CheckpointError(f"{folder} lacks {', '.join(missing)}, which {_INDEX} names. Fetch the missing files.")
+            raise CheckpointError(
+                f"{folder} lacks {', '.join(missing)}, which {_INDEX} names. Fetch the missing files."
+            )
         return shards
     if (folder / "model.safetensors").is_file():
         return (folder / "model.safetensors",)
     if any(folder.glob("*.gguf")):
         raise CheckpointError(f"{folder} holds a GGUF file; name that file, with source: gguf in the model config.")
     if any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth")):
-        raise CheckpointError(f"{folder} holds pickled PyTorch weights, which are not read. Convert them to safetensors.")
+        raise CheckpointError(
+            f"{folder} holds pickled PyTorch weights, which are not read. Convert them to safetensors."
+        )
     raise CheckpointError(f"{folder} holds no weights: neither model.safetensors nor {_INDEX}.")
 
 

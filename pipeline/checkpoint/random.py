@@ -1,4 +1,5 @@
-"""A checkpoint of random weights from a transformers config class, with a byte-level tokenizer; the same seed, the same bytes."""
+"""A checkpoint of random weights from a transformers config class, with a byte-level tokenizer; the same seed, the
+same bytes."""
 
 from __future__ import annotations
 
@@ -41,6 +42,7 @@ def make_random(source: RandomCheckpoint, architecture: str, num_parameters: int
 def _write(source: RandomCheckpoint, architecture: str, folder: Path) -> None:
     import torch
     import transformers
+    from huggingface_hub.errors import StrictDataclassError
 
     vocab_size, max_len = source.config.get("vocab_size"), source.config.get("max_position_embeddings")
     if not isinstance(vocab_size, int) or not isinstance(max_len, int):
@@ -52,8 +54,9 @@ def _write(source: RandomCheckpoint, architecture: str, folder: Path) -> None:
         torch.manual_seed(source.seed)
         try:
             model = model_class(model_class.config_class(**{**special, **source.config}))
-        except (TypeError, ValueError, RuntimeError, AttributeError) as error:
-            raise CheckpointError(f"{architecture} cannot be made from checkpoint.config: {error}.") from error
+        except (TypeError, ValueError, RuntimeError, AttributeError, StrictDataclassError) as error:
+            reason = str(error).strip().splitlines()[-1].strip().rstrip(".")
+            raise CheckpointError(f"{architecture} cannot be made from checkpoint.config: {reason}.") from error
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -1,4 +1,5 @@
-"""The `lookahead` command. Here errors are caught, once: exit 0 done, 1 our bug (trace), 2 the user can mend it, 130 Ctrl-C."""
+"""The `lookahead` command. Here errors are caught, once: exit 0 done, 1 our bug (trace), 2 the user can mend it,
+130 Ctrl-C."""
 
 from __future__ import annotations
 

@@ -1,18 +1,21 @@
 """Puts the command together from one module per group of verbs.
 
 How to add commands
-    * Write `pipeline/cli/<group>.py` with `def register(app: typer.Typer) -> None`, which calls `app.command()(function)` for each
-      verb (or `app.add_typer(...)` for a verb with sub-verbs, such as `trie`), and name the module in GROUPS below.
+    * Write `pipeline/cli/<group>.py` with `def register(app: typer.Typer) -> None`, which calls
+      `app.command()(function)` for each verb (or `app.add_typer(...)` for a verb with sub-verbs, such as `trie`), and
+      name the module in GROUPS below.
     * At import time a group imports only the standard library, typer, `pipeline.errors`, `pipeline.cli.options` and
-      `pipeline.cli.output`. Everything else (torch, transformers, numpy, pydantic, our own rooms) is imported inside the
-      functions: `lookahead --help` reads every group and must start in a fraction of a second.
-    * Options that several verbs share come from `options`: `model: Model = DEFAULT_MODEL`, `profile: Profile = DEFAULT_PROFILE`,
-      `overrides: Set = None`, `dry_run: DryRun = False`, `as_json: Json = False`. `options.resolve(model, profile, overrides)` gives
-      the ResolvedConfig. Further options are written `Annotated[type, typer.Option("--name", help=...)]`.
-    * What the user mends is raised as a `pipeline.errors.UserError`; `pipeline.cli.main` prints it on stderr and exits with 2.
-      Nothing else is caught: a bug leaves its trace and exits with 1. Exit codes of a verb's own: `raise typer.Exit(code)`.
-    * Results go to stdout (`output.say`, `output.table`, `output.print_json`), progress and remarks to stderr (`output.note`,
-      `output.progress`), so that `--json` can be piped.
+      `pipeline.cli.output`. Everything else (torch, transformers, numpy, pydantic, our own rooms) is imported inside
+      the functions: `lookahead --help` reads every group and must start in a fraction of a second.
+    * Options that several verbs share come from `options`: `model: Model = DEFAULT_MODEL`, `profile: Profile =
+      DEFAULT_PROFILE`, `overrides: Set = None`, `dry_run: DryRun = False`, `as_json: Json = False`.
+      `options.resolve(model, profile, overrides)` gives the ResolvedConfig. Further options are written
+      `Annotated[type, typer.Option("--name", help=...)]`.
+    * What the user mends is raised as a `pipeline.errors.UserError`; `pipeline.cli.main` prints it on stderr and exits
+      with 2. Nothing else is caught: a bug leaves its trace and exits with 1. Exit codes of a verb's own: `raise
+      typer.Exit(code)`.
+    * Results go to stdout (`output.say`, `output.table`, `output.print_json`), progress and remarks to stderr
+      (`output.note`, `output.progress`), so that `--json` can be piped.
 """
 
 from __future__ import annotations

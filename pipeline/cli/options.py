@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,13 +20,12 @@ Model = Annotated[
     ),
 ]
 Profile = Annotated[str, typer.Option("--profile", "-p", help="Name from `lookahead profiles`, or a profile YAML.")]
-# typer reads annotations at run time, so this must be Optional and not a string with "|" on Python 3.10.
 Set = Annotated[
-    Optional[list[str]],  # noqa: UP045 (see above)
+    list[str] | None,
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Override one value, e.g. engine.max_batch_size=8; model.dtype=bfloat16 for a key of the model. Repeatable.",
+        help="Override one value: engine.max_batch_size=8, or model.dtype=bfloat16 for a key of the model. Repeatable.",
     ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")]

@@ -1,4 +1,5 @@
-"""Faults of a configuration, told so that the user can mend them: file and line, key, what was found, what would be right."""
+"""Faults of a configuration, told so that the user can mend them: file and line, key, what was found, what would be
+right."""
 
 from __future__ import annotations
 
@@ -56,7 +57,11 @@ def one_of(values: Sequence[object]) -> str:
 
 
 def faults_of_validation(
-    error: ValidationError, schema: type[BaseModel], data: Mapping[str, Any], origins: Mapping[KeyPath, str], prefix: KeyPath
+    error: ValidationError,
+    schema: type[BaseModel],
+    data: Mapping[str, Any],
+    origins: Mapping[KeyPath, str],
+    prefix: KeyPath,
 ) -> list[Fault]:
     """One fault per error of pydantic. `prefix` is shown before each key ("model" for keys of a model)."""
     faults = []
@@ -119,7 +124,6 @@ def _suggest_key(path: KeyPath, schema: type[BaseModel], data: Mapping[str, Any]
     siblings = _fields_at(schema, path[:-1], data)
     if hint := did_you_mean(word, siblings):
         return hint
-    elsewhere = [dotted(found) for found in _paths_named(schema, word, ())]
     paths = _setting_paths(schema, ())
     for close in difflib.get_close_matches(word, {path[-1] for path in paths}, n=1, cutoff=0.8):
         return f" Did you mean '{next(dotted(found) for found in paths if found[-1] == close)}'?"

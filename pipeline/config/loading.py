@@ -77,7 +77,9 @@ def read_draft(path: Path) -> Draft:
             data, origins = _merge(base, Draft(data, origins))
             data.pop("base", None)
     if data.setdefault("name", path.stem) != path.stem:
-        faults.append(Fault(origins[("name",)], ("name",), f"found {data['name']!r}; should be '{path.stem}', as the file."))
+        faults.append(
+            Fault(origins[("name",)], ("name",), f"found {data['name']!r}; should be '{path.stem}', as the file.")
+        )
         data["name"] = path.stem
     return Draft(data, origins, tuple(faults))
 
@@ -88,16 +90,20 @@ def with_overrides(draft: Draft, overrides: Sequence[tuple[str, Any]]) -> Draft:
     for key, value in overrides:
         path = tuple(int(part) if part.isdigit() else part for part in key.split("."))
         where = "--set"
-        if _put(data, path, value):
+        if path == ("name",):
+            faults.append(Fault(where, path, f"found {value!r}; the name is that of the file. Copy the file instead."))
+        elif _put(data, path, value):
             origins = {known: origin for known, origin in origins.items() if known[: len(path)] != path}
             origins[path] = where
         else:
-            faults.append(Fault(where, path, "cannot be reached: a part of the key is no mapping and no list with that entry."))
+            faults.append(
+                Fault(where, path, "cannot be reached: a part of the key is no mapping and no list with that entry.")
+            )
     return Draft(data, origins, tuple(faults))
 
 
 def parse_overrides(texts: Sequence[str]) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]], list[Fault]]:
-    """"KEY=VALUE" texts -> overrides of the model (keys that begin with "model."), of the profile, and faults."""
+    """ "KEY=VALUE" texts -> overrides of the model (keys that begin with "model."), of the profile, and faults."""
     model: list[tuple[str, Any]] = []
     profile: list[tuple[str, Any]] = []
     faults = []
@@ -140,15 +146,16 @@ def _read_yaml(path: Path) -> Draft:
         if isinstance(node, yaml.SequenceNode):
             return [value_of(child, (*at, index)) for index, child in enumerate(node.value)]
         if not isinstance(node, yaml.MappingNode):
-            return loader.construct_object(node)  # type: ignore[no-untyped-call]
+            return loader.construct_object(node)
         mapping: dict[str, Any] = {}
         for key_node, value_node in node.value:
             key = str(loader.construct_object(key_node))
             where = f"{shown(path)}:{key_node.start_mark.line + 1}"
             if key in mapping:
                 faults.append(Fault(where, (*at, key), "is written twice; remove one."))
-            origins[(*at, key)] = where
-            mapping[key] = value_of(value_node, (*at, key))
+            here = (*at, key)
+            origins[here] = where
+            mapping[key] = value_of(value_node, here)
         return mapping
 
     try:
@@ -157,7 +164,7 @@ def _read_yaml(path: Path) -> Draft:
     except yaml.YAMLError as error:
         raise ConfigError(f"{shown(path)} is no valid YAML: {' '.join(str(error).split())}.") from error
     finally:
-        loader.dispose()  # type: ignore[no-untyped-call]
+        loader.dispose()
     if not isinstance(data, dict):
         raise ConfigError(f"{shown(path)} should hold keys and values; found a {type(data).__name__}.")
     return Draft(data, origins, tuple(faults))
@@ -168,13 +175,17 @@ def _merge(base: Draft, over: Draft) -> tuple[dict[str, Any], dict[KeyPath, str]
     origins = dict(base.origins) | {(): over.origins[()]}
 
     def merge(low: Any, high: Any, path: KeyPath) -> Any:
-        same_type = all(low.get(tag) == high.get(tag, low.get(tag)) for tag in ("source", "kind")) if (
-            isinstance(low, Mapping) and isinstance(high, Mapping)
-        ) else False
+        same_type = (
+            all(low.get(tag) == high.get(tag, low.get(tag)) for tag in ("source", "kind"))
+            if (isinstance(low, Mapping) and isinstance(high, Mapping))
+            else False
+        )
         if not same_type:
             for known in [known for known in origins if known[: len(path)] == path and known]:
                 del origins[known]
-            origins.update({known: where for known, where in over.origins.items() if known[: len(path)] == path and known})
+            origins.update(
+                {known: where for known, where in over.origins.items() if known[: len(path)] == path and known}
+            )
             return high
         merged = dict(low)
         for key, value in high.items():

@@ -28,8 +28,9 @@ class Places:
 
 
 def places(environment: Mapping[str, str] = os.environ) -> Places:
-    """LOOKAHEAD_HOME (else the checkout that the package lies in), LOOKAHEAD_ENGINES (else home/engines), LOOKAHEAD_CACHE
-    (else XDG_CACHE_HOME/lookahead, else ~/.cache/lookahead). Raises ConfigError if home holds no configs."""
+    """LOOKAHEAD_HOME (else the checkout that the package lies in), LOOKAHEAD_ENGINES (else home/engines),
+    LOOKAHEAD_CACHE (else XDG_CACHE_HOME/lookahead, else ~/.cache/lookahead). Raises ConfigError if home holds no
+    configs."""
     named = environment.get("LOOKAHEAD_HOME")
     home = Path(named).expanduser() if named else Path(__file__).resolve().parents[2]
     if not (home / "configs" / "models").is_dir():

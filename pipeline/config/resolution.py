@@ -80,7 +80,9 @@ def resolve_config(
         if isinstance(checked_model.value, ModelConfig):
             conflicts += conflicts_of_pair(checked_model.value, settled_profile, names_in(where.profiles))
     bad = {("model", *key) for key in checked_model.bad} | checked_profile.bad
-    faults += [_fault_of(conflict, model_draft, profile_draft) for conflict in conflicts if not _rests_on(conflict, bad)]
+    faults += [
+        _fault_of(conflict, model_draft, profile_draft) for conflict in conflicts if not _rests_on(conflict, bad)
+    ]
     raise_faults(faults)
 
     assert isinstance(settled_profile, ProfileConfig), "no faults, so the profile is valid"

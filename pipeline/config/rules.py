@@ -50,25 +50,28 @@ def conflicts_of_profile(profile: ProfileConfig) -> Iterator[Conflict]:
             "engine.max_num_tokens",
             ("engine.max_num_tokens", "engine.max_batch_size", "drafting.max_draft_tokens"),
             f"found {engine.max_num_tokens}; a full batch of drafts needs {engine.max_batch_size} x "
-            f"({drafting.max_draft_tokens} + 1) = {per_batch}. Raise it, or lower engine.max_batch_size or drafting.max_draft_tokens.",
+            f"({drafting.max_draft_tokens} + 1) = {per_batch}. "
+            "Raise it, or lower engine.max_batch_size or drafting.max_draft_tokens.",
         )
     if engine.prefill_chunk > engine.max_num_tokens:
         yield Conflict(
             "engine.prefill_chunk",
             ("engine.prefill_chunk", "engine.max_num_tokens"),
-            f"found {engine.prefill_chunk}; a pass holds at most engine.max_num_tokens = {engine.max_num_tokens} tokens.",
+            f"found {engine.prefill_chunk}; a pass holds at most engine.max_num_tokens = {engine.max_num_tokens}.",
         )
     if engine.max_draft_tokens >= engine.max_seq_len:
         yield Conflict(
             "engine.max_draft_tokens",
             ("engine.max_draft_tokens", "engine.max_seq_len"),
-            f"found {engine.max_draft_tokens}; drafts count towards engine.max_seq_len = {engine.max_seq_len} and leave no room.",
+            f"found {engine.max_draft_tokens}; drafts count towards engine.max_seq_len = {engine.max_seq_len} "
+            "and leave no room.",
         )
     if engine.max_draft_tokens == 0 and drafting.strategy != "none":
         yield Conflict(
             "drafting.strategy",
             ("drafting.strategy", "engine.max_draft_tokens"),
-            f"found '{drafting.strategy}'; an engine with engine.max_draft_tokens = 0 has no drafts, so it should be 'none'.",
+            f"found '{drafting.strategy}'; an engine with engine.max_draft_tokens = 0 has no drafts, "
+            "so it should be 'none'.",
         )
     yield from _conflicts_of_sources(profile)
     yield from _conflicts_of_ports(profile)
@@ -112,8 +115,8 @@ def _conflicts_of_window(model: ModelConfig, profile: ProfileConfig) -> Iterator
         yield Conflict(
             origin,
             (origin, "engine.max_draft_tokens"),
-            f"W = {w}, N = {n}, G = {g} needs {lookahead.max_draft_len} draft tokens; the engine holds engine.max_draft_tokens = "
-            f"{engine.max_draft_tokens}. Raise that, or choose smaller values.",
+            f"W = {w}, N = {n}, G = {g} needs {lookahead.max_draft_len} draft tokens; "
+            f"the engine holds engine.max_draft_tokens = {engine.max_draft_tokens}. Raise that or choose less.",
         )
     per_batch = engine.max_batch_size * (lookahead.max_draft_len + 1)
     if per_batch > engine.max_num_tokens:
@@ -135,7 +138,7 @@ def _conflicts_of_sources(profile: ProfileConfig) -> Iterator[Conflict]:
         yield Conflict(
             "drafting.sources",
             ("drafting.sources", "drafting.strategy"),
-            f"lacks {' and '.join(repr(kind) for kind in missing)}, which drafting.strategy = '{strategy}' needs. Add it.",
+            f"lacks {' and '.join(repr(kind) for kind in missing)}, which drafting.strategy = '{strategy}' needs.",
         )
 
 
@@ -157,7 +160,9 @@ def _conflicts_of_backend(profile: ProfileConfig) -> Iterator[Conflict]:
         return
     if profile.device == "cpu":
         yield Conflict(
-            "device", ("device", "backend"), "found 'cpu'; backend tensorrt_llm needs a GPU. Use backend: torch on a CPU."
+            "device",
+            ("device", "backend"),
+            "found 'cpu'; backend tensorrt_llm needs a GPU. Use backend: torch on a CPU.",
         )
     if profile.drafting.strategy == "hybrid":
         yield Conflict(

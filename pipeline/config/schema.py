@@ -1,7 +1,7 @@
 """Which settings exist: the typed form of a model file, a profile file, and of the two together.
 
-Every value is frozen, unknown keys are refused, and each field carries its meaning and bounds. `loading` reads YAML into
-these types, `resolution` combines a model with a profile and settles every "auto".
+Every value is frozen, unknown keys are refused, and each field carries its meaning and bounds. `loading` reads YAML
+into these types, `resolution` combines a model with a profile and settles every "auto".
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ class HubCheckpoint(Frozen):
 
     source: Literal["hub"] = "hub"
     repo_id: str = Field(pattern=r"^[\w.-]+/[\w.-]+$", description="owner/name on the hub.")
-    revision: str = Field("main", min_length=1, description="Branch, tag or commit; pin a commit for repeatable builds.")
+    revision: str = Field(
+        "main", min_length=1, description="Branch, tag or commit; pin a commit for repeatable builds."
+    )
 
 
 class GgufCheckpoint(Frozen):
@@ -84,12 +86,15 @@ class LookaheadConfig(Frozen):
     @model_validator(mode="after")
     def _one_token_grams_need_no_window(self) -> LookaheadConfig:
         if self.max_ngram_size == 1 and (self.max_window_size, self.max_verification_set_size) != (1, 0):
-            raise ValueError("an n-gram size of 1 switches lookahead off and needs window size 1, verification set size 0")
+            raise ValueError(
+                "an n-gram size of 1 switches lookahead off and needs window size 1, verification set size 0"
+            )
         return self
 
     @property
     def max_draft_len(self) -> int:
-        """Draft tokens of one step: the N-1 levels of the window and the candidates, less the token already accepted."""
+        """Draft tokens of one step: the N-1 levels of the window and the candidates, less the token already
+        accepted."""
         w, n, g = self.max_window_size, self.max_ngram_size, self.max_verification_set_size
         return (0 if n == 1 else n - 2) + (w - 1 + g) * (n - 1)
 
@@ -186,7 +191,8 @@ class DraftingConfig(Frozen):
     max_draft_tokens: int = Field(16, ge=0, le=2048, description="Nodes per sequence and step (decoding_length).")
     max_draft_len: int = Field(12, ge=0, le=256, description="Longest path per step (branch_length).")
     planner: Literal["fixed", "adaptive"] = Field(
-        "fixed", description="fixed: always up to the limits above. adaptive: as many as the measured cost curve repays."
+        "fixed",
+        description="fixed: always up to the limits above. adaptive: as many as the measured cost curve repays.",
     )
     sources: tuple[SourceConfig, ...] = Field(
         (TrieDraftConfig(), PromptDraftConfig()), description="Draft sources that a strategy may choose from."
@@ -218,9 +224,9 @@ class TensorRTLLMConfig(Frozen):
     speculation: Literal["lookahead", "trie", "none", "both"] = Field(
         "lookahead", description="The one speculative mode of the engine; 'both' builds two engines."
     )
-    quantization: Literal[
-        "none", "fp8", "int8_wo", "int4_wo", "int4_awq", "w4a8_awq", "nvfp4"
-    ] = Field("none", description="Weight quantisation of the engine.")
+    quantization: Literal["none", "fp8", "int8_wo", "int4_wo", "int4_awq", "w4a8_awq", "nvfp4"] = Field(
+        "none", description="Weight quantisation of the engine."
+    )
     kv_cache_dtype: Literal["auto", "fp8", "int8"] = Field("auto", description="Type of the KV cache.")
     compute_capability: int = Field(90, ge=70, le=130, description="Target GPU, e.g. 90 for H100 and H200.")
     tokens_per_block: Literal[16, 32, 64, 128] = Field(32, description="Tokens per KV cache block.")
@@ -237,7 +243,7 @@ class ProfileConfig(Frozen):
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", description="Name on the command line; that of the file.")
     description: str = Field("", description="One line for `lookahead profiles`.")
     backend: Literal["auto", "torch", "tensorrt_llm"] = Field(
-        "auto", description="Engine backend. auto: tensorrt_llm where it is installed beside a GPU that it supports, else torch."
+        "auto", description="Engine backend. auto: tensorrt_llm where it is installed beside a fitting GPU, else torch."
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="Device of the torch backend. auto: cuda where torch finds one, else cpu."

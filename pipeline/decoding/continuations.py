@@ -56,7 +56,9 @@ def slot_of(key: int, capacity: int) -> int:
 
 @njit(cache=True)
 def store(table: ContinuationTable, context: IntArray, ids: IntArray, probs: FloatArray) -> None:
-    """Remember under every order that `ids` [k] with `probs` [k] may follow `context` [len]."""
+    """Remember under every order that `ids` [k] with `probs` [k] may follow `context` [len]; -1 ends the list early."""
+    if not len(ids) or ids[0] < 0:
+        return
     key = np.uint64(0)
     width = min(table.ids.shape[2], len(ids))
     for order in range(min(table.keys.shape[0], len(context))):

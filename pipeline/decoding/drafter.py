@@ -22,9 +22,9 @@ from pipeline.decoding.tree import EMPTY_TREE, DraftTree, FloatArray, IntArray, 
 T = TypeVar("T")
 
 LEARNING_RATE = 0.02
-# What a source's word is worth until something is learnt: weight of its logit, and offset (see `growth`).
-PRIOR_WEIGHT = (1.0, 1.5)
-PRIOR_BIAS = -1.5
+# What a source's word is worth until something is learnt: weight of its logit, offset and penalty (see `growth`).
+PRIOR_WEIGHT = (0.6, 1.5, -0.7)
+PRIOR_BIAS = -2.0
 # Conditional probability of nodes that a source gives no estimate for.
 UNKNOWN_PROBABILITY = 0.5
 
@@ -56,7 +56,7 @@ class Drafter:
         self._tables = {s.name: s.table for s in sources if isinstance(getattr(s, "table", None), ContinuationTable)}
         orders = max((len(table.keys) for table in self._tables.values()), default=0)
         self._weights: FloatArray = np.tile(np.asarray(PRIOR_WEIGHT, np.float32), (len(sources) + orders + 1, 1))
-        self._weights[-1] = PRIOR_BIAS, 0.0
+        self._weights[-1] = PRIOR_BIAS, 0.0, 0.0
 
     def start(self, request_id: str, prompt_ids: IntArray, namespace: str, names: frozenset[str]) -> None:
         """A request begins. names: the sources that take part; those that this drafter does not have are left out."""

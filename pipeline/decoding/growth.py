@@ -6,6 +6,7 @@ is most likely to be accepted is taken next. How likely a candidate is, given th
 logistic mix of what each *channel* (one per proposing source and one per order of the table) says:
 
     logit p = bias + sum over the channels that name the candidate of (weight * logit(their probability) + offset)
+                   + sum over the channels that only name others in its place of (penalty)
 
 The weights are learnt online from what was really accepted (logistic mixing as in data compressors of the PAQ family).
 """
@@ -20,6 +21,7 @@ from numba import njit
 from pipeline.decoding.continuations import ContinuationTable, extend_key, slot_of
 from pipeline.decoding.tree import BoolArray, FloatArray, IntArray
 
+OTHERS = -1.0
 LOWEST_PROBABILITY = 1e-4
 HIGHEST_PROBABILITY = 0.995
 
@@ -40,8 +42,8 @@ class Proposals(NamedTuple):
 
 class Grown(NamedTuple):
     """token_ids, parents, probabilities: [n] the tree, in the order in which it was grown. said: [n, channels] what each
-    channel gave as the probability of a node given its parent, 0 where it did not name it. places: [total] node that each
-    proposed node became, -1 if it was not taken."""
+    channel gave as the probability of a node given its parent, 0 where it knows nothing behind the parent, `OTHERS` where
+    it names only others there. places: [total] node that each proposed node became, -1 if it was not taken."""
 
     token_ids: IntArray
     parents: IntArray
@@ -58,11 +60,14 @@ def logit(probability: float) -> float:
 
 @njit(cache=True)
 def mixed_probability(said: FloatArray, weights: FloatArray) -> float:
-    """The mix of what the channels said [channels] of one node. weights: [channels + 1, 2], the last row is the bias."""
+    """The mix of what the channels said [channels] of one node. weights: [channels + 1, 3] weight, offset and penalty of
+    each channel; the last row holds the bias."""
     score = weights[-1, 0]
     for channel in range(len(said)):
         if said[channel] > 0:
             score += weights[channel, 0] * logit(said[channel]) + weights[channel, 1]
+        elif said[channel] < 0:
+            score += weights[channel, 2]
     return 1.0 / (1.0 + np.exp(-score))
 
 
@@ -75,6 +80,8 @@ def learn(weights: FloatArray, said: FloatArray, was_accepted: bool, rate: float
         if said[channel] > 0:
             weights[channel, 0] += 0.2 * rate * error * logit(said[channel])
             weights[channel, 1] += rate * error
+        elif said[channel] < 0:
+            weights[channel, 2] += rate * error
 
 
 @njit(cache=True)
@@ -111,6 +118,7 @@ def grow(
     next_sibling = np.full(room, -1, np.int32)
     path_probability = np.zeros(room, np.float32)
     said = np.zeros((room, num_channels), np.float32)
+    speaks = np.empty(num_channels, np.bool_)
     fixed = np.zeros(room, np.bool_)
     rank = np.full(room, -1, np.int32)
     path_probability[0] = 1.0
@@ -179,9 +187,17 @@ def grow(
                         next_sibling[child] = first_child[current]
                         first_child[current] = child
                     said[child, table_channel + order] = table.probs[order, slot, k]
+            speaks[:] = False
+            child = first_child[current]
+            while child >= 0:
+                speaks |= said[child] > 0
+                child = next_sibling[child]
             mass = 0.0
             child = first_child[current]
             while child >= 0:
+                for channel in range(num_channels):
+                    if speaks[channel] and said[child, channel] == 0:
+                        said[child, channel] = OTHERS
                 path_probability[child] = mixed_probability(said[child], weights)
                 mass += path_probability[child]
                 child = next_sibling[child]

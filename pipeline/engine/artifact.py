@@ -1,11 +1,11 @@
-"""Built engines on disk: written aside and renamed into place, described by a manifest, refused when anything has changed.
+"""Built engines on disk: written aside and renamed into place, described by a manifest, refused when anything has
+changed.
 
     <engines>/<model>/<profile>/
-        engine/          what the backend loads: config.json and weights in safetensors (torch), rank files (TensorRT-LLM)
-        tokenizer/       what AutoTokenizer.from_pretrained loads
-        resolved.yaml    the ResolvedConfig
-        manifest.json    fingerprint, sizes and hashes of all files above, command, time, commit
-        ...              later stages add folders of their own (repository/, cost curves); they are not part of the manifest
+        engine/          what the backend loads: config.json and weights in safetensors (torch), rank files (TensorRT-
+        LLM) tokenizer/       what AutoTokenizer.from_pretrained loads resolved.yaml    the ResolvedConfig manifest.json
+        fingerprint, sizes and hashes of all files above, command, time, commit ...              later stages add
+        folders of their own (repository/, cost curves); they are not part of the manifest
 
 Profiles whose weights are the same share them through hard links.
 """
@@ -115,16 +115,27 @@ def write_artifact(
 
 
 def refresh_resolved(artifact: Artifact, resolved: ResolvedConfig, cache_dir: Path) -> Artifact:
-    """The same engine under settings that differ only where the engine does not depend on them (server, drafting)."""
+    """The same engine under settings that differ only where the engine does not depend on them (server, drafting).
+    Files that measurements left beside it are kept; folders made from the old settings are not."""
+
     def link(partial: Path) -> None:
-        for name in (ENGINE, TOKENIZER):
-            share_folder(artifact.folder / name, partial / name)
+        share_engine(artifact, partial)
+        for path in artifact.folder.iterdir():
+            if path.is_file() and path.name not in (RESOLVED, MANIFEST):
+                shutil.copyfile(path, partial / path.name)
 
     return write_artifact(artifact.folder, resolved, artifact.manifest.fingerprint, link, cache_dir)
 
 
+def share_engine(source: Artifact, folder: Path) -> None:
+    """engine/ and tokenizer/ of another artefact in `folder`, without taking space again."""
+    for name in (ENGINE, TOKENIZER):
+        share_folder(source.folder / name, folder / name)
+
+
 def share_folder(source: Path, target: Path) -> None:
     """Hard links where the file system has them, else copies."""
+
     def link(old: str, new: str) -> None:
         try:
             os.link(old, new)

@@ -1,4 +1,5 @@
-"""ResolvedConfig -> EngineArtifact: plan what is to be done, then do it unless it is done already. Chooses the backend."""
+"""ResolvedConfig -> EngineArtifact: plan what is to be done, then do it unless it is done already. Chooses the
+backend."""
 
 from __future__ import annotations
 
@@ -17,10 +18,11 @@ from pipeline.engine.artifact import (
     build_lock,
     load_artifact,
     refresh_resolved,
+    share_engine,
     write_artifact,
 )
-from pipeline.engine.fingerprint import Fingerprint, torch_fingerprint
-from pipeline.engine.torch import build as torch_build
+from pipeline.engine.builder import builder_for
+from pipeline.engine.fingerprint import Fingerprint
 from pipeline.errors import BuildError
 
 # built: from the checkpoint. shared: weights taken from another profile. updated: only settings that the engine does
@@ -37,8 +39,10 @@ class BuildResult:
 def build_engine(
     resolved: ResolvedConfig, places: Places, *, force: bool = False, note: Callable[[str], None] = lambda text: None
 ) -> BuildResult:
-    """The artefact for a resolved config. `force` builds from the checkpoint whatever is there. `note` is told of each step.
-    Raises CheckpointError and BuildError."""
+    """The artefact for a resolved config. `force` builds from the checkpoint whatever is there. `note` is told of
+    each step. Raises CheckpointError and BuildError."""
+    builder = builder_for(resolved.backend)
+    builder.check(resolved)
     folder = artifact_dir(places, resolved.model.name, resolved.profile.name)
     with build_lock(places, resolved.model.name, note):
         checkpoint: Checkpoint | None = None
@@ -47,7 +51,7 @@ def build_engine(
             note(f"checkpoint: {describe_source(resolved.model)}")
             checkpoint = fetch(resolved.model, places.cache)
             content_hash = checkpoint.content_hash
-        fingerprint = torch_fingerprint(resolved, content_hash)
+        fingerprint = builder.fingerprint(resolved, content_hash)
         present = None if force else _usable(folder, places, note)
         if present is not None and present.manifest.fingerprint == fingerprint:
             if present.resolved == resolved:
@@ -59,7 +63,7 @@ def build_engine(
             note(f"weights: shared with profile {sibling.manifest.profile}")
 
             def share(partial: Path) -> None:
-                torch_build.share_engine(sibling, partial)
+                share_engine(sibling, partial)
 
             return BuildResult(write_artifact(folder, resolved, fingerprint, share, places.cache), "shared")
 
@@ -67,11 +71,14 @@ def build_engine(
             note(f"checkpoint: {describe_source(resolved.model)}")
             checkpoint = fetch(resolved.model, places.cache)
         source = checkpoint
-        torch_build.require_resources(resolved, folder)
-        note(f"weights: {checkpoint.num_bytes / 1e6:.0f} MB as {resolved.dtype} safetensors, and the tokenizer")
+        builder.require_resources(resolved, folder)
+        note(
+            f"engine: {checkpoint.num_bytes / 1e6:.0f} MB of weights into {resolved.dtype} "
+            f"for {resolved.backend} on {resolved.device}"
+        )
 
         def write(partial: Path) -> None:
-            torch_build.write_engine(resolved, source, partial)
+            builder.write_engine(resolved, source, partial)
 
         return BuildResult(write_artifact(folder, resolved, fingerprint, write, places.cache), "built")
 

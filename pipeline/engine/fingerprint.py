@@ -1,4 +1,5 @@
-"""What an engine was built from and for. Two builds with equal fingerprints are interchangeable; any difference means a new build."""
+"""What an engine was built from and for. Two builds with equal fingerprints are interchangeable; any difference
+means a new build."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 
 from pydantic import Field
 
-from pipeline.config.schema import Backend, Device, Dtype, Frozen, LookaheadConfig, ResolvedConfig
+from pipeline.config.schema import Backend, Device, Dtype, Frozen
 from pipeline.errors import BuildError
 
 Flag = str | int | float | bool
@@ -60,35 +61,9 @@ class Fingerprint(Frozen):
         return {**plain, **self.libraries, **self.flags}
 
 
-def torch_fingerprint(resolved: ResolvedConfig, checkpoint_hash: str) -> Fingerprint:
-    """Of a torch engine built here and now. Raises BuildError if a library is missing."""
-    lookahead: LookaheadConfig = resolved.lookahead
-    flags: dict[str, Flag] = {
-        f"engine.{name}": value for name, value in resolved.profile.engine.model_dump(mode="json").items()
-    }
-    return Fingerprint(
-        checkpoint=checkpoint_hash,
-        architecture=resolved.model.architecture,
-        backend="torch",
-        libraries=library_versions("torch"),
-        device=device_architecture(resolved.device),
-        dtype=resolved.dtype,
-        flags=flags,
-        max_window_size=lookahead.max_window_size,
-        max_ngram_size=lookahead.max_ngram_size,
-        max_verification_set_size=lookahead.max_verification_set_size,
-    )
-
-
 def library_versions(backend: Backend) -> dict[str, str]:
     """Installed versions of the libraries that a backend's engines depend on. Raises BuildError if one is missing."""
-    versions = {}
-    for name in _LIBRARIES[backend]:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError as error:
-            raise BuildError(f"The {backend} backend needs the package {name}, which is not installed here.") from error
-    return versions
+    return {name: _version(name, backend) for name in _LIBRARIES[backend]}
 
 
 def device_architecture(device: Device) -> str:
@@ -101,6 +76,13 @@ def device_architecture(device: Device) -> str:
         raise BuildError("The engine runs on a CUDA device; torch finds none on this machine. Use --set device=cpu.")
     major, minor = torch.cuda.get_device_capability(0)
     return f"cuda-sm{major}{minor}"
+
+
+def _version(name: str, backend: Backend) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError as error:
+        raise BuildError(f"The {backend} backend needs the package {name}, which is not installed here.") from error
 
 
 def _digest(value: object) -> str:

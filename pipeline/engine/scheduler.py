@@ -19,13 +19,16 @@ from dataclasses import dataclass, field
 
 from pipeline.decoding.accept import accept
 from pipeline.decoding.drafter import Drafter
+from pipeline.decoding.planner import PlanItem, Planner
 from pipeline.decoding.request import FinishReason
-from pipeline.decoding.sampling import check_sampling, choose_token, needs_logits
+from pipeline.decoding.sampling import choose_token, needs_logits
 from pipeline.decoding.session import GenerationStatistics, Session, StepOutcome
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.sources.supplied import SuppliedSource
+from pipeline.decoding.sources.window import WindowSource
 from pipeline.decoding.strategy import source_names
-from pipeline.decoding.tree import EMPTY_TREE, DraftTree, check_tree
+from pipeline.decoding.tree import EMPTY_TREE, DraftTree
+from pipeline.engine.admission import check_submission
 from pipeline.engine.contract import Engine, NodeLogits, VerifyItem
 from pipeline.engine.contract import Sequence as EngineSequence
 from pipeline.engine.submission import GenerationResult, OnEvent, StepEvent, Submission
@@ -62,6 +65,7 @@ class Scheduler:
         self,
         engine: Engine,
         drafter: Drafter,
+        planner: Planner,
         *,
         default_budget: DraftBudget,
         max_queue_size: int,
@@ -69,8 +73,10 @@ class Scheduler:
     ) -> None:
         self._engine = engine
         self._drafter = drafter
+        self._planner = planner
         self._source_names = frozenset(source.name for source in drafter.sources)
         self._supplied = next((source for source in drafter.sources if isinstance(source, SuppliedSource)), None)
+        self._window = next((source for source in drafter.sources if isinstance(source, WindowSource)), None)
         self._default_budget = default_budget
         self._max_queue_size = max_queue_size
         self._prefill_chunk = prefill_chunk
@@ -90,7 +96,7 @@ class Scheduler:
     def submit(self, submission: Submission, on_event: OnEvent) -> None:
         """Queue a request. on_event is called from the scheduler's thread after every step of it; the last event is
         `done`. Raises RequestError if it can never be served and BusyError if the queue is full."""
-        self._check(submission)
+        check_submission(submission, self._engine.limits)
         request_id = submission.request.request_id
         with self._changed:
             if self._inbox.closed:
@@ -193,32 +199,6 @@ class Scheduler:
     def _has_work(self) -> bool:
         return bool(self._running or self._inbox.waiting)
 
-    def _check(self, submission: Submission) -> None:
-        request, limits = submission.request, self._engine.limits
-        source_names(submission.strategy, ())
-        if len(request.prompt_ids) == 0:
-            raise RequestError("the prompt is empty; send at least one token")
-        if request.max_new_tokens < 1:
-            raise RequestError(f"the number of tokens to generate is {request.max_new_tokens}; it must be at least 1")
-        if not 0 <= request.min_new_tokens <= request.max_new_tokens:
-            raise RequestError(
-                f"min_tokens is {request.min_new_tokens}; it must be in 0 .. {request.max_new_tokens} (max_tokens)"
-            )
-        if len(request.prompt_ids) >= limits.max_seq_len:
-            raise RequestError(
-                f"the prompt has {len(request.prompt_ids)} tokens, the engine holds {limits.max_seq_len} with the "
-                "output; shorten it or build with a larger engine.max_seq_len"
-            )
-        if len(submission.supplied) > limits.max_draft_tokens:
-            raise RequestError(
-                f"{len(submission.supplied)} draft tokens were sent; the engine takes {limits.max_draft_tokens} a step"
-            )
-        try:
-            check_tree(submission.supplied, limits.vocab_size)
-        except ValueError as error:
-            raise RequestError(str(error)) from error
-        check_sampling(request.sampling, limits.vocab_size)
-
     def _apply_cancellations(self) -> None:
         with self._changed:
             cancelled, self._inbox.cancelled = self._inbox.cancelled, set()
@@ -238,45 +218,54 @@ class Scheduler:
                 if not self._inbox.waiting:
                     return
                 submission, on_event = self._inbox.waiting.popleft()
-            request = submission.request
             try:
-                sequence = self._engine.open(request.prompt_ids)
+                self._running.append(self._begin(submission, on_event))
             except RequestError as error:
                 with self._changed:
-                    self._inbox.known.discard(request.request_id)
+                    self._inbox.known.discard(submission.request.request_id)
                 _tell(on_event, _ended(submission, None, error))
-                continue
-            names = source_names(submission.strategy, self._source_names)
-            budget = submission.budget or self._default_budget
-            limits = self._engine.limits
-            session = Session(
-                request,
-                self._drafter,
-                names,
-                DraftBudget(min(budget.max_nodes, limits.max_draft_tokens), budget.max_depth),
-                limits.max_seq_len,
-            )
-            session.statistics.num_reused_tokens = sequence.num_reused_tokens
+
+    def _begin(self, submission: Submission, on_event: OnEvent) -> _Running:
+        """Claim a place in the engine and start the draft sources. Raises RequestError and leaves nothing behind."""
+        request, limits = submission.request, self._engine.limits
+        names = source_names(submission.strategy, self._source_names)
+        budget = submission.budget or self._default_budget
+        budget = DraftBudget(min(budget.max_nodes, limits.max_draft_tokens), budget.max_depth)
+        sequence = self._engine.open(request.prompt_ids)
+        session = Session(request, self._drafter, names, budget, limits.max_seq_len)
+        session.statistics.num_reused_tokens = sequence.num_reused_tokens
+        try:
             if self._supplied is not None and self._supplied.name in names:
                 self._supplied.supply(request.request_id, submission.supplied)
                 self._supplied.predict(request.request_id, submission.prediction)
-            top_k = self._drafter.needs_top_k(request.request_id)
-            self._running.append(_Running(submission, on_event, session, sequence, needs_logits(request), top_k))
+            if self._window is not None and self._window.name in names and submission.lookahead is not None:
+                self._window.configure(request.request_id, submission.lookahead)
+        except RequestError:
+            session.close()
+            self._engine.release(sequence)
+            raise
+        top_k = self._drafter.needs_top_k(request.request_id)
+        return _Running(submission, on_event, session, sequence, needs_logits(request), top_k)
 
     def _plan(self) -> list[tuple[_Running, VerifyItem]]:
-        """Items of the next pass, within `max_num_tokens`: verify steps first, then prompt chunks."""
-        room = self._engine.limits.max_num_tokens
-        planned: list[tuple[_Running, VerifyItem]] = []
+        """Items of the next pass, within `max_num_tokens`: verify steps first, then prompt chunks, then drafts."""
+        room = max_num_tokens = self._engine.limits.max_num_tokens
+        chosen: list[_Running] = []
+        items: list[PlanItem] = []
         for running in sorted(self._running, key=lambda running: len(running.sequence.pending)):
             num_pending = len(running.sequence.pending)
             chunk = min(num_pending, self._prefill_chunk, room)
             if chunk <= 0:
                 break
             room -= chunk
-            tree = running.session.propose(room) if chunk == num_pending else EMPTY_TREE
-            room -= len(tree)
-            planned.append((running, VerifyItem(running.sequence, tree, chunk)))
-        return planned
+            tree = running.session.propose() if chunk == num_pending else EMPTY_TREE
+            chosen.append(running)
+            items.append(PlanItem(tree, chunk, running.sequence.num_cached_tokens))
+        trees = self._planner.plan(items, max_num_tokens)
+        return [
+            (running, VerifyItem(running.sequence, tree, item.num_pending))
+            for running, item, tree in zip(chosen, items, trees, strict=True)
+        ]
 
     def _advance(self, running: _Running, tree: DraftTree, logits: NodeLogits) -> None:
         request, session = running.submission.request, running.session

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from pipeline.config.schema import LookaheadConfig
 from pipeline.decoding.request import FinishReason, GenerationRequest
 from pipeline.decoding.session import GenerationStatistics
 from pipeline.decoding.sources.base import DraftBudget
@@ -17,13 +18,15 @@ from pipeline.decoding.tree import EMPTY_TREE, DraftTree, IntArray
 class Submission:
     """A request as the scheduler takes it. budget: drafts per step, None for the scheduler's default. supplied: a tree
     that the requester wants verified in the first step. prediction: [len] the requester's guess at the whole output, or
-    empty; both take part under strategies with supplied drafts. max_steps: end after that many steps; None: no limit."""
+    empty; both take part under strategies with supplied drafts. lookahead: W, N, G of this request, None for the
+    engine's. max_steps: end after that many steps; None: no limit."""
 
     request: GenerationRequest
     strategy: str = "auto"
     budget: DraftBudget | None = None
     supplied: DraftTree = EMPTY_TREE
     prediction: IntArray = field(default_factory=lambda: np.empty(0, np.int32))
+    lookahead: LookaheadConfig | None = None
     max_steps: int | None = None
 
 

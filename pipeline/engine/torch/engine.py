@@ -134,6 +134,10 @@ class TorchEngine:
     def release(self, sequence: EngineSequence) -> None:
         self._cache.release(_slot(sequence))
 
+    def forget_cached(self) -> None:
+        """Drop the KV of released sequences, for measurements in which every prompt is to be computed anew."""
+        self._cache.forget()
+
     def _check(self, item: VerifyItem, slot: Slot, num_pending: int, is_last: bool) -> None:
         if len(item.tree):
             assert is_last, "a tree hangs below the last pending token, so all pending tokens must be in the pass"

@@ -108,6 +108,12 @@ class SlotCache:
             self.values[:, slot.index, :, start : start + length] = self.values[:, slot.index, :, source]
         slot.num_cached_tokens += length
 
+    def forget(self) -> None:
+        """Let no later sequence reuse what the free slots hold."""
+        for slot in self.slots:
+            if not slot.in_use:
+                slot.num_tokens = slot.num_cached_tokens = 0
+
     def release(self, slot: Slot) -> None:
         """Free the slot; what it holds may be reused until the slot is claimed for something else."""
         self._clock += 1

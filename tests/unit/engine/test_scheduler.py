@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.decoding.drafter import Drafter
+from pipeline.decoding.planner import FixedPlanner
 from pipeline.decoding.request import FinishReason, GenerationRequest, SamplingParams
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import DraftTree, chain, tree_from_lists
@@ -24,6 +25,7 @@ def make_scheduler(
     return Scheduler(
         engine,
         Drafter([source or HostileSource()], VOCAB_SIZE),
+        FixedPlanner(),
         default_budget=DraftBudget(10, 6),
         max_queue_size=max_queue_size,
         prefill_chunk=16,
@@ -101,6 +103,7 @@ def test_a_supplied_tree_is_verified_in_one_step() -> None:
     scheduler = Scheduler(
         TableEngine(),
         Drafter([SuppliedSource(SuppliedDraftConfig())], VOCAB_SIZE),
+        FixedPlanner(),
         default_budget=DraftBudget(10, 10),
         max_queue_size=4,
         prefill_chunk=16,
@@ -186,6 +189,7 @@ def test_a_failing_pass_ends_the_requests_in_it_with_the_error_and_the_server_li
     scheduler = Scheduler(
         engine,
         Drafter([HostileSource()], VOCAB_SIZE),
+        FixedPlanner(),
         default_budget=DraftBudget(4, 4),
         max_queue_size=8,
         prefill_chunk=16,

@@ -1,0 +1,100 @@
+# Each target is one call of the `lookahead` command; `make` alone lists them.
+#   MODEL=llama2-13b PROFILE=latency   what is served, and how
+#   ARGS="--set engine.max_batch_size=8"   further options of the command
+
+MODEL   ?= smollm2-135m
+PROFILE ?= latency
+ARGS    ?=
+PYTHON  ?= python3
+VENV    ?= .venv
+
+LOOKAHEAD := $(VENV)/bin/lookahead
+WHICH     := --model $(MODEL) --profile $(PROFILE)
+STAMP     := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup engine repo serve stop status switch generate chat verify tune bench load report doctor models \
+	profiles demo test check format schema clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@echo "Variables: MODEL=$(MODEL) PROFILE=$(PROFILE) ARGS=\"$(ARGS)\""
+
+setup: $(STAMP) ## Create .venv and install the package with its tested versions
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if (3, 10) <= v[:2] <= (3, 12) else "error: Python 3.10, 3.11 or 3.12 is needed; $(PYTHON) is %d.%d. Name another with PYTHON=." % v[:2])'
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --disable-pip-version-check --progress-bar on --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: setup ## The whole road with the small model: engine, server, clients, speed with and without drafts
+	$(LOOKAHEAD) demo $(WHICH) $(ARGS)
+
+engine: setup ## Fetch the checkpoint and build the engine
+	$(LOOKAHEAD) engine $(WHICH) $(ARGS)
+
+repo: setup ## Write the Triton model repository
+	$(LOOKAHEAD) repo $(WHICH) $(ARGS)
+
+serve: setup ## Start the server and wait until it is ready
+	$(LOOKAHEAD) serve $(WHICH) $(ARGS)
+
+stop: setup ## Stop the server
+	$(LOOKAHEAD) stop $(ARGS)
+
+status: setup ## Say what is being served
+	$(LOOKAHEAD) status $(ARGS)
+
+switch: setup ## Put another profile on the running server
+	$(LOOKAHEAD) switch --profile $(PROFILE) $(ARGS)
+
+generate: setup ## Send one prompt: ARGS='"Once upon a time"'
+	$(LOOKAHEAD) generate $(ARGS)
+
+chat: setup ## Talk to the running server
+	$(LOOKAHEAD) chat $(ARGS)
+
+verify: setup ## Prove that drafts change no token
+	$(LOOKAHEAD) verify $(WHICH) $(ARGS)
+
+tune: setup ## Measure the cost curve and choose budgets and W, N, G
+	$(LOOKAHEAD) tune $(WHICH) $(ARGS)
+
+bench: setup ## Measure strategies against plain decoding: ARGS="--data prompts.jsonl"
+	$(LOOKAHEAD) bench $(WHICH) $(ARGS)
+
+load: setup ## Put many clients on the running server
+	$(LOOKAHEAD) load $(ARGS)
+
+report: setup ## Turn a bench result into a report: ARGS=out.json
+	$(LOOKAHEAD) report $(ARGS)
+
+doctor: setup ## Check this machine and say how to mend what is missing
+	$(LOOKAHEAD) doctor $(ARGS)
+
+models: setup ## List the models
+	$(LOOKAHEAD) models $(ARGS)
+
+profiles: setup ## List the profiles
+	$(LOOKAHEAD) profiles $(ARGS)
+
+test: setup ## Run the tests, those against a real server included
+	$(VENV)/bin/python -m pytest $(ARGS)
+
+check: setup ## Lint, format, types, fresh schemas
+	$(VENV)/bin/ruff check pipeline tests triton_repo
+	$(VENV)/bin/ruff format --check pipeline tests triton_repo
+	$(VENV)/bin/mypy
+	$(LOOKAHEAD) schema --check
+
+format: setup ## Format the code and sort imports
+	$(VENV)/bin/ruff check --select I --fix pipeline tests triton_repo
+	$(VENV)/bin/ruff format pipeline tests triton_repo
+
+schema: setup ## Write the JSON schemas of the configs
+	$(LOOKAHEAD) schema $(ARGS)
+
+clean: setup ## Remove built engines
+	$(LOOKAHEAD) clean $(ARGS)

@@ -1,0 +1,146 @@
+"""Throughput in process: a fixed number of requests in flight over the whole workload, the next one joining as one ends."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from pipeline.bench.contender import SchedulerContender, SchedulerLike
+from pipeline.bench.measure import MeasureOptions, make_request, rotated
+from pipeline.bench.results import ConcurrencyRow
+from pipeline.decoding.tree import IntArray
+from pipeline.engine.submission import StepEvent, Submission
+
+
+class Prompt(NamedTuple):
+    prompt_id: str
+    prompt_ids: IntArray
+
+
+@dataclass(slots=True)
+class _InFlight:
+    started: float
+    output_ids: list[int] = field(default_factory=list)
+    ttft_s: float | None = None
+    num_steps: int = 0
+    error: Exception | None = None
+
+
+class ClosedLoop(NamedTuple):
+    """One run over a workload. outputs, ttft_s: in the order of the submissions."""
+
+    seconds: float
+    outputs: list[list[int]]
+    ttft_s: list[float]
+    steps: list[int]
+
+
+def run_closed_loop(scheduler: SchedulerLike, submissions: Sequence[Submission], concurrency: int) -> ClosedLoop:
+    """Serve submissions in order with `concurrency` of them in flight. Raises the first error of a request."""
+    todo = deque(submissions)
+    flights: dict[str, _InFlight] = {}
+    num_open = 0
+
+    def on_event(event: StepEvent) -> None:
+        nonlocal num_open
+        flight = flights[event.request_id]
+        if flight.ttft_s is None and event.token_ids:
+            flight.ttft_s = time.perf_counter() - flight.started
+        flight.output_ids += event.token_ids
+        flight.num_steps = event.statistics.num_steps
+        if event.done:
+            num_open -= 1
+            flight.error = event.error
+
+    started = time.perf_counter()
+    while todo or num_open:
+        while todo and num_open < concurrency:
+            submission = todo.popleft()
+            flights[submission.request.request_id] = _InFlight(time.perf_counter())
+            num_open += 1
+            scheduler.submit(submission, on_event)
+        scheduler.step()
+    seconds = time.perf_counter() - started
+    ordered = [flights[submission.request.request_id] for submission in submissions]
+    for flight in ordered:
+        if flight.error is not None:
+            raise flight.error
+    return ClosedLoop(
+        seconds=seconds,
+        outputs=[flight.output_ids for flight in ordered],
+        ttft_s=[flight.ttft_s or 0.0 for flight in ordered],
+        steps=[flight.num_steps for flight in ordered],
+    )
+
+
+def measure_concurrency(
+    contenders: Sequence[SchedulerContender],
+    prompts: Sequence[Prompt],
+    levels: Sequence[int],
+    options: MeasureOptions,
+    on_run: Callable[[int, str], None] = lambda level, strategy: None,
+) -> list[ConcurrencyRow]:
+    """One row per level and contender, medians over repeats. Draft sources are emptied before each run; when measuring
+    cold each request also has a namespace of its own, so that the trie shows it nothing of the others. The first contender
+    is the baseline: speedups are against it at the same level, outputs are compared with its own alone (level 1)."""
+    reference = _outputs_alone(contenders[0], prompts, options)
+    runs: dict[tuple[int, str], list[ClosedLoop]] = {}
+    for repeat in range(options.repeats):
+        for turn, level in enumerate(levels):
+            for index in rotated(len(contenders), repeat + turn):
+                contender = contenders[index]
+                on_run(level, contender.name)
+                runs.setdefault((level, contender.name), []).append(_run(contender, prompts, level, options))
+    return [
+        _row(level, contender.name, runs[level, contender.name], runs[level, contenders[0].name], reference)
+        for level in levels
+        for contender in contenders
+    ]
+
+
+def _outputs_alone(contender: SchedulerContender, prompts: Sequence[Prompt], options: MeasureOptions) -> list[list[int]]:
+    return _run(contender, prompts, 1, options).outputs
+
+
+def _run(
+    contender: SchedulerContender, prompts: Sequence[Prompt], concurrency: int, options: MeasureOptions
+) -> ClosedLoop:
+    contender.forget()
+    contender.forget_cached()
+    submissions = [
+        contender.submission(
+            make_request(options, prompt.prompt_ids, prompt.prompt_id if options.warmth == "cold" else "")
+        )
+        for prompt in prompts
+    ]
+    return run_closed_loop(contender.scheduler, submissions, concurrency)
+
+
+def _row(
+    level: int, strategy: str, own: Sequence[ClosedLoop], base: Sequence[ClosedLoop], reference: list[list[int]]
+) -> ConcurrencyRow:
+    speed, base_speed = _tokens_per_s(own), _tokens_per_s(base)
+    ttft = [1000 * seconds for run in own for seconds in run.ttft_s]
+    tokens = sum(len(output) for run in own for output in run.outputs)
+    return ConcurrencyRow(
+        concurrency=level,
+        strategy=strategy,
+        tokens_per_s=speed,
+        speedup=speed / base_speed,
+        acceptance_length=tokens / sum(sum(run.steps) for run in own),
+        ttft_p50_ms=float(np.percentile(ttft, 50)),
+        ttft_p95_ms=float(np.percentile(ttft, 95)),
+        num_requests=len(ttft),
+        num_identical=sum(
+            output == expected for run in own for output, expected in zip(run.outputs, reference, strict=True)
+        ),
+    )
+
+
+def _tokens_per_s(runs: Sequence[ClosedLoop]) -> float:
+    return float(np.median([sum(map(len, run.outputs)) / run.seconds for run in runs]))

@@ -1,0 +1,81 @@
+"""Where and how a measurement was made: written into its JSON so that figures can be judged later."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from pipeline import __version__
+from pipeline.engine.artifact import Artifact
+
+PACKAGES = ("torch", "transformers", "numpy", "numba", "tokenizers", "safetensors", "tritonclient", "nvidia-pytriton")
+
+
+def manifest_of(artifact: Artifact | None, config: dict[str, Any]) -> dict[str, Any]:
+    """Environment, versions, command and config. artifact: what was measured in process, or None through a server only."""
+    manifest: dict[str, Any] = {
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": ["lookahead", *sys.argv[1:]],
+        "commit": commit(),
+        "config": config,
+        "env": environment(),
+        "versions": {"lookahead-pipeline": __version__, "python": platform.python_version()}
+        | {name: version for name in PACKAGES if (version := _version(name)) is not None},
+    }
+    if artifact is not None:
+        manifest["fingerprint"] = artifact.manifest.fingerprint_digest
+        manifest["resolved"] = artifact.resolved.model_dump(mode="json")
+    return manifest
+
+
+def environment() -> dict[str, Any]:
+    """The machine, and how busy it was when the measurement began."""
+    import torch
+
+    load = os.getloadavg()[0]
+    found: dict[str, Any] = {
+        "platform": platform.platform(),
+        "cpu": _cpu_name(),
+        "num_cpus": os.cpu_count(),
+        "usable_cpus": len(psutil.Process().cpu_affinity() or []) if hasattr(psutil.Process, "cpu_affinity") else None,
+        "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
+        "torch_threads": torch.get_num_threads(),
+        "load_average_1m": round(load, 2),
+    }
+    if torch.cuda.is_available():
+        found["gpu"] = torch.cuda.get_device_name(0)
+        found["cuda"] = torch.version.cuda
+    return found
+
+
+def commit() -> str | None:
+    """Commit of the checkout that the package runs from, marked if files were changed since."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None  # no git here; the commit is a convenience
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,154 @@
+"""The measuring loop: every contender runs every prompt, alternately and in rotating order, in one process.
+
+Speeds on a shared machine drift, so figures are only compared within a prompt's own round:
+
+    repeat 0:  prompt 0: none trie hybrid | prompt 1: trie hybrid none | prompt 2: hybrid none trie | ...
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from pipeline.bench.contender import Contender, Generation
+from pipeline.bench.results import RequestRecord, Warmth
+from pipeline.bench.workload import Tokenizer, Turns, WorkloadRow, prompt_ids_of, prompt_text_of
+from pipeline.decoding.request import GenerationRequest, SamplingParams
+from pipeline.decoding.tree import IntArray
+from pipeline.errors import UserError
+
+WARM_UP_ROUNDS = 2
+WARM_UP_TOKENS = 32
+
+_request_numbers = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureOptions:
+    """How requests are made. warmth: cold empties the draft sources before each row, warm only before each repeat.
+    raw: prompts without a chat template. end_ids: tokens that end an output."""
+
+    max_new_tokens: int = 128
+    end_ids: frozenset[int] = frozenset()
+    sampling: SamplingParams = SamplingParams()
+    warmth: Warmth = "cold"
+    repeats: int = 1
+    turns: Turns = "first"
+    raw: bool = False
+
+
+def make_request(options: MeasureOptions, prompt_ids: IntArray, namespace: str = "") -> GenerationRequest:
+    """A request under the options, with an id of its own."""
+    return GenerationRequest(
+        request_id=f"bench-{next(_request_numbers)}",
+        prompt_ids=prompt_ids,
+        max_new_tokens=options.max_new_tokens,
+        end_ids=options.end_ids,
+        sampling=options.sampling,
+        namespace=namespace,
+    )
+
+
+def measure(
+    contenders: Sequence[Contender],
+    rows: Sequence[WorkloadRow],
+    tokenizer: Tokenizer,
+    options: MeasureOptions,
+    on_record: Callable[[RequestRecord], None] = lambda record: None,
+) -> list[RequestRecord]:
+    """Records in the order of rows, then contenders, for each repeat. The first contender is the baseline that the
+    others' outputs are compared with; with several turns its answers are what all contenders' conversations go on from."""
+    names = [contender.name for contender in contenders]
+    if len(set(names)) != len(names):
+        raise UserError(f"Each strategy can be measured once in a run; found {', '.join(names)}.")
+    warm_up(contenders, rows[0], tokenizer, options)
+    records: list[RequestRecord] = []
+    for repeat in range(options.repeats):
+        for contender in contenders:
+            contender.forget()
+        for index, row in enumerate(rows):
+            if options.warmth == "cold":
+                for contender in contenders:
+                    contender.forget()
+            order = rotated(len(contenders), index + repeat)
+            for record in _measure_row(contenders, order, row, repeat, tokenizer, options):
+                records.append(record)
+                on_record(record)
+    return records
+
+
+def rotated(count: int, shift: int) -> list[int]:
+    """0 .. count - 1, beginning elsewhere each time, so that no contender always runs first or after the same one."""
+    return [(position + shift) % count for position in range(count)]
+
+
+def warm_up(
+    contenders: Sequence[Contender], row: WorkloadRow, tokenizer: Tokenizer, options: MeasureOptions
+) -> None:
+    """Compile, page in and tune what the first requests would otherwise pay for; nothing of it is kept."""
+    short = replace(options, max_new_tokens=min(options.max_new_tokens, WARM_UP_TOKENS))
+    prompt_ids = prompt_ids_of(tokenizer, row.turns[:1], options.raw)
+    text = prompt_text_of(tokenizer, row.turns[:1], options.raw)
+    for _ in range(WARM_UP_ROUNDS):
+        for contender in contenders:
+            contender.generate(make_request(short, prompt_ids), text)
+
+
+def _measure_row(
+    contenders: Sequence[Contender],
+    order: Sequence[int],
+    row: WorkloadRow,
+    repeat: int,
+    tokenizer: Tokenizer,
+    options: MeasureOptions,
+) -> list[RequestRecord]:
+    turns = row.turns if options.turns == "all" else row.turns[:1]
+    messages: list[str] = []
+    records: list[RequestRecord] = []
+    for number, turn in enumerate(turns):
+        messages.append(turn)
+        prompt_ids = prompt_ids_of(tokenizer, messages, options.raw)
+        text = prompt_text_of(tokenizer, messages, options.raw)
+        generations: dict[int, Generation] = {}
+        for index in order:
+            generations[index] = contenders[index].generate(make_request(options, prompt_ids), text)
+        baseline = generations[0]
+        turn_id = row.row_id if number == 0 else f"{row.row_id}#{number + 1}"
+        records += [
+            record_of(
+                turn_id, row.task, contenders[index].name, repeat, prompt_ids, generations[index], baseline.output_ids
+            )
+            for index in range(len(contenders))
+        ]
+        messages.append(tokenizer.decode(baseline.output_ids, skip_special_tokens=True))
+    return records
+
+
+def record_of(
+    row_id: str,
+    task: str,
+    strategy: str,
+    repeat: int,
+    prompt_ids: IntArray,
+    generation: Generation,
+    baseline_ids: Sequence[int],
+) -> RequestRecord:
+    """What ran, set against the baseline's output."""
+    return RequestRecord(
+        id=row_id,
+        task=task,
+        strategy=strategy,
+        repeat=repeat,
+        prompt_ids=prompt_ids.tolist(),
+        output_ids=generation.output_ids,
+        steps=generation.steps,
+        draft_tokens=generation.draft_tokens,
+        accepted_tokens=generation.accepted_tokens,
+        acceptance_lengths=generation.acceptance_lengths,
+        seconds=generation.seconds,
+        ttft_s=generation.ttft_s,
+        draft_seconds=generation.draft_seconds,
+        finish_reason=generation.finish_reason,
+        identical=list(generation.output_ids) == list(baseline_ids),
+    )

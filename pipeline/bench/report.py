@@ -1,0 +1,218 @@
+"""Bench results -> a report: Markdown, and one HTML file that needs nothing else. Both hold the same tables."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from pipeline.bench.plots import Plot, plots_of
+from pipeline.bench.results import OVERALL, BenchResults, SummaryRow
+
+
+class Table(NamedTuple):
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+
+
+class Section(NamedTuple):
+    title: str
+    text: str
+    table: Table | None = None
+
+
+def sections_of(results: BenchResults) -> list[Section]:
+    """The report's content, the same for every format."""
+    sections = [Section("Result", headline(results), summary_table(results, [OVERALL]))]
+    tasks = [task for task in dict.fromkeys(row.task for row in results.summary) if task != OVERALL]
+    if len(tasks) > 1:
+        sections.append(Section("By task", "", summary_table(results, tasks)))
+    if results.concurrency:
+        text = "Requests in flight over the whole workload; the next one joins as one ends."
+        sections.append(Section("Concurrency", text, concurrency_table(results)))
+    sections.append(Section("How to read this", definitions(results)))
+    sections.append(Section("Environment", "", _manifest_table(results.manifest)))
+    return sections
+
+
+def headline(results: BenchResults) -> str:
+    """One paragraph: how much faster, and whether the outputs are the same."""
+    rows = [row for row in results.summary if row.task == OVERALL]
+    baseline = next((row for row in rows if row.strategy == results.baseline), None)
+    ours = [row for row in rows if row.strategy != results.baseline]
+    different = sum(row.num_requests - row.num_identical for row in rows)
+    different += sum(row.num_requests - row.num_identical for row in results.concurrency)
+    total = sum(row.num_requests for row in (*rows, *results.concurrency))
+    same = (
+        f"All {total} outputs are token for token those of `{results.baseline}`."
+        if different == 0
+        else f"**{different} of {total} outputs differ from those of `{results.baseline}`.**"
+    )
+    if baseline is None or not ours:
+        return same
+    best = max(ours, key=lambda row: row.speedup or 0.0)
+    if best.speedup is None:
+        return same
+    return (
+        f"`{best.strategy}` is fastest: {best.speedup:.2f} times `{results.baseline}`{_interval(best)}, with "
+        f"{best.acceptance_length:.2f} tokens per step over {best.num_prompts} prompts, draft sources {results.warmth}. {same}"
+    )
+
+
+def summary_table(results: BenchResults, tasks: Sequence[str]) -> Table:
+    """Rows of the named tasks."""
+    columns = (
+        "task", "strategy", "prompts", "acceptance length", "tokens/s", f"speedup vs {results.baseline}", "95% interval",
+        "drafts/step", "accepted drafts", "TTFT ms", "retrieval ms/step", "identical",
+    )  # fmt: skip
+    rows = [
+        (
+            row.task,
+            row.strategy,
+            str(row.num_prompts),
+            f"{row.acceptance_length:.3f}",
+            f"{row.tokens_per_s:.2f}",
+            "-" if row.speedup is None else f"{row.speedup:.3f}",
+            _interval(row).strip(" ()") or "-",
+            f"{row.draft_tokens_per_step:.1f}",
+            f"{100 * row.acceptance_rate:.1f}%" if row.draft_tokens_per_step else "-",
+            f"{row.ttft_ms:.1f}",
+            f"{row.draft_ms_per_step:.3f} ({100 * row.draft_share:.1f}%)",
+            f"{row.num_identical}/{row.num_requests}",
+        )
+        for row in results.summary
+        if row.task in tasks
+    ]
+    return Table(columns, rows)
+
+
+def concurrency_table(results: BenchResults) -> Table:
+    columns = (
+        "in flight", "strategy", "tokens/s", f"vs {results.baseline}", "acceptance length", "TTFT p50 ms", "TTFT p95 ms",
+        "identical",
+    )  # fmt: skip
+    rows = [
+        (
+            str(row.concurrency),
+            row.strategy,
+            f"{row.tokens_per_s:.2f}",
+            "-" if row.speedup is None else f"{row.speedup:.3f}",
+            f"{row.acceptance_length:.3f}",
+            f"{row.ttft_p50_ms:.1f}",
+            f"{row.ttft_p95_ms:.1f}",
+            f"{row.num_identical}/{row.num_requests}",
+        )
+        for row in results.concurrency
+    ]
+    return Table(columns, rows)
+
+
+def definitions(results: BenchResults) -> str:
+    """What the words of the tables mean."""
+    warmth = (
+        "emptied before every prompt" if results.warmth == "cold" else "kept from prompt to prompt, emptied before a repeat"
+    )
+    return (
+        "All strategies ran every prompt alternately, in rotating order, in one process, after a warm-up. Acceptance length "
+        "is generated tokens / steps, where the pass over the prompt counts as the step that yields the first token. "
+        "Tokens/s counts the prompt's time; of several repeats of a prompt the median counts. The interval is a 95% "
+        f"bootstrap over prompts and repeats. Draft sources were {warmth}. The KV cache was emptied before every request."
+    )
+
+
+def markdown_of(results: BenchResults) -> str:
+    parts = [f"# {_title(results)}", ""]
+    for section in sections_of(results):
+        parts += [f"## {section.title}", ""]
+        if section.text:
+            parts += [section.text, ""]
+        if section.table is not None:
+            parts += [*_markdown_table(section.table), ""]
+    parts += ["## Manifest", "", "```json", json.dumps(results.manifest, indent=2, ensure_ascii=False), "```", ""]
+    return "\n".join(parts)
+
+
+def html_of(results: BenchResults) -> str:
+    """One file: tables, plots as SVG, the manifest. No scripts, and nothing is fetched from anywhere."""
+    title = html.escape(_title(results))
+    body = [f"<h1>{title}</h1>"]
+    sections = sections_of(results)
+    for number, section in enumerate(sections):
+        body.append(f"<h2>{html.escape(section.title)}</h2>")
+        if section.text:
+            body.append(f"<p>{_html_text(section.text)}</p>")
+        if section.table is not None:
+            body.append(_html_table(section.table))
+        if number == 0:
+            body += [_html_plot(plot) for plot in plots_of(results)]
+    manifest = html.escape(json.dumps(results.manifest, indent=2, ensure_ascii=False))
+    body.append(f"<h2>Manifest</h2><details><summary>Show</summary><pre>{manifest}</pre></details>")
+    return (
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style></head>\n'
+        f"<body>\n{chr(10).join(body)}\n</body></html>\n"
+    )
+
+
+_STYLE = (
+    "body{font:15px/1.5 system-ui,sans-serif;max-width:72rem;margin:2rem auto;padding:0 1rem;color:#222}"
+    "table{border-collapse:collapse;font-size:13px;margin:1rem 0;display:block;overflow-x:auto}"
+    "th,td{padding:.25rem .6rem;border-bottom:1px solid #ddd;text-align:right;white-space:nowrap}"
+    "th:nth-child(-n+2),td:nth-child(-n+2){text-align:left}"
+    "figure{margin:1.5rem 0}figcaption{font-weight:600}svg{max-width:100%;height:auto}pre{overflow-x:auto;font-size:12px}"
+)
+
+
+def _title(results: BenchResults) -> str:
+    config = results.manifest.get("config", {})
+    model, profile = config.get("model", "unknown model"), config.get("profile", "unknown profile")
+    return f"Lookahead bench: {model}, profile {profile}"
+
+
+def _interval(row: SummaryRow) -> str:
+    if row.speedup_low is None or row.speedup_high is None:
+        return ""
+    return f" ({row.speedup_low:.2f} to {row.speedup_high:.2f})"
+
+
+def _manifest_table(manifest: dict[str, Any]) -> Table:
+    """The manifest's scalar entries, nested ones under dotted names."""
+    rows: list[tuple[str, ...]] = []
+
+    def add(prefix: str, value: Any) -> None:
+        if isinstance(value, dict):
+            for key, entry in value.items():
+                add(f"{prefix}.{key}" if prefix else str(key), entry)
+        elif isinstance(value, list):
+            rows.append((prefix, " ".join(map(str, value))))
+        else:
+            rows.append((prefix, "-" if value is None else str(value)))
+
+    # The resolved config is long and stands in the manifest below.
+    add("", {key: value for key, value in manifest.items() if key != "resolved"})
+    return Table(("key", "value"), rows)
+
+
+def _markdown_table(table: Table) -> list[str]:
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+    return [line(table.columns), "|" + " --- |" * len(table.columns), *(line(row) for row in table.rows)]
+
+
+def _html_table(table: Table) -> str:
+    head = "".join(f"<th>{html.escape(column)}</th>" for column in table.columns)
+    rows = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+
+
+def _html_plot(plot: Plot) -> str:
+    return f"<figure><figcaption>{html.escape(plot.title)}</figcaption>{plot.svg}</figure>"
+
+
+def _html_text(text: str) -> str:
+    """Escaped text; of Markdown only `code` and **bold**, which the texts here use."""
+    parts = html.escape(text).split("`")
+    text = "".join(f"<code>{part}</code>" if number % 2 else part for number, part in enumerate(parts))
+    parts = text.split("**")
+    return "".join(f"<strong>{part}</strong>" if number % 2 else part for number, part in enumerate(parts))

@@ -1,0 +1,103 @@
+"""Verbs that build and remove: engine, schema, clean."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from pipeline.cli import output
+from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, DryRun, Json, Model, Profile, Set, resolve
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(engine)
+    app.command()(schema)
+    app.command()(clean)
+
+
+def engine(
+    model: Model = DEFAULT_MODEL,
+    profile: Profile = DEFAULT_PROFILE,
+    overrides: Set = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Build from the checkpoint even if the engine is there.")
+    ] = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Fetch the checkpoint and build the engine, unless it is built already."""
+    resolved = resolve(model, profile, overrides)
+    from pipeline.config.places import places
+
+    if dry_run:
+        from pipeline.config.resolution import dump_resolved
+        from pipeline.engine.plan import engine_plan
+
+        plan = engine_plan(resolved, places())
+        if as_json:
+            output.print_json({"plan": plan, "resolved": resolved.model_dump(mode="json")})
+            return
+        output.say(dump_resolved(resolved).rstrip())
+        output.table(["plan", ""], plan.items())
+        return
+
+    from pipeline.engine.build import build_engine
+
+    start = time.monotonic()
+    result = build_engine(resolved, places(), force=force, note=output.note)
+    artifact, seconds = result.artifact, time.monotonic() - start
+    if as_json:
+        output.print_json(
+            {
+                "outcome": result.outcome,
+                "folder": str(artifact.folder),
+                "fingerprint": artifact.manifest.fingerprint_digest,
+                "num_bytes": artifact.manifest.num_bytes,
+                "seconds": round(seconds, 3),
+            }
+        )
+        return
+    size = artifact.manifest.num_bytes / 1e6
+    output.say(
+        f"{result.outcome}: {artifact.folder} ({size:.0f} MB, {resolved.dtype}, {resolved.device}) in {seconds:.1f} s"
+    )
+
+
+def schema(
+    check: Annotated[
+        bool, typer.Option("--check", help="Only say whether the files are fresh; exit 2 if not.")
+    ] = False,
+) -> None:
+    """Write the JSON schemas of configs and manifests, for editors that complete and check YAML."""
+    from pipeline.config.places import places
+    from pipeline.config.schema_files import stale_schemas, write_schemas
+    from pipeline.errors import ConfigError
+
+    folder = places().home / "configs" / "schema"
+    if check:
+        if stale := stale_schemas(folder):
+            raise ConfigError(f"Out of date in {folder}: {', '.join(stale)}. Run `lookahead schema`.")
+        output.say("schemas are fresh")
+        return
+    for path in write_schemas(folder):
+        output.say(str(path))
+
+
+def clean(
+    model: Annotated[str | None, typer.Option("--model", "-m", help="Only this model's engines.")] = None,
+    cache: Annotated[bool, typer.Option("--cache", help="Downloads and made checkpoints too.")] = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Remove built engines."""
+    from pipeline.config.places import places
+    from pipeline.engine.removal import folder_bytes, removable, remove
+
+    targets = removable(places(), model, cache)
+    for target in targets:
+        output.say(f"{'would remove' if dry_run else 'removing'} {target} ({folder_bytes(target) / 1e6:.0f} MB)")
+    if not dry_run:
+        remove(targets)
+    if not targets:
+        output.say("nothing to remove")

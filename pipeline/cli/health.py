@@ -1,0 +1,135 @@
+"""What `lookahead doctor` looks at. Each finding says what was found and, if something is missing, how to mend it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from packaging.requirements import Requirement
+
+from pipeline.config.places import Places, places
+
+# fail: the default model cannot be built or served on this machine. note: something optional is absent.
+State = Literal["ok", "note", "fail"]
+
+_DISTRIBUTION = "lookahead-pipeline"
+
+
+class Finding(NamedTuple):
+    part: str
+    state: State
+    found: str
+    remedy: str = ""
+
+
+def examine() -> list[Finding]:
+    """All findings, cheapest first. Changes nothing; needs no network."""
+    where = places()
+    return [_python(), *_packages(), _compiler(), *_hardware(), *_room(where), *_server(), *_tensorrt_llm(), _hub()]
+
+
+def _python() -> Finding:
+    found = f"{platform.python_version()} at {sys.executable}"
+    if (3, 10) <= sys.version_info[:2] <= (3, 12):
+        return Finding("python", "ok", found)
+    return Finding("python", "fail", found, "Use Python 3.10, 3.11 or 3.12: the server needs numpy 1.26, which has no others.")
+
+
+def _packages() -> Iterator[Finding]:
+    """Installed versions against the ranges that the package declares."""
+    try:
+        declared = importlib.metadata.requires(_DISTRIBUTION) or []
+    except importlib.metadata.PackageNotFoundError:
+        yield Finding("packages", "note", f"{_DISTRIBUTION} is not installed, only run from its folder", "Run `make setup`.")
+        return
+    wrong = []
+    for requirement in map(Requirement, declared):
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        version = _version(requirement.name)
+        if version is None or not requirement.specifier.contains(version, prereleases=True):
+            wrong.append(f"{requirement} (found {version or 'none'})")
+    if wrong:
+        yield Finding("packages", "fail", "; ".join(wrong), "Run `make setup`, which installs the tested versions.")
+    else:
+        names = ("torch", "transformers", "numpy", "tritonclient")
+        yield Finding("packages", "ok", ", ".join(f"{name} {_version(name)}" for name in names))
+
+
+def _compiler() -> Finding:
+    compiler = os.environ.get("CC") or next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
+    if compiler:
+        return Finding("C compiler", "ok", compiler)
+    return Finding("C compiler", "note", "none", "Install gcc or clang; the torch engine compiles some steps with it.")
+
+
+def _hardware() -> Iterator[Finding]:
+    from pipeline.config.hardware import detect_hardware
+
+    hardware = detect_hardware()
+    if hardware.gpu is None:
+        yield Finding("GPU", "note", "none that torch can use; the torch engine runs on the CPU")
+    else:
+        yield Finding("GPU", "ok", f"{hardware.gpu}, compute capability {hardware.compute_capability / 10:.1f}")
+
+
+def _room(where: Places) -> Iterator[Finding]:
+    import psutil
+
+    memory = psutil.virtual_memory()
+    found = f"{memory.available / 1e9:.1f} of {memory.total / 1e9:.1f} GB available"
+    enough = memory.available >= 4e9
+    yield Finding(
+        "memory", "ok" if enough else "fail", found, "" if enough else "The default model needs 4 GB; close other programs."
+    )
+    for part, folder, needed in (("engines", where.engines, 1e9), ("cache", where.cache, 0.5e9)):
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
+        free = shutil.disk_usage(existing).free
+        found = f"{folder}, {free / 1e9:.1f} GB free"
+        variable = f"LOOKAHEAD_{part.upper()}"
+        if not os.access(existing, os.W_OK):
+            yield Finding(part, "fail", f"{found}, not writable", f"Set {variable} to a folder that you may write to.")
+        elif free < needed:
+            yield Finding(part, "fail", found, f"Free {needed / 1e9:.1f} GB, or set {variable} to a larger disk.")
+        else:
+            yield Finding(part, "ok", found)
+
+
+def _server() -> Iterator[Finding]:
+    library = Path(sysconfig.get_config_var("LIBDIR") or "") / f"libpython{sys.version_info[0]}.{sys.version_info[1]}.so.1.0"
+    if library.is_file():
+        yield Finding("libpython", "ok", str(library))
+    else:
+        remedy = "Use a Python built with --enable-shared (pyenv: PYTHON_CONFIGURE_OPTS=--enable-shared), or the system's."
+        yield Finding("libpython", "note", f"no {library.name} in {library.parent}", remedy)
+
+
+def _tensorrt_llm() -> Iterator[Finding]:
+    version = _version("tensorrt_llm")
+    if version:
+        yield Finding("TensorRT-LLM", "ok", version)
+    else:
+        yield Finding("TensorRT-LLM", "note", "not installed; backend tensorrt_llm is built in NVIDIA's container")
+    docker = shutil.which("docker")
+    yield Finding("docker", "ok" if docker else "note", docker or "none")
+
+
+def _hub() -> Finding:
+    offline = os.environ.get("HF_HUB_OFFLINE", "") not in ("", "0")
+    token = "HF_TOKEN is set" if os.environ.get("HF_TOKEN") else "no HF_TOKEN: gated models cannot be fetched"
+    return Finding("hub", "note", f"offline (HF_HUB_OFFLINE is set); {token}" if offline else token)
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,100 @@
+"""Verbs that look around and change nothing: doctor, models, profiles."""
+
+from __future__ import annotations
+
+import typer
+
+from pipeline.cli import output
+from pipeline.cli.options import Json
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(doctor)
+    app.command()(models)
+    app.command()(profiles)
+
+
+def doctor(as_json: Json = False) -> None:
+    """Check what this machine can build and serve, and say how to mend what is missing."""
+    from pipeline.cli.health import examine
+
+    findings = examine()
+    if as_json:
+        output.print_json([finding._asdict() for finding in findings])
+    else:
+        output.table(["", "part", "found"], [(_MARKS[f.state], f.part, f.found) for f in findings])
+        for finding in findings:
+            if finding.remedy:
+                output.say(f"{finding.part}: {finding.remedy}")
+    if any(finding.state == "fail" for finding in findings):
+        raise typer.Exit(2)
+
+
+def models(as_json: Json = False) -> None:
+    """List the models that can be named with --model."""
+    from pipeline.checkpoint.fetch import describe_source
+    from pipeline.config.loading import names_in
+    from pipeline.config.places import places
+    from pipeline.config.resolution import load_model
+
+    where = places()
+    found = [load_model(name, where) for name in names_in(where.models)]
+    if as_json:
+        output.print_json([model.model_dump(mode="json") for model in found])
+        return
+    rows = [
+        (
+            m.name,
+            _count(m.num_parameters),
+            m.max_position_embeddings,
+            describe_source(m),
+            _built(where.engines / m.name),
+        )
+        for m in found
+    ]
+    output.table(["model", "parameters", "context", "checkpoint", "built for"], rows)
+
+
+def profiles(as_json: Json = False) -> None:
+    """List the profiles that can be named with --profile."""
+    from pipeline.config.loading import names_in
+    from pipeline.config.places import places
+    from pipeline.config.resolution import load_profile
+
+    where = places()
+    found = [load_profile(name, where) for name in names_in(where.profiles)]
+    if as_json:
+        output.print_json([profile.model_dump(mode="json") for profile in found])
+        return
+    rows = [
+        (
+            p.name,
+            p.engine.max_batch_size,
+            p.engine.max_seq_len,
+            p.drafting.strategy,
+            p.drafting.max_draft_tokens,
+            p.description,
+        )
+        for p in found
+    ]
+    output.table(["profile", "batch", "context", "strategy", "draft tokens", ""], rows)
+
+
+_MARKS = {"ok": "ok", "note": "-", "fail": "FAIL"}
+
+
+def _count(number: int) -> str:
+    return (
+        f"{number / 1e9:.1f} B"
+        if number >= 1e9
+        else f"{number / 1e6:.0f} M"
+        if number >= 1e6
+        else f"{number / 1e3:.0f} K"
+    )
+
+
+def _built(folder: object) -> str:
+    from pathlib import Path
+
+    assert isinstance(folder, Path)
+    return ", ".join(sorted(path.parent.name for path in folder.glob("*/manifest.json"))) or "-"

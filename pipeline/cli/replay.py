@@ -1,0 +1,82 @@
+"""The verb that measures drafts against known outputs, without a model: replay."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from pipeline.cli import output
+from pipeline.errors import UserError
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(replay)
+
+
+def replay(
+    outputs: Annotated[
+        Path, typer.Option("--outputs", help="JSON Lines of {prompt_ids, output_ids, task}, or a file of `bench --json`.")
+    ],
+    source: Annotated[
+        str,
+        typer.Option(
+            "--source", help="hybrid, or trie, prompt, pool, recycling, supplied; several: trie+pool for one tree, trie,pool in turn."
+        ),
+    ] = "trie",
+    budget: Annotated[str, typer.Option("--budget", help="Draft tokens per step; a list such as 16,32,64.")] = "16,64",
+    regime: Annotated[str, typer.Option("--regime", help="cold, warm, prewarmed, or a list of them.")] = "cold,warm",
+    branch_length: Annotated[int, typer.Option("--branch-length", help="Longest drafted path.", min=1, max=64)] = 12,
+    limit: Annotated[Optional[int], typer.Option("--limit", help="Only the first so many rows.", min=1)] = None,  # noqa: UP045
+    json_path: Annotated[Optional[Path], typer.Option("--json", help="Write the rows here as JSON.")] = None,  # noqa: UP045
+) -> None:
+    """Count the verify steps that known outputs would have taken with a draft source."""
+    import json
+
+    from pipeline.bench.replay import load_replay_rows, result_rows, source_parts
+    from pipeline.bench.replay import replay as run_replay
+
+    budgets = _numbers(budget)
+    regimes = [part.strip() for part in regime.split(",")]
+    sources = [part.strip() for part in source.split(",")]
+    for name in sources:
+        source_parts(name)
+    if json_path is not None and not json_path.parent.is_dir():
+        raise UserError(f"There is no folder {json_path.parent} to write {json_path.name} to.")
+    rows = load_replay_rows(outputs)[:limit]
+    results = []
+    with output.progress() as bar:
+        for name in sources:
+            task = bar.add_task(f"replay {name}", total=len(rows) * len(budgets) * len(regimes))
+            results += run_replay(rows, name, budgets, regimes, branch_length, lambda task=task: bar.advance(task))
+    if json_path is not None:
+        try:
+            json_path.write_text(json.dumps(result_rows(results), indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"The results cannot be written to {json_path}: {error.strerror}.") from error
+    output.table(
+        ["source", "budget", "regime", "task", "tokens", "steps", "acceptance length", "drafts/step", "ask us p50", "p99"],
+        [
+            (
+                row.source,
+                row.budget,
+                row.regime,
+                row.task,
+                row.tokens,
+                row.steps,
+                f"{row.mean_acceptance_length:.3f}",
+                f"{row.draft_tokens_per_step:.1f}",
+                f"{row.retrieval_us_p50:.0f}",
+                f"{row.retrieval_us_p99:.0f}",
+            )
+            for row in results
+        ],
+    )
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise UserError(f"--budget is {text!r}; give whole numbers separated by commas, such as 16,32,64.") from error

@@ -1,0 +1,84 @@
+"""What a verify pass costs: measured times, and the time between the points measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class CostPoint:
+    """One measurement: a pass over batch_size sequences and num_tokens tokens in all (pending and draft tokens), behind
+    context_len cached tokens per sequence, took `seconds`."""
+
+    num_tokens: int
+    batch_size: int
+    context_len: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class CostCurve:
+    """Times of passes by number of tokens, measured at some batch sizes and context lengths.
+
+    Between two measured points time is taken as linear, below the first point as constant, and beyond the last one it
+    grows with the slope of the last two: a pass never costs less than a smaller one.
+    """
+
+    points: tuple[CostPoint, ...]
+
+    def __post_init__(self) -> None:
+        if not self.points:
+            raise ValueError("a cost curve needs at least one measured point")
+        for point in self.points:
+            if point.num_tokens < 1 or point.batch_size < 1 or point.context_len < 0 or not point.seconds > 0:
+                raise ValueError(f"{point} is no measurement: counts must be positive and the time above 0")
+
+    def seconds(self, num_tokens: int, batch_size: int, context_len: int) -> float:
+        """Time of one pass."""
+        return float(self.seconds_up_to(num_tokens, batch_size, context_len)[num_tokens])
+
+    def seconds_up_to(self, num_tokens: int, batch_size: int, context_len: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        """[num_tokens + 1] times of passes of 0, 1, ... num_tokens tokens, never falling.
+
+        Linear in the context length between the two nearest measured ones; of the batch sizes the nearest measured one
+        counts, since what matters most is the number of tokens.
+        """
+        sizes = sorted({point.batch_size for point in self.points})
+        size = min(sizes, key=lambda measured: (abs(measured - batch_size), measured))
+        lengths = sorted({point.context_len for point in self.points if point.batch_size == size})
+        above = int(np.searchsorted(lengths, context_len))
+        low, high = lengths[max(above - 1, 0)], lengths[min(above, len(lengths) - 1)]
+        share = 0.0 if high == low else (context_len - low) / (high - low)
+        at_low = self._line(size, low, num_tokens)
+        times = at_low if high == low else (1 - share) * at_low + share * self._line(size, high, num_tokens)
+        return np.maximum.accumulate(times)
+
+    def _line(self, batch_size: int, context_len: int, num_tokens: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        measured = sorted(
+            (point.num_tokens, point.seconds)
+            for point in self.points
+            if point.batch_size == batch_size and point.context_len == context_len
+        )
+        tokens = np.asarray([entry[0] for entry in measured], np.float64)
+        # Noise may make a larger pass look cheaper; no plan should be built on that.
+        times = np.maximum.accumulate(np.asarray([entry[1] for entry in measured], np.float64))
+        wanted = np.arange(num_tokens + 1, dtype=np.float64)
+        result = np.interp(wanted, tokens, times)
+        beyond = wanted > tokens[-1]
+        if beyond.any():
+            slope = (times[-1] - times[-2]) / (tokens[-1] - tokens[-2]) if len(tokens) > 1 else times[-1] / tokens[-1]
+            result[beyond] = times[-1] + slope * (wanted[beyond] - tokens[-1])
+        return result
+
+
+def cost_curve(rows: Iterable[tuple[int, int, int, float]]) -> CostCurve:
+    """A curve from rows (num_tokens, batch_size, context_len, seconds); where one pass was measured more than once, the
+    least time counts, as disturbances only add."""
+    best: dict[tuple[int, int, int], float] = {}
+    for num_tokens, batch_size, context_len, seconds in rows:
+        key = (num_tokens, batch_size, context_len)
+        best[key] = min(seconds, best.get(key, seconds))
+    return CostCurve(tuple(CostPoint(*key, seconds) for key, seconds in sorted(best.items())))

@@ -1,0 +1,38 @@
+"""What the scheduler refuses at the door, before a request takes a place in the queue."""
+
+from __future__ import annotations
+
+from pipeline.decoding.sampling import check_sampling
+from pipeline.decoding.strategy import source_names
+from pipeline.decoding.tree import check_tree
+from pipeline.engine.contract import EngineLimits
+from pipeline.engine.submission import Submission
+from pipeline.errors import RequestError
+
+
+def check_submission(submission: Submission, limits: EngineLimits) -> None:
+    """Raise RequestError, with what was found and what is allowed, if an engine of these limits can never serve it."""
+    request = submission.request
+    source_names(submission.strategy, ())
+    if len(request.prompt_ids) == 0:
+        raise RequestError("the prompt is empty; send at least one token")
+    if request.max_new_tokens < 1:
+        raise RequestError(f"the number of tokens to generate is {request.max_new_tokens}; it must be at least 1")
+    if not 0 <= request.min_new_tokens <= request.max_new_tokens:
+        raise RequestError(
+            f"min_tokens is {request.min_new_tokens}; it must be in 0 .. {request.max_new_tokens} (max_tokens)"
+        )
+    if len(request.prompt_ids) >= limits.max_seq_len:
+        raise RequestError(
+            f"the prompt has {len(request.prompt_ids)} tokens, the engine holds {limits.max_seq_len} with the "
+            "output; shorten it or build with a larger engine.max_seq_len"
+        )
+    if len(submission.supplied) > limits.max_draft_tokens:
+        raise RequestError(
+            f"{len(submission.supplied)} draft tokens were sent; the engine takes {limits.max_draft_tokens} a step"
+        )
+    try:
+        check_tree(submission.supplied, limits.vocab_size)
+    except ValueError as error:
+        raise RequestError(str(error)) from error
+    check_sampling(request.sampling, limits.vocab_size)

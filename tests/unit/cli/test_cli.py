@@ -1,0 +1,146 @@
+"""The command as a user meets it: exit codes, messages, JSON, and a start that imports nothing heavy."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from pipeline import cli
+from pipeline.cli.app import GROUPS, build_app
+from pipeline.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOOKAHEAD_ENGINES", str(tmp_path / "engines"))
+    monkeypatch.setenv("LOOKAHEAD_CACHE", str(tmp_path / "cache"))
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+    return int(caught.value.code or 0)
+
+
+def test_every_group_registers_verbs_and_every_verb_explains_itself() -> None:
+    for group in GROUPS:
+        assert callable(importlib.import_module(f"pipeline.cli.{group}").register)
+    verbs = build_app().registered_commands
+    assert {"doctor", "models", "profiles", "engine", "schema", "clean"} <= {verb.callback.__name__ for verb in verbs}  # type: ignore[union-attr]
+    assert all(verb.callback.__doc__ for verb in verbs)  # type: ignore[union-attr]
+
+
+def test_help_and_models_import_nothing_heavy() -> None:
+    code = (
+        "import sys, io, contextlib\n"
+        "from pipeline.cli import main\n"
+        "for arguments in (['--help'], ['models', '--json'], ['profiles']):\n"
+        "    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):\n"
+        "        main(arguments)\n"
+        "print(sorted({'torch', 'transformers', 'numpy', 'tritonclient', 'matplotlib'} & sys.modules.keys()))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_a_users_mistake_is_one_message_and_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("engine", "--model", "smolm2-135m") == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: There is no model 'smolm2-135m'. Did you mean 'smollm2-135m'?")
+    assert "Traceback" not in captured.err
+
+
+def test_a_wrong_option_is_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("engine", "--modle", "x") == 2
+    assert "No such option" in capsys.readouterr().err
+
+
+def app_that_raises(error: BaseException) -> typer.Typer:
+    app = typer.Typer(pretty_exceptions_enable=False)
+
+    @app.command()
+    def fail() -> None:
+        raise error
+
+    return app
+
+
+def test_ctrl_c_is_quiet_and_exit_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("pipeline.cli.app.build_app", lambda: app_that_raises(KeyboardInterrupt()))
+    assert run() == 130
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_our_bug_keeps_its_trace() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pipeline.cli.app.build_app", lambda: app_that_raises(ZeroDivisionError("bug")))
+        with pytest.raises(ZeroDivisionError):
+            cli.main([])
+
+
+def test_all_faults_come_in_one_message(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("pipeline.cli.app.build_app", lambda: app_that_raises(ConfigError("2 faults\n  a\n  b")))
+    assert run() == 2
+    assert capsys.readouterr().err == "error: 2 faults\n  a\n  b\n"
+
+
+def test_engine_dry_run_then_build_then_reuse(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    base = ["engine", "--model", "tiny-random-llama", "--set", "device=cpu", "--set", "backend=torch", "--json"]
+    assert run(*base, "--dry-run") == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["plan"]["state"] == "not built"
+    assert plan["resolved"]["model"]["name"] == "tiny-random-llama"
+    assert not (tmp_path / "engines").exists()
+
+    outcomes = []
+    for _ in range(2):
+        assert run(*base) == 0
+        outcomes.append(json.loads(capsys.readouterr().out)["outcome"])
+    assert outcomes == ["built", "reused"]
+    assert run("models") == 0
+    assert "tiny-random-llama" in capsys.readouterr().out
+    assert run("clean", "--dry-run") == 0
+    assert (tmp_path / "engines" / "tiny-random-llama" / "latency").is_dir()
+    assert run("clean") == 0
+    assert not (tmp_path / "engines" / "tiny-random-llama").exists()
+
+
+def test_models_and_profiles_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("models", "--json") == 0
+    assert "llama2-13b" in [model["name"] for model in json.loads(capsys.readouterr().out)]
+    assert run("profiles", "--json") == 0
+    assert [profile["name"] for profile in json.loads(capsys.readouterr().out)] == ["balanced", "latency", "throughput"]
+
+
+def test_schema_check(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("schema", "--check") == 0
+    assert "fresh" in capsys.readouterr().out
+
+
+def test_doctor_says_how_to_mend_what_fails(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert run("doctor", "--json") in (0, 2)
+    findings = {finding["part"]: finding for finding in json.loads(capsys.readouterr().out)}
+    assert findings["python"]["state"] == "ok"
+    for finding in findings.values():
+        assert finding["state"] != "fail" or finding["remedy"], f"{finding['part']} fails without a remedy"
+
+
+def test_python_dash_m_is_the_same_program() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pipeline", "--version"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=dict(os.environ),
+    )
+    assert (done.returncode, done.stdout) == (0, "0.1.0\n")

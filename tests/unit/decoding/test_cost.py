@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.decoding.cost import CostCurve, cost_curve
+
+rows = st.lists(
+    st.tuples(st.integers(1, 60), st.sampled_from([1, 4, 8]), st.sampled_from([0, 256, 1024]), st.floats(0.001, 1.0)),
+    min_size=1,
+    max_size=20,
+)
+
+
+def test_time_is_linear_between_measurements_and_in_context() -> None:
+    curve = cost_curve([(1, 1, 0, 0.01), (11, 1, 0, 0.02), (1, 1, 100, 0.03), (11, 1, 100, 0.06)])
+    assert curve.seconds(6, 1, 0) == pytest.approx(0.015)
+    assert curve.seconds(6, 1, 50) == pytest.approx(0.03)
+    assert curve.seconds(6, 1, 5000) == pytest.approx(0.045)
+
+
+def test_beyond_the_last_measurement_the_last_slope_goes_on() -> None:
+    curve = cost_curve([(1, 1, 0, 0.01), (11, 1, 0, 0.02)])
+    assert curve.seconds(21, 1, 0) == pytest.approx(0.03)
+    assert cost_curve([(10, 1, 0, 0.01)]).seconds(20, 1, 0) == pytest.approx(0.02)
+
+
+def test_the_nearest_batch_size_counts_and_of_repeated_measurements_the_quickest() -> None:
+    curve = cost_curve([(4, 1, 0, 0.5), (4, 1, 0, 0.1), (4, 8, 0, 0.3)])
+    assert curve.seconds(4, 2, 0) == pytest.approx(0.1)
+    assert curve.seconds(4, 7, 0) == pytest.approx(0.3)
+
+
+def test_what_is_no_measurement_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        CostCurve(())
+    with pytest.raises(ValueError, match="no measurement"):
+        cost_curve([(1, 1, 0, 0.0)])
+
+
+@given(rows, st.integers(1, 100), st.integers(1, 9), st.integers(0, 2000))
+def test_a_larger_pass_never_costs_less(
+    measured: list[tuple[int, int, int, float]], num_tokens: int, batch_size: int, context_len: int
+) -> None:
+    curve = cost_curve(measured)
+    times = curve.seconds_up_to(num_tokens, batch_size, context_len)
+    assert len(times) == num_tokens + 1
+    assert (np.diff(times) >= 0).all()
+    assert (times > 0).all()
+    assert np.isfinite(times).all()

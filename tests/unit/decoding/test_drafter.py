@@ -1,0 +1,273 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.config.schema import LookaheadConfig, RecyclingDraftConfig, WindowDraftConfig
+from pipeline.decoding.accept import accept
+from pipeline.decoding.drafter import Drafter
+from pipeline.decoding.request import StepResult
+from pipeline.decoding.sources.base import DraftBudget
+from pipeline.decoding.sources.recycling import RecyclingSource
+from pipeline.decoding.sources.window import WindowSource
+from pipeline.decoding.tree import EMPTY_TREE, DraftTree, IntArray, chain, check_tree, depths, select_nodes, tree_from_lists
+
+VOCAB = 50
+CONTEXT = np.asarray([1, 2, 3], np.int32)
+BUDGET = DraftBudget(8, 4)
+
+
+class Scripted:
+    """Proposes what it is told and keeps what it hears."""
+
+    needs_top_k = 0
+
+    def __init__(self, name: str, propose: Callable[[DraftBudget], DraftTree]) -> None:
+        self.name = name
+        self._propose = propose
+        self.heard: list[tuple[StepResult, list[int]]] = []
+        self.active: set[str] = set()
+
+    def start(self, request_id: str, prompt_ids: IntArray, namespace: str) -> None:
+        self.active.add(request_id)
+
+    def propose(self, request_id: str, context: IntArray, budget: DraftBudget) -> DraftTree:
+        return self._propose(budget)
+
+    def update(self, request_id: str, step: StepResult, nodes: IntArray) -> None:
+        self.heard.append((step, nodes.tolist()))
+
+    def stop(self, request_id: str) -> None:
+        self.active.discard(request_id)
+
+
+def fail(budget: DraftBudget) -> DraftTree:
+    raise RuntimeError("out of ideas")
+
+
+def drafter_of(*sources: object) -> Drafter:
+    drafter = Drafter(sources, VOCAB)  # type: ignore[arg-type]
+    drafter.start("r", CONTEXT, "", frozenset(source.name for source in sources))  # type: ignore[attr-defined]
+    return drafter
+
+
+def step_of(tree: DraftTree, nodes: list[int], bonus: int = 0) -> StepResult:
+    return StepResult(CONTEXT, tree, nodes, [*(int(tree.token_ids[node]) for node in nodes), bonus])
+
+
+def paths_of(tree: DraftTree) -> set[tuple[int, ...]]:
+    paths: list[tuple[int, ...]] = []
+    for token, parent in zip(tree.token_ids.tolist(), tree.parents.tolist(), strict=True):
+        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+    assert len(set(paths)) == len(paths)
+    return set(paths)
+
+
+def test_shared_prefixes_exist_once_and_each_source_hears_of_its_own_nodes() -> None:
+    first = Scripted("first", lambda _: tree_from_lists([5, 6, 7], [-1, 0, 0], [0.9, 0.5, 0.4]))
+    second = Scripted("second", lambda _: tree_from_lists([8, 5, 6, 9], [-1, -1, 1, 2], [0.1, 0.8, 0.7, 0.6]))
+    drafter = drafter_of(first, second)
+    tree = drafter.propose("r", CONTEXT, BUDGET)
+    assert paths_of(tree) == {(5,), (5, 6), (5, 7), (8,), (5, 6, 9)}
+    nodes = [tree.token_ids.tolist().index(token) for token in (5, 6, 9)]
+    drafter.update("r", step_of(tree, nodes))
+    for source, tokens in ((first, [5, 6, 7]), (second, [8, 5, 6, 9])):
+        _, heard = source.heard[0]
+        assert [int(tree.token_ids[node]) for node in heard] == tokens
+
+
+def test_the_budget_keeps_the_most_probable_paths() -> None:
+    source = Scripted("a", lambda _: tree_from_lists([5, 6, 7, 8], [-1, 0, -1, 2], [0.2, 0.1, 0.7, 0.6]))
+    tree = drafter_of(source).propose("r", CONTEXT, DraftBudget(4, 4))
+    assert tree.token_ids.tolist() == [7, 8, 5, 6]
+    other = Scripted("b", lambda _: chain([9], [0.01]))
+    both = drafter_of(source, other)
+    tree = both.propose("r", CONTEXT, DraftBudget(4, 4))
+    assert tree.token_ids.tolist() == [7, 8, 5, 6]
+    both.update("r", step_of(tree, []))
+    assert other.heard[0][1] == [-1]
+
+
+def test_only_the_sources_named_take_part() -> None:
+    sources = [Scripted(name, lambda _, token=token: chain([token])) for token, name in enumerate("abc")]
+    drafter = Drafter(sources, VOCAB)
+    drafter.start("r", CONTEXT, "", frozenset({"a", "c", "unknown"}))
+    drafter.start("none", CONTEXT, "", frozenset())
+    assert paths_of(drafter.propose("r", CONTEXT, BUDGET)) == {(0,), (2,)}
+    assert not len(drafter.propose("none", CONTEXT, BUDGET))
+    assert [source.active for source in sources] == [{"r"}, set(), {"r"}]
+    drafter.stop("r")
+    drafter.stop("r")
+    assert not any(source.active for source in sources)
+
+
+@pytest.mark.parametrize(
+    "propose",
+    [
+        fail,
+        lambda _: chain([VOCAB]),
+        lambda _: chain([-1]),
+        lambda _: chain(list(range(9))),
+        lambda _: chain(list(range(5))),
+        lambda _: DraftTree(np.asarray([1, 2], np.int32), np.asarray([1, -1], np.int32)),
+        lambda _: DraftTree(np.asarray([1, 2], np.int32), np.asarray([-1], np.int32)),
+        lambda _: chain([1, 2], [float("nan"), 0.1]),
+        lambda _: DraftTree(np.asarray([1, 2], np.int32), np.asarray([-1, 0], np.int32), np.asarray([0.1], np.float32)),
+        lambda _: DraftTree(np.asarray([1.5, 2.5]), np.asarray([-1, 0], np.int32)),  # type: ignore[arg-type]
+        lambda _: DraftTree(np.asarray([1], np.int32), np.asarray([-1], np.int32), num_fixed=2),
+        lambda _: None,  # type: ignore[return-value, arg-type]
+    ],
+)
+def test_a_broken_source_costs_its_own_drafts_only(
+    propose: Callable[[DraftBudget], DraftTree], caplog: pytest.LogCaptureFixture
+) -> None:
+    broken, good = Scripted("broken", propose), Scripted("good", lambda _: chain([7, 8]))
+    drafter = drafter_of(broken, good)
+    with caplog.at_level(logging.ERROR):
+        for count in (1, 2):
+            tree = drafter.propose("r", CONTEXT, BUDGET)
+            assert paths_of(tree) == {(7,), (7, 8)}
+            drafter.update("r", step_of(tree, [0, 1]))
+            assert drafter.failures == {"broken": count, "good": 0}
+    assert len(caplog.records) == 1
+    assert good.heard[-1][1] == [0, 1]
+
+
+def test_a_source_that_fails_to_start_or_learn_harms_nobody() -> None:
+    class Hopeless(Scripted):
+        def start(self, request_id: str, prompt_ids: IntArray, namespace: str) -> None:
+            raise KeyError(request_id)
+
+        def update(self, request_id: str, step: StepResult, nodes: IntArray) -> None:
+            raise KeyError(request_id)
+
+        def stop(self, request_id: str) -> None:
+            raise KeyError(request_id)
+
+    good = Scripted("good", lambda _: chain([7, 8]))
+    drafter = drafter_of(Hopeless("hopeless", fail), good)
+    drafter.update("r", step_of(drafter.propose("r", CONTEXT, BUDGET), []))
+    drafter.stop("r")
+    assert drafter.failures == {"hopeless": 4, "good": 0}
+    assert good.heard
+
+
+def test_feedback_fits_when_only_a_part_of_the_tree_was_verified() -> None:
+    source = Scripted("a", lambda _: tree_from_lists([5, 6, 7, 8], [-1, 0, -1, 2], [0.9, 0.8, 0.4, 0.3]))
+    drafter = drafter_of(source)
+    tree = drafter.propose("r", CONTEXT, BUDGET)
+    assert tree.token_ids.tolist() == [5, 6, 7, 8]
+    part = select_nodes(tree, np.asarray([True, False, True, True]))
+    drafter.update("r", step_of(part, [1, 2]))
+    assert source.heard[0][1] == [0, -1, 1, 2]
+    tree = drafter.propose("r", CONTEXT, BUDGET)
+    drafter.update("r", step_of(EMPTY_TREE, []))
+    assert source.heard[1][1] == [-1, -1, -1, -1]
+    drafter.update("r", step_of(EMPTY_TREE, []))
+    assert source.heard[2][1] == []
+
+
+def test_what_is_often_accepted_is_trusted_more() -> None:
+    good = Scripted("good", lambda _: chain([5], [0.3]))
+    bad = Scripted("bad", lambda _: chain([6], [0.6]))
+    drafter = drafter_of(good, bad)
+    assert drafter.propose("r", CONTEXT, BUDGET).token_ids.tolist() == [6, 5]
+    for _ in range(200):
+        tree = drafter.propose("r", CONTEXT, BUDGET)
+        drafter.update("r", step_of(tree, [tree.token_ids.tolist().index(5)]))
+    tree = drafter.propose("r", CONTEXT, BUDGET)
+    assert tree.token_ids.tolist() == [5, 6]
+    assert tree.probabilities is not None
+    assert tree.probabilities[0] > 0.8
+    assert tree.probabilities[1] < 0.2
+
+
+def test_nodes_are_credited_to_a_source_that_named_them() -> None:
+    drafter = drafter_of(Scripted("a", lambda _: chain([5], [0.9])), Scripted("b", lambda _: chain([6], [0.8])))
+    tree = drafter.propose("r", CONTEXT, BUDGET)
+    assert tree.sources is not None
+    assert dict(zip(tree.token_ids.tolist(), tree.sources.tolist(), strict=True)) == {5: 0, 6: 1}
+
+
+def test_two_sources_of_one_name_are_refused() -> None:
+    with pytest.raises(ValueError, match="different names"):
+        drafter_of(Scripted("a", fail), Scripted("a", fail))
+
+
+def test_no_budget_no_draft() -> None:
+    drafter = drafter_of(Scripted("a", lambda _: chain([5])))
+    assert not len(drafter.propose("r", CONTEXT, DraftBudget(0, 4)))
+    assert not len(drafter.propose("r", CONTEXT, DraftBudget(4, 0)))
+
+
+def test_recycling_asks_for_candidates_and_others_do_not() -> None:
+    recycling = RecyclingSource(RecyclingDraftConfig(top_k=3))
+    drafter = Drafter([recycling, Scripted("a", lambda _: chain([5]))], VOCAB)
+    drafter.start("with", CONTEXT, "", frozenset({"recycling", "a"}))
+    drafter.start("without", CONTEXT, "", frozenset({"a"}))
+    assert drafter.needs_top_k("with") == 3
+    assert drafter.needs_top_k("without") == 0
+
+
+@given(
+    names=st.sets(st.sampled_from(["window", "recycling", "scripted"])),
+    budget=st.builds(DraftBudget, st.integers(1, 40), st.integers(1, 8)),
+    sizes=st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(0, 4)),
+    seed=st.integers(0, 1000),
+)
+def test_any_mix_decodes_the_same_text_within_its_budget(
+    names: set[str], budget: DraftBudget, sizes: tuple[int, int, int], seed: int
+) -> None:
+    random = np.random.default_rng(seed)
+    successor = random.integers(0, VOCAB, (VOCAB, 4))
+    lookahead = LookaheadConfig(
+        max_window_size=sizes[0], max_ngram_size=sizes[1], max_verification_set_size=sizes[2]
+    )
+
+    def target(tokens: list[int]) -> int:
+        return int(successor[tokens[-1], tokens[-2] % 4])
+
+    def propose(limit: DraftBudget) -> DraftTree:
+        count = int(random.integers(0, limit.max_nodes + 1))
+        parents = [int(random.integers(-1, node)) if node else -1 for node in range(count)]
+        tree = tree_from_lists(random.integers(0, VOCAB, count).tolist(), parents)
+        return select_nodes(tree, depths(tree) <= limit.max_depth)
+
+    drafter = Drafter(
+        [
+            WindowSource(WindowDraftConfig(), lookahead),
+            RecyclingSource(RecyclingDraftConfig(top_k=2)),
+            Scripted("scripted", propose),
+        ],
+        VOCAB,
+    )
+    tokens = [1, 2, 3, 1, 2]
+    expected = list(tokens)
+    while len(expected) < 60:
+        expected.append(target(expected))
+    drafter.start("r", np.asarray(tokens, np.int32), "", frozenset(names))
+    while len(tokens) < 40:
+        context = np.asarray(tokens, np.int32)
+        tree = drafter.propose("r", context, budget)
+        check_tree(tree, VOCAB)
+        paths_of(tree)
+        assert len(tree) <= budget.max_nodes
+        assert (depths(tree)[tree.num_fixed :] <= budget.max_depth).all()
+        assert tree.probabilities is None or (np.diff(tree.probabilities[tree.num_fixed :]) <= 1e-6).all()
+        texts = [tokens]
+        for token, parent in zip(tree.token_ids.tolist(), tree.parents.tolist(), strict=True):
+            texts.append([*texts[parent + 1], token])
+        choices = np.asarray([target(text) for text in texts], np.int32)
+        top_ids = np.stack([choices, (choices + 1) % VOCAB], axis=1).astype(np.int32)
+        top_probs = np.tile(np.asarray([0.8, 0.1], np.float32), (len(choices), 1))
+        accepted = accept(tree, lambda node, _, choices=choices: int(choices[node + 1]))
+        tokens += accepted.token_ids
+        drafter.update("r", StepResult(context, tree, accepted.nodes, accepted.token_ids, choices, top_ids, top_probs))
+    drafter.stop("r")
+    assert tokens == expected[: len(tokens)]
+    assert sum(drafter.failures.values()) == 0

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.decoding.lookahead import Window, flops_multiple, max_draft_len, window_size
+from pipeline.decoding.tree import ancestor_mask, check_tree, depths
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ((1, 1, 0), 0),
+        ((1, 2, 0), 0),
+        ((2, 2, 1), 2),
+        ((5, 5, 5), 39),
+        ((4, 4, 4), 23),
+        ((7, 5, 7), 55),
+        ((15, 5, 15), 119),
+    ],
+)
+def test_max_draft_len_follows_the_formula(sizes: tuple[int, int, int], expected: int) -> None:
+    assert max_draft_len(*sizes) == expected
+
+
+def test_a_step_costs_one_token_more_than_it_drafts() -> None:
+    assert flops_multiple(15, 5, 15) == 120
+
+
+@given(st.integers(1, 20), st.integers(1, 9), st.integers(0, 20))
+def test_window_and_candidates_add_up_to_max_draft_len(width: int, ngram: int, candidates: int) -> None:
+    assert window_size(width, ngram) + candidates * (ngram - 1) == max_draft_len(width, ngram, candidates)
+
+
+def filled_window(width: int, ngram: int) -> Window:
+    window = Window(width, ngram, np.arange(100, 140, dtype=np.int32), seed=7)
+    level = 1
+    while not window.is_full:
+        window.advance(1, np.arange(width, dtype=np.int32) + 1000 * level)
+        level += 1
+    return window
+
+
+@given(st.integers(1, 8), st.integers(2, 6))
+def test_full_window_is_a_tree_with_the_papers_positions_and_mask(width: int, ngram: int) -> None:
+    window = filled_window(width, ngram)
+    tree = window.tree()
+    check_tree(tree)
+    assert len(tree) == tree.num_fixed == window_size(width, ngram)
+    # Level l of column j sees level 0 up to its column and the levels above it in its own column.
+    cells = [(0, column) for column in range(1, width)]
+    cells += [(level, column) for level in range(1, ngram - 1) for column in range(width)]
+    expected = np.asarray(
+        [
+            [
+                (other[0] == 0 and other[1] <= own[1]) or (other[1] == own[1] and other[0] <= own[0])
+                for other in cells
+            ]
+            for own in cells
+        ]
+    ).reshape(len(cells), len(cells))
+    assert np.array_equal(ancestor_mask(tree), expected)
+    assert depths(tree).tolist() == [level + column for level, column in cells]
+    assert [cells[node][1] if node >= 0 else 0 for node in window.last_level()] == list(range(width))
+
+
+def test_a_window_that_fills_gains_one_level_per_step_and_moves_one_column() -> None:
+    window = Window(3, 4, np.asarray([7], np.int32), seed=0)
+    assert [row.tolist() for row in window.rows] == [[7, 7]]
+    window.advance(1, np.asarray([10, 11, 12], np.int32))
+    assert [row.tolist() for row in window.rows] == [[7, 7], [11, 12, 7]]
+    window.advance(1, np.asarray([20, 21, 22], np.int32))
+    assert [row.tolist() for row in window.rows] == [[7, 7], [12, 7, 7], [21, 22, 7]]
+    assert window.is_full
+
+
+def test_a_full_window_drops_its_first_level_and_keeps_positions_when_several_tokens_are_accepted() -> None:
+    window = Window(4, 3, np.asarray([7], np.int32), seed=0)
+    window.advance(1, np.asarray([10, 11, 12, 13], np.int32))
+    assert [row.tolist() for row in window.rows] == [[7, 7, 7], [11, 12, 13, 7]]
+    # Level 1 lay at positions 1..4 behind the old root, the choices at 2..5; the new root is position 2.
+    window.advance(2, np.asarray([20, 21, 22, 23], np.int32))
+    assert [row.tolist() for row in window.rows] == [[13, 7, 7], [21, 22, 23, 7]]
+    # Not verified: nothing is dropped, everything moves by the tokens accepted.
+    window.advance(2, None)
+    assert [row.tolist() for row in window.rows] == [[7, 7, 7], [23, 7, 7, 7]]
+
+
+def test_ngrams_read_down_the_columns() -> None:
+    window = Window(3, 3, np.asarray([7], np.int32), seed=0)
+    window.advance(1, np.asarray([10, 11, 12], np.int32))
+    assert window.ngrams(1, np.asarray([30, 31, 32], np.int32)) == [[1, 11, 30], [7, 12, 31], [7, 7, 32]]
+
+
+def test_bigram_window_is_full_at_once() -> None:
+    window = Window(3, 2, np.asarray([4, 5], np.int32), seed=1)
+    first = window.rows[0].tolist()
+    assert window.is_full
+    assert window.ngrams(9, np.asarray([1, 2, 3], np.int32)) == [[9, 1], [first[0], 2], [first[1], 3]]
+    window.advance(1, np.asarray([1, 2, 3], np.int32))
+    assert window.rows[0].tolist() == [2, 3]
+
+
+@given(st.integers(1, 6), st.integers(2, 5), st.lists(st.tuples(st.integers(1, 9), st.booleans()), max_size=12))
+def test_rows_keep_their_widths_whatever_is_accepted(width: int, ngram: int, steps: list[tuple[int, bool]]) -> None:
+    window = Window(width, ngram, np.asarray([1, 2, 3], np.int32), seed=3)
+    for accepted, verified in steps:
+        window.advance(accepted, np.full(width, 50, np.int32) if verified else None)
+        assert [len(row) for row in window.rows] == [width - 1] + [width] * (len(window.rows) - 1)
+        assert len(window.rows) <= ngram - 1
+        check_tree(window.tree())
+
+
+def test_same_seed_same_window() -> None:
+    prompt = np.arange(50, dtype=np.int32)
+    first, second = (Window(8, 3, prompt, seed=5).rows[0].tolist() for _ in range(2))
+    assert first == second
+    assert Window(8, 3, prompt, seed=6).rows[0].tolist() != first

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.decoding.cost import cost_curve
+from pipeline.decoding.planner import AdaptivePlanner, FixedPlanner, PlanItem
+from pipeline.decoding.tree import EMPTY_TREE, DraftTree, check_tree, tree_from_lists
+
+FLAT = cost_curve([(1, 1, 0, 0.100), (100, 1, 0, 0.101)])
+STEEP = cost_curve([(1, 1, 0, 0.1), (100, 1, 0, 10.0)])
+
+
+def item(*probabilities: float, num_fixed: int = 0) -> PlanItem:
+    """Nodes are a chain where probabilities fall, as they must along a path."""
+    parents = list(range(-1, len(probabilities) - 1))
+    tree = tree_from_lists(list(range(len(parents))), parents, list(probabilities))
+    return PlanItem(DraftTree(tree.token_ids, tree.parents, tree.probabilities, None, num_fixed), 1, 100)
+
+
+@st.composite
+def plan_items(draw: st.DrawFn) -> list[PlanItem]:
+    items = []
+    for _ in range(draw(st.integers(1, 3))):
+        parents: list[int] = []
+        probabilities: list[float] = []
+        for node in range(draw(st.integers(0, 5))):
+            parent = draw(st.integers(-1, node - 1))
+            parents.append(parent)
+            probabilities.append((probabilities[parent] if parent >= 0 else 1.0) * draw(st.sampled_from([0.9, 0.5, 0.1])))
+        items.append(PlanItem(tree_from_lists(list(range(len(parents))), parents, probabilities), 1, 10))
+    return items
+
+
+def gain(trees: list[DraftTree]) -> float:
+    return sum(float(tree.probabilities.sum()) for tree in trees if tree.probabilities is not None)
+
+
+def test_all_is_sent_where_a_pass_costs_the_same_and_nothing_where_each_token_costs_full_price() -> None:
+    items = [item(0.5, 0.3, 0.1), item(0.2)]
+    assert [len(tree) for tree in AdaptivePlanner(FLAT).plan(items, 100)] == [3, 1]
+    assert AdaptivePlanner(STEEP).plan(items, 100) == [EMPTY_TREE, EMPTY_TREE]
+
+
+def test_room_goes_to_the_most_probable_nodes_of_the_whole_batch() -> None:
+    items = [item(0.9, 0.8, 0.1), item(0.5, 0.4)]
+    trees = AdaptivePlanner(FLAT).plan(items, 2 + 3)
+    assert [tree.token_ids.tolist() for tree in trees] == [[0, 1], [0]]
+    assert [len(tree) for tree in FixedPlanner().plan(items, 2 + 3)] == [2, 1]
+
+
+def test_without_room_nothing_is_sent() -> None:
+    for planner in (FixedPlanner(), AdaptivePlanner(FLAT)):
+        assert [len(tree) for tree in planner.plan([item(0.9), item(0.9)], 2)] == [0, 0]
+        assert planner.plan([], 10) == []
+
+
+def test_a_window_is_sent_whole_or_not_at_all() -> None:
+    window = item(0.01, 0.001, 0.0001, num_fixed=3)
+    assert [len(tree) for tree in AdaptivePlanner(FLAT).plan([item(0.9, 0.8), window], 2 + 4)] == [1, 3]
+    for planner in (FixedPlanner(), AdaptivePlanner(FLAT)):
+        trees = planner.plan([item(0.9, 0.8), window], 2 + 2)
+        assert [(len(tree), tree.num_fixed) for tree in trees] == [(2, 0), (0, 0)]
+
+
+def test_a_window_that_does_not_pay_is_dropped_with_everything_else() -> None:
+    assert AdaptivePlanner(STEEP).plan([item(0.01, 0.001, num_fixed=2)], 100) == [EMPTY_TREE]
+
+
+def test_fixed_sends_everything_that_fits_untouched() -> None:
+    items = [item(0.9, 0.8), PlanItem(tree_from_lists([1, 2], [-1, -1]), 5, 10)]
+    trees = FixedPlanner().plan(items, 100)
+    assert all(tree is given.tree for tree, given in zip(trees, items, strict=True))
+
+
+@given(plan_items(), st.lists(st.floats(0.0, 0.2), min_size=20, max_size=20), st.integers(0, 12))
+def test_no_choice_of_nodes_gives_more_expected_tokens_per_second(
+    items: list[PlanItem], increments: list[float], room: int
+) -> None:
+    times = (0.1 + np.cumsum(increments)).tolist()
+    curve = cost_curve([(size + 1, 1, 0, seconds) for size, seconds in enumerate(times)])
+    num_pending = len(items)
+    trees = AdaptivePlanner(curve).plan(items, num_pending + room)
+    for tree in trees:
+        check_tree(tree)
+    total = sum(map(len, trees))
+    assert total <= room
+    rate = (num_pending + gain(trees)) / curve.seconds(num_pending + total, 1, 10)
+    everything = sorted(
+        itertools.chain.from_iterable(it.tree.probabilities.tolist() for it in items if it.tree.probabilities is not None),
+        reverse=True,
+    )
+    for count in range(min(len(everything), room) + 1):
+        other = (num_pending + sum(everything[:count])) / curve.seconds(num_pending + count, 1, 10)
+        assert rate >= other * (1 - 1e-5)
+    assert [tree.token_ids.tolist() for tree in AdaptivePlanner(curve).plan(items, num_pending + room)] == [
+        tree.token_ids.tolist() for tree in trees
+    ]
+
+
+def test_mean_context_decides_what_a_pass_costs() -> None:
+    curve = cost_curve([(1, 1, 0, 0.1), (9, 1, 0, 0.1), (1, 1, 1000, 0.1), (9, 1, 1000, 5.0)])
+    near, far = (item(0.5, 0.4)._replace(context_len=length) for length in (0, 1000))
+    assert len(AdaptivePlanner(curve).plan([near], 10)[0]) == 2
+    assert len(AdaptivePlanner(curve).plan([far], 10)[0]) == 0
+    with pytest.raises(ValueError, match="at least one"):
+        cost_curve([])
