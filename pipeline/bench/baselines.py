@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from pipeline.bench.contender import Contender, Generation
+from pipeline.bench.workload import Prompt
 from pipeline.config.schema import Device, Dtype
 from pipeline.decoding.request import GenerationRequest
 from pipeline.errors import UserError
@@ -29,23 +30,23 @@ class HuggingFaceBaseline:
     def forget(self) -> None:
         """Nothing to do: prompt lookup reads the request's own text only."""
 
-    def generate(self, request: GenerationRequest, text: str) -> Generation:
+    def generate(self, request: GenerationRequest, prompt: Prompt) -> Generation:
         if not request.sampling.greedy:
             raise UserError("The transformers baselines are greedy; leave out --temperature or --baselines.")
         watch = _PassWatch(len(request.prompt_ids))
-        prompt = torch.as_tensor(request.prompt_ids, dtype=torch.int64, device=self._model.device)[None]
+        prompt_ids = torch.as_tensor(request.prompt_ids, dtype=torch.int64, device=self._model.device)[None]
         with torch.inference_mode(), watch.on(self._model):
             started = watch.started = time.perf_counter()
             output = self._model.generate(
-                prompt,
-                attention_mask=torch.ones_like(prompt),
+                prompt_ids,
+                attention_mask=torch.ones_like(prompt_ids),
                 do_sample=False,
                 max_new_tokens=request.max_new_tokens,
                 eos_token_id=sorted(request.end_ids) or None,
                 pad_token_id=min(request.end_ids, default=0),
                 prompt_lookup_num_tokens=self._prompt_lookup_num_tokens,
             )
-            output_ids = output[0, prompt.shape[1] :].tolist()
+            output_ids = output[0, prompt_ids.shape[1] :].tolist()
             seconds = time.perf_counter() - started
         lengths = watch.acceptance_lengths(len(output_ids))
         return Generation(
@@ -77,7 +78,8 @@ class _PassWatch:
         return model.register_forward_hook(self._count, with_kwargs=True)
 
     def acceptance_lengths(self, num_outputs: int) -> list[int]:
-        """Tokens that each pass brought: those from its root (the last token known before it) to the next pass's root."""
+        """Tokens that each pass brought: those from its root (the last token known before it) to the next pass's
+        root."""
         totals = [root + 1 - self._prompt_len for root in self._roots[1:]] + [num_outputs]
         return [total - before for total, before in zip(totals, [0, *totals], strict=False)]
 
@@ -101,7 +103,9 @@ def load_baselines(names: list[str], engine_dir: Path, dtype: Dtype, device: Dev
     if not names:
         return []
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(engine_dir, dtype=getattr(torch, dtype), local_files_only=True)
     model = model.to(device).eval()
     # A checkpoint's own sampling settings would only make warnings under greedy decoding.

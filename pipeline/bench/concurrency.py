@@ -1,4 +1,5 @@
-"""Throughput in process: a fixed number of requests in flight over the whole workload, the next one joining as one ends."""
+"""Throughput in process: a fixed number of requests in flight over the whole workload, the next one joining as one
+ends."""
 
 from __future__ import annotations
 
@@ -13,13 +14,8 @@ import numpy as np
 from pipeline.bench.contender import SchedulerContender, SchedulerLike
 from pipeline.bench.measure import MeasureOptions, make_request, rotated
 from pipeline.bench.results import ConcurrencyRow
-from pipeline.decoding.tree import IntArray
+from pipeline.bench.workload import NamedPrompt
 from pipeline.engine.submission import StepEvent, Submission
-
-
-class Prompt(NamedTuple):
-    prompt_id: str
-    prompt_ids: IntArray
 
 
 @dataclass(slots=True)
@@ -80,14 +76,15 @@ def run_closed_loop(scheduler: SchedulerLike, submissions: Sequence[Submission],
 
 def measure_concurrency(
     contenders: Sequence[SchedulerContender],
-    prompts: Sequence[Prompt],
+    prompts: Sequence[NamedPrompt],
     levels: Sequence[int],
     options: MeasureOptions,
     on_run: Callable[[int, str], None] = lambda level, strategy: None,
 ) -> list[ConcurrencyRow]:
     """One row per level and contender, medians over repeats. Draft sources are emptied before each run; when measuring
-    cold each request also has a namespace of its own, so that the trie shows it nothing of the others. The first contender
-    is the baseline: speedups are against it at the same level, outputs are compared with its own alone (level 1)."""
+    cold each request also has a namespace of its own, so that the trie shows it nothing of the others. The first
+    contender is the baseline: speedups are against it at the same level, outputs are compared with its own alone
+    (level 1)."""
     reference = _outputs_alone(contenders[0], prompts, options)
     runs: dict[tuple[int, str], list[ClosedLoop]] = {}
     for repeat in range(options.repeats):
@@ -103,12 +100,14 @@ def measure_concurrency(
     ]
 
 
-def _outputs_alone(contender: SchedulerContender, prompts: Sequence[Prompt], options: MeasureOptions) -> list[list[int]]:
+def _outputs_alone(
+    contender: SchedulerContender, prompts: Sequence[NamedPrompt], options: MeasureOptions
+) -> list[list[int]]:
     return _run(contender, prompts, 1, options).outputs
 
 
 def _run(
-    contender: SchedulerContender, prompts: Sequence[Prompt], concurrency: int, options: MeasureOptions
+    contender: SchedulerContender, prompts: Sequence[NamedPrompt], concurrency: int, options: MeasureOptions
 ) -> ClosedLoop:
     contender.forget()
     contender.forget_cached()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from pipeline.bench.workload import Prompt
 from pipeline.decoding.request import GenerationRequest
 from pipeline.engine.submission import GenerationResult, OnEvent, Submission
 
@@ -34,8 +35,8 @@ class Contender(Protocol):
     def forget(self) -> None:
         """Empty everything learnt from earlier requests."""
 
-    def generate(self, request: GenerationRequest, text: str) -> Generation:
-        """Serve one request alone. text: the prompt before tokenisation, for those who are sent text."""
+    def generate(self, request: GenerationRequest, prompt: Prompt) -> Generation:
+        """Serve one request alone. prompt: what `request.prompt_ids` came from, for those who are sent text."""
 
 
 class SchedulerLike(Protocol):
@@ -44,7 +45,6 @@ class SchedulerLike(Protocol):
     def submit(self, submission: Submission, on_event: OnEvent) -> None: ...
     def step(self) -> None: ...
     def run(self, submissions: Sequence[Submission]) -> list[GenerationResult]: ...
-    def reset_sources(self) -> None: ...
 
 
 class SchedulerContender:
@@ -54,14 +54,17 @@ class SchedulerContender:
     find the first one's output in the trie. The engine, and with it the weights, is shared.
     """
 
-    def __init__(self, strategy: str, scheduler: SchedulerLike, forget_cached: Callable[[], None]) -> None:
-        """forget_cached: drops the KV of finished requests, which the next contender would otherwise find computed."""
+    def __init__(self, strategy: str, create: Callable[[], SchedulerLike], forget_cached: Callable[[], None]) -> None:
+        """create: a scheduler over the shared engine whose sources know nothing. forget_cached: drops the KV of
+        finished requests, which the next contender would otherwise find computed."""
         self.name = strategy
-        self.scheduler = scheduler
+        self.scheduler = create()
+        self._create = create
         self._forget_cached = forget_cached
 
     def forget(self) -> None:
-        self.scheduler.reset_sources()
+        """A fresh scheduler is the one sure way to forget all: sources, learnt weights, calibration."""
+        self.scheduler = self._create()
 
     def submission(self, request: GenerationRequest) -> Submission:
         return Submission(request, self.name)
@@ -69,7 +72,7 @@ class SchedulerContender:
     def forget_cached(self) -> None:
         self._forget_cached()
 
-    def generate(self, request: GenerationRequest, text: str) -> Generation:
+    def generate(self, request: GenerationRequest, prompt: Prompt) -> Generation:
         self._forget_cached()
         submission = self.submission(request)
         started = time.perf_counter()

@@ -20,7 +20,8 @@ PACKAGES = ("torch", "transformers", "numpy", "numba", "tokenizers", "safetensor
 
 
 def manifest_of(artifact: Artifact | None, config: dict[str, Any]) -> dict[str, Any]:
-    """Environment, versions, command and config. artifact: what was measured in process, or None through a server only."""
+    """Environment, versions, command and config. artifact: what was measured in process, or None through a server
+    only."""
     manifest: dict[str, Any] = {
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": ["lookahead", *sys.argv[1:]],

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from pipeline.bench.contender import Contender, Generation
 from pipeline.bench.results import RequestRecord, Warmth
-from pipeline.bench.workload import Tokenizer, Turns, WorkloadRow, prompt_ids_of, prompt_text_of
+from pipeline.bench.workload import Prompt, Tokenizer, Turns, WorkloadRow, prompt_ids_of
 from pipeline.decoding.request import GenerationRequest, SamplingParams
 from pipeline.decoding.tree import IntArray
 from pipeline.errors import UserError
@@ -31,7 +31,7 @@ class MeasureOptions:
 
     max_new_tokens: int = 128
     end_ids: frozenset[int] = frozenset()
-    sampling: SamplingParams = SamplingParams()
+    sampling: SamplingParams = field(default_factory=SamplingParams)
     warmth: Warmth = "cold"
     repeats: int = 1
     turns: Turns = "first"
@@ -58,7 +58,8 @@ def measure(
     on_record: Callable[[RequestRecord], None] = lambda record: None,
 ) -> list[RequestRecord]:
     """Records in the order of rows, then contenders, for each repeat. The first contender is the baseline that the
-    others' outputs are compared with; with several turns its answers are what all contenders' conversations go on from."""
+    others' outputs are compared with; with several turns its answers are what all contenders' conversations go on
+    from."""
     names = [contender.name for contender in contenders]
     if len(set(names)) != len(names):
         raise UserError(f"Each strategy can be measured once in a run; found {', '.join(names)}.")
@@ -83,16 +84,14 @@ def rotated(count: int, shift: int) -> list[int]:
     return [(position + shift) % count for position in range(count)]
 
 
-def warm_up(
-    contenders: Sequence[Contender], row: WorkloadRow, tokenizer: Tokenizer, options: MeasureOptions
-) -> None:
+def warm_up(contenders: Sequence[Contender], row: WorkloadRow, tokenizer: Tokenizer, options: MeasureOptions) -> None:
     """Compile, page in and tune what the first requests would otherwise pay for; nothing of it is kept."""
     short = replace(options, max_new_tokens=min(options.max_new_tokens, WARM_UP_TOKENS))
-    prompt_ids = prompt_ids_of(tokenizer, row.turns[:1], options.raw)
-    text = prompt_text_of(tokenizer, row.turns[:1], options.raw)
+    prompt = Prompt(row.turns[:1], options.raw)
+    prompt_ids = prompt_ids_of(tokenizer, prompt)
     for _ in range(WARM_UP_ROUNDS):
         for contender in contenders:
-            contender.generate(make_request(short, prompt_ids), text)
+            contender.generate(make_request(short, prompt_ids), prompt)
 
 
 def _measure_row(
@@ -108,11 +107,11 @@ def _measure_row(
     records: list[RequestRecord] = []
     for number, turn in enumerate(turns):
         messages.append(turn)
-        prompt_ids = prompt_ids_of(tokenizer, messages, options.raw)
-        text = prompt_text_of(tokenizer, messages, options.raw)
+        prompt = Prompt(tuple(messages), options.raw)
+        prompt_ids = prompt_ids_of(tokenizer, prompt)
         generations: dict[int, Generation] = {}
         for index in order:
-            generations[index] = contenders[index].generate(make_request(options, prompt_ids), text)
+            generations[index] = contenders[index].generate(make_request(options, prompt_ids), prompt)
         baseline = generations[0]
         turn_id = row.row_id if number == 0 else f"{row.row_id}#{number + 1}"
         records += [

@@ -49,7 +49,9 @@ def _speedup_by_task(results: BenchResults) -> str:
                     heights.append(row.speedup)
                     # The point estimate may lie a hair outside of a percentile interval.
                     below.append(max(0.0, row.speedup - (row.speedup if row.speedup_low is None else row.speedup_low)))
-                    above.append(max(0.0, (row.speedup if row.speedup_high is None else row.speedup_high) - row.speedup))
+                    above.append(
+                        max(0.0, (row.speedup if row.speedup_high is None else row.speedup_high) - row.speedup)
+                    )
         axes.bar(places, heights, width, label=strategy, yerr=[below, above], capsize=2, error_kw={"linewidth": 0.8})
     axes.axhline(1.0, color="black", linewidth=0.8)
     axes.set_xticks(range(len(tasks)), tasks, rotation=25, ha="right")

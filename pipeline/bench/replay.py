@@ -1,11 +1,11 @@
 """Replay: how many verify steps known outputs would have taken with a draft source, counted without a model.
 
-Greedy decoding gives the same tokens with and without drafts, so an output that is known already says which drafts would
-have been accepted. Only sources that need more than tokens see less than in a live run: token recycling learns from the
-accepted positions at most (where a row carries their top candidates), the lookahead window from none.
+Greedy decoding gives the same tokens with and without drafts, so an output that is known already says which drafts
+would have been accepted. Only sources that need more than tokens see less than in a live run: token recycling learns
+from the accepted positions at most (where a row carries their top candidates), the lookahead window from none.
 
-Step 1 is the prefill, one token without a draft. Every later step asks for a draft behind the accepted text, accepts the
-longest path that agrees with the output and one more token. Regimes:
+Step 1 is the prefill, one token without a draft. Every later step asks for a draft behind the accepted text, accepts
+the longest path that agrees with the output and one more token. Regimes:
 
     cold        nothing known from other requests
     warm        what is learnt is kept over the rows of one dataset, in file order
@@ -60,6 +60,11 @@ class ReplayRow:
     top_probs: FloatArray | None = None
     prediction_ids: IntArray | None = None
 
+    def token_arrays(self) -> list[IntArray]:
+        """All arrays of token ids that it has."""
+        arrays = (self.prompt_ids, self.output_ids, self.top_ids, self.prediction_ids)
+        return [ids for ids in arrays if ids is not None and ids.size]
+
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
@@ -107,8 +112,9 @@ class _Tally:
 
 
 def load_replay_rows(path: Path) -> list[ReplayRow]:
-    """Rows of a JSON Lines file of known outputs, or of what `lookahead bench --json` wrote (the rows of strategy "none",
-    or of its first strategy). Raises UserError, saying which row, if something is missing or is no token list."""
+    """Rows of a JSON Lines file of known outputs, or of what `lookahead bench --json` wrote (the rows of strategy
+    "none", or of its first strategy). Raises UserError, saying which row, if something is missing or is no token
+    list."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -136,8 +142,8 @@ def replay(
     branch_length: int = 12,
     on_row: Callable[[], None] | None = None,
 ) -> list[ReplayResult]:
-    """Results per budget, regime and task, each followed by that of all tasks. source: names of `SOURCES` joined by "+",
-    or "hybrid". on_row: called after every row replayed. Raises UserError if a name or a number makes no sense."""
+    """Results per budget, regime and task, each followed by that of all tasks. source: names of `SOURCES` joined by
+    "+", or "hybrid". on_row: called after every row replayed. Raises UserError if a name or a number makes no sense."""
     names = source_parts(source)
     for regime in regimes:
         if regime not in REGIMES:
@@ -146,7 +152,10 @@ def replay(
         if budget < 1:
             raise UserError(f"budget is {budget}; a draft needs at least one node")
     vocab_size = 1 + max(
-        int(ids.max(initial=0)) for row in rows for ids in (row.prompt_ids, row.output_ids, row.top_ids) if ids is not None
+        int(ids.max(initial=0))
+        for row in rows
+        for ids in (row.prompt_ids, row.output_ids, row.top_ids)
+        if ids is not None
     )
     results: list[ReplayResult] = []
     for budget in budgets:
@@ -169,7 +178,9 @@ def source_parts(source: str) -> tuple[str, ...]:
     parts = HYBRID if source == "hybrid" else tuple("pool" if part == "window" else part for part in source.split("+"))
     for part in parts:
         if part not in SOURCES:
-            raise UserError(f"source is {part!r}; it must be hybrid, or one or more (joined by +) of {', '.join(SOURCES)}")
+            raise UserError(
+                f"source is {part!r}; it must be hybrid, or one or more (joined by +) of {', '.join(SOURCES)}"
+            )
     return parts
 
 
@@ -198,7 +209,8 @@ def _replayed(
 def _drafter(names: Sequence[str], vocab_size: int, budget: DraftBudget) -> Drafter:
     branch_length = budget.max_depth
     # Without a model nobody tells what follows the window's guesses, so it is left at one column and no level: the pool
-    # lives from the prompt and the accepted text. N and G as in the paper's small setting, G wide enough to be no limit.
+    # lives from the prompt and the accepted text. N and G as in the paper's small setting, G wide enough to be no
+    # limit.
     lookahead = LookaheadConfig(max_window_size=1, max_ngram_size=5, max_verification_set_size=16)
     configs: dict[str, SourceConfig] = {
         "trie": TrieDraftConfig(branch_length=branch_length),
@@ -252,7 +264,9 @@ def _agreeing_path(tree: DraftTree, future: IntArray) -> list[int]:
     return nodes
 
 
-def _step(row: ReplayRow, text: IntArray, position: int, tree: DraftTree, nodes: list[int], emitted: list[int]) -> StepResult:
+def _step(
+    row: ReplayRow, text: IntArray, position: int, tree: DraftTree, nodes: list[int], emitted: list[int]
+) -> StepResult:
     top_ids, top_probs = None, None
     if row.top_ids is not None and row.top_probs is not None:
         # What followed the rejected nodes is not known.
@@ -306,7 +320,9 @@ def _bench_rows(text: str, path: Path) -> list[tuple[str, Any]] | None:
 
 def _replay_row(value: Any, where: str) -> ReplayRow:
     if not isinstance(value, dict):
-        raise UserError(f"{where}: a row must be an object with prompt_ids and output_ids, found {type(value).__name__}.")
+        raise UserError(
+            f"{where}: a row must be an object with prompt_ids and output_ids, found {type(value).__name__}."
+        )
     prompt_ids, output_ids = (_token_ids(value, key, where) for key in ("prompt_ids", "output_ids"))
     top_ids, top_probs = None, None
     top_k = value.get("topk")
@@ -318,8 +334,8 @@ def _replay_row(value: Any, where: str) -> ReplayRow:
             raise UserError(f"{where}: topk must hold the lists top_ids and top_probs ({error!r}).") from error
         if top_ids.ndim != 2 or top_ids.shape != top_probs.shape or len(top_ids) != len(output_ids):
             raise UserError(
-                f"{where}: topk needs {len(output_ids)} lists of one length in top_ids and in top_probs, one per output "
-                f"token; found shapes {top_ids.shape} and {top_probs.shape}."
+                f"{where}: topk needs {len(output_ids)} lists of one length in top_ids and in top_probs, one per "
+                f"output token; found shapes {top_ids.shape} and {top_probs.shape}."
             )
     return ReplayRow(
         dataset=str(value.get("dataset", "")),

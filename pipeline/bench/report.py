@@ -17,22 +17,30 @@ class Table(NamedTuple):
 
 
 class Section(NamedTuple):
+    """is_measured: whether the table holds what was measured, and not where and how."""
+
     title: str
     text: str
     table: Table | None = None
+    is_measured: bool = True
 
 
 def sections_of(results: BenchResults) -> list[Section]:
     """The report's content, the same for every format."""
-    sections = [Section("Result", headline(results), summary_table(results, [OVERALL]))]
+    sections = []
     tasks = [task for task in dict.fromkeys(row.task for row in results.summary) if task != OVERALL]
+    if results.summary:
+        sections.append(Section("Result", headline(results), summary_table(results, [OVERALL])))
     if len(tasks) > 1:
         sections.append(Section("By task", "", summary_table(results, tasks)))
     if results.concurrency:
         text = "Requests in flight over the whole workload; the next one joins as one ends."
         sections.append(Section("Concurrency", text, concurrency_table(results)))
-    sections.append(Section("How to read this", definitions(results)))
-    sections.append(Section("Environment", "", _manifest_table(results.manifest)))
+    if results.cost_curve:
+        sections.append(Section("Time of a pass", "Median milliseconds by tokens in the pass.", cost_table(results)))
+    if results.summary:
+        sections.append(Section("How to read this", definitions(results)))
+    sections.append(Section("Environment", "", _manifest_table(results.manifest), is_measured=False))
     return sections
 
 
@@ -41,9 +49,10 @@ def headline(results: BenchResults) -> str:
     rows = [row for row in results.summary if row.task == OVERALL]
     baseline = next((row for row in rows if row.strategy == results.baseline), None)
     ours = [row for row in rows if row.strategy != results.baseline]
-    different = sum(row.num_requests - row.num_identical for row in rows)
-    different += sum(row.num_requests - row.num_identical for row in results.concurrency)
-    total = sum(row.num_requests for row in (*rows, *results.concurrency))
+    counts = [(row.num_requests, row.num_identical) for row in rows]
+    counts += [(row.num_requests, row.num_identical) for row in results.concurrency]
+    total, identical = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0)
+    different = total - identical
     same = (
         f"All {total} outputs are token for token those of `{results.baseline}`."
         if different == 0
@@ -56,17 +65,28 @@ def headline(results: BenchResults) -> str:
         return same
     return (
         f"`{best.strategy}` is fastest: {best.speedup:.2f} times `{results.baseline}`{_interval(best)}, with "
-        f"{best.acceptance_length:.2f} tokens per step over {best.num_prompts} prompts, draft sources {results.warmth}. {same}"
+        f"{best.acceptance_length:.2f} tokens per step over {best.num_prompts} prompts, "
+        f"draft sources {results.warmth}. {same}"
     )
 
 
 def summary_table(results: BenchResults, tasks: Sequence[str]) -> Table:
     """Rows of the named tasks."""
     columns = (
-        "task", "strategy", "prompts", "acceptance length", "tokens/s", f"speedup vs {results.baseline}", "95% interval",
-        "drafts/step", "accepted drafts", "TTFT ms", "retrieval ms/step", "identical",
-    )  # fmt: skip
-    rows = [
+        "task",
+        "strategy",
+        "prompts",
+        "acceptance length",
+        "tokens/s",
+        f"vs {results.baseline}",
+        "95% interval",
+        "drafts/step",
+        "accepted",
+        "TTFT ms",
+        "retrieval ms/step",
+        "identical",
+    )
+    rows: list[tuple[str, ...]] = [
         (
             row.task,
             row.strategy,
@@ -89,10 +109,16 @@ def summary_table(results: BenchResults, tasks: Sequence[str]) -> Table:
 
 def concurrency_table(results: BenchResults) -> Table:
     columns = (
-        "in flight", "strategy", "tokens/s", f"vs {results.baseline}", "acceptance length", "TTFT p50 ms", "TTFT p95 ms",
+        "in flight",
+        "strategy",
+        "tokens/s",
+        f"vs {results.baseline}",
+        "acceptance length",
+        "TTFT p50 ms",
+        "TTFT p95 ms",
         "identical",
-    )  # fmt: skip
-    rows = [
+    )
+    rows: list[tuple[str, ...]] = [
         (
             str(row.concurrency),
             row.strategy,
@@ -108,16 +134,30 @@ def concurrency_table(results: BenchResults) -> Table:
     return Table(columns, rows)
 
 
+def cost_table(results: BenchResults) -> Table:
+    """One row per batch size and context length, one column per number of tokens."""
+    points = results.cost_curve
+    sizes = sorted({point.num_tokens for point in points})
+    times = {(point.batch_size, point.context_len, point.num_tokens): f"{1000 * point.seconds:.1f}" for point in points}
+    rows: list[tuple[str, ...]] = [
+        (str(batch_size), str(context_len), *(times.get((batch_size, context_len, size), "") for size in sizes))
+        for batch_size, context_len in sorted({(point.batch_size, point.context_len) for point in points})
+    ]
+    return Table(("sequences", "context", *map(str, sizes)), rows)
+
+
 def definitions(results: BenchResults) -> str:
     """What the words of the tables mean."""
     warmth = (
-        "emptied before every prompt" if results.warmth == "cold" else "kept from prompt to prompt, emptied before a repeat"
+        "emptied before every prompt"
+        if results.warmth == "cold"
+        else "kept from prompt to prompt and emptied before a repeat"
     )
     return (
-        "All strategies ran every prompt alternately, in rotating order, in one process, after a warm-up. Acceptance length "
-        "is generated tokens / steps, where the pass over the prompt counts as the step that yields the first token. "
-        "Tokens/s counts the prompt's time; of several repeats of a prompt the median counts. The interval is a 95% "
-        f"bootstrap over prompts and repeats. Draft sources were {warmth}. The KV cache was emptied before every request."
+        "All strategies ran every prompt alternately, in rotating order, in one run, after a warm-up. Acceptance "
+        "length is generated tokens / steps, where the pass over the prompt counts as the step that yields the first "
+        "token. Tokens/s counts the prompt's time; of several repeats of a prompt the median counts. The interval is "
+        f"a 95% bootstrap over prompts and repeats. Draft sources were {warmth}, and each strategy had its own."
     )
 
 
@@ -148,10 +188,9 @@ def html_of(results: BenchResults) -> str:
             body += [_html_plot(plot) for plot in plots_of(results)]
     manifest = html.escape(json.dumps(results.manifest, indent=2, ensure_ascii=False))
     body.append(f"<h2>Manifest</h2><details><summary>Show</summary><pre>{manifest}</pre></details>")
-    return (
-        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style></head>\n'
-        f"<body>\n{chr(10).join(body)}\n</body></html>\n"
-    )
+    head = f'<meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style>'
+    page = "\n".join(body)
+    return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head>\n<body>\n{page}\n</body></html>\n'
 
 
 _STYLE = (
@@ -159,7 +198,8 @@ _STYLE = (
     "table{border-collapse:collapse;font-size:13px;margin:1rem 0;display:block;overflow-x:auto}"
     "th,td{padding:.25rem .6rem;border-bottom:1px solid #ddd;text-align:right;white-space:nowrap}"
     "th:nth-child(-n+2),td:nth-child(-n+2){text-align:left}"
-    "figure{margin:1.5rem 0}figcaption{font-weight:600}svg{max-width:100%;height:auto}pre{overflow-x:auto;font-size:12px}"
+    "figure{margin:1.5rem 0}figcaption{font-weight:600}svg{max-width:100%;height:auto}"
+    "pre{overflow-x:auto;font-size:12px}"
 )
 
 

@@ -1,9 +1,9 @@
 """Request records -> figures per task and strategy, with an interval for the speedup.
 
 Acceptance length is generated tokens / steps over all requests, tokens/s generated tokens / seconds. Where a prompt ran
-several times its median time counts, so that one hiccup of the machine does not decide. The speedup against the baseline
-is the ratio of tokens/s over the same prompts; its 95% interval comes from a bootstrap that draws prompts and, within a
-prompt, repeats (paired: baseline and strategy of the same prompt are drawn together).
+several times its median time counts, so that one hiccup of the machine does not decide. The speedup against the
+baseline is the ratio of tokens/s over the same prompts; its 95% interval comes from a bootstrap that draws prompts
+and, within a prompt, repeats (paired: baseline and strategy of the same prompt are drawn together).
 """
 
 from __future__ import annotations
@@ -41,9 +41,7 @@ def summarise(records: Sequence[RequestRecord], baseline: str = "none") -> list[
     return rows
 
 
-def _summary_row(
-    task: str, strategy: str, own: Sequence[RequestRecord], base: Sequence[RequestRecord]
-) -> SummaryRow:
+def _summary_row(task: str, strategy: str, own: Sequence[RequestRecord], base: Sequence[RequestRecord]) -> SummaryRow:
     steps = sum(record.steps for record in own)
     drafted = sum(record.draft_tokens for record in own)
     seconds = sum(record.seconds for record in own)

@@ -1,9 +1,10 @@
-"""Proof of losslessness: every strategy's token ids against plain decoding, greedy and with a seed, alone and in a batch.
+"""Proof of losslessness: every strategy's token ids against plain decoding, greedy and with a seed, alone and in a
+batch.
 
-In 32 bit any difference is a fault. In 16 bit a pass over several tokens rounds differently from a pass over one, so two
-tokens whose scores nearly tie may change places; behind such a place the texts have nothing to do with each other, so only
-the first difference of a pair is looked at. It counts as a near-tie if the scores of both tokens lie so close below the
-best one that rounding can explain it (`near_tie_threshold`), and as a fault otherwise.
+In 32 bit any difference is a fault. In 16 bit a pass over several tokens rounds differently from a pass over one, so
+two tokens whose scores nearly tie may change places; behind such a place the texts have nothing to do with each
+other, so only the first difference of a pair is looked at. It counts as a near-tie if the scores of both tokens lie
+so close below the best one that rounding can explain it (`near_tie_threshold`), and as a fault otherwise.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 from pipeline.bench.concurrency import run_closed_loop
 from pipeline.bench.contender import SchedulerContender
 from pipeline.bench.measure import MeasureOptions, make_request
+from pipeline.bench.workload import NamedPrompt
 from pipeline.config.schema import Dtype
 from pipeline.decoding.request import GenerationRequest, SamplingParams, as_token_ids
 from pipeline.decoding.sampling import gumbel_noise
@@ -34,9 +36,10 @@ SEEDED_TEMPERATURE = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One output against plain decoding. where: alone, batch, or server. position: of the first difference in the output;
-    expected, found: the tokens there (None: the output ended). gap: by how much the lower of the two scores lies below the
-    best one, in logits; threshold: up to where it is a near-tie; None where no two scores can be compared."""
+    """One output against plain decoding. where: alone, batch, or server. position: of the first difference in the
+    output; expected, found: the tokens there (None: the output ended). gap: by how much the lower of the two scores
+    lies below the best one, in logits; threshold: up to where it is a near-tie; None where no two scores can be
+    compared."""
 
     prompt_id: str
     strategy: str
@@ -49,12 +52,6 @@ class Comparison:
     found: int | None = None
     gap: float | None = None
     threshold: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class VerifyPrompt:
-    prompt_id: str
-    prompt_ids: IntArray
 
 
 def first_difference(expected: Sequence[int], found: Sequence[int]) -> int | None:
@@ -73,8 +70,9 @@ def near_tie_threshold(dtype: Dtype, scores: FloatArray) -> float:
 
 
 def scores_after(engine: Engine, request: GenerationRequest, context: IntArray) -> tuple[FloatArray, FloatArray]:
-    """[vocab] logits after context [len] from a plain pass, and the scores whose argmax is the next token (with the noise
-    of a seeded request, in units of logits). Of the sampling parameters only temperature and seed are known here."""
+    """[vocab] logits after context [len] from a plain pass, and the scores whose argmax is the next token (with the
+    noise of a seeded request, in units of logits). Of the sampling parameters only temperature and seed are known
+    here."""
     sequence = engine.open(context)
     try:
         logits = None
@@ -116,9 +114,7 @@ def compare(
         threshold = near_tie_threshold(dtype, logits)
         if gap < threshold:
             verdict = "near_tie"
-    return Comparison(
-        prompt_id, strategy, decoding, where, verdict, len(found), position, wanted, got, gap, threshold
-    )
+    return Comparison(prompt_id, strategy, decoding, where, verdict, len(found), position, wanted, got, gap, threshold)
 
 
 def verify_in_process(
@@ -126,18 +122,20 @@ def verify_in_process(
     dtype: Dtype,
     reference: SchedulerContender,
     contenders: Sequence[SchedulerContender],
-    prompts: Sequence[VerifyPrompt],
+    prompts: Sequence[NamedPrompt],
     options: MeasureOptions,
     on_comparison: Callable[[Comparison], None] = lambda comparison: None,
 ) -> tuple[list[Comparison], dict[tuple[str, str], list[int]]]:
     """All comparisons in process, and the reference outputs by (prompt id, decoding).
 
-    Sources are warm: they keep what they learn from prompt to prompt, and each prompt runs a second time in a batch with
-    all others and all strategies mixed, so that drafts come from outputs of the same prompt as well."""
+    Sources are warm: they keep what they learn from prompt to prompt, and each prompt runs a second time in a batch
+    with all others and all strategies mixed, so that drafts come from outputs of the same prompt as well."""
     comparisons: list[Comparison] = []
     references: dict[tuple[str, str], list[int]] = {}
 
     def judge(request: GenerationRequest, prompt_id: str, strategy: str, where: str, found: list[int]) -> None:
+        # What scores are looked up for must not come from KV that a strategy left behind.
+        reference.forget_cached()
         expected = references[prompt_id, "greedy" if request.sampling.greedy else "seeded"]
         comparison = compare(
             engine, dtype, request, expected, found, prompt_id=prompt_id, strategy=strategy, where=where
@@ -149,11 +147,11 @@ def verify_in_process(
         decoding = "greedy" if decoding_options.sampling.greedy else "seeded"
         for prompt in prompts:
             request = make_request(decoding_options, prompt.prompt_ids)
-            references[prompt.prompt_id, decoding] = reference.generate(request, "").output_ids
+            references[prompt.prompt_id, decoding] = reference.generate(request, prompt.prompt).output_ids
         for contender in contenders:
             for prompt in prompts:
                 request = make_request(decoding_options, prompt.prompt_ids)
-                found = contender.generate(request, "").output_ids
+                found = contender.generate(request, prompt.prompt).output_ids
                 judge(request, prompt.prompt_id, contender.name, "alone", found)
         mixed = [
             (prompt.prompt_id, Submission(make_request(decoding_options, prompt.prompt_ids), contender.name))
@@ -176,6 +174,42 @@ def decodings(options: MeasureOptions) -> tuple[MeasureOptions, MeasureOptions]:
 def is_lossless(comparisons: Sequence[Comparison]) -> bool:
     """Whether no difference is a fault."""
     return all(comparison.verdict != "different" for comparison in comparisons)
+
+
+def verdict_table(comparisons: Sequence[Comparison]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Columns and rows: outputs, tokens and verdicts by strategy, way of decoding and place."""
+    groups: dict[tuple[str, str, str], list[Comparison]] = {}
+    for comparison in comparisons:
+        groups.setdefault((comparison.strategy, comparison.decoding, comparison.where), []).append(comparison)
+    columns = ("strategy", "decoding", "where", "outputs", "tokens", "identical", "near-ties", "different")
+    rows = [
+        (
+            *key,
+            str(len(group)),
+            str(sum(comparison.num_tokens for comparison in group)),
+            *(
+                str(sum(comparison.verdict == verdict for comparison in group))
+                for verdict in ("identical", "near_tie", "different")
+            ),
+        )
+        for key, group in groups.items()
+    ]
+    return columns, rows
+
+
+def verdict_sentence(comparison: Comparison) -> str:
+    """Where an output left the expected one, and why that counts as it does."""
+    c = comparison
+    place = f"{c.prompt_id}, {c.strategy}, {c.decoding}, {c.where}"
+    if c.position is None:
+        return f"{place}: the tokens are equal, the text is not; a fault."
+    found = "the end" if c.found is None else f"token {c.found}"
+    expected = "the end" if c.expected is None else f"token {c.expected}"
+    sentence = f"{place}: output {c.position} is {found} instead of {expected}"
+    if c.gap is None or c.threshold is None:
+        return f"{sentence}; a fault."
+    kind = "a near-tie" if c.verdict == "near_tie" else "a fault"
+    return f"{sentence}; their scores lie within {c.gap:.3g} logits, rounding explains up to {c.threshold:.3g}: {kind}."
 
 
 def _token_at(tokens: Sequence[int], position: int) -> int | None:

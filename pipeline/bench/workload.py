@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from jinja2 import TemplateError
 
@@ -19,6 +19,8 @@ from pipeline.decoding.tree import IntArray
 from pipeline.errors import RequestError, UserError
 
 Turns = Literal["first", "all"]
+# A dozen short prompts for `lookahead verify`: several scripts, code, repetition.
+DEFAULT_PROMPTS = Path(__file__).with_name("prompts.jsonl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +32,28 @@ class WorkloadRow:
     turns: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What is asked. messages: user, assistant, user, ... in turn. They go through the tokenizer's own chat template
+    with its default system message; raw: the texts as they are, one behind the other."""
+
+    messages: tuple[str, ...]
+    raw: bool = False
+
+
+class NamedPrompt(NamedTuple):
+    """A prompt as token ids [prompt_len], with the id of its row and what it came from."""
+
+    prompt_id: str
+    prompt_ids: IntArray
+    prompt: Prompt
+
+
 class Tokenizer(Protocol):
     """What is used of a transformers tokenizer."""
+
+    @property
+    def eos_token_id(self) -> int | None: ...
 
     def encode(self, text: str, *, add_special_tokens: bool = ...) -> list[int]: ...
 
@@ -61,7 +83,9 @@ def load_workload(path: Path, limit: int | None = None, tasks: Iterable[str] | N
         where = f"{path}, line {number}"
         row = _row_of(line, where)
         if row.row_id in seen:
-            raise UserError(f"{where}: the id {row.row_id!r} is that of line {seen[row.row_id]}; each row needs its own.")
+            raise UserError(
+                f"{where}: the id {row.row_id!r} is that of line {seen[row.row_id]}; each row needs its own."
+            )
         seen[row.row_id] = number
         rows.append(row)
     if tasks is not None:
@@ -91,7 +115,9 @@ def _row_of(line: str, where: str) -> WorkloadRow:
     if not isinstance(task, str) or not task:
         raise UserError(f"{where}: key 'task' should be a text; found {task!r}.")
     if ("prompt" in data) == ("turns" in data):
-        raise UserError(f"{where} should have either 'prompt' or 'turns'; it has {'both' if 'prompt' in data else 'none'}.")
+        raise UserError(
+            f"{where} should have either 'prompt' or 'turns'; it has {'both' if 'prompt' in data else 'none'}."
+        )
     turns = [data["prompt"]] if "prompt" in data else data["turns"]
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
         key, right = ("prompt", "a text") if "prompt" in data else ("turns", "a list of texts")
@@ -99,16 +125,16 @@ def _row_of(line: str, where: str) -> WorkloadRow:
     return WorkloadRow(str(row_id), task, tuple(turns))
 
 
-def prompt_text_of(tokenizer: Tokenizer, messages: Sequence[str], raw: bool = False) -> str:
-    """The text of a conversation. messages: user, assistant, user, ... in turn. They go through the tokenizer's own chat
-    template with its default system message; raw: the texts as they are, one behind the other. Raises RequestError."""
-    if raw:
-        return "".join(messages)
-    conversation = [
-        {"role": "assistant" if index % 2 else "user", "content": text} for index, text in enumerate(messages)
-    ]
+def prompt_ids_of(tokenizer: Tokenizer, prompt: Prompt) -> IntArray:
+    """[prompt_len] token ids of a prompt. Special tokens are added to raw text only: a template writes its own."""
+    return as_token_ids(tokenizer.encode(_text_of(tokenizer, prompt), add_special_tokens=prompt.raw))
+
+
+def _text_of(tokenizer: Tokenizer, prompt: Prompt) -> str:
+    if prompt.raw:
+        return "".join(prompt.messages)
     try:
-        text: str = tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
+        text: str = tokenizer.apply_chat_template(conversation_of(prompt), tokenize=False, add_generation_prompt=True)
     except (ValueError, TemplateError) as error:
         raise RequestError(
             f"The prompt cannot be put through a chat template ({' '.join(str(error).split())}); use --raw."
@@ -116,6 +142,17 @@ def prompt_text_of(tokenizer: Tokenizer, messages: Sequence[str], raw: bool = Fa
     return text
 
 
-def prompt_ids_of(tokenizer: Tokenizer, messages: Sequence[str], raw: bool = False) -> IntArray:
-    """[prompt_len] token ids of `prompt_text_of`. Special tokens are added to raw text only: a template writes its own."""
-    return as_token_ids(tokenizer.encode(prompt_text_of(tokenizer, messages, raw), add_special_tokens=raw))
+def first_prompts(tokenizer: Tokenizer, rows: Sequence[WorkloadRow], raw: bool) -> list[NamedPrompt]:
+    """The first turn of each row."""
+    prompts = [Prompt(row.turns[:1], raw) for row in rows]
+    return [
+        NamedPrompt(row.row_id, prompt_ids_of(tokenizer, prompt), prompt)
+        for row, prompt in zip(rows, prompts, strict=True)
+    ]
+
+
+def conversation_of(prompt: Prompt) -> list[dict[str, str]]:
+    """The messages as chat templates and servers take them."""
+    return [
+        {"role": "assistant" if index % 2 else "user", "content": text} for index, text in enumerate(prompt.messages)
+    ]

@@ -14,6 +14,9 @@ from pipeline.errors import UserError
 # Room left for everything else on the disk.
 _SPARE_BYTES = 256 << 20
 
+# Names of folders that are not whole yet begin with this.
+PARTIAL = ".partial-"
+
 
 def require_space(folder: Path, num_bytes: int, purpose: str, error: type[UserError]) -> None:
     """Raises `error` if the disk that holds `folder` has less than num_bytes (and a little more) free."""
@@ -37,7 +40,7 @@ def whole_folder(target: Path) -> Iterator[Path]:
     """A folder to fill; becomes `target` when the block ends well and is removed otherwise. An older target is
     replaced."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".partial-{target.name}-"))
+    partial = Path(tempfile.mkdtemp(dir=target.parent, prefix=f"{PARTIAL}{target.name}-"))
     try:
         yield partial
         partial.chmod(0o755)  # mkdtemp makes folders private
@@ -50,7 +53,7 @@ def replace_folder(source: Path, target: Path) -> None:
     """Rename source to target; what was there is moved aside first and removed last."""
     aside = None
     if target.exists():
-        aside = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".partial-{target.name}-"))
+        aside = Path(tempfile.mkdtemp(dir=target.parent, prefix=f"{PARTIAL}{target.name}-"))
         os.rename(target, aside / "old")
     os.rename(source, target)
     if aside is not None:

@@ -56,8 +56,11 @@ def _read(store: Path) -> dict[str, str]:
 
 
 def _write(store: Path, known: dict[str, str]) -> None:
-    store.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=store.parent, prefix=".hashes-")
+    try:
+        store.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=store.parent, prefix=".hashes-")
+    except OSError:
+        return  # a cache that cannot be written only costs time
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         json.dump(known, file)
     os.replace(temporary, store)

@@ -22,11 +22,9 @@ _NOT_NEEDED = ("*/*", "consolidated*")
 
 def fetch_from_hub(source: HubCheckpoint, architecture: str, cache_dir: Path) -> Checkpoint:
     """The snapshot of one commit, downloaded as far as it is not in the cache. Raises CheckpointError."""
-    import httpx
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
-        HfHubHTTPError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
         RevisionNotFoundError,
@@ -63,7 +61,7 @@ def fetch_from_hub(source: HubCheckpoint, architecture: str, cache_dir: Path) ->
             f"{name} is not in the local cache, and {offline}. Fetch it on a machine with network, "
             "or name a local folder in the model config (source: local)."
         ) from error
-    except (HfHubHTTPError, httpx.HTTPError, OSError) as error:
+    except _transport_errors() as error:
         raise CheckpointError(
             f"{name} cannot be fetched from the hub ({type(error).__name__}). "
             "Check the network and run the command again; files already fetched are kept."
@@ -78,8 +76,14 @@ def hub_hash(repo_id: str, commit: str) -> str:
 
 def _require_space(source: HubCheckpoint, hub_cache: Path) -> None:
     from huggingface_hub import HfApi, try_to_load_from_cache
+    from huggingface_hub.errors import HfHubHTTPError
 
-    info = HfApi().model_info(source.repo_id, revision=source.revision, files_metadata=True)
+    try:
+        info = HfApi().model_info(source.repo_id, revision=source.revision, files_metadata=True)
+    except HfHubHTTPError:
+        raise
+    except _transport_errors():
+        return  # without network the cache may still hold everything; the download itself says if it does not
     missing = 0
     for file in info.siblings or []:
         needed = any(fnmatch(file.rfilename, pattern) for pattern in _NEEDED)
@@ -88,3 +92,11 @@ def _require_space(source: HubCheckpoint, hub_cache: Path) -> None:
         if not isinstance(try_to_load_from_cache(source.repo_id, file.rfilename, revision=info.sha), str):
             missing += file.size or 0
     require_space(hub_cache, missing, f"Fetching {source.repo_id}", CheckpointError)
+
+
+def _transport_errors() -> tuple[type[Exception], ...]:
+    """What the hub's HTTP library raises when there is no connection; which library that is depends on the hub's
+    version."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    return (OSError, *(kind for kind in HfHubHTTPError.__mro__ if kind.__name__ == "HTTPError"))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -14,6 +15,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run one command and leave the process with its exit code."""
     from pipeline.cli.app import build_app
 
+    # So that what is half done is taken back on `kill` as on Ctrl-C.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         build_app()(args=None if arguments is None else list(arguments), prog_name="lookahead")
     except UserError as error:

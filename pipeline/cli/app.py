@@ -11,6 +11,9 @@ How to add commands
       DEFAULT_PROFILE`, `overrides: Set = None`, `dry_run: DryRun = False`, `as_json: Json = False`.
       `options.resolve(model, profile, overrides)` gives the ResolvedConfig. Further options are written
       `Annotated[type, typer.Option("--name", help=...)]`.
+    * A verb that needs the engine calls `pipeline.engine.build.build_engine(resolved, places(),
+      note=output.note).artifact`, which builds what is missing and takes milliseconds otherwise; one that must not
+      build calls `pipeline.engine.artifact.load_artifact(artifact_dir(places(), model, profile), places().cache)`.
     * What the user mends is raised as a `pipeline.errors.UserError`; `pipeline.cli.main` prints it on stderr and exits
       with 2. Nothing else is caught: a bug leaves its trace and exits with 1. Exit codes of a verb's own: `raise
       typer.Exit(code)`.

@@ -8,9 +8,7 @@ import os
 import platform
 import shutil
 import sys
-import sysconfig
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 from packaging.requirements import Requirement
@@ -40,7 +38,9 @@ def _python() -> Finding:
     found = f"{platform.python_version()} at {sys.executable}"
     if (3, 10) <= sys.version_info[:2] <= (3, 12):
         return Finding("python", "ok", found)
-    return Finding("python", "fail", found, "Use Python 3.10, 3.11 or 3.12: the server needs numpy 1.26, which has no others.")
+    return Finding(
+        "python", "fail", found, "Use Python 3.10, 3.11 or 3.12: the server needs numpy 1.26, which has no others."
+    )
 
 
 def _packages() -> Iterator[Finding]:
@@ -48,7 +48,9 @@ def _packages() -> Iterator[Finding]:
     try:
         declared = importlib.metadata.requires(_DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:
-        yield Finding("packages", "note", f"{_DISTRIBUTION} is not installed, only run from its folder", "Run `make setup`.")
+        yield Finding(
+            "packages", "note", f"{_DISTRIBUTION} is not installed, only run from its folder", "Run `make setup`."
+        )
         return
     wrong = []
     for requirement in map(Requirement, declared):
@@ -88,7 +90,10 @@ def _room(where: Places) -> Iterator[Finding]:
     found = f"{memory.available / 1e9:.1f} of {memory.total / 1e9:.1f} GB available"
     enough = memory.available >= 4e9
     yield Finding(
-        "memory", "ok" if enough else "fail", found, "" if enough else "The default model needs 4 GB; close other programs."
+        "memory",
+        "ok" if enough else "fail",
+        found,
+        "" if enough else "The default model needs 4 GB; close other programs.",
     )
     for part, folder, needed in (("engines", where.engines, 1e9), ("cache", where.cache, 0.5e9)):
         existing = next(path for path in (folder, *folder.parents) if path.exists())
@@ -104,12 +109,16 @@ def _room(where: Places) -> Iterator[Finding]:
 
 
 def _server() -> Iterator[Finding]:
-    library = Path(sysconfig.get_config_var("LIBDIR") or "") / f"libpython{sys.version_info[0]}.{sys.version_info[1]}.so.1.0"
-    if library.is_file():
-        yield Finding("libpython", "ok", str(library))
+    from pipeline.errors import ServerError
+    from pipeline.serving.installation import check_interpreter, find_installation
+
+    try:
+        installation = find_installation()
+        check_interpreter(installation)
+    except ServerError as error:
+        yield Finding("tritonserver", "fail", "none that can serve here", str(error))
     else:
-        remedy = "Use a Python built with --enable-shared (pyenv: PYTHON_CONFIGURE_OPTS=--enable-shared), or the system's."
-        yield Finding("libpython", "note", f"no {library.name} in {library.parent}", remedy)
+        yield Finding("tritonserver", "ok", f"{installation.executable} ({installation.origin})")
 
 
 def _tensorrt_llm() -> Iterator[Finding]:

@@ -17,12 +17,14 @@ def register(app: typer.Typer) -> None:
 
 def replay(
     outputs: Annotated[
-        Path, typer.Option("--outputs", help="JSON Lines of {prompt_ids, output_ids, task}, or a file of `bench --json`.")
+        Path,
+        typer.Option("--outputs", help="JSON Lines of {prompt_ids, output_ids, task}, or a `bench --json` file."),
     ],
     source: Annotated[
         str,
         typer.Option(
-            "--source", help="hybrid, or trie, prompt, pool, recycling, supplied; several: trie+pool for one tree, trie,pool in turn."
+            "--source",
+            help="hybrid, or trie, prompt, pool, recycling, supplied; several: trie+pool for one tree, trie,pool in turn.",
         ),
     ] = "trie",
     budget: Annotated[str, typer.Option("--budget", help="Draft tokens per step; a list such as 16,32,64.")] = "16,64",
@@ -33,6 +35,7 @@ def replay(
 ) -> None:
     """Count the verify steps that known outputs would have taken with a draft source."""
     import json
+    from functools import partial
 
     from pipeline.bench.replay import load_replay_rows, result_rows, source_parts
     from pipeline.bench.replay import replay as run_replay
@@ -49,14 +52,25 @@ def replay(
     with output.progress() as bar:
         for name in sources:
             task = bar.add_task(f"replay {name}", total=len(rows) * len(budgets) * len(regimes))
-            results += run_replay(rows, name, budgets, regimes, branch_length, lambda task=task: bar.advance(task))
+            results += run_replay(rows, name, budgets, regimes, branch_length, partial(bar.advance, task))
     if json_path is not None:
         try:
             json_path.write_text(json.dumps(result_rows(results), indent=1) + "\n", encoding="utf-8")
         except OSError as error:
             raise UserError(f"The results cannot be written to {json_path}: {error.strerror}.") from error
     output.table(
-        ["source", "budget", "regime", "task", "tokens", "steps", "acceptance length", "drafts/step", "ask us p50", "p99"],
+        [
+            "source",
+            "budget",
+            "regime",
+            "task",
+            "tokens",
+            "steps",
+            "acceptance length",
+            "drafts/step",
+            "ask us p50",
+            "p99",
+        ],
         [
             (
                 row.source,

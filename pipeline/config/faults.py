@@ -115,6 +115,8 @@ def _text(entry: dict[str, Any], path: KeyPath, schema: type[BaseModel], data: M
             return f"needs the key {context['discriminator']}, which says which settings follow."
         case "value_error":
             return f"{context['error']}."
+        case "string_type" if isinstance(found, int | float):
+            return f"found the number {found!r}; should be a text. Put it in quotes."
         case _:
             return f"found {_short(found)}; {entry['msg'].removeprefix('Input ')}."
 

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from pipeline.decoding.compiled import compiled
 from pipeline.decoding.tree import BoolArray, FloatArray, IntArray
 
 KeyArray = npt.NDArray[np.uint64]
@@ -41,20 +41,21 @@ def empty_table(orders: int, capacity: int, k: int) -> ContinuationTable:
     )
 
 
-@njit(cache=True)
-def extend_key(key: int, token: int) -> int:
+@compiled
+def extend_key(key: np.uint64, token: int) -> np.uint64:
     """The key of one token more to the left. The key of no tokens is 0."""
-    mixed = (np.uint64(key) ^ np.uint64(token + 1)) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (key ^ np.uint64(token + 1)) * np.uint64(0x9E3779B97F4A7C15)
     mixed ^= mixed >> np.uint64(29)
     return mixed | np.uint64(1)  # never 0, which marks an empty row
 
 
-@njit(cache=True)
-def slot_of(key: int, capacity: int) -> int:
-    return np.int64((np.uint64(key) >> np.uint64(20)) & np.uint64(capacity - 1))
+@compiled
+def slot_of(key: np.uint64, capacity: int) -> int:
+    """The only row of each order where a key can stand."""
+    return int((key >> np.uint64(20)) & np.uint64(capacity - 1))
 
 
-@njit(cache=True)
+@compiled
 def store(table: ContinuationTable, context: IntArray, ids: IntArray, probs: FloatArray) -> None:
     """Remember under every order that `ids` [k] with `probs` [k] may follow `context` [len]; -1 ends the list early."""
     if not len(ids) or ids[0] < 0:
@@ -70,7 +71,7 @@ def store(table: ContinuationTable, context: IntArray, ids: IntArray, probs: Flo
         table.ids[order, slot, width:] = -1
 
 
-@njit(cache=True)
+@compiled
 def store_step(
     table: ContinuationTable,
     context: IntArray,
@@ -81,7 +82,8 @@ def store_step(
     probs: FloatArray,
 ) -> None:
     """Remember every row of a verify step. ids, probs: [n + 1, k], row 0 behind `context`, row i + 1 behind node i of
-    the tree (token_ids, parents). Rows of accepted nodes are stored last, so they win over guesses with the same key."""
+    the tree (token_ids, parents). Rows of accepted nodes are stored last, so they win over guesses with the same
+    key."""
     orders = table.keys.shape[0]
     last = np.empty(orders, np.int32)
     for wanted in (False, True):

@@ -40,7 +40,9 @@ class CostCurve:
         """Time of one pass."""
         return float(self.seconds_up_to(num_tokens, batch_size, context_len)[num_tokens])
 
-    def seconds_up_to(self, num_tokens: int, batch_size: int, context_len: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    def seconds_up_to(
+        self, num_tokens: int, batch_size: int, context_len: int
+    ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         """[num_tokens + 1] times of passes of 0, 1, ... num_tokens tokens, never falling.
 
         Linear in the context length between the two nearest measured ones; of the batch sizes the nearest measured one

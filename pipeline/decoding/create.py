@@ -21,4 +21,4 @@ def create_drafter(
 ) -> Drafter:
     """A drafter of the configured sources whose kind is among `kinds`."""
     chosen = [source for source in sources if source.kind in kinds]
-    return Drafter([create_source(source, lookahead, vocab_size) for source in chosen], vocab_size)
+    return Drafter([create_source(source, lookahead) for source in chosen], vocab_size)

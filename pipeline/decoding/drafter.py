@@ -1,4 +1,5 @@
-"""All draft sources behind one face: who is asked, one tree out of what they say, and what each learns from the outcome.
+"""All draft sources behind one face: who is asked, one tree out of what they say, and what each learns from the
+outcome.
 
 A source that fails (raises, or proposes what is no tree, lies outside the vocabulary or is larger than asked for) costs
 speed only: the fault is counted, logged once per source, and the step goes on without it.
@@ -9,22 +10,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import ParamSpec, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
 from pipeline.decoding.continuations import ContinuationTable, empty_table
 from pipeline.decoding.growth import Grown, Proposals, grow, learn_from_step
+from pipeline.decoding.mixing_prior import prior_weights
 from pipeline.decoding.request import StepResult
 from pipeline.decoding.sources.base import DraftBudget, DraftSource
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree, FloatArray, IntArray, check_tree, depths
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
-LEARNING_RATE = 0.02
-# What a source's word is worth until something is learnt: weight of its logit, offset and penalty (see `growth`).
-PRIOR_WEIGHT = (0.6, 1.5, -0.7)
-PRIOR_BIAS = -2.0
+LEARNING_RATE = 0.01
 # Conditional probability of nodes that a source gives no estimate for.
 UNKNOWN_PROBABILITY = 0.5
 
@@ -32,9 +32,17 @@ NO_TABLE = empty_table(0, 1, 1)
 logger = logging.getLogger(__name__)
 
 
+@runtime_checkable
+class TableSource(Protocol):
+    """A source that does not propose trees but fills a table from which the drafter continues any path."""
+
+    table: ContinuationTable
+
+
 @dataclass(slots=True)
 class _Request:
-    """names: who takes part. grown, tree, offsets: the last proposal; own nodes of source i are places[offsets[i]]."""
+    """names: who takes part. tree, grown: the last proposal, until it was judged. own_nodes: by a source's index, where
+    its nodes stand in `grown.places`."""
 
     names: frozenset[str]
     tree: DraftTree = EMPTY_TREE
@@ -53,16 +61,15 @@ class Drafter:
         self.failures: dict[str, int] = dict.fromkeys(names, 0)
         self._vocab_size = vocab_size
         self._requests: dict[str, _Request] = {}
-        self._tables = {s.name: s.table for s in sources if isinstance(getattr(s, "table", None), ContinuationTable)}
+        self._tables = {source.name: source.table for source in sources if isinstance(source, TableSource)}
         orders = max((len(table.keys) for table in self._tables.values()), default=0)
-        self._weights: FloatArray = np.tile(np.asarray(PRIOR_WEIGHT, np.float32), (len(sources) + orders + 1, 1))
-        self._weights[-1] = PRIOR_BIAS, 0.0, 0.0
+        self._weights = prior_weights(len(sources), orders)
 
     def start(self, request_id: str, prompt_ids: IntArray, namespace: str, names: frozenset[str]) -> None:
         """A request begins. names: the sources that take part; those that this drafter does not have are left out."""
         self._requests[request_id] = _Request(names)
         for source in self._taking_part(names):
-            self._guarded(source, lambda source=source: source.start(request_id, prompt_ids, namespace), None)
+            self._guarded(source, None, source.start, request_id, prompt_ids, namespace)
 
     def needs_top_k(self, request_id: str) -> int:
         """How many of the target's most probable tokens per node `update` wants to see."""
@@ -83,7 +90,7 @@ class Drafter:
             if source.name in self._tables:
                 table = self._tables[source.name]
                 continue
-            tree = self._guarded(source, lambda source=source: self._checked(source, request_id, context, budget), EMPTY_TREE)
+            tree = self._guarded(source, EMPTY_TREE, self._checked, source, request_id, context, budget)
             if len(tree):
                 trees.append((index, tree))
         proposals = _joined(trees, request.own_nodes)
@@ -101,12 +108,12 @@ class Drafter:
         if grown is not None:
             verified = _places_in(request.tree, step.tree)
             accepted = np.isin(verified, step.nodes)
-            learn_from_step(self._weights, grown.said, grown.parents, verified, accepted, LEARNING_RATE)
+            learn_from_step(self._weights, grown, verified, accepted, LEARNING_RATE)
             places = np.where(grown.places < 0, -1, verified[grown.places]) if len(verified) else grown.places
         for index, source in enumerate(self.sources):
             if source.name in request.names:
                 nodes = places[request.own_nodes.get(index, slice(0, 0))]
-                self._guarded(source, lambda source=source, nodes=nodes: source.update(request_id, step, nodes), None)
+                self._guarded(source, None, source.update, request_id, step, nodes)
         request.grown, request.tree, request.own_nodes = None, EMPTY_TREE, {}
 
     def stop(self, request_id: str) -> None:
@@ -114,7 +121,7 @@ class Drafter:
         request = self._requests.pop(request_id, None)
         if request is not None:
             for source in self._taking_part(request.names):
-                self._guarded(source, lambda source=source: source.stop(request_id), None)
+                self._guarded(source, None, source.stop, request_id)
 
     def _taking_part(self, names: frozenset[str]) -> list[DraftSource]:
         return [source for source in self.sources if source.name in names]
@@ -122,21 +129,29 @@ class Drafter:
     def _checked(self, source: DraftSource, request_id: str, context: IntArray, budget: DraftBudget) -> DraftTree:
         tree = source.propose(request_id, context, budget)
         check_tree(tree, self._vocab_size)
+        if not (np.issubdtype(tree.token_ids.dtype, np.integer) and np.issubdtype(tree.parents.dtype, np.integer)):
+            raise ValueError(f"draft tokens and parents must be whole numbers, found {tree.token_ids.dtype}")
+        if tree.num_fixed > len(tree):
+            raise ValueError(f"{tree.num_fixed} fixed nodes in a tree of {len(tree)}")
         max_depth = depths(tree)[tree.num_fixed :].max(initial=0)
         if len(tree) > budget.max_nodes or max_depth > budget.max_depth:
             raise ValueError(f"{len(tree)} nodes of depth {max_depth} proposed, asked for {budget}")
-        if tree.probabilities is not None and not np.isfinite(tree.probabilities).all():
-            raise ValueError("probabilities of draft nodes must be finite numbers")
+        if tree.probabilities is not None and (
+            tree.probabilities.shape != tree.token_ids.shape or not np.isfinite(tree.probabilities).all()
+        ):
+            raise ValueError("probabilities of draft nodes must be finite numbers, one per node")
         return tree
 
-    def _guarded(self, source: DraftSource, call: Callable[[], T], otherwise: T) -> T:
+    def _guarded(self, source: DraftSource, otherwise: T, call: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
         """The result of a call to a source, or `otherwise` if it fails: a draft must never cost a token."""
         try:
-            return call()
+            return call(*args, **named)
         except Exception:
             self.failures[source.name] += 1
             if self.failures[source.name] == 1:
-                logger.exception("draft source %r failed; it is left out of this step, and not reported again", source.name)
+                logger.exception(
+                    "draft source %r failed; it is left out of this step, and not reported again", source.name
+                )
             return otherwise
 
 
@@ -169,7 +184,8 @@ def _conditionals(tree: DraftTree) -> FloatArray:
     if tree.probabilities is None:
         return np.full(len(tree), UNKNOWN_PROBABILITY, np.float32)
     above = np.where(tree.parents < 0, np.float32(1.0), tree.probabilities[tree.parents])
-    return np.clip(tree.probabilities / np.maximum(above, 1e-30), 1e-4, 1.0).astype(np.float32)
+    conditionals: FloatArray = np.clip(tree.probabilities / np.maximum(above, 1e-30), 1e-4, 1.0).astype(np.float32)
+    return conditionals
 
 
 def _places_in(proposed: DraftTree, verified: DraftTree) -> IntArray:

@@ -8,16 +8,17 @@ logistic mix of what each *channel* (one per proposing source and one per order 
     logit p = bias + sum over the channels that name the candidate of (weight * logit(their probability) + offset)
                    + sum over the channels that only name others in its place of (penalty)
 
-The weights are learnt online from what was really accepted (logistic mixing as in data compressors of the PAQ family).
-"""
+There is one set of weights for each number of orders that the table knows behind the parent, as a source's word is
+worth more where the table knows little. The weights are learnt online from what was really accepted (logistic mixing as
+in data compressors of the PAQ family)."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from pipeline.decoding.compiled import compiled
 from pipeline.decoding.continuations import ContinuationTable, extend_key, slot_of
 from pipeline.decoding.tree import BoolArray, FloatArray, IntArray
 
@@ -41,37 +42,39 @@ class Proposals(NamedTuple):
 
 
 class Grown(NamedTuple):
-    """token_ids, parents, probabilities: [n] the tree, in the order in which it was grown. said: [n, channels] what each
-    channel gave as the probability of a node given its parent, 0 where it knows nothing behind the parent, `OTHERS` where
-    it names only others there. places: [total] node that each proposed node became, -1 if it was not taken."""
+    """token_ids, parents, probabilities: [n] the tree, in the order in which it was grown. said: [n, channels] what
+    each channel gave as the probability of a node given its parent, 0 where it knows nothing behind the parent,
+    `OTHERS` where it names only others there. num_orders: [n] how many orders the table knows behind a node's parent.
+    places: [total] node that each proposed node became, -1 if it was not taken."""
 
     token_ids: IntArray
     parents: IntArray
     probabilities: FloatArray
     said: FloatArray
+    num_orders: IntArray
     places: IntArray
 
 
-@njit(cache=True)
+@compiled
 def logit(probability: float) -> float:
     clipped = min(max(probability, LOWEST_PROBABILITY), HIGHEST_PROBABILITY)
-    return np.log(clipped / (1.0 - clipped))
+    return float(np.log(clipped / (1.0 - clipped)))
 
 
-@njit(cache=True)
+@compiled
 def mixed_probability(said: FloatArray, weights: FloatArray) -> float:
-    """The mix of what the channels said [channels] of one node. weights: [channels + 1, 3] weight, offset and penalty of
-    each channel; the last row holds the bias."""
+    """The mix of what the channels said [channels] of one node. weights: [channels + 1, 3] weight, offset and penalty
+    of each channel; the last row holds the bias."""
     score = weights[-1, 0]
     for channel in range(len(said)):
         if said[channel] > 0:
             score += weights[channel, 0] * logit(said[channel]) + weights[channel, 1]
         elif said[channel] < 0:
             score += weights[channel, 2]
-    return 1.0 / (1.0 + np.exp(-score))
+    return float(1.0 / (1.0 + np.exp(-score)))
 
 
-@njit(cache=True)
+@compiled
 def learn(weights: FloatArray, said: FloatArray, was_accepted: bool, rate: float) -> None:
     """One step of gradient descent on the log loss of one node whose parent was accepted."""
     error = (1.0 if was_accepted else 0.0) - mixed_probability(said, weights)
@@ -84,18 +87,16 @@ def learn(weights: FloatArray, said: FloatArray, was_accepted: bool, rate: float
             weights[channel, 2] += rate * error
 
 
-@njit(cache=True)
-def learn_from_step(
-    weights: FloatArray, said: FloatArray, parents: IntArray, verified: IntArray, accepted: BoolArray, rate: float
-) -> None:
-    """Learn from every verified node whose parent was accepted. verified: [n] -1 where a grown node was not verified,
-    else anything. accepted: [n] whether a grown node was accepted."""
-    for node in range(len(parents)):
-        if verified[node] >= 0 and (parents[node] < 0 or accepted[parents[node]]):
-            learn(weights, said[node], accepted[node], rate)
+@compiled
+def learn_from_step(weights: FloatArray, grown: Grown, verified: IntArray, accepted: BoolArray, rate: float) -> None:
+    """Learn from every verified node whose parent was accepted. weights: [sets, channels + 1, 3]. verified: [n] -1
+    where a grown node was not verified, else anything. accepted: [n] whether a grown node was accepted."""
+    for node in range(len(grown.parents)):
+        if verified[node] >= 0 and (grown.parents[node] < 0 or accepted[grown.parents[node]]):
+            learn(weights[grown.num_orders[node]], grown.said[node], accepted[node], rate)
 
 
-@njit(cache=True)
+@compiled
 def grow(
     context: IntArray,
     proposals: Proposals,
@@ -105,10 +106,11 @@ def grow(
     max_nodes: int,
     max_depth: int,
 ) -> Grown:
-    """Grow the tree. context: [len] tokens up to the root. table_channel: channel of the table's first order."""
+    """Grow the tree. context: [len] tokens up to the root. table_channel: channel of the table's first order. weights:
+    [orders + 1, channels + 1, 3] see `mixed_probability`."""
     total = len(proposals.token_ids)
     orders, capacity, width = table.ids.shape
-    num_channels = len(weights) - 1
+    num_channels = weights.shape[1] - 1
     room = 1 + total + (max_nodes + 1) * orders * width
     # Index 0 is the root; children hang on linked lists.
     token = np.empty(room, np.int32)
@@ -121,6 +123,7 @@ def grow(
     speaks = np.empty(num_channels, np.bool_)
     fixed = np.zeros(room, np.bool_)
     rank = np.full(room, -1, np.int32)
+    num_orders = np.zeros(room, np.int32)
     path_probability[0] = 1.0
     parent[0] = -1
     size = 1
@@ -156,21 +159,23 @@ def grow(
         if may_go_on or fixed[current]:
             known = 0
             node = current
-            while may_go_on and known < orders and node > 0:
+            while known < orders and node > 0:
                 last[known] = token[node]
                 node = parent[node]
                 known += 1
             back = len(context) - 1
-            while may_go_on and known < orders and back >= 0:
+            while known < orders and back >= 0:
                 last[known] = context[back]
                 back -= 1
                 known += 1
             key = np.uint64(0)
+            num_known = 0
             for order in range(known):
                 key = extend_key(key, last[order])
                 slot = slot_of(key, capacity)
                 if table.keys[order, slot] != key:
                     break
+                num_known += 1
                 for k in range(width):
                     candidate = table.ids[order, slot, k]
                     if candidate < 0:
@@ -198,7 +203,8 @@ def grow(
                 for channel in range(num_channels):
                     if speaks[channel] and said[child, channel] == 0:
                         said[child, channel] = OTHERS
-                path_probability[child] = mixed_probability(said[child], weights)
+                num_orders[child] = num_known
+                path_probability[child] = mixed_probability(said[child], weights[num_known])
                 mass += path_probability[child]
                 child = next_sibling[child]
             scale = path_probability[current] / max(mass, 1.0)
@@ -232,10 +238,10 @@ def grow(
     places = np.empty(total, np.int32)
     for node in range(total):
         places[node] = rank[merged[node]]
-    return Grown(token[chosen], out_parents, path_probability[chosen], said[chosen], places)
+    return Grown(token[chosen], out_parents, path_probability[chosen], said[chosen], num_orders[chosen], places)
 
 
-@njit(cache=True)
+@compiled
 def _push(heap: IntArray, size: int, key: FloatArray, item: int) -> int:
     place = size
     while place > 0:
@@ -248,7 +254,7 @@ def _push(heap: IntArray, size: int, key: FloatArray, item: int) -> int:
     return size + 1
 
 
-@njit(cache=True)
+@compiled
 def _pop(heap: IntArray, size: int, key: FloatArray) -> int:
     """Drop the first item of the heap; returns the new size."""
     size -= 1

@@ -37,7 +37,8 @@ def flops_multiple(max_window_size: int, max_ngram_size: int, max_verification_s
 
 
 class Window:
-    """The guesses of one request. rows: [levels] arrays; row 0 holds columns 1 .. W - 1, the others columns 0 .. W - 1."""
+    """The guesses of one request. rows: [levels] arrays; row 0 holds columns 1 .. W - 1, the others columns 0 .. W -
+    1."""
 
     def __init__(self, max_window_size: int, max_ngram_size: int, prompt_ids: IntArray, seed: int) -> None:
         """The first level is drawn from the prompt, by a generator of the request's own; the next come step by step."""
@@ -96,7 +97,8 @@ class Window:
 
     def _shifted(self, row: IntArray, offset: int, width: int) -> IntArray:
         kept = row[offset : offset + width]
-        return np.concatenate((kept, self._noise(width - len(kept)))).astype(np.int32)
+        filled: IntArray = np.concatenate((kept, self._noise(width - len(kept)))).astype(np.int32)
+        return filled
 
     def _noise(self, count: int) -> IntArray:
         chosen: IntArray = self._vocabulary[self._random.integers(0, len(self._vocabulary), count)]

@@ -6,8 +6,8 @@ the trees of all sequences together, most probable first, and stops where expect
 trees when a pass has room to spare, fewer nodes under load, and none when drafts do not pay.
 
 A plan follows from its arguments alone. It need not explore: the sources learn from accepted text whether or not they
-were asked, and whenever a pass has room to spare (which changes with the load) even improbable nodes are sent and judged.
-"""
+were asked, and whenever a pass has room to spare (which changes with the load) even improbable nodes are sent and
+judged."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ from pipeline.decoding.tree import EMPTY_TREE, DraftTree, select_nodes
 
 
 class PlanItem(NamedTuple):
-    """One sequence of the next pass: what it drafted, the tokens it must compute in any case, and its cached length."""
+    """One sequence of the next pass: what it drafted, the tokens it must compute in any case, and its cached length.
+    yields_token: False for a part of a prompt, after which there is nothing to choose yet."""
 
     tree: DraftTree
     num_pending: int
     context_len: int
+    yields_token: bool = True
 
 
 class Planner(Protocol):
@@ -64,11 +66,12 @@ class AdaptivePlanner:
         kept, num_fixed = _kept_windows(items, room)
         order = _by_probability(items, kept)[: room - num_fixed]
         times = self._curve.seconds_up_to(pending + num_fixed + len(order), len(items), context_len)
-        expected = len(items) + np.concatenate(([0.0], np.cumsum([entry.probability for entry in order])))
+        certain = sum(item.yields_token for item in items)
+        expected = certain + np.concatenate(([0.0], np.cumsum([entry.probability for entry in order])))
         rates = expected / times[pending + num_fixed :]
         best = int(rates.argmax())
         # A window earns nothing by itself, its n-grams do later; so it is judged together with the nodes of this step.
-        if rates[best] <= len(items) / times[pending]:
+        if rates[best] <= certain / times[pending]:
             return [EMPTY_TREE] * len(items)
         return _trees(items, kept, order[:best])
 

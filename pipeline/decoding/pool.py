@@ -44,7 +44,8 @@ class NgramPool:
         return list(reversed(self._continuations.get(first, {})))
 
     def tree(self, first: int, max_depth: int) -> DraftTree:
-        """The candidates after `first` as a tree; a node's probability is the recency-weighted share of its candidates."""
+        """The candidates after `first` as a tree; a node's probability is the recency-weighted share of its
+        candidates."""
         index: dict[tuple[int, ...], int] = {}
         parents: list[int] = []
         weights: list[float] = []

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
-from pipeline.checkpoint.disk import whole_folder
+from pipeline.checkpoint.disk import PARTIAL, whole_folder
 from pipeline.checkpoint.hashing import remembered_sha256
 from pipeline.config.places import Places
 from pipeline.config.resolution import dump_resolved, load_resolved
@@ -34,6 +34,7 @@ from pipeline.engine.fingerprint import Fingerprint, device_architecture, librar
 from pipeline.errors import BuildError, ConfigError
 
 ENGINE, TOKENIZER, RESOLVED, MANIFEST = "engine", "tokenizer", "resolved.yaml", "manifest.json"
+LOCKS = ".locks"
 
 
 class FileEntry(Frozen):
@@ -109,22 +110,17 @@ def write_artifact(
     """Let `fill` write engine/ and tokenizer/ into a folder aside, describe it, and put it in the place of `folder`."""
     with whole_folder(folder) as partial:
         fill(partial)
-        (partial / RESOLVED).write_text(dump_resolved(resolved), encoding="utf-8")
+        _replace_text(partial / RESOLVED, dump_resolved(resolved))
         _describe(partial, resolved, fingerprint, cache_dir)
     return load_artifact(folder, cache_dir)
 
 
 def refresh_resolved(artifact: Artifact, resolved: ResolvedConfig, cache_dir: Path) -> Artifact:
     """The same engine under settings that differ only where the engine does not depend on them (server, drafting).
-    Files that measurements left beside it are kept; folders made from the old settings are not."""
-
-    def link(partial: Path) -> None:
-        share_engine(artifact, partial)
-        for path in artifact.folder.iterdir():
-            if path.is_file() and path.name not in (RESOLVED, MANIFEST):
-                shutil.copyfile(path, partial / path.name)
-
-    return write_artifact(artifact.folder, resolved, artifact.manifest.fingerprint, link, cache_dir)
+    Everything else in the folder stays as it is, so that a server which runs from it is not disturbed."""
+    _replace_text(artifact.folder / RESOLVED, dump_resolved(resolved))
+    _describe(artifact.folder, resolved, artifact.manifest.fingerprint, cache_dir)
+    return load_artifact(artifact.folder, cache_dir)
 
 
 def share_engine(source: Artifact, folder: Path) -> None:
@@ -148,14 +144,18 @@ def share_folder(source: Path, target: Path) -> None:
 @contextmanager
 def build_lock(places: Places, model: str, on_wait: Callable[[str], None]) -> Iterator[None]:
     """One build per model at a time; a second one waits, and then finds the first one's result."""
-    folder = places.engines / model
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as file:
+    locks = places.engines / LOCKS
+    locks.mkdir(parents=True, exist_ok=True)
+    with (locks / model).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             on_wait(f"another build of {model} is running; waiting for it")
             fcntl.flock(file, fcntl.LOCK_EX)
+        for leftover in (places.engines / model).glob(
+            f"{PARTIAL}*"
+        ):  # of a build that was killed; nobody else writes here now
+            shutil.rmtree(leftover)
         yield
 
 
@@ -213,7 +213,14 @@ def _describe(folder: Path, resolved: ResolvedConfig, fingerprint: Fingerprint, 
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         commit=_commit(),
     )
-    (folder / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    _replace_text(folder / MANIFEST, manifest.model_dump_json(indent=2) + "\n")
+
+
+def _replace_text(path: Path, text: str) -> None:
+    """Write a file so that a reader finds the old text or the new one."""
+    temporary = path.with_name(f"{PARTIAL}{path.name}")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
 
 
 def _files(folder: Path) -> Iterator[Path]:

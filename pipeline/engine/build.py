@@ -13,6 +13,7 @@ from pipeline.checkpoint.fetch import describe_source, fetch, known_content_hash
 from pipeline.config.places import Places
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.artifact import (
+    MANIFEST,
     Artifact,
     artifact_dir,
     build_lock,
@@ -95,9 +96,7 @@ def _usable(folder: Path, places: Places, note: Callable[[str], None]) -> Artifa
 
 def _sibling_with_weights(folder: Path, fingerprint: Fingerprint, places: Places) -> Artifact | None:
     """An artefact of the same model, this profile's old one included, whose engine files would come out the same."""
-    for other in sorted(folder.parent.iterdir()):
-        if other.name.startswith(".") or not (other / "manifest.json").is_file():
-            continue
+    for other in sorted(path.parent for path in folder.parent.glob(f"*/{MANIFEST}")):
         try:
             artifact = load_artifact(other, places.cache)
         except BuildError:

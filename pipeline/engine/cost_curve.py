@@ -49,8 +49,8 @@ def save_cost_curve(folder: Path, fingerprint_digest: str, points: tuple[CostPoi
 
 
 def load_cost_curve(folder: Path, fingerprint_digest: str) -> CostCurve | None:
-    """The curve stored with an artefact; None if none was measured, or with another build. Raises BuildError if the file
-    is damaged."""
+    """The curve stored with an artefact; None if none was measured, or with another build. Raises BuildError if the
+    file is damaged."""
     path = folder / COST_CURVE
     try:
         stored = CostCurveFile.model_validate_json(path.read_bytes())
@@ -58,7 +58,8 @@ def load_cost_curve(folder: Path, fingerprint_digest: str) -> CostCurve | None:
         return None
     except (OSError, ValidationError) as error:
         raise BuildError(
-            f"{path} cannot be read as a cost curve; measure it again with `lookahead bench --cost-curve`, or delete it."
+            f"{path} cannot be read as a cost curve; measure it again with `lookahead bench --cost-curve`, "
+            "or delete it."
         ) from error
     if stored.fingerprint_digest != fingerprint_digest:
         return None

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from pipeline.checkpoint.disk import PARTIAL
 from pipeline.config.places import Places
 from pipeline.engine.artifact import MANIFEST
 from pipeline.errors import BuildError
@@ -24,16 +25,15 @@ def removable(places: Places, model: str | None, cache: bool) -> list[Path]:
 
 
 def _is_removable(path: Path) -> bool:
-    return path.is_dir() and (path.name.startswith(".partial-") or (path / MANIFEST).is_file())
+    return path.is_dir() and (path.name.startswith(PARTIAL) or (path / MANIFEST).is_file())
 
 
 def remove(folders: Sequence[Path]) -> None:
     """Remove folders, and model folders that this leaves without an engine."""
     for folder in folders:
         shutil.rmtree(folder)
-        remaining = [path for path in folder.parent.iterdir() if path.name != ".lock"]
-        if not remaining:
-            shutil.rmtree(folder.parent)
+        if not any(folder.parent.iterdir()):
+            folder.parent.rmdir()
 
 
 def folder_bytes(folder: Path) -> int:

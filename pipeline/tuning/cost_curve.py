@@ -63,7 +63,12 @@ def sizes_that_fit(limits: EngineLimits, batch_size: int, context_len: int, num_
 
 
 def _measure_batch(
-    engine: Engine, batch_size: int, context_len: int, sizes: Sequence[int], num_repeats: int, random: np.random.Generator
+    engine: Engine,
+    batch_size: int,
+    context_len: int,
+    sizes: Sequence[int],
+    num_repeats: int,
+    random: np.random.Generator,
 ) -> list[float]:
     vocab_size = engine.limits.vocab_size
 

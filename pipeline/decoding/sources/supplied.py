@@ -1,8 +1,7 @@
 """Drafts that come with the request: the client's prediction of the output, or the tree that a BLS step sends along.
 
-A tree is offered once, at the next step. A prediction is a guess at the whole output; it is offered from the place where
-the output so far left off, found again after a deviation by its longest match with the last tokens.
-"""
+A tree is offered once, at the next step. A prediction is a guess at the whole output; it is offered from the place
+where the output so far left off, found again after a deviation by its longest match with the last tokens."""
 
 from __future__ import annotations
 
@@ -64,8 +63,9 @@ class SuppliedSource:
 
 
 def _place_in(prediction: IntArray, position: int, output: IntArray) -> int:
-    """Where in `prediction` the text after `output` stands: behind the longest match (up to `MATCH_LEN` tokens) with the
-    output's end; of equal ones the nearest at or after `position`, the last known place, then the nearest before."""
+    """Where in `prediction` the text after `output` stands: behind the longest match (up to `MATCH_LEN` tokens) with
+    the output's end; of equal ones the nearest at or after `position`, the last known place, then the nearest
+    before."""
     if not len(output):
         return 0
     ends = np.flatnonzero(prediction == output[-1]) + 1

@@ -91,14 +91,16 @@ class WindowSource:
 
 
 def _choices_below(window: Window, step: StepResult, nodes: IntArray) -> IntArray | None:
-    """[W] what the target chose below the window's last level, or None if it does not tell or did not see the window."""
+    """[W] what the target chose below the window's last level, or None if it does not tell or did not see the
+    window."""
     own = window.last_level()
     if step.choices is None or own[-1] >= len(nodes):
         return None
     places = [-1 if node < 0 else int(nodes[node]) for node in own]
     if any(place < 0 for place in places[own[0] < 0 :]):
         return None
-    return step.choices[np.asarray(places) + 1].astype(np.int32)
+    choices: IntArray = step.choices[np.asarray(places) + 1].astype(np.int32)
+    return choices
 
 
 def _side_by_side(first: DraftTree, second: DraftTree) -> DraftTree:

@@ -8,10 +8,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from pipeline.decoding.create import BLS_KINDS, ENGINE_KINDS, create_drafter
-from pipeline.decoding.planner import FixedPlanner
+from pipeline.decoding.planner import AdaptivePlanner, FixedPlanner, Planner
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.engine.artifact import Artifact
 from pipeline.engine.contract import EngineLimits
+from pipeline.engine.cost_curve import load_cost_curve
 from pipeline.engine.scheduler import Scheduler
 from pipeline.engine.torch.engine import TorchEngine
 from pipeline.errors import BuildError
@@ -50,8 +51,21 @@ def create_scheduler(
     return Scheduler(
         engine,
         create_drafter(drafting.sources, artifact.resolved.lookahead, engine.limits.vocab_size, kinds),
-        FixedPlanner(),
+        _create_planner(artifact),
         default_budget=DraftBudget(drafting.max_draft_tokens, drafting.max_draft_len),
         max_queue_size=profile.scheduling.max_queue_size,
         prefill_chunk=profile.engine.prefill_chunk,
     )
+
+
+def _create_planner(artifact: Artifact) -> Planner:
+    if artifact.resolved.profile.drafting.planner == "fixed":
+        return FixedPlanner()
+    curve = load_cost_curve(artifact.folder, artifact.manifest.fingerprint_digest)
+    if curve is None:
+        raise BuildError(
+            f"drafting.planner is adaptive and the engine in {artifact.folder} has no cost curve of this build; measure it "
+            f"with `lookahead bench --cost-curve --model {artifact.manifest.model} --profile {artifact.manifest.profile}`, "
+            "or use --set drafting.planner=fixed"
+        )
+    return AdaptivePlanner(curve)

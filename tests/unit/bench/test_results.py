@@ -9,7 +9,6 @@ import pytest
 from pipeline.bench.results import BenchResults, load_results, save_json
 from pipeline.engine.cost_curve import CostRow
 from pipeline.errors import UserError
-
 from tests.unit.bench.test_summary import record
 
 

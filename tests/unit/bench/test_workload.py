@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.bench.workload import load_workload, prompt_ids_of, prompt_text_of
+from pipeline.bench.workload import Prompt, load_workload, prompt_ids_of
 from pipeline.errors import RequestError, UserError
 
 
 class FakeTokenizer:
     """One token per character; a template that names the roles; 1 is the special first token."""
+
+    eos_token_id = 2
 
     def __init__(self, template_fails: bool = False) -> None:
         self._template_fails = template_fails
@@ -97,19 +99,19 @@ def test_missing_empty_and_wrong_task_files_are_user_errors(tmp_path: Path) -> N
 
 
 def test_prompts_go_through_the_template_without_a_second_special_token() -> None:
-    ids = prompt_ids_of(FakeTokenizer(), ["hi", "yes", "so"])
+    ids = prompt_ids_of(FakeTokenizer(), Prompt(("hi", "yes", "so")))
     assert FakeTokenizer().decode(ids.tolist()) == "S<u>hi<a>yes<u>so<a>"
     assert ids[0] != 1
 
 
 def test_raw_prompts_are_the_bare_text_with_the_tokenizers_own_special_tokens() -> None:
-    assert prompt_text_of(FakeTokenizer(), ["hi", "yes"], raw=True) == "hiyes"
-    assert prompt_ids_of(FakeTokenizer(), ["hi"], raw=True).tolist() == [1, ord("h"), ord("i")]
+    ids = prompt_ids_of(FakeTokenizer(), Prompt(("h", "i"), raw=True))
+    assert ids.tolist() == [1, ord("h"), ord("i")]
 
 
 def test_a_tokenizer_without_template_is_a_request_error_that_names_raw() -> None:
     with pytest.raises(RequestError, match="--raw"):
-        prompt_ids_of(FakeTokenizer(template_fails=True), ["hi"])
+        prompt_ids_of(FakeTokenizer(template_fails=True), Prompt(("hi",)))
 
 
 def test_the_shipped_verify_prompts_are_a_valid_workload_with_scripts_code_and_repetition() -> None:

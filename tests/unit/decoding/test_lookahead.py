@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.decoding.lookahead import Window, flops_multiple, max_draft_len, window_size
@@ -29,6 +29,7 @@ def test_a_step_costs_one_token_more_than_it_drafts() -> None:
     assert flops_multiple(15, 5, 15) == 120
 
 
+@settings(deadline=None)
 @given(st.integers(1, 20), st.integers(1, 9), st.integers(0, 20))
 def test_window_and_candidates_add_up_to_max_draft_len(width: int, ngram: int, candidates: int) -> None:
     assert window_size(width, ngram) + candidates * (ngram - 1) == max_draft_len(width, ngram, candidates)
@@ -43,6 +44,7 @@ def filled_window(width: int, ngram: int) -> Window:
     return window
 
 
+@settings(deadline=None)
 @given(st.integers(1, 8), st.integers(2, 6))
 def test_full_window_is_a_tree_with_the_papers_positions_and_mask(width: int, ngram: int) -> None:
     window = filled_window(width, ngram)
@@ -54,10 +56,7 @@ def test_full_window_is_a_tree_with_the_papers_positions_and_mask(width: int, ng
     cells += [(level, column) for level in range(1, ngram - 1) for column in range(width)]
     expected = np.asarray(
         [
-            [
-                (other[0] == 0 and other[1] <= own[1]) or (other[1] == own[1] and other[0] <= own[0])
-                for other in cells
-            ]
+            [(other[0] == 0 and other[1] <= own[1]) or (other[1] == own[1] and other[0] <= own[0]) for other in cells]
             for own in cells
         ]
     ).reshape(len(cells), len(cells))
@@ -103,6 +102,7 @@ def test_bigram_window_is_full_at_once() -> None:
     assert window.rows[0].tolist() == [2, 3]
 
 
+@settings(deadline=None)
 @given(st.integers(1, 6), st.integers(2, 5), st.lists(st.tuples(st.integers(1, 9), st.booleans()), max_size=12))
 def test_rows_keep_their_widths_whatever_is_accepted(width: int, ngram: int, steps: list[tuple[int, bool]]) -> None:
     window = Window(width, ngram, np.asarray([1, 2, 3], np.int32), seed=3)

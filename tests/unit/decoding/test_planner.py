@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.decoding.cost import cost_curve
@@ -31,7 +31,9 @@ def plan_items(draw: st.DrawFn) -> list[PlanItem]:
         for node in range(draw(st.integers(0, 5))):
             parent = draw(st.integers(-1, node - 1))
             parents.append(parent)
-            probabilities.append((probabilities[parent] if parent >= 0 else 1.0) * draw(st.sampled_from([0.9, 0.5, 0.1])))
+            probabilities.append(
+                (probabilities[parent] if parent >= 0 else 1.0) * draw(st.sampled_from([0.9, 0.5, 0.1]))
+            )
         items.append(PlanItem(tree_from_lists(list(range(len(parents))), parents, probabilities), 1, 10))
     return items
 
@@ -77,6 +79,7 @@ def test_fixed_sends_everything_that_fits_untouched() -> None:
     assert all(tree is given.tree for tree, given in zip(trees, items, strict=True))
 
 
+@settings(deadline=None)
 @given(plan_items(), st.lists(st.floats(0.0, 0.2), min_size=20, max_size=20), st.integers(0, 12))
 def test_no_choice_of_nodes_gives_more_expected_tokens_per_second(
     items: list[PlanItem], increments: list[float], room: int
@@ -91,7 +94,9 @@ def test_no_choice_of_nodes_gives_more_expected_tokens_per_second(
     assert total <= room
     rate = (num_pending + gain(trees)) / curve.seconds(num_pending + total, 1, 10)
     everything = sorted(
-        itertools.chain.from_iterable(it.tree.probabilities.tolist() for it in items if it.tree.probabilities is not None),
+        itertools.chain.from_iterable(
+            it.tree.probabilities.tolist() for it in items if it.tree.probabilities is not None
+        ),
         reverse=True,
     )
     for count in range(min(len(everything), room) + 1):
@@ -109,3 +114,12 @@ def test_mean_context_decides_what_a_pass_costs() -> None:
     assert len(AdaptivePlanner(curve).plan([far], 10)[0]) == 0
     with pytest.raises(ValueError, match="at least one"):
         cost_curve([])
+
+
+def test_a_part_of_a_prompt_counts_as_cost_and_not_as_a_token() -> None:
+    # Two cheap draft tokens beside a dear prompt part: that part's time is spent anyway.
+    curve = cost_curve([(1, 1, 0, 0.1), (11, 1, 0, 1.1)])
+    prompt_part = PlanItem(EMPTY_TREE, 5, 0, yields_token=False)
+    drafting = item(0.3, 0.2)._replace(context_len=0)
+    assert [len(tree) for tree in AdaptivePlanner(curve).plan([drafting, prompt_part], 50)] == [2, 0]
+    assert [len(tree) for tree in AdaptivePlanner(curve).plan([drafting], 50)] == [0]

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.decoding.pool import NgramPool
@@ -49,9 +49,8 @@ def test_the_tree_shares_prefixes_and_favours_what_is_recent_and_frequent() -> N
     assert [len(path) for path in paths] == [1, 2, 1, 2, 2]
 
 
-@given(
-    st.lists(st.lists(st.integers(0, 3), min_size=4, max_size=4), max_size=60), st.integers(1, 4), st.integers(1, 6)
-)
+@settings(deadline=None)
+@given(st.lists(st.lists(st.integers(0, 3), min_size=4, max_size=4), max_size=60), st.integers(1, 4), st.integers(1, 6))
 def test_bounded_per_key_with_probabilities_that_never_grow_downwards(
     ngrams: list[list[int]], per_key: int, depth: int
 ) -> None:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.config.schema import SuppliedDraftConfig
@@ -70,10 +70,13 @@ def test_stop_twice_does_nothing() -> None:
     source.stop("r")
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 3), max_size=30), st.lists(st.integers(0, 3), max_size=30))
 def test_what_is_offered_follows_the_last_token_in_the_prediction(prediction: list[int], output: list[int]) -> None:
     offered = proposed(predicting(prediction), output)
     behind = [
-        prediction[place : place + 4] for place in range(len(prediction)) if not output or (place and prediction[place - 1] == output[-1])
+        prediction[place : place + 4]
+        for place in range(len(prediction))
+        if not output or (place and prediction[place - 1] == output[-1])
     ]
     assert not offered or offered in behind

@@ -1,0 +1,156 @@
+"""The bench command's work: contenders set up, measured and summarised, in process or through a server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pipeline.bench.baselines import load_baselines
+from pipeline.bench.concurrency import measure_concurrency
+from pipeline.bench.contender import Contender
+from pipeline.bench.in_process import InProcess, open_in_process
+from pipeline.bench.manifest import manifest_of
+from pipeline.bench.measure import MeasureOptions, measure
+from pipeline.bench.remote import RemoteContender
+from pipeline.bench.results import BenchResults, ConcurrencyRow, RequestRecord
+from pipeline.bench.summary import summarise
+from pipeline.bench.workload import Tokenizer, WorkloadRow, first_prompts
+from pipeline.decoding.cost import CostPoint
+from pipeline.engine.artifact import Artifact
+from pipeline.engine.cost_curve import CostRow, save_cost_curve
+from pipeline.errors import UserError
+from pipeline.tuning.cost_curve import measure as measure_cost_curve
+
+
+@dataclass(frozen=True, slots=True)
+class BenchPlan:
+    """What to measure. strategies: the baseline first. baselines: of `baselines.BASELINES`. concurrency: numbers of
+    requests in flight, empty for none. url: gRPC address of the server to measure through, None: in process."""
+
+    strategies: tuple[str, ...]
+    baselines: tuple[str, ...] = ()
+    concurrency: tuple[int, ...] = ()
+    cost_curve: bool = False
+    url: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Who is told what happens. on_record: after every request; on_note: remarks."""
+
+    on_record: Callable[[RequestRecord], None] = lambda record: None
+    on_note: Callable[[str], None] = lambda text: None
+
+
+def check_plan(artifact: Artifact, plan: BenchPlan, options: MeasureOptions) -> None:
+    """Raise UserError for what would fail or mislead only after minutes."""
+    most = artifact.resolved.profile.engine.max_batch_size
+    too_many = [level for level in plan.concurrency if level > most]
+    if too_many:
+        raise UserError(
+            f"--concurrency {too_many[0]} does not fit: the engine was built for {most} requests at once. Use "
+            f"--set engine.max_batch_size={max(too_many)}, or a profile made for throughput."
+        )
+    if plan.baselines and not options.sampling.greedy:
+        raise UserError("The transformers baselines are greedy; leave out --temperature or --baselines.")
+    if plan.url is not None and (plan.concurrency or plan.cost_curve):
+        option = "--concurrency" if plan.concurrency else "--cost-curve"
+        raise UserError(
+            f"{option} is measured in process; leave out --url (`lookahead load` puts a server under load)."
+        )
+
+
+def run_bench(
+    artifact: Artifact,
+    tokenizer: Tokenizer,
+    rows: Sequence[WorkloadRow],
+    plan: BenchPlan,
+    options: MeasureOptions,
+    progress: Progress,
+) -> BenchResults:
+    """Measure a plan. A cost curve is also stored with the artefact."""
+    check_plan(artifact, plan, options)
+    records: list[RequestRecord] = []
+    concurrency: list[ConcurrencyRow] = []
+    points: list[CostRow] = []
+    if plan.url is not None:
+        remotes = [RemoteContender(strategy, plan.url) for strategy in plan.strategies]
+        try:
+            records = _measure([*remotes], artifact, tokenizer, rows, plan, options, progress)
+        finally:
+            for remote in remotes:
+                remote.close()
+    else:
+        opened = open_in_process(artifact)
+        points = _cost_curve(opened, progress) if plan.cost_curve else []
+        ours = [opened.contender(strategy) for strategy in plan.strategies]
+        if rows:
+            records = _measure([*ours], artifact, tokenizer, rows, plan, options, progress)
+        if rows and plan.concurrency:
+            prompts = first_prompts(tokenizer, rows, options.raw)
+            concurrency = measure_concurrency(
+                ours,
+                prompts,
+                plan.concurrency,
+                options,
+                lambda level, strategy: progress.on_note(f"{strategy}, {level} requests in flight"),
+            )
+    return BenchResults(
+        manifest=manifest_of(artifact, config_of(artifact, plan, options)),
+        requests=records,
+        summary=summarise(records, plan.strategies[0]),
+        concurrency=concurrency,
+        cost_curve=points,
+        warmth=options.warmth,
+        baseline=plan.strategies[0],
+    )
+
+
+def config_of(artifact: Artifact, plan: BenchPlan, options: MeasureOptions) -> dict[str, Any]:
+    """The settings of a measurement, for its manifest."""
+    resolved = artifact.resolved
+    return {
+        "model": resolved.model.name,
+        "profile": resolved.profile.name,
+        "backend": resolved.backend,
+        "device": resolved.device,
+        "dtype": resolved.dtype,
+        **{key: list(value) if isinstance(value, tuple) else value for key, value in asdict(plan).items()},
+        "max_new_tokens": options.max_new_tokens,
+        "end_ids": sorted(options.end_ids),
+        "temperature": options.sampling.temperature,
+        "seed": options.sampling.seed,
+        "warmth": options.warmth,
+        "repeats": options.repeats,
+        "turns": options.turns,
+        "raw": options.raw,
+    }
+
+
+def _measure(
+    contenders: list[Contender],
+    artifact: Artifact,
+    tokenizer: Tokenizer,
+    rows: Sequence[WorkloadRow],
+    plan: BenchPlan,
+    options: MeasureOptions,
+    progress: Progress,
+) -> list[RequestRecord]:
+    resolved = artifact.resolved
+    contenders += load_baselines(list(plan.baselines), artifact.engine_dir, resolved.dtype, resolved.device)
+    return measure(contenders, rows, tokenizer, options, progress.on_record)
+
+
+def _cost_curve(opened: InProcess, progress: Progress) -> list[CostRow]:
+    def tell(point: CostPoint) -> None:
+        progress.on_note(
+            f"pass of {point.num_tokens} tokens, {point.batch_size} sequences, context {point.context_len}: "
+            f"{1000 * point.seconds:.1f} ms"
+        )
+
+    points = measure_cost_curve(opened.engine, on_point=tell)
+    artifact = opened.artifact
+    path = save_cost_curve(artifact.folder, artifact.manifest.fingerprint_digest, tuple(points))
+    progress.on_note(f"cost curve: {path}")
+    return [CostRow(**asdict(point)) for point in points]

@@ -1,0 +1,131 @@
+"""Closed-loop load on a running server: so many clients, each sending its next request when the last one has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pipeline.bench.remote import Answer, Ask, RemoteModel
+from pipeline.errors import RequestError, ServerError
+
+# Distinct error sentences that are kept; beyond that something is so wrong that more of them tell nothing.
+MAX_ERROR_KINDS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """concurrency: clients. duration_s: how long requests are sent; those in flight then are waited for.
+    max_requests: end earlier after so many. max_rate: requests per second over all clients, None: no bound."""
+
+    concurrency: int
+    duration_s: float
+    max_requests: int | None = None
+    max_rate: float | None = None
+
+
+@dataclass(slots=True)
+class LoadResult:
+    """What came of it, times in seconds. gaps_s: between parts of one answer as they arrived. token_s: per request,
+    time after the first part by the tokens that it brought."""
+
+    seconds: float = 0.0
+    num_requests: int = 0
+    output_tokens: int = 0
+    steps: int = 0
+    ttft_s: list[float] = field(default_factory=list)
+    latency_s: list[float] = field(default_factory=list)
+    gaps_s: list[float] = field(default_factory=list)
+    token_s: list[float] = field(default_factory=list)
+    errors: Counter[str] = field(default_factory=Counter)
+
+    def add(self, answer: Answer) -> None:
+        """Count a finished request."""
+        num_tokens = len(answer.statistics.get("output_ids", ()))
+        self.num_requests += 1
+        self.output_tokens += num_tokens
+        self.steps += int(answer.statistics.get("num_steps", 0))
+        self.latency_s.append(answer.seconds)
+        if answer.arrivals_s:
+            first, last = answer.arrivals_s[0], answer.arrivals_s[-1]
+            self.ttft_s.append(first)
+            self.gaps_s += np.diff(answer.arrivals_s).tolist()
+            if num_tokens > 1:
+                self.token_s.append((last - first) / (num_tokens - 1))
+
+    def add_error(self, text: str) -> None:
+        known = text in self.errors or len(self.errors) < MAX_ERROR_KINDS
+        self.errors[text if known else "other errors"] += 1
+
+
+async def run_load(
+    address: str, asks: Sequence[Ask], plan: LoadPlan, on_answer: Callable[[LoadResult], None] = lambda result: None
+) -> LoadResult:
+    """Send the asks round and round. Errors of requests are counted; raises ServerError if the server is not there at
+    the start."""
+    model = await RemoteModel.connect(address)
+    try:
+        return await drive(model.generate, asks, plan, on_answer)
+    finally:
+        await model.close()
+
+
+async def drive(
+    generate: Callable[[Ask], Any], asks: Sequence[Ask], plan: LoadPlan, on_answer: Callable[[LoadResult], None]
+) -> LoadResult:
+    """The loop itself; generate(ask) is awaited for an `Answer`."""
+    result = LoadResult()
+    started = time.perf_counter()
+    num_sent = 0
+
+    async def client() -> None:
+        nonlocal num_sent
+        while time.perf_counter() - started < plan.duration_s:
+            number = num_sent
+            if plan.max_requests is not None and number >= plan.max_requests:
+                return
+            num_sent += 1
+            if plan.max_rate is not None:
+                # The n-th request is due at n / rate; a client that is early waits for its turn.
+                await asyncio.sleep(max(0.0, started + number / plan.max_rate - time.perf_counter()))
+            try:
+                result.add(await generate(asks[number % len(asks)]))
+            except (RequestError, ServerError) as error:
+                result.add_error(str(error))
+                # A server that refuses at once must not be asked in a busy loop.
+                await asyncio.sleep(0.05)
+            on_answer(result)
+
+    await asyncio.gather(*(client() for _ in range(plan.concurrency)))
+    result.seconds = time.perf_counter() - started
+    return result
+
+
+def summary_of(result: LoadResult) -> dict[str, Any]:
+    """Figures as JSON values; percentiles in milliseconds, None where nothing was measured."""
+    return {
+        "seconds": round(result.seconds, 3),
+        "requests": result.num_requests,
+        "errors": sum(result.errors.values()),
+        "requests_per_s": round(result.num_requests / result.seconds, 3) if result.seconds else 0.0,
+        "output_tokens_per_s": round(result.output_tokens / result.seconds, 2) if result.seconds else 0.0,
+        "acceptance_length": round(result.output_tokens / result.steps, 3) if result.steps else None,
+        "ttft_ms": percentiles(result.ttft_s),
+        "inter_token_ms": percentiles(result.token_s),
+        "between_parts_ms": percentiles(result.gaps_s),
+        "latency_ms": percentiles(result.latency_s),
+        "error_kinds": dict(result.errors.most_common()),
+    }
+
+
+def percentiles(seconds: Sequence[float]) -> dict[str, float] | None:
+    """p50, p95, p99 and the largest, in milliseconds."""
+    if not seconds:
+        return None
+    values = 1000 * np.percentile(seconds, [50, 95, 99, 100])
+    return {name: round(float(value), 2) for name, value in zip(("p50", "p95", "p99", "max"), values, strict=True)}

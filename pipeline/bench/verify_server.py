@@ -1,0 +1,79 @@
+"""Losslessness through a running server: token ids and text of every strategy, one by one and many at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from pipeline.bench.measure import MeasureOptions, make_request
+from pipeline.bench.remote import Answer, Ask, RemoteModel, fresh_namespace, generation_of_answer
+from pipeline.bench.verify import Comparison, compare, decodings
+from pipeline.bench.workload import NamedPrompt
+from pipeline.config.schema import Dtype
+from pipeline.engine.contract import Engine
+
+# Requests in flight while all strategies are mixed.
+NUM_CLIENTS = 8
+
+References = Mapping[tuple[str, str], list[int]]
+
+
+async def verify_server(
+    address: str,
+    engine: Engine,
+    dtype: Dtype,
+    references: References,
+    strategies: Sequence[str],
+    prompts: Sequence[NamedPrompt],
+    options: MeasureOptions,
+    on_comparison: Callable[[Comparison], None] = lambda comparison: None,
+) -> list[Comparison]:
+    """Comparisons of every strategy (plain decoding too) with the reference outputs by (prompt id, decoding), which
+    come from an engine in process. Text is compared with that of plain decoding through the same server."""
+    model = await RemoteModel.connect(address)
+    comparisons: list[Comparison] = []
+    try:
+        for decoding_options in decodings(options):
+            namespace = fresh_namespace()
+            asks = [
+                (prompt, Ask(prompt.prompt, options.max_new_tokens, strategy, decoding_options.sampling, namespace))
+                for strategy in strategies
+                for prompt in prompts
+            ]
+            alone = [(prompt, ask, await model.generate(ask)) for prompt, ask in asks]
+            answers = [("server", entry) for entry in alone]
+            answers += [("server batch", entry) for entry in await _at_once(model, asks)]
+            plain = {prompt.prompt_id: answer.text for prompt, ask, answer in alone if ask.strategy == strategies[0]}
+            for where, (prompt, ask, answer) in answers:
+                request = make_request(decoding_options, prompt.prompt_ids)
+                decoding = "greedy" if request.sampling.greedy else "seeded"
+                comparison = compare(
+                    engine,
+                    dtype,
+                    request,
+                    references[prompt.prompt_id, decoding],
+                    generation_of_answer(answer).output_ids,
+                    prompt_id=prompt.prompt_id,
+                    strategy=str(ask.strategy),
+                    where=where,
+                )
+                if comparison.verdict == "identical" and answer.text != plain[prompt.prompt_id]:
+                    comparison = replace(comparison, verdict="different", where=f"{where} (text)")
+                comparisons.append(comparison)
+                on_comparison(comparison)
+    finally:
+        await model.close()
+    return comparisons
+
+
+async def _at_once(
+    model: RemoteModel, asks: Sequence[tuple[NamedPrompt, Ask]]
+) -> list[tuple[NamedPrompt, Ask, Answer]]:
+    gate = asyncio.Semaphore(NUM_CLIENTS)
+
+    async def one(prompt: NamedPrompt, ask: Ask) -> tuple[NamedPrompt, Ask, Answer]:
+        async with gate:
+            return prompt, ask, await model.generate(ask)
+
+    return list(await asyncio.gather(*(one(prompt, ask) for prompt, ask in asks)))

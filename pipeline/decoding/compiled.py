@@ -1,0 +1,15 @@
+"""One way to compile a hot loop, typed so that callers keep the function's signature."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from numba import njit
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def compiled(function: Function) -> Function:
+    """Compile at the first call, and keep the machine code on disk for the next process."""
+    return cast(Function, njit(cache=True)(function))

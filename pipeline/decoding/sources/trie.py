@@ -1,0 +1,63 @@
+"""Drafts from the shared trie of past outputs and the request's own text, in one estimate (arXiv 2312.12728)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.config.schema import TrieDraftConfig
+from pipeline.decoding.request import StepResult
+from pipeline.decoding.sources.base import DraftBudget
+from pipeline.decoding.tree import EMPTY_TREE, DraftTree, IntArray
+from pipeline.decoding.trie import Trie, TrieStream
+from pipeline.decoding.trie.retrieval import Estimator
+
+
+@dataclass(slots=True)
+class _Request:
+    """own: trie of prompt and output, private. own_text: its one sequence. output: the output's place in the shared trie."""
+
+    namespace: str
+    own: Trie
+    own_text: TrieStream
+    output: TrieStream
+
+
+class TrieSource:
+    """Output tokens enter the shared trie as they come; the prompt is seen by its own request only."""
+
+    name = "trie"
+    needs_top_k = 0
+
+    def __init__(self, config: TrieDraftConfig) -> None:
+        self.trie = Trie(config.branch_length, config.max_bytes)
+        self._branch_length = config.branch_length
+        self._estimator = Estimator(config.branch_length, config.retrieval)
+        self._requests: dict[str, _Request] = {}
+
+    def start(self, request_id: str, prompt_ids: IntArray, namespace: str) -> None:
+        own = Trie(self._branch_length, expected_tokens=len(prompt_ids))
+        text = own.open()
+        text.append(prompt_ids)
+        self._requests[request_id] = _Request(namespace, own, text, self.trie.open(namespace))
+
+    def propose(self, request_id: str, context: IntArray, budget: DraftBudget) -> DraftTree:
+        if budget.max_nodes <= 0 or budget.max_depth <= 0:
+            return EMPTY_TREE
+        request = self._requests[request_id]
+        return self._estimator.grow(
+            request.own, self.trie, request.namespace, context, budget.max_nodes, budget.max_depth
+        )
+
+    def update(self, request_id: str, step: StepResult, nodes: IntArray) -> None:
+        request = self._requests[request_id]
+        tokens = np.asarray(step.token_ids, np.int32)
+        self._estimator.learn(request.own, self.trie, request.namespace, step.context, tokens)
+        request.own_text.append(tokens)
+        request.output.append(tokens)
+
+    def stop(self, request_id: str) -> None:
+        request = self._requests.pop(request_id, None)
+        if request is not None:
+            request.output.close()

@@ -1,0 +1,7 @@
+"""The trie of the retrieval paper (arXiv 2312.12728): bounded, compact, and asked for whole draft trees."""
+
+from __future__ import annotations
+
+from pipeline.decoding.trie.structure import Trie, TrieStatistics, TrieStream
+
+__all__ = ["Trie", "TrieStatistics", "TrieStream"]

@@ -1,0 +1,88 @@
+"""The tensors of TensorRT-LLM's Triton models, as data: names, types, shapes, and which may be left out.
+
+`contract.json` holds them as the release line 1.2 has them. What we serve is that contract plus optional tensors.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One input or output of a Triton model. dtype: "TYPE_INT32" and so on. dims: without the batch axis, -1 varies.
+    reshape: shape that the backend sees instead of dims, if any. ragged: rows of a batch may differ in length."""
+
+    name: str
+    dtype: str
+    dims: tuple[int, ...]
+    optional: bool = False
+    reshape: tuple[int, ...] | None = None
+    ragged: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EnsembleStep:
+    """One model of an ensemble. inputs, outputs: tensor of that model -> name inside the ensemble."""
+
+    model: str
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelContract:
+    """What a model of TensorRT-LLM's repository takes, gives and is configured by."""
+
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    parameters: frozenset[str]
+    required_parameters: frozenset[str]
+    steps: tuple[EnsembleStep, ...]
+
+
+# Element types that TensorRT-LLM takes from the engine, and what an engine with float32 logits fills in.
+ENGINE_DTYPES: Mapping[str, str] = {
+    "${logits_datatype}": "TYPE_FP32",
+    "${encoder_input_features_data_type}": "TYPE_FP16",
+    "${prompt_embedding_table_data_type}": "TYPE_FP16",
+}
+
+
+def model_contract(model: str, dtypes: Mapping[str, str] = ENGINE_DTYPES) -> ModelContract:
+    """The contract of `tensorrt_llm`, `preprocessing`, `postprocessing`, `tensorrt_llm_bls` or `ensemble`.
+
+    dtypes: Triton type for each element type that depends on the engine. Raises KeyError for any other model."""
+    entry = _contracts()[model]
+    return ModelContract(
+        inputs=tuple(_tensor(tensor, dtypes) for tensor in entry["inputs"]),
+        outputs=tuple(_tensor(tensor, dtypes) for tensor in entry["outputs"]),
+        parameters=frozenset(entry["parameters"]),
+        required_parameters=frozenset(entry.get("required_parameters", ())),
+        steps=tuple(EnsembleStep(step["model"], step["inputs"], step["outputs"]) for step in entry.get("steps", ())),
+    )
+
+
+@cache
+def _contracts() -> dict[str, Any]:
+    text = resources.files(__package__).joinpath("contract.json").read_text(encoding="utf-8")
+    models: dict[str, Any] = json.loads(text)["models"]
+    return models
+
+
+def _tensor(entry: Mapping[str, Any], dtypes: Mapping[str, str]) -> Tensor:
+    dtype = entry["dtype"]
+    reshape = entry.get("reshape")
+    return Tensor(
+        name=entry["name"],
+        dtype=dtypes[dtype] if dtype.startswith("$") else dtype,
+        dims=tuple(entry["dims"]),
+        optional=entry.get("optional", False),
+        reshape=None if reshape is None else tuple(reshape),
+        ragged=entry.get("ragged", False),
+    )

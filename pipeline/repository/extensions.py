@@ -1,0 +1,57 @@
+"""Tensors that we serve on top of TensorRT-LLM's: all optional, so a client that knows nothing of them is served as ever.
+
+`tensorrt_llm` has them with the torch engine only; `lookahead_bls` always.
+"""
+
+from __future__ import annotations
+
+from pipeline.repository.contract import Tensor
+
+
+def _input(name: str, dtype: str, dims: tuple[int, ...] = (1,), scalar: bool = False) -> Tensor:
+    return Tensor(name, f"TYPE_{dtype}", dims, optional=True, reshape=() if scalar else None)
+
+
+TENSORRT_LLM_INPUTS = (
+    # Parent of each draft token, -1 for the last accepted token: turns `draft_input_ids` from a chain into a tree.
+    _input("draft_parents", "INT32", (-1,)),
+    # Estimated probability that the path down to each draft token is accepted.
+    _input("draft_probabilities", "FP32", (-1,)),
+    # Which of the engine's own draft sources take part; see `pipeline.decoding.strategy`.
+    _input("draft_strategy", "STRING", scalar=True),
+    _input("runtime_min_p", "FP32", scalar=True),
+)
+
+TENSORRT_LLM_OUTPUTS = (
+    # On the last response: end_token, stop_words, length, cancelled; or "step" after a verification step with drafts.
+    Tensor("finish_reason", "TYPE_STRING", (1,)),
+    # With return_perf_metrics: passes of the engine that this request took part in and that emitted tokens.
+    Tensor("num_steps", "TYPE_INT32", (1,)),
+)
+
+LOOKAHEAD_BLS_INPUTS = (
+    # none, lookahead, trie, hybrid or auto; the profile's strategy if left out.
+    _input("strategy", "STRING"),
+    # Whose past outputs may be drafted from. Requests of one namespace share a trie; others never see it.
+    _input("namespace", "STRING"),
+    # Wrap text_input as a user's message in the model's chat template.
+    _input("use_chat_template", "BOOL"),
+    _input("system_prompt", "STRING"),
+    # A conversation as JSON, [{"role": ..., "content": ...}]; takes the place of text_input.
+    _input("messages", "STRING"),
+    # A guess at the output, as in editing tasks: right parts are verified many tokens at a time.
+    _input("prediction", "STRING"),
+    _input("min_p", "FP32"),
+    _input("lookahead_window_size", "INT32"),
+    _input("lookahead_ngram_size", "INT32"),
+    _input("lookahead_verification_set_size", "INT32"),
+    # Ask for `statistics`.
+    _input("return_statistics", "BOOL"),
+)
+
+LOOKAHEAD_BLS_OUTPUTS = (
+    # On the last response: end_token, stop_words, length or cancelled.
+    Tensor("finish_reason", "TYPE_STRING", (1,)),
+    # On the last response, if asked for: token ids, counts and times as one JSON object.
+    Tensor("statistics", "TYPE_STRING", (1,)),
+)

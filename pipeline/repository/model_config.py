@@ -1,0 +1,168 @@
+"""config.pbtxt from typed values: one function per served model, and the way to text and back.
+
+Each function returns Triton's own protobuf message. `tensorrt_llm` has one function per engine backend, as only that
+model differs between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2 as pb
+
+from pipeline.config.schema import ResolvedConfig
+from pipeline.engine.artifact import Artifact
+from pipeline.errors import RepositoryError
+from pipeline.repository.contract import Tensor, model_contract
+from pipeline.repository.extensions import (
+    LOOKAHEAD_BLS_INPUTS,
+    LOOKAHEAD_BLS_OUTPUTS,
+    TENSORRT_LLM_INPUTS,
+    TENSORRT_LLM_OUTPUTS,
+)
+
+TARGET_MODEL = "tensorrt_llm"
+FRONT_MODEL = "lookahead_bls"
+
+
+def torch_target(resolved: ResolvedConfig, artifact: Artifact) -> pb.ModelConfig:
+    """`tensorrt_llm` served by our torch engine: one process that answers many requests at once."""
+    contract = model_contract("tensorrt_llm")
+    config = _config(TARGET_MODEL, resolved, contract.inputs + TENSORRT_LLM_INPUTS, contract.outputs + TENSORRT_LLM_OUTPUTS)
+    config.model_transaction_policy.decoupled = True
+    _batch(config, resolved)
+    _set_parameters(
+        config,
+        {
+            # The four keys without which TensorRT-LLM's backend does not load; its tools look for them.
+            "gpt_model_type": "inflight_fused_batching",
+            "tokenizer_dir": str(artifact.tokenizer_dir),
+            "guided_decoding_backend": "",
+            "xgrammar_tokenizer_info_path": "",
+            "gpt_model_path": str(artifact.engine_dir),
+            "artifact_dir": str(artifact.folder),
+            "max_beam_width": "1",
+            "exclude_input_in_output": "false",
+            "cancellation_check_period_ms": "100",
+        },
+    )
+    return config
+
+
+def preprocessing(resolved: ResolvedConfig, artifact: Artifact) -> pb.ModelConfig:
+    """Text to token ids."""
+    contract = model_contract("preprocessing")
+    config = _config("preprocessing", resolved, contract.inputs, contract.outputs)
+    _batch(config, resolved)
+    config.instance_group[0].count = resolved.profile.scheduling.tokenizer_instances
+    _set_parameters(config, {"tokenizer_dir": str(artifact.tokenizer_dir), "add_special_tokens": "true"})
+    return config
+
+
+def postprocessing(resolved: ResolvedConfig, artifact: Artifact) -> pb.ModelConfig:
+    """Token ids to text."""
+    contract = model_contract("postprocessing")
+    config = _config("postprocessing", resolved, contract.inputs, contract.outputs)
+    config.dynamic_batching.SetInParent()
+    config.instance_group[0].count = resolved.profile.scheduling.tokenizer_instances
+    _set_parameters(config, {"tokenizer_dir": str(artifact.tokenizer_dir), "skip_special_tokens": "true"})
+    return config
+
+
+def lookahead_bls(resolved: ResolvedConfig, artifact: Artifact, vocab_size: int) -> pb.ModelConfig:
+    """Text in, text out: what clients call."""
+    contract = model_contract("tensorrt_llm_bls")
+    inputs, outputs = contract.inputs + LOOKAHEAD_BLS_INPUTS, contract.outputs + LOOKAHEAD_BLS_OUTPUTS
+    config = _config(FRONT_MODEL, resolved, inputs, outputs)
+    config.model_transaction_policy.decoupled = True
+    config.instance_group[0].count = resolved.profile.scheduling.bls_instances
+    _set_parameters(
+        config,
+        {
+            "tensorrt_llm_model_name": TARGET_MODEL,
+            "tokenizer_dir": str(artifact.tokenizer_dir),
+            "artifact_dir": str(artifact.folder),
+            "vocab_size": str(vocab_size),
+            "exclude_input_in_output": "true",
+        },
+    )
+    return config
+
+
+def ensemble(resolved: ResolvedConfig) -> pb.ModelConfig:
+    """TensorRT-LLM's stock way from text to text, without drafts from the trie; for clients that name it."""
+    contract = model_contract("ensemble")
+    config = pb.ModelConfig(name="ensemble", platform="ensemble", max_batch_size=resolved.profile.engine.max_batch_size)
+    _add_tensors(config, contract.inputs, contract.outputs)
+    for step in contract.steps:
+        config.ensemble_scheduling.step.add(
+            model_name=step.model, model_version=-1, input_map=dict(step.inputs), output_map=dict(step.outputs)
+        )
+    return config
+
+
+def to_text(config: pb.ModelConfig) -> str:
+    """The text form, checked by parsing it back. Raises RepositoryError if anything got lost on the way."""
+    text: str = text_format.MessageToString(config)
+    if parse(text, f"the config of {config.name}") != config:
+        raise RepositoryError(f"The config of {config.name} does not survive being written and read back.")
+    return text
+
+
+def parse(text: str, where: str) -> pb.ModelConfig:
+    """The message that a config.pbtxt holds. Raises RepositoryError, naming `where`, if it is not valid."""
+    try:
+        return text_format.Parse(text, pb.ModelConfig())
+    except text_format.ParseError as error:
+        raise RepositoryError(f"{where} is not a valid config.pbtxt: {error}. Render it again with `lookahead repo`.") from error
+
+
+def read(path: Path) -> pb.ModelConfig:
+    """The config.pbtxt at path."""
+    try:
+        return parse(path.read_text(encoding="utf-8"), str(path))
+    except OSError as error:
+        raise RepositoryError(f"{path} cannot be read: {error.strerror}. Render it with `lookahead repo`.") from error
+
+
+def _config(
+    name: str, resolved: ResolvedConfig, inputs: Iterable[Tensor], outputs: Iterable[Tensor]
+) -> pb.ModelConfig:
+    config = pb.ModelConfig(name=name, backend="python", max_batch_size=resolved.profile.engine.max_batch_size)
+    config.instance_group.add(count=1, kind=pb.ModelInstanceGroup.KIND_CPU)
+    _add_tensors(config, inputs, outputs)
+    return config
+
+
+def _add_tensors(config: pb.ModelConfig, inputs: Iterable[Tensor], outputs: Iterable[Tensor]) -> None:
+    for tensor in inputs:
+        entry = config.input.add(
+            name=tensor.name,
+            data_type=pb.DataType.Value(tensor.dtype),
+            dims=tensor.dims,
+            optional=tensor.optional,
+            allow_ragged_batch=tensor.ragged,
+        )
+        _reshape(entry, tensor)
+    for tensor in outputs:
+        _reshape(config.output.add(name=tensor.name, data_type=pb.DataType.Value(tensor.dtype), dims=tensor.dims), tensor)
+
+
+def _reshape(entry: pb.ModelInput | pb.ModelOutput, tensor: Tensor) -> None:
+    if tensor.reshape is not None:
+        entry.reshape.SetInParent()
+        entry.reshape.shape.extend(tensor.reshape)
+
+
+def _batch(config: pb.ModelConfig, resolved: ResolvedConfig) -> None:
+    scheduling = resolved.profile.scheduling
+    config.dynamic_batching.preferred_batch_size.append(config.max_batch_size)
+    config.dynamic_batching.max_queue_delay_microseconds = scheduling.max_queue_delay_microseconds
+    config.dynamic_batching.default_queue_policy.max_queue_size = scheduling.max_queue_size
+
+
+def _set_parameters(config: pb.ModelConfig, values: Mapping[str, str]) -> None:
+    for name, value in values.items():
+        config.parameters[name].string_value = value

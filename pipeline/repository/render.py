@@ -1,0 +1,94 @@
+"""EngineArtifact -> Triton model repository: config.pbtxt per model beside the served code from triton_repo/."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tritonclient.grpc import model_config_pb2 as pb
+
+from pipeline.checkpoint.disk import whole_folder
+from pipeline.config.schema import ResolvedConfig
+from pipeline.engine.artifact import Artifact
+from pipeline.errors import RepositoryError
+from pipeline.repository import model_config
+
+REPOSITORY = "repository"
+CONFIG = "config.pbtxt"
+VERSION = "1"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRepository:
+    """A rendered repository on disk. models: names, in the order in which they depend on each other."""
+
+    folder: Path
+    models: tuple[str, ...]
+
+
+def repository_dir(artifact: Artifact) -> Path:
+    """Where the repository of an artefact is rendered unless said otherwise."""
+    return artifact.folder / REPOSITORY
+
+
+def render(resolved: ResolvedConfig, artifact: Artifact, out_dir: Path, source: Path) -> ModelRepository:
+    """Write the repository to out_dir, whole or not at all; what was there is replaced.
+
+    source: the folder triton_repo/, with the code of each model. Raises RepositoryError if code is missing."""
+    configs = model_configs(resolved, artifact)
+    with whole_folder(out_dir) as partial:
+        for config in configs:
+            _write_model(config, source, partial)
+    return ModelRepository(out_dir, tuple(config.name for config in configs))
+
+
+def model_configs(resolved: ResolvedConfig, artifact: Artifact) -> list[pb.ModelConfig]:
+    """The configs of all models of a repository."""
+    return [
+        model_config.preprocessing(resolved, artifact),
+        model_config.torch_target(resolved, artifact),
+        model_config.postprocessing(resolved, artifact),
+        model_config.lookahead_bls(resolved, artifact, vocab_size(artifact.engine_dir)),
+        model_config.ensemble(resolved),
+    ]
+
+
+def check_repository(folder: Path) -> tuple[str, ...]:
+    """Names of the models in a rendered repository. Raises RepositoryError if there are none or one cannot be read."""
+    paths = sorted(folder.glob(f"*/{CONFIG}"))
+    if not paths:
+        raise RepositoryError(f"There is no model repository in {folder}. Render it with `lookahead repo`.")
+    return tuple(model_config.read(path).name for path in paths)
+
+
+def vocab_size(engine_dir: Path) -> int:
+    """Size of the vocabulary that an engine's config.json states. Raises RepositoryError if it states none."""
+    path = engine_dir / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RepositoryError(f"{path} cannot be read: {error}. Build the engine again with --force.") from error
+    for section in (config, config.get("text_config", {}), config.get("pretrained_config", {})):
+        if "vocab_size" in section:
+            return int(section["vocab_size"])
+    raise RepositoryError(f"{path} states no vocab_size. Build the engine again with --force.")
+
+
+def _write_model(config: pb.ModelConfig, source: Path, folder: Path) -> None:
+    target = folder / config.name
+    version = target / VERSION
+    version.mkdir(parents=True)
+    (target / CONFIG).write_text(model_config.to_text(config), encoding="utf-8")
+    if config.backend != "python":
+        return  # Triton wants the version folder; the code is in its backend
+    for path in _code(source / config.name / VERSION):
+        shutil.copyfile(path, version / path.name)
+
+
+def _code(folder: Path) -> Iterable[Path]:
+    if not (folder / "model.py").is_file():
+        raise RepositoryError(f"There is no model.py in {folder}. Set LOOKAHEAD_HOME to a checkout that holds triton_repo/.")
+    return sorted(folder.glob("*.py"))

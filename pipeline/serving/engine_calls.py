@@ -1,0 +1,242 @@
+"""Between the tensors of the model `tensorrt_llm` and our scheduler: what is asked for, and the answer's tensors.
+
+Semantics are those of TensorRT-LLM: a request with draft tokens ends after one verification step, without them it
+decodes on; an end token is neither returned nor counted; what the torch engine does not have is refused, not ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pipeline.decoding.request import FinishReason, GenerationRequest, SamplingParams
+from pipeline.decoding.sources.base import DraftBudget
+from pipeline.decoding.tree import EMPTY_TREE, DraftTree, FloatArray, check_tree, depths
+from pipeline.engine.submission import StepEvent, Submission
+from pipeline.errors import RequestError
+from pipeline.serving.tensors import Array, Tensors, flag, integer, number, require_one_row, scalar, text, token_ids, word_list
+
+# Tensors that would change the answer and that the torch engine cannot obey.
+_UNSUPPORTED = (
+    "encoder_input_features",
+    "draft_logits",
+    "draft_acceptance_threshold",
+    "prompt_embedding_table",
+    "cross_attention_mask",
+    "skip_cross_attn_blocks",
+    "mrope_rotary_cos_sin",
+    "lora_task_id",
+    "lora_weights",
+    "lora_config",
+    "context_phase_params",
+    "guided_decoding_guide_type",
+    "guided_decoding_guide",
+)
+_UNSUPPORTED_FLAGS = ("return_log_probs", "return_context_logits", "return_generation_logits")
+# Tensors whose one neutral value is what the torch engine does anyway.
+_FIXED = {"beam_width": 1, "num_return_sequences": 1}
+STEP = "step"
+
+
+@dataclass(slots=True)
+class EngineCall:
+    """One request to `tensorrt_llm`. emitted: tokens returned so far, without an end token."""
+
+    submission: Submission
+    streaming: bool
+    exclude_input: bool
+    return_perf_metrics: bool
+    return_num_input_tokens: bool
+    return_num_output_tokens: bool
+    emitted: list[int] = field(default_factory=list)
+
+    def response(self, event: StepEvent) -> dict[str, Array] | None:
+        """Output tensors for what a step brought, or None if nothing is to be sent yet."""
+        new = [token for token in event.token_ids if token not in self.submission.request.end_ids]
+        self.emitted += new
+        if self.streaming:
+            if not new and not event.done:
+                return None
+            output = new
+        elif not event.done:
+            return None
+        else:
+            prompt = [] if self.exclude_input else self.submission.request.prompt_ids.tolist()
+            output = prompt + self.emitted
+        tensors: dict[str, Array] = {
+            "output_ids": np.asarray([[output]], np.int32).reshape(1, 1, -1),
+            "sequence_length": np.asarray([[len(output)]], np.int32),
+            "batch_index": np.zeros((1, 1), np.int32),
+            "sequence_index": np.zeros((1, 1), np.int32),
+        }
+        if event.done:
+            tensors |= self._last_tensors(event)
+        return tensors
+
+    def _last_tensors(self, event: StepEvent) -> dict[str, Array]:
+        reason = STEP if event.finish_reason is None else event.finish_reason.value
+        tensors: dict[str, Array] = {"finish_reason": np.asarray([[reason.encode()]], np.object_)}
+        statistics = event.statistics
+        if self.return_perf_metrics:
+            drafted, accepted = statistics.num_draft_tokens, statistics.num_accepted_tokens
+            tensors["acceptance_rate"] = np.asarray([[accepted / drafted if drafted else 0.0]], np.float32)
+            tensors["total_accepted_draft_tokens"] = np.asarray([[accepted]], np.int32)
+            tensors["total_draft_tokens"] = np.asarray([[drafted]], np.int32)
+            tensors["num_steps"] = np.asarray([[statistics.num_steps]], np.int32)
+        if self.return_num_input_tokens:
+            tensors["num_input_tokens"] = np.asarray([[len(self.submission.request.prompt_ids)]], np.int32)
+        if self.return_num_output_tokens:
+            tensors["num_output_tokens"] = np.asarray([[len(self.emitted)]], np.int32)
+        return tensors
+
+
+def engine_call(tensors: Tensors, request_id: str, default_strategy: str, exclude_input: bool = False) -> EngineCall:
+    """What the tensors of a request ask for. default_strategy: which draft sources of the engine take part in requests
+    without draft tokens. Raises RequestError, one sentence, if they make no sense or ask for what is not supported."""
+    require_one_row(tensors)
+    _refuse_unsupported(tensors)
+    request = _request(tensors, request_id)
+    tree = _tree(tensors)
+    strategy = text(tensors, "draft_strategy")
+    budget = None
+    if len(tree):
+        strategy = strategy or "trie"  # of the engine's sources, only the supplied one
+        if strategy == "trie":
+            budget = DraftBudget(len(tree), int(depths(tree).max()))
+    submission = Submission(
+        request, strategy or default_strategy, budget, supplied=tree, max_steps=1 if len(tree) else None
+    )
+    excluded = scalar(tensors, "exclude_input_in_output")
+    return EngineCall(
+        submission=submission,
+        streaming=flag(tensors, "streaming"),
+        exclude_input=exclude_input if excluded is None else bool(excluded),
+        return_perf_metrics=flag(tensors, "return_perf_metrics"),
+        return_num_input_tokens=flag(tensors, "return_num_input_tokens"),
+        return_num_output_tokens=flag(tensors, "return_num_output_tokens"),
+    )
+
+
+def sampling_params(
+    *,
+    temperature: float | None,
+    top_k: int | None,
+    top_p: float | None,
+    min_p: float | None = None,
+    repetition_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    frequency_penalty: float | None = None,
+    seed: int | None = None,
+    bad_words: Sequence[tuple[int, ...]] = (),
+    embedding_bias: FloatArray | None = None,
+) -> SamplingParams:
+    """TensorRT-LLM's reading of the sampling tensors, None standing for "not sent".
+
+    Greedy: top_k 1, temperature 0, neither top_k nor top_p nor temperature sent, or top_k 0 together with top_p 0.
+    Else temperature is 1 unless sent, and a top_k or top_p of 0 is off."""
+    if top_k is not None and top_k < 0:
+        raise RequestError(f"top_k is {top_k}; it must be >= 0")
+    if top_p is not None and not 0 <= top_p <= 1:
+        raise RequestError(f"top_p is {top_p:g}; it must be in 0 .. 1")
+    if temperature is not None and temperature < 0:
+        raise RequestError(f"temperature is {temperature:g}; it must be >= 0")
+    if seed is not None and seed < 0:
+        raise RequestError(f"seed is {seed}; it must be >= 0")
+    greedy = (
+        top_k == 1
+        or temperature == 0
+        or (temperature is None and not top_k and not top_p)
+        or (top_k == 0 and top_p == 0)
+    )
+    return SamplingParams(
+        temperature=0.0 if greedy else 1.0 if temperature is None else temperature,
+        top_k=0 if greedy else top_k or 0,
+        top_p=1.0 if greedy else top_p or 1.0,
+        min_p=0.0 if greedy else min_p or 0.0,
+        repetition_penalty=1.0 if repetition_penalty is None else repetition_penalty,
+        presence_penalty=presence_penalty or 0.0,
+        frequency_penalty=frequency_penalty or 0.0,
+        bad_words=tuple(bad_words),
+        embedding_bias=embedding_bias,
+        seed=seed or 0,
+    )
+
+
+def _request(tensors: Tensors, request_id: str) -> GenerationRequest:
+    prompt = token_ids(tensors, "input_ids")
+    length = integer(tensors, "input_lengths")
+    if length is not None:
+        if not 0 <= length <= len(prompt):
+            raise RequestError(f"input_lengths is {length}; input_ids holds {len(prompt)} tokens")
+        prompt = prompt[:length]
+    end_id = integer(tensors, "end_id")
+    bias = tensors.get("embedding_bias")
+    return GenerationRequest(
+        request_id=request_id,
+        prompt_ids=prompt,
+        max_new_tokens=integer(tensors, "request_output_len") or 0,
+        min_new_tokens=integer(tensors, "min_tokens") or 0,
+        end_ids=frozenset() if end_id is None or end_id < 0 else frozenset({end_id}),
+        stop_sequences=word_list(tensors, "stop_words_list"),
+        sampling=sampling_params(
+            temperature=number(tensors, "temperature"),
+            top_k=integer(tensors, "runtime_top_k"),
+            top_p=number(tensors, "runtime_top_p"),
+            min_p=number(tensors, "runtime_min_p"),
+            repetition_penalty=number(tensors, "repetition_penalty"),
+            presence_penalty=number(tensors, "presence_penalty"),
+            frequency_penalty=number(tensors, "frequency_penalty"),
+            seed=integer(tensors, "seed"),
+            bad_words=word_list(tensors, "bad_words_list"),
+            embedding_bias=bias.reshape(-1).astype(np.float32) if bias is not None and bias.any() else None,
+        ),
+    )
+
+
+def _tree(tensors: Tensors) -> DraftTree:
+    if "draft_input_ids" not in tensors:
+        for name in ("draft_parents", "draft_probabilities"):
+            if name in tensors:
+                raise RequestError(f"{name} was sent without draft_input_ids; send both or neither")
+        return EMPTY_TREE
+    tokens = token_ids(tensors, "draft_input_ids")
+    if not len(tokens):
+        raise RequestError("draft_input_ids is empty; leave it out when there are no draft tokens")
+    parents = token_ids(tensors, "draft_parents") if "draft_parents" in tensors else np.arange(-1, len(tokens) - 1)
+    probabilities = tensors.get("draft_probabilities")
+    tree = DraftTree(
+        tokens,
+        parents.astype(np.int32),
+        None if probabilities is None else probabilities.reshape(-1).astype(np.float32),
+    )
+    try:
+        check_tree(tree)
+    except ValueError as error:
+        raise RequestError(str(error)) from error
+    if tree.probabilities is not None and not _are_probabilities(tree.probabilities, len(tree)):
+        raise RequestError(f"draft_probabilities must be {len(tree)} numbers in 0 .. 1, one per draft token")
+    return tree
+
+
+def _are_probabilities(values: FloatArray, count: int) -> bool:
+    return len(values) == count and bool(((values >= 0) & (values <= 1)).all())
+
+
+def _refuse_unsupported(tensors: Tensors) -> None:
+    for name in _UNSUPPORTED:
+        if name in tensors and tensors[name].size and np.any(tensors[name]):
+            raise RequestError(f"{name} is not supported by the torch engine; leave it out")
+    for name in _UNSUPPORTED_FLAGS:
+        if flag(tensors, name):
+            raise RequestError(f"{name} is not supported by the torch engine; leave it out or send false")
+    for name, value in _FIXED.items():
+        sent = integer(tensors, name)
+        if sent is not None and sent != value:
+            raise RequestError(f"{name} is {sent}; the torch engine supports {value} only")
+
+
+def finish_reason_of(word: str) -> FinishReason | None:
+    """The inverse of the output tensor `finish_reason`; None for the end of a step."""
+    return None if word == STEP else FinishReason(word)

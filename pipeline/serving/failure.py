@@ -1,0 +1,47 @@
+"""Why a server did not start, in a sentence, from its log."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+# Triton reports a failed Python model as "failed to load 'name' version 1: Internal: <Exception>: <text>\n\nAt:\n ...".
+_FAILED_MODEL = re.compile(r"failed to load '(?P<model>\w+)' version \d+: \w[\w ]*: (?P<reason>.*?)(?:\\n\\nAt:|\"$)", re.M)
+_OUR_ERRORS = re.compile(r"^(?:\w+Error: )(?P<sentence>[A-Z].*)", re.S)
+_CONFLICT = re.compile(r"already in use|Address already in use|failed to start (?:HTTP|GRPC|Metrics) service", re.I)
+_MISSING_LIBRARY = re.compile(r"error while loading shared libraries: (?P<library>\S+):")
+TAIL_LINES = 15
+
+
+def is_port_conflict(log_path: Path) -> bool:
+    """Whether the server ended because a port was taken."""
+    return bool(_CONFLICT.search(_text(log_path)))
+
+
+def explain_failure(log_path: Path) -> str:
+    """One sentence for what users can mend; otherwise the end of the log."""
+    text = _text(log_path)
+    if found := _MISSING_LIBRARY.search(text):
+        return (
+            f"The server or its Python backend needs {found['library']}, which the system does not have. Install it, or name "
+            f"another tritonserver in LOOKAHEAD_TRITONSERVER. Log: {log_path}"
+        )
+    if _CONFLICT.search(text):
+        return (
+            "A port of the server was taken by another program. Stop that one, or take free ports: --set "
+            f"server.http_port=0 --set server.grpc_port=0 --set server.metrics_port=0. Log: {log_path}"
+        )
+    if found := _FAILED_MODEL.search(text):
+        reason = found["reason"].replace("\\n", "\n").replace('\\"', '"')
+        if ours := _OUR_ERRORS.match(reason):
+            reason = ours["sentence"]
+        return f"The model {found['model']} could not be loaded: {reason}\nLog: {log_path}"
+    tail = "\n".join(text.splitlines()[-TAIL_LINES:])
+    return f"The server ended before it was ready. End of {log_path}:\n{tail}"
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return ""

@@ -1,0 +1,138 @@
+"""Finds a tritonserver on this machine and makes it ready to run Python models with this interpreter.
+
+A container brings server and Python backend as they belong together. The `nvidia-pytriton` wheel brings the same server
+and one backend stub per Python version; the fitting one is put beside the backend in a folder of ours.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+import sysconfig
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.errors import ServerError
+
+CONTAINER_SERVER = Path("/opt/tritonserver/bin/tritonserver")
+VARIABLE = "LOOKAHEAD_TRITONSERVER"
+_STUB = "triton_python_backend_stub"
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """A tritonserver. origin: how it was found. wheel_dir: root of the wheel's server tree if it comes from there."""
+
+    executable: Path
+    origin: str
+    wheel_dir: Path | None = None
+
+
+def find_installation(environment: Mapping[str, str] = os.environ, container: Path = CONTAINER_SERVER) -> Installation:
+    """The first tritonserver of: LOOKAHEAD_TRITONSERVER, the container's place, PATH, the nvidia-pytriton wheel.
+
+    Raises ServerError if there is none, or if the variable names something else."""
+    wheel = _wheel_dir()
+    if named := environment.get(VARIABLE):
+        path = Path(named).expanduser()
+        if not (path.is_file() and os.access(path, os.X_OK)):
+            raise ServerError(f"{VARIABLE} is {named}, which is no executable file. Name a tritonserver, or unset it.")
+        return _found(path, VARIABLE, wheel)
+    if container.is_file():
+        return Installation(container, "container")
+    if on_path := shutil.which("tritonserver", path=environment.get("PATH")):
+        return _found(Path(on_path), "PATH", wheel)
+    if wheel is not None:
+        return Installation(wheel / "bin" / "tritonserver", "nvidia-pytriton wheel", wheel)
+    raise ServerError(
+        f"No tritonserver was found ({VARIABLE}, {container}, PATH, nvidia-pytriton wheel). "
+        "Run `pip install nvidia-pytriton==0.7.0` (x86-64 Linux, glibc 2.35 or newer), or work in NVIDIA's Triton container."
+    )
+
+
+def prepare_backends(installation: Installation, folder: Path) -> Path | None:
+    """A backend directory with the stub of this Python, made in `folder`; None where the server has its own.
+
+    Raises ServerError if the wheel has no stub for this Python."""
+    wheel = installation.wheel_dir
+    if wheel is None:
+        return None
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    stub = wheel / "python_backend_stubs" / version / _STUB
+    if not stub.is_file():
+        have = ", ".join(sorted(path.name for path in (wheel / "python_backend_stubs").iterdir()))
+        raise ServerError(f"The Triton server in {wheel} has no Python backend for Python {version}, only for {have}.")
+    target = folder / "python"
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    backend = wheel / "backends" / "python"
+    for path in (backend / "libtriton_python.so", backend / "triton_python_backend_utils.py", stub):
+        (target / path.name).symlink_to(path)
+    return folder
+
+
+def check_interpreter(installation: Installation) -> None:
+    """Raises ServerError if this environment cannot host the wheel's Python backend."""
+    if installation.wheel_dir is None:
+        return
+    import numpy
+
+    if int(numpy.__version__.split(".")[0]) >= 2:
+        raise ServerError(
+            f"numpy {numpy.__version__} is installed; Triton's Python backend stub breaks on text tensors with numpy 2. "
+            "Run `pip install 'numpy<2'`."
+        )
+    if libpython() is None:
+        raise ServerError(
+            f"{_libpython_name()} was not found in {sysconfig.get_config_var('LIBDIR')}; Triton's Python backend needs it. "
+            "Use a Python built with --enable-shared (pyenv: PYTHON_CONFIGURE_OPTS=--enable-shared), or the system's "
+            "with its libpython package."
+        )
+
+
+def server_environment(home: Path, installation: Installation, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Environment of the server and its stubs. home: folder that holds the package `pipeline`.
+
+    The stubs find this interpreter through PATH, its library through LD_LIBRARY_PATH and our package through
+    PYTHONPATH. One thread each: only the engine takes all cores, by itself."""
+    result = dict(environment)
+    result["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", os.defpath)])
+    result["PYTHONPATH"] = os.pathsep.join(filter(None, [str(home), environment.get("PYTHONPATH", "")]))
+    library = libpython()
+    if installation.wheel_dir is not None and library is not None:
+        paths = [str(library.parent), environment.get("LD_LIBRARY_PATH", "")]
+        result["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, paths))
+    result.update(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", PYTHONUNBUFFERED="1")
+    return result
+
+
+def libpython() -> Path | None:
+    """The shared library of this interpreter, if there is one."""
+    folders = [sysconfig.get_config_var("LIBDIR"), f"{sys.base_prefix}/lib", sysconfig.get_config_var("LIBPL")]
+    multiarch = sysconfig.get_config_var("MULTIARCH")
+    if multiarch:
+        folders += [f"/usr/lib/{multiarch}", f"/lib/{multiarch}"]
+    candidates = (Path(folder) / _libpython_name() for folder in folders if folder)
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def _libpython_name() -> str:
+    return f"libpython{sys.version_info[0]}.{sys.version_info[1]}.so.1.0"
+
+
+def _found(path: Path, origin: str, wheel: Path | None) -> Installation:
+    """Installing the wheel puts no server on PATH, but the variable may name the one inside it."""
+    inside = wheel is not None and wheel in path.resolve().parents
+    return Installation(path, origin, wheel if inside else None)
+
+
+def _wheel_dir() -> Path | None:
+    """Root of the server tree inside the nvidia-pytriton wheel, without importing that package."""
+    spec = importlib.util.find_spec("pytriton")
+    if spec is None or spec.origin is None:
+        return None
+    folder = Path(spec.origin).resolve().parent / "tritonserver"
+    return folder if (folder / "bin" / "tritonserver").is_file() else None

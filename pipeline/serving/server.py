@@ -1,0 +1,296 @@
+"""A running tritonserver: start, wait until ready, find again, stop; nothing stays behind.
+
+A *run folder* holds what belongs to one server: its state file, its log and the prepared backend. One server at a time
+runs per run folder. The server itself is started and seen to its end by a guard process (see `guard`).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import httpx
+import psutil
+from pydantic import Field, ValidationError
+
+from pipeline.config.schema import Frozen, ServerConfig
+from pipeline.errors import ServerError
+from pipeline.serving.failure import explain_failure, is_port_conflict
+from pipeline.serving.guard import MARK, STOP_SECONDS, GuardSpec, remove_shm
+from pipeline.serving.installation import check_interpreter, find_installation, prepare_backends, server_environment
+from pipeline.serving.ports import Ports, choose_ports
+
+STATE, LOG, SPEC, LOCK = "server.json", "server.log", "guard.json", ".lock"
+# Free ports are not reserved; another process may take one before the server does.
+_PORT_ATTEMPTS = 3
+
+Note = Callable[[str], None]
+
+
+class ServerState(Frozen):
+    """What is known of a running server; lies in its run folder."""
+
+    server_id: str = Field(description="Marks its processes and names its shared memory.")
+    guard_pid: int
+    host: str
+    http_port: int
+    grpc_port: int
+    metrics_port: int
+    repository: str
+    model: str
+    profile: str
+    started: float = Field(description="Seconds since the epoch.")
+
+    @property
+    def http_url(self) -> str:
+        return f"http://{self._reachable}:{self.http_port}"
+
+    @property
+    def grpc_url(self) -> str:
+        return f"{self._reachable}:{self.grpc_port}"
+
+    @property
+    def metrics_url(self) -> str:
+        return f"http://{self._reachable}:{self.metrics_port}/metrics"
+
+    @property
+    def _reachable(self) -> str:
+        return "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host
+
+
+class RunningServer:
+    """Handle of a server that this process started."""
+
+    def __init__(self, state: ServerState, run_dir: Path, guard: subprocess.Popen[bytes]) -> None:
+        self.state = state
+        self.run_dir = run_dir
+        self._guard = guard
+
+    @property
+    def log_path(self) -> Path:
+        return self.run_dir / LOG
+
+    def wait(self) -> int:
+        """Block until the server has ended; its exit code."""
+        return self._guard.wait()
+
+    def poll(self) -> int | None:
+        """Exit code if the server has ended, else None."""
+        return self._guard.poll()
+
+    def stop(self) -> None:
+        """End the server and everything that belongs to it. Twice does nothing."""
+        if self._guard.poll() is None:
+            self._guard.send_signal(signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            self._guard.wait(STOP_SECONDS + 10)
+        if self._guard.stdin is not None:
+            self._guard.stdin.close()
+        _sweep(self.state.server_id, self.run_dir)
+
+
+def start_server(
+    repository: Path,
+    run_dir: Path,
+    server: ServerConfig,
+    *,
+    home: Path,
+    model: str,
+    profile: str,
+    detach: bool = False,
+    note: Note = lambda text: None,
+) -> RunningServer:
+    """Start tritonserver on a model repository and wait until all models are ready.
+
+    home: folder that holds the package `pipeline`. model, profile: for the record. detach: let it outlive this process.
+    note: told what is being waited for. Raises ServerError, with the reason from the log, if it does not get ready."""
+    installation = find_installation()
+    check_interpreter(installation)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with _locked(run_dir):
+        if (running := find_server(run_dir)) is not None:
+            raise ServerError(
+                f"A server for {running.model} ({running.profile}) already runs from {run_dir} on {running.http_url}. "
+                "Stop it with `lookahead stop`."
+            )
+        backends = prepare_backends(installation, run_dir / "backends")
+        note(f"tritonserver: {installation.executable} ({installation.origin})")
+        for attempt in range(_PORT_ATTEMPTS):
+            ports = choose_ports(server)
+            server_id = f"la{secrets.token_hex(6)}"
+            command = _command(installation.executable, backends, repository, server.host, ports, server_id)
+            environment = server_environment(home, installation) | {MARK: server_id}
+            spec = GuardSpec(command, environment, str(run_dir / LOG), str(run_dir / STATE), server_id, not detach)
+            guard = _start_guard(spec, run_dir, home)
+            state = ServerState(
+                server_id=server_id,
+                guard_pid=guard.pid,
+                host=server.host,
+                http_port=ports.http,
+                grpc_port=ports.grpc,
+                metrics_port=ports.metrics,
+                repository=str(repository),
+                model=model,
+                profile=profile,
+                started=time.time(),
+            )
+            (run_dir / STATE).write_text(state.model_dump_json(indent=2) + "\n", encoding="utf-8")
+            running_server = RunningServer(state, run_dir, guard)
+            try:
+                _wait_until_ready(running_server, server.startup_timeout_s, note)
+            except BaseException as error:
+                running_server.stop()
+                free_ports = 0 in (server.http_port, server.grpc_port, server.metrics_port)
+                if attempt + 1 < _PORT_ATTEMPTS and free_ports and is_port_conflict(run_dir / LOG):
+                    note("another program took one of the free ports first; trying others")
+                    continue
+                raise error
+            return running_server
+    raise AssertionError("the last attempt returns or raises")
+
+
+@contextmanager
+def serving(repository: Path, run_dir: Path, server: ServerConfig, **keywords: object) -> Iterator[RunningServer]:
+    """`start_server` for the length of a block."""
+    running = start_server(repository, run_dir, server, **keywords)  # type: ignore[arg-type]
+    try:
+        yield running
+    finally:
+        running.stop()
+
+
+def find_server(run_dir: Path) -> ServerState | None:
+    """The server that runs from run_dir. What a killed one left behind is removed on the way."""
+    path = run_dir / STATE
+    try:
+        state = ServerState.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValidationError:
+        path.unlink(missing_ok=True)  # half written by a process that was killed; its guard sees to the rest
+        return None
+    if _is_ours(state.guard_pid, state.server_id):
+        return state
+    _sweep(state.server_id, run_dir)
+    return None
+
+
+def stop_server(run_dir: Path) -> ServerState | None:
+    """Stop the server that runs from run_dir and wait for its end. Returns what was stopped, if anything was."""
+    state = find_server(run_dir)
+    if state is None:
+        return None
+    with suppress(psutil.NoSuchProcess):
+        guard = psutil.Process(state.guard_pid)
+        guard.terminate()
+        with suppress(psutil.TimeoutExpired):
+            guard.wait(STOP_SECONDS + 10)
+    _sweep(state.server_id, run_dir)
+    return state
+
+
+def is_ready(state: ServerState) -> bool:
+    """Whether all models answer."""
+    try:
+        return httpx.get(f"{state.http_url}/v2/health/ready", timeout=2.0).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def log_tail(path: Path, num_lines: int = 20) -> str:
+    """The last lines of a log."""
+    try:
+        return "\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-num_lines:])
+    except FileNotFoundError:
+        return ""
+
+
+def _command(
+    executable: Path, backends: Path | None, repository: Path, host: str, ports: Ports, server_id: str
+) -> list[str]:
+    command = [str(executable), f"--model-repository={repository}"]
+    if backends is not None:
+        command.append(f"--backend-directory={backends}")
+    for name, port in zip(("http", "grpc", "metrics"), ports, strict=True):
+        command += [f"--{name}-address={host}", f"--{name}-port={port}"]
+    return [
+        *command,
+        "--disable-auto-complete-config",
+        "--exit-timeout-secs=10",
+        f"--backend-config=python,shm-region-prefix-name={server_id}",
+    ]
+
+
+def _start_guard(spec: GuardSpec, run_dir: Path, home: Path) -> subprocess.Popen[bytes]:
+    path = run_dir / SPEC
+    path.touch(mode=0o600)
+    path.write_text(spec.dump(), encoding="utf-8")
+    return subprocess.Popen(
+        [sys.executable, "-m", "pipeline.serving.guard", str(path)],
+        cwd=home,
+        env=spec.environment | {"PYTHONPATH": str(home)},
+        stdin=subprocess.PIPE if spec.watch_parent else subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def _wait_until_ready(server: RunningServer, timeout_s: float, note: Note) -> None:
+    deadline = time.monotonic() + timeout_s
+    told = time.monotonic()
+    while not is_ready(server.state):
+        if server.poll() is not None:
+            raise ServerError(explain_failure(server.log_path))
+        if time.monotonic() > deadline:
+            raise ServerError(
+                f"The server was not ready after {timeout_s:.0f} s (server.startup_timeout_s). End of {server.log_path}:\n"
+                + log_tail(server.log_path)
+            )
+        if time.monotonic() - told > 5:
+            told = time.monotonic()
+            note("still loading the models")
+        time.sleep(0.1)
+
+
+def _is_ours(pid: int, server_id: str) -> bool:
+    try:
+        process = psutil.Process(pid)
+        return process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == server_id
+    except psutil.Error:
+        return False
+
+
+def _sweep(server_id: str, run_dir: Path) -> None:
+    """Kill what a server left running, remove its shared memory and its state file."""
+    left = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get(MARK) == server_id and process.pid != os.getpid():
+                process.kill()
+                left.append(process)
+    psutil.wait_procs(left, timeout=5)
+    remove_shm(server_id)
+    path = run_dir / STATE
+    with suppress(FileNotFoundError):
+        if json.loads(path.read_text(encoding="utf-8")).get("server_id") == server_id:
+            path.unlink()
+
+
+@contextmanager
+def _locked(run_dir: Path) -> Iterator[None]:
+    with (run_dir / LOCK).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ServerError(f"Another server is being started from {run_dir}; wait for it, or stop it.") from error
+        yield

@@ -1,0 +1,110 @@
+"""Reading single values and word lists out of request tensors, with a sentence for each way in which they can be wrong.
+
+Tensors come as a mapping from name to numpy array, with the batch axis in front: one request has one row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.decoding.tree import IntArray
+from pipeline.errors import RequestError
+
+Array = npt.NDArray[Any]
+Tensors = Mapping[str, Array]
+
+
+def require_one_row(tensors: Tensors) -> None:
+    """Raises RequestError if a tensor holds several requests."""
+    for name, value in tensors.items():
+        if value.ndim and value.shape[0] != 1:
+            raise RequestError(f"{name} holds a batch of {value.shape[0]} requests; send each as a request of its own")
+
+
+def scalar(tensors: Tensors, name: str) -> Any:
+    """The value of a tensor with one element as a Python number, bool or bytes; None if it was not sent."""
+    value = tensors.get(name)
+    if value is None:
+        return None
+    if value.size != 1:
+        raise RequestError(f"{name} has shape {list(value.shape)}; it must hold one value")
+    return value.reshape(-1)[0].item() if value.dtype != np.object_ else value.reshape(-1)[0]
+
+
+def number(tensors: Tensors, name: str) -> float | None:
+    """A finite float, or None."""
+    value = scalar(tensors, name)
+    if value is not None and not np.isfinite(value):
+        raise RequestError(f"{name} is {value}; it must be a finite number")
+    return None if value is None else float(value)
+
+
+def integer(tensors: Tensors, name: str) -> int | None:
+    value = scalar(tensors, name)
+    return None if value is None else int(value)
+
+
+def flag(tensors: Tensors, name: str) -> bool:
+    """False if it was not sent."""
+    return bool(scalar(tensors, name))
+
+
+def text(tensors: Tensors, name: str) -> str | None:
+    """A string, or None. Raises RequestError if it is not UTF-8."""
+    value = scalar(tensors, name)
+    return None if value is None else decode_utf8(value, name)
+
+
+def texts(tensors: Tensors, name: str) -> list[str]:
+    """A list of strings; empty ones, which many clients send for "none", are left out."""
+    value = tensors.get(name)
+    if value is None:
+        return []
+    return [word for item in value.reshape(-1) if (word := decode_utf8(item, name))]
+
+
+def decode_utf8(value: bytes | str, name: str) -> str:
+    if isinstance(value, str):
+        return value
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RequestError(f"{name} is not valid UTF-8: byte {error.start} is {value[error.start]:#04x}") from error
+
+
+def token_ids(tensors: Tensors, name: str) -> IntArray:
+    """[len] token ids; empty if they were not sent."""
+    value = tensors.get(name)
+    return np.empty(0, np.int32) if value is None else value.reshape(-1).astype(np.int32)
+
+
+def word_list(tensors: Tensors, name: str) -> tuple[tuple[int, ...], ...]:
+    """Token sequences from TensorRT-LLM's layout [2, L]: row 0 their ids one behind the other, row 1 where each ends,
+    padded with -1."""
+    value = tensors.get(name)
+    if value is None or value.size == 0:
+        return ()
+    if value.ndim < 2 or value.shape[-2] != 2:
+        raise RequestError(f"{name} has shape {list(value.shape)}; it must be [1, 2, L]: token ids above their ends")
+    ids, ends = value.reshape(2, -1).tolist()
+    words, start = [], 0
+    for end in ends:
+        if end < 0:
+            break
+        if not start < end <= len(ids):
+            raise RequestError(f"{name} ends a word at {end}; ends must grow and lie in 1 .. {len(ids)}")
+        words.append(tuple(ids[start:end]))
+        start = end
+    return tuple(words)
+
+
+def pack_word_list(words: Sequence[Sequence[int]]) -> IntArray:
+    """[2, L] the layout that `word_list` reads; without words one column of padding, which means none."""
+    ids = [token for word in words for token in word]
+    ends = np.cumsum([len(word) for word in words]).tolist()
+    width = max(len(ids), 1)
+    return np.asarray([ids + [0] * (width - len(ids)), ends + [-1] * (width - len(ends))], np.int32)

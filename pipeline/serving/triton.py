@@ -1,0 +1,45 @@
+"""The few calls that our served models make to Triton's Python backend, in one place.
+
+`triton_python_backend_utils` exists only inside a server, so it is imported inside the functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.errors import RepositoryError
+from pipeline.serving.tensors import Array
+
+
+def parameter(config: Mapping[str, Any], name: str) -> str:
+    """A parameter of config.pbtxt. Raises RepositoryError if it is not there."""
+    try:
+        value: str = config["parameters"][name]["string_value"]
+    except KeyError:
+        raise RepositoryError(
+            f"The config of {config['name']} lacks the parameter {name}. Render the repository again with `lookahead repo`."
+        ) from None
+    return value
+
+
+def tensors_of(request: Any) -> dict[str, Array]:
+    """Input tensors of a request by name."""
+    return {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+
+
+def output_tensors_of(response: Any) -> dict[str, Array]:
+    """Output tensors of a response to a call of ours."""
+    return {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()}
+
+
+def response_of(tensors: Mapping[str, Array]) -> Any:
+    import triton_python_backend_utils as pb_utils
+
+    return pb_utils.InferenceResponse([pb_utils.Tensor(name, value) for name, value in tensors.items()])
+
+
+def error_response(sentence: str) -> Any:
+    import triton_python_backend_utils as pb_utils
+
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(sentence))

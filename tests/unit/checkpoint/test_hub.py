@@ -1,0 +1,144 @@
+"""The hub's own client against a small local hub: what is fetched, with which token, and what refusals say."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+COMMIT = "0123456789abcdef" * 2 + "01234567"
+TOKEN = "hf_token_of_a_test"
+
+# Runs in a process of its own, because the hub's client reads its environment when it is imported.
+SCRIPT = """
+import json, pathlib, sys
+from pipeline.checkpoint.fetch import fetch
+from pipeline.config.schema import HubCheckpoint, ModelConfig
+from pipeline.errors import CheckpointError
+
+told = []
+for repo_id, revision in json.loads(sys.argv[1]):
+    model = ModelConfig(
+        name="tiny", architecture="LlamaForCausalLM", num_parameters=10, max_position_embeddings=64,
+        checkpoint=HubCheckpoint(repo_id=repo_id, revision=revision),
+    )
+    try:
+        found = fetch(model, pathlib.Path(sys.argv[2]))
+        told.append(sorted(path.name for path in found.folder.iterdir()))
+    except CheckpointError as error:
+        told.append(str(error))
+print(json.dumps(told))
+"""
+
+
+def weights() -> bytes:
+    header = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
+    return len(header).to_bytes(8, "little") + header + bytes(8)
+
+
+FILES = {
+    "config.json": json.dumps({"architectures": ["LlamaForCausalLM"]}).encode(),
+    "tokenizer.json": b"{}",
+    "model.safetensors": weights(),
+    "consolidated.safetensors": weights(),
+    "original/consolidated.00.pth": b"x",
+    "README.md": b"# readme",
+}
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Answers as the hub does for one public, one gated and one unknown repository."""
+
+    asked: ClassVar[list[tuple[str, str | None]]] = []
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        self.asked.append((path, self.headers.get("Authorization")))
+        if "/some/gated" in path:
+            self.refuse(403, "GatedRepo")
+        elif "/some/public" not in path:
+            self.refuse(404, "RepoNotFound")
+        elif "/nowhere" in path:
+            self.refuse(404, "RevisionNotFound")
+        elif path.startswith("/api/models/some/public/tree"):
+            self.answer(json.dumps([self.entry(name) for name in FILES]).encode())
+        elif path.startswith("/api/"):
+            siblings = [{"rfilename": name, "size": len(data), "blobId": "0" * 40} for name, data in FILES.items()]
+            self.answer(json.dumps({"id": "some/public", "sha": COMMIT, "siblings": siblings}).encode())
+        else:
+            data = FILES[path.split(f"/resolve/{COMMIT}/")[1]]
+            etag = hashlib.sha1(data).hexdigest()
+            self.answer(data, {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT})
+
+    def entry(self, name: str) -> dict[str, Any]:
+        return {"type": "file", "path": name, "size": len(FILES[name]), "oid": hashlib.sha1(FILES[name]).hexdigest()}
+
+    def refuse(self, status: int, code: str) -> None:
+        self.answer(b"{}", {"X-Error-Code": code, "X-Error-Message": code}, status)
+
+    def answer(self, data: bytes, headers: dict[str, str] | None = None, status: int = 200) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(data)
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture
+def endpoint() -> Iterator[str]:
+    Hub.asked.clear()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def fetch_all(wanted: list[tuple[str, str]], tmp_path: Path, **environment: str) -> list[Any]:
+    own = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    own |= {"HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1", **environment}
+    command = [sys.executable, "-c", SCRIPT, json.dumps(wanted), str(tmp_path / "cache")]
+    done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    told: list[Any] = json.loads(done.stdout)
+    return told
+
+
+def test_needed_files_are_fetched_with_the_token_and_refusals_are_sentences(endpoint: str, tmp_path: Path) -> None:
+    wanted = [("some/public", "main"), ("some/gated", "main"), ("some/unknown", "main"), ("some/public", "nowhere")]
+    public, gated, unknown, nowhere = fetch_all(wanted, tmp_path, HF_ENDPOINT=endpoint, HF_TOKEN=TOKEN)
+
+    assert public == ["config.json", "model.safetensors", "tokenizer.json"]
+    assert {token for path, token in Hub.asked if "/some/" in path} == {f"Bearer {TOKEN}"}
+    assert "some/gated (revision main) is gated" in gated
+    assert "some/unknown is not on the hub, or is private" in unknown
+    assert "some/public has no revision 'nowhere'" in nowhere
+
+    again, other = fetch_all([("some/public", "main"), ("some/other", "main")], tmp_path, HF_HUB_OFFLINE="1")
+    assert again == public, "the cache serves offline"
+    assert "HF_HUB_OFFLINE is set" in other
+
+    unreachable = fetch_all(
+        [("some/public", "main"), ("some/other", "main")], tmp_path, HF_ENDPOINT="http://127.0.0.1:9"
+    )
+    assert unreachable[0] == public, "the cache serves without a connection too"
+    assert "the hub cannot be reached" in unreachable[1]

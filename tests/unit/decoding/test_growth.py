@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.decoding.continuations import ContinuationTable, empty_table, store
+from pipeline.decoding.growth import OTHERS, Grown, Proposals, grow, learn_from_step, mixed_probability
+from pipeline.decoding.tree import DraftTree, check_tree, depths
+
+NUM_CHANNELS = 4  # two proposing sources, two orders
+TABLE_CHANNEL = 2
+
+
+def prior_weights() -> np.ndarray:
+    """Different in every set, so that a mistaken set shows."""
+    weights = np.tile(np.asarray([0.8, 1.0, -0.5], np.float32), (3, NUM_CHANNELS + 1, 1))
+    weights[:, -1] = -1.0, 0.0, 0.0
+    weights[1, :-1, 1] = 0.5
+    weights[2, :-1, 0] = 0.6
+    return weights
+
+
+@st.composite
+def proposal_sets(draw: st.DrawFn) -> Proposals:
+    """One or two random trees, of which the first may have fixed nodes."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    conditionals: list[float] = []
+    channels: list[int] = []
+    num_fixed = 0
+    for channel in range(draw(st.integers(0, 2))):
+        start = len(tokens)
+        for node in range(draw(st.integers(0, 6))):
+            above = draw(st.integers(-1, node - 1))
+            parents.append(-1 if above < 0 else start + above)
+            tokens.append(draw(st.integers(0, 3)))
+            conditionals.append(draw(st.sampled_from([0.9, 0.5, 0.2, 0.05])))
+            channels.append(channel)
+        if channel == 0:
+            num_fixed = draw(st.integers(0, len(tokens)))
+    return Proposals(
+        np.asarray(tokens, np.int32),
+        np.asarray(parents, np.int32),
+        np.asarray(conditionals, np.float32),
+        np.asarray(channels, np.int32),
+        num_fixed,
+    )
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> ContinuationTable:
+    table = empty_table(2, 64, 2)
+    for _ in range(draw(st.integers(0, 8))):
+        context = draw(st.lists(st.integers(0, 3), min_size=1, max_size=3))
+        ids = draw(st.permutations(range(4)))[:2]
+        store(table, np.asarray(context, np.int32), np.asarray(ids, np.int32), np.asarray([0.6, 0.3], np.float32))
+    return table
+
+
+def path_tokens(proposals: Proposals) -> list[tuple[int, ...]]:
+    paths: list[tuple[int, ...]] = []
+    for token, parent in zip(proposals.token_ids.tolist(), proposals.parents.tolist(), strict=True):
+        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+    return paths
+
+
+def rated(
+    context: list[int], path: tuple[int, ...], proposals: Proposals, table: ContinuationTable, weights: np.ndarray
+) -> dict[int, float]:
+    """The plain way to rate what may follow a path: token -> probability given the path."""
+    said: dict[int, list[float]] = {}
+    for place, own in enumerate(path_tokens(proposals)):
+        if own[:-1] == path:
+            entry = said.setdefault(own[-1], [0.0] * NUM_CHANNELS)
+            channel = int(proposals.channels[place])
+            entry[channel] = max(entry[channel], float(proposals.conditionals[place]))
+    single = grow(
+        np.asarray([*context, *path], np.int32),
+        Proposals(*(array[:0] for array in proposals[:4]), 0),
+        table,
+        TABLE_CHANNEL,
+        weights,
+        8,
+        1,
+    )
+    for token, words in zip(single.token_ids.tolist(), single.said.tolist(), strict=True):
+        entry = said.setdefault(token, [0.0] * NUM_CHANNELS)
+        entry[TABLE_CHANNEL:] = [max(word, 0.0) for word in words[TABLE_CHANNEL:]]
+    speaks = [any(entry[channel] > 0 for entry in said.values()) for channel in range(NUM_CHANNELS)]
+    chances = {}
+    for token, entry in said.items():
+        words = [OTHERS if speaks[i] and not word else word for i, word in enumerate(entry)]
+        num_known = int(single.num_orders[0]) if len(single.num_orders) else 0
+        chances[token] = mixed_probability(np.asarray(words, np.float32), weights[num_known])
+    mass = max(sum(chances.values()), 1.0)
+    return {token: chance / mass for token, chance in chances.items()}
+
+
+@settings(deadline=None)
+@given(
+    proposal_sets(),
+    tables(),
+    st.lists(st.integers(0, 3), min_size=1, max_size=4),
+    st.integers(1, 12),
+    st.integers(1, 5),
+)
+def test_the_tree_is_the_best_first_one(
+    proposals: Proposals, table: ContinuationTable, context: list[int], max_nodes: int, max_depth: int
+) -> None:
+    weights = prior_weights()
+    # As the drafter asks: fixed nodes always fit.
+    max_nodes = max(max_nodes, proposals.num_fixed)
+    grown = grow(np.asarray(context, np.int32), proposals, table, TABLE_CHANNEL, weights, max_nodes, max_depth)
+    tree = DraftTree(grown.token_ids, grown.parents, grown.probabilities)
+    check_tree(tree)
+    paths: list[tuple[int, ...]] = []
+    for token, parent in zip(tree.token_ids.tolist(), tree.parents.tolist(), strict=True):
+        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+    assert len(set(paths)) == len(paths) <= max_nodes
+
+    fixed = list(dict.fromkeys(path_tokens(proposals)[: proposals.num_fixed]))
+    assert paths[: len(fixed)] == fixed
+    assert (depths(tree)[len(fixed) :] <= max_depth).all()
+    for place, own in enumerate(path_tokens(proposals)):
+        assert grown.places[place] == (paths.index(own) if own in paths else -1)
+
+    chances = {(): 1.0}
+    left_out = []
+    for path in [(), *paths]:
+        for token, chance in rated(context, path, proposals, table, weights).items():
+            child = (*path, token)
+            chances[child] = chances[path] * chance
+            if child not in paths and len(child) <= max_depth:
+                left_out.append(chances[child])
+    assert grown.probabilities.tolist() == pytest.approx([chances[path] for path in paths], rel=1e-3)
+    free = [chances[path] for path in paths[len(fixed) :]]
+    assert free == sorted(free, reverse=True) or free == pytest.approx(sorted(free, reverse=True), rel=1e-4)
+    if left_out and len(paths) < max_nodes:
+        raise AssertionError("nodes were left out although there was room")
+    if left_out and free:
+        assert max(left_out) <= min(free) * (1 + 1e-3)
+
+
+def grown_once(table: ContinuationTable, weights: np.ndarray) -> Grown:
+    nothing = np.empty(0, np.int32)
+    proposals = Proposals(nothing, nothing, np.empty(0, np.float32), nothing, 0)
+    return grow(np.asarray([1], np.int32), proposals, table, TABLE_CHANNEL, weights, 2, 1)
+
+
+def test_weights_learn_how_often_each_candidate_is_right() -> None:
+    table = empty_table(1, 64, 2)
+    store(table, np.asarray([1], np.int32), np.asarray([2, 3], np.int32), np.asarray([0.6, 0.3], np.float32))
+    weights = prior_weights()
+    before = weights.copy()
+    random = np.random.default_rng(0)
+    for _ in range(4000):
+        grown = grown_once(table, weights)
+        accepted = grown.token_ids == (2 if random.random() < 0.25 else 3)
+        learn_from_step(weights, grown, np.arange(2, dtype=np.int32), accepted, 0.02)
+    grown = grown_once(table, weights)
+    assert dict(zip(grown.token_ids.tolist(), grown.probabilities.tolist(), strict=True)) == pytest.approx(
+        {2: 0.25, 3: 0.75}, abs=0.1
+    )
+    assert np.array_equal(weights[[0, 2]], before[[0, 2]])
+
+
+def test_nodes_below_a_refused_one_and_those_not_verified_teach_nothing() -> None:
+    weights = prior_weights()
+    before = weights.copy()
+    proposals = Proposals(
+        np.asarray([5, 6, 7], np.int32),
+        np.asarray([-1, 0, 1], np.int32),
+        np.full(3, 0.4, np.float32),
+        np.zeros(3, np.int32),
+        0,
+    )
+    grown = grow(np.asarray([1], np.int32), proposals, empty_table(2, 64, 2), TABLE_CHANNEL, weights, 3, 3)
+    refused = np.zeros(3, np.bool_)
+    learn_from_step(weights, grown, np.asarray([-1, 1, 2], np.int32), refused, 0.02)
+    assert np.array_equal(weights, before)
+    learn_from_step(weights, grown, np.arange(3, dtype=np.int32), refused, 0.02)
+    assert weights[0, 0, 1] < before[0, 0, 1]
+    assert np.array_equal(weights[1:], before[1:])
+    assert np.array_equal(weights[0, 1:-1], before[0, 1:-1])

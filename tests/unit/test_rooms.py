@@ -1,0 +1,70 @@
+"""Arrows never point back: each room imports only rooms that lie before it on the road."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import pipeline
+
+PACKAGE = Path(pipeline.__file__).parent
+# Each room with those it may import besides itself; `config.schema` is plain values that every room may name.
+BEFORE: dict[str, set[str]] = {
+    "errors": set(),
+    "config": {"errors"},
+    "checkpoint": {"errors", "config"},
+    "decoding": {"errors"},
+    "engine": {"errors", "config", "checkpoint", "decoding"},
+    "tuning": {"errors", "config", "decoding", "engine"},
+    "repository": {"errors", "config", "engine", "decoding"},
+    "serving": {"errors", "config", "checkpoint", "decoding", "engine", "repository"},
+    "bench": {"errors", "config", "checkpoint", "decoding", "engine", "tuning", "repository", "serving"},
+    "cli": {"errors", "config", "checkpoint", "decoding", "engine", "tuning", "repository", "serving", "bench"},
+}
+
+
+def imported_modules(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    modules: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            modules.add(node.module)
+        elif isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names}
+    return {module for module in modules if module.startswith("pipeline.")}
+
+
+@pytest.mark.parametrize("room", BEFORE)
+def test_a_room_imports_only_what_lies_before_it(room: str) -> None:
+    files = [PACKAGE / f"{room}.py"] if (PACKAGE / f"{room}.py").exists() else list((PACKAGE / room).rglob("*.py"))
+    assert files
+    allowed = BEFORE[room] | {room}
+    wrong = {
+        f"{path.relative_to(PACKAGE)} imports {module}"
+        for path in files
+        for module in imported_modules(path)
+        if module.split(".")[1] not in allowed and module != "pipeline.config.schema"
+    }
+    assert not wrong
+
+
+def test_every_room_is_on_the_road() -> None:
+    rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir() and not path.name.startswith("_")}
+    assert rooms <= BEFORE.keys()
+
+
+@pytest.mark.parametrize("room", ["decoding", "config"])
+def test_algorithms_and_settings_know_no_torch(room: str) -> None:
+    for path in (PACKAGE / room).rglob("*.py"):
+        names = {
+            name.split(".")[0]
+            for node in ast.parse(path.read_text(encoding="utf-8")).body
+            for name in (
+                [node.module or ""]
+                if isinstance(node, ast.ImportFrom)
+                else [alias.name for alias in node.names]
+                if isinstance(node, ast.Import)
+                else []
+            )
+        }
+        assert not names & {"torch", "transformers", "tritonclient"}, path

@@ -1,0 +1,33 @@
+"""Triton model `preprocessing`: text to token ids, tensors as in TensorRT-LLM."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import triton_python_backend_utils as pb_utils
+
+from pipeline.errors import UserError
+from pipeline.serving.text_codec import load_codec
+from pipeline.serving.text_tensors import preprocess
+from pipeline.serving.triton import error_response, parameter, response_of, tensors_of
+
+
+class TritonPythonModel:
+    def initialize(self, args: dict[str, str]) -> None:
+        config = json.loads(args["model_config"])
+        self._add_special_tokens = parameter(config, "add_special_tokens") == "true"
+        self._codec = load_codec(Path(parameter(config, "tokenizer_dir")))
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request: Any) -> Any:
+        try:
+            return response_of(preprocess(self._codec, tensors_of(request), self._add_special_tokens))
+        except UserError as error:
+            return error_response(str(error))
+        except Exception as error:  # a fault of ours ends this request, not the others of the batch
+            pb_utils.Logger.log_error(f"preprocessing failed: {error!r}")
+            return error_response(f"internal error: {error!r}")
