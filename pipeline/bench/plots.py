@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import matplotlib
 from matplotlib.figure import Figure
 
-from pipeline.bench.results import OVERALL, BenchResults, ConcurrencyRow
+from pipeline.bench.results import OVERALL, BenchResults
+from pipeline.decoding.strategy import STRATEGIES
 
 # Longer steps are rare and are counted with the last bar.
 LONGEST_SHOWN_STEP = 16
@@ -29,14 +29,15 @@ def plots_of(results: BenchResults) -> list[Plot]:
     if any(record.draft_tokens for record in results.requests):
         plots.append(Plot("Tokens per step", _acceptance_histogram(results)))
     if results.concurrency:
-        plots.append(Plot("Tokens/s against requests in flight", _throughput(results.concurrency)))
+        plots.append(Plot("Tokens/s against requests in flight", _throughput(results)))
     if results.cost_curve:
         plots.append(Plot("Time of a pass by tokens in it, and mean tokens per pass", _cost_curve(results)))
     return plots
 
 
 def _speedup_by_task(results: BenchResults) -> str:
-    strategies = [name for name in _strategies(results) if name != results.baseline]
+    colours = _colours(results)
+    strategies = [name for name in colours if name != results.baseline]
     tasks = list(dict.fromkeys(row.task for row in results.summary))
     figure, axes = _figure(max(6.0, 0.9 * len(tasks) + 2))
     width = 0.8 / max(1, len(strategies))
@@ -52,19 +53,27 @@ def _speedup_by_task(results: BenchResults) -> str:
                     above.append(
                         max(0.0, (row.speedup if row.speedup_high is None else row.speedup_high) - row.speedup)
                     )
-        axes.bar(places, heights, width, label=strategy, yerr=[below, above], capsize=2, error_kw={"linewidth": 0.8})
+        axes.bar(
+            places,
+            heights,
+            width,
+            label=strategy,
+            color=colours[strategy],
+            yerr=[below, above],
+            capsize=2,
+            error_kw={"linewidth": 0.8},
+        )
     axes.axhline(1.0, color="black", linewidth=0.8)
     axes.set_xticks(range(len(tasks)), tasks, rotation=25, ha="right")
     axes.set_ylabel("speedup (95% interval)")
-    axes.legend(frameon=False, ncols=4, loc="upper left", bbox_to_anchor=(0, 1.15))
+    axes.legend(frameon=False, ncols=6, fontsize=8, loc="upper left", bbox_to_anchor=(0, 1.15))
     return _svg(figure)
 
 
 def _acceptance_histogram(results: BenchResults) -> str:
     figure, axes = _figure()
-    strategies = [
-        name for name in _strategies(results) if any(r.draft_tokens for r in results.requests if r.strategy == name)
-    ]
+    colours = _colours(results)
+    strategies = [name for name in colours if any(r.draft_tokens for r in results.requests if r.strategy == name)]
     width = 0.8 / max(1, len(strategies))
     for number, strategy in enumerate(strategies):
         lengths = [
@@ -75,7 +84,7 @@ def _acceptance_histogram(results: BenchResults) -> str:
         ]
         shares = [lengths.count(length) / max(1, len(lengths)) for length in range(1, LONGEST_SHOWN_STEP + 1)]
         places = [length + (number - (len(strategies) - 1) / 2) * width for length in range(1, LONGEST_SHOWN_STEP + 1)]
-        axes.bar(places, shares, width, label=strategy)
+        axes.bar(places, shares, width, label=strategy, color=colours[strategy])
     labels = [str(length) for length in range(1, LONGEST_SHOWN_STEP)] + [f"{LONGEST_SHOWN_STEP}+"]
     axes.set_xticks(range(1, LONGEST_SHOWN_STEP + 1), labels)
     axes.set_xlabel("tokens emitted by a step")
@@ -84,11 +93,18 @@ def _acceptance_histogram(results: BenchResults) -> str:
     return _svg(figure)
 
 
-def _throughput(rows: Sequence[ConcurrencyRow]) -> str:
+def _throughput(results: BenchResults) -> str:
+    rows, colours = results.concurrency, _colours(results)
     figure, axes = _figure()
     for strategy in dict.fromkeys(row.strategy for row in rows):
         own = sorted((row for row in rows if row.strategy == strategy), key=lambda row: row.concurrency)
-        axes.plot([row.concurrency for row in own], [row.tokens_per_s for row in own], marker="o", label=strategy)
+        axes.plot(
+            [row.concurrency for row in own],
+            [row.tokens_per_s for row in own],
+            marker="o",
+            label=strategy,
+            color=colours[strategy],
+        )
     levels = sorted({row.concurrency for row in rows})
     axes.set_xscale("log", base=2)
     axes.set_xticks(levels, [str(level) for level in levels])
@@ -111,19 +127,26 @@ def _cost_curve(results: BenchResults) -> str:
         )
         label = f"{batch_size} seq., context {context_len}"
         axes.plot([num for num, _ in own], [ms for _, ms in own], marker=".", label=label)
-    for number, row in enumerate(row for row in results.summary if row.task == OVERALL and row.draft_tokens_per_step):
-        # The root is computed along with the drafts.
-        tokens = row.draft_tokens_per_step + 1
-        axes.axvline(tokens, color=f"C{number}", linestyle=":", label=f"{row.strategy}: {tokens:.1f} tokens")
+    colours = _colours(results)
+    for row in results.summary:
+        if row.task == OVERALL and row.draft_tokens_per_step and row.strategy in STRATEGIES:
+            # The root is computed along with the drafts.
+            tokens = row.draft_tokens_per_step + 1
+            label = f"{row.strategy}: {tokens:.1f} tokens"
+            axes.axvline(tokens, color=colours[row.strategy], linestyle=":", label=label)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(lambda value, place: f"{value:g}")
     axes.set_ylim(bottom=0)
     axes.set_xlabel("tokens in the pass")
     axes.set_ylabel("ms")
-    axes.legend(frameon=False, fontsize=7)
+    axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     return _svg(figure)
 
 
-def _strategies(results: BenchResults) -> list[str]:
-    return list(dict.fromkeys(row.strategy for row in results.summary))
+def _colours(results: BenchResults) -> dict[str, str]:
+    """A colour per strategy, the same in all plots."""
+    names = [row.strategy for row in (*results.summary, *results.concurrency)]
+    return {name: f"C{number}" for number, name in enumerate(dict.fromkeys(names))}
 
 
 def _figure(width: float = 7.0) -> tuple[Figure, Any]:

@@ -16,7 +16,7 @@ BEFORE: dict[str, set[str]] = {
     "decoding": {"errors"},
     "engine": {"errors", "config", "checkpoint", "decoding"},
     "tuning": {"errors", "config", "decoding", "engine"},
-    "repository": {"errors", "config", "engine", "decoding"},
+    "repository": {"errors", "config", "checkpoint", "engine", "decoding"},
     "serving": {"errors", "config", "checkpoint", "decoding", "engine", "repository"},
     "bench": {"errors", "config", "checkpoint", "decoding", "engine", "tuning", "repository", "serving"},
     "cli": {"errors", "config", "checkpoint", "decoding", "engine", "tuning", "repository", "serving", "bench"},

@@ -12,8 +12,10 @@ from pipeline.config.schema import (
     WindowDraftConfig,
 )
 from pipeline.decoding.sources.base import DraftSource
+from pipeline.decoding.sources.prompt import PromptSource
 from pipeline.decoding.sources.recycling import RecyclingSource
 from pipeline.decoding.sources.supplied import SuppliedSource
+from pipeline.decoding.sources.trie import TrieSource
 from pipeline.decoding.sources.window import WindowSource
 
 
@@ -21,12 +23,8 @@ def create_source(config: SourceConfig, lookahead: LookaheadConfig) -> DraftSour
     """The draft source that a config describes. lookahead: the largest W, N, G that a request may ask for."""
     match config:
         case TrieDraftConfig():
-            from pipeline.decoding.sources.trie import TrieSource
-
             return TrieSource(config)
         case PromptDraftConfig():
-            from pipeline.decoding.sources.prompt import PromptSource
-
             return PromptSource(config)
         case WindowDraftConfig():
             return WindowSource(config, lookahead)

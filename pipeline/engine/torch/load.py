@@ -64,8 +64,8 @@ def _create_planner(artifact: Artifact) -> Planner:
     curve = load_cost_curve(artifact.folder, artifact.manifest.fingerprint_digest)
     if curve is None:
         raise BuildError(
-            f"drafting.planner is adaptive and the engine in {artifact.folder} has no cost curve of this build; measure it "
-            f"with `lookahead bench --cost-curve --model {artifact.manifest.model} --profile {artifact.manifest.profile}`, "
-            "or use --set drafting.planner=fixed"
+            f"drafting.planner is adaptive and the engine in {artifact.folder} has no cost curve of this build; "
+            f"measure one with `lookahead bench --cost-curve --model {artifact.manifest.model} "
+            f"--profile {artifact.manifest.profile}`, or use --set drafting.planner=fixed"
         )
     return AdaptivePlanner(curve)
