@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import cast
+from dataclasses import dataclass
 
 from pipeline.bench.contender import SchedulerContender
 from pipeline.bench.workload import Tokenizer
@@ -14,6 +12,7 @@ from pipeline.engine.artifact import Artifact
 from pipeline.engine.torch.engine import TorchEngine
 from pipeline.engine.torch.load import create_scheduler, load_engine
 from pipeline.errors import UserError
+from pipeline.serving.text_codec import TextCodec, load_codec
 
 BASELINE = "none"
 
@@ -25,7 +24,7 @@ class InProcess:
     artifact: Artifact
     engine: TorchEngine
     tokenizer: Tokenizer
-    end_ids: frozenset[int] = field(default_factory=frozenset)
+    end_ids: frozenset[int]
 
     def contender(self, strategy: str) -> SchedulerContender:
         """A strategy with draft sources of its own."""
@@ -41,27 +40,13 @@ def open_in_process(artifact: Artifact) -> InProcess:
             f"The engine in {artifact.folder} is a {artifact.resolved.backend} engine, which runs in a server only. "
             "Start it with `lookahead serve` and measure through it with --url, or use --set backend=torch."
         )
-    tokenizer = load_tokenizer(artifact)
-    return InProcess(artifact, load_engine(artifact), tokenizer, end_ids_of(artifact, tokenizer))
+    codec = codec_of(artifact)
+    return InProcess(artifact, load_engine(artifact), codec.tokenizer, codec.end_ids)
 
 
-def load_tokenizer(artifact: Artifact) -> Tokenizer:
-    from transformers import AutoTokenizer
-
-    return cast(Tokenizer, AutoTokenizer.from_pretrained(artifact.tokenizer_dir, local_files_only=True))
-
-
-def end_ids_of(artifact: Artifact, tokenizer: Tokenizer) -> frozenset[int]:
-    """Tokens that end an output: those of the checkpoint's generation config, and the tokenizer's end token."""
-    from transformers import GenerationConfig
-
-    found: set[int] = set()
-    if (Path(artifact.engine_dir) / "generation_config.json").is_file():
-        ids = GenerationConfig.from_pretrained(artifact.engine_dir).eos_token_id
-        found |= set() if ids is None else {ids} if isinstance(ids, int) else set(ids)
-    if tokenizer.eos_token_id is not None:
-        found.add(tokenizer.eos_token_id)
-    return frozenset(found)
+def codec_of(artifact: Artifact) -> TextCodec:
+    """Tokenizer and end tokens, the same as in a server."""
+    return load_codec(artifact.tokenizer_dir, artifact.engine_dir)
 
 
 def choose_strategies(artifact: Artifact, wanted: Sequence[str] | None) -> list[str]:

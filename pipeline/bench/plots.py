@@ -145,7 +145,7 @@ def _cost_curve(results: BenchResults) -> str:
 
 def _colours(results: BenchResults) -> dict[str, str]:
     """A colour per strategy, the same in all plots."""
-    names = [row.strategy for row in (*results.summary, *results.concurrency)]
+    names = [row.strategy for row in results.summary] + [row.strategy for row in results.concurrency]
     return {name: f"C{number}" for number, name in enumerate(dict.fromkeys(names))}
 
 

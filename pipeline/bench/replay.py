@@ -14,15 +14,15 @@ the longest path that agrees with the output and one more token. Regimes:
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
 
+from pipeline.bench.known_outputs import ReplayRow
 from pipeline.config.schema import (
     LookaheadConfig,
     PromptDraftConfig,
@@ -45,25 +45,6 @@ REGIMES: tuple[Regime, ...] = get_args(Regime)
 ALL_TASKS = "all"
 HYBRID = ("trie", "recycling", "pool", "supplied")
 SOURCES = ("trie", "prompt", "pool", "recycling", "supplied")
-
-
-@dataclass(frozen=True, slots=True)
-class ReplayRow:
-    """One known output. top_ids, top_probs: [output_len, k] the target's candidates for each output token, or None.
-    prediction_ids: what a client would have predicted, or None."""
-
-    dataset: str
-    task: str
-    prompt_ids: IntArray
-    output_ids: IntArray
-    top_ids: IntArray | None = None
-    top_probs: FloatArray | None = None
-    prediction_ids: IntArray | None = None
-
-    def token_arrays(self) -> list[IntArray]:
-        """All arrays of token ids that it has."""
-        arrays = (self.prompt_ids, self.output_ids, self.top_ids, self.prediction_ids)
-        return [ids for ids in arrays if ids is not None and ids.size]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,29 +92,6 @@ class _Tally:
         )
 
 
-def load_replay_rows(path: Path) -> list[ReplayRow]:
-    """Rows of a JSON Lines file of known outputs, or of what `lookahead bench --json` wrote (the rows of strategy
-    "none", or of its first strategy). Raises UserError, saying which row, if something is missing or is no token
-    list."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}. Give a file of known outputs.") from error
-    values = _bench_rows(text, path)
-    if values is None:
-        values = []
-        for number, line in enumerate(text.split("\n"), 1):
-            if line.strip():
-                try:
-                    values.append((f"line {number}", json.loads(line)))
-                except json.JSONDecodeError as error:
-                    raise UserError(f"{path}, line {number}: no JSON ({error}).") from error
-    rows = [_replay_row(value, f"{path}, {where}") for where, value in values]
-    if not rows:
-        raise UserError(f"{path} holds no outputs; give rows with prompt_ids and output_ids.")
-    return rows
-
-
 def replay(
     rows: Sequence[ReplayRow],
     source: str,
@@ -141,9 +99,10 @@ def replay(
     regimes: Sequence[str],
     branch_length: int = 12,
     on_row: Callable[[], None] | None = None,
+    trie: TrieDraftConfig | None = None,
 ) -> list[ReplayResult]:
     """Results per budget, regime and task, each followed by that of all tasks. source: names of `SOURCES` joined by
-    "+", or "hybrid". on_row: called after every row replayed. Raises UserError if a name or a number makes no sense."""
+    "+", or "hybrid". on_row: called after every row replayed. trie: settings of source trie, None for the default ones. Raises UserError if a name or a number makes no sense."""
     names = source_parts(source)
     for regime in regimes:
         if regime not in REGIMES:
@@ -157,11 +116,12 @@ def replay(
         for ids in (row.prompt_ids, row.output_ids, row.top_ids)
         if ids is not None
     )
+    create = partial(_drafter, names, vocab_size, trie or TrieDraftConfig(branch_length=branch_length), branch_length)
     results: list[ReplayResult] = []
     for budget in budgets:
         for regime in regimes:
             tallies: dict[str, _Tally] = {}
-            for row, tally in _replayed(rows, names, DraftBudget(budget, branch_length), regime, vocab_size):
+            for row, tally in _replayed(rows, create, DraftBudget(budget, branch_length), regime):
                 tallies.setdefault(row.task, _Tally()).add(tally)
                 if on_row is not None:
                     on_row()
@@ -190,30 +150,29 @@ def result_rows(results: Sequence[ReplayResult]) -> list[dict[str, Any]]:
 
 
 def _replayed(
-    rows: Sequence[ReplayRow], names: Sequence[str], budget: DraftBudget, regime: str, vocab_size: int
+    rows: Sequence[ReplayRow], create: Callable[[], Drafter], budget: DraftBudget, regime: str
 ) -> Iterator[tuple[ReplayRow, _Tally]]:
     by_dataset: dict[str, list[ReplayRow]] = {}
     for row in rows:
         by_dataset.setdefault(row.dataset, []).append(row)
     for members in by_dataset.values():
-        drafter = _drafter(names, vocab_size, budget)
+        drafter = create()
         for index, row in enumerate(members):
             if regime != "warm" and index:
-                drafter = _drafter(names, vocab_size, budget)
+                drafter = create()
             if regime == "prewarmed":
                 for other in (*members[:index], *members[index + 1 :]):
                     _take_in(drafter, other)
             yield row, _replay_one(drafter, row, budget)
 
 
-def _drafter(names: Sequence[str], vocab_size: int, budget: DraftBudget) -> Drafter:
-    branch_length = budget.max_depth
+def _drafter(names: Sequence[str], vocab_size: int, trie: TrieDraftConfig, branch_length: int) -> Drafter:
     # Without a model nobody tells what follows the window's guesses, so it is left at one column and no level: the pool
     # lives from the prompt and the accepted text. N and G as in the paper's small setting, G wide enough to be no
     # limit.
     lookahead = LookaheadConfig(max_window_size=1, max_ngram_size=5, max_verification_set_size=16)
     configs: dict[str, SourceConfig] = {
-        "trie": TrieDraftConfig(branch_length=branch_length),
+        "trie": trie,
         "prompt": PromptDraftConfig(branch_length=branch_length),
         "pool": WindowDraftConfig(),
         "recycling": RecyclingDraftConfig(),
@@ -295,61 +254,3 @@ def _after_first(row: ReplayRow) -> tuple[IntArray | None, FloatArray | None]:
     if row.top_ids is None or row.top_probs is None:
         return None, None
     return row.top_ids[1:], row.top_probs[1:]
-
-
-def _bench_rows(text: str, path: Path) -> list[tuple[str, Any]] | None:
-    """The requests of a bench file, or None if the text is no such file."""
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError:
-        return None
-    if not isinstance(value, dict) or "requests" not in value:
-        return None
-    requests = value["requests"]
-    if not isinstance(requests, list) or not all(isinstance(request, dict) for request in requests):
-        raise UserError(f"{path}: requests must be a list of objects, as `lookahead bench --json` writes them.")
-    strategies = [request.get("strategy") for request in requests]
-    chosen = "none" if "none" in strategies else next(iter(strategies), None)
-    # A bench may have run its workload more than once.
-    return [
-        (f"request {number}", request)
-        for number, request in enumerate(requests, 1)
-        if request.get("strategy") == chosen and not request.get("repeat")
-    ]
-
-
-def _replay_row(value: Any, where: str) -> ReplayRow:
-    if not isinstance(value, dict):
-        raise UserError(
-            f"{where}: a row must be an object with prompt_ids and output_ids, found {type(value).__name__}."
-        )
-    prompt_ids, output_ids = (_token_ids(value, key, where) for key in ("prompt_ids", "output_ids"))
-    top_ids, top_probs = None, None
-    top_k = value.get("topk")
-    if top_k is not None:
-        try:
-            top_ids = np.asarray(top_k["top_ids"], np.int32)
-            top_probs = np.asarray(top_k["top_probs"], np.float32)
-        except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{where}: topk must hold the lists top_ids and top_probs ({error!r}).") from error
-        if top_ids.ndim != 2 or top_ids.shape != top_probs.shape or len(top_ids) != len(output_ids):
-            raise UserError(
-                f"{where}: topk needs {len(output_ids)} lists of one length in top_ids and in top_probs, one per "
-                f"output token; found shapes {top_ids.shape} and {top_probs.shape}."
-            )
-    return ReplayRow(
-        dataset=str(value.get("dataset", "")),
-        task=str(value.get("task", value.get("category", "task"))),
-        prompt_ids=prompt_ids,
-        output_ids=output_ids,
-        top_ids=top_ids,
-        top_probs=top_probs,
-        prediction_ids=_token_ids(value, "prediction_ids", where) if "prediction_ids" in value else None,
-    )
-
-
-def _token_ids(value: dict[str, Any], key: str, where: str) -> IntArray:
-    ids = value.get(key)
-    if not isinstance(ids, list) or not ids or not all(type(token) is int and 0 <= token < 1 << 31 for token in ids):
-        raise UserError(f"{where}: {key} must be a list of one or more token ids.")
-    return np.asarray(ids, np.int32)

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pipeline.checkpoint.architectures import check_architecture
+from pipeline.checkpoint.architectures import check_architecture, check_rope
 from pipeline.checkpoint.checkpoint import Checkpoint
 from pipeline.checkpoint.hashing import remembered_sha256
 from pipeline.errors import CheckpointError
@@ -36,6 +36,7 @@ def open_folder(folder: Path, architecture: str, cache_dir: Path, content_hash: 
     config = _read_json(folder / "config.json", "a checkpoint needs one")
     found = config.get("architectures") or ["(none named)"]
     check_architecture(found[0], architecture, str(folder))
+    check_rope(config, str(folder))
     weights = _weight_files(folder)
     for path in weights:
         check_safetensors(path)

@@ -78,7 +78,7 @@ def bench(
     if data is None and not cost_curve:
         raise UserError("Nothing to measure: give a workload with --data FILE.jsonl, or --cost-curve.")
     from pipeline.bench.bench import BenchPlan, Progress, run_bench
-    from pipeline.bench.in_process import choose_strategies, end_ids_of, load_tokenizer
+    from pipeline.bench.in_process import choose_strategies, codec_of
     from pipeline.bench.measure import MeasureOptions
     from pipeline.bench.results import require_writable, save_json
     from pipeline.bench.workload import load_workload
@@ -93,10 +93,10 @@ def bench(
     levels = _numbers("--concurrency", concurrency)
     artifact = _artifact(model, profile, overrides)
     chosen = choose_strategies(artifact, None if strategies is None else _words("--strategies", strategies))
-    tokenizer = load_tokenizer(artifact)
+    codec = codec_of(artifact)
     options = MeasureOptions(
         max_new_tokens=max_new_tokens,
-        end_ids=end_ids_of(artifact, tokenizer),
+        end_ids=codec.end_ids,
         sampling=SamplingParams(temperature=temperature, seed=seed),
         warmth=cast(Literal["cold", "warm"], warm),
         repeats=repeats,
@@ -111,7 +111,7 @@ def bench(
         def on_record(record: RequestRecord) -> None:
             bar.update(task, advance=1, description=f"{record.id} {record.strategy}")
 
-        results = run_bench(artifact, tokenizer, rows, plan, options, Progress(on_record, output.note))
+        results = run_bench(artifact, codec.tokenizer, rows, plan, options, Progress(on_record, output.note))
     if json_path is not None:
         save_json(json_path, results)
     _show(results)

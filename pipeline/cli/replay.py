@@ -37,16 +37,18 @@ def replay(
     import json
     from functools import partial
 
-    from pipeline.bench.replay import load_replay_rows, result_rows, source_parts
+    from pipeline.bench.known_outputs import load_replay_rows
     from pipeline.bench.replay import replay as run_replay
+    from pipeline.bench.replay import result_rows, source_parts
+    from pipeline.bench.results import require_writable, save_text
 
     budgets = _numbers(budget)
     regimes = [part.strip() for part in regime.split(",")]
     sources = [part.strip() for part in source.split(",")]
     for name in sources:
         source_parts(name)
-    if json_path is not None and not json_path.parent.is_dir():
-        raise UserError(f"There is no folder {json_path.parent} to write {json_path.name} to.")
+    if json_path is not None:
+        require_writable(json_path)
     rows = load_replay_rows(outputs)[:limit]
     results = []
     with output.progress() as bar:
@@ -54,10 +56,7 @@ def replay(
             task = bar.add_task(f"replay {name}", total=len(rows) * len(budgets) * len(regimes))
             results += run_replay(rows, name, budgets, regimes, branch_length, partial(bar.advance, task))
     if json_path is not None:
-        try:
-            json_path.write_text(json.dumps(result_rows(results), indent=1) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"The results cannot be written to {json_path}: {error.strerror}.") from error
+        save_text(json_path, json.dumps(result_rows(results), indent=1) + "\n")
     output.table(
         [
             "source",

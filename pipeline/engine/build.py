@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -22,9 +23,11 @@ from pipeline.engine.artifact import (
     share_engine,
     write_artifact,
 )
-from pipeline.engine.builder import builder_for
+from pipeline.engine.builder import EngineBuilder, builder_for
 from pipeline.engine.fingerprint import Fingerprint
-from pipeline.errors import BuildError
+from pipeline.errors import BuildError, CheckpointError
+
+Note = Callable[[str], None]
 
 # built: from the checkpoint. shared: weights taken from another profile. updated: only settings that the engine does
 # not depend on. reused: nothing to do.
@@ -38,7 +41,7 @@ class BuildResult:
 
 
 def build_engine(
-    resolved: ResolvedConfig, places: Places, *, force: bool = False, note: Callable[[str], None] = lambda text: None
+    resolved: ResolvedConfig, places: Places, *, force: bool = False, note: Note = lambda text: None
 ) -> BuildResult:
     """The artefact for a resolved config. `force` builds from the checkpoint whatever is there. `note` is told of
     each step. Raises CheckpointError and BuildError."""
@@ -46,45 +49,59 @@ def build_engine(
     builder.check(resolved)
     folder = artifact_dir(places, resolved.model.name, resolved.profile.name)
     with build_lock(places, resolved.model.name, note):
-        checkpoint: Checkpoint | None = None
-        content_hash = known_content_hash(resolved.model)
-        if content_hash is None or force:
-            note(f"checkpoint: {describe_source(resolved.model)}")
-            checkpoint = fetch(resolved.model, places.cache)
-            content_hash = checkpoint.content_hash
+        if force:
+            return _build(resolved, builder, folder, _fetch(resolved, places, note), places, note)
+        present = _usable(folder, places, note)
+        content_hash, checkpoint = _identify(resolved, present, places, note)
         fingerprint = builder.fingerprint(resolved, content_hash)
-        present = None if force else _usable(folder, places, note)
         if present is not None and present.manifest.fingerprint == fingerprint:
             if present.resolved == resolved:
                 return BuildResult(present, "reused")
             return BuildResult(refresh_resolved(present, resolved, places.cache), "updated")
-
-        sibling = None if force else _sibling_with_weights(folder, fingerprint, places)
+        sibling = _sibling_with_weights(folder, fingerprint, places)
         if sibling is not None:
             note(f"weights: shared with profile {sibling.manifest.profile}")
-
-            def share(partial: Path) -> None:
-                share_engine(sibling, partial)
-
+            share = partial(share_engine, sibling)
             return BuildResult(write_artifact(folder, resolved, fingerprint, share, places.cache), "shared")
-
-        if checkpoint is None:
-            note(f"checkpoint: {describe_source(resolved.model)}")
-            checkpoint = fetch(resolved.model, places.cache)
-        source = checkpoint
-        builder.require_resources(resolved, folder)
-        note(
-            f"engine: {checkpoint.num_bytes / 1e6:.0f} MB of weights into {resolved.dtype} "
-            f"for {resolved.backend} on {resolved.device}"
-        )
-
-        def write(partial: Path) -> None:
-            builder.write_engine(resolved, source, partial)
-
-        return BuildResult(write_artifact(folder, resolved, fingerprint, write, places.cache), "built")
+        return _build(resolved, builder, folder, checkpoint or _fetch(resolved, places, note), places, note)
 
 
-def _usable(folder: Path, places: Places, note: Callable[[str], None]) -> Artifact | None:
+def _identify(
+    resolved: ResolvedConfig, present: Artifact | None, places: Places, note: Note
+) -> tuple[str, Checkpoint | None]:
+    """Content hash of the checkpoint, and the checkpoint itself if only fetching it could tell."""
+    content_hash = known_content_hash(resolved.model)
+    if content_hash is not None:
+        return content_hash, None
+    try:
+        checkpoint = _fetch(resolved, places, note)
+    except CheckpointError as error:
+        source = resolved.model.checkpoint
+        if source.source != "hub" or present is None or present.resolved.model.checkpoint != source:
+            raise
+        # An engine that is built must be of use without network and without the hub's cache.
+        note(f"the engine is not compared with its checkpoint: {error}")
+        return present.manifest.fingerprint.checkpoint, None
+    return checkpoint.content_hash, checkpoint
+
+
+def _fetch(resolved: ResolvedConfig, places: Places, note: Note) -> Checkpoint:
+    note(f"checkpoint: {describe_source(resolved.model)}")
+    return fetch(resolved.model, places.cache)
+
+
+def _build(
+    resolved: ResolvedConfig, builder: EngineBuilder, folder: Path, checkpoint: Checkpoint, places: Places, note: Note
+) -> BuildResult:
+    builder.require_resources(resolved, folder)
+    size = f"{checkpoint.num_bytes / 1e6:.0f} MB of weights"
+    note(f"engine: {size} into {resolved.dtype} for {resolved.backend} on {resolved.device}")
+    fingerprint = builder.fingerprint(resolved, checkpoint.content_hash)
+    write = partial(builder.write_engine, resolved, checkpoint)
+    return BuildResult(write_artifact(folder, resolved, fingerprint, write, places.cache), "built")
+
+
+def _usable(folder: Path, places: Places, note: Note) -> Artifact | None:
     if not folder.exists():
         return None
     try:

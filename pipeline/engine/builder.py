@@ -4,6 +4,7 @@ module."""
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -11,6 +12,7 @@ from typing import Any, Protocol, cast
 from pipeline.checkpoint.checkpoint import Checkpoint
 from pipeline.config.schema import Backend, ResolvedConfig
 from pipeline.engine.fingerprint import Fingerprint
+from pipeline.errors import BuildError
 
 _MODULES: dict[Backend, str] = {
     "torch": "pipeline.engine.torch.build",
@@ -38,5 +40,7 @@ class EngineBuilder(Protocol):
 
 
 def builder_for(backend: Backend) -> EngineBuilder:
-    """The builder of a backend; its module imports on every machine."""
+    """The builder of a backend; its module imports on every machine. Raises BuildError if this version has none."""
+    if importlib.util.find_spec(_MODULES[backend]) is None:
+        raise BuildError(f"This version does not build {backend} engines yet. Use --set backend=torch.")
     return cast(EngineBuilder, importlib.import_module(_MODULES[backend]))

@@ -19,6 +19,8 @@ TENSORRT_LLM_INPUTS = (
     _input("draft_probabilities", "FP32", (-1,)),
     # Which of the engine's own draft sources take part; see `pipeline.decoding.strategy`.
     _input("draft_strategy", "STRING", scalar=True),
+    # Most draft tokens per step for this request, the engine's own included.
+    _input("max_draft_tokens", "INT32", scalar=True),
     _input("runtime_min_p", "FP32", scalar=True),
 )
 

@@ -30,7 +30,9 @@ FRONT_MODEL = "lookahead_bls"
 def torch_target(resolved: ResolvedConfig, artifact: Artifact) -> pb.ModelConfig:
     """`tensorrt_llm` served by our torch engine: one process that answers many requests at once."""
     contract = model_contract("tensorrt_llm")
-    config = _config(TARGET_MODEL, resolved, contract.inputs + TENSORRT_LLM_INPUTS, contract.outputs + TENSORRT_LLM_OUTPUTS)
+    config = _config(
+        TARGET_MODEL, resolved, contract.inputs + TENSORRT_LLM_INPUTS, contract.outputs + TENSORRT_LLM_OUTPUTS
+    )
     config.model_transaction_policy.decoupled = True
     _batch(config, resolved)
     _set_parameters(
@@ -116,7 +118,9 @@ def parse(text: str, where: str) -> pb.ModelConfig:
     try:
         return text_format.Parse(text, pb.ModelConfig())
     except text_format.ParseError as error:
-        raise RepositoryError(f"{where} is not a valid config.pbtxt: {error}. Render it again with `lookahead repo`.") from error
+        raise RepositoryError(
+            f"{where} is not a valid config.pbtxt: {error}. Render it again with `lookahead repo`."
+        ) from error
 
 
 def read(path: Path) -> pb.ModelConfig:
@@ -127,9 +131,7 @@ def read(path: Path) -> pb.ModelConfig:
         raise RepositoryError(f"{path} cannot be read: {error.strerror}. Render it with `lookahead repo`.") from error
 
 
-def _config(
-    name: str, resolved: ResolvedConfig, inputs: Iterable[Tensor], outputs: Iterable[Tensor]
-) -> pb.ModelConfig:
+def _config(name: str, resolved: ResolvedConfig, inputs: Iterable[Tensor], outputs: Iterable[Tensor]) -> pb.ModelConfig:
     config = pb.ModelConfig(name=name, backend="python", max_batch_size=resolved.profile.engine.max_batch_size)
     config.instance_group.add(count=1, kind=pb.ModelInstanceGroup.KIND_CPU)
     _add_tensors(config, inputs, outputs)
@@ -147,7 +149,9 @@ def _add_tensors(config: pb.ModelConfig, inputs: Iterable[Tensor], outputs: Iter
         )
         _reshape(entry, tensor)
     for tensor in outputs:
-        _reshape(config.output.add(name=tensor.name, data_type=pb.DataType.Value(tensor.dtype), dims=tensor.dims), tensor)
+        _reshape(
+            config.output.add(name=tensor.name, data_type=pb.DataType.Value(tensor.dtype), dims=tensor.dims), tensor
+        )
 
 
 def _reshape(entry: pb.ModelInput | pb.ModelOutput, tensor: Tensor) -> None:

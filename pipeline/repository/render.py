@@ -90,5 +90,7 @@ def _write_model(config: pb.ModelConfig, source: Path, folder: Path) -> None:
 
 def _code(folder: Path) -> Iterable[Path]:
     if not (folder / "model.py").is_file():
-        raise RepositoryError(f"There is no model.py in {folder}. Set LOOKAHEAD_HOME to a checkout that holds triton_repo/.")
+        raise RepositoryError(
+            f"There is no model.py in {folder}. Set LOOKAHEAD_HOME to a checkout that holds triton_repo/."
+        )
     return sorted(folder.glob("*.py"))

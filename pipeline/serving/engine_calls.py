@@ -10,13 +10,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from pydantic import ValidationError
 
-from pipeline.decoding.request import FinishReason, GenerationRequest, SamplingParams
+from pipeline.config.schema import LookaheadConfig
+from pipeline.decoding.request import GenerationRequest, SamplingParams
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree, FloatArray, check_tree, depths
 from pipeline.engine.submission import StepEvent, Submission
 from pipeline.errors import RequestError
-from pipeline.serving.tensors import Array, Tensors, flag, integer, number, require_one_row, scalar, text, token_ids, word_list
+from pipeline.serving.tensors import (
+    Array,
+    Tensors,
+    flag,
+    integer,
+    number,
+    require_one_row,
+    scalar,
+    text,
+    token_ids,
+    word_list,
+)
 
 # Tensors that would change the answer and that the torch engine cannot obey.
 _UNSUPPORTED = (
@@ -37,6 +50,8 @@ _UNSUPPORTED = (
 _UNSUPPORTED_FLAGS = ("return_log_probs", "return_context_logits", "return_generation_logits")
 # Tensors whose one neutral value is what the torch engine does anyway.
 _FIXED = {"beam_width": 1, "num_return_sequences": 1}
+_LOOKAHEAD = ("window_size", "ngram_size", "verification_set_size")
+NO_DRAFTS = DraftBudget(0, 0)
 STEP = "step"
 
 
@@ -92,21 +107,34 @@ class EngineCall:
         return tensors
 
 
-def engine_call(tensors: Tensors, request_id: str, default_strategy: str, exclude_input: bool = False) -> EngineCall:
+def engine_call(
+    tensors: Tensors,
+    request_id: str,
+    default_strategy: str = "none",
+    default_budget: DraftBudget = NO_DRAFTS,
+    exclude_input: bool = False,
+) -> EngineCall:
     """What the tensors of a request ask for. default_strategy: which draft sources of the engine take part in requests
-    without draft tokens. Raises RequestError, one sentence, if they make no sense or ask for what is not supported."""
+    without draft tokens; default_budget: how much they draft. Raises RequestError, one sentence, if the tensors make no
+    sense or ask for what is not supported."""
     require_one_row(tensors)
     _refuse_unsupported(tensors)
-    request = _request(tensors, request_id)
     tree = _tree(tensors)
     strategy = text(tensors, "draft_strategy")
-    budget = None
+    budget = default_budget
     if len(tree):
         strategy = strategy or "trie"  # of the engine's sources, only the supplied one
         if strategy == "trie":
             budget = DraftBudget(len(tree), int(depths(tree).max()))
+    if (limit := integer(tensors, "max_draft_tokens")) is not None:
+        budget = DraftBudget(max(0, min(limit, budget.max_nodes)), budget.max_depth)
     submission = Submission(
-        request, strategy or default_strategy, budget, supplied=tree, max_steps=1 if len(tree) else None
+        request=_request(tensors, request_id),
+        strategy=strategy or default_strategy,
+        budget=budget,
+        supplied=tree,
+        lookahead=_lookahead(tensors),
+        max_steps=1 if len(tree) else None,
     )
     excluded = scalar(tensors, "exclude_input_in_output")
     return EngineCall(
@@ -220,6 +248,19 @@ def _tree(tensors: Tensors) -> DraftTree:
     return tree
 
 
+def _lookahead(tensors: Tensors) -> LookaheadConfig | None:
+    window, ngram, candidates = (integer(tensors, f"lookahead_{name}") for name in _LOOKAHEAD)
+    if window is None and ngram is None and candidates is None:
+        return None
+    if window is None or ngram is None or candidates is None:
+        raise RequestError(f"lookahead_{', lookahead_'.join(_LOOKAHEAD)} belong together; send all three or none")
+    try:
+        return LookaheadConfig(max_window_size=window, max_ngram_size=ngram, max_verification_set_size=candidates)
+    except ValidationError as error:
+        faults = "; ".join(str(fault["msg"]) for fault in error.errors())
+        raise RequestError(f"lookahead sizes ({window}, {ngram}, {candidates}) are not possible: {faults}") from error
+
+
 def _are_probabilities(values: FloatArray, count: int) -> bool:
     return len(values) == count and bool(((values >= 0) & (values <= 1)).all())
 
@@ -235,8 +276,3 @@ def _refuse_unsupported(tensors: Tensors) -> None:
         sent = integer(tensors, name)
         if sent is not None and sent != value:
             raise RequestError(f"{name} is {sent}; the torch engine supports {value} only")
-
-
-def finish_reason_of(word: str) -> FinishReason | None:
-    """The inverse of the output tensor `finish_reason`; None for the end of a step."""
-    return None if word == STEP else FinishReason(word)

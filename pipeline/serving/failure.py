@@ -6,7 +6,9 @@ import re
 from pathlib import Path
 
 # Triton reports a failed Python model as "failed to load 'name' version 1: Internal: <Exception>: <text>\n\nAt:\n ...".
-_FAILED_MODEL = re.compile(r"failed to load '(?P<model>\w+)' version \d+: \w[\w ]*: (?P<reason>.*?)(?:\\n\\nAt:|\"$)", re.M)
+_FAILED_MODEL = re.compile(
+    r"failed to load '(?P<model>\w+)' version \d+: \w[\w ]*: (?P<reason>.*?)(?:\\n\\nAt:|\"$)", re.M
+)
 _OUR_ERRORS = re.compile(r"^(?:\w+Error: )(?P<sentence>[A-Z].*)", re.S)
 _CONFLICT = re.compile(r"already in use|Address already in use|failed to start (?:HTTP|GRPC|Metrics) service", re.I)
 _MISSING_LIBRARY = re.compile(r"error while loading shared libraries: (?P<library>\S+):")

@@ -16,7 +16,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,7 +32,7 @@ class GuardSpec:
     """What to run and what to remove afterwards. watch_parent: end when standard input closes."""
 
     command: Sequence[str]
-    environment: Mapping[str, str]
+    environment: dict[str, str]
     log_path: str
     state_path: str
     shm_prefix: str

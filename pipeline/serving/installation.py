@@ -93,7 +93,9 @@ def check_interpreter(installation: Installation) -> None:
         )
 
 
-def server_environment(home: Path, installation: Installation, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+def server_environment(
+    home: Path, installation: Installation, environment: Mapping[str, str] = os.environ
+) -> dict[str, str]:
     """Environment of the server and its stubs. home: folder that holds the package `pipeline`.
 
     The stubs find this interpreter through PATH, its library through LD_LIBRARY_PATH and our package through

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,12 +14,11 @@ from pipeline.serving.tensors import Array, Tensors
 class Target(Protocol):
     """The model `tensorrt_llm`, called from the BLS model."""
 
-    def stream(self, tensors: Mapping[str, Array], request_id: str) -> AsyncIterator[Tensors]:
-        """The responses to one request as they come, as output tensors. Raises RequestError with the target's words if
-        it refuses."""
-
-    async def cancel(self, request_id: str) -> None:
-        """End a request of ours early; its stream ends soon after."""
+    def stream(
+        self, tensors: Mapping[str, Array], outputs: Sequence[str], request_id: str
+    ) -> AsyncGenerator[Tensors, None]:
+        """The responses to one request as they come, as output tensors; closing it early cancels the request. Raises
+        RequestError with the target's words if it refuses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +33,12 @@ class TargetTraits:
     extended: bool
     keyed_noise: bool
 
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Outputs of the target that the loop reads."""
+        drafts = ("total_draft_tokens", "total_accepted_draft_tokens")
+        return ("output_ids", *drafts, "finish_reason") if self.extended else ("output_ids", *drafts)
+
     def choose(self, strategy: str) -> str:
         """The strategy in effect. Raises RequestError if this engine does not have it."""
         if strategy == "auto":
@@ -46,7 +51,11 @@ class TargetTraits:
 
 
 TORCH = TargetTraits(
-    strategies=frozenset({"none", "lookahead", "trie", "hybrid"}), auto="hybrid", trees=True, extended=True, keyed_noise=True
+    strategies=frozenset({"none", "lookahead", "trie", "hybrid"}),
+    auto="hybrid",
+    trees=True,
+    extended=True,
+    keyed_noise=True,
 )
 
 

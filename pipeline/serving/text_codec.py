@@ -100,5 +100,7 @@ def parse_messages(text: str) -> list[dict[str, str]]:
         if not isinstance(message, dict) or not isinstance(message.get("content"), str):
             raise RequestError(f'messages[{index}] must be an object with "role" and "content", both text')
         if message.get("role") not in ROLES:
-            raise RequestError(f"messages[{index}] has role {message.get('role')!r}; it must be one of {', '.join(ROLES)}")
+            raise RequestError(
+                f"messages[{index}] has role {message.get('role')!r}; it must be one of {', '.join(ROLES)}"
+            )
     return messages

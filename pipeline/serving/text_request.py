@@ -121,7 +121,9 @@ def _prompt(codec: TextCodec, tensors: Tensors) -> tuple[IntArray, str]:
     elif flag(tensors, "use_chat_template"):
         conversation = [{"role": "user", "content": prompt}]
     elif system:
-        raise RequestError("system_prompt was sent for plain text_input; set use_chat_template, or put it into the text")
+        raise RequestError(
+            "system_prompt was sent for plain text_input; set use_chat_template, or put it into the text"
+        )
     else:
         return codec.encode(prompt), prompt
     if system:

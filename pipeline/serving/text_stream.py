@@ -66,9 +66,7 @@ class TextStream:
         self._context, self._shown = self._shown, len(self._ids)
         text = self._held + new
         # The word that is complete first ends the output; of words complete at once the longest.
-        ends = [
-            (start + len(word), start) for word in self._stop_words if (start := text.find(word)) >= 0
-        ]
+        ends = [(start + len(word), start) for word in self._stop_words if (start := text.find(word)) >= 0]
         if ends:
             self.stopped = True
             self._held = ""

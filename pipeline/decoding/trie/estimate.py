@@ -1,114 +1,290 @@
-"""Growing a draft tree from what two tries know: the request's own text and the shared one.
+"""What may follow a context, by two tries (0: the request's own text, 1: the shared one), as compiled loops.
 
-How likely a token is to follow a (real or drafted) context is estimated as in PPM, interpolated: every suffix of the context
-that a trie knows has seen T continuations; the longest speaks first, and what it leaves over goes to the next shorter one:
+How likely a token is to follow a (real or drafted) context is estimated as in PPM, interpolated: each suffix of the context that a
+trie knows has seen T continuations; the longest speaks first, and what it leaves over goes to the next shorter one:
 
     p(token) = sum over contexts, longest first, of  escape so far * T / (T + S) * share of the token in that context
 
 S, the strength of doubt, is learnt online for each trie, order (context length) and class of context (how often seen, always with
-the same continuation or not) by gradient ascent on the log probability of the tokens that came.
+the same continuation or not) by gradient ascent on the log probability of the tokens that came. A context that occurred as
+often as the longer one before it is the same place in the text and is passed over. Contexts longer than a branch are followed
+in the text itself (the *match*), as in PPM*.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
 
 from pipeline.decoding.tree import FloatArray, IntArray
 from pipeline.decoding.trie.kernels import find_child, locate
-from pipeline.decoding.trie.layout import BRANCH_LENGTH, COUNT, FIRST_CHILD, NEXT, START, TAIL, TrieArrays
+from pipeline.decoding.trie.layout import (
+    BRANCH_LENGTH,
+    COUNT,
+    FIRST_CHILD,
+    NEXT,
+    OLDEST,
+    START,
+    TAIL,
+    TOKEN,
+    TrieArrays,
+)
 
-MAX_CHILDREN = 12
+NUM_TRIES = 2
 NUM_CLASSES = 8
-MAX_ORDERS = 64
-MAX_CANDIDATES = 256
-FLOOR = 1e-6
+# Lengths of a match above a branch: up to 16, 24, 48 tokens, and more.
+MATCH_CLASSES = 4
+LONGEST_MATCH = 48
+# Children of a node that are looked at.
+MAX_CHILDREN = 12
+MAX_CANDIDATES = 128
+# Counts that the latest continuation of a context gets on top.
 RECENT = 0.5
+UNKNOWN = -(1 << 31)
+
+
+class Contexts(NamedTuple):
+    """Where the suffixes of the contexts of a draft tree lie. Row 0 is the real context, row i + 1 that of draft node i.
+
+    tokens, parents: [rows] the draft, parents in rows. places: [rows, tries, orders] as `locate` returns, or UNKNOWN.
+    longest: [rows, tries] no longer suffix is known. matches, lengths: [rows, tries] place and length of the match, or 0.
+    """
+
+    tokens: IntArray
+    parents: IntArray
+    places: IntArray
+    longest: IntArray
+    matches: IntArray
+    lengths: IntArray
+
+
+class Scratch(NamedTuple):
+    tokens: IntArray
+    counts: FloatArray
+    path: IntArray
+
+
+@njit(cache=True)
+def new_contexts(num_rows: int, orders: int) -> Any:
+    return Contexts(
+        np.empty(num_rows, np.int32),
+        np.empty(num_rows, np.int32),
+        np.full((num_rows, 2, orders), UNKNOWN, np.int32),
+        np.zeros((num_rows, 2), np.int32),
+        np.zeros((num_rows, 2), np.int32),
+        np.zeros((num_rows, 2), np.int32),
+    )
+
+
+@njit(cache=True)
+def new_scratch(orders: int) -> Any:
+    return Scratch(np.empty(MAX_CHILDREN, np.int32), np.empty(MAX_CHILDREN, np.float32), np.empty(orders + 1, np.int32))
 
 
 @njit(cache=True, inline="always")
 def _extended(trie: TrieArrays, place: int, token: int, depth: int) -> int:
-    """Where the context at `place` [as `locate` returns] lies with one token more; depth: its length before."""
+    """Where the context at `place` lies with one token more; depth: its length before."""
     if place == 0:
         return 0
+    length = len(trie.ring)
     if place > 0:
         row = find_child(trie, place, token)
         if row and trie.nodes[row, COUNT] == TAIL:
-            return -1 - (trie.nodes[row, START] + depth + 1) % len(trie.ring)
+            slot = trie.nodes[row, START] + depth + 1
+            return -1 - (slot - length if slot >= length else slot)
         return row
     slot = -1 - place
     if trie.ring[slot] != token + 1:
         return 0
-    return -1 - (slot + 1) % len(trie.ring)
-
-
-@njit(cache=True, inline="always")
-def context_class(total: int, distinct: int) -> int:
-    size = 0 if total <= 1 else 1 if total <= 2 else 2 if total <= 4 else 3 if total <= 8 else 4
-    if distinct <= 1:
-        return size
-    return 4 + min(size, 3)
+    slot += 1
+    return -1 - (slot - length if slot >= length else slot)
 
 
 @njit(cache=True)
-def _continuations(trie: TrieArrays, place: int, tokens: IntArray, counts: FloatArray):
-    """Fill tokens and counts with what followed the context at `place`, the latest first. Returns how many, and the sum of
-    their counts."""
+def _place_of(trie: TrieArrays, contexts: Contexts, which: int, row: int, order: int, path: IntArray) -> int:
+    """Where the suffix of `order` tokens of a row's context lies; worked out from the rows above it when first asked for."""
+    places = contexts.places
+    steps = 0
+    while places[row, which, order - steps] == UNKNOWN:
+        path[steps] = row
+        row = contexts.parents[row]
+        steps += 1
+    place = places[row, which, order - steps]
+    for step in range(steps - 1, -1, -1):
+        place = _extended(trie, place, contexts.tokens[path[step]], order - step - 1)
+        places[path[step], which, order - step] = place
+    return place
+
+
+@njit(cache=True)
+def find_context(trie: TrieArrays, root: int, context: IntArray, contexts: Contexts, which: int) -> None:
+    """Fill row 0."""
+    orders = contexts.places.shape[2]
+    contexts.places[0, which, :] = 0
+    contexts.places[0, which, 0] = root
+    if root == 0:
+        return
+    for order in range(1, min(orders - 1, len(context)) + 1):
+        place = locate(trie, root, context, len(context) - order, len(context))
+        # Whatever ends in an unknown string is unknown, too.
+        if place == 0:
+            break
+        contexts.places[0, which, order] = place
+        contexts.longest[0, which] = order
+    _begin_match(trie, contexts, which, 0)
+    match = contexts.matches[0, which]
+    if match:
+        length = len(trie.ring)
+        slot = (-1 - match - orders) % length
+        at = len(context) - orders
+        while at >= 0 and contexts.lengths[0, which] < LONGEST_MATCH and trie.ring[slot] == context[at] + 1:
+            contexts.lengths[0, which] += 1
+            at -= 1
+            slot = slot - 1 if slot else length - 1
+
+
+@njit(cache=True, inline="always")
+def _begin_match(trie: TrieArrays, contexts: Contexts, which: int, row: int) -> None:
+    """If the longest suffix that the trie can hold is known, follow its latest occurrence from here on."""
+    order = contexts.places.shape[2] - 1
+    place = contexts.places[row, which, order]
+    if place == 0 or place == UNKNOWN:
+        return
+    if place < 0:
+        contexts.matches[row, which] = place
+        contexts.lengths[row, which] = order
+    else:
+        child = trie.nodes[place, FIRST_CHILD]
+        if child:
+            contexts.matches[row, which] = -1 - (trie.nodes[child, START] + order) % len(trie.ring)
+            contexts.lengths[row, which] = order
+
+
+@njit(cache=True)
+def enter(first: TrieArrays, second: TrieArrays, roots: Any, contexts: Contexts, row: int, path: IntArray) -> None:
+    """Prepare a row whose token and parent are set."""
+    parent = contexts.parents[row]
+    orders = contexts.places.shape[2]
+    for which in range(NUM_TRIES):
+        trie = first if which == 0 else second
+        contexts.places[row, which, 0] = roots[which]
+        longest = min(contexts.longest[parent, which] + 1, orders - 1)
+        while longest > 0 and _place_of(trie, contexts, which, row, longest, path) == 0:
+            longest -= 1
+        contexts.longest[row, which] = longest
+        match = contexts.matches[parent, which]
+        if match:
+            match = _extended(trie, match, contexts.tokens[row], 0)
+            contexts.matches[row, which] = match
+            contexts.lengths[row, which] = min(contexts.lengths[parent, which] + 1, LONGEST_MATCH)
+        if match == 0 and longest == orders - 1:
+            _begin_match(trie, contexts, which, row)
+
+
+@njit(cache=True, inline="always")
+def context_class(total: float, distinct: int) -> int:
+    """0 .. 3: seen 1, 2, up to 4, more times, always with one continuation. 4 .. 7: likewise, with several."""
+    size = 0 if total <= 1 else 1 if total <= 2 else 2 if total <= 4 else 3
+    return size if distinct <= 1 else size + 4
+
+
+@njit(cache=True)
+def _continuations(trie: TrieArrays, place: int, scratch: Scratch) -> Any:
+    """Fill scratch with what followed the context at `place`. Returns how many tokens, and the sum of their counts."""
     if place < 0:
         value = trie.ring[-1 - place]
         if value <= 0:
-            return 0, 0
-        tokens[0] = value - 1
-        counts[0] = 1
-        return 1, 1
+            return 0, 0.0
+        scratch.tokens[0] = value - 1
+        scratch.counts[0] = 1.0
+        return 1, 1.0
     nodes = trie.nodes
     child = nodes[place, FIRST_CHILD]
     found = 0
-    total = 0
+    total = 0.0
+    latest = -1
+    latest_index = 0
+    oldest = trie.meta[OLDEST] % len(trie.ring)
     while child and found < MAX_CHILDREN:
         count = max(nodes[child, COUNT], 1)
-        tokens[found] = trie.nodes[child, 1]
-        counts[found] = count
+        scratch.tokens[found] = nodes[child, TOKEN]
+        scratch.counts[found] = count
         total += count
+        age = nodes[child, START] - oldest
+        if age < 0:
+            age += len(trie.ring)
+        if age > latest:
+            latest = age
+            latest_index = found
         found += 1
         child = nodes[child, NEXT]
     if child:
-        total = max(total, nodes[place, COUNT])
+        total = max(total, float(nodes[place, COUNT]))
+    if found > 1:
+        scratch.counts[latest_index] += RECENT
+        total += RECENT
     return found, total
 
 
+@njit(cache=True)
+def speakers(
+    first: TrieArrays, second: TrieArrays, contexts: Contexts, row: int, order: int, which: int, seen: IntArray, path: IntArray
+) -> int:
+    """Place of the context of this order that has something new to say, or 0."""
+    if order > contexts.longest[row, which]:
+        return 0
+    trie = first if which == 0 else second
+    place = _place_of(trie, contexts, which, row, order, path)
+    times = 0 if place == 0 else 1 if place < 0 else trie.nodes[place, COUNT]
+    if times == seen[which]:
+        return 0
+    seen[which] = times
+    return place
+
+
 @njit(cache=True, inline="always")
-def trie_of(private, shared, which):
-    return private if which == 0 else shared
+def match_order(length: int, orders: int) -> int:
+    return orders + (0 if length <= 16 else 1 if length <= 24 else 2 if length < 48 else 3)
 
 
 @njit(cache=True)
-def _gather(private, shared, places, strengths, tokens, probs, scratch_tokens, scratch_counts, stop_below):
-    """Candidates after the context whose suffixes lie at places [2, orders]. Returns how many there are."""
+def gather(
+    first: TrieArrays,
+    second: TrieArrays,
+    contexts: Contexts,
+    row: int,
+    strengths: FloatArray,
+    tokens: IntArray,
+    probs: FloatArray,
+    scratch: Scratch,
+    stop_below: float,
+) -> int:
+    """Fill tokens and probs with what may follow a row's context. Returns how many. Contexts that could not give any token
+    stop_below or more are not asked."""
     size = 0
     escape = 1.0
-    seen = (-1, -1)
-    for order in range(places.shape[1] - 1, -1, -1):
-        for which in range(2):
-            place = places[which, order]
+    orders = contexts.places.shape[2]
+    seen = np.zeros(2, np.int32)
+    for order in range(orders, -1, -1):
+        for which in range(NUM_TRIES):
+            trie = first if which == 0 else second
+            if order == orders:
+                place = contexts.matches[row, which]
+                kind = match_order(contexts.lengths[row, which], orders)
+            else:
+                place = speakers(first, second, contexts, row, order, which, seen, scratch.path)
+                kind = order
             if place == 0:
                 continue
-            # As often as the longer context: the same occurrences, which tell nothing new.
-            times = 1 if place < 0 else trie_of(private, shared, which).nodes[place, COUNT]
-            if times == seen[which]:
-                continue
-            seen = (times, seen[1]) if which == 0 else (seen[0], times)
-            found, total = _continuations(private if which == 0 else shared, place, scratch_tokens, scratch_counts)
+            found, total = _continuations(trie, place, scratch)
             if found == 0:
                 continue
-            strength = strengths[which, order, context_class(total, found)]
-            weight = total / (total + np.exp(strength))
-            scratch_counts[0] += RECENT
-            scale = escape * weight / (total + RECENT)
+            weight = total / (total + np.exp(strengths[which, kind, context_class(total, found)]))
+            scale = escape * weight / total
             for index in range(found):
-                token = scratch_tokens[index]
+                token = scratch.tokens[index]
                 at = 0
                 while at < size and tokens[at] != token:
                     at += 1
@@ -118,7 +294,7 @@ def _gather(private, shared, places, strengths, tokens, probs, scratch_tokens, s
                     tokens[at] = token
                     probs[at] = 0.0
                     size += 1
-                probs[at] += scale * scratch_counts[index]
+                probs[at] += scale * scratch.counts[index]
             escape *= 1.0 - weight
             if escape < stop_below:
                 return size
@@ -126,180 +302,55 @@ def _gather(private, shared, places, strengths, tokens, probs, scratch_tokens, s
 
 
 @njit(cache=True)
-def learn(private, shared, places, strengths, token, rate, scratch_tokens, scratch_counts):
-    """One step of gradient ascent on the log probability of `token` after the context at places [2, orders]."""
-    orders = places.shape[1]
-    used = np.empty((2 * orders, 3), np.int64)
-    weights = np.empty(2 * orders)
-    shares = np.empty(2 * orders)
+def learn_token(
+    first: TrieArrays,
+    second: TrieArrays,
+    contexts: Contexts,
+    row: int,
+    strengths: FloatArray,
+    token: int,
+    rate: float,
+    scratch: Scratch,
+) -> None:
+    """One step of gradient ascent on the log probability of `token` after a row's context."""
+    orders = contexts.places.shape[2]
+    asked = np.empty((2 * orders + 2, 3), np.int64)
+    weights = np.empty(2 * orders + 2)
+    shares = np.empty(2 * orders + 2)
     num = 0
-    seen = (-1, -1)
-    for order in range(orders - 1, -1, -1):
-        for which in range(2):
-            place = places[which, order]
+    seen = np.zeros(2, np.int32)
+    for order in range(orders, -1, -1):
+        for which in range(NUM_TRIES):
+            trie = first if which == 0 else second
+            if order == orders:
+                place = contexts.matches[row, which]
+                kind = match_order(contexts.lengths[row, which], orders)
+            else:
+                place = speakers(first, second, contexts, row, order, which, seen, scratch.path)
+                kind = order
             if place == 0:
                 continue
-            times = 1 if place < 0 else trie_of(private, shared, which).nodes[place, COUNT]
-            if times == seen[which]:
-                continue
-            seen = (times, seen[1]) if which == 0 else (seen[0], times)
-            found, total = _continuations(private if which == 0 else shared, place, scratch_tokens, scratch_counts)
+            found, total = _continuations(trie, place, scratch)
             if found == 0:
                 continue
-            scratch_counts[0] += RECENT
             share = 0.0
             for index in range(found):
-                if scratch_tokens[index] == token:
-                    share = scratch_counts[index] / (total + RECENT)
-            kind = context_class(total, found)
-            used[num, 0] = which
-            used[num, 1] = order
-            used[num, 2] = kind
-            weights[num] = total / (total + np.exp(strengths[which, order, kind]))
+                if scratch.tokens[index] == token:
+                    share = scratch.counts[index] / total
+            asked[num, 0] = which
+            asked[num, 1] = kind
+            asked[num, 2] = context_class(total, found)
+            weights[num] = total / (total + np.exp(strengths[which, kind, asked[num, 2]]))
             shares[num] = share
             num += 1
-    # below[i]: probability that all contexts from i on give, once asked.
+    # below[i]: probability that contexts from i on give the token.
     below = np.empty(num + 1)
-    below[num] = FLOOR
+    below[num] = 1e-6
     for index in range(num - 1, -1, -1):
         below[index] = weights[index] * shares[index] + (1.0 - weights[index]) * below[index + 1]
     escape = 1.0
     for index in range(num):
-        slope = escape * (shares[index] - below[index + 1]) / below[0]
-        slope *= -weights[index] * (1.0 - weights[index])
-        which, order, kind = used[index]
-        value = strengths[which, order, kind] + rate * slope
-        strengths[which, order, kind] = min(max(value, -5.0), 5.0)
+        slope = -escape * (shares[index] - below[index + 1]) * weights[index] * (1.0 - weights[index]) / below[0]
+        which, kind, size = asked[index]
+        strengths[which, kind, size] = min(max(strengths[which, kind, size] + rate * slope, -5.0), 5.0)
         escape *= 1.0 - weights[index]
-
-
-@njit(cache=True)
-def find_context(trie: TrieArrays, root: int, context: IntArray, places: IntArray) -> None:
-    """Fill places [orders] with where the suffixes of context of 0, 1, 2 ... tokens lie."""
-    places[:] = 0
-    places[0] = root
-    if root == 0:
-        return
-    for order in range(1, min(len(places) - 1, len(context)) + 1):
-        if order >= len(places):
-            break
-        place = locate(trie, root, context, len(context) - order, len(context))
-        # A suffix of a known string is known.
-        if place == 0:
-            break
-        places[order] = place
-
-
-@njit(cache=True)
-def step_places(trie: TrieArrays, root: int, places: IntArray, token: int, result: IntArray) -> None:
-    """Where the suffixes lie once the context has one token more."""
-    for order in range(len(places) - 1, 0, -1):
-        result[order] = _extended(trie, places[order - 1], token, order - 1)
-    result[0] = root
-
-
-@njit(cache=True)
-def learn_tokens(private, private_root, shared, shared_root, context, tokens, strengths, rate):
-    """Learn from the tokens that followed context."""
-    orders = shared.meta[BRANCH_LENGTH]
-    scratch_tokens = np.empty(MAX_CHILDREN, np.int32)
-    scratch_counts = np.empty(MAX_CHILDREN, np.float32)
-    places = np.zeros((2, orders), np.int32)
-    find_context(private, private_root, context, places[0])
-    find_context(shared, shared_root, context, places[1])
-    for token in tokens:
-        learn(private, shared, places, strengths, token, rate, scratch_tokens, scratch_counts)
-        step_places(private, private_root, places[0], token, places[0])
-        step_places(shared, shared_root, places[1], token, places[1])
-
-
-@njit(cache=True)
-def grow_tree(private, private_root, shared, shared_root, context, strengths, max_nodes, max_depth, root_fan, fan):
-    """The most probable paths: (token_ids, parents, path probabilities), parents first. root_fan, fan: how many children the
-    root and other nodes may have at most."""
-    orders = shared.meta[BRANCH_LENGTH]
-    scratch_tokens = np.empty(MAX_CHILDREN, np.int32)
-    scratch_counts = np.empty(MAX_CHILDREN, np.float32)
-    tokens = np.empty(MAX_CANDIDATES, np.int32)
-    probs = np.empty(MAX_CANDIDATES, np.float32)
-    places = np.zeros((max_nodes + 1, 2, orders), np.int32)
-    find_context(private, private_root, context, places[0, 0])
-    find_context(shared, shared_root, context, places[0, 1])
-    out_token = np.empty(max_nodes, np.int32)
-    out_parent = np.empty(max_nodes, np.int32)
-    out_prob = np.empty(max_nodes, np.float32)
-    out_depth = np.empty(max_nodes, np.int32)
-    capacity = (max_nodes + 1) * MAX_CANDIDATES
-    heap = np.empty(capacity, np.float32)
-    heap_token = np.empty(capacity, np.int32)
-    heap_parent = np.empty(capacity, np.int32)
-    heap_size = 0
-    taken = 0
-    current = -1
-    while True:
-        path = 1.0 if current < 0 else out_prob[current]
-        depth = 0 if current < 0 else out_depth[current]
-        if depth < max_depth:
-            if current >= 0:
-                parent = out_parent[current] + 1
-                step_places(private, private_root, places[parent, 0], out_token[current], places[current + 1, 0])
-                step_places(shared, shared_root, places[parent, 1], out_token[current], places[current + 1, 1])
-            size = _gather(
-                private, shared, places[current + 1], strengths, tokens, probs, scratch_tokens, scratch_counts, 1e-3
-            )
-            limit = root_fan if current < 0 else fan
-            for _ in range(min(size, limit)):
-                if limit < size:
-                    best = 0
-                    for index in range(size):
-                        if probs[index] > probs[best]:
-                            best = index
-                else:
-                    best = _
-                prob = path * probs[best]
-                token = tokens[best]
-                if limit < size:
-                    probs[best] = -1.0
-                # Push.
-                at = heap_size
-                heap_size += 1
-                while at > 0:
-                    above = (at - 1) >> 1
-                    if heap[above] >= prob:
-                        break
-                    heap[at] = heap[above]
-                    heap_token[at] = heap_token[above]
-                    heap_parent[at] = heap_parent[above]
-                    at = above
-                heap[at] = prob
-                heap_token[at] = token
-                heap_parent[at] = current
-        if taken >= max_nodes or heap_size == 0:
-            break
-        out_token[taken] = heap_token[0]
-        out_parent[taken] = heap_parent[0]
-        out_prob[taken] = heap[0]
-        out_depth[taken] = 1 if heap_parent[0] < 0 else out_depth[heap_parent[0]] + 1
-        current = taken
-        taken += 1
-        heap_size -= 1
-        prob = heap[heap_size]
-        token = heap_token[heap_size]
-        parent = heap_parent[heap_size]
-        at = 0
-        while True:
-            below = 2 * at + 1
-            if below >= heap_size:
-                break
-            if below + 1 < heap_size and heap[below + 1] > heap[below]:
-                below += 1
-            if heap[below] <= prob:
-                break
-            heap[at] = heap[below]
-            heap_token[at] = heap_token[below]
-            heap_parent[at] = heap_parent[below]
-            at = below
-        heap[at] = prob
-        heap_token[at] = token
-        heap_parent[at] = parent
-    return out_token[:taken], out_parent[:taken], out_prob[:taken]

@@ -27,6 +27,9 @@ from pipeline.decoding.trie.layout import (
     TrieArrays,
 )
 
+# So many children that were seen often keep their place before those that were seen last.
+NUM_FREQUENT = 8
+
 
 @njit(cache=True, inline="always")
 def bucket_of(parent: int, token: int, num_buckets: int) -> int:
@@ -47,6 +50,25 @@ def find_child(trie: TrieArrays, parent: int, token: int) -> int:
     return row
 
 
+@njit(cache=True, inline="always")
+def _link(trie: TrieArrays, row: int, parent: int) -> None:
+    """Put a node into its parent's list of children: in front, but behind the first few if they were seen more often."""
+    nodes = trie.nodes
+    before, after = 0, nodes[parent, FIRST_CHILD]
+    steps = 0
+    while after and steps < NUM_FREQUENT and nodes[after, COUNT] > nodes[row, COUNT]:
+        before, after = after, nodes[after, NEXT]
+        steps += 1
+    nodes[row, PREVIOUS] = before
+    nodes[row, NEXT] = after
+    if before:
+        nodes[before, NEXT] = row
+    else:
+        nodes[parent, FIRST_CHILD] = row
+    if after:
+        nodes[after, PREVIOUS] = row
+
+
 @njit(cache=True)
 def new_node(trie: TrieArrays, parent: int, token: int, count: int, start: int) -> int:
     """Make a child, in front of its siblings. The caller has seen to it that a row is free."""
@@ -59,20 +81,17 @@ def new_node(trie: TrieArrays, parent: int, token: int, count: int, start: int) 
         meta[FRESH] += 1
     meta[NUM_NODES] += 1
     bucket = bucket_of(parent, token, len(trie.heads))
-    first = nodes[parent, FIRST_CHILD] if parent else 0
     nodes[row, PARENT] = parent
     nodes[row, TOKEN] = token
     nodes[row, COUNT] = count
     nodes[row, START] = start
     nodes[row, BUCKET_NEXT] = trie.heads[bucket]
     nodes[row, FIRST_CHILD] = 0
-    nodes[row, NEXT] = first
+    nodes[row, NEXT] = 0
     nodes[row, PREVIOUS] = 0
     trie.heads[bucket] = row
-    if first:
-        nodes[first, PREVIOUS] = row
     if parent:
-        nodes[parent, FIRST_CHILD] = row
+        _link(trie, row, parent)
     return row
 
 
@@ -130,13 +149,8 @@ def _visit(trie: TrieArrays, row: int, depth: int, start: int) -> None:
     if (start - oldest) % len(ring) > (nodes[row, START] - oldest) % len(ring):
         nodes[row, START] = start
     if nodes[row, PREVIOUS]:
-        parent = nodes[row, PARENT]
         _unlink(trie, row)
-        first = nodes[parent, FIRST_CHILD]
-        nodes[row, PREVIOUS] = 0
-        nodes[row, NEXT] = first
-        nodes[first, PREVIOUS] = row
-        nodes[parent, FIRST_CHILD] = row
+        _link(trie, row, nodes[row, PARENT])
 
 
 @njit(cache=True)

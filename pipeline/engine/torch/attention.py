@@ -25,15 +25,15 @@ from pipeline.engine.torch.kv_cache import SlotCache
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One sequence's tokens in a pass. start: first row in the pass. mask: [len, cached + len], None where a single
-    token sees everything. distance: [len, cached + len] how far back each visible token lies, for sliding windows."""
+    """One sequence's tokens in a pass. start: first row in the pass. mask: [group * len, cached + len] added to the
+    scores, None where a single token sees everything. sliding_mask: the same for layers with a sliding window."""
 
     slot_index: int
     start: int
     length: int
     num_cached_tokens: int
     mask: torch.Tensor | None
-    distance: torch.Tensor | None
+    sliding_mask: torch.Tensor | None
 
 
 def segment_positions(num_cached_tokens: int, num_pending: int, tree: DraftTree) -> IntArray:
@@ -42,8 +42,11 @@ def segment_positions(num_cached_tokens: int, num_pending: int, tree: DraftTree)
     return np.concatenate([pending, num_cached_tokens + num_pending - 1 + depths(tree)])
 
 
-def segment_mask(num_cached_tokens: int, num_pending: int, tree: DraftTree) -> BoolArray:
-    """[pending + nodes, cached + pending + nodes] what each new token may attend to."""
+def segment_mask(
+    num_cached_tokens: int, num_pending: int, tree: DraftTree, sliding_window: int | None = None
+) -> BoolArray:
+    """[pending + nodes, cached + pending + nodes] what each new token may attend to. With a sliding window only tokens
+    fewer than that many positions back are visible, counted along the path and not along the row."""
     num_new = num_pending + len(tree)
     mask = np.zeros((num_new, num_cached_tokens + num_new), np.bool_)
     mask[:, :num_cached_tokens] = True
@@ -51,6 +54,10 @@ def segment_mask(num_cached_tokens: int, num_pending: int, tree: DraftTree) -> B
     own[:num_pending, :num_pending] = np.tri(num_pending, dtype=np.bool_)
     own[num_pending:, :num_pending] = True
     own[num_pending:, num_pending:] = ancestor_mask(tree)
+    if sliding_window is not None:
+        position = segment_positions(num_cached_tokens, num_pending, tree)
+        key_position = np.concatenate([np.arange(num_cached_tokens, dtype=np.int32), position])
+        mask &= position[:, None] - key_position < sliding_window
     return mask
 
 
@@ -86,9 +93,7 @@ class SlotAttention:
             values[segment.slot_index, :, segment.num_cached_tokens : end] = value[0, :, rows]
             # [1, kv_head, group * len, dim]
             grouped = query[:, :, rows].reshape(1, num_kv_heads, -1, dim)
-            mask = _visible(segment, sliding_window)
-            if mask is not None and num_heads != num_kv_heads:
-                mask = mask.repeat(num_heads // num_kv_heads, 1)
+            mask = segment.mask if sliding_window is None else segment.sliding_mask
             slot_keys, slot_values = keys[segment.slot_index, None, :, :end], values[segment.slot_index, None, :, :end]
             attended = (
                 scaled_dot_product_attention(grouped, slot_keys, slot_values, attn_mask=mask, scale=scale)
@@ -97,15 +102,6 @@ class SlotAttention:
             )
             output[0, rows] = attended.view(num_heads, segment.length, dim).transpose(0, 1)
         return output, None
-
-
-def _visible(segment: Segment, sliding_window: int | None) -> torch.Tensor | None:
-    """The segment's mask, narrowed to the layer's sliding window where that is shorter than the sequence."""
-    end = segment.num_cached_tokens + segment.length
-    if sliding_window is None or end <= sliding_window or segment.distance is None:
-        return segment.mask
-    near = segment.distance < sliding_window
-    return near if segment.mask is None else near & segment.mask
 
 
 def _capped_attention(
@@ -119,5 +115,5 @@ def _capped_attention(
     """Attention with scores squeezed into (-softcap, softcap), as Gemma 2 has it (arXiv 2408.00118 section 2)."""
     scores = torch.tanh(query @ keys.transpose(2, 3) * (scale / softcap)) * softcap
     if mask is not None:
-        scores = scores.masked_fill(~mask, float("-inf"))
+        scores = scores + mask
     return torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype) @ values

@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from transformers import AttentionInterface, PreTrainedModel
 
-from pipeline.decoding.tree import FloatArray, IntArray, check_tree
+from pipeline.decoding.tree import BoolArray, FloatArray, IntArray, check_tree
 from pipeline.engine.contract import EngineLimits, NodeLogits, VerifyItem
 from pipeline.engine.contract import Sequence as EngineSequence
 from pipeline.engine.torch.attention import Segment, SlotAttention, segment_mask, segment_positions
+from pipeline.engine.torch.fusion import fuse_layers
 from pipeline.engine.torch.kv_cache import ReuseCounters, Slot, SlotCache
 from pipeline.engine.torch.packed_linear import can_pack, pack_linears
 from pipeline.errors import RequestError
@@ -50,14 +51,16 @@ class TorchEngine:
         self._model = model.eval()
         config = model.config.get_text_config()
         parameter = next(model.parameters())
-        self._device = parameter.device
+        self._device, self._dtype = parameter.device, parameter.dtype
+        num_kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        self._group_size = config.num_attention_heads // num_kv_heads
         self._cache = SlotCache.allocate(
             num_layers=config.num_hidden_layers,
             num_slots=2 * limits.max_batch_size if num_slots is None else num_slots,
-            num_kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+            num_kv_heads=num_kv_heads,
             max_seq_len=limits.max_seq_len,
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-            dtype=parameter.dtype,
+            dtype=self._dtype,
             device=self._device,
         )
         self._sliding_window: int | None = getattr(config, "sliding_window", None)
@@ -66,6 +69,7 @@ class TorchEngine:
         name = f"slot_tree_{next(_engine_numbers)}"
         AttentionInterface.register(name, self._attention)
         model.set_attn_implementation(name)
+        fuse_layers(model)
         if can_pack(model):
             pack_linears(model)
 
@@ -148,14 +152,19 @@ class TorchEngine:
 
     def _segment(self, slot: Slot, start: int, num_pending: int, item: VerifyItem) -> tuple[Segment, IntArray]:
         cached, length = slot.num_cached_tokens, num_pending + len(item.tree)
-        position = segment_positions(cached, num_pending, item.tree)
-        mask = distance = None
+        mask = sliding_mask = None
         if length > 1:
-            mask = torch.from_numpy(segment_mask(cached, num_pending, item.tree)).to(self._device)
-        if self._sliding_window is not None and cached + length > self._sliding_window:
-            key_position = np.concatenate([np.arange(cached, dtype=np.int32), position])
-            distance = torch.from_numpy(position[:, None] - key_position[None]).to(self._device)
-        return Segment(slot.index, start, length, cached, mask, distance), position
+            mask = sliding_mask = self._score_mask(segment_mask(cached, num_pending, item.tree))
+        window = self._sliding_window
+        if window is not None and cached + length > window:
+            sliding_mask = self._score_mask(segment_mask(cached, num_pending, item.tree, window))
+        segment = Segment(slot.index, start, length, cached, mask, sliding_mask)
+        return segment, segment_positions(cached, num_pending, item.tree)
+
+    def _score_mask(self, visible: BoolArray) -> torch.Tensor:
+        """[group * len, total] 0 where visible, -inf elsewhere, once per query head of a key head's group."""
+        mask = torch.zeros(visible.shape, dtype=self._dtype).masked_fill_(torch.from_numpy(~visible), -torch.inf)
+        return mask.repeat(self._group_size, 1).to(self._device)
 
     def _forward(
         self, token_ids: IntArray, positions: IntArray, segments: Sequence[Segment], wanted_rows: Sequence[int]

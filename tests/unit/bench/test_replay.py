@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.bench.replay import ReplayRow, load_replay_rows, replay, result_rows, source_parts
+from pipeline.bench.known_outputs import ReplayRow, load_replay_rows
+from pipeline.bench.replay import replay, result_rows, source_parts
 from pipeline.errors import UserError
 
 PERIOD = [5, 6, 7, 8]

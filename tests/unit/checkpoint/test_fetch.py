@@ -180,6 +180,22 @@ def spoil_architecture(folder: Path) -> None:
     (folder / "config.json").write_text('{"architectures": ["MambaForCausalLM"]}', encoding="utf-8")
 
 
+def spoil_bloom(folder: Path) -> None:
+    (folder / "config.json").write_text('{"architectures": ["BloomForCausalLM"]}', encoding="utf-8")
+
+
+def spoil_rope(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config["rope_parameters"] = {"rope_type": "dynamic", "factor": 2.0}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+
+
+def spoil_layered_rope(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config["rope_parameters"] = {"full_attention": {"rope_type": "longrope"}, "sliding_attention": {}}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+
+
 def spoil_other_architecture(folder: Path) -> None:
     (folder / "config.json").write_text('{"architectures": ["Qwen2ForCausalLM"]}', encoding="utf-8")
 
@@ -195,6 +211,9 @@ def spoil_other_architecture(folder: Path) -> None:
         (spoil_gguf, "source: gguf"),
         (spoil_config, "is no valid JSON"),
         (spoil_architecture, "is a MambaForCausalLM, which is not supported. Supported: LlamaForCausalLM"),
+        (spoil_bloom, "is not supported: transformers computes its attention inside the model"),
+        (spoil_rope, "rotary embeddings of type 'dynamic'"),
+        (spoil_layered_rope, "rotary embeddings of type 'longrope'"),
         (spoil_other_architecture, "the model config says architecture: LlamaForCausalLM"),
         (lambda folder: (folder / "model.safetensors").unlink(), "holds no weights"),
         (lambda folder: (folder / "config.json").unlink(), "holds no config.json"),

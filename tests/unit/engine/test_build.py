@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.checkpoint.fetch import fetch
 from pipeline.checkpoint.hashing import file_sha256
 from pipeline.config.hardware import Hardware
 from pipeline.config.places import Places, places
@@ -137,6 +138,28 @@ def test_too_little_memory_is_said_before_the_weights_are_read(where: Places, mo
     with pytest.raises(BuildError, match=r"needs 0\.0 GB of memory; 0\.0 GB are available"):
         build_engine(tiny(), where)
     assert not artifact_dir(where, "tiny-random-llama", "latency").exists()
+
+
+def test_a_built_engine_from_the_hub_is_used_without_the_hub(
+    built: Path, where: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreachable(*arguments: object) -> None:
+        raise CheckpointError("the hub cannot be reached")
+
+    def of_hub(repo_id: str, *overrides: str) -> ResolvedConfig:
+        return tiny(f"model.checkpoint={{source: hub, repo_id: {repo_id}}}", *overrides)
+
+    local = fetch(tiny().model, where.cache)
+    monkeypatch.setattr("pipeline.engine.build.fetch", lambda model, cache_dir: local)
+    build_engine(of_hub("a/b"), where)
+    monkeypatch.setattr("pipeline.engine.build.fetch", unreachable)
+    notes: list[str] = []
+    assert build_engine(of_hub("a/b"), where, note=notes.append).outcome == "reused"
+    assert "not compared with its checkpoint: the hub cannot be reached" in notes[-1]
+    assert build_engine(of_hub("a/b", "engine.max_batch_size=2"), where).outcome == "shared"
+    for wanted, force in ((of_hub("a/c"), False), (of_hub("a/b"), True)):
+        with pytest.raises(CheckpointError):
+            build_engine(wanted, where, force=force)
 
 
 def test_a_checkpoint_with_missing_tensors_is_refused(where: Places, built: Path, tmp_path: Path) -> None:

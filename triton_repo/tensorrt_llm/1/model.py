@@ -15,6 +15,7 @@ import triton_python_backend_utils as pb_utils
 from pipeline.config.places import places
 from pipeline.decoding.create import ENGINE_KINDS
 from pipeline.decoding.request import GenerationRequest, as_token_ids
+from pipeline.decoding.sources.base import DraftBudget
 from pipeline.engine.artifact import load_artifact
 from pipeline.engine.submission import StepEvent, Submission
 from pipeline.engine.torch.load import create_scheduler
@@ -31,7 +32,9 @@ class TritonPythonModel:
         config = json.loads(args["model_config"])
         torch.set_num_threads(len(os.sched_getaffinity(0)))
         artifact = load_artifact(Path(parameter(config, "artifact_dir")), places().cache)
-        self._strategy = artifact.resolved.profile.drafting.strategy
+        drafting = artifact.resolved.profile.drafting
+        self._strategy = drafting.strategy
+        self._budget = DraftBudget(drafting.max_draft_tokens, drafting.max_draft_len)
         self._exclude_input = parameter(config, "exclude_input_in_output") == "true"
         self._scheduler = create_scheduler(artifact, ENGINE_KINDS)
         # Compiles and packs what is compiled and packed on first use, before a client has to wait for it.
@@ -65,7 +68,7 @@ class TritonPythonModel:
                 self._scheduler.cancel(request_id)
                 sender.send(flags=FINAL)
                 return
-            call = engine_call(tensors, request_id, self._strategy, self._exclude_input)
+            call = engine_call(tensors, request_id, self._strategy, self._budget, self._exclude_input)
             self._clients[key] = request_id, sender
             self._scheduler.submit(call.submission, lambda event: self._answer(call, key, event))
         except UserError as error:

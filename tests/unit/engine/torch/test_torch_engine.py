@@ -82,7 +82,7 @@ def test_a_tree_pass_over_several_sequences_equals_each_path_alone(
         for node in range(-1, len(tree)):
             path = tree.token_ids[path_to(tree, node)].tolist() if node >= 0 else []
             expected = reference_logits(reference, prompt + path)
-            np.testing.assert_allclose(logits.row(node + 1), expected, atol=1e-5)
+            np.testing.assert_allclose(logits.row(node + 1), expected, atol=2e-4)
             assert logits.choices[node + 1] == logits.row(node + 1).argmax()
     for sequence in sequences:
         engine.release(sequence)
@@ -102,14 +102,14 @@ def test_the_cache_after_a_commit_is_that_of_plain_decoding(
     assert sequence.num_cached_tokens == len(prompt) + len(path)
     (logits,) = engine.verify([VerifyItem(sequence)])
     assert logits is not None
-    np.testing.assert_allclose(logits.row(0), reference_logits(reference, prompt + kept), atol=1e-5)
+    np.testing.assert_allclose(logits.row(0), reference_logits(reference, prompt + kept), atol=2e-4)
     keys = engine._cache.keys[:, sequence.index, :, : sequence.num_cached_tokens].clone()
     engine.release(sequence)
     fresh_engine = TorchEngine(tiny_model(), LIMITS, num_slots=4)
     fresh = fresh_engine.open(np.asarray(prompt + kept))
     fresh_engine.verify([VerifyItem(fresh)])
     torch.testing.assert_close(
-        keys, fresh_engine._cache.keys[:, fresh.index, :, : len(prompt + kept)], atol=1e-5, rtol=0
+        keys, fresh_engine._cache.keys[:, fresh.index, :, : len(prompt + kept)], atol=2e-4, rtol=0
     )
 
 
@@ -120,7 +120,7 @@ def test_a_prompt_in_chunks_gives_the_logits_of_the_whole(engine: TorchEngine, r
         assert engine.verify([VerifyItem(sequence, num_pending=num_pending)]) == [None]
     (logits,) = engine.verify([VerifyItem(sequence, chain([3, 4]))])
     assert logits is not None
-    np.testing.assert_allclose(logits.row(2), reference_logits(reference, [*prompt, 3, 4]), atol=1e-5)
+    np.testing.assert_allclose(logits.row(2), reference_logits(reference, [*prompt, 3, 4]), atol=2e-4)
     engine.release(sequence)
 
 
@@ -141,7 +141,7 @@ def test_a_continued_sequence_reuses_its_cache(reference: PreTrainedModel) -> No
     for sequence, tokens in ((again, [1, 2, 3, 4, 5, token]), (other, [1, 2, 3, 7, 7])):
         (logits,) = engine.verify([VerifyItem(sequence)])
         assert logits is not None
-        np.testing.assert_allclose(logits.row(0), reference_logits(reference, tokens), atol=1e-5)
+        np.testing.assert_allclose(logits.row(0), reference_logits(reference, tokens), atol=2e-4)
     assert engine.reuse.num_hits == 2
     assert engine.reuse.num_reused_tokens == 8
 
@@ -177,7 +177,7 @@ def test_top_k_are_the_most_probable_tokens(engine: TorchEngine, reference: PreT
     expected = torch.softmax(torch.from_numpy(reference_logits(reference, [1, 2, 3, 4])), 0)
     assert ids.shape == probabilities.shape == (2, 5)
     assert ids[1].tolist() == expected.argsort(descending=True)[:5].tolist()
-    np.testing.assert_allclose(probabilities[1], expected[ids[1]], atol=1e-5)
+    np.testing.assert_allclose(probabilities[1], expected[ids[1]], atol=2e-4)
     engine.release(sequence)
 
 

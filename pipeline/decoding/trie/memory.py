@@ -1,0 +1,47 @@
+"""Reading and writing array elements by address, in compiled code.
+
+Numba counts references to arrays whenever they are passed on, which costs more than the work itself in functions that do a few
+loads. So the trie's kernels pass addresses (in tuples of numbers) instead. Whoever calls a kernel from Python owns the arrays
+and keeps them alive; nothing here checks bounds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+
+def _element(builder: Any, address: Any, index: Any, element: Any) -> Any:
+    return builder.gep(builder.inttoptr(address, element.as_pointer()), [index])
+
+
+def _loader(result: Any, element: Any) -> Any:
+    def load(typingctx: Any, address: Any, index: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.load(_element(builder, args[0], args[1], element))
+
+        return result(types.int64, types.int64), generate
+
+    return intrinsic(load)
+
+
+def _storer(value_type: Any, element: Any) -> Any:
+    def store(typingctx: Any, address: Any, index: Any, value: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            builder.store(args[2], _element(builder, args[0], args[1], element))
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64, value_type), generate
+
+    return intrinsic(store)
+
+
+load32 = _loader(types.int32, ir.IntType(32))
+store32 = _storer(types.int32, ir.IntType(32))
+load64 = _loader(types.int64, ir.IntType(64))
+store64 = _storer(types.int64, ir.IntType(64))
+loadf = _loader(types.float32, ir.FloatType())
+storef = _storer(types.float32, ir.FloatType())

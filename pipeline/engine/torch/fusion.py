@@ -1,0 +1,97 @@
+"""Fewer, larger operations in a loaded transformers model; its modelling code stays as it is and sees the same modules.
+
+Two things are fused: linear layers that take the same input (q, k and v; gate and up), and RMS norms that the modelling
+code writes out as half a dozen operations.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+# Siblings that modelling code applies to one and the same input.
+_FUSED_GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
+
+class FusedLinear(nn.Module):
+    """Several linear layers as one; `parts` of the last input are kept until another input comes."""
+
+    def __init__(self, linears: list[nn.Linear]) -> None:
+        super().__init__()
+        first = linears[0]
+        self.widths = [linear.out_features for linear in linears]
+        has_bias = first.bias is not None
+        self.linear = nn.Linear(
+            first.in_features, sum(self.widths), bias=has_bias, device=first.weight.device, dtype=first.weight.dtype
+        )
+        self.linear.weight.data = torch.cat([linear.weight.detach() for linear in linears])
+        if has_bias:
+            self.linear.bias.data = torch.cat([linear.bias.detach() for linear in linears])
+        self._input: torch.Tensor | None = None
+        self._parts: tuple[torch.Tensor, ...] = ()
+
+    def part(self, rows: torch.Tensor, index: int) -> torch.Tensor:
+        """Output of one of the layers. The first call with an input computes all, the last part frees them."""
+        if rows is not self._input:
+            self._parts = self.linear(rows).split(self.widths, dim=-1)
+            self._input = rows
+        part = self._parts[index]
+        if index == len(self.widths) - 1:
+            self._input, self._parts = None, ()
+        return part
+
+
+class FusedPart(nn.Module):
+    """Stands where one of the fused layers stood."""
+
+    def __init__(self, fused: FusedLinear, index: int) -> None:
+        super().__init__()
+        self._fused = (fused,)  # in a tuple, so that the module is registered once, beside its parts
+        self._index = index
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self._fused[0].part(rows, self._index)
+
+
+class RmsNorm(nn.Module):
+    """Root mean square norm (arXiv 1910.07467) in one operation."""
+
+    def __init__(self, weight: torch.Tensor, epsilon: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight.detach(), requires_grad=False)
+        self._epsilon = epsilon
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return functional.rms_norm(rows, self.weight.shape, self.weight, self._epsilon)
+
+
+def fuse_layers(model: nn.Module) -> None:
+    """Fuse what can be fused; whatever does not have the expected form stays as it is."""
+    for module in list(model.modules()):
+        for names in _FUSED_GROUPS:
+            linears = [getattr(module, name, None) for name in names]
+            if all(type(linear) is nn.Linear for linear in linears) and _same_form(linears):  # type: ignore[arg-type]
+                fused = FusedLinear(linears)  # type: ignore[arg-type]
+                module.add_module("fused_" + "_".join(names), fused)
+                for index, name in enumerate(names):
+                    setattr(module, name, FusedPart(fused, index))
+        for name, child in list(module.named_children()):
+            epsilon = getattr(child, "variance_epsilon", None)
+            if epsilon is not None and type(child).__name__.endswith("RMSNorm") and _is_plain_rms_norm(child, epsilon):
+                setattr(module, name, RmsNorm(child.weight, epsilon))  # type: ignore[arg-type]
+
+
+def _same_form(linears: list[nn.Linear]) -> bool:
+    return len({(linear.in_features, linear.bias is None) for linear in linears}) == 1
+
+
+@torch.inference_mode()
+def _is_plain_rms_norm(norm: nn.Module, epsilon: float) -> bool:
+    """Whether a norm of that name computes what `RmsNorm` does; families differ in details such as 1 + weight."""
+    weight = norm.weight
+    if not isinstance(weight, torch.Tensor) or weight.dtype not in (torch.float32, torch.float64):
+        return False  # in 16 bit the order of rounding would differ from the modelling code's
+    probe = torch.linspace(-2, 3, 2 * weight.numel(), dtype=weight.dtype, device=weight.device).view(2, -1)
+    expected: torch.Tensor = norm(probe)
+    return torch.allclose(RmsNorm(weight, epsilon)(probe), expected, atol=1e-5, rtol=1e-5)

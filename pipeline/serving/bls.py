@@ -1,0 +1,234 @@
+"""Everything that the model `lookahead_bls` does except talking to Triton: one object for all its requests."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.config.resolution import load_resolved
+from pipeline.config.schema import ResolvedConfig
+from pipeline.decoding.create import BLS_KINDS, create_drafter
+from pipeline.decoding.request import GenerationRequest
+from pipeline.decoding.session import Session, outcome_of_tokens
+from pipeline.decoding.sources.base import DraftBudget
+from pipeline.decoding.sources.supplied import SuppliedSource
+from pipeline.decoding.sources.trie import TrieSource
+from pipeline.decoding.strategy import source_names
+from pipeline.engine.artifact import ENGINE, RESOLVED, TOKENIZER
+from pipeline.errors import BusyError, RequestError
+from pipeline.serving.generation import Generation
+from pipeline.serving.metrics import RequestMetrics, TrieMetrics
+from pipeline.serving.target import Target, TargetTraits, traits_of
+from pipeline.serving.tensors import Array, Tensors
+from pipeline.serving.text_codec import TextCodec, load_codec
+from pipeline.serving.text_request import TextRequest, text_request
+
+
+_WARMUP = "lookahead: warm-up"
+OnEnd = Callable[[RequestMetrics, TrieMetrics], None]
+
+
+@dataclass(frozen=True, slots=True)
+class TextAnswer:
+    """One response. tensors: outputs. last: nothing follows."""
+
+    tensors: dict[str, Array]
+    last: bool
+
+
+class Bls:
+    """Serves requests against a target. Lives in one event loop."""
+
+    def __init__(self, resolved: ResolvedConfig, codec: TextCodec, target: Target, exclude_input: bool) -> None:
+        profile = resolved.profile
+        self._codec = codec
+        self._target = target
+        self._traits: TargetTraits = traits_of(resolved)
+        self._exclude_input = exclude_input
+        self._strategy = profile.drafting.strategy
+        self._budget = DraftBudget(profile.drafting.max_draft_tokens, profile.drafting.max_draft_len)
+        self._max_seq_len = profile.engine.max_seq_len
+        self._drafter = create_drafter(
+            profile.drafting.sources, resolved.lookahead, codec.vocab_size, BLS_KINDS | {SuppliedSource.name}
+        )
+        self._source_names = frozenset(source.name for source in self._drafter.sources)
+        self._trie = next((source.trie for source in self._drafter.sources if isinstance(source, TrieSource)), None)
+        self._supplied = next((s for s in self._drafter.sources if isinstance(s, SuppliedSource)), None)
+        # Between two steps of a request its KV cache lies in a place of the engine that nobody else may take: so no more
+        # requests run at once than the engine has places, and the others wait here.
+        self._places = asyncio.Semaphore(profile.engine.max_batch_size)
+        self._max_waiting = profile.scheduling.max_queue_size
+        self._num_waiting = 0
+        self._numbers = itertools.count()
+
+    async def answer(
+        self, tensors: Tensors, on_end: OnEnd = lambda metrics, trie: None
+    ) -> AsyncGenerator[TextAnswer, None]:
+        """The responses to one request. Leaving the iteration early cancels it. on_end: told of what it was, once it is
+        over. Raises RequestError or BusyError, one sentence, if it cannot be served."""
+        started = time.perf_counter()
+        # The client's own ids need not be unique, ours must be.
+        request = text_request(self._codec, tensors, f"bls-{next(self._numbers)}", self._strategy, self._exclude_input)
+        strategy = self._traits.choose(request.strategy)
+        num_tokens = len(request.generation.prompt_ids)
+        if num_tokens >= self._max_seq_len:
+            raise RequestError(
+                f"the prompt has {num_tokens} tokens, the engine holds {self._max_seq_len} with the output; shorten it or "
+                "build with a larger engine.max_seq_len"
+            )
+        async with self._place():
+            generation = self._generation(request, strategy)
+            outcome = "error"
+            try:
+                async with aclosing(self._responses(generation, started)) as responses:
+                    async for response in responses:
+                        yield response
+                outcome = generation.finish_reason.value if generation.finish_reason else outcome
+            except (GeneratorExit, asyncio.CancelledError):
+                outcome = "cancelled"
+                raise
+            finally:
+                on_end(_request_metrics(generation, outcome, started), self._trie_metrics())
+
+    async def _responses(self, generation: Generation, started: float) -> AsyncGenerator[TextAnswer, None]:
+        request = generation.request
+        parts: list[str] = []
+        async with aclosing(generation.run()) as pieces:
+            async for piece in pieces:
+                if request.stream and generation.finish_reason is None:
+                    yield TextAnswer({"text_output": _string(piece), **_index()}, last=False)
+                else:
+                    parts.append(piece)
+        text = request.echo + "".join(parts)
+        yield TextAnswer({"text_output": _string(text), **_index(), **_last_tensors(generation, started)}, last=True)
+
+    def warm_up(self) -> None:
+        """Compile what is compiled on first use, before a client has to wait for it."""
+        prompt = np.asarray([0, 1, 0, 1, 0, 1], np.int32)
+        request = GenerationRequest("warmup", prompt, max_new_tokens=8, namespace=_WARMUP)
+        session = Session(request, self._drafter, self._source_names, self._budget, self._max_seq_len)
+        while not session.finished:
+            tree = session.propose()
+            session.advance(tree, outcome_of_tokens(tree, [0, 1]))
+        session.close()
+        if self._trie is not None:
+            self._trie.remove(_WARMUP)
+
+    def _generation(self, request: TextRequest, strategy: str) -> Generation:
+        names = source_names(strategy, self._source_names)
+        budget = self._budget
+        if request.max_draft_tokens is not None:
+            budget = DraftBudget(min(budget.max_nodes, request.max_draft_tokens), budget.max_depth)
+        session = Session(request.generation, self._drafter, names, budget, self._max_seq_len)
+        if self._supplied is not None and self._supplied.name in names and len(request.prediction):
+            self._supplied.predict(request.generation.request_id, request.prediction)
+        return Generation(request, strategy, session, self._codec, self._target, self._traits)
+
+    def _trie_metrics(self) -> TrieMetrics:
+        failures = sum(self._drafter.failures.values())
+        if self._trie is None:
+            return TrieMetrics(0, 0, failures)
+        statistics = self._trie.statistics
+        return TrieMetrics(statistics.num_nodes, statistics.num_bytes, failures)
+
+    @asynccontextmanager
+    async def _place(self) -> AsyncGenerator[None, None]:
+        """One of the engine's places, for the length of a block."""
+        if self._places.locked() and self._num_waiting >= self._max_waiting:
+            raise BusyError(f"busy: {self._max_waiting} requests are waiting already; send the request again later")
+        self._num_waiting += 1
+        try:
+            await self._places.acquire()
+        finally:
+            self._num_waiting -= 1
+        try:
+            yield
+        finally:
+            self._places.release()
+
+
+def load_bls(artifact_dir: Path, vocab_size: int, target: Target, exclude_input: bool) -> Bls:
+    """The BLS side of an artefact. Raises ConfigError or RepositoryError if its files cannot be read."""
+    codec = load_codec(artifact_dir / TOKENIZER, artifact_dir / ENGINE, vocab_size)
+    bls = Bls(load_resolved(artifact_dir / RESOLVED), codec, target, exclude_input)
+    bls.warm_up()
+    return bls
+
+
+def _last_tensors(generation: Generation, started: float) -> dict[str, Array]:
+    """Outputs that come with the last response only."""
+    request, statistics = generation.request, generation.statistics
+    assert generation.finish_reason is not None, "the last response comes when the generation has finished"
+    tensors = {"finish_reason": _string(generation.finish_reason.value)}
+    drafted, accepted = statistics.num_draft_tokens, statistics.num_accepted_tokens
+    if request.return_perf_metrics:
+        tensors["acceptance_rate"] = np.asarray([[accepted / drafted if drafted else 0.0]], np.float32)
+        tensors["total_accepted_draft_tokens"] = _int(accepted)
+        tensors["total_draft_tokens"] = _int(drafted)
+    if request.return_num_input_tokens:
+        tensors["num_input_tokens"] = _int(len(request.generation.prompt_ids))
+    if request.return_num_output_tokens:
+        tensors["num_output_tokens"] = _int(generation.num_output_tokens)
+    if request.return_statistics:
+        tensors["statistics"] = _string(json.dumps(_statistics(generation, started)))
+    return tensors
+
+
+def _statistics(generation: Generation, started: float) -> dict[str, object]:
+    """What `return_statistics` asks for; times in seconds since the request arrived."""
+    statistics = generation.statistics
+    times = [when - started for when in generation.step_times]
+    return {
+        "strategy": generation.strategy,
+        "finish_reason": generation.finish_reason and generation.finish_reason.value,
+        "prompt_ids": generation.request.generation.prompt_ids.tolist(),
+        "output_ids": generation.output_ids,
+        "num_steps": statistics.num_steps,
+        "num_engine_calls": generation.num_calls,
+        "num_draft_tokens": statistics.num_draft_tokens,
+        "num_accepted_tokens": statistics.num_accepted_tokens,
+        "acceptance_lengths": statistics.acceptance_lengths,
+        "mean_acceptance_length": statistics.mean_acceptance_length,
+        "draft_seconds": statistics.draft_seconds,
+        "time_to_first_token_s": times[0] if times else None,
+        "step_times_s": times,
+        "total_s": time.perf_counter() - started,
+    }
+
+
+def _request_metrics(generation: Generation, outcome: str, started: float) -> RequestMetrics:
+    statistics = generation.statistics
+    return RequestMetrics(
+        strategy=generation.strategy,
+        outcome=outcome,
+        started=started,
+        step_times=generation.step_times,
+        acceptance_lengths=statistics.acceptance_lengths,
+        num_draft_tokens=statistics.num_draft_tokens,
+        num_accepted_tokens=statistics.num_accepted_tokens,
+        num_output_tokens=generation.num_output_tokens,
+        num_calls=generation.num_calls,
+        num_calls_without_draft=generation.num_calls_without_draft,
+    )
+
+
+def _index() -> dict[str, Array]:
+    """One beam of one request."""
+    return {"batch_index": _int(0), "sequence_index": _int(0)}
+
+
+def _string(value: str) -> Array:
+    # Triton takes text as bytes objects only.
+    return np.asarray([[value.encode()]], np.object_)
+
+
+def _int(value: int) -> Array:
+    return np.asarray([[value]], np.int32)

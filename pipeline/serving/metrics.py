@@ -1,0 +1,138 @@
+"""What the BLS model publishes on Triton's metrics port, beside Triton's own figures.
+
+A metric call is a message to the server, so requests are entered once, when they end, from a thread of its own.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+ACCEPTANCE_BUCKETS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
+SECONDS_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMetrics:
+    """One ended request. outcome: a finish reason or "error". step_times: when the tokens of each step came, seconds on
+    the clock of `started`."""
+
+    strategy: str
+    outcome: str
+    started: float
+    step_times: Sequence[float]
+    acceptance_lengths: Sequence[int]
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    num_output_tokens: int
+    num_calls: int
+    num_calls_without_draft: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrieMetrics:
+    """The shared trie: nodes in use, bytes of memory, and the calls to draft sources that failed since the start."""
+
+    num_nodes: int
+    num_bytes: int
+    num_failures: int
+
+
+class Metrics:
+    """The metric families of this process. pb_utils: Triton's module."""
+
+    def __init__(self, pb_utils: Any) -> None:
+        self._pb = pb_utils
+        self._families: list[Any] = []  # a family must outlive its metrics
+        self._requests: dict[tuple[str, str], Any] = {}
+        kinds = pb_utils.MetricFamily
+        self._request_family = self._family(
+            "lookahead_requests_total", "Requests by strategy and outcome.", kinds.COUNTER
+        )
+        self._steps = self._counter("lookahead_steps_total", "Verify steps.")
+        self._output = self._counter("lookahead_output_tokens_total", "Tokens generated.")
+        self._drafted = self._counter("lookahead_draft_tokens_total", "Draft tokens verified.")
+        self._accepted = self._counter("lookahead_accepted_tokens_total", "Draft tokens accepted.")
+        self._calls = self._counter("lookahead_engine_calls_total", "Calls from the BLS model to the engine.")
+        self._plain_calls = self._counter(
+            "lookahead_engine_calls_without_draft_total", "Such calls without a draft tree."
+        )
+        self._off_share = self._gauge("lookahead_speculation_off_share", "Share of engine calls without a draft tree.")
+        self._acceptance = self._histogram(
+            "lookahead_acceptance_length", "Tokens emitted per verify step.", ACCEPTANCE_BUCKETS
+        )
+        self._first = self._histogram(
+            "lookahead_time_to_first_token_seconds", "From a request's arrival to its first token.", SECONDS_BUCKETS
+        )
+        self._between = self._histogram(
+            "lookahead_inter_token_seconds", "Between the tokens of consecutive steps, per token.", SECONDS_BUCKETS
+        )
+        self._trie_nodes = self._gauge("lookahead_trie_nodes", "Nodes of the shared trie in use.")
+        self._trie_bytes = self._gauge("lookahead_trie_bytes", "Memory of the shared trie.")
+        self._failures = self._gauge(
+            "lookahead_draft_source_failures", "Failed calls to draft sources since the start."
+        )
+        self._num_calls = self._num_plain_calls = 0
+        self._queue: queue.SimpleQueue[tuple[RequestMetrics, TrieMetrics] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="metrics", daemon=True)
+        self._thread.start()
+
+    def record(self, request: RequestMetrics, trie: TrieMetrics) -> None:
+        """Enter an ended request, soon."""
+        self._queue.put((request, trie))
+
+    def close(self) -> None:
+        """Enter what is waiting, and end."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        while (item := self._queue.get()) is not None:
+            try:
+                self._enter(*item)
+            except self._pb.TritonModelException as error:
+                self._pb.Logger.log_error(f"metrics of a request are lost: {error}")
+
+    def _enter(self, request: RequestMetrics, trie: TrieMetrics) -> None:
+        key = request.strategy, request.outcome
+        if key not in self._requests:
+            self._requests[key] = self._request_family.Metric(labels={"strategy": key[0], "outcome": key[1]})
+        self._requests[key].increment(1)
+        self._steps.increment(len(request.acceptance_lengths))
+        self._output.increment(request.num_output_tokens)
+        self._drafted.increment(request.num_draft_tokens)
+        self._accepted.increment(request.num_accepted_tokens)
+        self._calls.increment(request.num_calls)
+        self._plain_calls.increment(request.num_calls_without_draft)
+        self._num_calls += request.num_calls
+        self._num_plain_calls += request.num_calls_without_draft
+        if self._num_calls:
+            self._off_share.set(self._num_plain_calls / self._num_calls)
+        for length in request.acceptance_lengths:
+            self._acceptance.observe(length)
+        if request.step_times:
+            self._first.observe(request.step_times[0] - request.started)
+        for (before, after), length in zip(pairwise(request.step_times), request.acceptance_lengths[1:], strict=False):
+            self._between.observe((after - before) / max(length, 1))
+        self._trie_nodes.set(trie.num_nodes)
+        self._trie_bytes.set(trie.num_bytes)
+        self._failures.set(trie.num_failures)
+
+    def _family(self, name: str, description: str, kind: Any) -> Any:
+        family = self._pb.MetricFamily(name=name, description=description, kind=kind)
+        self._families.append(family)
+        return family
+
+    def _counter(self, name: str, description: str) -> Any:
+        return self._family(name, description, self._pb.MetricFamily.COUNTER).Metric()
+
+    def _gauge(self, name: str, description: str) -> Any:
+        return self._family(name, description, self._pb.MetricFamily.GAUGE).Metric()
+
+    def _histogram(self, name: str, description: str, buckets: Sequence[float]) -> Any:
+        family = self._family(name, description, self._pb.MetricFamily.HISTOGRAM)
+        return family.Metric(buckets=[float(bucket) for bucket in buckets])

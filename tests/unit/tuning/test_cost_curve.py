@@ -1,0 +1,62 @@
+"""The cost curve is measured within the engine's limits and leaves nothing behind."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from pipeline.decoding.cost import CostCurve
+from pipeline.engine.contract import VerifyItem
+from pipeline.tuning.cost_curve import measure, sizes_that_fit
+from tests.fakes import TableEngine, TableLogits
+
+
+class Counting(TableEngine):
+    """Notes the shape of every pass: sequences and tokens."""
+
+    def __init__(self, **limits: int) -> None:
+        super().__init__(limits=dataclasses.replace(TableEngine().limits, **limits))
+        self.passes: list[tuple[int, int]] = []
+
+    def verify(self, items: Sequence[VerifyItem]) -> list[TableLogits | None]:
+        pending = sum(len(item.sequence.pending) if item.num_pending is None else item.num_pending for item in items)
+        self.passes.append((len(items), pending + sum(len(item.tree) for item in items)))
+        return super().verify(items)
+
+
+def test_every_size_is_measured_with_warm_up_and_repeats_and_released() -> None:
+    engine = Counting(max_batch_size=2)
+    points = measure(engine, batch_sizes=(1, 2, 4), context_lengths=(16,), num_repeats=3)
+    assert not engine.held
+    assert {(point.batch_size, point.num_tokens // point.batch_size) for point in points} == {
+        (batch, size) for batch in (1, 2) for size in (1, 2, 4, 8, 12, 16, 24, 32, 48, 64) if size * batch <= 128
+    }
+    for point in points:
+        assert point.seconds > 0
+        assert engine.passes.count((point.batch_size, point.num_tokens)) >= 4
+    CostCurve(tuple(points))
+
+
+def test_sizes_that_would_outgrow_a_sequence_are_left_out() -> None:
+    limits = dataclasses.replace(TableEngine().limits, max_seq_len=64, max_draft_tokens=16)
+    assert sizes_that_fit(limits, 1, 16, 2) == [1, 2, 4, 8, 12, 16]
+    assert sizes_that_fit(limits, 1, 40, 2) == [1, 2, 4]
+    assert sizes_that_fit(limits, 1, 64, 2) == []
+    assert measure(Counting(max_seq_len=32), context_lengths=(1000,)) == []
+
+
+def test_long_contexts_are_prefilled_in_passes_that_fit() -> None:
+    engine = Counting(max_num_tokens=8, max_draft_tokens=3)
+    points = measure(engine, batch_sizes=(1,), context_lengths=(50,), num_repeats=1)
+    assert [point.num_tokens for point in points] == [1, 2, 4]
+    assert max(tokens for _, tokens in engine.passes) == 8
+
+
+def test_the_time_is_that_of_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(10**6))
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(clock)))
+    points = measure(Counting(max_draft_tokens=1), batch_sizes=(1,), context_lengths=(4,), num_repeats=2)
+    assert [point.seconds for point in points] == [1.0, 1.0]

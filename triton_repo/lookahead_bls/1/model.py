@@ -1,0 +1,134 @@
+"""Triton model `lookahead_bls`: text in, text out, drafts from the trie; many requests at once in one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import traceback
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from pipeline.errors import RequestError, UserError
+from pipeline.serving.bls import load_bls
+from pipeline.serving.metrics import Metrics
+from pipeline.serving.tensors import Array, Tensors
+from pipeline.serving.triton import error_response, output_tensors_of, parameter, response_of, tensors_of
+
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+# How often running requests are asked whether their clients are still there.
+CANCELLATION_CHECK_S = 0.1
+
+
+class TritonTarget:
+    """The model `tensorrt_llm` of this server, as a `pipeline.serving.target.Target`."""
+
+    def __init__(self, model: str, num_threads: int) -> None:
+        self._model = model
+        # Waiting for a response blocks a thread, not the event loop.
+        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="target")
+
+    async def stream(
+        self, tensors: Mapping[str, Array], outputs: Sequence[str], request_id: str
+    ) -> AsyncGenerator[Tensors, None]:
+        call = asyncio.ensure_future(self._request(tensors, outputs, request_id).async_exec(decoupled=True))
+        waiting: asyncio.Future[Any] | None = None
+        ended = False
+        try:
+            responses = iter(await asyncio.shield(call))
+            while not ended:
+                waiting = self._next(responses)
+                response = await asyncio.shield(waiting)
+                if response is None:
+                    ended = True
+                elif response.has_error():
+                    ended = True
+                    raise RequestError(_without_prefix(response.error().message()))
+                elif response.output_tensors():  # else it only says that it is the last
+                    yield output_tensors_of(response)
+        finally:
+            if not ended:
+                await self._cancel(request_id)
+                responses = iter(await call)
+                # The thread that waits for a response must get it before another asks for the next.
+                while waiting is None or await waiting is not None:
+                    waiting = self._next(responses)
+
+    def _next(self, responses: Any) -> asyncio.Future[Any]:
+        return asyncio.get_running_loop().run_in_executor(self._threads, next, responses, None)
+
+    async def _cancel(self, request_id: str) -> None:
+        one = np.ones((1, 1), np.int32)
+        tensors = {"input_ids": one, "input_lengths": one, "request_output_len": one, "stop": np.asarray([[True]])}
+        responses = await self._request(tensors, ["output_ids"], request_id).async_exec(decoupled=True)
+        await asyncio.get_running_loop().run_in_executor(self._threads, list, responses)
+
+    def _request(self, tensors: Mapping[str, Array], outputs: Sequence[str], request_id: str) -> Any:
+        return pb_utils.InferenceRequest(
+            model_name=self._model,
+            request_id=request_id,
+            requested_output_names=list(outputs),
+            inputs=[pb_utils.Tensor(name, value) for name, value in tensors.items()],
+        )
+
+
+class TritonPythonModel:
+    def initialize(self, args: dict[str, str]) -> None:
+        config = json.loads(args["model_config"])
+        # As many calls as there are requests at once, and one cancellation for each.
+        target = TritonTarget(parameter(config, "tensorrt_llm_model_name"), 2 * int(config["max_batch_size"]))
+        self._bls = load_bls(
+            Path(parameter(config, "artifact_dir")),
+            int(parameter(config, "vocab_size")),
+            target,
+            parameter(config, "exclude_input_in_output") == "true",
+        )
+        self._metrics = Metrics(pb_utils)
+        self._tasks: dict[asyncio.Task[None], Any] = {}
+        self._watch: asyncio.Task[None] | None = None
+
+    async def execute(self, requests: list[Any]) -> None:
+        loop = asyncio.get_running_loop()
+        for request in requests:
+            # Triton's loop goes on after this call, so requests are served side by side.
+            sender = request.get_response_sender()
+            task = loop.create_task(self._serve(request, sender))
+            self._tasks[task] = sender
+            task.add_done_callback(lambda task: self._tasks.pop(task, None))
+        if self._watch is None or self._watch.done():
+            self._watch = loop.create_task(self._watch_clients())
+
+    def finalize(self) -> None:
+        self._metrics.close()
+
+    async def _serve(self, request: Any, sender: Any) -> None:
+        try:
+            async with aclosing(self._bls.answer(tensors_of(request), self._metrics.record)) as answers:
+                async for answer in answers:
+                    sender.send(response_of(answer.tensors), flags=FINAL if answer.last else 0)
+        except UserError as error:
+            sender.send(error_response(str(error)), flags=FINAL)
+        except asyncio.CancelledError:
+            sender.send(flags=FINAL)
+        except Exception as error:  # a fault of ours ends this request, not the server
+            pb_utils.Logger.log_error(f"lookahead_bls failed: {traceback.format_exc()}")
+            sender.send(error_response(f"internal error: {error!r}"), flags=FINAL)
+
+    async def _watch_clients(self) -> None:
+        """Cancel the requests of clients that are gone, as long as there are requests."""
+        while self._tasks:
+            await asyncio.sleep(CANCELLATION_CHECK_S)
+            for task, sender in list(self._tasks.items()):
+                if not task.done() and sender.is_cancelled():
+                    self._tasks.pop(task)
+                    task.cancel()
+
+
+def _without_prefix(message: str) -> str:
+    """The target's own sentence; Triton writes its model's name in front of it."""
+    return message.rpartition("Error when running inference: ")[2]
