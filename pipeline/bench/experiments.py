@@ -69,7 +69,7 @@ def by_capacity(rows: Sequence[ReplayRow], capacities: Sequence[int], decoding_l
         trie = Trie(config.branch_length, max_bytes)
         for row in rows:
             trie.insert(np.concatenate((row.prompt_ids, row.output_ids)))
-        held = trie.statistics()
+        held = trie.statistics
         results.append(
             {
                 "max_bytes": max_bytes,
@@ -86,8 +86,9 @@ def by_capacity(rows: Sequence[ReplayRow], capacities: Sequence[int], decoding_l
 def by_lookahead_sizes(
     rows: Sequence[ReplayRow], engine: Engine, sizes: Sequence[LookaheadConfig], prefill_chunk: int, on_row: OnRow
 ) -> Iterator[Row]:
-    """Steps that lookahead decoding takes on the engine for each (W, N, G), against the arithmetic of a step. The outputs
-    are generated anew and must be the known ones. Raises UserError for sizes beyond the engine's draft limit."""
+    """Steps that lookahead decoding takes on the engine for each (W, N, G), against the arithmetic of a step. The
+    outputs are generated anew; how many are the known ones is counted. Raises UserError for sizes the engine cannot
+    verify in one step."""
     limit = engine.limits.max_draft_tokens
     for lookahead in sizes:
         w, n, g = (lookahead.max_window_size, lookahead.max_ngram_size, lookahead.max_verification_set_size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from pipeline.bench.contender import SchedulerContender
 from pipeline.bench.workload import Tokenizer
@@ -19,12 +20,25 @@ BASELINE = "none"
 
 @dataclass(slots=True)
 class InProcess:
-    """A loaded engine, its tokenizer, and the tokens that end an output."""
+    """A loaded engine and its tokenizer."""
 
     artifact: Artifact
     engine: TorchEngine
-    tokenizer: Tokenizer
-    end_ids: frozenset[int]
+    codec: TextCodec
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return cast(Tokenizer, self.codec.tokenizer)
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Tokens that end an output."""
+        return self.codec.end_ids
+
+    def decode(self, output_ids: Sequence[int]) -> str:
+        """The text of an output, without the token that ended it."""
+        ended = bool(output_ids) and output_ids[-1] in self.end_ids
+        return self.codec.decode(output_ids[:-1] if ended else output_ids)
 
     def contender(self, strategy: str) -> SchedulerContender:
         """A strategy with draft sources of its own."""
@@ -40,8 +54,7 @@ def open_in_process(artifact: Artifact) -> InProcess:
             f"The engine in {artifact.folder} is a {artifact.resolved.backend} engine, which runs in a server only. "
             "Start it with `lookahead serve` and measure through it with --url, or use --set backend=torch."
         )
-    codec = codec_of(artifact)
-    return InProcess(artifact, load_engine(artifact), codec.tokenizer, codec.end_ids)
+    return InProcess(artifact, load_engine(artifact), codec_of(artifact))
 
 
 def codec_of(artifact: Artifact) -> TextCodec:

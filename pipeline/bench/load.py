@@ -20,22 +20,25 @@ MAX_ERROR_KINDS = 20
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """concurrency: clients. duration_s: how long requests are sent; those in flight then are waited for.
-    max_requests: end earlier after so many. max_rate: requests per second over all clients, None: no bound."""
+    """concurrency: clients. duration_s: how long requests are sent. grace_s: how long those in flight then are waited
+    for before they are cancelled. max_requests: end earlier after so many. max_rate: requests per second over all
+    clients, None: no bound."""
 
     concurrency: int
     duration_s: float
     max_requests: int | None = None
     max_rate: float | None = None
+    grace_s: float = 30.0
 
 
 @dataclass(slots=True)
 class LoadResult:
     """What came of it, times in seconds. gaps_s: between parts of one answer as they arrived. token_s: per request,
-    time after the first part by the tokens that it brought."""
+    time after the first part by the tokens that it brought. num_cancelled: still running after the grace time."""
 
     seconds: float = 0.0
     num_requests: int = 0
+    num_cancelled: int = 0
     output_tokens: int = 0
     steps: int = 0
     ttft_s: list[float] = field(default_factory=list)
@@ -101,8 +104,15 @@ async def drive(
                 await asyncio.sleep(0.05)
             on_answer(result)
 
-    await asyncio.gather(*(client() for _ in range(plan.concurrency)))
+    clients = [asyncio.ensure_future(client()) for _ in range(plan.concurrency)]
+    done, running = await asyncio.wait(clients, timeout=plan.duration_s + plan.grace_s)
     result.seconds = time.perf_counter() - started
+    result.num_cancelled = len(running)
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+    for task in done:
+        task.result()
     return result
 
 
@@ -112,6 +122,7 @@ def summary_of(result: LoadResult) -> dict[str, Any]:
         "seconds": round(result.seconds, 3),
         "requests": result.num_requests,
         "errors": sum(result.errors.values()),
+        "cancelled": result.num_cancelled,
         "requests_per_s": round(result.num_requests / result.seconds, 3) if result.seconds else 0.0,
         "output_tokens_per_s": round(result.output_tokens / result.seconds, 2) if result.seconds else 0.0,
         "acceptance_length": round(result.output_tokens / result.steps, 3) if result.steps else None,

@@ -43,7 +43,7 @@ from pipeline.errors import UserError
 Regime = Literal["cold", "warm", "prewarmed"]
 REGIMES: tuple[Regime, ...] = get_args(Regime)
 ALL_TASKS = "all"
-HYBRID = ("trie", "recycling", "pool", "supplied")
+HYBRID = ("trie", "recycling", "supplied")
 SOURCES = ("trie", "prompt", "pool", "recycling", "supplied")
 
 
@@ -102,7 +102,8 @@ def replay(
     trie: TrieDraftConfig | None = None,
 ) -> list[ReplayResult]:
     """Results per budget, regime and task, each followed by that of all tasks. source: names of `SOURCES` joined by
-    "+", or "hybrid". on_row: called after every row replayed. trie: settings of source trie, None for the default ones. Raises UserError if a name or a number makes no sense."""
+    "+", or "hybrid". on_row: called after every row replayed. trie: settings of source trie, None for the default
+    ones. Raises UserError if a name or a number makes no sense."""
     names = source_parts(source)
     for regime in regimes:
         if regime not in REGIMES:

@@ -58,13 +58,16 @@ def headline(results: BenchResults) -> str:
         if different == 0
         else f"**{different} of {total} outputs differ from those of `{results.baseline}`.**"
     )
+    if different and results.manifest.get("config", {}).get("dtype") in ("float16", "bfloat16"):
+        same += " In 16 bit that may be rounding: `lookahead verify` tells near-ties from faults."
     if baseline is None or not ours:
         return same
     best = max(ours, key=lambda row: row.speedup or 0.0)
     if best.speedup is None:
         return same
+    verdict = "is fastest" if best.speedup >= 1 else "is the fastest of those that draft, and slower than none"
     return (
-        f"`{best.strategy}` is fastest: {best.speedup:.2f} times `{results.baseline}`{_interval(best)}, with "
+        f"`{best.strategy}` {verdict}: {best.speedup:.2f} times `{results.baseline}`{_interval(best)}, with "
         f"{best.acceptance_length:.2f} tokens per step over {best.num_prompts} prompts, "
         f"draft sources {results.warmth}. {same}"
     )

@@ -24,13 +24,14 @@ async def verify_server(
     engine: Engine,
     dtype: Dtype,
     references: References,
+    decode: Callable[[Sequence[int]], str],
     strategies: Sequence[str],
     prompts: Sequence[NamedPrompt],
     options: MeasureOptions,
     on_comparison: Callable[[Comparison], None] = lambda comparison: None,
 ) -> list[Comparison]:
     """Comparisons of every strategy (plain decoding too) with the reference outputs by (prompt id, decoding), which
-    come from an engine in process. Text is compared with that of plain decoding through the same server."""
+    come from an engine in process. decode: their text, without the end token; the streamed text must equal it."""
     model = await RemoteModel.connect(address)
     comparisons: list[Comparison] = []
     try:
@@ -41,10 +42,8 @@ async def verify_server(
                 for strategy in strategies
                 for prompt in prompts
             ]
-            alone = [(prompt, ask, await model.generate(ask)) for prompt, ask in asks]
-            answers = [("server", entry) for entry in alone]
+            answers = [("server", (prompt, ask, await model.generate(ask))) for prompt, ask in asks]
             answers += [("server batch", entry) for entry in await _at_once(model, asks)]
-            plain = {prompt.prompt_id: answer.text for prompt, ask, answer in alone if ask.strategy == strategies[0]}
             for where, (prompt, ask, answer) in answers:
                 request = make_request(decoding_options, prompt.prompt_ids)
                 decoding = "greedy" if request.sampling.greedy else "seeded"
@@ -58,7 +57,7 @@ async def verify_server(
                     strategy=str(ask.strategy),
                     where=where,
                 )
-                if comparison.verdict == "identical" and answer.text != plain[prompt.prompt_id]:
+                if comparison.verdict == "identical" and answer.text != decode(references[prompt.prompt_id, decoding]):
                     comparison = replace(comparison, verdict="different", where=f"{where} (text)")
                 comparisons.append(comparison)
                 on_comparison(comparison)

@@ -165,7 +165,9 @@ def verify(
         )
         if url is not None:
             comparisons += asyncio.run(
-                verify_server(url, opened.engine, dtype, references, chosen, prompts, options, on_comparison)
+                verify_server(
+                    url, opened.engine, dtype, references, opened.decode, chosen, prompts, options, on_comparison
+                )
             )
     _show_comparisons(comparisons, artifact, as_json)
 
@@ -191,7 +193,7 @@ def load(
 ) -> None:
     """Put a running server under load, a request per client at a time, and report latencies and errors.
 
-    Exit code 1 if a request failed."""
+    Exit code 1 if a request failed, or did not end within half a minute after the duration."""
     import asyncio
 
     from pipeline.bench.load import LoadPlan, run_load, summary_of
@@ -216,7 +218,7 @@ def load(
         output.print_json({"url": url, "concurrency": concurrency, **summary})
     else:
         output.table(["figure", "value"], [(name, _shown(value)) for name, value in summary.items()])
-    if summary["errors"]:
+    if summary["errors"] or summary["cancelled"]:
         raise typer.Exit(1)
 
 

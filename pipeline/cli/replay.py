@@ -12,7 +12,10 @@ from pipeline.errors import UserError
 
 
 def register(app: typer.Typer) -> None:
+    from pipeline.cli import experiments
+
     app.command()(replay)
+    experiments.register(app)
 
 
 def replay(
@@ -24,7 +27,7 @@ def replay(
         str,
         typer.Option(
             "--source",
-            help="hybrid, or trie, prompt, pool, recycling, supplied; several: trie+pool for one tree, trie,pool in turn.",
+            help="hybrid, or trie, prompt, pool, recycling, supplied; a+b for both in one tree, a,b in turn.",
         ),
     ] = "trie",
     budget: Annotated[str, typer.Option("--budget", help="Draft tokens per step; a list such as 16,32,64.")] = "16,64",

@@ -24,7 +24,7 @@ from pipeline.decoding.tree import EMPTY_TREE, DraftTree, FloatArray, IntArray, 
 T = TypeVar("T")
 P = ParamSpec("P")
 
-LEARNING_RATE = 0.01
+LEARNING_RATE = 0.015
 # Conditional probability of nodes that a source gives no estimate for.
 UNKNOWN_PROBABILITY = 0.5
 
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 @runtime_checkable
-class TableSource(Protocol):
+class TableSource(DraftSource, Protocol):
     """A source that does not propose trees but fills a table from which the drafter continues any path."""
 
     table: ContinuationTable
@@ -61,9 +61,16 @@ class Drafter:
         self.failures: dict[str, int] = dict.fromkeys(names, 0)
         self._vocab_size = vocab_size
         self._requests: dict[str, _Request] = {}
-        self._tables = {source.name: source.table for source in sources if isinstance(source, TableSource)}
-        orders = max((len(table.keys) for table in self._tables.values()), default=0)
-        self._weights = prior_weights(len(sources), orders)
+        with_table = [source for source in self.sources if isinstance(source, TableSource)]
+        if len(with_table) > 1:
+            raise ValueError(f"one draft source at most may fill a table, found {len(with_table)}")
+        self._table_source = with_table[0] if with_table else None
+        num_orders = len(with_table[0].table.keys) if with_table else 0
+        self._weights = prior_weights(len(sources), num_orders)
+        # Channels of the sources, then of the orders of the one that fills the table.
+        self._channel_sources = np.arange(len(sources) + num_orders, dtype=np.int32)
+        if with_table:
+            self._channel_sources[len(sources) :] = self.sources.index(with_table[0])
 
     def start(self, request_id: str, prompt_ids: IntArray, namespace: str, names: frozenset[str]) -> None:
         """A request begins. names: the sources that take part; those that this drafter does not have are left out."""
@@ -87,8 +94,8 @@ class Drafter:
         for index, source in enumerate(self.sources):
             if source.name not in request.names:
                 continue
-            if source.name in self._tables:
-                table = self._tables[source.name]
+            if source is self._table_source:
+                table = source.table
                 continue
             tree = self._guarded(source, EMPTY_TREE, self._checked, source, request_id, context, budget)
             if len(tree):
@@ -96,9 +103,9 @@ class Drafter:
         proposals = _joined(trees, request.own_nodes)
         grown = grow(context, proposals, table, table_channel, self._weights, budget.max_nodes, budget.max_depth)
         request.grown = grown
-        num_fixed = proposals.num_fixed
-        credit = grown.said.argmax(1).astype(np.int32)
-        request.tree = DraftTree(grown.token_ids, grown.parents, grown.probabilities, credit, num_fixed)
+        request.tree = DraftTree(
+            grown.token_ids, grown.parents, grown.probabilities, self._credited(grown.said), grown.num_fixed
+        )
         return request.tree
 
     def update(self, request_id: str, step: StepResult) -> None:
@@ -107,7 +114,10 @@ class Drafter:
         grown, places = request.grown, np.empty(0, np.int32)
         if grown is not None:
             verified = _places_in(request.tree, step.tree)
-            accepted = np.isin(verified, step.nodes)
+            # One entry more than nodes, so that -1 (not verified) finds False.
+            accepted_nodes = np.zeros(len(step.tree) + 1, np.bool_)
+            accepted_nodes[step.nodes] = True
+            accepted = accepted_nodes[verified]
             learn_from_step(self._weights, grown, verified, accepted, LEARNING_RATE)
             places = np.where(grown.places < 0, -1, verified[grown.places]) if len(verified) else grown.places
         for index, source in enumerate(self.sources):
@@ -122,6 +132,11 @@ class Drafter:
         if request is not None:
             for source in self._taking_part(request.names):
                 self._guarded(source, None, source.stop, request_id)
+
+    def _credited(self, said: FloatArray) -> IntArray:
+        """[n] the source that gave each node the highest probability."""
+        credited: IntArray = self._channel_sources[said.argmax(axis=1)]
+        return credited
 
     def _taking_part(self, names: frozenset[str]) -> list[DraftSource]:
         return [source for source in self.sources if source.name in names]
@@ -156,26 +171,22 @@ class Drafter:
 
 
 def _joined(trees: Sequence[tuple[int, DraftTree]], own_nodes: dict[int, slice]) -> Proposals:
-    """The trees one behind the other, those with fixed nodes first; notes where each source's nodes are."""
-    tokens, parents, conditionals, channels = [], [], [], []
-    start = num_fixed = 0
-    for index, tree in sorted(trees, key=lambda entry: entry[1].num_fixed == 0):
-        own_nodes[index] = slice(start, start + len(tree))
-        tokens.append(tree.token_ids)
-        parents.append(np.where(tree.parents < 0, -1, tree.parents + start))
-        conditionals.append(_conditionals(tree))
-        channels.append(np.full(len(tree), index, np.int32))
-        num_fixed += tree.num_fixed
-        start += len(tree)
+    """The trees one behind the other, each with the index of its source; notes where each source's nodes are."""
     if not trees:
         nothing = np.empty(0, np.int32)
-        return Proposals(nothing, nothing, np.empty(0, np.float32), nothing, 0)
+        return Proposals(nothing, nothing, np.empty(0, np.float32), nothing, np.empty(0, np.bool_))
+    start = 0
+    parents: list[IntArray] = []
+    for index, tree in trees:
+        own_nodes[index] = slice(start, start + len(tree))
+        parents.append(np.where(tree.parents < 0, -1, tree.parents + start))
+        start += len(tree)
     return Proposals(
-        np.concatenate(tokens).astype(np.int32),
+        np.concatenate([tree.token_ids for _, tree in trees]).astype(np.int32),
         np.concatenate(parents).astype(np.int32),
-        np.concatenate(conditionals).astype(np.float32),
-        np.concatenate(channels),
-        num_fixed,
+        np.concatenate([_conditionals(tree) for _, tree in trees]),
+        np.repeat([index for index, _ in trees], [len(tree) for _, tree in trees]).astype(np.int32),
+        np.concatenate([np.arange(len(tree)) < tree.num_fixed for _, tree in trees]),
     )
 
 

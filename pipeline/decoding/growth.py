@@ -28,24 +28,26 @@ HIGHEST_PROBABILITY = 0.995
 
 
 class Proposals(NamedTuple):
-    """Trees of several sources, one behind the other. Nodes of the first `num_fixed` entries are taken unconditionally.
+    """Trees of several sources, one behind the other.
 
     token_ids, parents: [total]; parents count from the start of the first proposal. conditionals: [total] probability
-    given the parent. channels: [total] channel of the proposing source.
+    given the parent. channels: [total] channel of the proposing source. fixed: [total] nodes of a window, which are
+    taken before all others whatever their probability; so are their parents, which must be fixed too.
     """
 
     token_ids: IntArray
     parents: IntArray
     conditionals: FloatArray
     channels: IntArray
-    num_fixed: int
+    fixed: BoolArray
 
 
 class Grown(NamedTuple):
     """token_ids, parents, probabilities: [n] the tree, in the order in which it was grown. said: [n, channels] what
     each channel gave as the probability of a node given its parent, 0 where it knows nothing behind the parent,
     `OTHERS` where it names only others there. num_orders: [n] how many orders the table knows behind a node's parent.
-    places: [total] node that each proposed node became, -1 if it was not taken."""
+    places: [total] node that each proposed node became, -1 if it was not taken. num_fixed: the first so many nodes are
+    fixed ones."""
 
     token_ids: IntArray
     parents: IntArray
@@ -53,6 +55,7 @@ class Grown(NamedTuple):
     said: FloatArray
     num_orders: IntArray
     places: IntArray
+    num_fixed: int
 
 
 @compiled
@@ -144,7 +147,7 @@ def grow(
             first_child[above] = child
         merged[node] = child
         said[child, proposals.channels[node]] = max(said[child, proposals.channels[node]], proposals.conditionals[node])
-        fixed[child] |= node < proposals.num_fixed
+        fixed[child] |= proposals.fixed[node]
 
     taken = np.empty(max_nodes, np.int32)
     heap = np.empty(room, np.int32)
@@ -153,6 +156,7 @@ def grow(
     last = np.empty(max(orders, 1), np.int32)
     current = 0
     next_fixed = 1
+    num_fixed = 0
     while True:
         # Open the node taken last: gather what may follow it and rate it.
         may_go_on = depth[current] < max_depth
@@ -221,6 +225,7 @@ def grow(
         if next_fixed < size and next_fixed <= total:
             current = next_fixed
             next_fixed += 1
+            num_fixed += 1
         elif heap_size:
             current = heap[0]
             heap_size = _pop(heap, heap_size, path_probability)
@@ -238,7 +243,9 @@ def grow(
     places = np.empty(total, np.int32)
     for node in range(total):
         places[node] = rank[merged[node]]
-    return Grown(token[chosen], out_parents, path_probability[chosen], said[chosen], num_orders[chosen], places)
+    return Grown(
+        token[chosen], out_parents, path_probability[chosen], said[chosen], num_orders[chosen], places, num_fixed
+    )
 
 
 @compiled

@@ -13,13 +13,13 @@ from pipeline.decoding.tree import FloatArray
 
 # By how many orders of the continuation table are known behind the parent: bias; (weight, offset, penalty) of a
 # proposing source; and the same of each order.
-_BIAS = (-1.0, -1.4, -1.0, -0.7)
-_SOURCE = ((0.9, 1.0, -0.3), (0.9, 1.9, -0.6), (0.55, 1.2, -0.4), (0.7, 1.2, -1.5))
+_BIAS = (-1.0, -1.5, -1.0, -0.7)
+_SOURCE = ((0.9, 1.0, -0.3), (1.1, 2.5, -0.6), (0.75, 1.4, -0.85), (0.7, 1.2, -1.3))
 _ORDERS = (
     (),
-    ((0.5, 0.3, -1.7),),
-    ((0.3, 0.3, -1.3), (0.4, 0.4, -1.4)),
-    ((0.12, 0.0, -0.65), (0.2, 0.2, -0.85), (0.35, 0.5, -1.2)),
+    ((0.55, 0.55, -2.0),),
+    ((0.3, 0.4, -1.35), (0.3, 0.4, -1.35)),
+    ((0.15, 0.15, -0.85), (0.2, 0.05, -0.75), (0.35, 0.5, -1.2)),
 )
 MAX_ORDERS = len(_ORDERS) - 1
 

@@ -31,7 +31,6 @@ from pipeline.serving.tensors import Array, Tensors
 from pipeline.serving.text_codec import TextCodec, load_codec
 from pipeline.serving.text_request import TextRequest, text_request
 
-
 _WARMUP = "lookahead: warm-up"
 OnEnd = Callable[[RequestMetrics, TrieMetrics], None]
 

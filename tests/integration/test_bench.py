@@ -82,7 +82,8 @@ def test_verify_passes_and_says_so(data: Path) -> None:
 
 def test_a_sampled_bench_is_identical_too(data: Path) -> None:
     result = lookahead(
-        "bench", *MODEL, "--data", data, "--max-new-tokens", 12, "--strategies", "hybrid", "--temperature", 0.9, "--seed", 7
+        "bench", *MODEL, "--data", data, "--max-new-tokens", 12, "--strategies", "hybrid",
+        "--temperature", 0.9, "--seed", 7,
     )  # fmt: skip
     assert "All 4 outputs are token for token those of `none`" in result.output
 

@@ -13,344 +13,307 @@ in the text itself (the *match*), as in PPM*.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 
 from pipeline.decoding.tree import FloatArray, IntArray
-from pipeline.decoding.trie.kernels import find_child, locate
-from pipeline.decoding.trie.layout import (
-    BRANCH_LENGTH,
-    COUNT,
-    FIRST_CHILD,
-    NEXT,
-    OLDEST,
-    START,
-    TAIL,
-    TOKEN,
-    TrieArrays,
-)
+from pipeline.decoding.trie.kernels import bucket_of, find_child, get, locate, wrapped
+from pipeline.decoding.trie.layout import COUNT, FIRST_CHILD, NEXT, NODE_BYTES, START, TAIL, TOKEN, TrieView
+from pipeline.decoding.trie.memory import load32, load_float, prefetch, store32, store_float
+from pipeline.decoding.trie.workspace import NUM_TRIES, Workspace
 
-NUM_TRIES = 2
+# Classes of a context: seen 1, 2, up to 4, more times, always with one continuation; likewise with several.
 NUM_CLASSES = 8
-# Lengths of a match above a branch: up to 16, 24, 48 tokens, and more.
+# Lengths of a match: up to 16, 24, 47 tokens, and more.
 MATCH_CLASSES = 4
 LONGEST_MATCH = 48
+# Counts that the latest continuation of a context gets on top.
+RECENT = np.float32(0.5)
 # Children of a node that are looked at.
 MAX_CHILDREN = 12
-MAX_CANDIDATES = 128
-# Counts that the latest continuation of a context gets on top.
-RECENT = 0.5
-UNKNOWN = -(1 << 31)
+# Probability of a token that no context names, and bounds of the learnt strengths (logarithms).
+LEAST_SHARE = 1e-6
+STRONGEST = 5.0
 
 
-class Contexts(NamedTuple):
-    """Where the suffixes of the contexts of a draft tree lie. Row 0 is the real context, row i + 1 that of draft node i.
+class Pair(NamedTuple):
+    """Two tries and the roots of what may be seen in them; root 0 for nothing."""
 
-    tokens, parents: [rows] the draft, parents in rows. places: [rows, tries, orders] as `locate` returns, or UNKNOWN.
-    longest: [rows, tries] no longer suffix is known. matches, lengths: [rows, tries] place and length of the match, or 0.
-    """
-
-    tokens: IntArray
-    parents: IntArray
-    places: IntArray
-    longest: IntArray
-    matches: IntArray
-    lengths: IntArray
-
-
-class Scratch(NamedTuple):
-    tokens: IntArray
-    counts: FloatArray
-    path: IntArray
+    own: TrieView
+    shared: TrieView
+    own_root: int
+    shared_root: int
 
 
 @njit(cache=True)
-def new_contexts(num_rows: int, orders: int) -> Any:
-    return Contexts(
-        np.empty(num_rows, np.int32),
-        np.empty(num_rows, np.int32),
-        np.full((num_rows, 2, orders), UNKNOWN, np.int32),
-        np.zeros((num_rows, 2), np.int32),
-        np.zeros((num_rows, 2), np.int32),
-        np.zeros((num_rows, 2), np.int32),
-    )
+def trie_of(pair: Pair, which: int) -> TrieView:
+    return pair.own if which == 0 else pair.shared
 
 
 @njit(cache=True)
-def new_scratch(orders: int) -> Any:
-    return Scratch(np.empty(MAX_CHILDREN, np.int32), np.empty(MAX_CHILDREN, np.float32), np.empty(orders + 1, np.int32))
+def _cell(work: Workspace, row: int, which: int, order: int) -> int:
+    return (row * NUM_TRIES + which) * work.orders + order
 
 
-@njit(cache=True, inline="always")
-def _extended(trie: TrieArrays, place: int, token: int, depth: int) -> int:
+@njit(cache=True)
+def _extended(trie: TrieView, place: int, token: int, depth: int) -> int:
     """Where the context at `place` lies with one token more; depth: its length before."""
     if place == 0:
         return 0
-    length = len(trie.ring)
     if place > 0:
         row = find_child(trie, place, token)
-        if row and trie.nodes[row, COUNT] == TAIL:
-            slot = trie.nodes[row, START] + depth + 1
-            return -1 - (slot - length if slot >= length else slot)
+        if row and get(trie, row, COUNT) == TAIL:
+            return -1 - wrapped(trie, get(trie, row, START) + depth + 1)
         return row
     slot = -1 - place
-    if trie.ring[slot] != token + 1:
+    if load32(trie.ring, slot) != token + 1:
         return 0
-    slot += 1
-    return -1 - (slot - length if slot >= length else slot)
+    return -1 - wrapped(trie, slot + 1)
 
 
 @njit(cache=True)
-def _place_of(trie: TrieArrays, contexts: Contexts, which: int, row: int, order: int, path: IntArray) -> int:
-    """Where the suffix of `order` tokens of a row's context lies; worked out from the rows above it when first asked for."""
-    places = contexts.places
-    steps = 0
-    while places[row, which, order - steps] == UNKNOWN:
-        path[steps] = row
-        row = contexts.parents[row]
-        steps += 1
-    place = places[row, which, order - steps]
-    for step in range(steps - 1, -1, -1):
-        place = _extended(trie, place, contexts.tokens[path[step]], order - step - 1)
-        places[path[step], which, order - step] = place
-    return place
-
-
-@njit(cache=True)
-def find_context(trie: TrieArrays, root: int, context: IntArray, contexts: Contexts, which: int) -> None:
-    """Fill row 0."""
-    orders = contexts.places.shape[2]
-    contexts.places[0, which, :] = 0
-    contexts.places[0, which, 0] = root
-    if root == 0:
-        return
-    for order in range(1, min(orders - 1, len(context)) + 1):
-        place = locate(trie, root, context, len(context) - order, len(context))
-        # Whatever ends in an unknown string is unknown, too.
-        if place == 0:
-            break
-        contexts.places[0, which, order] = place
-        contexts.longest[0, which] = order
-    _begin_match(trie, contexts, which, 0)
-    match = contexts.matches[0, which]
-    if match:
-        length = len(trie.ring)
-        slot = (-1 - match - orders) % length
-        at = len(context) - orders
-        while at >= 0 and contexts.lengths[0, which] < LONGEST_MATCH and trie.ring[slot] == context[at] + 1:
-            contexts.lengths[0, which] += 1
-            at -= 1
-            slot = slot - 1 if slot else length - 1
-
-
-@njit(cache=True, inline="always")
-def _begin_match(trie: TrieArrays, contexts: Contexts, which: int, row: int) -> None:
-    """If the longest suffix that the trie can hold is known, follow its latest occurrence from here on."""
-    order = contexts.places.shape[2] - 1
-    place = contexts.places[row, which, order]
-    if place == 0 or place == UNKNOWN:
-        return
-    if place < 0:
-        contexts.matches[row, which] = place
-        contexts.lengths[row, which] = order
-    else:
-        child = trie.nodes[place, FIRST_CHILD]
-        if child:
-            contexts.matches[row, which] = -1 - (trie.nodes[child, START] + order) % len(trie.ring)
-            contexts.lengths[row, which] = order
-
-
-@njit(cache=True)
-def enter(first: TrieArrays, second: TrieArrays, roots: Any, contexts: Contexts, row: int, path: IntArray) -> None:
-    """Prepare a row whose token and parent are set."""
-    parent = contexts.parents[row]
-    orders = contexts.places.shape[2]
+def find_context(pair: Pair, context: IntArray, work: Workspace) -> None:
+    """Fill row 0 with the real context [len]."""
     for which in range(NUM_TRIES):
-        trie = first if which == 0 else second
-        contexts.places[row, which, 0] = roots[which]
-        longest = min(contexts.longest[parent, which] + 1, orders - 1)
-        while longest > 0 and _place_of(trie, contexts, which, row, longest, path) == 0:
-            longest -= 1
-        contexts.longest[row, which] = longest
-        match = contexts.matches[parent, which]
+        trie = trie_of(pair, which)
+        root = pair.own_root if which == 0 else pair.shared_root
+        for order in range(work.orders):
+            store32(work.places, _cell(work, 0, which, order), np.int32(0))
+        store32(work.places, _cell(work, 0, which, 0), np.int32(root))
+        store32(work.matches, which, np.int32(0))
+        longest = 0
+        # Whatever ends in an unknown string is unknown, too.
+        while root and longest < min(work.orders - 1, len(context)):
+            place = locate(trie, root, context, len(context) - longest - 1, len(context))
+            if place == 0:
+                break
+            longest += 1
+            store32(work.places, _cell(work, 0, which, longest), np.int32(place))
+        store32(work.longest, which, np.int32(longest))
+        match = _begin_match(trie, work, which, 0)
         if match:
-            match = _extended(trie, match, contexts.tokens[row], 0)
-            contexts.matches[row, which] = match
-            contexts.lengths[row, which] = min(contexts.lengths[parent, which] + 1, LONGEST_MATCH)
-        if match == 0 and longest == orders - 1:
-            _begin_match(trie, contexts, which, row)
-
-
-@njit(cache=True, inline="always")
-def context_class(total: float, distinct: int) -> int:
-    """0 .. 3: seen 1, 2, up to 4, more times, always with one continuation. 4 .. 7: likewise, with several."""
-    size = 0 if total <= 1 else 1 if total <= 2 else 2 if total <= 4 else 3
-    return size if distinct <= 1 else size + 4
+            length = work.orders - 1
+            slot = (-1 - match - work.orders) % trie.ring_len
+            at = len(context) - work.orders
+            while at >= 0 and length < LONGEST_MATCH and load32(trie.ring, slot) == context[at] + 1:
+                length += 1
+                at -= 1
+                slot = slot - 1 if slot else trie.ring_len - 1
+            store32(work.lengths, which, np.int32(length))
 
 
 @njit(cache=True)
-def _continuations(trie: TrieArrays, place: int, scratch: Scratch) -> Any:
-    """Fill scratch with what followed the context at `place`. Returns how many tokens, and the sum of their counts."""
-    if place < 0:
-        value = trie.ring[-1 - place]
-        if value <= 0:
-            return 0, 0.0
-        scratch.tokens[0] = value - 1
-        scratch.counts[0] = 1.0
-        return 1, 1.0
-    nodes = trie.nodes
-    child = nodes[place, FIRST_CHILD]
-    found = 0
-    total = 0.0
-    latest = -1
-    latest_index = 0
-    oldest = trie.meta[OLDEST] % len(trie.ring)
-    while child and found < MAX_CHILDREN:
-        count = max(nodes[child, COUNT], 1)
-        scratch.tokens[found] = nodes[child, TOKEN]
-        scratch.counts[found] = count
-        total += count
-        age = nodes[child, START] - oldest
-        if age < 0:
-            age += len(trie.ring)
-        if age > latest:
-            latest = age
-            latest_index = found
-        found += 1
-        child = nodes[child, NEXT]
-    if child:
-        total = max(total, float(nodes[place, COUNT]))
-    if found > 1:
-        scratch.counts[latest_index] += RECENT
-        total += RECENT
-    return found, total
-
-
-@njit(cache=True)
-def speakers(
-    first: TrieArrays, second: TrieArrays, contexts: Contexts, row: int, order: int, which: int, seen: IntArray, path: IntArray
-) -> int:
-    """Place of the context of this order that has something new to say, or 0."""
-    if order > contexts.longest[row, which]:
+def _begin_match(trie: TrieView, work: Workspace, which: int, row: int) -> int:
+    """If the longest suffix that the trie can hold is known, follow one occurrence of it from here on."""
+    order = work.orders - 1
+    if load32(work.longest, row * NUM_TRIES + which) < order:
         return 0
-    trie = first if which == 0 else second
-    place = _place_of(trie, contexts, which, row, order, path)
-    times = 0 if place == 0 else 1 if place < 0 else trie.nodes[place, COUNT]
-    if times == seen[which]:
-        return 0
-    seen[which] = times
+    place = np.int64(load32(work.places, _cell(work, row, which, order)))
+    if place > 0:
+        child = get(trie, place, FIRST_CHILD)
+        place = -1 - wrapped(trie, get(trie, child, START) + order) if child else 0
+    store32(work.matches, row * NUM_TRIES + which, np.int32(place))
+    store32(work.lengths, row * NUM_TRIES + which, np.int32(order))
     return place
 
 
-@njit(cache=True, inline="always")
-def match_order(length: int, orders: int) -> int:
-    return orders + (0 if length <= 16 else 1 if length <= 24 else 2 if length < 48 else 3)
+@njit(cache=True)
+def enter(pair: Pair, work: Workspace, row: int) -> None:
+    """Prepare a row whose token and parent are set."""
+    parent = load32(work.parents, row)
+    token = load32(work.tokens, row)
+    for which in range(NUM_TRIES):
+        trie = trie_of(pair, which)
+        _extend_all(trie, work, which, row, parent, token)
+        root = pair.own_root if which == 0 else pair.shared_root
+        store32(work.places, _cell(work, row, which, 0), np.int32(root))
+        match = np.int64(load32(work.matches, parent * NUM_TRIES + which))
+        if match:
+            match = _extended(trie, match, token, 0)
+        store32(work.matches, row * NUM_TRIES + which, np.int32(match))
+        if match:
+            length = min(load32(work.lengths, parent * NUM_TRIES + which) + 1, LONGEST_MATCH)
+            store32(work.lengths, row * NUM_TRIES + which, np.int32(length))
+        else:
+            _begin_match(trie, work, which, row)
+
+
+@njit(cache=True)
+def _extend_all(trie: TrieView, work: Workspace, which: int, row: int, parent: int, token: int) -> None:
+    """Find all suffixes of a row's context. In a large trie each look costs a wait for memory, so all of them wait together."""
+    above = _cell(work, parent, which, 0)
+    here = _cell(work, row, which, 0)
+    longest = min(load32(work.longest, parent * NUM_TRIES + which) + 1, work.orders - 1)
+    for order in range(1, longest + 1):
+        place = load32(work.places, above + order - 1)
+        bucket = bucket_of(trie, place, token) if place > 0 else -1
+        store32(work.path, order, np.int32(bucket))
+        if bucket >= 0:
+            prefetch(trie.heads + 4 * bucket)
+    for order in range(1, longest + 1):
+        bucket = load32(work.path, order)
+        if bucket >= 0:
+            prefetch(trie.nodes + NODE_BYTES * np.int64(load32(trie.heads, bucket)))
+    known = 0
+    for order in range(1, longest + 1):
+        place = _extended(trie, np.int64(load32(work.places, above + order - 1)), token, order - 1)
+        store32(work.places, here + order, np.int32(place))
+        if place > 0:
+            prefetch(trie.nodes + NODE_BYTES * np.int64(get(trie, place, FIRST_CHILD)))
+        if place:
+            known = order
+    store32(work.longest, row * NUM_TRIES + which, np.int32(known))
+
+
+@njit(cache=True)
+def _seen(trie: TrieView, place: int) -> tuple[int, int, int]:
+    """What followed the context at `place`: first child (or the slot of the only token, as -1 - slot; 0 if nothing did), how
+    many tokens altogether, and whether they differ."""
+    if place < 0:
+        return (place, 1, 0) if load32(trie.ring, -1 - place) > 0 else (0, 0, 0)
+    child = np.int64(get(trie, place, FIRST_CHILD))
+    if child == 0:
+        return 0, 0, 0
+    if get(trie, child, NEXT) == 0:
+        return child, max(np.int64(get(trie, child, COUNT)), 1), 0
+    return child, np.int64(get(trie, place, COUNT)), 1
+
+
+@njit(cache=True)
+def _next_context(pair: Pair, work: Workspace, row: int, order: int, which: int) -> int:
+    """Place of the context of this order (`orders`: the match), or 0 if it has nothing new to say."""
+    if order == work.orders:
+        return np.int64(load32(work.matches, row * NUM_TRIES + which))
+    if order > load32(work.longest, row * NUM_TRIES + which):
+        return 0
+    trie = trie_of(pair, which)
+    place = np.int64(load32(work.places, _cell(work, row, which, order)))
+    times = np.int64(0 if place == 0 else 1 if place < 0 else get(trie, place, COUNT))
+    if order > 0 and times == load32(work.seen, which):
+        return 0
+    store32(work.seen, which, np.int32(times))
+    return place
+
+
+@njit(cache=True)
+def _strength_cell(work: Workspace, which: int, row: int, order: int, total: int, differ: int) -> int:
+    if order == work.orders:
+        length = load32(work.lengths, row * NUM_TRIES + which)
+        order += 0 if length <= 16 else 1 if length <= 24 else 2 if length < LONGEST_MATCH else 3
+    size = 0 if total <= 1 else 1 if total <= 2 else 2 if total <= 4 else 3
+    return (which * (work.orders + MATCH_CLASSES) + order) * NUM_CLASSES + size + 4 * differ
+
+
+@njit(cache=True)
+def _highest_order(work: Workspace, row: int) -> int:
+    cell = row * NUM_TRIES
+    if load32(work.matches, cell) or load32(work.matches, cell + 1):
+        return work.orders
+    return max(load32(work.longest, cell), load32(work.longest, cell + 1))
+
+
+@njit(cache=True)
+def _add(tokens: IntArray, probs: FloatArray, size: int, token: int, share: float) -> int:
+    """Add to what is known of a token; returns how many tokens there are."""
+    at = 0
+    while at < size and tokens[at] != token:
+        at += 1
+    if at < size:
+        probs[at] += share
+    elif size < len(tokens):
+        tokens[at] = token
+        probs[at] = share
+        return size + 1
+    return size
 
 
 @njit(cache=True)
 def gather(
-    first: TrieArrays,
-    second: TrieArrays,
-    contexts: Contexts,
+    pair: Pair,
+    work: Workspace,
     row: int,
     strengths: FloatArray,
     tokens: IntArray,
     probs: FloatArray,
-    scratch: Scratch,
     stop_below: float,
 ) -> int:
     """Fill tokens and probs with what may follow a row's context. Returns how many. Contexts that could not give any token
-    stop_below or more are not asked."""
+    stop_below or more are not asked. strengths: [tries * (orders + MATCH_CLASSES) * NUM_CLASSES]."""
     size = 0
-    escape = 1.0
-    orders = contexts.places.shape[2]
-    seen = np.zeros(2, np.int32)
-    for order in range(orders, -1, -1):
+    escape = np.float32(1.0)
+    store32(work.seen, 0, np.int32(0))
+    store32(work.seen, 1, np.int32(0))
+    for order in range(_highest_order(work, row), -1, -1):
         for which in range(NUM_TRIES):
-            trie = first if which == 0 else second
-            if order == orders:
-                place = contexts.matches[row, which]
-                kind = match_order(contexts.lengths[row, which], orders)
-            else:
-                place = speakers(first, second, contexts, row, order, which, seen, scratch.path)
-                kind = order
+            place = _next_context(pair, work, row, order, which)
             if place == 0:
                 continue
-            found, total = _continuations(trie, place, scratch)
-            if found == 0:
+            trie = trie_of(pair, which)
+            child, total, differ = _seen(trie, place)
+            if child == 0:
                 continue
-            weight = total / (total + np.exp(strengths[which, kind, context_class(total, found)]))
-            scale = escape * weight / total
-            for index in range(found):
-                token = scratch.tokens[index]
-                at = 0
-                while at < size and tokens[at] != token:
-                    at += 1
-                if at == size:
-                    if size == len(tokens):
-                        continue
-                    tokens[at] = token
-                    probs[at] = 0.0
-                    size += 1
-                probs[at] += scale * scratch.counts[index]
-            escape *= 1.0 - weight
-            if escape < stop_below:
+            doubt = np.exp(strengths[_strength_cell(work, which, row, order, total, differ)])
+            scale = escape / (np.float32(total) + doubt)
+            if child < 0:
+                size = _add(tokens, probs, size, load32(trie.ring, -1 - child) - 1, scale)
+            else:
+                # The latest continuation counts for more. Frequent children come first, then the latest.
+                left = MAX_CHILDREN
+                latest = get(trie, place, START)
+                while child and left:
+                    share = scale * np.float32(max(get(trie, child, COUNT), 1))
+                    if differ and get(trie, child, START) == latest:
+                        share += scale * RECENT
+                    if share < stop_below:
+                        break
+                    size = _add(tokens, probs, size, get(trie, child, TOKEN), share)
+                    child = np.int64(get(trie, child, NEXT))
+                    left -= 1
+            escape *= doubt / (np.float32(total) + doubt)
+            if escape < np.float32(3.0) * stop_below:
                 return size
     return size
 
 
 @njit(cache=True)
-def learn_token(
-    first: TrieArrays,
-    second: TrieArrays,
-    contexts: Contexts,
-    row: int,
-    strengths: FloatArray,
-    token: int,
-    rate: float,
-    scratch: Scratch,
-) -> None:
+def learn_token(pair: Pair, work: Workspace, row: int, strengths: FloatArray, token: int, rate: float) -> None:
     """One step of gradient ascent on the log probability of `token` after a row's context."""
-    orders = contexts.places.shape[2]
-    asked = np.empty((2 * orders + 2, 3), np.int64)
-    weights = np.empty(2 * orders + 2)
-    shares = np.empty(2 * orders + 2)
     num = 0
-    seen = np.zeros(2, np.int32)
-    for order in range(orders, -1, -1):
+    store32(work.seen, 0, np.int32(0))
+    store32(work.seen, 1, np.int32(0))
+    for order in range(_highest_order(work, row), -1, -1):
         for which in range(NUM_TRIES):
-            trie = first if which == 0 else second
-            if order == orders:
-                place = contexts.matches[row, which]
-                kind = match_order(contexts.lengths[row, which], orders)
-            else:
-                place = speakers(first, second, contexts, row, order, which, seen, scratch.path)
-                kind = order
+            place = _next_context(pair, work, row, order, which)
             if place == 0:
                 continue
-            found, total = _continuations(trie, place, scratch)
-            if found == 0:
+            trie = trie_of(pair, which)
+            child, total, differ = _seen(trie, place)
+            if child == 0:
                 continue
-            share = 0.0
-            for index in range(found):
-                if scratch.tokens[index] == token:
-                    share = scratch.counts[index] / total
-            asked[num, 0] = which
-            asked[num, 1] = kind
-            asked[num, 2] = context_class(total, found)
-            weights[num] = total / (total + np.exp(strengths[which, kind, asked[num, 2]]))
-            shares[num] = share
+            share = np.float32(0.0)
+            if child < 0:
+                share = np.float32(load32(trie.ring, -1 - child) == token + 1)
+            else:
+                row_of_token = find_child(trie, place, token)
+                if row_of_token:
+                    share = np.float32(max(get(trie, row_of_token, COUNT), 1)) / np.float32(total)
+            cell = _strength_cell(work, which, row, order, total, differ)
+            store32(work.asked, num, np.int32(cell))
+            store_float(work.weights, num, np.float32(total / (total + np.exp(strengths[cell]))))
+            store_float(work.shares, num, share)
             num += 1
-    # below[i]: probability that contexts from i on give the token.
-    below = np.empty(num + 1)
-    below[num] = 1e-6
+    # From the shortest context up: what it adds to what the shorter ones say of the token.
+    below = np.float32(LEAST_SHARE)
     for index in range(num - 1, -1, -1):
-        below[index] = weights[index] * shares[index] + (1.0 - weights[index]) * below[index + 1]
-    escape = 1.0
+        weight, share = load_float(work.weights, index), load_float(work.shares, index)
+        store_float(work.shares, index, share - below)
+        below = weight * share + (np.float32(1.0) - weight) * below
+    escape = np.float32(1.0)
     for index in range(num):
-        slope = -escape * (shares[index] - below[index + 1]) * weights[index] * (1.0 - weights[index]) / below[0]
-        which, kind, size = asked[index]
-        strengths[which, kind, size] = min(max(strengths[which, kind, size] + rate * slope, -5.0), 5.0)
-        escape *= 1.0 - weights[index]
+        weight = load_float(work.weights, index)
+        slope = -escape * load_float(work.shares, index) * weight * (np.float32(1.0) - weight) / below
+        cell = load32(work.asked, index)
+        strengths[cell] = min(max(strengths[cell] + rate * slope, -STRONGEST), STRONGEST)
+        escape *= np.float32(1.0) - weight

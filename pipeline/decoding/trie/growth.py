@@ -2,42 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numba import njit
 
 from pipeline.decoding.tree import FloatArray, IntArray
-from pipeline.decoding.trie.estimate import MAX_CANDIDATES, enter, find_context, gather, learn_token, new_contexts, new_scratch
-from pipeline.decoding.trie.layout import BRANCH_LENGTH, TrieArrays
+from pipeline.decoding.trie.estimate import Pair, enter, find_context, gather, learn_token
+from pipeline.decoding.trie.memory import store32
+from pipeline.decoding.trie.workspace import MAX_CANDIDATES, Workspace
 
 # Paths less likely than this are not worth a node.
-LEAST_PROBABILITY = 1e-5
+LEAST_PROBABILITY = np.float32(1e-5)
+# A path is gone on with only if it is so many times as likely as the least likely node that there is room for.
+WORTH_OPENING = np.float32(2.0)
 
 
 @njit(cache=True)
 def grow_tree(
-    first: TrieArrays,
-    second: TrieArrays,
-    roots: Any,
+    pair: Pair,
+    work: Workspace,
     context: IntArray,
     strengths: FloatArray,
     max_nodes: int,
     max_depth: int,
     root_fan: int,
     fan: int,
-) -> Any:
+) -> tuple[IntArray, IntArray, FloatArray]:
     """The most likely paths after context [len]: token_ids, parents, path probabilities, most likely first.
 
-    roots: row of the root in each trie, 0 for none. root_fan, fan: how many children the root and other nodes may have.
+    work: room for max_nodes + 1 rows. root_fan, fan: how many children the root and other nodes may have.
     """
-    orders = second.meta[BRANCH_LENGTH]
-    contexts = new_contexts(max_nodes + 1, orders)
-    scratch = new_scratch(orders)
     tokens = np.empty(MAX_CANDIDATES, np.int32)
     probs = np.empty(MAX_CANDIDATES, np.float32)
-    find_context(first, roots[0], context, contexts, 0)
-    find_context(second, roots[1], context, contexts, 1)
+    find_context(pair, context, work)
     # Nodes taken, and behind them the candidates, all sorted by probability: no path is more likely than its beginning.
     node_token = np.empty(max_nodes, np.int32)
     node_parent = np.empty(max_nodes, np.int32)
@@ -47,20 +43,20 @@ def grow_tree(
     size = 0
     while True:
         # Open the row taken last; row 0 is the root.
-        path = node_prob[taken - 1] if taken else 1.0
+        path = node_prob[taken - 1] if taken else np.float32(1.0)
         least = node_prob[max_nodes - 1] if size == max_nodes else LEAST_PROBABILITY
-        if depth[taken] < max_depth and path > least:
+        if depth[taken] < max_depth and path > WORTH_OPENING * least:
             if taken:
-                enter(first, second, roots, contexts, taken, scratch.path)
-            found = gather(first, second, contexts, taken, strengths, tokens, probs, scratch, least / path)
+                enter(pair, work, taken)
+            found = gather(pair, work, taken, strengths, tokens, probs, least / path)
             limit = fan if taken else root_fan
             for index in range(min(found, limit)):
+                best = index
                 if limit < found:
                     best = np.argmax(probs[:found])
-                    prob, token = path * probs[best], tokens[best]
+                prob, token = path * probs[best], tokens[best]
+                if limit < found:
                     probs[best] = -1.0
-                else:
-                    prob, token = path * probs[index], tokens[index]
                 if prob <= least:
                     continue
                 at = size if size < max_nodes else max_nodes - 1
@@ -79,33 +75,24 @@ def grow_tree(
         if taken == size:
             break
         taken += 1
-        parent = node_parent[taken - 1] + 1
-        depth[taken] = depth[parent] + 1
-        contexts.tokens[taken] = node_token[taken - 1]
-        contexts.parents[taken] = parent
         if taken == max_nodes:
             break
+        parent = node_parent[taken - 1] + 1
+        depth[taken] = depth[parent] + 1
+        store32(work.tokens, taken, node_token[taken - 1])
+        store32(work.parents, taken, np.int32(parent))
     return node_token[:taken], node_parent[:taken], node_prob[:taken]
 
 
 @njit(cache=True)
 def learn_tokens(
-    first: TrieArrays,
-    second: TrieArrays,
-    roots: Any,
-    context: IntArray,
-    tokens: IntArray,
-    strengths: FloatArray,
-    rate: float,
+    pair: Pair, work: Workspace, context: IntArray, tokens: IntArray, strengths: FloatArray, rate: float
 ) -> None:
-    """Learn from the tokens that followed context, before they are inserted anywhere."""
-    orders = second.meta[BRANCH_LENGTH]
-    contexts = new_contexts(len(tokens) + 1, orders)
-    scratch = new_scratch(orders)
-    find_context(first, roots[0], context, contexts, 0)
-    find_context(second, roots[1], context, contexts, 1)
+    """Learn from the tokens that followed context, before they are inserted anywhere. work: room for len(tokens) rows."""
+    find_context(pair, context, work)
     for index in range(len(tokens)):
-        learn_token(first, second, contexts, index, strengths, tokens[index], rate, scratch)
-        contexts.tokens[index + 1] = tokens[index]
-        contexts.parents[index + 1] = index
-        enter(first, second, roots, contexts, index + 1, scratch.path)
+        if index:
+            store32(work.tokens, index, tokens[index - 1])
+            store32(work.parents, index, np.int32(index - 1))
+            enter(pair, work, index)
+        learn_token(pair, work, index, strengths, tokens[index], rate)

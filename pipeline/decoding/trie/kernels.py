@@ -1,4 +1,4 @@
-"""The compiled loops that change a trie: find, insert, evict, prune. See `layout` for the arrays."""
+"""The compiled loops that change a trie: find, insert, forget, prune. See `layout` for the arrays."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from numba import njit
 
 from pipeline.decoding.tree import IntArray
 from pipeline.decoding.trie.layout import (
-    BRANCH_LENGTH,
     BUCKET_NEXT,
     COUNT,
     EPOCH,
@@ -24,179 +23,215 @@ from pipeline.decoding.trie.layout import (
     START,
     TAIL,
     TOKEN,
-    TrieArrays,
+    TrieView,
 )
+from pipeline.decoding.trie.memory import load32, load64, store32, store64
 
 # So many children that were seen often keep their place before those that were seen last.
-NUM_FREQUENT = 8
+NUM_FREQUENT = 6
+MAX_COUNT = 1 << 30
 
 
-@njit(cache=True, inline="always")
-def bucket_of(parent: int, token: int, num_buckets: int) -> int:
+@njit(cache=True)
+def get(trie: TrieView, row: int, column: int) -> int:
+    return load32(trie.nodes, row * 8 + column)
+
+
+@njit(cache=True)
+def put(trie: TrieView, row: int, column: int, value: int) -> None:
+    store32(trie.nodes, row * 8 + column, np.int32(value))
+
+
+@njit(cache=True)
+def bump(trie: TrieView, entry: int, by: int) -> None:
+    store64(trie.meta, entry, load64(trie.meta, entry) + by)
+
+
+@njit(cache=True)
+def wrapped(trie: TrieView, slot: int) -> int:
+    """The slot of the ring for a number less than once past its end."""
+    return slot - trie.ring_len if slot >= trie.ring_len else slot
+
+
+@njit(cache=True)
+def bucket_of(trie: TrieView, parent: int, token: int) -> int:
     mixed = (np.uint64(parent) << np.uint64(32)) ^ np.uint64(token)
     mixed *= np.uint64(0x9E3779B97F4A7C15)
     mixed ^= mixed >> np.uint64(29)
     mixed *= np.uint64(0xBF58476D1CE4E5B9)
-    return np.int64(((mixed >> np.uint64(32)) * np.uint64(num_buckets)) >> np.uint64(32))
+    return np.int64(((mixed >> np.uint64(32)) * np.uint64(trie.num_nodes)) >> np.uint64(32))
 
 
-@njit(cache=True, inline="always")
-def find_child(trie: TrieArrays, parent: int, token: int) -> int:
+@njit(cache=True)
+def find_child(trie: TrieView, parent: int, token: int) -> int:
     """The child's row, or 0."""
-    nodes = trie.nodes
-    row = trie.heads[bucket_of(parent, token, len(trie.heads))]
-    while row and (nodes[row, PARENT] != parent or nodes[row, TOKEN] != token):
-        row = nodes[row, BUCKET_NEXT]
+    row = np.int64(load32(trie.heads, bucket_of(trie, parent, token)))
+    while row and (get(trie, row, PARENT) != parent or get(trie, row, TOKEN) != token):
+        row = np.int64(get(trie, row, BUCKET_NEXT))
     return row
 
 
-@njit(cache=True, inline="always")
-def _link(trie: TrieArrays, row: int, parent: int) -> None:
+@njit(cache=True)
+def locate(trie: TrieView, root: int, text: IntArray, begin: int, end: int) -> int:
+    """Where text[begin:end] lies: its node's row, or -1 - slot of the token that follows it if it lies in a tail (the slot
+    may be unwritten), or 0 if it is unknown."""
+    row = root
+    for place in range(begin, end):
+        row = find_child(trie, row, text[place])
+        if not row:
+            return 0
+        if get(trie, row, COUNT) == TAIL:
+            slot = wrapped(trie, get(trie, row, START) + place + 1 - begin)
+            for rest in range(place + 1, end):
+                if load32(trie.ring, slot) != text[rest] + 1:
+                    return 0
+                slot = wrapped(trie, slot + 1)
+            return -1 - slot
+    return row
+
+
+@njit(cache=True)
+def _link(trie: TrieView, row: int, parent: int, count: int) -> None:
     """Put a node into its parent's list of children: in front, but behind the first few if they were seen more often."""
-    nodes = trie.nodes
-    before, after = 0, nodes[parent, FIRST_CHILD]
+    before, after = np.int64(0), np.int64(get(trie, parent, FIRST_CHILD))
     steps = 0
-    while after and steps < NUM_FREQUENT and nodes[after, COUNT] > nodes[row, COUNT]:
-        before, after = after, nodes[after, NEXT]
+    while after and steps < NUM_FREQUENT and get(trie, after, COUNT) > count:
+        before, after = after, np.int64(get(trie, after, NEXT))
         steps += 1
-    nodes[row, PREVIOUS] = before
-    nodes[row, NEXT] = after
+    put(trie, row, PREVIOUS, before)
+    put(trie, row, NEXT, after)
     if before:
-        nodes[before, NEXT] = row
+        put(trie, before, NEXT, row)
     else:
-        nodes[parent, FIRST_CHILD] = row
+        put(trie, parent, FIRST_CHILD, row)
     if after:
-        nodes[after, PREVIOUS] = row
+        put(trie, after, PREVIOUS, row)
 
 
 @njit(cache=True)
-def new_node(trie: TrieArrays, parent: int, token: int, count: int, start: int) -> int:
-    """Make a child, in front of its siblings. The caller has seen to it that a row is free."""
-    nodes, meta = trie.nodes, trie.meta
-    if meta[FREE]:
-        row = meta[FREE]
-        meta[FREE] = nodes[row, NEXT]
+def _unlink(trie: TrieView, row: int) -> None:
+    """Take a node out of its parent's list of children."""
+    before, after = get(trie, row, PREVIOUS), get(trie, row, NEXT)
+    if before:
+        put(trie, before, NEXT, after)
+    elif get(trie, row, PARENT) > 0:
+        put(trie, get(trie, row, PARENT), FIRST_CHILD, after)
+    if after:
+        put(trie, after, PREVIOUS, before)
+
+
+@njit(cache=True)
+def new_node(trie: TrieView, parent: int, token: int, count: int, start: int) -> int:
+    """Make a child; parent 0 makes a root. The caller has seen to it that a row is free."""
+    row = load64(trie.meta, FREE)
+    if row:
+        store64(trie.meta, FREE, np.int64(get(trie, row, NEXT)))
     else:
-        row = meta[FRESH]
-        meta[FRESH] += 1
-    meta[NUM_NODES] += 1
-    bucket = bucket_of(parent, token, len(trie.heads))
-    nodes[row, PARENT] = parent
-    nodes[row, TOKEN] = token
-    nodes[row, COUNT] = count
-    nodes[row, START] = start
-    nodes[row, BUCKET_NEXT] = trie.heads[bucket]
-    nodes[row, FIRST_CHILD] = 0
-    nodes[row, NEXT] = 0
-    nodes[row, PREVIOUS] = 0
-    trie.heads[bucket] = row
+        row = load64(trie.meta, FRESH)
+        bump(trie, FRESH, 1)
+    bump(trie, NUM_NODES, 1)
+    bucket = bucket_of(trie, parent, token)
+    put(trie, row, PARENT, parent)
+    put(trie, row, TOKEN, token)
+    put(trie, row, COUNT, count)
+    put(trie, row, START, start)
+    put(trie, row, BUCKET_NEXT, load32(trie.heads, bucket))
+    put(trie, row, FIRST_CHILD, 0)
+    put(trie, row, NEXT, 0)
+    put(trie, row, PREVIOUS, 0)
+    store32(trie.heads, bucket, np.int32(row))
     if parent:
-        _link(trie, row, parent)
+        _link(trie, row, parent, count)
     return row
 
 
 @njit(cache=True)
-def drop_node(trie: TrieArrays, row: int) -> None:
+def drop_node(trie: TrieView, row: int) -> None:
     """Free a node; its children, if any, must be dropped as well."""
-    nodes, meta = trie.nodes, trie.meta
-    parent = nodes[row, PARENT]
-    bucket = bucket_of(parent, nodes[row, TOKEN], len(trie.heads))
-    other = trie.heads[bucket]
+    bucket = bucket_of(trie, get(trie, row, PARENT), get(trie, row, TOKEN))
+    other = load32(trie.heads, bucket)
     if other == row:
-        trie.heads[bucket] = nodes[row, BUCKET_NEXT]
+        store32(trie.heads, bucket, get(trie, row, BUCKET_NEXT))
     else:
-        while nodes[other, BUCKET_NEXT] != row:
-            other = nodes[other, BUCKET_NEXT]
-        nodes[other, BUCKET_NEXT] = nodes[row, BUCKET_NEXT]
+        while get(trie, other, BUCKET_NEXT) != row:
+            other = get(trie, other, BUCKET_NEXT)
+        put(trie, other, BUCKET_NEXT, get(trie, row, BUCKET_NEXT))
     _unlink(trie, row)
-    nodes[row, PARENT] = -1
-    nodes[row, FIRST_CHILD] = 0
-    nodes[row, NEXT] = meta[FREE]
-    meta[FREE] = row
-    meta[NUM_NODES] -= 1
-
-
-@njit(cache=True, inline="always")
-def _unlink(trie: TrieArrays, row: int) -> None:
-    """Take a node out of its parent's list of children."""
-    nodes = trie.nodes
-    before, after = nodes[row, PREVIOUS], nodes[row, NEXT]
-    if before:
-        nodes[before, NEXT] = after
-    elif nodes[row, PARENT] > 0:
-        nodes[nodes[row, PARENT], FIRST_CHILD] = after
-    if after:
-        nodes[after, PREVIOUS] = before
-
-
-@njit(cache=True, inline="always")
-def _visit(trie: TrieArrays, row: int, depth: int, start: int) -> None:
-    """A suffix that starts in slot `start` goes through a known node of this depth."""
-    nodes, ring = trie.nodes, trie.ring
-    if nodes[row, COUNT] == TAIL:
-        # Two strings share this node now: what followed the first one becomes a node of its own.
-        earlier = nodes[row, START]
-        nodes[row, COUNT] = 1
-        if depth < trie.meta[BRANCH_LENGTH]:
-            slot = earlier + depth
-            if slot >= len(ring):
-                slot -= len(ring)
-            if ring[slot] > 0:
-                new_node(trie, row, ring[slot] - 1, TAIL, earlier)
-    nodes[row, COUNT] += 1
-    # Slots that were reserved earlier lie before those that other sequences have used since.
-    oldest = trie.meta[OLDEST] % len(ring)
-    if (start - oldest) % len(ring) > (nodes[row, START] - oldest) % len(ring):
-        nodes[row, START] = start
-    if nodes[row, PREVIOUS]:
-        _unlink(trie, row)
-        _link(trie, row, nodes[row, PARENT])
+    put(trie, row, PARENT, -1)
+    put(trie, row, FIRST_CHILD, 0)
+    put(trie, row, NEXT, load64(trie.meta, FREE))
+    store64(trie.meta, FREE, np.int64(row))
+    bump(trie, NUM_NODES, -1)
 
 
 @njit(cache=True)
-def forget_oldest(trie: TrieArrays) -> None:
+def _visit(trie: TrieView, row: int, depth: int, start: int, oldest: int) -> None:
+    """A suffix that starts in slot `start` goes through a known node of this depth. oldest: slot of the oldest text."""
+    count = get(trie, row, COUNT)
+    earlier = get(trie, row, START)
+    if count == TAIL:
+        # Two strings share this node now: what followed the first one becomes a node of its own.
+        count = 1
+        if depth < trie.branch_length:
+            value = load32(trie.ring, wrapped(trie, earlier + depth))
+            if value > 0:
+                new_node(trie, row, value - 1, TAIL, earlier)
+    count = min(count + 1, MAX_COUNT)
+    put(trie, row, COUNT, count)
+    # Slots that were reserved lie before those that other sequences have used since.
+    age, new_age = earlier - oldest, start - oldest
+    if age < 0:
+        age += trie.ring_len
+    if new_age < 0:
+        new_age += trie.ring_len
+    if new_age > age:
+        put(trie, row, START, start)
+    if get(trie, row, PREVIOUS):
+        _unlink(trie, row)
+        _link(trie, row, get(trie, row, PARENT), count)
+
+
+@njit(cache=True)
+def forget_oldest(trie: TrieView) -> None:
     """Let go of the oldest slot of the ring, and of all nodes that only its suffix still holds."""
-    nodes, ring, meta = trie.nodes, trie.ring, trie.meta
-    slot = meta[OLDEST] % len(ring)
-    value = ring[slot]
+    slot = load64(trie.meta, OLDEST) % trie.ring_len
+    value = load32(trie.ring, slot)
+    store32(trie.ring, slot, np.int32(0))
+    bump(trie, OLDEST, 1)
     if value < 0:
-        meta[OLDEST_ROOT] = -value
-        following = (slot + 1) % len(ring)
-        ring[slot] = 0
-        ring[following] = 0
-        meta[OLDEST] += 2
-        return
-    if value > 0:
-        row = meta[OLDEST_ROOT]
-        last = row
+        store64(trie.meta, OLDEST_ROOT, np.int64(-value))
+        store32(trie.ring, wrapped(trie, slot + 1), np.int32(0))
+        bump(trie, OLDEST, 1)
+    elif value > 0:
+        root = load64(trie.meta, OLDEST_ROOT)
+        last = root
         at = slot
-        for _ in range(meta[BRANCH_LENGTH]):
-            if ring[at] <= 0:
-                break
-            row = find_child(trie, row, ring[at] - 1)
+        for _ in range(trie.branch_length):
+            row = find_child(trie, last, value - 1)
             if not row:
                 break
             last = row
-            at = at + 1 if at + 1 < len(ring) else 0
-        while last != meta[OLDEST_ROOT]:
-            above = nodes[last, PARENT]
-            if nodes[last, START] == slot and nodes[last, FIRST_CHILD] == 0:
+            at = wrapped(trie, at + 1)
+            value = load32(trie.ring, at)
+            if value <= 0:
+                break
+        while last != root:
+            above = np.int64(get(trie, last, PARENT))
+            if get(trie, last, START) == slot and get(trie, last, FIRST_CHILD) == 0:
                 drop_node(trie, last)
             last = above
-        ring[slot] = 0
-    meta[OLDEST] += 1
 
 
 @njit(cache=True)
-def has_room(trie: TrieArrays) -> bool:
+def has_room(trie: TrieView) -> bool:
     """Whether one more token fits in any case."""
-    meta = trie.meta
-    free = len(trie.nodes) - 1 - meta[NUM_NODES]
-    return free > 2 * meta[BRANCH_LENGTH] and meta[HEAD] - meta[OLDEST] < len(trie.ring) - 2
+    free = trie.num_nodes - 1 - load64(trie.meta, NUM_NODES)
+    held = load64(trie.meta, HEAD) - load64(trie.meta, OLDEST)
+    return free > 2 * trie.branch_length and held < trie.ring_len - 2
 
 
 @njit(cache=True)
-def make_room(trie: TrieArrays, may_forget: bool) -> bool:
+def make_room(trie: TrieView, may_forget: bool) -> bool:
     """See to it that one more token fits; False if that would need more memory."""
     while not has_room(trie):
         if not may_forget:
@@ -206,167 +241,143 @@ def make_room(trie: TrieArrays, may_forget: bool) -> bool:
 
 
 @njit(cache=True)
-def _move_suffixes(trie: TrieArrays, root: int, text: IntArray, old: int, new: int) -> None:
+def _move_suffixes(trie: TrieView, root: int, text: IntArray, old: int, new: int) -> None:
     """The end of a sequence, text [len], was repeated: suffixes that start at position old + i start at new + i now."""
-    nodes = trie.nodes
-    length = len(trie.ring)
     for begin in range(len(text)):
-        if old + begin < trie.meta[OLDEST]:
+        if old + begin < load64(trie.meta, OLDEST):
             continue
         row = root
         for place in range(begin, len(text)):
             row = find_child(trie, row, text[place])
             if not row:
                 break
-            if nodes[row, START] == (old + begin) % length:
-                nodes[row, START] = (new + begin) % length
-            if nodes[row, COUNT] == TAIL:
+            if get(trie, row, START) == (old + begin) % trie.ring_len:
+                put(trie, row, START, (new + begin) % trie.ring_len)
+            if get(trie, row, COUNT) == TAIL:
                 break
 
 
 @njit(cache=True)
-def open_run(trie: TrieArrays, root: int, repeated: IntArray, old: int, may_forget: bool) -> int:
+def open_run(trie: TrieView, root: int, repeated: IntArray, old: int, may_forget: bool) -> int:
     """Open a run with the last tokens of its sequence, which end before position `old`. Returns the position of the next
     token, or -1 if that would need more memory."""
-    ring, meta = trie.ring, trie.meta
-    length = len(ring)
-    while not has_room(trie) or meta[HEAD] - meta[OLDEST] + len(repeated) >= length - 4:
+    length = trie.ring_len
+    while not has_room(trie) or load64(trie.meta, HEAD) - load64(trie.meta, OLDEST) + len(repeated) >= length - 4:
         if not may_forget:
             return -1
         forget_oldest(trie)
-    ring[meta[HEAD] % length] = -root
-    ring[(meta[HEAD] + 1) % length] = -1 - len(repeated)
-    begin = meta[HEAD] + 2
+    begin = load64(trie.meta, HEAD)
+    store32(trie.ring, begin % length, np.int32(-root))
+    store32(trie.ring, (begin + 1) % length, np.int32(-1 - len(repeated)))
+    begin += 2
     for index in range(len(repeated)):
-        ring[(begin + index) % length] = repeated[index] + 1
+        store32(trie.ring, (begin + index) % length, np.int32(repeated[index] + 1))
     _move_suffixes(trie, root, repeated, old - len(repeated), begin)
-    meta[HEAD] = begin + len(repeated)
-    return meta[HEAD]
+    store64(trie.meta, HEAD, begin + len(repeated))
+    return begin + len(repeated)
 
 
 @njit(cache=True)
-def reserve(trie: TrieArrays, num_slots: int) -> None:
+def reserve(trie: TrieView, num_slots: int) -> None:
     """Keep the next slots of the ring for the run that ends there, forgetting the oldest text if need be."""
-    trie.meta[HEAD] += num_slots
-    while trie.meta[HEAD] - trie.meta[OLDEST] >= len(trie.ring) - 2:
+    bump(trie, HEAD, num_slots)
+    while load64(trie.meta, HEAD) - load64(trie.meta, OLDEST) >= trie.ring_len - 2:
         forget_oldest(trie)
 
 
 @njit(cache=True)
-def locate(trie: TrieArrays, root: int, text: IntArray, begin: int, end: int) -> int:
-    """Where text[begin:end] lies: its node's row, or -1 - slot of the token that follows it if it lies in a tail (the slot
-    may be unwritten), or 0 if it is unknown."""
-    nodes, ring = trie.nodes, trie.ring
-    row = root
-    for place in range(begin, end):
-        row = find_child(trie, row, text[place])
-        if not row:
-            return 0
-        if nodes[row, COUNT] == TAIL:
-            slot = (nodes[row, START] + place + 1 - begin) % len(ring)
-            for rest in range(place + 1, end):
-                if ring[slot] != text[rest] + 1:
-                    return 0
-                slot = slot + 1 if slot + 1 < len(ring) else 0
-            return -1 - slot
-    return row
-
-
-@njit(cache=True)
-def write_run(
-    trie: TrieArrays, root: int, text: IntArray, first_new: int, position: int, may_forget: bool
-) -> int:
+def write_run(trie: TrieView, root: int, text: IntArray, first_new: int, position: int, may_forget: bool) -> int:
     """Take in text[first_new:], the first of them at `position`; the tokens before them stand in the ring just before it.
 
     Returns how many tokens were taken in: fewer than all only if more memory is needed. position: as HEAD, or before it
     where slots were reserved.
     """
-    nodes, ring, meta = trie.nodes, trie.ring, trie.meta
-    length = len(ring)
-    longest = meta[BRANCH_LENGTH]
+    longest = trie.branch_length
     # open_nodes[k]: node of the last k tokens, 0 where there is none or where they go on in a tail.
     open_nodes = np.zeros(longest + 1, np.int64)
     open_nodes[0] = root
     for k in range(1, min(longest, first_new + 1)):
-        row = locate(trie, root, text, first_new - k, first_new)
-        open_nodes[k] = max(row, 0)
+        open_nodes[k] = max(locate(trie, root, text, first_new - k, first_new), 0)
     for place in range(first_new, len(text)):
         if not make_room(trie, may_forget):
             return place - first_new
-        slot = position % length
+        slot = position % trie.ring_len
+        oldest = load64(trie.meta, OLDEST) % trie.ring_len
         token = text[place]
-        ring[slot] = token + 1
+        store32(trie.ring, slot, np.int32(token + 1))
+        put(trie, root, COUNT, min(get(trie, root, COUNT) + 1, MAX_COUNT))
+        put(trie, root, START, slot)
         for k in range(min(longest, place + 1), 0, -1):
             parent = open_nodes[k - 1]
+            row = np.int64(0)
             if parent:
                 start = slot - k + 1
                 if start < 0:
-                    start += length
+                    start += trie.ring_len
                 row = find_child(trie, parent, token)
                 if row:
-                    _visit(trie, row, k, start)
+                    _visit(trie, row, k, start, oldest)
                 else:
                     new_node(trie, parent, token, TAIL, start)
-                open_nodes[k] = row
-            else:
-                open_nodes[k] = 0
+            open_nodes[k] = row
         position += 1
-        meta[HEAD] = max(meta[HEAD], position)
+        if position > load64(trie.meta, HEAD):
+            store64(trie.meta, HEAD, position)
     return len(text) - first_new
 
 
 @njit(cache=True)
-def halve(trie: TrieArrays) -> None:
+def halve(trie: TrieView) -> None:
     """Halve all counts and drop what falls to nothing (the paper's pruning)."""
-    nodes, meta = trie.nodes, trie.meta
-    for row in range(1, meta[FRESH]):
-        if nodes[row, PARENT] > 0 and nodes[row, COUNT] <= 1:
-            nodes[row, COUNT] = -1
-        elif nodes[row, PARENT] > 0:
-            nodes[row, COUNT] >>= 1
-    for row in range(1, meta[FRESH]):
-        if nodes[row, PARENT] > 0 and nodes[row, COUNT] == -1:
+    fresh = load64(trie.meta, FRESH)
+    for row in range(1, fresh):
+        parent, count = get(trie, row, PARENT), get(trie, row, COUNT)
+        if parent == 0:
+            put(trie, row, COUNT, count >> 1)
+        elif parent > 0:
+            put(trie, row, COUNT, count >> 1 if count > 1 else -1)
+    for row in range(1, fresh):
+        if get(trie, row, PARENT) > 0 and get(trie, row, COUNT) < 0:
             drop_node(trie, row)
-    meta[EPOCH] += 1
+    bump(trie, EPOCH, 1)
 
 
 @njit(cache=True)
-def drop_subtree(trie: TrieArrays, root: int) -> None:
+def drop_namespace(trie: TrieView, root: int) -> None:
     """Drop a root, everything below it, and its text."""
-    nodes, ring, meta = trie.nodes, trie.ring, trie.meta
-    owner = meta[OLDEST_ROOT]
+    owner = load64(trie.meta, OLDEST_ROOT)
     if owner == root:
-        meta[OLDEST_ROOT] = 0
-    position = meta[OLDEST]
-    while position < meta[HEAD]:
-        slot = position % len(ring)
-        if ring[slot] < 0:
-            owner = -ring[slot]
-            if owner == root:
-                ring[slot] = 0
-                ring[(slot + 1) % len(ring)] = 0
+        store64(trie.meta, OLDEST_ROOT, 0)
+    position = load64(trie.meta, OLDEST)
+    while position < load64(trie.meta, HEAD):
+        slot = position % trie.ring_len
+        value = load32(trie.ring, slot)
+        if value < 0:
+            owner = np.int64(-value)
+        if owner == root:
+            store32(trie.ring, slot, np.int32(0))
+        if value < 0:
             position += 1
-        elif owner == root:
-            ring[slot] = 0
+            if owner == root:
+                store32(trie.ring, position % trie.ring_len, np.int32(0))
         position += 1
-    row = root
+    row = np.int64(root)
     while True:
-        while nodes[row, FIRST_CHILD]:
-            row = nodes[row, FIRST_CHILD]
-        above = nodes[row, PARENT]
+        while get(trie, row, FIRST_CHILD):
+            row = np.int64(get(trie, row, FIRST_CHILD))
+        above = np.int64(get(trie, row, PARENT))
         drop_node(trie, row)
         if row == root:
             break
         row = above
-    trie.meta[EPOCH] += 1
+    bump(trie, EPOCH, 1)
 
 
 @njit(cache=True)
-def rehash(trie: TrieArrays) -> None:
+def rehash(trie: TrieView) -> None:
     """Fill empty heads from the nodes."""
-    nodes = trie.nodes
-    for row in range(1, trie.meta[FRESH]):
-        if nodes[row, PARENT] >= 0:
-            bucket = bucket_of(nodes[row, PARENT], nodes[row, TOKEN], len(trie.heads))
-            nodes[row, BUCKET_NEXT] = trie.heads[bucket]
-            trie.heads[bucket] = row
+    for row in range(1, load64(trie.meta, FRESH)):
+        if get(trie, row, PARENT) >= 0:
+            bucket = bucket_of(trie, get(trie, row, PARENT), get(trie, row, TOKEN))
+            put(trie, row, BUCKET_NEXT, load32(trie.heads, bucket))
+            store32(trie.heads, bucket, np.int32(row))

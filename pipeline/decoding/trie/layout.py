@@ -48,13 +48,37 @@ class TrieArrays(NamedTuple):
         return self.nodes.nbytes + self.heads.nbytes + self.ring.nbytes + self.meta.nbytes
 
 
+class TrieView(NamedTuple):
+    """Addresses of the arrays and their sizes, as the kernels want them. Good for as long as the arrays live."""
+
+    nodes: int
+    heads: int
+    ring: int
+    meta: int
+    num_nodes: int
+    ring_len: int
+    branch_length: int
+
+
+def view_of(arrays: TrieArrays) -> TrieView:
+    return TrieView(
+        *(array.ctypes.data for array in arrays),
+        len(arrays.nodes),
+        len(arrays.ring),
+        int(arrays.meta[BRANCH_LENGTH]),
+    )
+
+
 def empty_arrays(num_nodes: int, branch_length: int) -> TrieArrays:
     """Room for num_nodes nodes. Memory is taken from the system only as it is used."""
     meta = np.zeros(8, np.int64)
     meta[FRESH] = 1
     meta[BRANCH_LENGTH] = branch_length
+    # Two nodes share a cache line, and none lies across two.
+    memory = np.zeros(num_nodes * 8 + 16, np.int32)
+    begin = -memory.ctypes.data % 64 // 4
     return TrieArrays(
-        np.zeros((num_nodes, 8), np.int32),
+        memory[begin : begin + num_nodes * 8].reshape(num_nodes, 8),
         np.zeros(num_nodes, np.int32),
         np.zeros(max(int(num_nodes * RING_SHARE), 4 * branch_length + 8), np.int32),
         meta,

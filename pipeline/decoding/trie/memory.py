@@ -39,9 +39,26 @@ def _storer(value_type: Any, element: Any) -> Any:
     return intrinsic(store)
 
 
-load32 = _loader(types.int32, ir.IntType(32))
-store32 = _storer(types.int32, ir.IntType(32))
-load64 = _loader(types.int64, ir.IntType(64))
-store64 = _storer(types.int64, ir.IntType(64))
-loadf = _loader(types.float32, ir.FloatType())
-storef = _storer(types.float32, ir.FloatType())
+_INT32, _INT64, _FLOAT32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
+
+load32: Any = _loader(types.int32, _INT32)
+store32: Any = _storer(types.int32, _INT32)
+load64: Any = _loader(types.int64, _INT64)
+store64: Any = _storer(types.int64, _INT64)
+load_float: Any = _loader(types.float32, _FLOAT32)
+store_float: Any = _storer(types.float32, _FLOAT32)
+
+
+@intrinsic
+def prefetch(typingctx: Any, address: Any) -> Any:
+    """Ask for the cache line at an address, without waiting."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = builder.inttoptr(args[0], ir.IntType(8).as_pointer())
+        kind = ir.FunctionType(ir.VoidType(), [pointer.type, _INT32, _INT32, _INT32])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], kind)
+        read, keep, data = (ir.Constant(_INT32, value) for value in (0, 3, 1))
+        builder.call(function, [pointer, read, keep, data])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate

@@ -7,10 +7,10 @@ from typing import Literal
 import numpy as np
 
 from pipeline.decoding.tree import DraftTree, FloatArray, IntArray
-from pipeline.decoding.trie.estimate import MATCH_CLASSES, NUM_CLASSES, NUM_TRIES
+from pipeline.decoding.trie.estimate import MATCH_CLASSES, NUM_CLASSES, Pair
 from pipeline.decoding.trie.growth import grow_tree, learn_tokens
-from pipeline.decoding.trie.layout import empty_arrays
 from pipeline.decoding.trie.structure import Trie
+from pipeline.decoding.trie.workspace import NUM_TRIES, new_workspace
 
 Retrieval = Literal["hierarchical", "parallel", "single"]
 UNLIMITED = 1 << 30
@@ -21,35 +21,46 @@ FANS: dict[Retrieval, tuple[int, int]] = {
     "single": (1, 1),
 }
 LEARNING_RATE = 0.05
+# What is believed at first (logarithms of strengths): a context seen once, of one token; for each token more; in the shared
+# trie; if it went on in several ways; if it goes on beyond a branch.
+FIRST_DOUBT, DOUBT_PER_TOKEN, SHARED_DOUBT, AMBIGUOUS_DOUBT, LONG_MATCH_DOUBT = 0.65, -0.15, 0.9, 0.9, -1.0
 
 
 class Estimator:
-    """What was learnt about the worth of contexts; shared by all requests of a source."""
+    """How far contexts can be trusted, learnt from all requests of a source."""
 
-    def __init__(self, branch_length: int, retrieval: Retrieval) -> None:
+    def __init__(self, branch_length: int, retrieval: Retrieval = "hierarchical") -> None:
+        self._branch_length = branch_length
         self._fans = FANS[retrieval]
-        self._nothing = empty_arrays(2, branch_length)
+        self._nothing = Trie(branch_length)
         orders = np.arange(branch_length + MATCH_CLASSES, dtype=np.float32)
-        self.strengths: FloatArray = np.zeros((NUM_TRIES, len(orders), NUM_CLASSES), np.float32)
-        self.strengths += (0.8 - 0.15 * orders)[None, :, None]
-        self.strengths[1] += 0.9
-        self.strengths[:, :, 4:] += 0.9
-        self.strengths[:, -3:] -= 1.0
+        strengths = np.zeros((NUM_TRIES, len(orders), NUM_CLASSES), np.float32)
+        strengths += (FIRST_DOUBT + DOUBT_PER_TOKEN * (orders - 1))[:, None]
+        strengths[1] += SHARED_DOUBT
+        strengths[:, :, NUM_CLASSES // 2 :] += AMBIGUOUS_DOUBT
+        strengths[:, branch_length + 1 :] += LONG_MATCH_DOUBT
+        self._strengths: FloatArray = strengths.reshape(-1)
+        self._num_rows = 0
+        self._provide(65)
 
-    def grow(
-        self, own: Trie, shared: Trie | None, namespace: str, context: IntArray, max_nodes: int, max_depth: int
-    ) -> DraftTree:
-        arrays, root = self._shared(shared, namespace)
-        return DraftTree(
-            *grow_tree(
-                own.arrays, arrays, (own.root(), root), context, self.strengths, max_nodes, max_depth, *self._fans
-            )
-        )
+    def grow(self, own: Trie, shared: Trie | None, namespace: str, context: IntArray, max_nodes: int, max_depth: int) -> DraftTree:
+        """The most likely continuations of context [len], with the estimated probability of each path."""
+        self._provide(max_nodes + 1)
+        pair = self._pair(own, shared, namespace)
+        found = grow_tree(pair, self._work, context, self._strengths, max_nodes, max_depth, *self._fans)
+        return DraftTree(*found)
 
     def learn(self, own: Trie, shared: Trie | None, namespace: str, context: IntArray, tokens: IntArray) -> None:
         """Learn from the tokens that followed context, before they are inserted."""
-        arrays, root = self._shared(shared, namespace)
-        learn_tokens(own.arrays, arrays, (own.root(), root), context, tokens, self.strengths, LEARNING_RATE)
+        self._provide(len(tokens))
+        learn_tokens(self._pair(own, shared, namespace), self._work, context, tokens, self._strengths, LEARNING_RATE)
 
-    def _shared(self, shared, namespace):
-        return (self._nothing, 0) if shared is None else (shared.arrays, shared.root(namespace))
+    def _pair(self, own: Trie, shared: Trie | None, namespace: str) -> Pair:
+        if shared is None:
+            return Pair(own.view, self._nothing.view, own.root(), 0)
+        return Pair(own.view, shared.view, own.root(), shared.root(namespace))
+
+    def _provide(self, num_rows: int) -> None:
+        if num_rows > self._num_rows:
+            self._num_rows = num_rows
+            self._memory, self._work = new_workspace(num_rows, self._branch_length)

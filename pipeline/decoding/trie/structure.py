@@ -18,6 +18,7 @@ from pipeline.decoding.trie.layout import (
     TrieArrays,
     empty_arrays,
     nodes_within,
+    view_of,
 )
 
 # Slots kept for each sequence that is still being written while others are written, too.
@@ -60,6 +61,7 @@ class Trie:
                     "raise max_bytes or lower branch_length"
                 )
         self.arrays = empty_arrays(num_nodes, branch_length)
+        self.view = view_of(self.arrays)
         self._roots: dict[str, int] = {}
         self._num_open = 0
         self._num_namespaces = 0
@@ -84,20 +86,20 @@ class Trie:
         root = self.root(namespace)
         if not root or not 1 <= len(tokens) <= self.branch_length:
             return 0
-        place = kernels.locate(self.arrays, root, tokens, 0, len(tokens))
+        place = kernels.locate(self.view, root, tokens, 0, len(tokens))
         if place == 0:
             return 0
         return 1 if place < 0 else int(self.arrays.nodes[place, 2])
 
     def prune(self) -> None:
         """Halve all counts and drop the strings whose count falls to nothing."""
-        kernels.halve(self.arrays)
+        kernels.halve(self.view)
 
     def remove(self, namespace: str) -> None:
         """Forget a namespace."""
         root = self._roots.pop(namespace, 0)
         if root:
-            kernels.drop_subtree(self.arrays, root)
+            kernels.drop_namespace(self.view, root)
 
     @property
     def statistics(self) -> TrieStatistics:
@@ -116,10 +118,10 @@ class Trie:
         if root is None:
             if len(self._roots) >= len(self.arrays.nodes) // MAX_NAMESPACES_SHARE:
                 self._drop_empty_namespaces()
-            while not kernels.make_room(self.arrays, self.max_bytes is not None):
+            while not kernels.make_room(self.view, self.max_bytes is not None):
                 self._grow()
             self._num_namespaces += 1
-            root = int(kernels.new_node(self.arrays, 0, self._num_namespaces, 0, 0))
+            root = int(kernels.new_node(self.view, 0, self._num_namespaces, 0, 0))
             self._roots[namespace] = root
         return root
 
@@ -137,8 +139,8 @@ class Trie:
         new.nodes[:used] = old.nodes[:used]
         new.ring[: len(old.ring)] = old.ring
         new.meta[:] = old.meta
-        kernels.rehash(new)
-        self.arrays = new
+        self.arrays, self.view = new, view_of(new)
+        kernels.rehash(self.view)
 
 
 class TrieStream:
@@ -166,7 +168,7 @@ class TrieStream:
             if not good:
                 self._end = self._end[:0]
             if not good or (self._position != arrays.meta[HEAD] and self._position >= self._limit):
-                position = int(kernels.open_run(arrays, root, self._end, self._position, may_forget))
+                position = int(kernels.open_run(trie.view, root, self._end, self._position, may_forget))
                 if position < 0:
                     trie._grow()
                     continue
@@ -174,7 +176,7 @@ class TrieStream:
             at_head = self._position == arrays.meta[HEAD]
             many = len(tokens) - done if at_head else min(len(tokens) - done, self._limit - self._position)
             text = np.concatenate((self._end, tokens[done : done + many]))
-            written = int(kernels.write_run(arrays, root, text, len(self._end), self._position, may_forget))
+            written = int(kernels.write_run(trie.view, root, text, len(self._end), self._position, may_forget))
             done += written
             self._position += written
             text = text[: len(self._end) + written]
@@ -182,7 +184,7 @@ class TrieStream:
             if written < many:
                 trie._grow()
         if trie._num_open > 1 and self._position == trie.arrays.meta[HEAD] and may_forget:
-            kernels.reserve(trie.arrays, RESERVED)
+            kernels.reserve(trie.view, RESERVED)
             self._limit = self._position + RESERVED
 
     def close(self) -> None:

@@ -54,6 +54,30 @@ def test_nothing_is_sent_after_the_duration() -> None:
     assert run(FakeServer(), LoadPlan(concurrency=2, duration_s=0.0)).num_requests == 0
 
 
+def test_what_does_not_end_in_the_grace_time_is_cancelled_and_counted() -> None:
+    cancelled: list[str] = []
+
+    async def hang(ask: Ask) -> Answer:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            cancelled.append(ask.prompt.messages[0])
+            raise
+        return answer()
+
+    result = asyncio.run(drive(hang, ASKS, LoadPlan(2, duration_s=0.01, grace_s=0.01), lambda result: None))
+    assert sorted(cancelled) == ["a", "b"]
+    assert (result.num_requests, result.num_cancelled) == (0, 2)
+
+
+def test_a_bug_in_a_client_is_not_swallowed() -> None:
+    async def broken(ask: Ask) -> Answer:
+        raise KeyError("bug")
+
+    with pytest.raises(KeyError):
+        asyncio.run(drive(broken, ASKS, LoadPlan(1, duration_s=1), lambda result: None))
+
+
 def test_errors_are_counted_by_sentence_and_the_kinds_are_bounded() -> None:
     result = run(FakeServer(fails=True), LoadPlan(concurrency=30, duration_s=60, max_requests=30))
     assert result.num_requests == 0

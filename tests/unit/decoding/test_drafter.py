@@ -203,6 +203,33 @@ def test_nodes_are_credited_to_a_source_that_named_them() -> None:
     assert dict(zip(tree.token_ids.tolist(), tree.sources.tolist(), strict=True)) == {5: 0, 6: 1}
 
 
+def test_nodes_from_the_table_are_credited_to_recycling() -> None:
+    drafter = drafter_of(Scripted("a", lambda _: chain([5], [0.1])), RecyclingSource(RecyclingDraftConfig(top_k=1)))
+    ids, probs = np.asarray([[6]], np.int32), np.asarray([[0.9]], np.float32)
+    drafter.update("r", StepResult(CONTEXT, EMPTY_TREE, [], [6], None, ids, probs))
+    tree = drafter.propose("r", CONTEXT, BUDGET)
+    assert tree.sources is not None
+    assert dict(zip(tree.token_ids.tolist(), tree.sources.tolist(), strict=True)) == {5: 0, 6: 1}
+    with pytest.raises(ValueError, match="fill a table"):
+        Drafter([RecyclingSource(RecyclingDraftConfig()), Renamed(RecyclingDraftConfig())], VOCAB)
+
+
+class Renamed(RecyclingSource):
+    name = "renamed"
+
+
+def test_a_window_is_taken_whole_and_shares_nodes_with_others() -> None:
+    window = tree_from_lists([5, 6, 6, 7], [-1, 0, 0, 1])  # two columns that guess the same
+    window = DraftTree(window.token_ids, window.parents, None, None, 4)
+    fixed = Scripted("window", lambda _: window)
+    drafter = drafter_of(Scripted("a", lambda _: chain([9, 8], [0.99, 0.98])), fixed)
+    tree = drafter.propose("r", CONTEXT, DraftBudget(4, 4))
+    assert paths_of(tree) == {(5,), (5, 6), (5, 6, 7), (9,)}
+    assert tree.num_fixed == 3
+    drafter.update("r", step_of(tree, []))
+    assert fixed.heard[0][1] == [0, 1, 1, 2]
+
+
 def test_two_sources_of_one_name_are_refused() -> None:
     with pytest.raises(ValueError, match="different names"):
         drafter_of(Scripted("a", fail), Scripted("a", fail))

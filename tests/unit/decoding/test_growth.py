@@ -45,7 +45,7 @@ def proposal_sets(draw: st.DrawFn) -> Proposals:
         np.asarray(parents, np.int32),
         np.asarray(conditionals, np.float32),
         np.asarray(channels, np.int32),
-        num_fixed,
+        np.arange(len(tokens)) < num_fixed,
     )
 
 
@@ -78,7 +78,7 @@ def rated(
             entry[channel] = max(entry[channel], float(proposals.conditionals[place]))
     single = grow(
         np.asarray([*context, *path], np.int32),
-        Proposals(*(array[:0] for array in proposals[:4]), 0),
+        Proposals(*(array[:0] for array in proposals)),
         table,
         TABLE_CHANNEL,
         weights,
@@ -111,7 +111,7 @@ def test_the_tree_is_the_best_first_one(
 ) -> None:
     weights = prior_weights()
     # As the drafter asks: fixed nodes always fit.
-    max_nodes = max(max_nodes, proposals.num_fixed)
+    max_nodes = max(max_nodes, int(proposals.fixed.sum()))
     grown = grow(np.asarray(context, np.int32), proposals, table, TABLE_CHANNEL, weights, max_nodes, max_depth)
     tree = DraftTree(grown.token_ids, grown.parents, grown.probabilities)
     check_tree(tree)
@@ -120,7 +120,8 @@ def test_the_tree_is_the_best_first_one(
         paths.append((*(paths[parent] if parent >= 0 else ()), token))
     assert len(set(paths)) == len(paths) <= max_nodes
 
-    fixed = list(dict.fromkeys(path_tokens(proposals)[: proposals.num_fixed]))
+    fixed = list(dict.fromkeys(path_tokens(proposals)[: int(proposals.fixed.sum())]))
+    assert grown.num_fixed == len(fixed)
     assert paths[: len(fixed)] == fixed
     assert (depths(tree)[len(fixed) :] <= max_depth).all()
     for place, own in enumerate(path_tokens(proposals)):
@@ -145,7 +146,7 @@ def test_the_tree_is_the_best_first_one(
 
 def grown_once(table: ContinuationTable, weights: np.ndarray) -> Grown:
     nothing = np.empty(0, np.int32)
-    proposals = Proposals(nothing, nothing, np.empty(0, np.float32), nothing, 0)
+    proposals = Proposals(nothing, nothing, np.empty(0, np.float32), nothing, np.empty(0, np.bool_))
     return grow(np.asarray([1], np.int32), proposals, table, TABLE_CHANNEL, weights, 2, 1)
 
 
@@ -174,7 +175,7 @@ def test_nodes_below_a_refused_one_and_those_not_verified_teach_nothing() -> Non
         np.asarray([-1, 0, 1], np.int32),
         np.full(3, 0.4, np.float32),
         np.zeros(3, np.int32),
-        0,
+        np.zeros(3, np.bool_),
     )
     grown = grow(np.asarray([1], np.int32), proposals, empty_table(2, 64, 2), TABLE_CHANNEL, weights, 3, 3)
     refused = np.zeros(3, np.bool_)

@@ -93,15 +93,18 @@ class TritonPythonModel:
         self._watch: asyncio.Task[None] | None = None
 
     async def execute(self, requests: list[Any]) -> None:
+        """Serve requests side by side; Triton calls again for others meanwhile."""
         loop = asyncio.get_running_loop()
+        senders: dict[asyncio.Task[None], Any] = {}
         for request in requests:
-            # Triton's loop goes on after this call, so requests are served side by side.
             sender = request.get_response_sender()
-            task = loop.create_task(self._serve(request, sender))
-            self._tasks[task] = sender
-            task.add_done_callback(lambda task: self._tasks.pop(task, None))
+            senders[loop.create_task(self._serve(request, sender))] = sender
+        self._tasks |= senders
         if self._watch is None or self._watch.done():
             self._watch = loop.create_task(self._watch_clients())
+        await asyncio.wait(senders)
+        for task in senders:
+            self._tasks.pop(task, None)
 
     def finalize(self) -> None:
         self._metrics.close()

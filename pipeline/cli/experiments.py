@@ -1,0 +1,129 @@
+"""The verb that repeats the papers' experiments on known outputs: experiments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import typer
+
+from pipeline.cli import output
+from pipeline.cli.options import DEFAULT_PROFILE, Profile, Set, resolve
+from pipeline.errors import UserError
+
+if TYPE_CHECKING:
+    from pipeline.bench.known_outputs import ReplayRow
+    from pipeline.config.schema import LookaheadConfig
+
+# typer reads annotations at run time, so these must be Optional and not strings with "|" on Python 3.10.
+OptionalText = Optional[str]  # noqa: UP045
+OptionalInt = Optional[int]  # noqa: UP045
+
+DECODING_LENGTHS = (2, 4, 8, 16, 32, 64, 128)
+BRANCH_LENGTHS = (1, 2, 4, 8, 12, 16, 24, 32)
+CAPACITIES = tuple(1 << exponent for exponent in range(16, 25))
+DECODING_LENGTH = 64
+SIZES = "3,3,3;5,3,5;10,3,10;3,5,3;5,5,5;7,5,7"
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(experiments)
+
+
+def experiments(
+    outputs: Annotated[
+        Path, typer.Option("--outputs", help="JSON Lines of {prompt_ids, output_ids, task}, or a `bench --json` file.")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="Folder for the JSON and PNG files.")] = Path("results"),
+    limit: Annotated[OptionalInt, typer.Option("--limit", help="Only the first so many outputs.", min=1)] = None,
+    model: Annotated[
+        OptionalText,
+        typer.Option("--model", "-m", help="Run W, N, G on this model's engine as well; it is the outputs'."),
+    ] = None,
+    profile: Profile = DEFAULT_PROFILE,
+    overrides: Set = None,
+    sizes: Annotated[str, typer.Option("--sizes", help="W,N,G to run, separated by semicolons.")] = SIZES,
+) -> None:
+    """Acceptance length against decoding length, branch length, trie memory and, with --model, W, N and G."""
+    from pipeline.bench.experiment_plots import plot_capacity, plot_lengths
+    from pipeline.bench.experiments import RETRIEVALS, by_branch_length, by_capacity, by_decoding_length
+    from pipeline.bench.known_outputs import load_replay_rows
+    from pipeline.bench.results import require_writable
+
+    chosen = _sizes(sizes)
+    rows = load_replay_rows(outputs)[:limit]
+    for name in ("decoding_length", "branch_length", "capacity", "lookahead"):
+        require_writable(out / f"{name}.json")
+    num_runs = len(RETRIEVALS) * (len(DECODING_LENGTHS) + len(BRANCH_LENGTHS)) + len(CAPACITIES)
+    with output.progress() as bar:
+        task = bar.add_task("replaying", total=num_runs * len(rows))
+
+        def on_row() -> None:
+            bar.advance(task)
+
+        found = by_decoding_length(rows, DECODING_LENGTHS, on_row)
+        _save(out / "decoding_length.json", found)
+        plot_lengths(out / "decoding_length.png", found, "decoding_length", "decoding length (draft tokens per step)")
+        found = by_branch_length(rows, BRANCH_LENGTHS, DECODING_LENGTH, on_row)
+        _save(out / "branch_length.json", found)
+        plot_lengths(out / "branch_length.png", found, "branch_length", "branch length (longest drafted path)")
+        found = by_capacity(rows, CAPACITIES, DECODING_LENGTH, on_row)
+        _save(out / "capacity.json", found)
+        plot_capacity(out / "capacity.png", found)
+    if model is not None:
+        _run_lookahead(rows, out, model, profile, overrides, chosen)
+    output.say(f"results are in {out}")
+
+
+def _run_lookahead(
+    rows: list[ReplayRow],
+    out: Path,
+    model: str,
+    profile: str,
+    overrides: list[str] | None,
+    sizes: list[LookaheadConfig],
+) -> None:
+    from pipeline.bench.experiment_plots import plot_compression
+    from pipeline.bench.experiments import by_lookahead_sizes
+    from pipeline.config.places import places
+    from pipeline.engine.build import build_engine
+    from pipeline.engine.torch.load import load_engine
+
+    resolved = resolve(model, profile, overrides)
+    if resolved.backend != "torch":
+        raise UserError(f"Profile {profile} is for {resolved.backend}; W, N and G are tried on the torch backend only.")
+    engine = load_engine(build_engine(resolved, places(), note=output.note).artifact)
+    found = []
+    with output.progress() as bar:
+        task = bar.add_task("generating", total=len(sizes) * len(rows))
+        for result in by_lookahead_sizes(
+            rows, engine, sizes, resolved.profile.engine.prefill_chunk, lambda: bar.advance(task)
+        ):
+            found.append(result)
+            _save(out / "lookahead.json", found)
+    plot_compression(out / "lookahead.png", found)
+    output.table(list(found[0]), [list(row.values()) for row in found])
+
+
+def _sizes(text: str) -> list[LookaheadConfig]:
+    return [_size(part) for part in text.split(";")]
+
+
+def _size(text: str) -> LookaheadConfig:
+    from pydantic import ValidationError
+
+    from pipeline.config.schema import LookaheadConfig
+
+    try:
+        w, n, g = (int(number) for number in text.split(","))
+        return LookaheadConfig(max_window_size=w, max_ngram_size=n, max_verification_set_size=g)
+    except (ValueError, ValidationError) as error:
+        raise UserError(f"--sizes holds {text!r}; give W,N,G as whole numbers, such as 5,5,5;10,3,10.") from error
+
+
+def _save(path: Path, rows: list[dict[str, Any]]) -> None:
+    import json
+
+    from pipeline.bench.results import save_text
+
+    save_text(path, json.dumps(rows, indent=1) + "\n")

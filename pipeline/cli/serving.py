@@ -1,0 +1,300 @@
+"""Verbs that serve and ask: repo, serve, stop, status, generate, chat, demo."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+
+import typer
+
+from pipeline.cli import output
+from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, DryRun, Json, Model, Profile, Set, resolve
+from pipeline.errors import ServerError
+
+if TYPE_CHECKING:
+    from pipeline.serving.client import Completion, TextQuery
+    from pipeline.serving.server import RunningServer, ServerState
+
+
+def register(app: typer.Typer) -> None:
+    for command in (repo, serve, stop, status, generate, chat, demo):
+        app.command()(command)
+
+
+Strategy = Annotated[
+    str | None,
+    typer.Option("--strategy", "-s", help="none, lookahead, trie, hybrid or auto; the profile's if left out."),
+]
+MaxTokens = Annotated[int, typer.Option("--max-tokens", "-n", help="Most tokens to generate.")]
+Temperature = Annotated[float | None, typer.Option("--temperature", help="0 or left out: greedy.")]
+TopK = Annotated[int | None, typer.Option("--top-k")]
+TopP = Annotated[float | None, typer.Option("--top-p")]
+Seed = Annotated[int | None, typer.Option("--seed", help="The same seed gives the same text.")]
+System = Annotated[str | None, typer.Option("--system", help="System prompt of the chat template.")]
+Transport = Annotated[Literal["grpc", "http"], typer.Option("--protocol", help="How to talk to the server.")]
+Url = Annotated[
+    str | None,
+    typer.Option(
+        "--url", help="host:port (gRPC) or http://host:port; the server started by `lookahead serve` if left out."
+    ),
+]
+
+
+def repo(
+    model: Model = DEFAULT_MODEL,
+    profile: Profile = DEFAULT_PROFILE,
+    overrides: Set = None,
+    out: Annotated[str | None, typer.Option("--out", help="Where to write it; beside the engine if left out.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write the Triton model repository, building the engine first if needed."""
+    from pathlib import Path
+
+    from pipeline.config.places import places
+    from pipeline.serving.road import prepare
+
+    resolved = resolve(model, profile, overrides)
+    served = prepare(resolved, places(), None if out is None else Path(out).resolve(), output.note)
+    if as_json:
+        output.print_json({"folder": str(served.repository.folder), "models": list(served.repository.models)})
+    else:
+        output.say(str(served.repository.folder))
+
+
+def serve(
+    model: Model = DEFAULT_MODEL,
+    profile: Profile = DEFAULT_PROFILE,
+    overrides: Set = None,
+    background: Annotated[
+        bool, typer.Option("--background", "-b", help="Return when the server is ready; end it with `lookahead stop`.")
+    ] = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Start the server and wait until it is ready; engine and repository are made first if needed."""
+    resolved = resolve(model, profile, overrides)
+    if dry_run:
+        from pipeline.config.resolution import dump_resolved
+
+        output.say(dump_resolved(resolved).rstrip())
+        return
+    from pipeline.config.places import places
+    from pipeline.serving.road import launch, prepare, run_dir
+
+    signal.signal(signal.SIGTERM, _leave)
+    where = places()
+    served = prepare(resolved, where, note=output.note)
+    running = launch(served, where, run_dir(where), detach=background, note=output.note)
+    try:
+        _announce(running.state)
+        if not background:
+            _wait(running)
+    finally:
+        if not background:
+            running.stop()
+
+
+def stop(as_json: Json = False) -> None:
+    """Stop the server and everything that belongs to it."""
+    from pipeline.config.places import places
+    from pipeline.serving.road import run_dir
+    from pipeline.serving.server import stop_server
+
+    stopped = stop_server(run_dir(places()))
+    if as_json:
+        output.print_json({"stopped": stopped is not None})
+    else:
+        output.say("no server is running" if stopped is None else f"stopped {stopped.model} ({stopped.profile})")
+
+
+def status(as_json: Json = False) -> None:
+    """Say what is being served, and what it has done so far. Exit code 2 if nothing is running."""
+    from pipeline.config.places import places
+    from pipeline.serving.figures import read_figures
+    from pipeline.serving.road import run_dir
+    from pipeline.serving.server import find_server, is_ready
+
+    state = find_server(run_dir(places()))
+    if state is None:
+        if as_json:
+            output.print_json({"running": False})
+        else:
+            output.say("no server is running")
+        raise typer.Exit(2)
+    ready = is_ready(state)
+    figures = read_figures(state.metrics_url) if ready else {}
+    if as_json:
+        output.print_json({"running": True, "ready": ready, **state.model_dump(mode="json"), "figures": figures})
+        return
+    rows = [
+        ("model", f"{state.model} ({state.profile})"),
+        ("ready", "yes" if ready else "no"),
+        ("up", f"{time.time() - state.started:.0f} s"),
+        ("gRPC", state.grpc_url),
+        ("HTTP", state.http_url),
+        ("metrics", state.metrics_url),
+        ("repository", state.repository),
+        *((name, f"{value:.3g}" if value % 1 else f"{value:.0f}") for name, value in figures.items()),
+    ]
+    output.table(["server", ""], rows)
+
+
+def generate(
+    prompt: Annotated[str | None, typer.Argument(help="The prompt; standard input if left out.")] = None,
+    max_tokens: MaxTokens = 128,
+    strategy: Strategy = None,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    seed: Seed = None,
+    stop_words: Annotated[list[str] | None, typer.Option("--stop", help="End before this text. Repeatable.")] = None,
+    chat_template: Annotated[
+        bool, typer.Option("--chat", help="Wrap the prompt in the model's chat template.")
+    ] = False,
+    system: System = None,
+    protocol: Transport = "grpc",
+    url: Url = None,
+    as_json: Json = False,
+) -> None:
+    """Send one prompt to the running server and show the text as it comes."""
+    from pipeline.serving.client import TextQuery
+
+    query = TextQuery(
+        text_input=sys.stdin.read() if prompt is None else prompt,
+        max_tokens=max_tokens,
+        strategy=strategy,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        stop_words=stop_words or None,
+        use_chat_template=chat_template or None,
+        system_prompt=system,
+        return_statistics=True,
+    )
+    completion = _show(query, _url(url, protocol), protocol, quiet=as_json)
+    if as_json:
+        output.print_json(
+            {"text": completion.text, "finish_reason": completion.finish_reason, "statistics": completion.statistics}
+        )
+    else:
+        output.note(_summary(completion))
+
+
+def chat(
+    max_tokens: MaxTokens = 256,
+    strategy: Strategy = None,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    seed: Seed = None,
+    system: System = None,
+    protocol: Transport = "grpc",
+    url: Url = None,
+) -> None:
+    """Talk to the running server; an empty line or Ctrl-D ends."""
+    from pipeline.serving.client import TextQuery
+
+    address = _url(url, protocol)
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    while True:
+        try:
+            line = input("you> ").strip()
+        except EOFError:
+            line = ""
+        if not line:
+            return
+        messages.append({"role": "user", "content": line})
+        query = TextQuery(
+            text_input=line,
+            max_tokens=max_tokens,
+            strategy=strategy,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+            messages=json.dumps(messages),
+            return_statistics=True,
+        )
+        completion = _show(query, address, protocol)
+        output.note(_summary(completion))
+        messages.append({"role": "assistant", "content": completion.text})
+
+
+def demo(
+    model: Model = DEFAULT_MODEL,
+    profile: Profile = DEFAULT_PROFILE,
+    overrides: Set = None,
+    max_tokens: MaxTokens = 96,
+) -> None:
+    """The whole road once: engine, repository, server, clients, speed with and without drafts; leaves nothing running."""
+    from pipeline.cli.demo import run_demo
+    from pipeline.config.places import places
+
+    signal.signal(signal.SIGTERM, _leave)
+    ports = [f"server.{name}_port=0" for name in ("http", "grpc", "metrics")]
+    run_demo(resolve(model, profile, [*ports, *(overrides or [])]), places(), max_tokens)
+
+
+def _show(query: TextQuery, url: str, protocol: Literal["grpc", "http"], quiet: bool = False) -> Completion:
+    """Ask, and print the text while it arrives."""
+    from pipeline.serving.client import complete
+
+    def show(text: str) -> None:
+        if not quiet:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+
+    completion = complete(query, url, protocol, on_text=show)
+    show("\n")
+    return completion
+
+
+def _summary(completion: Completion) -> str:
+    statistics = completion.statistics or {}
+    tokens = len(statistics.get("output_ids", ()))
+    return (
+        f"{tokens} tokens in {completion.total_s:.2f} s ({tokens / completion.total_s:.1f} tokens/s), "
+        f"{statistics.get('mean_acceptance_length', 1.0):.2f} tokens per step, {completion.finish_reason}"
+    )
+
+
+def _url(url: str | None, protocol: Literal["grpc", "http"]) -> str:
+    if url is not None:
+        return url
+    from pipeline.config.places import places
+    from pipeline.serving.road import run_dir
+    from pipeline.serving.server import find_server
+
+    state = find_server(run_dir(places()))
+    if state is None:
+        raise ServerError(
+            "No server is running. Start one with `lookahead serve --background`, or name one with --url."
+        )
+    return state.grpc_url if protocol == "grpc" else state.http_url
+
+
+def _announce(state: ServerState) -> None:
+    body = json.dumps({"text_input": "Once upon a time", "max_tokens": 32, "stream": True})
+    output.say(f"ready: {state.model} ({state.profile})")
+    output.say(f"  gRPC     {state.grpc_url}\n  HTTP     {state.http_url}\n  metrics  {state.metrics_url}")
+    output.say(f"  curl -sN {state.http_url}/v2/models/lookahead_bls/generate_stream -d '{body}'")
+
+
+def _wait(running: RunningServer) -> None:
+    """Until Ctrl-C, `lookahead stop`, or the server's end. Raises ServerError if it ended by itself."""
+    output.note("Ctrl-C stops it")
+    code = running.wait()
+    if code != 0:
+        from pipeline.serving.server import log_tail
+
+        raise ServerError(
+            f"The server ended by itself (exit code {code}). End of its log:\n{log_tail(running.log_path)}"
+        )
+
+
+def _leave(number: int, frame: object) -> NoReturn:
+    """SIGTERM ends a command as Ctrl-C does: whatever it started is stopped on the way out."""
+    raise KeyboardInterrupt

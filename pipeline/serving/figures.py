@@ -1,0 +1,44 @@
+"""The running server's own figures, read from its metrics port."""
+
+from __future__ import annotations
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from pipeline.errors import ServerError
+
+
+def read_metrics(url: str) -> dict[str, float]:
+    """Every sample of ours (`lookahead_...`) by name, summed over labels; buckets of histograms left out."""
+    try:
+        text = httpx.get(url, timeout=5.0).text
+    except httpx.HTTPError as error:
+        raise ServerError(f"The metrics at {url} cannot be read: {error}.") from error
+    values: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name.startswith("lookahead_") and "le" not in sample.labels:
+                values[sample.name] = values.get(sample.name, 0.0) + sample.value
+    return values
+
+
+def read_figures(url: str) -> dict[str, float]:
+    """A few figures in words; those that need a request are left out before the first one."""
+    values = read_metrics(url)
+    figures = {
+        "requests": values.get("lookahead_requests_total", 0.0),
+        "output tokens": values.get("lookahead_output_tokens_total", 0.0),
+        "trie nodes": values.get("lookahead_trie_nodes", 0.0),
+    }
+    ratios = {
+        "tokens per step": ("lookahead_acceptance_length_sum", "lookahead_acceptance_length_count"),
+        "accepted share of drafts": ("lookahead_accepted_tokens_total", "lookahead_draft_tokens_total"),
+        "mean time to first token (s)": (
+            "lookahead_time_to_first_token_seconds_sum",
+            "lookahead_time_to_first_token_seconds_count",
+        ),
+    }
+    for name, (above, below) in ratios.items():
+        if values.get(below):
+            figures[name] = values[above] / values[below]
+    return figures

@@ -1,0 +1,168 @@
+"""Every config.pbtxt of every shipped model under every profile keeps TensorRT-LLM's contract."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2 as pb
+
+from pipeline.config.loading import names_in
+from pipeline.config.places import places
+from pipeline.config.resolution import resolve_config
+from pipeline.config.schema import ResolvedConfig
+from pipeline.engine.artifact import Artifact
+from pipeline.errors import RepositoryError
+from pipeline.repository import model_config
+from pipeline.repository.contract import Tensor, model_contract
+from pipeline.repository.extensions import (
+    LOOKAHEAD_BLS_INPUTS,
+    LOOKAHEAD_BLS_OUTPUTS,
+    TENSORRT_LLM_INPUTS,
+    TENSORRT_LLM_OUTPUTS,
+)
+from pipeline.repository.render import check_repository, model_configs, render, repository_dir
+
+SERVED = ("preprocessing", "tensorrt_llm", "postprocessing", "lookahead_bls", "ensemble")
+# Of which of TensorRT-LLM's models each of ours is an extension.
+CONTRACT_OF = {name: name for name in SERVED} | {"lookahead_bls": "tensorrt_llm_bls"}
+EXTRA = {
+    "tensorrt_llm": (TENSORRT_LLM_INPUTS, TENSORRT_LLM_OUTPUTS),
+    "lookahead_bls": (LOOKAHEAD_BLS_INPUTS, LOOKAHEAD_BLS_OUTPUTS),
+}
+
+
+def fake_artifact(folder: Path, resolved: ResolvedConfig) -> Artifact:
+    """An artefact as far as rendering looks at it: its folders, and a config.json that states the vocabulary."""
+    (folder / "engine").mkdir(parents=True, exist_ok=True)
+    (folder / "engine" / "config.json").write_text(json.dumps({"vocab_size": 512}))
+    return Artifact(folder, manifest=None, resolved=resolved)  # type: ignore[arg-type]
+
+
+def torch_config(model: str, profile: str, *overrides: str) -> ResolvedConfig:
+    return resolve_config(model, profile, ("backend=torch", "device=cpu", *overrides))
+
+
+def tensors_of(entries: object) -> dict[str, Tensor]:
+    return {
+        entry.name: Tensor(
+            entry.name,
+            pb.DataType.Name(entry.data_type),
+            tuple(entry.dims),
+            getattr(entry, "optional", False),
+            tuple(entry.reshape.shape) if entry.HasField("reshape") else None,
+            getattr(entry, "allow_ragged_batch", False),
+        )
+        for entry in entries  # type: ignore[attr-defined]
+    }
+
+
+@pytest.mark.parametrize("profile", names_in(places().profiles))
+@pytest.mark.parametrize("model", names_in(places().models))
+def test_every_model_and_profile_renders_configs_that_keep_the_contract(tmp_path, model, profile):
+    resolved = torch_config(model, profile)
+    repository = render(resolved, fake_artifact(tmp_path / "artifact", resolved), tmp_path / "out", places().home / "triton_repo")
+
+    assert check_repository(repository.folder) == tuple(sorted(SERVED))
+    for name in SERVED:
+        config = text_format.Parse((repository.folder / name / "config.pbtxt").read_text(), pb.ModelConfig())
+        contract = model_contract(CONTRACT_OF[name])
+        extra_inputs, extra_outputs = EXTRA.get(name, ((), ()))
+        assert tensors_of(config.input) == {tensor.name: tensor for tensor in (*contract.inputs, *extra_inputs)}
+        assert tensors_of(config.output) == {tensor.name: tensor for tensor in (*contract.outputs, *extra_outputs)}
+        assert config.max_batch_size == resolved.profile.engine.max_batch_size
+        assert contract.required_parameters <= set(config.parameters)
+        assert (repository.folder / name / "1").is_dir()
+        if name != "ensemble":
+            assert config.backend == "python"
+            source = places().home / "triton_repo" / name / "1" / "model.py"
+            assert (repository.folder / name / "1" / "model.py").read_text() == source.read_text()
+
+
+def test_tensors_of_ours_are_optional_inputs_and_new_names():
+    for name, (inputs, outputs) in EXTRA.items():
+        contract = model_contract(CONTRACT_OF[name])
+        assert all(tensor.optional for tensor in inputs)
+        assert not {tensor.name for tensor in inputs} & {tensor.name for tensor in contract.inputs}
+        assert not {tensor.name for tensor in outputs} & {tensor.name for tensor in contract.outputs}
+
+
+def test_numbers_of_tensors_are_those_of_the_release():
+    counts = {name: (len(model_contract(name).inputs), len(model_contract(name).outputs)) for name in CONTRACT_OF.values()}
+
+    assert counts == {
+        "preprocessing": (14, 20),
+        "tensorrt_llm": (62, 21),
+        "postprocessing": (2, 1),
+        "tensorrt_llm_bls": (43, 19),
+        "ensemble": (36, 19),
+    }
+
+
+def test_settings_of_the_profile_arrive_in_the_configs(tmp_path):
+    resolved = torch_config(
+        "tiny-random-llama",
+        "latency",
+        "engine.max_batch_size=3",
+        "scheduling.max_queue_size=7",
+        "scheduling.bls_instances=2",
+        "scheduling.tokenizer_instances=4",
+        "scheduling.max_queue_delay_microseconds=11",
+    )
+    configs = {config.name: config for config in model_configs(resolved, fake_artifact(tmp_path, resolved))}
+
+    target = configs["tensorrt_llm"]
+    assert target.model_transaction_policy.decoupled
+    assert target.dynamic_batching.default_queue_policy.max_queue_size == 7
+    assert target.dynamic_batching.max_queue_delay_microseconds == 11
+    assert list(target.dynamic_batching.preferred_batch_size) == [3]
+    assert target.instance_group[0].count == 1
+    assert configs["lookahead_bls"].model_transaction_policy.decoupled
+    assert configs["lookahead_bls"].instance_group[0].count == 2
+    assert configs["preprocessing"].instance_group[0].count == 4
+    assert configs["lookahead_bls"].parameters["vocab_size"].string_value == "512"
+
+
+def test_folder_names_with_quotes_and_colons_survive_the_text_form(tmp_path):
+    resolved = torch_config("tiny-random-llama", "latency")
+    artifact = fake_artifact(tmp_path / 'odd "name": {x}\n', resolved)
+
+    config = model_config.parse(model_config.to_text(model_config.torch_target(resolved, artifact)), "here")
+
+    assert config.parameters["gpt_model_path"].string_value == str(artifact.engine_dir)
+
+
+def test_rendering_again_replaces_what_was_there_and_a_failure_leaves_it(tmp_path):
+    resolved = torch_config("tiny-random-llama", "latency")
+    artifact, source = fake_artifact(tmp_path / "artifact", resolved), places().home / "triton_repo"
+    out = repository_dir(artifact)
+    render(resolved, artifact, out, source)
+    (out / "stale").mkdir()
+    render(resolved, artifact, out, source)
+    assert not (out / "stale").exists()
+
+    with pytest.raises(RepositoryError, match=r"no model\.py"):
+        render(resolved, artifact, out, tmp_path / "nowhere")
+
+    assert check_repository(out)
+
+
+def test_an_engine_without_vocab_size_is_refused(tmp_path):
+    resolved = torch_config("tiny-random-llama", "latency")
+    artifact = fake_artifact(tmp_path, resolved)
+    (artifact.engine_dir / "config.json").write_text("{}")
+
+    with pytest.raises(RepositoryError, match="vocab_size"):
+        model_configs(resolved, artifact)
+
+
+def test_a_broken_config_is_named(tmp_path):
+    (tmp_path / "some_model").mkdir()
+    (tmp_path / "some_model" / "config.pbtxt").write_text('name: "x" nonsense')
+
+    with pytest.raises(RepositoryError, match="config.pbtxt"):
+        check_repository(tmp_path)
+    with pytest.raises(RepositoryError, match="no model repository"):
+        check_repository(tmp_path / "empty")
