@@ -76,11 +76,7 @@ def run_bench(
     points: list[CostRow] = []
     if plan.url is not None:
         remotes = [RemoteContender(strategy, plan.url) for strategy in plan.strategies]
-        try:
-            records = _measure([*remotes], artifact, tokenizer, rows, plan, options, progress)
-        finally:
-            for remote in remotes:
-                remote.close()
+        records = _measure([*remotes], artifact, tokenizer, rows, plan, options, progress)
     else:
         opened = open_in_process(artifact)
         points = _cost_curve(opened, progress) if plan.cost_curve else []

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
+import itertools
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from pipeline.bench.remote import Answer, Ask, RemoteModel
+from pipeline.bench.remote import Answer, Ask
 from pipeline.errors import RequestError, ServerError
 
 # Distinct error sentences that are kept; beyond that something is so wrong that more of them tell nothing.
 MAX_ERROR_KINDS = 20
+REFUSED_PAUSE_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
     """concurrency: clients. duration_s: how long requests are sent. grace_s: how long those in flight then are waited
-    for before they are cancelled. max_requests: end earlier after so many. max_rate: requests per second over all
+    for before they count as errors. max_requests: end earlier after so many. max_rate: requests per second over all
     clients, None: no bound."""
 
     concurrency: int
@@ -34,11 +37,10 @@ class LoadPlan:
 @dataclass(slots=True)
 class LoadResult:
     """What came of it, times in seconds. gaps_s: between parts of one answer as they arrived. token_s: per request,
-    time after the first part by the tokens that it brought. num_cancelled: still running after the grace time."""
+    time after the first part by the tokens that it brought."""
 
     seconds: float = 0.0
     num_requests: int = 0
-    num_cancelled: int = 0
     output_tokens: int = 0
     steps: int = 0
     ttft_s: list[float] = field(default_factory=list)
@@ -66,53 +68,46 @@ class LoadResult:
         self.errors[text if known else "other errors"] += 1
 
 
-async def run_load(
-    address: str, asks: Sequence[Ask], plan: LoadPlan, on_answer: Callable[[LoadResult], None] = lambda result: None
+def run_load(
+    generate: Callable[[Ask, float], Answer],
+    asks: Sequence[Ask],
+    plan: LoadPlan,
+    on_answer: Callable[[LoadResult], None] = lambda result: None,
 ) -> LoadResult:
-    """Send the asks round and round. Errors of requests are counted; raises ServerError if the server is not there at
-    the start."""
-    model = await RemoteModel.connect(address)
-    try:
-        return await drive(model.generate, asks, plan, on_answer)
-    finally:
-        await model.close()
-
-
-async def drive(
-    generate: Callable[[Ask], Any], asks: Sequence[Ask], plan: LoadPlan, on_answer: Callable[[LoadResult], None]
-) -> LoadResult:
-    """The loop itself; generate(ask) is awaited for an `Answer`."""
+    """Send the asks round and round with `generate(ask, timeout_s)`. Errors of requests are counted; any other
+    exception ends the run."""
     result = LoadResult()
+    lock = threading.Lock()
+    numbers = itertools.count()
     started = time.perf_counter()
-    num_sent = 0
 
-    async def client() -> None:
-        nonlocal num_sent
-        while time.perf_counter() - started < plan.duration_s:
-            number = num_sent
+    def elapsed() -> float:
+        return time.perf_counter() - started
+
+    def client() -> None:
+        while elapsed() < plan.duration_s:
+            number = next(numbers)
             if plan.max_requests is not None and number >= plan.max_requests:
                 return
-            num_sent += 1
             if plan.max_rate is not None:
                 # The n-th request is due at n / rate; a client that is early waits for its turn.
-                await asyncio.sleep(max(0.0, started + number / plan.max_rate - time.perf_counter()))
+                time.sleep(max(0.0, number / plan.max_rate - elapsed()))
             try:
-                result.add(await generate(asks[number % len(asks)]))
+                answer = generate(asks[number % len(asks)], plan.duration_s + plan.grace_s - elapsed())
             except (RequestError, ServerError) as error:
-                result.add_error(str(error))
+                with lock:
+                    result.add_error(str(error))
                 # A server that refuses at once must not be asked in a busy loop.
-                await asyncio.sleep(0.05)
+                time.sleep(REFUSED_PAUSE_S)
+            else:
+                with lock:
+                    result.add(answer)
             on_answer(result)
 
-    clients = [asyncio.ensure_future(client()) for _ in range(plan.concurrency)]
-    done, running = await asyncio.wait(clients, timeout=plan.duration_s + plan.grace_s)
-    result.seconds = time.perf_counter() - started
-    result.num_cancelled = len(running)
-    for task in running:
-        task.cancel()
-    await asyncio.gather(*running, return_exceptions=True)
-    for task in done:
-        task.result()
+    with ThreadPoolExecutor(plan.concurrency) as clients:
+        for running in [clients.submit(client) for _ in range(plan.concurrency)]:
+            running.result()
+    result.seconds = elapsed()
     return result
 
 
@@ -122,7 +117,6 @@ def summary_of(result: LoadResult) -> dict[str, Any]:
         "seconds": round(result.seconds, 3),
         "requests": result.num_requests,
         "errors": sum(result.errors.values()),
-        "cancelled": result.num_cancelled,
         "requests_per_s": round(result.num_requests / result.seconds, 3) if result.seconds else 0.0,
         "output_tokens_per_s": round(result.output_tokens / result.seconds, 2) if result.seconds else 0.0,
         "acceptance_length": round(result.output_tokens / result.steps, 3) if result.steps else None,

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 import itertools
 import json
 import socket
 import time
-from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
-
-import numpy as np
-from tritonclient.grpc import InferInput, InferRequestedOutput
-from tritonclient.grpc.aio import InferenceServerClient
-from tritonclient.utils import InferenceServerException
+from typing import Any
 
 from pipeline.bench.contender import Generation
 from pipeline.bench.workload import Prompt, conversation_of
 from pipeline.decoding.request import GenerationRequest, SamplingParams
-from pipeline.errors import RequestError, ServerError
+from pipeline.errors import ServerError
+from pipeline.serving.client import MODEL, TextChunk, TextQuery, stream_text
 
-T = TypeVar("T")
-MODEL_NAME = "lookahead_bls"
+TIMEOUT_S = 600.0
 _namespace_numbers = itertools.count()
 
 
@@ -50,103 +43,44 @@ class Answer:
     statistics: dict[str, Any]
 
 
-class RemoteModel:
-    """A connection, to be used within one event loop."""
+def generate(url: str, ask: Ask, timeout_s: float = TIMEOUT_S) -> Answer:
+    """The whole answer to one request, streamed over gRPC. Raises RequestError with the server's sentence, and
+    ServerError if it cannot be reached or does not answer in time."""
+    started = time.perf_counter()
+    parts: list[str] = []
+    arrivals: list[float] = []
+    last = TextChunk("")
+    for last in stream_text(_query(ask), url, "grpc", timeout_s):
+        if last.text:
+            parts.append(last.text)
+            arrivals.append(time.perf_counter() - started)
+    seconds = time.perf_counter() - started
+    return Answer("".join(parts), tuple(arrivals), seconds, last.finish_reason, last.statistics or {})
 
-    def __init__(self, client: InferenceServerClient, batched: bool) -> None:
-        self._client = client
-        # A model with batching takes and gives tensors with a batch dimension.
-        self._shape = (1, 1) if batched else (1,)
 
-    @classmethod
-    async def connect(cls, address: str, model_name: str = MODEL_NAME) -> RemoteModel:
-        """address: host:port of the server's gRPC endpoint. Raises ServerError if it is not ready."""
-        client = InferenceServerClient(address)
-        try:
-            if not await client.is_model_ready(model_name, client_timeout=10):
-                raise ServerError(f"The server at {address} does not serve {model_name}; see `lookahead status`.")
-            config = await client.get_model_config(model_name, as_json=True, client_timeout=10)
-        except InferenceServerException as error:
-            await client.close()
-            raise ServerError(
-                f"No server answers at {address} ({error.message()}); start one with `lookahead serve`, "
-                "or give its gRPC address with --url host:port."
-            ) from error
-        return cls(client, int(config["config"].get("max_batch_size", 0)) > 0)
-
-    async def close(self) -> None:
-        await self._client.close()
-
-    async def generate(self, ask: Ask) -> Answer:
-        """The whole answer of one streamed request. Raises RequestError with the server's sentence."""
-        started = time.perf_counter()
-        parts: list[str] = []
-        arrivals: list[float] = []
-        finish_reason: str | None = None
-        statistics: dict[str, Any] = {}
-
-        async def requests() -> AsyncIterator[dict[str, Any]]:
-            names = ("text_output", "finish_reason", "statistics")
-            yield {
-                "model_name": MODEL_NAME,
-                "inputs": self._inputs(ask),
-                "outputs": [InferRequestedOutput(name) for name in names],
-            }
-
-        try:
-            async for result, error in self._client.stream_infer(requests()):
-                if error is not None:
-                    raise RequestError(error.message())
-                text = _text(result, "text_output")
-                if text:
-                    parts.append(text)
-                    arrivals.append(time.perf_counter() - started)
-                finish_reason = _text(result, "finish_reason") or finish_reason
-                counted = _text(result, "statistics")
-                if counted:
-                    statistics = json.loads(counted)
-        except InferenceServerException as error:
-            raise ServerError(f"The server broke off: {error.message()}") from error
-        return Answer("".join(parts), tuple(arrivals), time.perf_counter() - started, finish_reason, statistics)
-
-    def _inputs(self, ask: Ask) -> list[InferInput]:
-        inputs = [
-            self._input("max_tokens", ask.max_new_tokens, np.int32),
-            self._input("stream", True, np.bool_),
-            self._input("exclude_input_in_output", True, np.bool_),
-            self._input("return_statistics", True, np.bool_),
-            self._input("seed", ask.sampling.seed, np.uint64),
-            self._input("namespace", ask.namespace, np.object_),
-        ]
-        if ask.prompt.raw:
-            inputs.append(self._input("text_input", "".join(ask.prompt.messages), np.object_))
-        else:
-            inputs.append(self._input("text_input", ask.prompt.messages[-1], np.object_))
-            inputs.append(self._input("use_chat_template", True, np.bool_))
-            if len(ask.prompt.messages) > 1:
-                inputs.append(self._input("messages", json.dumps(conversation_of(ask.prompt)), np.object_))
-        if ask.strategy is not None:
-            inputs.append(self._input("strategy", ask.strategy, np.object_))
-        if not ask.sampling.greedy:
-            inputs.append(self._input("temperature", ask.sampling.temperature, np.float32))
-        return inputs
-
-    def _input(self, name: str, value: str | float | bool, dtype: Any) -> InferInput:
-        types = {np.int32: "INT32", np.bool_: "BOOL", np.uint64: "UINT64", np.float32: "FP32", np.object_: "BYTES"}
-        tensor = InferInput(name, self._shape, types[dtype])
-        content = value.encode() if isinstance(value, str) else value
-        tensor.set_data_from_numpy(np.full(self._shape, content, dtype))
-        return tensor
+def _query(ask: Ask) -> TextQuery:
+    prompt, sampling = ask.prompt, ask.sampling
+    is_conversation = not prompt.raw and len(prompt.messages) > 1
+    return TextQuery(
+        text_input="".join(prompt.messages) if prompt.raw else prompt.messages[-1],
+        max_tokens=ask.max_new_tokens,
+        strategy=ask.strategy,
+        namespace=ask.namespace,
+        use_chat_template=not prompt.raw,
+        messages=json.dumps(conversation_of(prompt)) if is_conversation else None,
+        temperature=None if sampling.greedy else sampling.temperature,
+        seed=sampling.seed,
+        return_statistics=True,
+    )
 
 
 class RemoteContender:
     """One strategy through the server. What was learnt cannot be emptied from outside: instead, forgetting means a
     namespace that nobody has used, in which the server's trie is empty. KV reuse stays as the server has it."""
 
-    def __init__(self, strategy: str, address: str) -> None:
+    def __init__(self, strategy: str, url: str) -> None:
         self.name = strategy
-        self._loop = asyncio.new_event_loop()
-        self._model = self._wait(RemoteModel.connect(address))
+        self._url = url
         self.forget()
 
     def forget(self) -> None:
@@ -154,14 +88,7 @@ class RemoteContender:
 
     def generate(self, request: GenerationRequest, prompt: Prompt) -> Generation:
         ask = Ask(prompt, request.max_new_tokens, self.name, request.sampling, self._namespace)
-        return generation_of_answer(self._wait(self._model.generate(ask)))
-
-    def close(self) -> None:
-        self._wait(self._model.close())
-        self._loop.close()
-
-    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        return self._loop.run_until_complete(work)
+        return generation_of_answer(generate(self._url, ask))
 
 
 def fresh_namespace() -> str:
@@ -175,8 +102,7 @@ def generation_of_answer(answer: Answer) -> Generation:
     missing = [name for name in ("output_ids", "num_steps", "num_draft_tokens") if name not in counted]
     if missing:
         raise ServerError(
-            f"The server's statistics lack {', '.join(missing)}; "
-            f"its {MODEL_NAME} is of another version than this program."
+            f"The server's statistics lack {', '.join(missing)}; its {MODEL} is of another version than this program."
         )
     return Generation(
         output_ids=list(counted["output_ids"]),
@@ -191,25 +117,20 @@ def generation_of_answer(answer: Answer) -> Generation:
     )
 
 
-def require_loopback(address: str) -> None:
-    """Raise ServerError unless every address that a host:port stands for is this machine's own."""
-    host, colon, port = address.rpartition(":")
+def check_address(url: str, allow_remote: bool = False) -> None:
+    """Raise ServerError unless url is host:port, something listens there and, without allow_remote, it is this
+    machine."""
+    host, colon, port = url.rpartition(":")
+    host = host.strip("[]")
     if not colon or not port.isdecimal():
-        raise ServerError(f"The server address {address!r} should be host:port, e.g. 127.0.0.1:8001.")
+        raise ServerError(f"The server address {url!r} should be host:port, e.g. 127.0.0.1:8001.")
     try:
-        found = {entry[4][0] for entry in socket.getaddrinfo(host.strip("[]"), int(port))}
+        found = {str(entry[4][0]) for entry in socket.getaddrinfo(host, int(port))}
     except OSError as error:
-        raise ServerError(f"The host of {address!r} is not known: {error.strerror}.") from error
-    if not all(ipaddress.ip_address(str(entry).partition("%")[0]).is_loopback for entry in found):
-        raise ServerError(
-            f"{address} is another machine. Load and measurements go to this one unless --allow-remote is given."
-        )
-
-
-def _text(result: Any, name: str) -> str | None:
-    """A text output of a response, or None if the response does not carry it."""
-    values = result.as_numpy(name)
-    if values is None or not values.size:
-        return None
-    value = values.reshape(-1)[0]
-    return value.decode() if isinstance(value, bytes) else str(value)
+        raise ServerError(f"The host of {url!r} is not known: {error.strerror}.") from error
+    if not allow_remote and not all(ipaddress.ip_address(ip.partition("%")[0]).is_loopback for ip in found):
+        raise ServerError(f"{url} is another machine; give --allow-remote if it is meant.")
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except OSError as error:
+        raise ServerError(f"No server listens on {url} ({error.strerror}). See `lookahead status`.") from error

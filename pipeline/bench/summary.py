@@ -2,8 +2,9 @@
 
 Acceptance length is generated tokens / steps over all requests, tokens/s generated tokens / seconds. Where a prompt ran
 several times its median time counts, so that one hiccup of the machine does not decide. The speedup against the
-baseline is the ratio of tokens/s over the same prompts; its 95% interval comes from a bootstrap that draws prompts
-and, within a prompt, repeats (paired: baseline and strategy of the same prompt are drawn together).
+baseline is the ratio of tokens/s over the same prompts; its 95% interval comes from a bootstrap that draws prompts and,
+within a prompt, repeats. Baseline and strategy of the same prompt and repeat, which ran close together, are drawn
+together.
 """
 
 from __future__ import annotations
@@ -74,34 +75,34 @@ def speedup_of(
 ) -> tuple[float | None, Interval | None]:
     """Ratio of tokens/s over the prompts that both have, and its interval; None where there is nothing to compare, and
     no interval from a single pair."""
-    ours, theirs = _by_prompt(own), _by_prompt(base)
-    prompts = [prompt for prompt in ours if prompt in theirs]
-    if not prompts:
+    ours, theirs = ({(record.id, record.repeat): record for record in records} for records in (own, base))
+    pairs: dict[str, list[tuple[RequestRecord, RequestRecord]]] = {}
+    for (prompt, repeat), record in ours.items():
+        if (prompt, repeat) in theirs:
+            pairs.setdefault(prompt, []).append((record, theirs[prompt, repeat]))
+    if not pairs:
         return None, None
     # Outputs are normally identical; where one differs in length its own tokens count for its own time.
-    token_ratio = _ratio(sum(_tokens(ours[p]) for p in prompts), sum(_tokens(theirs[p]) for p in prompts))
-    own_times = [np.array([record.seconds for record in ours[p]]) for p in prompts]
-    base_times = [np.array([record.seconds for record in theirs[p]]) for p in prompts]
-    own_medians = np.array([np.median(times) for times in own_times])
-    base_medians = np.array([np.median(times) for times in base_times])
-    speedup = token_ratio * float(base_medians.sum() / own_medians.sum())
-    if max(len(prompts), *(len(times) for times in own_times)) < 2:
+    num_tokens = [sum(len(pair[side].output_ids) for group in pairs.values() for pair in group) for side in (0, 1)]
+    token_ratio = _ratio(*num_tokens)
+    times = [np.array([(mine.seconds, theirs.seconds) for mine, theirs in group]) for group in pairs.values()]
+    own_seconds, base_seconds = sum(np.median(repeats, axis=0) for repeats in times)
+    speedup = token_ratio * float(base_seconds / own_seconds)
+    if max(len(times), *map(len, times)) < 2:
         return speedup, None
     random = np.random.default_rng(seed)
-    own_draws, base_draws = _draws(own_times, random), _draws(base_times, random)
-    chosen = random.integers(0, len(prompts), (NUM_RESAMPLES, len(prompts)))
-    rows = np.arange(NUM_RESAMPLES)[:, None]
-    ratios = token_ratio * base_draws[rows, chosen].sum(1) / own_draws[rows, chosen].sum(1)
-    low, high = np.percentile(ratios, [2.5, 97.5])
+    draws = np.stack([_draws(repeats, random) for repeats in times], axis=1)
+    chosen = random.integers(0, len(times), (NUM_RESAMPLES, len(times)))
+    totals = draws[np.arange(NUM_RESAMPLES)[:, None], chosen].sum(axis=1)
+    low, high = np.percentile(token_ratio * totals[:, 1] / totals[:, 0], [2.5, 97.5])
     return speedup, Interval(float(low), float(high))
 
 
-def _draws(times: Iterable[Seconds], random: np.random.Generator) -> Seconds:
-    """[NUM_RESAMPLES, prompts] median time of each prompt over repeats drawn with replacement."""
-    columns = [
-        np.median(repeats[random.integers(0, len(repeats), (NUM_RESAMPLES, len(repeats)))], axis=1) for repeats in times
-    ]
-    return np.stack(columns, axis=1)
+def _draws(repeats: Seconds, random: np.random.Generator) -> Seconds:
+    """[NUM_RESAMPLES, 2] medians of repeats [repeats, 2] drawn with replacement, both columns together."""
+    drawn = random.integers(0, len(repeats), (NUM_RESAMPLES, len(repeats)))
+    medians: Seconds = np.median(repeats[drawn], axis=1)
+    return medians
 
 
 def _by_prompt(records: Iterable[RequestRecord]) -> dict[str, list[RequestRecord]]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from pipeline.bench.measure import MeasureOptions, make_request
-from pipeline.bench.remote import Answer, Ask, RemoteModel, fresh_namespace, generation_of_answer
+from pipeline.bench.remote import Answer, Ask, fresh_namespace, generate, generation_of_answer
 from pipeline.bench.verify import Comparison, compare, decodings
 from pipeline.bench.workload import NamedPrompt
 from pipeline.config.schema import Dtype
@@ -19,8 +19,8 @@ NUM_CLIENTS = 8
 References = Mapping[tuple[str, str], list[int]]
 
 
-async def verify_server(
-    address: str,
+def verify_server(
+    url: str,
     engine: Engine,
     dtype: Dtype,
     references: References,
@@ -32,47 +32,37 @@ async def verify_server(
 ) -> list[Comparison]:
     """Comparisons of every strategy (plain decoding too) with the reference outputs by (prompt id, decoding), which
     come from an engine in process. decode: their text, without the end token; the streamed text must equal it."""
-    model = await RemoteModel.connect(address)
     comparisons: list[Comparison] = []
-    try:
-        for decoding_options in decodings(options):
-            namespace = fresh_namespace()
-            asks = [
-                (prompt, Ask(prompt.prompt, options.max_new_tokens, strategy, decoding_options.sampling, namespace))
-                for strategy in strategies
-                for prompt in prompts
-            ]
-            answers = [("server", (prompt, ask, await model.generate(ask))) for prompt, ask in asks]
-            answers += [("server batch", entry) for entry in await _at_once(model, asks)]
-            for where, (prompt, ask, answer) in answers:
-                request = make_request(decoding_options, prompt.prompt_ids)
-                decoding = "greedy" if request.sampling.greedy else "seeded"
-                comparison = compare(
-                    engine,
-                    dtype,
-                    request,
-                    references[prompt.prompt_id, decoding],
-                    generation_of_answer(answer).output_ids,
-                    prompt_id=prompt.prompt_id,
-                    strategy=str(ask.strategy),
-                    where=where,
-                )
-                if comparison.verdict == "identical" and answer.text != decode(references[prompt.prompt_id, decoding]):
-                    comparison = replace(comparison, verdict="different", where=f"{where} (text)")
-                comparisons.append(comparison)
-                on_comparison(comparison)
-    finally:
-        await model.close()
+    for decoding_options in decodings(options):
+        namespace = fresh_namespace()
+        asks = [
+            (prompt, Ask(prompt.prompt, options.max_new_tokens, strategy, decoding_options.sampling, namespace))
+            for strategy in strategies
+            for prompt in prompts
+        ]
+        answers = [("server", prompt, ask, generate(url, ask)) for prompt, ask in asks]
+        answers += [("server batch", *entry) for entry in _at_once(url, asks)]
+        for where, prompt, ask, answer in answers:
+            request = make_request(decoding_options, prompt.prompt_ids)
+            expected = references[prompt.prompt_id, "greedy" if request.sampling.greedy else "seeded"]
+            comparison = compare(
+                engine,
+                dtype,
+                request,
+                expected,
+                generation_of_answer(answer).output_ids,
+                prompt_id=prompt.prompt_id,
+                strategy=str(ask.strategy),
+                where=where,
+            )
+            if comparison.verdict == "identical" and answer.text != decode(expected):
+                comparison = replace(comparison, verdict="different", where=f"{where} (text)")
+            comparisons.append(comparison)
+            on_comparison(comparison)
     return comparisons
 
 
-async def _at_once(
-    model: RemoteModel, asks: Sequence[tuple[NamedPrompt, Ask]]
-) -> list[tuple[NamedPrompt, Ask, Answer]]:
-    gate = asyncio.Semaphore(NUM_CLIENTS)
-
-    async def one(prompt: NamedPrompt, ask: Ask) -> tuple[NamedPrompt, Ask, Answer]:
-        async with gate:
-            return prompt, ask, await model.generate(ask)
-
-    return list(await asyncio.gather(*(one(prompt, ask) for prompt, ask in asks)))
+def _at_once(url: str, asks: Sequence[tuple[NamedPrompt, Ask]]) -> list[tuple[NamedPrompt, Ask, Answer]]:
+    with ThreadPoolExecutor(NUM_CLIENTS) as clients:
+        answers = clients.map(lambda entry: generate(url, entry[1]), asks)
+        return [(prompt, ask, answer) for (prompt, ask), answer in zip(asks, answers, strict=True)]

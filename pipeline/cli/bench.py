@@ -9,7 +9,7 @@ import typer
 
 from pipeline.cli import output
 from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, Json, Model, Profile, Set, resolve
-from pipeline.errors import UserError
+from pipeline.errors import ServerError, UserError
 
 if TYPE_CHECKING:
     from pipeline.bench.load import LoadResult
@@ -128,16 +128,16 @@ def verify(
     raw: Raw = False,
     seed: Seed = 0,
     url: Annotated[
-        OptionalText, typer.Option("--url", help="Compare through the server at this gRPC address as well, host:port.")
+        OptionalText,
+        typer.Option("--url", help="Compare through the server at this gRPC address too; default: the running one."),
     ] = None,
+    server: Annotated[bool, typer.Option("--server/--no-server", help="Whether to compare through a server.")] = True,
     allow_remote: AllowRemote = False,
     as_json: Json = False,
 ) -> None:
     """Prove that no strategy changes a token: compare with plain decoding, greedy and sampled, alone and in a batch.
 
     Without --data a dozen prompts of our own are used. Exit code 1 if any difference is not explained by rounding."""
-    import asyncio
-
     from pipeline.bench.in_process import choose_strategies, open_in_process
     from pipeline.bench.measure import MeasureOptions
     from pipeline.bench.verify import verify_in_process
@@ -146,9 +146,14 @@ def verify(
     from pipeline.decoding.request import SamplingParams
 
     rows = load_workload(data or DEFAULT_PROMPTS, num_prompts)
+    if url is not None and not server:
+        raise UserError("--url and --no-server contradict each other; leave one out.")
     _check_url(url, allow_remote)
     artifact = _artifact(model, profile, overrides)
     chosen = choose_strategies(artifact, None if strategies is None else _words("--strategies", strategies))
+    if server and url is None:
+        url = _running_server(artifact)
+        output.note("no server of this model is running; comparing in process" if url is None else f"server: {url}")
     opened = open_in_process(artifact)
     prompts = first_prompts(opened.tokenizer, rows, raw or not artifact.resolved.model.chat_template)
     options = MeasureOptions(max_new_tokens=max_new_tokens, end_ids=opened.end_ids, sampling=SamplingParams(seed=seed))
@@ -164,16 +169,16 @@ def verify(
             opened.engine, dtype, reference, contenders, prompts, options, on_comparison
         )
         if url is not None:
-            comparisons += asyncio.run(
-                verify_server(
-                    url, opened.engine, dtype, references, opened.decode, chosen, prompts, options, on_comparison
-                )
+            comparisons += verify_server(
+                url, opened.engine, dtype, references, opened.decode, chosen, prompts, options, on_comparison
             )
     _show_comparisons(comparisons, artifact, as_json)
 
 
 def load(
-    url: Annotated[str, typer.Option("--url", help="gRPC address of the server, host:port.")] = "127.0.0.1:8001",
+    url: Annotated[
+        OptionalText, typer.Option("--url", help="gRPC address of the server, host:port; default: the running one.")
+    ] = None,
     concurrency: Annotated[int, typer.Option("--concurrency", min=1, max=1024, help="Clients.")] = 4,
     duration: Annotated[float, typer.Option("--duration", min=0.1, help="Seconds in which requests are sent.")] = 30.0,
     max_requests: Annotated[OptionalInt, typer.Option("--max-requests", min=1, help="End after so many.")] = None,
@@ -194,15 +199,16 @@ def load(
     """Put a running server under load, a request per client at a time, and report latencies and errors.
 
     Exit code 1 if a request failed, or did not end within half a minute after the duration."""
-    import asyncio
-
     from pipeline.bench.load import LoadPlan, run_load, summary_of
-    from pipeline.bench.remote import Ask
+    from pipeline.bench.remote import Ask, generate
     from pipeline.bench.workload import DEFAULT_PROMPTS, Prompt, load_workload
     from pipeline.decoding.request import SamplingParams
 
     rows = load_workload(data or DEFAULT_PROMPTS)
-    _check_url(url, allow_remote)
+    target = url or _running_server()
+    if target is None:
+        raise ServerError("No server is running. Start one with `lookahead serve`, or name one with --url host:port.")
+    _check_url(target, allow_remote)
     names: list[str | None] = [None] if strategies is None else [*_words("--strategies", strategies)]
     sampling = SamplingParams(temperature=temperature, seed=seed)
     asks = [Ask(Prompt(row.turns[:1], raw), max_new_tokens, name, sampling) for row in rows for name in names]
@@ -213,12 +219,12 @@ def load(
         def on_answer(result: LoadResult) -> None:
             bar.update(task, advance=1, description=f"{result.num_requests} done, {sum(result.errors.values())} errors")
 
-        summary = summary_of(asyncio.run(run_load(url, asks, plan, on_answer)))
+        summary = summary_of(run_load(lambda ask, timeout_s: generate(target, ask, timeout_s), asks, plan, on_answer))
     if as_json:
-        output.print_json({"url": url, "concurrency": concurrency, **summary})
+        output.print_json({"url": target, "concurrency": concurrency, **summary})
     else:
         output.table(["figure", "value"], [(name, _shown(value)) for name, value in summary.items()])
-    if summary["errors"] or summary["cancelled"]:
+    if summary["errors"]:
         raise typer.Exit(1)
 
 
@@ -289,11 +295,24 @@ def _show_comparisons(comparisons: list[Comparison], artifact: Artifact, as_json
         raise typer.Exit(1)
 
 
-def _check_url(url: str | None, allow_remote: bool) -> None:
-    if url is not None and not allow_remote:
-        from pipeline.bench.remote import require_loopback
+def _running_server(artifact: Artifact | None = None) -> str | None:
+    """gRPC address of the server that `lookahead serve` has started, if any; with an artefact, if it serves that."""
+    from pipeline.config.places import places
+    from pipeline.serving.road import run_dir
+    from pipeline.serving.server import find_server
 
-        require_loopback(url)
+    state = find_server(run_dir(places()))
+    if state is None:
+        return None
+    wanted = None if artifact is None else (artifact.manifest.model, artifact.manifest.profile)
+    return state.grpc_url if wanted in (None, (state.model, state.profile)) else None
+
+
+def _check_url(url: str | None, allow_remote: bool) -> None:
+    if url is not None:
+        from pipeline.bench.remote import check_address
+
+        check_address(url, allow_remote)
 
 
 def _shown(value: Any) -> str:

@@ -11,6 +11,7 @@ direct-mapped: a new key takes the place of an older one with the same slot, so 
 
 from __future__ import annotations
 
+import hashlib
 from typing import NamedTuple
 
 import numpy as np
@@ -41,9 +42,14 @@ def empty_table(orders: int, capacity: int, k: int) -> ContinuationTable:
     )
 
 
+def namespace_key(namespace: str) -> np.uint64:
+    """The key of no tokens. Keys of different namespaces differ, so that one never finds what another has stored."""
+    return np.uint64(int.from_bytes(hashlib.blake2b(namespace.encode(), digest_size=8).digest(), "little"))
+
+
 @compiled
 def extend_key(key: np.uint64, token: int) -> np.uint64:
-    """The key of one token more to the left. The key of no tokens is 0."""
+    """The key of one token more to the left."""
     mixed = (key ^ np.uint64(token + 1)) * np.uint64(0x9E3779B97F4A7C15)
     mixed ^= mixed >> np.uint64(29)
     return mixed | np.uint64(1)  # never 0, which marks an empty row
@@ -56,11 +62,11 @@ def slot_of(key: np.uint64, capacity: int) -> int:
 
 
 @compiled
-def store(table: ContinuationTable, context: IntArray, ids: IntArray, probs: FloatArray) -> None:
-    """Remember under every order that `ids` [k] with `probs` [k] may follow `context` [len]; -1 ends the list early."""
+def store(table: ContinuationTable, key: np.uint64, context: IntArray, ids: IntArray, probs: FloatArray) -> None:
+    """Remember under every order that `ids` [k] with `probs` [k] may follow `context` [len]; -1 ends the list early.
+    key: `namespace_key` of whose text it is."""
     if not len(ids) or ids[0] < 0:
         return
-    key = np.uint64(0)
     width = min(table.ids.shape[2], len(ids))
     for order in range(min(table.keys.shape[0], len(context))):
         key = extend_key(key, context[len(context) - 1 - order])
@@ -74,6 +80,7 @@ def store(table: ContinuationTable, context: IntArray, ids: IntArray, probs: Flo
 @compiled
 def store_step(
     table: ContinuationTable,
+    key: np.uint64,
     context: IntArray,
     token_ids: IntArray,
     parents: IntArray,
@@ -101,4 +108,4 @@ def store_step(
                 last[orders - 1 - known] = context[back]
                 back -= 1
                 known += 1
-            store(table, last[orders - known :], ids[row], probs[row])
+            store(table, key, last[orders - known :], ids[row], probs[row])

@@ -38,6 +38,9 @@ class TableSource(DraftSource, Protocol):
 
     table: ContinuationTable
 
+    def table_key(self, request_id: str) -> np.uint64:
+        """What the keys of a started request's entries begin with: see `continuations.namespace_key`."""
+
 
 @dataclass(slots=True)
 class _Request:
@@ -90,18 +93,22 @@ class Drafter:
         if budget.max_nodes <= 0 or budget.max_depth <= 0:
             return EMPTY_TREE
         trees: list[tuple[int, DraftTree]] = []
-        table, table_channel = NO_TABLE, len(self.sources)
+        table, table_key = NO_TABLE, np.uint64(0)
         for index, source in enumerate(self.sources):
             if source.name not in request.names:
                 continue
             if source is self._table_source:
-                table = source.table
+                key = self._guarded(source, None, source.table_key, request_id)
+                if key is not None:
+                    table, table_key = source.table, key
                 continue
             tree = self._guarded(source, EMPTY_TREE, self._checked, source, request_id, context, budget)
             if len(tree):
                 trees.append((index, tree))
         proposals = _joined(trees, request.own_nodes)
-        grown = grow(context, proposals, table, table_channel, self._weights, budget.max_nodes, budget.max_depth)
+        grown = grow(
+            context, proposals, table, table_key, len(self.sources), self._weights, budget.max_nodes, budget.max_depth
+        )
         request.grown = grown
         request.tree = DraftTree(
             grown.token_ids, grown.parents, grown.probabilities, self._credited(grown.said), grown.num_fixed

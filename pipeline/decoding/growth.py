@@ -104,12 +104,14 @@ def grow(
     context: IntArray,
     proposals: Proposals,
     table: ContinuationTable,
+    table_key: np.uint64,
     table_channel: int,
     weights: FloatArray,
     max_nodes: int,
     max_depth: int,
 ) -> Grown:
-    """Grow the tree. context: [len] tokens up to the root. table_channel: channel of the table's first order. weights:
+    """Grow the tree. context: [len] tokens up to the root. table_key: `namespace_key` of the request.
+    table_channel: channel of the table's first order. weights:
     [orders + 1, channels + 1, 3] see `mixed_probability`."""
     total = len(proposals.token_ids)
     orders, capacity, width = table.ids.shape
@@ -172,7 +174,7 @@ def grow(
                 last[known] = context[back]
                 back -= 1
                 known += 1
-            key = np.uint64(0)
+            key = table_key
             num_known = 0
             for order in range(known):
                 key = extend_key(key, last[order])

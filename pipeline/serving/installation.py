@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.config.places import Places
 from pipeline.errors import ServerError
 
 CONTAINER_SERVER = Path("/opt/tritonserver/bin/tritonserver")
@@ -94,19 +95,22 @@ def check_interpreter(installation: Installation) -> None:
 
 
 def server_environment(
-    home: Path, installation: Installation, environment: Mapping[str, str] = os.environ
+    places: Places, installation: Installation, environment: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """Environment of the server and its stubs. home: folder that holds the package `pipeline`.
+    """Environment of the server and its stubs.
 
     The stubs find this interpreter through PATH, its library through LD_LIBRARY_PATH and our package through
     PYTHONPATH. One thread each: only the engine takes all cores, by itself."""
     result = dict(environment)
     result["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", os.defpath)])
-    result["PYTHONPATH"] = os.pathsep.join(filter(None, [str(home), environment.get("PYTHONPATH", "")]))
+    result["PYTHONPATH"] = os.pathsep.join(filter(None, [str(places.home), environment.get("PYTHONPATH", "")]))
     library = libpython()
     if installation.wheel_dir is not None and library is not None:
         paths = [str(library.parent), environment.get("LD_LIBRARY_PATH", "")]
         result["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, paths))
+    result.update(
+        LOOKAHEAD_HOME=str(places.home), LOOKAHEAD_ENGINES=str(places.engines), LOOKAHEAD_CACHE=str(places.cache)
+    )
     result.update(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", PYTHONUNBUFFERED="1")
     return result
 

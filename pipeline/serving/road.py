@@ -59,7 +59,7 @@ def launch(
         served.repository.folder,
         folder,
         served.resolved.profile.server,
-        home=places.home,
+        places=places,
         model=served.resolved.model.name,
         profile=served.resolved.profile.name,
         detach=detach,

@@ -22,6 +22,7 @@ import httpx
 import psutil
 from pydantic import Field, ValidationError
 
+from pipeline.config.places import Places
 from pipeline.config.schema import Frozen, ServerConfig
 from pipeline.errors import ServerError
 from pipeline.serving.failure import explain_failure, is_port_conflict
@@ -103,7 +104,7 @@ def start_server(
     run_dir: Path,
     server: ServerConfig,
     *,
-    home: Path,
+    places: Places,
     model: str,
     profile: str,
     detach: bool = False,
@@ -111,7 +112,7 @@ def start_server(
 ) -> RunningServer:
     """Start tritonserver on a model repository and wait until all models are ready.
 
-    home: folder that holds the package `pipeline`. model, profile: for the record. detach: let it outlive this process.
+    places: the server's too. model, profile: for the record. detach: let it outlive this process.
     note: told what is being waited for. Raises ServerError, with the reason from the log, if it does not get ready."""
     installation = find_installation()
     check_interpreter(installation)
@@ -128,9 +129,9 @@ def start_server(
             ports = choose_ports(server)
             server_id = f"la{secrets.token_hex(6)}"
             command = _command(installation.executable, backends, repository, server.host, ports, server_id)
-            environment = server_environment(home, installation) | {MARK: server_id}
+            environment = server_environment(places, installation) | {MARK: server_id}
             spec = GuardSpec(command, environment, str(run_dir / LOG), str(run_dir / STATE), server_id, not detach)
-            guard = _start_guard(spec, run_dir, home)
+            guard = _start_guard(spec, run_dir, places.home)
             state = ServerState(
                 server_id=server_id,
                 guard_pid=guard.pid,

@@ -1,8 +1,9 @@
 """Token recycling (arXiv 2408.08696): the candidates that earlier verify steps computed and threw away.
 
-Every position that a step computes, on the accepted path or not, leaves the target's most probable next tokens behind.
-They are kept across requests, keyed by the last one, two and three tokens, and the drafter grows its tree from them.
-Other than in the paper their probabilities are kept as well, and so the tree follows them instead of a fixed shape.
+Every position that a step computes, on the accepted path or not, leaves the target's most probable next tokens
+behind. They are kept across requests of a namespace, keyed by the last one, two and three tokens, and the drafter
+grows its tree from them. Other than in the paper their probabilities are kept as well, and so the tree follows them
+instead of a fixed shape.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from pipeline.config.schema import RecyclingDraftConfig
-from pipeline.decoding.continuations import ContinuationTable, empty_table, store_step
+from pipeline.decoding.continuations import ContinuationTable, empty_table, namespace_key, store_step
 from pipeline.decoding.request import StepResult
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree, IntArray
@@ -27,9 +28,13 @@ class RecyclingSource:
     def __init__(self, config: RecyclingDraftConfig) -> None:
         self.needs_top_k = config.top_k
         self.table: ContinuationTable = empty_table(ORDERS, CAPACITY, config.top_k)
+        self._keys: dict[str, np.uint64] = {}
 
     def start(self, request_id: str, prompt_ids: IntArray, namespace: str) -> None:
-        """Nothing is private to a request."""
+        self._keys[request_id] = namespace_key(namespace)
+
+    def table_key(self, request_id: str) -> np.uint64:
+        return self._keys[request_id]
 
     def propose(self, request_id: str, context: IntArray, budget: DraftBudget) -> DraftTree:
         """Nothing: the drafter continues every path from `table`."""
@@ -40,7 +45,10 @@ class RecyclingSource:
             tree = step.tree
             accepted = np.zeros(len(tree), np.bool_)
             accepted[step.nodes] = True
-            store_step(self.table, step.context, tree.token_ids, tree.parents, accepted, step.top_ids, step.top_probs)
+            key = self._keys[request_id]
+            store_step(
+                self.table, key, step.context, tree.token_ids, tree.parents, accepted, step.top_ids, step.top_probs
+            )
 
     def stop(self, request_id: str) -> None:
-        """Nothing is private to a request."""
+        self._keys.pop(request_id, None)

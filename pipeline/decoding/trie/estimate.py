@@ -141,21 +141,25 @@ def enter(pair: Pair, work: Workspace, row: int) -> None:
 
 
 @njit(cache=True)
+def look_ahead(trie: TrieView, work: Workspace, which: int, parent: int, token: int, rows: bool) -> None:
+    """A row with this parent and token will soon be entered: ask for the buckets, or (later) the nodes that it will need."""
+    above = _cell(work, parent, which, 0)
+    for order in range(1, min(load32(work.longest, parent * NUM_TRIES + which) + 1, work.orders - 1) + 1):
+        place = load32(work.places, above + order - 1)
+        if place > 0:
+            bucket = bucket_of(trie, place, token)
+            if rows:
+                prefetch(trie.nodes + NODE_BYTES * np.int64(load32(trie.heads, bucket)))
+            else:
+                prefetch(trie.heads + 4 * bucket)
+
+
+@njit(cache=True)
 def _extend_all(trie: TrieView, work: Workspace, which: int, row: int, parent: int, token: int) -> None:
-    """Find all suffixes of a row's context. In a large trie each look costs a wait for memory, so all of them wait together."""
+    """Find all suffixes of a row's context."""
     above = _cell(work, parent, which, 0)
     here = _cell(work, row, which, 0)
     longest = min(load32(work.longest, parent * NUM_TRIES + which) + 1, work.orders - 1)
-    for order in range(1, longest + 1):
-        place = load32(work.places, above + order - 1)
-        bucket = bucket_of(trie, place, token) if place > 0 else -1
-        store32(work.path, order, np.int32(bucket))
-        if bucket >= 0:
-            prefetch(trie.heads + 4 * bucket)
-    for order in range(1, longest + 1):
-        bucket = load32(work.path, order)
-        if bucket >= 0:
-            prefetch(trie.nodes + NODE_BYTES * np.int64(load32(trie.heads, bucket)))
     known = 0
     for order in range(1, longest + 1):
         place = _extended(trie, np.int64(load32(work.places, above + order - 1)), token, order - 1)

@@ -6,9 +6,10 @@ import numpy as np
 from numba import njit
 
 from pipeline.decoding.tree import FloatArray, IntArray
-from pipeline.decoding.trie.estimate import Pair, enter, find_context, gather, learn_token
+from pipeline.decoding.trie.estimate import Pair, enter, find_context, gather, learn_token, look_ahead
+from pipeline.decoding.trie.layout import LongArray, view_from
 from pipeline.decoding.trie.memory import store32
-from pipeline.decoding.trie.workspace import MAX_CANDIDATES, Workspace
+from pipeline.decoding.trie.workspace import MAX_CANDIDATES, workspace_from
 
 # Paths less likely than this are not worth a node.
 LEAST_PROBABILITY = np.float32(1e-5)
@@ -18,8 +19,10 @@ WORTH_OPENING = np.float32(2.0)
 
 @njit(cache=True)
 def grow_tree(
-    pair: Pair,
-    work: Workspace,
+    own: LongArray,
+    shared: LongArray,
+    roots: tuple[int, int],
+    memory: LongArray,
     context: IntArray,
     strengths: FloatArray,
     max_nodes: int,
@@ -29,10 +32,13 @@ def grow_tree(
 ) -> tuple[IntArray, IntArray, FloatArray]:
     """The most likely paths after context [len]: token_ids, parents, path probabilities, most likely first.
 
-    work: room for max_nodes + 1 rows. root_fan, fan: how many children the root and other nodes may have.
+    own, shared: fields of the tries' views. roots: rows of their roots. memory: fields of a workspace with room for
+    max_nodes + 1 rows. root_fan, fan: how many children the root and other nodes may have.
     """
     tokens = np.empty(MAX_CANDIDATES, np.int32)
     probs = np.empty(MAX_CANDIDATES, np.float32)
+    pair = Pair(view_from(own), view_from(shared), roots[0], roots[1])
+    work = workspace_from(memory)
     find_context(pair, context, work)
     # Nodes taken, and behind them the candidates, all sorted by probability: no path is more likely than its beginning.
     node_token = np.empty(max_nodes, np.int32)
@@ -72,6 +78,11 @@ def grow_tree(
                     size += 1
                 if size == max_nodes:
                     least = max(least, node_prob[max_nodes - 1])
+        # In a large trie most time is spent waiting for memory, so ask early for what the next candidates need.
+        if taken < size:
+            look_ahead(pair.shared, work, 1, node_parent[taken] + 1, node_token[taken], True)
+        if taken + 1 < size:
+            look_ahead(pair.shared, work, 1, node_parent[taken + 1] + 1, node_token[taken + 1], False)
         if taken == size:
             break
         taken += 1
@@ -86,9 +97,19 @@ def grow_tree(
 
 @njit(cache=True)
 def learn_tokens(
-    pair: Pair, work: Workspace, context: IntArray, tokens: IntArray, strengths: FloatArray, rate: float
+    own: LongArray,
+    shared: LongArray,
+    roots: tuple[int, int],
+    memory: LongArray,
+    context: IntArray,
+    tokens: IntArray,
+    strengths: FloatArray,
+    rate: float,
 ) -> None:
-    """Learn from the tokens that followed context, before they are inserted anywhere. work: room for len(tokens) rows."""
+    """Learn from the tokens that followed context, before they are inserted anywhere. Arguments as in
+    `grow_tree`; the workspace must have room for len(tokens) rows."""
+    pair = Pair(view_from(own), view_from(shared), roots[0], roots[1])
+    work = workspace_from(memory)
     find_context(pair, context, work)
     for index in range(len(tokens)):
         if index:

@@ -16,10 +16,12 @@ of the ring removes exactly the least recently used nodes: those of its suffix t
 
 from __future__ import annotations
 
+import mmap
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from numba import njit
 
 from pipeline.decoding.tree import IntArray
 
@@ -33,6 +35,7 @@ TAIL = 0
 FREE, FRESH, HEAD, OLDEST, OLDEST_ROOT, NUM_NODES, EPOCH, BRANCH_LENGTH = range(8)
 
 NODE_BYTES = 8 * 4
+HUGE_BYTES = 4 << 20
 # Text slots per node: real text needs 2 to 4 nodes per token, so nodes run out first.
 RING_SHARE = 0.6
 
@@ -61,30 +64,51 @@ class TrieView(NamedTuple):
 
 
 def view_of(arrays: TrieArrays) -> TrieView:
-    return TrieView(
-        *(array.ctypes.data for array in arrays),
-        len(arrays.nodes),
-        len(arrays.ring),
-        int(arrays.meta[BRANCH_LENGTH]),
-    )
+    nodes, heads, ring, meta = (array.ctypes.data for array in arrays)
+    return TrieView(nodes, heads, ring, meta, len(arrays.nodes), len(arrays.ring), int(arrays.meta[BRANCH_LENGTH]))
 
 
-def empty_arrays(num_nodes: int, branch_length: int) -> TrieArrays:
-    """Room for num_nodes nodes. Memory is taken from the system only as it is used."""
+@njit(cache=True)
+def view_from(numbers: LongArray) -> TrieView:
+    """The view whose fields were handed over in an array, which is faster than as a tuple."""
+    return TrieView(numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], numbers[5], numbers[6])
+
+
+def _zeros(length: int) -> IntArray:
+    """[length] zeros that begin at a cache line (two nodes share one, none lies across two). Large ones in huge pages, where the
+    system has them: looking up a node at random costs half as much."""
+    num_bytes = 4 * length
+    if num_bytes >= HUGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
+        memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory.madvise(mmap.MADV_HUGEPAGE)
+        return np.frombuffer(memory, np.int32)
+    spare = np.zeros(length + 16, np.int32)
+    begin = -spare.ctypes.data % 64 // 4
+    return spare[begin : begin + length]
+
+
+def empty_arrays(num_nodes: int, branch_length: int, ring_len: int | None = None) -> TrieArrays:
+    """Room for num_nodes nodes, and for as much text as they may need. Memory is taken from the system only as it is used."""
     meta = np.zeros(8, np.int64)
     meta[FRESH] = 1
     meta[BRANCH_LENGTH] = branch_length
-    # Two nodes share a cache line, and none lies across two.
-    memory = np.zeros(num_nodes * 8 + 16, np.int32)
-    begin = -memory.ctypes.data % 64 // 4
     return TrieArrays(
-        memory[begin : begin + num_nodes * 8].reshape(num_nodes, 8),
-        np.zeros(num_nodes, np.int32),
-        np.zeros(max(int(num_nodes * RING_SHARE), 4 * branch_length + 8), np.int32),
+        _zeros(num_nodes * 8).reshape(num_nodes, 8),
+        _zeros(num_nodes),
+        np.zeros(_ring_len(num_nodes, branch_length) if ring_len is None else ring_len, np.int32),
         meta,
     )
+
+
+def _ring_len(num_nodes: int, branch_length: int) -> int:
+    return max(int(num_nodes * RING_SHARE), 4 * branch_length + 16)
 
 
 def nodes_within(max_bytes: int) -> int:
     """How many nodes a trie of max_bytes can hold."""
     return int((max_bytes - 256) // (NODE_BYTES + 4 + 4 * RING_SHARE))
+
+
+def bytes_for(num_nodes: int) -> int:
+    """The max_bytes that hold so many nodes."""
+    return int(num_nodes * (NODE_BYTES + 4 + 4 * RING_SHARE)) + 512

@@ -7,8 +7,9 @@ from typing import Literal
 import numpy as np
 
 from pipeline.decoding.tree import DraftTree, FloatArray, IntArray
-from pipeline.decoding.trie.estimate import MATCH_CLASSES, NUM_CLASSES, Pair
+from pipeline.decoding.trie.estimate import MATCH_CLASSES, NUM_CLASSES
 from pipeline.decoding.trie.growth import grow_tree, learn_tokens
+from pipeline.decoding.trie.layout import LongArray
 from pipeline.decoding.trie.structure import Trie
 from pipeline.decoding.trie.workspace import NUM_TRIES, new_workspace
 
@@ -20,10 +21,10 @@ FANS: dict[Retrieval, tuple[int, int]] = {
     "parallel": (UNLIMITED, 1),
     "single": (1, 1),
 }
-LEARNING_RATE = 0.05
+LEARNING_RATE = 0.3
 # What is believed at first (logarithms of strengths): a context seen once, of one token; for each token more; in the shared
 # trie; if it went on in several ways; if it goes on beyond a branch.
-FIRST_DOUBT, DOUBT_PER_TOKEN, SHARED_DOUBT, AMBIGUOUS_DOUBT, LONG_MATCH_DOUBT = 0.65, -0.15, 0.9, 0.9, -1.0
+FIRST_DOUBT, DOUBT_PER_TOKEN, SHARED_DOUBT, AMBIGUOUS_DOUBT, LONG_MATCH_DOUBT = 0.2, -0.3, 1.2, 1.5, -1.0
 
 
 class Estimator:
@@ -46,19 +47,22 @@ class Estimator:
     def grow(self, own: Trie, shared: Trie | None, namespace: str, context: IntArray, max_nodes: int, max_depth: int) -> DraftTree:
         """The most likely continuations of context [len], with the estimated probability of each path."""
         self._provide(max_nodes + 1)
-        pair = self._pair(own, shared, namespace)
-        found = grow_tree(pair, self._work, context, self._strengths, max_nodes, max_depth, *self._fans)
+        them, roots = self._shared(own, shared, namespace)
+        found = grow_tree(
+            own.numbers, them, roots, self._work, context, self._strengths, max_nodes, max_depth, *self._fans
+        )
         return DraftTree(*found)
 
     def learn(self, own: Trie, shared: Trie | None, namespace: str, context: IntArray, tokens: IntArray) -> None:
         """Learn from the tokens that followed context, before they are inserted."""
         self._provide(len(tokens))
-        learn_tokens(self._pair(own, shared, namespace), self._work, context, tokens, self._strengths, LEARNING_RATE)
+        them, roots = self._shared(own, shared, namespace)
+        learn_tokens(own.numbers, them, roots, self._work, context, tokens, self._strengths, LEARNING_RATE)
 
-    def _pair(self, own: Trie, shared: Trie | None, namespace: str) -> Pair:
+    def _shared(self, own: Trie, shared: Trie | None, namespace: str) -> tuple[LongArray, tuple[int, int]]:
         if shared is None:
-            return Pair(own.view, self._nothing.view, own.root(), 0)
-        return Pair(own.view, shared.view, own.root(), shared.root(namespace))
+            return self._nothing.numbers, (own.root(), 0)
+        return shared.numbers, (own.root(), shared.root(namespace))
 
     def _provide(self, num_rows: int) -> None:
         if num_rows > self._num_rows:

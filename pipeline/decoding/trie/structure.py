@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,13 +10,18 @@ import numpy as np
 from pipeline.decoding.tree import IntArray
 from pipeline.decoding.trie import kernels
 from pipeline.decoding.trie.layout import (
+    COUNT,
     EPOCH,
     FIRST_CHILD,
     FRESH,
     HEAD,
+    NODE_BYTES,
     NUM_NODES,
     OLDEST,
+    OLDEST_ROOT,
+    LongArray,
     TrieArrays,
+    bytes_for,
     empty_arrays,
     nodes_within,
     view_of,
@@ -24,19 +30,22 @@ from pipeline.decoding.trie.layout import (
 # Slots kept for each sequence that is still being written while others are written, too.
 RESERVED = 48
 FIRST_NODES = 1 << 10
-MAX_NAMESPACES_SHARE = 16
+# One root of so many nodes at most.
+NAMESPACE_SHARE = 16
+NOTHING: IntArray = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
 class TrieStatistics:
-    """num_tokens: tokens of text held. num_nodes: nodes in use. num_bytes: memory of the arrays, used or not. used_bytes: the
-    part of it that holds something."""
+    """num_tokens: tokens of text held. num_nodes: nodes in use. num_bytes: memory set aside. used_bytes: the part of it that holds
+    something. num_forgotten: tokens that were held once and are no more."""
 
     num_tokens: int
     num_nodes: int
     num_namespaces: int
     num_bytes: int
     used_bytes: int
+    num_forgotten: int
 
 
 class Trie:
@@ -44,27 +53,31 @@ class Trie:
 
     Texts belong to namespaces, which share the memory but never each other's strings. With `max_bytes` all memory is bounded
     from the start, and the least recently used strings give way; without, the trie grows as needed. Not thread safe.
+
+    view, numbers: where the arrays lie, for the kernels; they change when the trie grows.
     """
 
     def __init__(self, branch_length: int = 12, max_bytes: int | None = None, expected_tokens: int = 0) -> None:
         """Raises ValueError if max_bytes cannot hold the strings of even one place in the text."""
+        least = _least_nodes(branch_length)
+        num_nodes = max(FIRST_NODES, least, 3 * expected_tokens) if max_bytes is None else nodes_within(max_bytes)
+        if num_nodes < least:
+            raise ValueError(
+                f"a trie of branch length {branch_length} needs at least {bytes_for(least)} bytes, found {max_bytes}; "
+                "raise max_bytes or lower branch_length"
+            )
+        self.restore(branch_length, max_bytes, empty_arrays(num_nodes, branch_length), {}, 0)
+
+    def restore(
+        self, branch_length: int, max_bytes: int | None, arrays: TrieArrays, roots: dict[str, int], num_namespaces_ever: int
+    ) -> None:
+        """Become the trie that these values describe."""
         self.branch_length = branch_length
         self.max_bytes = max_bytes
-        least = _least_nodes(branch_length)
-        if max_bytes is None:
-            num_nodes = max(FIRST_NODES, least, 3 * expected_tokens)
-        else:
-            num_nodes = nodes_within(max_bytes)
-            if num_nodes < least:
-                raise ValueError(
-                    f"a trie of branch length {branch_length} needs at least {_bytes_for(least)} bytes, found {max_bytes}; "
-                    "raise max_bytes or lower branch_length"
-                )
-        self.arrays = empty_arrays(num_nodes, branch_length)
-        self.view = view_of(self.arrays)
-        self._roots: dict[str, int] = {}
-        self._num_open = 0
-        self._num_namespaces = 0
+        self.roots = roots
+        self.num_namespaces_ever = num_namespaces_ever
+        self.num_open = 0
+        self._take(arrays)
 
     def insert(self, tokens: IntArray, namespace: str = "") -> None:
         """Take in a whole sequence [len]."""
@@ -74,64 +87,89 @@ class Trie:
 
     def open(self, namespace: str = "") -> TrieStream:
         """Begin a sequence that will come in pieces; each is known as soon as it is appended."""
-        self._num_open += 1
         return TrieStream(self, namespace)
 
     def root(self, namespace: str = "") -> int:
         """The root's row, 0 if nothing was inserted in this namespace."""
-        return self._roots.get(namespace, 0)
+        return self.roots.get(namespace, 0)
 
     def count(self, tokens: IntArray, namespace: str = "") -> int:
         """How often the string [1 .. branch_length] occurred."""
         root = self.root(namespace)
         if not root or not 1 <= len(tokens) <= self.branch_length:
             return 0
-        place = kernels.locate(self.view, root, tokens, 0, len(tokens))
-        if place == 0:
-            return 0
-        return 1 if place < 0 else int(self.arrays.nodes[place, 2])
+        place = int(kernels.locate(self.view, root, np.asarray(tokens, np.int32), 0, len(tokens)))
+        if place < 0:
+            # In a tail: the last token was read from the text.
+            return 1
+        return int(self.arrays.nodes[place, COUNT]) if place else 0
 
     def prune(self) -> None:
         """Halve all counts and drop the strings whose count falls to nothing."""
         kernels.halve(self.view)
 
     def remove(self, namespace: str) -> None:
-        """Forget a namespace."""
-        root = self._roots.pop(namespace, 0)
+        """Forget a namespace and its texts."""
+        root = self.roots.pop(namespace, 0)
         if root:
             kernels.drop_namespace(self.view, root)
+
+    def merge(self, other: Trie) -> None:
+        """Insert the texts that another trie holds, oldest first. What it has forgotten or pruned does not come back."""
+        streams: dict[str, TrieStream] = {}
+        for namespace, tokens, is_first in other.texts():
+            if is_first or namespace not in streams:
+                streams[namespace] = self.open(namespace)
+            streams[namespace].append(tokens)
+            streams[namespace].close()
+
+    def texts(self) -> Iterator[tuple[str, IntArray, bool]]:
+        """The pieces of text held, oldest first: namespace, tokens [len], and whether a sequence begins (or what came before is
+        not held)."""
+        ring, meta = self.arrays.ring, self.arrays.meta
+        names = {root: name for name, root in self.roots.items()}
+        oldest, head = int(meta[OLDEST]), int(meta[HEAD])
+        held = ring[np.arange(oldest, head) % len(ring)]
+        owner, begin, is_first = int(meta[OLDEST_ROOT]), 0, True
+        opened = np.flatnonzero(held < 0)[::2].tolist()
+        for end in [*opened, len(held)]:
+            piece = held[begin:end]
+            piece = piece[piece > 0] - 1
+            if len(piece) and owner in names:
+                yield names[owner], piece.astype(np.int32), is_first
+            if end < len(held):
+                owner = -int(held[end])
+                repeated = -1 - int(held[end + 1])
+                begin, is_first = end + 2 + repeated, True
 
     @property
     def statistics(self) -> TrieStatistics:
         arrays = self.arrays
-        held = int((arrays.ring > 0).sum())
+        num_tokens = int(np.count_nonzero(arrays.ring > 0))
+        num_nodes = int(arrays.meta[NUM_NODES])
         return TrieStatistics(
-            num_tokens=held,
-            num_nodes=int(arrays.meta[NUM_NODES]),
-            num_namespaces=len(self._roots),
+            num_tokens=num_tokens,
+            num_nodes=num_nodes,
+            num_namespaces=len(self.roots),
             num_bytes=arrays.num_bytes,
-            used_bytes=int(arrays.meta[NUM_NODES]) * 36 + held * 4,
+            used_bytes=num_nodes * (NODE_BYTES + 4) + num_tokens * 4,
+            num_forgotten=int(arrays.meta[OLDEST]),
         )
 
-    def _root_for_writing(self, namespace: str) -> int:
-        root = self._roots.get(namespace)
+    def root_for_writing(self, namespace: str) -> int:
+        """The root's row, made if need be."""
+        root = self.roots.get(namespace)
         if root is None:
-            if len(self._roots) >= len(self.arrays.nodes) // MAX_NAMESPACES_SHARE:
-                self._drop_empty_namespaces()
+            if len(self.roots) >= len(self.arrays.nodes) // NAMESPACE_SHARE:
+                self._drop_some_namespaces()
             while not kernels.make_room(self.view, self.max_bytes is not None):
-                self._grow()
-            self._num_namespaces += 1
-            root = int(kernels.new_node(self.view, 0, self._num_namespaces, 0, 0))
-            self._roots[namespace] = root
+                self.grow()
+            self.num_namespaces_ever += 1
+            root = int(kernels.new_node(self.view, 0, self.num_namespaces_ever, 0, 0))
+            self.roots[namespace] = root
         return root
 
-    def _drop_empty_namespaces(self) -> None:
-        """Drop the roots of namespaces of which nothing is left; failing these, the oldest namespace."""
-        empty = [name for name, root in self._roots.items() if not self.arrays.nodes[root, FIRST_CHILD]]
-        for name in empty or list(self._roots)[:1]:
-            self.remove(name)
-
-    def _grow(self) -> None:
+    def grow(self) -> None:
         """Double the memory. Only tries that never forget grow, so their text begins in slot 0."""
         old = self.arrays
         new = empty_arrays(2 * len(old.nodes), self.branch_length)
@@ -139,21 +177,33 @@ class Trie:
         new.nodes[:used] = old.nodes[:used]
         new.ring[: len(old.ring)] = old.ring
         new.meta[:] = old.meta
-        self.arrays, self.view = new, view_of(new)
+        self._take(new)
         kernels.rehash(self.view)
+
+    def _take(self, arrays: TrieArrays) -> None:
+        self.arrays = arrays
+        self.view = view_of(arrays)
+        self.numbers: LongArray = np.asarray(self.view, np.int64)
+
+    def _drop_some_namespaces(self) -> None:
+        """Drop the roots of namespaces of which nothing is left; failing these, the oldest namespace."""
+        empty = [name for name, root in self.roots.items() if not self.arrays.nodes[root, FIRST_CHILD]]
+        for name in empty or list(self.roots)[:1]:
+            self.remove(name)
 
 
 class TrieStream:
-    """A sequence that is being written."""
+    """A sequence that is being written into a trie."""
 
     def __init__(self, trie: Trie, namespace: str) -> None:
         self._trie = trie
         self._namespace = namespace
-        self._closed = False
-        self._end = np.empty(0, np.int32)  # last branch_length - 1 tokens
-        self._position = -1  # where the next token goes, if the run is still good
-        self._limit = -1  # end of the slots reserved for the run
-        self._epoch = -1
+        self._is_open = True
+        self._end = NOTHING  # its last branch_length - 1 tokens
+        self._position = 0  # where its next token goes
+        self._limit = 0  # end of the slots reserved for it
+        self._epoch = -1  # of the trie, when its run was opened
+        trie.num_open += 1
 
     def append(self, tokens: IntArray) -> None:
         """Take in the next tokens [len]."""
@@ -162,19 +212,12 @@ class TrieStream:
         tokens = np.asarray(tokens, np.int32)
         done = 0
         while done < len(tokens):
-            arrays = trie.arrays
-            root = trie._root_for_writing(self._namespace)
-            good = self._epoch == arrays.meta[EPOCH] and self._position - len(self._end) >= arrays.meta[OLDEST]
-            if not good:
-                self._end = self._end[:0]
-            if not good or (self._position != arrays.meta[HEAD] and self._position >= self._limit):
-                position = int(kernels.open_run(trie.view, root, self._end, self._position, may_forget))
-                if position < 0:
-                    trie._grow()
-                    continue
-                self._position, self._limit, self._epoch = position, -1, int(arrays.meta[EPOCH])
-            at_head = self._position == arrays.meta[HEAD]
-            many = len(tokens) - done if at_head else min(len(tokens) - done, self._limit - self._position)
+            root = trie.root_for_writing(self._namespace)
+            if not self._has_room() and not self._open_run(root, may_forget):
+                trie.grow()
+                continue
+            room = self._limit - self._position
+            many = len(tokens) - done if self._is_last() else min(len(tokens) - done, room)
             text = np.concatenate((self._end, tokens[done : done + many]))
             written = int(kernels.write_run(trie.view, root, text, len(self._end), self._position, may_forget))
             done += written
@@ -182,22 +225,39 @@ class TrieStream:
             text = text[: len(self._end) + written]
             self._end = text[max(0, len(text) - trie.branch_length + 1) :].copy()
             if written < many:
-                trie._grow()
-        if trie._num_open > 1 and self._position == trie.arrays.meta[HEAD] and may_forget:
+                trie.grow()
+        if may_forget and trie.num_open > 1 and self._is_last():
             kernels.reserve(trie.view, RESERVED)
             self._limit = self._position + RESERVED
 
     def close(self) -> None:
         """The sequence ended. Twice does nothing."""
-        if not self._closed:
-            self._closed = True
-            self._trie._num_open -= 1
+        if self._is_open:
+            self._is_open = False
+            self._trie.num_open -= 1
+
+    def _is_last(self) -> bool:
+        return self._position == int(self._trie.arrays.meta[HEAD])
+
+    def _is_held(self) -> bool:
+        """Whether the end of the sequence is still in the trie, untouched by pruning."""
+        meta = self._trie.arrays.meta
+        return self._epoch == int(meta[EPOCH]) and self._position - len(self._end) >= int(meta[OLDEST])
+
+    def _has_room(self) -> bool:
+        return self._is_held() and (self._is_last() or self._position < self._limit)
+
+    def _open_run(self, root: int, may_forget: bool) -> bool:
+        """Go on at the head of the ring; False if memory must grow first."""
+        trie = self._trie
+        if not self._is_held():
+            self._end = NOTHING
+        position = int(kernels.open_run(trie.view, root, self._end, self._position, may_forget))
+        if position >= 0:
+            self._position, self._limit, self._epoch = position, 0, int(trie.arrays.meta[EPOCH])
+        return position >= 0
 
 
 def _least_nodes(branch_length: int) -> int:
     """Rows without which the suffixes of one place might not all find room."""
-    return branch_length * (branch_length + 5) + 16
-
-
-def _bytes_for(num_nodes: int) -> int:
-    return empty_arrays(num_nodes, 1).num_bytes + 256
+    return branch_length * (branch_length + 8) + 32

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
+import socket
+import threading
+import time
 
 import pytest
 
-from pipeline.bench.load import MAX_ERROR_KINDS, LoadPlan, LoadResult, drive, percentiles, summary_of
-from pipeline.bench.remote import Answer, Ask, generation_of_answer, require_loopback
+from pipeline.bench.load import MAX_ERROR_KINDS, LoadPlan, LoadResult, percentiles, run_load, summary_of
+from pipeline.bench.remote import Answer, Ask, check_address, generation_of_answer
 from pipeline.bench.workload import Prompt
 from pipeline.errors import RequestError, ServerError
 
@@ -20,66 +22,56 @@ def answer(**statistics: object) -> Answer:
 
 
 class FakeServer:
-    def __init__(self, fails: bool = False) -> None:
-        self.asked: list[str] = []
-        self.most = self._open = 0
-        self._fails = fails
+    """Answers once all clients have asked, so that concurrency shows without a clock."""
 
-    async def generate(self, ask: Ask) -> Answer:
+    def __init__(self, fails: bool = False, num_clients: int = 1) -> None:
+        self.asked: list[str] = []
+        self.timeouts: list[float] = []
+        self._fails = fails
+        self._together = threading.Barrier(num_clients)
+
+    def generate(self, ask: Ask, timeout_s: float) -> Answer:
         self.asked.append(ask.prompt.messages[0])
+        self.timeouts.append(timeout_s)
         number = len(self.asked)
-        self._open += 1
-        self.most = max(self.most, self._open)
-        await asyncio.sleep(0)
-        self._open -= 1
+        self._together.wait(timeout=30)
         if self._fails:
             raise RequestError(f"busy {number}")
         return answer()
 
 
 def run(server: FakeServer, plan: LoadPlan) -> LoadResult:
-    return asyncio.run(drive(server.generate, ASKS, plan, lambda result: None))
+    return run_load(server.generate, ASKS, plan)
 
 
 def test_so_many_clients_send_the_prompts_in_turn_until_the_bound() -> None:
-    server = FakeServer()
-    result = run(server, LoadPlan(concurrency=4, duration_s=60, max_requests=10))
-    assert server.asked == ["a", "b", "c"] * 3 + ["a"]
-    assert server.most == 4
-    assert result.num_requests == 10
-    assert result.output_tokens == 30
+    result = run(server := FakeServer(num_clients=4), LoadPlan(concurrency=4, duration_s=60, max_requests=12))
+    assert sorted(server.asked) == ["a"] * 4 + ["b"] * 4 + ["c"] * 4
+    assert result.num_requests == 12
+    assert result.output_tokens == 36
 
 
 def test_nothing_is_sent_after_the_duration() -> None:
     assert run(FakeServer(), LoadPlan(concurrency=2, duration_s=0.0)).num_requests == 0
 
 
-def test_what_does_not_end_in_the_grace_time_is_cancelled_and_counted() -> None:
-    cancelled: list[str] = []
-
-    async def hang(ask: Ask) -> Answer:
-        try:
-            await asyncio.sleep(3600)
-        except asyncio.CancelledError:
-            cancelled.append(ask.prompt.messages[0])
-            raise
-        return answer()
-
-    result = asyncio.run(drive(hang, ASKS, LoadPlan(2, duration_s=0.01, grace_s=0.01), lambda result: None))
-    assert sorted(cancelled) == ["a", "b"]
-    assert (result.num_requests, result.num_cancelled) == (0, 2)
+def test_no_request_may_take_longer_than_duration_and_grace() -> None:
+    run(server := FakeServer(), LoadPlan(concurrency=1, duration_s=60, max_requests=3, grace_s=5))
+    assert all(60 < timeout <= 65 for timeout in server.timeouts)
+    assert server.timeouts == sorted(server.timeouts, reverse=True)
 
 
 def test_a_bug_in_a_client_is_not_swallowed() -> None:
-    async def broken(ask: Ask) -> Answer:
+    def broken(ask: Ask, timeout_s: float) -> Answer:
         raise KeyError("bug")
 
     with pytest.raises(KeyError):
-        asyncio.run(drive(broken, ASKS, LoadPlan(1, duration_s=1), lambda result: None))
+        run_load(broken, ASKS, LoadPlan(1, duration_s=1))
 
 
-def test_errors_are_counted_by_sentence_and_the_kinds_are_bounded() -> None:
-    result = run(FakeServer(fails=True), LoadPlan(concurrency=30, duration_s=60, max_requests=30))
+def test_errors_are_counted_by_sentence_and_the_kinds_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    result = run(FakeServer(fails=True, num_clients=1), LoadPlan(concurrency=1, duration_s=60, max_requests=30))
     assert result.num_requests == 0
     assert sum(result.errors.values()) == 30
     assert len(result.errors) == MAX_ERROR_KINDS + 1
@@ -88,13 +80,7 @@ def test_errors_are_counted_by_sentence_and_the_kinds_are_bounded() -> None:
 
 def test_the_rate_bounds_when_a_request_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
-    real_sleep = asyncio.sleep
-
-    async def sleep(seconds: float) -> None:
-        waits.append(seconds)
-        await real_sleep(0)
-
-    monkeypatch.setattr(asyncio, "sleep", sleep)
+    monkeypatch.setattr(time, "sleep", waits.append)
     run(FakeServer(), LoadPlan(concurrency=1, duration_s=60, max_requests=3, max_rate=0.5))
     asked_to_wait = [seconds for seconds in waits if seconds > 0]
     assert [round(seconds) for seconds in asked_to_wait] == [2, 4]
@@ -123,9 +109,16 @@ def test_a_server_that_does_not_count_is_another_version() -> None:
         generation_of_answer(Answer("", (), 0.1, None, {"num_draft_tokens": 0}))
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:8001", "127.9.9.9:1", "[::1]:8001"])
-def test_this_machine_is_loopback(address: str) -> None:
-    require_loopback(address)
+def test_a_listening_port_of_this_machine_is_fine() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        check_address(f"127.0.0.1:{server.getsockname()[1]}")
+
+
+def test_a_port_without_a_listener_is_refused_with_a_hint() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(ServerError, match="lookahead status"):
+        check_address(f"127.0.0.1:{port}")
 
 
 @pytest.mark.parametrize(
@@ -133,4 +126,4 @@ def test_this_machine_is_loopback(address: str) -> None:
 )
 def test_another_machine_is_refused(address: str, what: str) -> None:
     with pytest.raises(ServerError, match=what):
-        require_loopback(address)
+        check_address(address)

@@ -65,6 +65,13 @@ def test_a_single_pair_has_no_interval_and_equal_prompts_a_tight_one() -> None:
     assert many[1] == (2.0, 2.0)
 
 
+def test_the_baseline_against_itself_is_exactly_one_and_drift_between_repeats_cancels() -> None:
+    base = [record("none", 2.0 * drift, repeat=repeat) for repeat, drift in enumerate((1.0, 1.5, 3.0))]
+    own = [record("trie", 1.0 * drift, repeat=repeat) for repeat, drift in enumerate((1.0, 1.5, 3.0))]
+    assert speedup_of(base, base) == (1.0, (1.0, 1.0))
+    assert speedup_of(own, base) == (2.0, (2.0, 2.0))
+
+
 def test_identical_outputs_are_counted_and_drafts_are_per_step() -> None:
     records = [
         record("trie", steps=5, draft_tokens=20, accepted_tokens=5, draft_seconds=0.01),

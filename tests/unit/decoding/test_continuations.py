@@ -5,13 +5,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.decoding.continuations import ContinuationTable, empty_table, extend_key, slot_of, store, store_step
+from pipeline.decoding.continuations import (
+    ContinuationTable,
+    empty_table,
+    extend_key,
+    namespace_key,
+    slot_of,
+    store,
+    store_step,
+)
 from pipeline.decoding.tree import path_to, tree_from_lists
+
+KEY = namespace_key("")
 
 
 def found(table: ContinuationTable, context: list[int], order: int) -> list[int] | None:
     """The candidates behind the last `order` tokens of a context."""
-    key = np.uint64(0)
+    key = KEY
     for token in reversed(context[len(context) - order :]):
         key = np.uint64(extend_key(key, token))
     slot = slot_of(key, table.keys.shape[1])
@@ -27,7 +37,7 @@ def ints(*values: int) -> np.ndarray:
 
 def test_each_order_is_keyed_by_so_many_tokens() -> None:
     table = empty_table(3, 64, 2)
-    store(table, ints(1, 2, 3), ints(8, 9), np.asarray([0.6, 0.2], np.float32))
+    store(table, KEY, ints(1, 2, 3), ints(8, 9), np.asarray([0.6, 0.2], np.float32))
     assert found(table, [3], 1) == [8, 9]
     assert found(table, [7, 2, 3], 2) == [8, 9]
     assert found(table, [7, 2, 3], 3) is None
@@ -37,10 +47,10 @@ def test_each_order_is_keyed_by_so_many_tokens() -> None:
 
 def test_short_contexts_and_short_lists_fit() -> None:
     table = empty_table(2, 64, 4)
-    store(table, ints(5), ints(1, 2, 3, 4), np.full(4, 0.25, np.float32))
-    store(table, ints(5), ints(6), np.ones(1, np.float32))
+    store(table, KEY, ints(5), ints(1, 2, 3, 4), np.full(4, 0.25, np.float32))
+    store(table, KEY, ints(5), ints(6), np.ones(1, np.float32))
     assert found(table, [5], 1) == [6]
-    store(table, ints(5), ints(-1), np.ones(1, np.float32))
+    store(table, KEY, ints(5), ints(-1), np.ones(1, np.float32))
     assert found(table, [5], 1) == [6]
     assert table.keys[1].sum() == 0
 
@@ -51,7 +61,7 @@ def test_every_node_of_a_step_is_kept_and_the_accepted_ones_win() -> None:
     table = empty_table(2, 64, 1)
     rows = np.asarray([[3], [5], [6], [7]], np.int32)
     accepted = np.asarray([True, False, False])
-    store_step(table, ints(1, 2), tree.token_ids, tree.parents, accepted, rows, np.ones((4, 1), np.float32))
+    store_step(table, KEY, ints(1, 2), tree.token_ids, tree.parents, accepted, rows, np.ones((4, 1), np.float32))
     assert found(table, [2], 1) == [3]
     assert found(table, [3], 1) == [5]
     assert found(table, [4, 3], 2) == [7]
@@ -76,9 +86,16 @@ def test_step_storage_equals_storing_each_path_alone(context: list[int], nodes: 
     probs = np.ones((len(nodes) + 1, 1), np.float32)
     table, reference = empty_table(3, 256, 1), empty_table(3, 256, 1)
     accepted = np.zeros(len(nodes), np.bool_)
-    store_step(table, ints(*context), tree.token_ids, tree.parents, accepted, rows, probs)
+    store_step(table, KEY, ints(*context), tree.token_ids, tree.parents, accepted, rows, probs)
     for node in [*range(len(nodes)), -1]:
         path = [int(tree.token_ids[step]) for step in path_to(tree, node)]
-        store(reference, ints(*context, *path), rows[node + 1], probs[node + 1])
+        store(reference, KEY, ints(*context, *path), rows[node + 1], probs[node + 1])
     assert np.array_equal(table.keys, reference.keys)
     assert np.array_equal(table.ids, reference.ids)
+
+
+def test_one_namespace_never_finds_what_another_has_stored() -> None:
+    table = empty_table(2, 64, 1)
+    store(table, namespace_key("other"), ints(1, 2), ints(3), np.ones(1, np.float32))
+    assert found(table, [1, 2], 1) is None
+    assert found(table, [1, 2], 2) is None

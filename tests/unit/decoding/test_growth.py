@@ -5,12 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.decoding.continuations import ContinuationTable, empty_table, store
+from pipeline.decoding.continuations import ContinuationTable, empty_table, namespace_key, store
 from pipeline.decoding.growth import OTHERS, Grown, Proposals, grow, learn_from_step, mixed_probability
 from pipeline.decoding.tree import DraftTree, check_tree, depths
 
 NUM_CHANNELS = 4  # two proposing sources, two orders
 TABLE_CHANNEL = 2
+KEY = namespace_key("")
 
 
 def prior_weights() -> np.ndarray:
@@ -55,7 +56,7 @@ def tables(draw: st.DrawFn) -> ContinuationTable:
     for _ in range(draw(st.integers(0, 8))):
         context = draw(st.lists(st.integers(0, 3), min_size=1, max_size=3))
         ids = draw(st.permutations(range(4)))[:2]
-        store(table, np.asarray(context, np.int32), np.asarray(ids, np.int32), np.asarray([0.6, 0.3], np.float32))
+        store(table, KEY, np.asarray(context, np.int32), np.asarray(ids, np.int32), np.asarray([0.6, 0.3], np.float32))
     return table
 
 
@@ -80,6 +81,7 @@ def rated(
         np.asarray([*context, *path], np.int32),
         Proposals(*(array[:0] for array in proposals)),
         table,
+        KEY,
         TABLE_CHANNEL,
         weights,
         8,
@@ -112,7 +114,7 @@ def test_the_tree_is_the_best_first_one(
     weights = prior_weights()
     # As the drafter asks: fixed nodes always fit.
     max_nodes = max(max_nodes, int(proposals.fixed.sum()))
-    grown = grow(np.asarray(context, np.int32), proposals, table, TABLE_CHANNEL, weights, max_nodes, max_depth)
+    grown = grow(np.asarray(context, np.int32), proposals, table, KEY, TABLE_CHANNEL, weights, max_nodes, max_depth)
     tree = DraftTree(grown.token_ids, grown.parents, grown.probabilities)
     check_tree(tree)
     paths: list[tuple[int, ...]] = []
@@ -147,12 +149,12 @@ def test_the_tree_is_the_best_first_one(
 def grown_once(table: ContinuationTable, weights: np.ndarray) -> Grown:
     nothing = np.empty(0, np.int32)
     proposals = Proposals(nothing, nothing, np.empty(0, np.float32), nothing, np.empty(0, np.bool_))
-    return grow(np.asarray([1], np.int32), proposals, table, TABLE_CHANNEL, weights, 2, 1)
+    return grow(np.asarray([1], np.int32), proposals, table, KEY, TABLE_CHANNEL, weights, 2, 1)
 
 
 def test_weights_learn_how_often_each_candidate_is_right() -> None:
     table = empty_table(1, 64, 2)
-    store(table, np.asarray([1], np.int32), np.asarray([2, 3], np.int32), np.asarray([0.6, 0.3], np.float32))
+    store(table, KEY, np.asarray([1], np.int32), np.asarray([2, 3], np.int32), np.asarray([0.6, 0.3], np.float32))
     weights = prior_weights()
     before = weights.copy()
     random = np.random.default_rng(0)
@@ -177,7 +179,7 @@ def test_nodes_below_a_refused_one_and_those_not_verified_teach_nothing() -> Non
         np.zeros(3, np.int32),
         np.zeros(3, np.bool_),
     )
-    grown = grow(np.asarray([1], np.int32), proposals, empty_table(2, 64, 2), TABLE_CHANNEL, weights, 3, 3)
+    grown = grow(np.asarray([1], np.int32), proposals, empty_table(2, 64, 2), KEY, TABLE_CHANNEL, weights, 3, 3)
     refused = np.zeros(3, np.bool_)
     learn_from_step(weights, grown, np.asarray([-1, 1, 2], np.int32), refused, 0.02)
     assert np.array_equal(weights, before)

@@ -55,3 +55,15 @@ def test_a_target_that_tells_no_candidates_teaches_nothing() -> None:
     drafter.update("r", StepResult(np.asarray([1], np.int32), EMPTY_TREE, [], [2]))
     assert not len(drafter.propose("r", np.asarray([1], np.int32), DraftBudget(4, 4)))
     assert drafter.failures == {"recycling": 0}
+
+
+def test_namespaces_do_not_see_each_other() -> None:
+    drafter = started()
+    ids, probs = np.asarray([[9, 8]], np.int32), np.asarray([[0.8, 0.1]], np.float32)
+    drafter.update("r", StepResult(np.asarray([1], np.int32), EMPTY_TREE, [], [9], None, ids, probs))
+    for request_id, namespace, expected in (("mine", "", [9, 8]), ("theirs", "tenant", [])):
+        drafter.start(request_id, np.asarray([1], np.int32), namespace, frozenset({"recycling"}))
+        tree = drafter.propose(request_id, np.asarray([1], np.int32), DraftBudget(4, 1))
+        assert tree.token_ids.tolist() == expected
+        drafter.stop(request_id)
+        drafter.stop(request_id)

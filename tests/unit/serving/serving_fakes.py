@@ -1,0 +1,105 @@
+"""The target of the BLS loop without a server: our scheduler over the table engine, behind the tensors of `tensorrt_llm`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pipeline.config.resolution import resolve_config
+from pipeline.config.schema import ResolvedConfig, SuppliedDraftConfig
+from pipeline.decoding.drafter import Drafter
+from pipeline.decoding.planner import FixedPlanner
+from pipeline.decoding.sources.base import DraftBudget
+from pipeline.decoding.sources.supplied import SuppliedSource
+from pipeline.engine.scheduler import Scheduler
+from pipeline.engine.submission import StepEvent
+from pipeline.serving.engine_calls import engine_call
+from pipeline.serving.tensors import Array, Tensors
+from pipeline.serving.text_codec import TextCodec
+from tests.fakes import VOCAB_SIZE, TableEngine
+
+END_ID = 0
+
+
+class LetterTokenizer:
+    """Token i is the i-th letter; token 0 ends."""
+
+    eos_token_id = END_ID
+    pad_token_id = END_ID
+    chat_template = None
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return [ord(letter) - ord("a") for letter in text]
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> str:
+        return "".join(chr(ord("a") + token) for token in ids if token != END_ID or not skip_special_tokens)
+
+    def convert_ids_to_tokens(self, token: int) -> str:
+        return chr(ord("a") + token)
+
+
+def letter_codec() -> TextCodec:
+    return TextCodec(LetterTokenizer(), frozenset({END_ID}), VOCAB_SIZE)
+
+
+def small_config(*overrides: str) -> ResolvedConfig:
+    sizes = ("engine.max_seq_len=256", "engine.max_batch_size=4")
+    return resolve_config("tiny-random-llama", "latency", ("backend=torch", "device=cpu", *sizes, *overrides))
+
+
+@dataclass
+class TableTarget:
+    """calls: what it was asked. extended: whether it answers as the torch engine does, else as TensorRT-LLM's backend."""
+
+    extended: bool = True
+    calls: list[dict[str, Array]] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
+    engine: TableEngine = field(default_factory=TableEngine)
+
+    async def stream(
+        self, tensors: Mapping[str, Array], outputs: Sequence[str], request_id: str
+    ) -> AsyncGenerator[Tensors, None]:
+        self.calls.append(dict(tensors))
+        drafter = Drafter([SuppliedSource(SuppliedDraftConfig())], VOCAB_SIZE)
+        scheduler = Scheduler(
+            self.engine, drafter, FixedPlanner(), default_budget=DraftBudget(16, 12), max_queue_size=8, prefill_chunk=64
+        )
+        call = engine_call(tensors, request_id)
+        events: list[StepEvent] = []
+        scheduler.submit(call.submission, events.append)
+        finished = False
+        try:
+            while not finished:
+                await asyncio.sleep(0)  # as a real call lets other requests go on
+                scheduler.step()
+                while events:
+                    event = events.pop(0)
+                    if event.error is not None:
+                        raise event.error
+                    answer = call.response(event)
+                    if answer is not None:
+                        yield {name: value for name, value in answer.items() if name in outputs}
+                    finished = event.done
+            finished = True
+        finally:
+            if not finished:
+                self.cancelled.append(request_id)
+                scheduler.cancel(request_id)
+                scheduler.step()
+
+
+def text_tensors(text: str, max_tokens: int, **more: object) -> dict[str, Array]:
+    tensors: dict[str, Array] = {
+        "text_input": np.asarray([[text.encode()]], np.object_),
+        "max_tokens": np.asarray([[max_tokens]], np.int32),
+    }
+    for name, value in more.items():
+        row = value if isinstance(value, list) else [value]
+        if isinstance(row[0], str):
+            tensors[name] = np.asarray([[word.encode() for word in row]], np.object_)
+        else:
+            tensors[name] = np.asarray([row])
+    return tensors

@@ -1,0 +1,257 @@
+"""The whole of `lookahead_bls` but Triton: tensors in, text out, over a table instead of a model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+
+from pipeline.errors import BusyError, RequestError
+from pipeline.serving.bls import Bls, TextAnswer
+from pipeline.serving.metrics import RequestMetrics, TrieMetrics
+from pipeline.serving.target import TORCH, TargetTraits
+from tests.fakes import make_request, plain_decode
+from tests.unit.serving.serving_fakes import END_ID, TableTarget, letter_codec, small_config, text_tensors
+
+T = TypeVar("T")
+PROMPTS = ("bcd", "ccddccddcc", "q", "hello")
+STRATEGIES = ("none", "lookahead", "trie", "hybrid", "auto")
+
+
+def make_bls(target: TableTarget | None = None, *overrides: str, traits: TargetTraits = TORCH) -> Bls:
+    bls = Bls(small_config(*overrides), letter_codec(), target or TableTarget(), exclude_input=True)
+    bls._traits = traits
+    return bls
+
+
+async def answers_of(bls: Bls, tensors: dict[str, Any], **keywords: Any) -> list[TextAnswer]:
+    return [answer async for answer in bls.answer(tensors, **keywords)]
+
+
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(coroutine)
+
+
+def text_of(answers: list[TextAnswer]) -> str:
+    return b"".join(answer.tensors["text_output"].reshape(-1)[0] for answer in answers).decode()
+
+
+def statistics_of(answers: list[TextAnswer]) -> dict[str, Any]:
+    return json.loads(answers[-1].tensors["statistics"].reshape(-1)[0])
+
+
+def expected_ids(text: str, max_tokens: int) -> list[int]:
+    prompt = [ord(letter) - ord("a") for letter in text]
+    return plain_decode(make_request(prompt, max_tokens, end_ids=frozenset({END_ID})))
+
+
+def letters(ids: list[int]) -> str:
+    return "".join(chr(ord("a") + token) for token in ids if token != END_ID)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_strategy_gives_the_tokens_of_plain_decoding_streaming_or_not(strategy):
+    bls = make_bls()
+    for prompt in PROMPTS * 2:
+        for stream in (False, True):
+            asked = text_tensors(prompt, 40, strategy=strategy, stream=stream, return_statistics=True)
+            answers = run_in(bls, asked)
+            expected = expected_ids(prompt, 40)
+            assert statistics_of(answers)["output_ids"] == expected
+            assert text_of(answers) == letters(expected)
+            assert [answer.last for answer in answers] == [False] * (len(answers) - 1) + [True]
+            assert stream or len(answers) == 1
+
+
+def run_in(bls: Bls, tensors: dict[str, Any], **keywords: Any) -> list[TextAnswer]:
+    return run(answers_of(bls, tensors, **keywords))
+
+
+@pytest.mark.parametrize("strategy", ["none", "trie"])
+def test_a_target_that_tells_nothing_but_tokens_gives_the_same(strategy):
+    """TensorRT-LLM's backend: no finish reason, no trees, an end token shows only by its absence."""
+    plain = TargetTraits(frozenset({"none", "trie"}), "trie", trees=False, extended=False, keyed_noise=False)
+    target = TableTarget(extended=False)
+    bls = make_bls(target, traits=plain)
+    for prompt in PROMPTS * 3:
+        answers = run_in(bls, text_tensors(prompt, 60, strategy=strategy, return_statistics=True))
+        assert statistics_of(answers)["output_ids"] == expected_ids(prompt, 60)
+    assert not any({"draft_parents", "draft_strategy"} & set(call) for call in target.calls)
+
+
+def test_drafts_from_earlier_output_are_accepted_and_save_steps():
+    bls = make_bls()
+    first = statistics_of(run_in(bls, text_tensors("bcd", 40, strategy="trie", return_statistics=True)))
+    again = statistics_of(run_in(bls, text_tensors("bcd", 40, strategy="trie", return_statistics=True)))
+
+    assert again["output_ids"] == first["output_ids"]
+    assert again["num_steps"] < first["num_steps"]
+    assert again["num_accepted_tokens"] > 0
+    assert sum(again["acceptance_lengths"]) == len(again["output_ids"])
+
+
+def test_namespaces_do_not_see_each_other():
+    bls = make_bls()
+    ask = dict(strategy="trie", return_statistics=True)
+    fresh = statistics_of(run_in(bls, text_tensors("bcd", 40, namespace="a", **ask)))
+    other = statistics_of(run_in(bls, text_tensors("bcd", 40, namespace="b", **ask)))
+    known = statistics_of(run_in(bls, text_tensors("bcd", 40, namespace="a", **ask)))
+
+    assert other["num_steps"] == fresh["num_steps"]
+    assert known["num_steps"] < fresh["num_steps"]
+
+
+def test_a_right_prediction_is_accepted():
+    target = TableTarget()
+    bls = make_bls(target)
+    text = letters(expected_ids("ccddccddcc", 30))
+    asked = text_tensors("ccddccddcc", 30, strategy="trie", prediction=text, return_statistics=True)
+
+    statistics = statistics_of(run_in(bls, asked))
+
+    assert statistics["mean_acceptance_length"] > 4
+
+
+def test_seeded_sampling_is_the_same_with_and_without_drafts():
+    bls = make_bls()
+    texts = {
+        text_of(run_in(bls, text_tensors("bcd", 40, strategy=strategy, temperature=0.9, seed=7)))
+        for strategy in STRATEGIES * 2
+    }
+
+    assert len(texts) == 1
+
+
+def test_min_tokens_holds_over_all_steps():
+    bls = make_bls()
+    for prompt in PROMPTS:
+        for strategy in ("none", "trie"):
+            asked = text_tensors(prompt, 30, strategy=strategy, min_tokens=30, return_statistics=True)
+            assert len(statistics_of(run_in(bls, asked))["output_ids"]) == 30
+
+
+@pytest.mark.parametrize("strategy", ["none", "trie"])
+def test_a_stop_word_ends_the_output_is_not_shown_and_ends_the_engines_work(strategy):
+    target = TableTarget()
+    bls = make_bls(target)
+    whole = letters(expected_ids("ccddccddcc", 40))
+    word = whole[10:13]
+
+    answers = run_in(bls, text_tensors("ccddccddcc", 40, strategy=strategy, stop_words=[word], stream=True))
+
+    assert text_of(answers) == whole[: whole.index(word)]
+    assert answers[-1].tensors["finish_reason"].tolist() == [[b"stop_words"]]
+    assert not target.engine.held
+
+
+def test_the_input_is_echoed_only_if_asked_for():
+    bls = make_bls()
+    text = text_of(run_in(bls, text_tensors("bcd", 5)))
+
+    assert text_of(run_in(bls, text_tensors("bcd", 5, exclude_input_in_output=False))) == "bcd" + text
+
+
+def test_a_client_that_leaves_frees_everything():
+    target = TableTarget()
+    bls = make_bls(target)
+    ended: list[RequestMetrics] = []
+
+    async def leave() -> None:
+        answers = bls.answer(text_tensors("ccddccddcc", 40, strategy="none", stream=True), lambda r, t: ended.append(r))
+        await anext(answers)
+        await answers.aclose()
+
+    run(leave())
+
+    assert len(target.cancelled) == 1
+    assert not target.engine.held
+    assert [metrics.outcome for metrics in ended] == ["cancelled"]
+
+
+def test_many_requests_at_once_get_what_they_get_alone():
+    bls = make_bls()
+
+    async def together() -> list[list[TextAnswer]]:
+        asked = [text_tensors(prompt, 30, strategy="trie", return_statistics=True) for prompt in PROMPTS * 3]
+        return await asyncio.gather(*(answers_of(bls, tensors) for tensors in asked))
+
+    for prompt, answers in zip(PROMPTS * 3, run(together()), strict=True):
+        assert statistics_of(answers)["output_ids"] == expected_ids(prompt, 30)
+
+
+def test_more_requests_than_may_wait_are_told_so():
+    bls = make_bls(None, "scheduling.max_queue_size=1", "engine.max_batch_size=1")
+
+    async def flood() -> list[Any]:
+        asked = [text_tensors(prompt, 30, strategy="trie") for prompt in PROMPTS]
+        return await asyncio.gather(*(answers_of(bls, tensors) for tensors in asked), return_exceptions=True)
+
+    results = run(flood())
+
+    assert any(isinstance(result, BusyError) for result in results)
+    assert any(isinstance(result, list) for result in results)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"text": ""}, "text_input is empty"),
+        ({"max_tokens": -1}, "max_tokens is -1"),
+        ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"strategy": "magic"}, "strategy is 'magic'"),
+        ({"min_tokens": 99}, "min_tokens is 99"),
+        ({"temperature": -1.0}, "temperature is -1"),
+        ({"num_draft_tokens": -4}, "num_draft_tokens is -4"),
+        ({"beam_width": 2}, "beam_width is 2"),
+        ({"return_log_probs": True}, "return_log_probs is not supported"),
+        ({"messages": "{"}, "messages is not valid JSON"),
+        ({"messages": "[]"}, "messages must be a list"),
+        ({"messages": '[{"role": "king", "content": "x"}]'}, "role 'king'"),
+        ({"messages": '[{"role": "user"}]'}, r"messages\[0\] must be an object"),
+        ({"use_chat_template": True}, "no chat template"),
+        ({"system_prompt": "be brief"}, "set use_chat_template"),
+        ({"lookahead_ngram_size": 3}, "belong together"),
+        ({"embedding_bias_words": ["a"], "embedding_bias_weights": [1.0, 2.0]}, "1 words"),
+        ({"text": "b" * 300}, "300 tokens, the engine holds 256"),
+    ],
+)
+def test_a_wrong_request_gets_a_sentence_and_the_next_one_works(wrong, sentence):
+    bls = make_bls()
+    with pytest.raises(RequestError, match=sentence):
+        run_in(bls, text_tensors(**({"text": "bcd", "max_tokens": 5} | wrong)))
+
+    assert text_of(run_in(bls, text_tensors("bcd", 5)))
+
+
+def test_bad_utf8_gets_a_sentence():
+    tensors = text_tensors("b", 5) | {"text_input": np.asarray([[b"b\xff"]], np.object_)}
+
+    with pytest.raises(RequestError, match="not valid UTF-8"):
+        run_in(make_bls(), tensors)
+
+
+def test_metrics_of_a_request_add_up():
+    seen: list[tuple[RequestMetrics, TrieMetrics]] = []
+    bls = make_bls()
+
+    run_in(bls, text_tensors("bcd", 20, strategy="trie"), on_end=lambda request, trie: seen.append((request, trie)))
+
+    (request, trie), expected = seen[0], expected_ids("bcd", 20)
+    assert request.strategy == "trie"
+    assert sum(request.acceptance_lengths) == len(expected)
+    assert len(request.step_times) <= len(request.acceptance_lengths)
+    assert request.num_calls >= request.num_calls_without_draft
+    assert trie.num_nodes > 0
+    assert trie.num_failures == 0
+
+
+def test_warming_up_leaves_nothing_in_the_trie():
+    bls = make_bls()
+    bls.warm_up()
+
+    assert bls._trie is not None
+    assert bls._trie.statistics.num_namespaces == 0
