@@ -14,7 +14,7 @@ STAMP     := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup engine repo serve stop status switch generate chat verify tune bench load report doctor models \
+.PHONY: help setup engine repo serve stop status generate chat verify bench load report doctor models \
 	profiles demo test check format schema clean
 
 help: ## List the targets
@@ -47,9 +47,6 @@ stop: setup ## Stop the server
 status: setup ## Say what is being served
 	$(LOOKAHEAD) status $(ARGS)
 
-switch: setup ## Put another profile on the running server
-	$(LOOKAHEAD) switch --profile $(PROFILE) $(ARGS)
-
 generate: setup ## Send one prompt: ARGS='"Once upon a time"'
 	$(LOOKAHEAD) generate $(ARGS)
 
@@ -58,9 +55,6 @@ chat: setup ## Talk to the running server
 
 verify: setup ## Prove that drafts change no token
 	$(LOOKAHEAD) verify $(WHICH) $(ARGS)
-
-tune: setup ## Measure the cost curve and choose budgets and W, N, G
-	$(LOOKAHEAD) tune $(WHICH) $(ARGS)
 
 bench: setup ## Measure strategies against plain decoding: ARGS="--data prompts.jsonl"
 	$(LOOKAHEAD) bench $(WHICH) $(ARGS)

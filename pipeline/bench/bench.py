@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -71,6 +72,9 @@ def run_bench(
 ) -> BenchResults:
     """Measure a plan. A cost curve is also stored with the artefact."""
     check_plan(artifact, plan, options)
+    load, num_cpus = os.getloadavg()[0], os.cpu_count() or 1
+    if load > num_cpus / 2:
+        progress.on_note(f"this machine is busy (load average {load:.1f} on {num_cpus} CPUs): speeds will scatter")
     records: list[RequestRecord] = []
     concurrency: list[ConcurrencyRow] = []
     points: list[CostRow] = []

@@ -54,10 +54,18 @@ class SchedulerContender:
     find the first one's output in the trie. The engine, and with it the weights, is shared.
     """
 
-    def __init__(self, strategy: str, create: Callable[[], SchedulerLike], forget_cached: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        strategy: str,
+        create: Callable[[], SchedulerLike],
+        forget_cached: Callable[[], None],
+        name: str | None = None,
+    ) -> None:
         """create: a scheduler over the shared engine whose sources know nothing. forget_cached: drops the KV of
-        finished requests, which the next contender would otherwise find computed."""
-        self.name = strategy
+        finished requests, which the next contender would otherwise find computed. name: where one strategy takes part
+        under several settings."""
+        self.name = name or strategy
+        self._strategy = strategy
         self.scheduler = create()
         self._create = create
         self._forget_cached = forget_cached
@@ -67,7 +75,7 @@ class SchedulerContender:
         self.scheduler = self._create()
 
     def submission(self, request: GenerationRequest) -> Submission:
-        return Submission(request, self.name)
+        return Submission(request, self._strategy)
 
     def forget_cached(self) -> None:
         self._forget_cached()

@@ -290,7 +290,9 @@ def _show_comparisons(comparisons: list[Comparison], artifact: Artifact, as_json
         for comparison in comparisons:
             if comparison.verdict != "identical":
                 output.say(verdict_sentence(comparison))
-        output.say("lossless: yes" if lossless else "lossless: NO, see the differences above")
+        near_ties = sum(comparison.verdict == "near_tie" for comparison in comparisons)
+        yes = f"yes, up to rounding: {near_ties} near-ties, no fault" if near_ties else "yes"
+        output.say(f"lossless: {yes if lossless else 'NO, see the differences above'}")
     if not lossless:
         raise typer.Exit(1)
 

@@ -75,14 +75,16 @@ class Session:
         self.budget = budget
         self.statistics = GenerationStatistics()
         self.finish_reason: FinishReason | None = None
-        self._drafter = drafter
+        # Without sources every call to the drafter would do nothing, at the price of a call per step.
+        self._drafter = drafter if names else None
         self._max_seq_len = max_seq_len
         self._prompt_len = self._len = len(request.prompt_ids)
         self._tokens = np.empty(min(self._prompt_len + request.max_new_tokens, max_seq_len), np.int32)
         self._tokens[: self._prompt_len] = request.prompt_ids
         self._longest_stop = max(map(len, request.stop_sequences), default=0)
         self._started_at = time.perf_counter()
-        drafter.start(request.request_id, self.context, request.namespace, names)
+        if self._drafter is not None:
+            self._drafter.start(request.request_id, self.context, request.namespace, names)
 
     @property
     def context(self) -> IntArray:
@@ -114,7 +116,7 @@ class Session:
         nodes = min(nodes, self._max_seq_len - self._len)
         # The target adds one token of its own to whatever is accepted.
         depth = min(self.budget.max_depth, self.num_remaining_tokens - 1)
-        if nodes <= 0 or depth <= 0:
+        if self._drafter is None or nodes <= 0 or depth <= 0:
             return EMPTY_TREE
         started = time.perf_counter()
         tree = self._drafter.propose(self.request.request_id, self.context, DraftBudget(nodes, depth))
@@ -128,6 +130,11 @@ class Session:
         before, self._len = self._len, self._len + len(kept)
         self._tokens[before : self._len] = kept
         self._count(tree, outcome, len(kept))
+        if self._drafter is not None:
+            self._learn(self._drafter, before, tree, outcome, kept)
+        return kept
+
+    def _learn(self, drafter: Drafts, before: int, tree: DraftTree, outcome: StepOutcome, kept: list[int]) -> None:
         started = time.perf_counter()
         step = StepResult(
             context=self._tokens[:before],
@@ -138,11 +145,10 @@ class Session:
             top_ids=outcome.top_ids,
             top_probs=outcome.top_probs,
         )
-        self._drafter.update(self.request.request_id, step)
+        drafter.update(self.request.request_id, step)
         if self.finished:
             self.close()
         self.statistics.draft_seconds += time.perf_counter() - started
-        return kept
 
     def cancel(self) -> None:
         """End the request where it stands."""
@@ -152,7 +158,8 @@ class Session:
 
     def close(self) -> None:
         """Let the draft sources forget the request. Twice does nothing."""
-        self._drafter.stop(self.request.request_id)
+        if self._drafter is not None:
+            self._drafter.stop(self.request.request_id)
 
     def _keep(self, token_ids: Sequence[int]) -> list[int]:
         """The tokens up to the end of the output, if it lies among them."""

@@ -244,7 +244,7 @@ class Scheduler:
             session.close()
             self._engine.release(sequence)
             raise
-        top_k = self._drafter.needs_top_k(request.request_id)
+        top_k = self._drafter.needs_top_k(request.request_id) if names else 0
         return _Running(submission, on_event, session, sequence, needs_logits(request), top_k)
 
     def _plan(self) -> list[tuple[_Running, VerifyItem]]:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers import AutoTokenizer
 
 from pipeline.decoding.tree import FloatArray, IntArray
 from pipeline.errors import RepositoryError, RequestError
@@ -77,6 +76,8 @@ def load_codec(tokenizer_dir: Path, engine_dir: Path | None = None, vocab_size: 
     """The codec of an artefact. engine_dir: its generation_config.json may name more end tokens.
 
     Raises RepositoryError if the tokenizer cannot be loaded."""
+    from transformers import AutoTokenizer
+
     try:
         tokenizer = AutoTokenizer.from_pretrained(tokenizer_dir, local_files_only=True)
     except (OSError, ValueError) as error:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +22,11 @@ def parameter(config: Mapping[str, Any], name: str) -> str:
             f"The config of {config['name']} lacks the parameter {name}. Render the repository again with `lookahead repo`."
         ) from None
     return value
+
+
+def hide_torch() -> None:
+    """Keep transformers from importing torch in a process that only tokenises: it would take 200 MB and seconds."""
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # None is how Python marks what must not be imported
 
 
 def tensors_of(request: Any) -> dict[str, Array]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -110,7 +111,6 @@ def test_the_cost_curve_is_stored_with_the_engine(tmp_path: Path) -> None:
         (["--data", "DATA", "--url", "10.1.2.3:8001"], "--allow-remote"),
         (["--data", "DATA", "--url", "127.0.0.1:1"], "lookahead status"),
         (["--data", "DATA", "--url", "127.0.0.1"], "host:port"),
-        (["--data", "DATA", "--url", "127.0.0.1:1", "--cost-curve"], "leave out --url"),
         (["--data", "DATA", "--json", "/proc/none/out.json"], "cannot be written"),
         (["--data", "DATA", "--set", "drafting.sources=[]", "--strategies", "trie"], "would be plain decoding"),
     ],
@@ -120,3 +120,8 @@ def test_what_cannot_be_measured_is_one_sentence(data: Path, arguments: list[str
         lookahead("bench", *MODEL, *(str(data) if word == "DATA" else word for word in arguments))
     assert what in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_what_is_measured_in_process_cannot_be_measured_through_a_server(data: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(UserError, match="leave out --url"):
+        lookahead("bench", *MODEL, "--data", data, "--url", f"127.0.0.1:{server.getsockname()[1]}", "--cost-curve")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,8 +22,8 @@ import tritonclient.grpc as triton
 
 from pipeline.config.places import Places, places
 from pipeline.config.resolution import resolve_config
-from pipeline.engine.torch.load import create_scheduler
 from pipeline.engine.submission import Submission
+from pipeline.engine.torch.load import create_scheduler
 from pipeline.errors import RequestError, ServerError
 from pipeline.serving.client import Completion, Protocol, TextQuery, complete, stream_text
 from pipeline.serving.figures import read_metrics
@@ -138,7 +139,9 @@ def test_eight_clients_at_once_get_what_they_get_alone(server):
     def work(number: int) -> list[str]:
         protocol, stream = WAYS[number % 4]
         strategy = STRATEGIES[number % 5]
-        return [ask(server, protocol, text_input=prompts[number], stream=stream, strategy=strategy).text for _ in range(3)]
+        return [
+            ask(server, protocol, text_input=prompts[number], stream=stream, strategy=strategy).text for _ in range(3)
+        ]
 
     with ThreadPoolExecutor(8) as pool:
         together = list(pool.map(work, range(8)))
@@ -206,7 +209,13 @@ def test_chat_templates_and_conversations_are_the_same_prompt(server):
 
 
 def test_the_stock_ensemble_answers_a_stock_client(server):
-    body = {"text_input": "the rat", "max_tokens": 8, "bad_words": "", "stop_words": "", "exclude_input_in_output": True}
+    body = {
+        "text_input": "the rat",
+        "max_tokens": 8,
+        "bad_words": "",
+        "stop_words": "",
+        "exclude_input_in_output": True,
+    }
     answer = httpx.post(f"{server.state.http_url}/v2/models/ensemble/generate", json=body, timeout=60).json()
 
     assert answer["text_output"] == ask(server, text_input="the rat", max_tokens=8, strategy="none").text
@@ -223,22 +232,31 @@ def test_a_client_that_leaves_makes_room_for_others(server):
     assert ask(server, max_tokens=4).finish_reason == "length"
     assert time.monotonic() - started < 20
 
+    cancelled = re.compile(r'^lookahead_requests_total\{outcome="cancelled",strategy="none"\} (\d+)', re.M)
     deadline = time.monotonic() + 10
-    while read_metrics(server.state.metrics_url).get("lookahead_requests_total", 0) == 0 and time.monotonic() < deadline:
+    while True:
+        found = cancelled.search(httpx.get(server.state.metrics_url).text)
+        if found and int(found[1]) == 12:
+            break
+        assert time.monotonic() < deadline
         time.sleep(0.2)
 
 
-def test_metrics_count_what_happened(server):
-    before = read_metrics(server.state.metrics_url)
-    ask(server, max_tokens=10, strategy="none")
-    deadline = time.monotonic() + 10
-    while True:
-        after = read_metrics(server.state.metrics_url)
-        if after["lookahead_output_tokens_total"] >= before["lookahead_output_tokens_total"] + 10:
-            break
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+def settled_metrics(server: RunningServer) -> dict[str, float]:
+    """Metrics are entered a little after a request has ended: wait until they stand still."""
+    values, earlier = read_metrics(server.state.metrics_url), {}
+    while values != earlier:
+        time.sleep(0.5)
+        values, earlier = read_metrics(server.state.metrics_url), values
+    return values
 
+
+def test_metrics_count_what_happened(server):
+    before = settled_metrics(server)
+    ask(server, max_tokens=10, strategy="none")
+    after = settled_metrics(server)
+
+    assert after["lookahead_output_tokens_total"] == before["lookahead_output_tokens_total"] + 10
     assert after["lookahead_steps_total"] == before["lookahead_steps_total"] + 10
     assert after["lookahead_acceptance_length_count"] == after["lookahead_steps_total"]
     assert after["lookahead_trie_nodes"] > 0

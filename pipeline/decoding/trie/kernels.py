@@ -251,9 +251,11 @@ def _move_suffixes(trie: TrieView, root: int, text: IntArray, old: int, new: int
             row = find_child(trie, row, text[place])
             if not row:
                 break
-            if get(trie, row, START) == (old + begin) % trie.ring_len:
+            # A node may not be older than its children, so all on the way are renewed; but another string's tail stays its own.
+            is_tail = get(trie, row, COUNT) == TAIL
+            if not is_tail or get(trie, row, START) == (old + begin) % trie.ring_len:
                 put(trie, row, START, (new + begin) % trie.ring_len)
-            if get(trie, row, COUNT) == TAIL:
+            if is_tail:
                 break
 
 
@@ -289,8 +291,8 @@ def reserve(trie: TrieView, num_slots: int) -> None:
 def write_run(trie: TrieView, root: int, text: IntArray, first_new: int, position: int, may_forget: bool) -> int:
     """Take in text[first_new:], the first of them at `position`; the tokens before them stand in the ring just before it.
 
-    Returns how many tokens were taken in: fewer than all only if more memory is needed. position: as HEAD, or before it
-    where slots were reserved.
+    Returns how many tokens were taken in: fewer than all if more memory is needed, or if what stands before them was forgotten
+    meanwhile. position: as HEAD, or before it where slots were reserved.
     """
     longest = trie.branch_length
     # open_nodes[k]: node of the last k tokens, 0 where there is none or where they go on in a tail.
@@ -300,6 +302,8 @@ def write_run(trie: TrieView, root: int, text: IntArray, first_new: int, positio
         open_nodes[k] = max(locate(trie, root, text, first_new - k, first_new), 0)
     for place in range(first_new, len(text)):
         if not make_room(trie, may_forget):
+            return place - first_new
+        if position - min(place, longest - 1) < load64(trie.meta, OLDEST):
             return place - first_new
         slot = position % trie.ring_len
         oldest = load64(trie.meta, OLDEST) % trie.ring_len

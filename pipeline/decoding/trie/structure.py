@@ -9,6 +9,7 @@ import numpy as np
 
 from pipeline.decoding.tree import IntArray
 from pipeline.decoding.trie import kernels
+from pipeline.decoding.trie.integrity import check_arrays
 from pipeline.decoding.trie.layout import (
     COUNT,
     EPOCH,
@@ -116,31 +117,34 @@ class Trie:
 
     def merge(self, other: Trie) -> None:
         """Insert the texts that another trie holds, oldest first. What it has forgotten or pruned does not come back."""
-        streams: dict[str, TrieStream] = {}
-        for namespace, tokens, is_first in other.texts():
-            if is_first or namespace not in streams:
-                streams[namespace] = self.open(namespace)
-            streams[namespace].append(tokens)
-            streams[namespace].close()
+        interrupted: dict[tuple[str, bytes], TrieStream] = {}
+        for namespace, tokens, num_repeated in other.texts():
+            stream = interrupted.pop((namespace, tokens[:num_repeated].tobytes()), None)
+            if stream is None:
+                stream, num_repeated = self.open(namespace), 0
+                stream.close()
+            stream.append(tokens[num_repeated:])
+            end = tokens[max(0, len(tokens) - other.branch_length + 1) :]
+            interrupted[namespace, end.tobytes()] = stream
 
-    def texts(self) -> Iterator[tuple[str, IntArray, bool]]:
-        """The pieces of text held, oldest first: namespace, tokens [len], and whether a sequence begins (or what came before is
-        not held)."""
+    def texts(self) -> Iterator[tuple[str, IntArray, int]]:
+        """The pieces of text held, oldest first: namespace, tokens [len], and how many of them repeat the end of an earlier
+        piece of the same sequence, which was interrupted by others."""
         ring, meta = self.arrays.ring, self.arrays.meta
         names = {root: name for name, root in self.roots.items()}
-        oldest, head = int(meta[OLDEST]), int(meta[HEAD])
-        held = ring[np.arange(oldest, head) % len(ring)]
-        owner, begin, is_first = int(meta[OLDEST_ROOT]), 0, True
-        opened = np.flatnonzero(held < 0)[::2].tolist()
-        for end in [*opened, len(held)]:
+        held = ring[np.arange(int(meta[OLDEST]), int(meta[HEAD])) % len(ring)]
+        owner, begin, num_repeated = int(meta[OLDEST_ROOT]), 0, 0
+        for end in [*np.flatnonzero(held < 0)[::2].tolist(), len(held)]:
             piece = held[begin:end]
-            piece = piece[piece > 0] - 1
+            piece = (piece[piece > 0] - 1).astype(np.int32)
             if len(piece) and owner in names:
-                yield names[owner], piece.astype(np.int32), is_first
+                yield names[owner], piece, num_repeated
             if end < len(held):
-                owner = -int(held[end])
-                repeated = -1 - int(held[end + 1])
-                begin, is_first = end + 2 + repeated, True
+                owner, num_repeated, begin = -int(held[end]), -1 - int(held[end + 1]), end + 2
+
+    def check(self) -> None:
+        """Raise ValueError, saying where, unless the trie is whole: every node in its place, spelled by the text it points at."""
+        check_arrays(self.arrays, self.roots)
 
     @property
     def statistics(self) -> TrieStatistics:
@@ -224,14 +228,14 @@ class TrieStream:
             self._position += written
             text = text[: len(self._end) + written]
             self._end = text[max(0, len(text) - trie.branch_length + 1) :].copy()
-            if written < many:
+            if written < many and not may_forget:
                 trie.grow()
         if may_forget and trie.num_open > 1 and self._is_last():
             kernels.reserve(trie.view, RESERVED)
             self._limit = self._position + RESERVED
 
     def close(self) -> None:
-        """The sequence ended. Twice does nothing."""
+        """The sequence ended, so nothing is reserved for it any more. Twice does nothing."""
         if self._is_open:
             self._is_open = False
             self._trie.num_open -= 1

@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 import torch
 from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
 
 from pipeline.decoding.create import BLS_KINDS, ENGINE_KINDS, create_drafter
 from pipeline.decoding.planner import AdaptivePlanner, FixedPlanner, Planner
@@ -26,6 +27,7 @@ def load_engine(artifact: Artifact) -> TorchEngine:
             f"the engine in {artifact.folder} was built for CUDA and no CUDA device is available here; "
             "build it again with --set device=cpu"
         )
+    transformers_logging.disable_progress_bar()  # a bar of its own in the middle of ours, for a second's work
     model = AutoModelForCausalLM.from_pretrained(
         artifact.engine_dir, dtype=getattr(torch, resolved.dtype), local_files_only=True
     ).to(resolved.device)

@@ -63,7 +63,9 @@ def tensors_of(entries: object) -> dict[str, Tensor]:
 @pytest.mark.parametrize("model", names_in(places().models))
 def test_every_model_and_profile_renders_configs_that_keep_the_contract(tmp_path, model, profile):
     resolved = torch_config(model, profile)
-    repository = render(resolved, fake_artifact(tmp_path / "artifact", resolved), tmp_path / "out", places().home / "triton_repo")
+    repository = render(
+        resolved, fake_artifact(tmp_path / "artifact", resolved), tmp_path / "out", places().home / "triton_repo"
+    )
 
     assert check_repository(repository.folder) == tuple(sorted(SERVED))
     for name in SERVED:
@@ -90,7 +92,9 @@ def test_tensors_of_ours_are_optional_inputs_and_new_names():
 
 
 def test_numbers_of_tensors_are_those_of_the_release():
-    counts = {name: (len(model_contract(name).inputs), len(model_contract(name).outputs)) for name in CONTRACT_OF.values()}
+    counts = {
+        name: (len(model_contract(name).inputs), len(model_contract(name).outputs)) for name in CONTRACT_OF.values()
+    }
 
     assert counts == {
         "preprocessing": (14, 20),

@@ -78,7 +78,9 @@ def test_what_cannot_be_obeyed_is_refused_with_a_sentence(wrong, sentence):
 
 def test_neutral_values_of_unsupported_tensors_are_accepted():
     call = engine_call(
-        tensors(beam_width=[[1]], return_log_probs=[[False]], embedding_bias=np.zeros((1, 9)), num_return_sequences=[[1]]),
+        tensors(
+            beam_width=[[1]], return_log_probs=[[False]], embedding_bias=np.zeros((1, 9)), num_return_sequences=[[1]]
+        ),
         "r",
     )
 

@@ -18,7 +18,7 @@ from pipeline.errors import RequestError, UserError
 from pipeline.serving.bls import load_bls
 from pipeline.serving.metrics import Metrics
 from pipeline.serving.tensors import Array, Tensors
-from pipeline.serving.triton import error_response, output_tensors_of, parameter, response_of, tensors_of
+from pipeline.serving.triton import error_response, hide_torch, output_tensors_of, parameter, response_of, tensors_of
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 # How often running requests are asked whether their clients are still there.
@@ -79,6 +79,7 @@ class TritonTarget:
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
+        hide_torch()
         config = json.loads(args["model_config"])
         # As many calls as there are requests at once, and one cancellation for each.
         target = TritonTarget(parameter(config, "tensorrt_llm_model_name"), 2 * int(config["max_batch_size"]))

@@ -11,11 +11,12 @@ import triton_python_backend_utils as pb_utils
 from pipeline.errors import UserError
 from pipeline.serving.text_codec import load_codec
 from pipeline.serving.text_tensors import postprocess
-from pipeline.serving.triton import error_response, parameter, response_of, tensors_of
+from pipeline.serving.triton import error_response, hide_torch, parameter, response_of, tensors_of
 
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
+        hide_torch()
         config = json.loads(args["model_config"])
         self._skip_special_tokens = parameter(config, "skip_special_tokens") == "true"
         self._codec = load_codec(Path(parameter(config, "tokenizer_dir")))

@@ -1,0 +1,64 @@
+"""Token sequences from files of the user: JSON Lines of token ids or of text, or plain text files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.decoding.tree import IntArray
+from pipeline.errors import UserError
+
+MAX_TOKEN = (1 << 31) - 2
+Encode = Callable[[str], list[int]]
+
+
+def token_sequences(path: Path, encode: Encode | None = None, with_prompts: bool = False) -> Iterator[IntArray]:
+    """The sequences of a file. A row of a .jsonl file holds `token_ids`, or `output_ids` (with `prompt_ids`, which come first
+    if asked for), or `text`, which `encode` turns into tokens; any other file is one text. Raises UserError, saying which line,
+    where something is missing."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            if path.suffix != ".jsonl":
+                yield _encoded(file.read(), encode, str(path))
+                return
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield _row(line, f"{path}, line {number}", encode, with_prompts)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is no UTF-8 text ({error.reason} at byte {error.start}).") from error
+
+
+def _row(line: str, where: str, encode: Encode | None, with_prompts: bool) -> IntArray:
+    try:
+        value = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where}: no JSON ({error}).") from error
+    if isinstance(value, dict):
+        if "token_ids" in value:
+            return _ids(value["token_ids"], f"{where}: token_ids")
+        if "output_ids" in value:
+            output = _ids(value["output_ids"], f"{where}: output_ids")
+            if with_prompts and "prompt_ids" in value:
+                return np.concatenate((_ids(value["prompt_ids"], f"{where}: prompt_ids"), output))
+            return output
+        if isinstance(value.get("text"), str):
+            return _encoded(value["text"], encode, where)
+    raise UserError(f"{where}: a row must be an object with token_ids, output_ids or text.")
+
+
+def _ids(value: Any, where: str) -> IntArray:
+    if not isinstance(value, list) or not all(type(token) is int and 0 <= token <= MAX_TOKEN for token in value):
+        raise UserError(f"{where} must be a list of token ids, whole numbers from 0 to {MAX_TOKEN}.")
+    return np.asarray(value, np.int32)
+
+
+def _encoded(text: str, encode: Encode | None, where: str) -> IntArray:
+    if encode is None:
+        raise UserError(f"{where} holds text; name the folder of a tokenizer with --tokenizer to turn it into tokens.")
+    return np.asarray(encode(text), np.int32)

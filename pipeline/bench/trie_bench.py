@@ -1,0 +1,163 @@
+"""How fast and how large the trie is: insertion, memory, and retrieval of draft trees at growing sizes.
+
+Tokens come from texts of the user (held-out sequences are asked for), or from a synthetic stream: a Markov chain whose
+states have few, Zipf-distributed successors, so that strings repeat about as much as in real text.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import psutil
+
+from pipeline.decoding.tree import IntArray
+from pipeline.decoding.trie import Trie
+from pipeline.decoding.trie.retrieval import Estimator
+
+SEQUENCE_LEN = 1024
+CONTEXT_LEN = 64
+VOCABULARY = 32_000
+
+
+@dataclass(frozen=True, slots=True)
+class TrieMeasurement:
+    """Figures at one size. num_tokens: inserted so far; num_held: still known. bytes_per_token: memory that holds something, per
+    token held. resident_bytes_growth: of the process, since before the trie was made."""
+
+    num_tokens: int
+    num_held: int
+    num_nodes: int
+    nodes_per_token: float
+    bytes_per_token: float
+    allocated_bytes: int
+    resident_bytes_growth: int
+    insert_tokens_per_s: float
+    insert_worst_ms: float
+    draft_nodes: int
+    mean_draft_nodes: float
+    retrieval_us_mean: float
+    retrieval_us_p50: float
+    retrieval_us_p90: float
+    retrieval_us_p99: float
+    retrieval_us_max: float
+
+
+def synthetic_sequences(num_tokens: int, seed: int = 0, vocab_size: int = VOCABULARY) -> list[IntArray]:
+    """Sequences of `SEQUENCE_LEN` tokens from a Markov chain of order 2 over a Zipf vocabulary."""
+    rng = np.random.default_rng(seed)
+    num_sequences = max(1, -(-num_tokens // SEQUENCE_LEN))
+    result = np.empty((num_sequences, SEQUENCE_LEN), np.int64)
+    state = rng.integers(0, 1 << 30, num_sequences)
+    for place in range(SEQUENCE_LEN):
+        # Which successor of the last two tokens comes: mostly one of the first few. What it is: a hash of both, Zipf-like.
+        choice = np.minimum(rng.zipf(1.6, num_sequences), 5000)
+        mixed = (state * 1_000_003 + choice * 7919) % (1 << 31)
+        spread = (mixed * 2_654_435_761 % (1 << 32)) / float(1 << 32)
+        token = np.minimum(vocab_size ** spread, vocab_size - 1).astype(np.int64)
+        result[:, place] = token
+        state = ((state % vocab_size) * vocab_size + token) % (1 << 30)
+    return list(result.astype(np.int32))
+
+
+def bench_trie(
+    sequences: Sequence[IntArray],
+    sizes: Sequence[int],
+    branch_length: int = 12,
+    draft_nodes: int = 64,
+    max_bytes: int | None = None,
+    num_queries: int = 2000,
+    on_progress: Callable[[int], None] | None = None,
+) -> list[TrieMeasurement]:
+    """Measure when `sizes` tokens (ascending) were inserted, or all there are. One sequence of a hundred is held out to be
+    asked for. max_bytes: limit of the trie. on_progress: called with the number of tokens inserted."""
+    held_out = list(sequences[::100])
+    inserted = [sequence for index, sequence in enumerate(sequences) if index % 100] or held_out
+    _compile(branch_length)
+    before = psutil.Process().memory_info().rss
+    trie = Trie(branch_length, max_bytes)
+    results: list[TrieMeasurement] = []
+    num_tokens, seconds, worst = 0, 0.0, 0.0
+    tokens_since, remaining = 0, list(sizes)
+    for index, sequence in enumerate(inserted):
+        started = time.perf_counter()
+        trie.insert(sequence)
+        took = time.perf_counter() - started
+        seconds += took
+        worst = max(worst, took)
+        num_tokens += len(sequence)
+        tokens_since += len(sequence)
+        if on_progress is not None:
+            on_progress(num_tokens)
+        if remaining and (num_tokens >= remaining[0] or index == len(inserted) - 1):
+            while remaining and num_tokens >= remaining[0]:
+                remaining.pop(0)
+            growth = psutil.Process().memory_info().rss - before
+            rate = tokens_since / seconds
+            results.append(_measure(trie, held_out, num_tokens, draft_nodes, num_queries, rate, worst, growth))
+            tokens_since, seconds, worst = 0, 0.0, 0.0
+            if not remaining:
+                break
+    return results
+
+
+def measurement_rows(results: Sequence[TrieMeasurement]) -> list[dict[str, Any]]:
+    """The measurements as they are written to JSON."""
+    return [asdict(result) for result in results]
+
+
+def _measure(
+    trie: Trie,
+    held_out: Sequence[IntArray],
+    num_tokens: int,
+    draft_nodes: int,
+    num_queries: int,
+    rate: float,
+    worst: float,
+    growth: int,
+) -> TrieMeasurement:
+    rng = np.random.default_rng(0)
+    estimator, own = Estimator(trie.branch_length), Trie(trie.branch_length)
+    texts = [text for text in held_out if len(text) > 2]
+    times, sizes = [], []
+    for _ in range(num_queries):
+        text = texts[int(rng.integers(len(texts)))]
+        end = int(rng.integers(1, len(text) - 1))
+        context = text[max(0, end - CONTEXT_LEN) : end]
+        started = time.perf_counter()
+        tree = estimator.grow(own, trie, "", context, draft_nodes, trie.branch_length)
+        times.append((time.perf_counter() - started) * 1e6)
+        sizes.append(len(tree))
+        estimator.learn(own, trie, "", context, text[end : end + 2])
+    statistics = trie.statistics
+    return TrieMeasurement(
+        num_tokens=num_tokens,
+        num_held=statistics.num_tokens,
+        num_nodes=statistics.num_nodes,
+        nodes_per_token=statistics.num_nodes / statistics.num_tokens,
+        bytes_per_token=statistics.used_bytes / statistics.num_tokens,
+        allocated_bytes=statistics.num_bytes,
+        resident_bytes_growth=growth,
+        insert_tokens_per_s=rate,
+        insert_worst_ms=worst * 1e3,
+        draft_nodes=draft_nodes,
+        mean_draft_nodes=float(np.mean(sizes)),
+        retrieval_us_mean=float(np.mean(times)),
+        retrieval_us_p50=float(np.percentile(times, 50)),
+        retrieval_us_p90=float(np.percentile(times, 90)),
+        retrieval_us_p99=float(np.percentile(times, 99)),
+        retrieval_us_max=float(np.max(times)),
+    )
+
+
+def _compile(branch_length: int) -> None:
+    """Load or compile the kernels, so that it is not measured."""
+    trie, own = Trie(branch_length), Trie(branch_length)
+    text = np.arange(50, dtype=np.int32) % 7
+    trie.insert(text)
+    estimator = Estimator(branch_length)
+    estimator.grow(own, trie, "", text[:9], 8, 4)
+    estimator.learn(own, trie, "", text[:9], text[9:11])

@@ -1,0 +1,99 @@
+"""Which draft budget and which W, N, G make this model fastest on this machine: measured, against plain decoding.
+
+First the cost curve, which says what a pass of so many tokens costs (and which the adaptive planner reads); then the
+candidates that the engine has room for, alternately with plain decoding over the same prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+from pipeline.bench.contender import Contender, SchedulerContender
+from pipeline.bench.in_process import BASELINE, InProcess
+from pipeline.bench.measure import MeasureOptions, measure
+from pipeline.bench.results import OVERALL, RequestRecord, SummaryRow
+from pipeline.bench.summary import summarise
+from pipeline.bench.workload import WorkloadRow
+from pipeline.config.schema import LookaheadConfig, ResolvedConfig
+from pipeline.decoding.lookahead import max_draft_len
+from pipeline.engine.torch.load import create_scheduler
+from pipeline.errors import UserError
+
+BUDGETS = (4, 8, 12, 16, 24, 32, 48, 64)
+# Small windows for machines where every token of a pass costs, up to the paper's on an A100 (arXiv 2402.02057 table 4).
+LOOKAHEADS = ((1, 3, 2), (2, 3, 3), (3, 3, 3), (4, 3, 4), (5, 4, 5), (7, 5, 7), (10, 5, 10), (15, 5, 15))
+
+
+class Candidate(NamedTuple):
+    """One setting of one strategy. max_draft_tokens: for "hybrid". lookahead: for "lookahead"."""
+
+    name: str
+    strategy: str
+    max_draft_tokens: int | None = None
+    lookahead: LookaheadConfig | None = None
+
+
+def candidates(resolved: ResolvedConfig) -> list[Candidate]:
+    """The settings that an engine of this config has room for. Raises UserError if there is none."""
+    room = resolved.profile.engine.max_draft_tokens
+    kinds = {source.kind for source in resolved.profile.drafting.sources}
+    found = [Candidate(f"budget {size}", "hybrid", size) for size in BUDGETS if size <= room and kinds]
+    for window, ngram, verification in LOOKAHEADS:
+        if "window" in kinds and max_draft_len(window, ngram, verification) <= room:
+            config = LookaheadConfig(
+                max_window_size=window,
+                max_ngram_size=ngram,
+                max_verification_set_size=verification,
+                origin="lookahead tune",
+            )
+            found.append(Candidate(f"W,N,G {window},{ngram},{verification}", "lookahead", lookahead=config))
+    if not found:
+        raise UserError(
+            f"Profile {resolved.profile.name} leaves nothing to tune: engine.max_draft_tokens is {room} and "
+            f"drafting.sources holds {', '.join(sorted(kinds)) or 'nothing'}. Raise the one or extend the other."
+        )
+    return found
+
+
+def with_candidate(resolved: ResolvedConfig, candidate: Candidate) -> ResolvedConfig:
+    """The config under which a candidate runs: fixed budgets, so that they and not the planner are compared."""
+    drafting = resolved.profile.drafting.model_copy(update={"planner": "fixed"})
+    if candidate.max_draft_tokens is not None:
+        drafting = drafting.model_copy(update={"max_draft_tokens": candidate.max_draft_tokens})
+    if candidate.lookahead is not None:
+        size = resolved.profile.engine.max_draft_tokens
+        drafting = drafting.model_copy(update={"max_draft_tokens": size, "max_draft_len": size})
+    profile = resolved.profile.model_copy(update={"drafting": drafting})
+    return resolved.model_copy(update={"profile": profile, "lookahead": candidate.lookahead or resolved.lookahead})
+
+
+def tune(
+    opened: InProcess,
+    chosen: Sequence[Candidate],
+    rows: Sequence[WorkloadRow],
+    options: MeasureOptions,
+    on_record: Callable[[RequestRecord], None] = lambda record: None,
+) -> list[SummaryRow]:
+    """Figures of plain decoding and of each candidate over all prompts, in their order. Raises UserError if a candidate
+    changed a token: then nothing else about it matters."""
+    contenders: list[Contender] = [opened.contender(BASELINE), *(_contender(opened, each) for each in chosen)]
+    records = measure(contenders, rows, opened.tokenizer, options, on_record)
+    different = sorted({record.strategy for record in records if not record.identical})
+    if different:
+        raise UserError(f"{', '.join(different)} changed tokens; run `lookahead verify` and report what it says.")
+    return [row for row in summarise(records, BASELINE) if row.task == OVERALL]
+
+
+def best(rows: Sequence[SummaryRow], names: Sequence[str]) -> SummaryRow | None:
+    """The fastest of the named candidates, if it is faster than plain decoding."""
+    faster = [row for row in rows if row.strategy in names and row.speedup is not None and row.speedup > 1]
+    return max(faster, key=lambda row: row.speedup or 0.0, default=None)
+
+
+def _contender(opened: InProcess, candidate: Candidate) -> SchedulerContender:
+    artifact = replace(opened.artifact, resolved=with_candidate(opened.artifact.resolved, candidate))
+    create = partial(create_scheduler, artifact, engine=opened.engine)
+    return SchedulerContender(candidate.strategy, create, opened.engine.forget_cached, candidate.name)

@@ -1,0 +1,96 @@
+"""The verb that looks for the best settings on this machine: tune."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
+
+from pipeline.cli import output
+from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, Json, Model, Profile, Set, resolve
+
+if TYPE_CHECKING:
+    from pipeline.bench.results import RequestRecord
+
+# typer reads annotations at run time, so this must be Optional and not a string with "|" on Python 3.10.
+OptionalPath = Optional[Path]  # noqa: UP045
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(tune)
+
+
+def tune(
+    model: Model = DEFAULT_MODEL,
+    profile: Profile = DEFAULT_PROFILE,
+    overrides: Set = None,
+    data: Annotated[
+        OptionalPath, typer.Option("--data", help="JSON Lines of prompts; default: a dozen of ours.")
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Only the first so many prompts.")] = 6,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="Longest output.")] = 96,
+    as_json: Json = False,
+) -> None:
+    """Measure the cost of a pass, then draft budgets and W, N, G against plain decoding; say what to write where."""
+    from dataclasses import asdict
+
+    from pipeline.bench.in_process import open_in_process
+    from pipeline.bench.measure import MeasureOptions
+    from pipeline.bench.tune import best, candidates
+    from pipeline.bench.tune import tune as measure_candidates
+    from pipeline.bench.workload import DEFAULT_PROMPTS, load_workload
+    from pipeline.config.places import places
+    from pipeline.engine.build import build_engine
+    from pipeline.engine.cost_curve import save_cost_curve
+    from pipeline.tuning.cost_curve import measure as measure_cost_curve
+
+    resolved = resolve(model, profile, overrides)
+    rows = load_workload(data or DEFAULT_PROMPTS, limit)
+    chosen = candidates(resolved)
+    opened = open_in_process(build_engine(resolved, places(), note=output.note).artifact)
+    output.note("measuring the cost of passes")
+    points = measure_cost_curve(opened.engine)
+    artifact = opened.artifact
+    save_cost_curve(artifact.folder, artifact.manifest.fingerprint_digest, tuple(points))
+    options = MeasureOptions(
+        max_new_tokens=max_new_tokens, end_ids=opened.end_ids, warmth="warm", raw=not resolved.model.chat_template
+    )
+    with output.progress() as bar:
+        task = bar.add_task("measuring", total=len(rows) * (len(chosen) + 1))
+
+        def on_record(record: RequestRecord) -> None:
+            bar.update(task, advance=1, description=f"{record.id} {record.strategy}")
+
+        summary = measure_candidates(opened, chosen, rows, options, on_record)
+    budget = best(summary, [each.name for each in chosen if each.max_draft_tokens is not None])
+    window = best(summary, [each.name for each in chosen if each.lookahead is not None])
+    by_name = {each.name: each for each in chosen}
+    max_draft_tokens = None if budget is None else by_name[budget.strategy].max_draft_tokens
+    lookahead = None if window is None else by_name[window.strategy].lookahead
+    if as_json:
+        output.print_json(
+            {
+                "cost_curve": [asdict(point) for point in points],
+                "summary": [row.model_dump() for row in summary],
+                "max_draft_tokens": max_draft_tokens,
+                "lookahead": None if lookahead is None else lookahead.model_dump(),
+            }
+        )
+        return
+    output.table(
+        ["setting", "acceptance length", "tokens/s", "speedup against none"],
+        [
+            (row.strategy, f"{row.acceptance_length:.2f}", f"{row.tokens_per_s:.1f}", f"{row.speedup or 0:.2f}")
+            for row in summary
+        ],
+    )
+    name = resolved.profile.name
+    if max_draft_tokens is None:
+        output.say(f"No draft budget beat plain decoding; profile {name}: set drafting.strategy to none.")
+    else:
+        output.say(f"Profile {name}: set drafting.max_draft_tokens to {max_draft_tokens}.")
+    if window is None:
+        output.say("No window beat plain decoding; leave `window` out of drafting.sources.")
+    else:
+        output.say(f"Model {resolved.model.name}: set lookahead.{name} to {window.strategy}.")

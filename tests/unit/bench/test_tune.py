@@ -1,0 +1,54 @@
+import pytest
+
+from pipeline.bench.results import SummaryRow
+from pipeline.bench.tune import BUDGETS, best, candidates, with_candidate
+from pipeline.config.resolution import resolve_config
+from pipeline.decoding.lookahead import max_draft_len
+from pipeline.errors import UserError
+
+
+def row(strategy: str, speedup: float | None) -> SummaryRow:
+    return SummaryRow.model_construct(task="overall", strategy=strategy, speedup=speedup)
+
+
+def test_every_candidate_fits_the_engine_and_is_what_its_name_says() -> None:
+    resolved = resolve_config("smollm2-135m", "latency", ("engine.max_draft_tokens=32",))
+    found = candidates(resolved)
+    assert [each.max_draft_tokens for each in found if each.max_draft_tokens] == [
+        size for size in BUDGETS if size <= 32
+    ]
+    windows = [each.lookahead for each in found if each.lookahead is not None]
+    assert windows
+    for window in windows:
+        sizes = window.max_window_size, window.max_ngram_size, window.max_verification_set_size
+        assert max_draft_len(*sizes) <= 32
+    for candidate in found:
+        under = with_candidate(resolved, candidate)
+        assert under.profile.drafting.planner == "fixed"
+        assert under.profile.engine == resolved.profile.engine
+        if candidate.lookahead is not None:
+            assert under.lookahead == candidate.lookahead
+        else:
+            assert under.profile.drafting.max_draft_tokens == candidate.max_draft_tokens
+            assert under.lookahead == resolved.lookahead
+
+
+def test_an_engine_without_drafts_leaves_nothing_to_tune() -> None:
+    overrides = (
+        "engine.max_draft_tokens=0",
+        "drafting.max_draft_tokens=0",
+        "drafting.strategy=none",
+        "drafting.sources=[]",
+    )
+    resolved = resolve_config("smollm2-135m", "latency", overrides)
+    with pytest.raises(UserError, match="leaves nothing to tune"):
+        candidates(resolved)
+
+
+def test_the_best_is_the_fastest_of_those_that_beat_plain_decoding() -> None:
+    rows = [row("none", 1.0), row("a", 1.2), row("b", 1.4), row("c", 0.9), row("d", 2.0)]
+    fastest = best(rows, ["a", "b", "c"])
+    assert fastest is not None
+    assert fastest.strategy == "b"
+    assert best(rows, ["c"]) is None
+    assert best([row("a", None)], ["a"]) is None

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pipeline.decoding.trie import Trie
+from pipeline.decoding.trie.retrieval import Estimator
+from pipeline.decoding.trie.snapshot import load_trie, save_trie
+from pipeline.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def trie() -> Trie:
+    trie = Trie(6, 1 << 15)
+    rng = np.random.default_rng(3)
+    for name in ("", "tenant ü"):
+        trie.insert(rng.integers(0, 9, 700).astype(np.int32), name)
+    return trie
+
+
+@pytest.fixture(scope="module")
+def content(trie: Trie, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("trie") / "a.trie"
+    save_trie(trie, path)
+    return path.read_bytes()
+
+
+def test_a_restored_trie_is_the_one_saved_and_goes_on_like_it(trie: Trie, content: bytes, tmp_path: Path):
+    path = tmp_path / "a.trie"
+    path.write_bytes(content)
+    again = load_trie(path)
+    again.check()
+    assert again.statistics == trie.statistics
+    more = np.arange(20, dtype=np.int32) % 9
+    trie.insert(more, "tenant ü")
+    again.insert(more, "tenant ü")
+    assert [(n, t.tolist()) for n, t, _ in again.texts()] == [(n, t.tolist()) for n, t, _ in trie.texts()]
+    estimator, own = Estimator(6), Trie(6)
+    for name in ("", "tenant ü", "nobody"):
+        one, two = (estimator.grow(own, each, name, more[:5], 32, 6) for each in (trie, again))
+        assert one.token_ids.tolist() == two.token_ids.tolist()
+        assert one.probabilities.tolist() == two.probabilities.tolist()
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_every_changed_byte_is_noticed(content: bytes, tmp_path: Path, data: st.DataObject):
+    place = data.draw(st.integers(0, len(content) - 1))
+    flip = data.draw(st.integers(1, 255))
+    path = tmp_path / "a.trie"
+    path.write_bytes(content[:place] + bytes([content[place] ^ flip]) + content[place + 1 :])
+    with pytest.raises(UserError, match=r"damaged|not a trie snapshot"):
+        load_trie(path)
+
+
+@pytest.mark.parametrize("length", [0, 5, 47, 60, -1, -40])
+def test_a_file_cut_short_is_refused(content: bytes, tmp_path: Path, length: int):
+    path = tmp_path / "a.trie"
+    path.write_bytes(content[:length])
+    with pytest.raises(UserError):
+        load_trie(path)
+
+
+def test_a_foreign_file_a_missing_one_and_another_version_are_told_apart(content: bytes, tmp_path: Path):
+    import hashlib
+
+    path = tmp_path / "a.trie"
+    with pytest.raises(UserError, match="cannot be read"):
+        load_trie(path)
+    path.write_bytes(b"PK\x03\x04" + bytes(100))
+    with pytest.raises(UserError, match="not a trie snapshot"):
+        load_trie(path)
+    newer = content[:8] + (99).to_bytes(4, "little") + content[12:-32]
+    path.write_bytes(newer + hashlib.sha256(newer).digest())
+    with pytest.raises(UserError, match="version 99"):
+        load_trie(path)
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_litter(trie: Trie, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "a.trie"
+    path.write_bytes(b"old")
+
+    def fail(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pipeline.decoding.trie.snapshot.os.fsync", fail)
+    with pytest.raises(UserError, match="No space left"):
+        save_trie(trie, path)
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]

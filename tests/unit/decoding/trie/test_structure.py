@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.decoding.trie import Trie
+
+_spec = importlib.util.spec_from_file_location("trie_reference", Path(__file__).with_name("reference.py"))
+assert _spec is not None
+assert _spec.loader is not None
+_reference = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_reference)
+ReferenceTrie = _reference.ReferenceTrie
+
+TOKENS = st.lists(st.integers(0, 2), min_size=0, max_size=12)
+NAMES = st.sampled_from(["", "a"])
+
+
+def ids(tokens: list[int]) -> np.ndarray:
+    return np.asarray(tokens, np.int32)
+
+
+def assert_equal(trie: Trie, reference: ReferenceTrie) -> None:
+    trie.check()
+    for name in ("", "a"):
+        known = reference.strings.get(name, {})
+        for string, (times, _) in known.items():
+            assert trie.count(ids(list(string)), name) == times, (name, string)
+            # And nothing that the reference does not know.
+            for token in range(4):
+                longer = (*string, token)
+                if len(longer) <= trie.branch_length and longer not in known:
+                    assert trie.count(ids(list(longer)), name) == 0, (name, longer)
+        for token in range(4):
+            assert (trie.count(ids([token]), name) > 0) == ((token,) in known)
+
+
+OPERATIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("insert"), NAMES, TOKENS),
+        st.tuples(st.just("append"), st.integers(0, 2), TOKENS),
+        st.tuples(st.just("prune"), st.none(), st.none()),
+        st.tuples(st.just("remove"), NAMES, st.none()),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(OPERATIONS, st.integers(1, 6), st.booleans())
+def test_any_order_of_calls_leaves_what_plain_dicts_would_hold(operations, branch_length, bounded):
+    trie = Trie(branch_length, 1 << 17 if bounded else None)
+    reference = ReferenceTrie(branch_length)
+    streams = [(trie.open(name), reference.open(name)) for name in ("", "a", "a")]
+    for what, first, second in operations:
+        if what == "insert":
+            trie.insert(ids(second), first)
+            reference.insert(second, first)
+        elif what == "append":
+            for stream, argument in zip(streams[first], (ids(second), second), strict=True):
+                stream.append(argument)
+        elif what == "prune":
+            trie.prune()
+            reference.prune()
+        else:
+            trie.remove(first)
+            reference.remove(first)
+    assert_equal(trie, reference)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=400), min_size=1, max_size=20), st.integers(2, 5))
+def test_a_full_trie_forgets_exactly_the_least_recently_used(texts, branch_length):
+    trie = Trie(branch_length, 6000)
+    reference = ReferenceTrie(branch_length)
+    position, serial = 0, 0
+    serial_at: list[int] = []
+    for text in texts:
+        trie.insert(ids(text))
+        # Two slots of the ring open each text.
+        serial_at += [serial, serial, *range(serial, serial + len(text))]
+        serial += len(text)
+        position += 2 + len(text)
+        reference.insert(text)
+    trie.check()
+    forgotten = trie.statistics.num_forgotten
+    held = serial_at[forgotten] if forgotten < len(serial_at) else serial
+    if not forgotten:
+        assert_equal(trie, reference)
+    for string, (_, latest) in reference.strings.get("", {}).items():
+        assert (trie.count(ids(list(string))) > 0) == (latest >= held)
+
+
+def test_memory_never_exceeds_the_limit_and_the_newest_text_stays():
+    trie = Trie(12, 1 << 18)
+    rng = np.random.default_rng(0)
+    text = rng.integers(0, 500, 60_000).astype(np.int32)
+    for begin in range(0, len(text), 600):
+        trie.insert(text[begin : begin + 600])
+        assert trie.statistics.num_bytes <= 1 << 18
+    trie.check()
+    assert trie.statistics.num_forgotten > 0
+    assert all(trie.count(text[at : at + 8]) for at in range(len(text) - 600, len(text) - 8, 7))
+    assert not any(trie.count(text[at : at + 8]) for at in range(0, 1000, 7))
+
+
+def test_streams_that_take_turns_are_whole_again_and_bounded():
+    trie = Trie(8, 1 << 16)
+    rng = np.random.default_rng(1)
+    texts = [rng.integers(0, 300, 400).astype(np.int32) for _ in range(8)]
+    streams = [trie.open("tenant" if index % 2 else "") for index in range(8)]
+    for begin in range(0, 400, 3):
+        for stream, text in zip(streams, texts, strict=True):
+            stream.append(text[begin : begin + 3])
+        trie.check()
+    for index, text in enumerate(texts):
+        assert trie.count(text[392:400], "tenant" if index % 2 else "")
+        assert not trie.count(text[392:400], "" if index % 2 else "tenant")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 60), st.integers(0, 1 << 30)), max_size=60),
+    st.integers(1, 6),
+    st.integers(2, 30),
+)
+def test_a_small_trie_stays_whole_whoever_writes_when(turns, branch_length, vocabulary):
+    trie = Trie(branch_length, 7000)
+    reference = ReferenceTrie(branch_length)
+    streams = [(trie.open(name), reference.open(name)) for name in ("", "a", "a", "")]
+    for which, length, seed in turns:
+        text = np.random.default_rng(seed).integers(0, vocabulary, length).astype(np.int32)
+        streams[which][0].append(text)
+        streams[which][1].append(text.tolist())
+        assert trie.count(text[-branch_length:], "a" if which in (1, 2) else "")
+    trie.check()
+    for name, strings in reference.strings.items():
+        for string, (times, _) in strings.items():
+            assert trie.count(ids(list(string)), name) <= times
+
+
+def test_a_stream_is_known_token_by_token():
+    trie = Trie(4)
+    stream = trie.open()
+    for token in range(10, 20):
+        stream.append(ids([token]))
+        assert trie.count(ids(list(range(max(10, token - 3), token + 1)))) == 1
+
+
+def test_removing_a_namespace_leaves_no_token_of_it():
+    trie = Trie(4, 1 << 16)
+    trie.insert(ids([7, 8, 9]), "gone")
+    trie.insert(ids([1, 2, 3]), "kept")
+    trie.remove("gone")
+    trie.check()
+    assert not trie.count(ids([7]), "gone")
+    assert 8 not in trie.arrays.ring.tolist()
+    assert [(name, text.tolist()) for name, text, _ in trie.texts()] == [("kept", [1, 2, 3])]
+
+
+def test_namespaces_are_bounded_too():
+    trie = Trie(2, 1 << 14)
+    for number in range(2000):
+        trie.insert(ids([number, number + 1]), f"tenant {number}")
+        assert trie.statistics.num_namespaces <= len(trie.arrays.nodes) // 16
+    trie.check()
+    assert trie.count(ids([1999, 2000]), "tenant 1999") == 1
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2), TOKENS), max_size=20))
+def test_merging_counts_both_tries(pieces):
+    one, two, both = Trie(4, 1 << 16), Trie(4, 1 << 16), ReferenceTrie(4)
+    one.insert(ids([0, 1, 2, 0, 1]))
+    both.insert([0, 1, 2, 0, 1])
+    streams = [(two.open(name), both.open(name)) for name in ("", "a", "a")]
+    for which, tokens in pieces:
+        streams[which][0].append(ids(tokens))
+        streams[which][1].append(tokens)
+    one.merge(two)
+    one.check()
+    for name, strings in both.strings.items():
+        for string in strings:
+            assert one.count(ids(list(string)), name) >= 1
+    assert sum(len(text) - repeated for _, text, repeated in one.texts()) == 5 + sum(len(t) for _, t in pieces)
+
+
+def test_too_little_memory_is_refused_with_what_would_do():
+    with pytest.raises(ValueError, match="needs at least"):
+        Trie(64, 1 << 14)
