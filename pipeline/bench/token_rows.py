@@ -17,9 +17,9 @@ Encode = Callable[[str], list[int]]
 
 
 def token_sequences(path: Path, encode: Encode | None = None, with_prompts: bool = False) -> Iterator[IntArray]:
-    """The sequences of a file. A row of a .jsonl file holds `token_ids`, or `output_ids` (with `prompt_ids`, which come first
-    if asked for), or `text`, which `encode` turns into tokens; any other file is one text. Raises UserError, saying which line,
-    where something is missing."""
+    """The sequences of a file. A row of a .jsonl file holds `token_ids`, or `output_ids` (with `prompt_ids`, which
+    come first if asked for), or `text`, which `encode` turns into tokens; any other file is one text. Raises
+    UserError, saying which line, where something is missing."""
     try:
         with path.open(encoding="utf-8") as file:
             if path.suffix != ".jsonl":

@@ -25,8 +25,8 @@ VOCABULARY = 32_000
 
 @dataclass(frozen=True, slots=True)
 class TrieMeasurement:
-    """Figures at one size. num_tokens: inserted so far; num_held: still known. bytes_per_token: memory that holds something, per
-    token held. resident_bytes_growth: of the process, since before the trie was made."""
+    """Figures at one size. num_tokens: inserted so far; num_held: still known. bytes_per_token: memory that holds
+    something, per token held. resident_bytes_growth: of the process, since before the trie was made."""
 
     num_tokens: int
     num_held: int
@@ -53,11 +53,12 @@ def synthetic_sequences(num_tokens: int, seed: int = 0, vocab_size: int = VOCABU
     result = np.empty((num_sequences, SEQUENCE_LEN), np.int64)
     state = rng.integers(0, 1 << 30, num_sequences)
     for place in range(SEQUENCE_LEN):
-        # Which successor of the last two tokens comes: mostly one of the first few. What it is: a hash of both, Zipf-like.
+        # Which successor of the last two tokens comes: mostly one of the first few. What it is: a hash of both,
+        # Zipf-like.
         choice = np.minimum(rng.zipf(1.6, num_sequences), 5000)
         mixed = (state * 1_000_003 + choice * 7919) % (1 << 31)
         spread = (mixed * 2_654_435_761 % (1 << 32)) / float(1 << 32)
-        token = np.minimum(vocab_size ** spread, vocab_size - 1).astype(np.int64)
+        token = np.minimum(vocab_size**spread, vocab_size - 1).astype(np.int64)
         result[:, place] = token
         state = ((state % vocab_size) * vocab_size + token) % (1 << 30)
     return list(result.astype(np.int32))
@@ -72,13 +73,13 @@ def bench_trie(
     num_queries: int = 2000,
     on_progress: Callable[[int], None] | None = None,
 ) -> list[TrieMeasurement]:
-    """Measure when `sizes` tokens (ascending) were inserted, or all there are. One sequence of a hundred is held out to be
-    asked for. max_bytes: limit of the trie. on_progress: called with the number of tokens inserted."""
+    """Measure when `sizes` tokens (ascending) were inserted, or all there are. One sequence of a hundred is held
+    out to be asked for. max_bytes: limit of the trie. on_progress: called with the number of tokens inserted."""
     held_out = list(sequences[::100])
     inserted = [sequence for index, sequence in enumerate(sequences) if index % 100] or held_out
     _compile(branch_length)
     before = psutil.Process().memory_info().rss
-    trie = Trie(branch_length, max_bytes)
+    trie = Trie(branch_length, max_bytes, expected_tokens=sizes[-1])
     results: list[TrieMeasurement] = []
     num_tokens, seconds, worst = 0, 0.0, 0.0
     tokens_since, remaining = 0, list(sizes)

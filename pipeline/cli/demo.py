@@ -83,7 +83,8 @@ def _report(rows: list[_Row]) -> None:
     cells = []
     for row in rows:
         statistics = row.completion.statistics
-        assert statistics is not None and reference.statistics is not None, "statistics were asked for"
+        assert statistics is not None, "statistics were asked for"
+        assert reference.statistics is not None, "statistics were asked for"
         same = row.completion.text == reference.text and statistics["output_ids"] == reference.statistics["output_ids"]
         tokens = len(statistics["output_ids"])
         cells.append(

@@ -229,7 +229,7 @@ def demo(
     overrides: Set = None,
     max_tokens: MaxTokens = 96,
 ) -> None:
-    """The whole road once: engine, repository, server, clients, speed with and without drafts; leaves nothing running."""
+    """The whole road: engine, repository, server, clients, speed with and without drafts. Leaves nothing running."""
     from pipeline.cli.demo import run_demo
     from pipeline.config.places import places
 

@@ -34,7 +34,9 @@ def register(app: typer.Typer) -> None:
 
 
 def build(
-    files: Annotated[list[Path], typer.Argument(help="JSON Lines of {token_ids}, {prompt_ids, output_ids} or {text}, or texts.")],
+    files: Annotated[
+        list[Path], typer.Argument(help="JSON Lines of {token_ids}, {prompt_ids, output_ids} or {text}, or texts.")
+    ],
     out: Out,
     tokenizer: Tokenizer = None,
     namespace: Annotated[str, typer.Option("--namespace", help="Tenant that may see these texts.")] = "",
@@ -66,7 +68,11 @@ def build(
     _show(trie, out, as_json)
 
 
-def inspect(snapshot: Snapshot, check: Annotated[bool, typer.Option("--check", help="Also check every node.")] = False, as_json: Json = False) -> None:
+def inspect(
+    snapshot: Snapshot,
+    check: Annotated[bool, typer.Option("--check", help="Also check every node.")] = False,
+    as_json: Json = False,
+) -> None:
     """Say what a snapshot holds."""
     from pipeline.decoding.trie.snapshot import load_trie
 
@@ -81,7 +87,9 @@ def inspect(snapshot: Snapshot, check: Annotated[bool, typer.Option("--check", h
 
 def prune(
     snapshot: Snapshot,
-    out: Annotated[Optional[Path], typer.Option("--out", "-o", help="Where to write; the file itself if not given.")] = None,  # noqa: UP045
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Where to write; the file itself if not given.")
+    ] = None,
     times: Annotated[int, typer.Option("--times", help="How often to halve the counts.", min=1, max=31)] = 1,
     as_json: Json = False,
 ) -> None:
@@ -109,7 +117,9 @@ def merge(
     tries = [load_trie(path) for path in snapshots]
     lengths = sorted({trie.branch_length for trie in tries})
     if len(lengths) > 1:
-        raise UserError(f"The snapshots have branch lengths {', '.join(map(str, lengths))}; only equal ones can be merged.")
+        raise UserError(
+            f"The snapshots have branch lengths {', '.join(map(str, lengths))}; only equal ones can be merged."
+        )
     merged = _new_trie(lengths[0], max_mib)
     with output.progress() as bar:
         task = bar.add_task("merge", total=len(tries))
@@ -126,7 +136,9 @@ def bench_trie(
         typer.Argument(help="Token rows or texts; a synthetic stream if none is given."),
     ] = None,
     tokenizer: Tokenizer = None,
-    sizes: Annotated[str, typer.Option("--sizes", help="Tokens to measure at; a list such as 1e5,1e6,1e7.")] = "1e5,1e6",
+    sizes: Annotated[
+        str, typer.Option("--sizes", help="Tokens to measure at; a list such as 1e5,1e6,1e7.")
+    ] = "1e5,1e6",
     nodes: Annotated[int, typer.Option("--nodes", help="Nodes of a draft tree.", min=1, max=2048)] = 64,
     branch_length: BranchLength = 12,
     max_mib: Annotated[

@@ -1,4 +1,4 @@
-"""Tensors that we serve on top of TensorRT-LLM's: all optional, so a client that knows nothing of them is served as ever.
+"""Tensors that we serve on top of TensorRT-LLM's: all optional, so that any client of it is served as ever.
 
 `tensorrt_llm` has them with the torch engine only; `lookahead_bls` always.
 """

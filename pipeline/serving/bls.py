@@ -61,8 +61,8 @@ class Bls:
         self._source_names = frozenset(source.name for source in self._drafter.sources)
         self._trie = next((source.trie for source in self._drafter.sources if isinstance(source, TrieSource)), None)
         self._supplied = next((s for s in self._drafter.sources if isinstance(s, SuppliedSource)), None)
-        # Between two steps of a request its KV cache lies in a place of the engine that nobody else may take: so no more
-        # requests run at once than the engine has places, and the others wait here.
+        # Between two steps of a request its KV cache lies in a place of the engine that nobody else may take: so no
+        # more requests run at once than the engine has places, and the others wait here.
         self._places = asyncio.Semaphore(profile.engine.max_batch_size)
         self._max_waiting = profile.scheduling.max_queue_size
         self._num_waiting = 0
@@ -80,8 +80,8 @@ class Bls:
         num_tokens = len(request.generation.prompt_ids)
         if num_tokens >= self._max_seq_len:
             raise RequestError(
-                f"the prompt has {num_tokens} tokens, the engine holds {self._max_seq_len} with the output; shorten it or "
-                "build with a larger engine.max_seq_len"
+                f"the prompt has {num_tokens} tokens, the engine holds {self._max_seq_len} with the output; shorten it "
+                "or build with a larger engine.max_seq_len"
             )
         async with self._place():
             generation = self._generation(request, strategy)

@@ -25,8 +25,8 @@ def explain_failure(log_path: Path) -> str:
     text = _text(log_path)
     if found := _MISSING_LIBRARY.search(text):
         return (
-            f"The server or its Python backend needs {found['library']}, which the system does not have. Install it, or name "
-            f"another tritonserver in LOOKAHEAD_TRITONSERVER. Log: {log_path}"
+            f"The server or its Python backend needs {found['library']}, which this system lacks. Install it, or "
+            f"name another tritonserver in LOOKAHEAD_TRITONSERVER. Log: {log_path}"
         )
     if _CONFLICT.search(text):
         return (

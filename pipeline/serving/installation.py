@@ -50,7 +50,8 @@ def find_installation(environment: Mapping[str, str] = os.environ, container: Pa
         return Installation(wheel / "bin" / "tritonserver", "nvidia-pytriton wheel", wheel)
     raise ServerError(
         f"No tritonserver was found ({VARIABLE}, {container}, PATH, nvidia-pytriton wheel). "
-        "Run `pip install nvidia-pytriton==0.7.0` (x86-64 Linux, glibc 2.35 or newer), or work in NVIDIA's Triton container."
+        "Run `pip install nvidia-pytriton==0.7.0` (x86-64 Linux, glibc 2.35 or newer), or work in NVIDIA's Triton "
+        "container."
     )
 
 
@@ -83,13 +84,13 @@ def check_interpreter(installation: Installation) -> None:
 
     if int(numpy.__version__.split(".")[0]) >= 2:
         raise ServerError(
-            f"numpy {numpy.__version__} is installed; Triton's Python backend stub breaks on text tensors with numpy 2. "
+            f"numpy {numpy.__version__} is installed; Triton's Python backend breaks on text tensors with numpy 2. "
             "Run `pip install 'numpy<2'`."
         )
     if libpython() is None:
         raise ServerError(
-            f"{_libpython_name()} was not found in {sysconfig.get_config_var('LIBDIR')}; Triton's Python backend needs it. "
-            "Use a Python built with --enable-shared (pyenv: PYTHON_CONFIGURE_OPTS=--enable-shared), or the system's "
+            f"{_libpython_name()} was not found in {sysconfig.get_config_var('LIBDIR')}; Triton's backend needs it."
+            " Use a Python built with --enable-shared (pyenv: PYTHON_CONFIGURE_OPTS=--enable-shared), or the system's "
             "with its libpython package."
         )
 
@@ -100,7 +101,8 @@ def server_environment(
     """Environment of the server and its stubs.
 
     The stubs find this interpreter through PATH, its library through LD_LIBRARY_PATH and our package through
-    PYTHONPATH. One thread each: only the engine takes all cores, by itself."""
+    PYTHONPATH. One thread each: only the engine takes all cores, by itself, and its threads sleep while they wait: the
+    server's other processes need the cores too, and a spinning thread keeps them from the one it waits for."""
     result = dict(environment)
     result["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", os.defpath)])
     result["PYTHONPATH"] = os.pathsep.join(filter(None, [str(places.home), environment.get("PYTHONPATH", "")]))
@@ -111,6 +113,7 @@ def server_environment(
     result.update(
         LOOKAHEAD_HOME=str(places.home), LOOKAHEAD_ENGINES=str(places.engines), LOOKAHEAD_CACHE=str(places.cache)
     )
+    result.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     result.update(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", PYTHONUNBUFFERED="1")
     return result
 

@@ -92,10 +92,7 @@ class Metrics:
 
     def _work(self) -> None:
         while (item := self._queue.get()) is not None:
-            try:
-                self._enter(*item)
-            except self._pb.TritonModelException as error:
-                self._pb.Logger.log_error(f"metrics of a request are lost: {error}")
+            self._enter(*item)
 
     def _enter(self, request: RequestMetrics, trie: TrieMetrics) -> None:
         key = request.strategy, request.outcome

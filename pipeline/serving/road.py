@@ -1,4 +1,4 @@
-"""ResolvedConfig -> running server: the stages of the road one after the other, each skipped where its result is there."""
+"""ResolvedConfig -> running server: the stages of the road one after the other, skipped where already done."""
 
 from __future__ import annotations
 
@@ -75,6 +75,6 @@ def require_memory(served: Served) -> None:
     available = psutil.virtual_memory().available
     if needed > available:
         raise ServerError(
-            f"Serving {served.resolved.model.name} needs about {needed / 1e9:.1f} GB of memory; {available / 1e9:.1f} GB are "
-            "available. Close other programs, serve a smaller model, or build with --set model.dtype=bfloat16."
+            f"Serving {served.resolved.model.name} needs {needed / 1e9:.1f} GB of memory; {available / 1e9:.1f} GB "
+            "are available. Close other programs, serve a smaller model, or build with --set model.dtype=bfloat16."
         )

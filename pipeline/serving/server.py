@@ -254,8 +254,8 @@ def _wait_until_ready(server: RunningServer, timeout_s: float, note: Note) -> No
             raise ServerError(explain_failure(server.log_path))
         if time.monotonic() > deadline:
             raise ServerError(
-                f"The server was not ready after {timeout_s:.0f} s (server.startup_timeout_s). End of {server.log_path}:\n"
-                + log_tail(server.log_path)
+                f"The server was not ready after {timeout_s:.0f} s (server.startup_timeout_s). End of "
+                f"{server.log_path}:\n" + log_tail(server.log_path)
             )
         if time.monotonic() - told > 5:
             told = time.monotonic()

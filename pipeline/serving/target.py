@@ -23,8 +23,8 @@ class Target(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TargetTraits:
-    """strategies: what a request may ask for. auto: what "auto" stands for. trees: takes `draft_parents`, else one chain.
-    extended: has the torch engine's optional tensors. keyed_noise: the same seed means the same noise at the same
+    """strategies: what a request may ask for. auto: what "auto" stands for. trees: takes `draft_parents`, else one
+    chain. extended: has the torch engine's optional tensors. keyed_noise: the same seed means the same noise at a
     position, so that every step gets the request's seed; else steps get different ones."""
 
     strategies: frozenset[str]

@@ -37,8 +37,8 @@ class TextCodec:
         return np.asarray(self.tokenizer.encode(text, add_special_tokens=add_special_tokens), np.int32)
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> IntArray:
-        """[len] token ids of a conversation, ready for the assistant's turn. Raises RequestError if the model has no chat
-        template or it does not take these messages."""
+        """[len] token ids of a conversation, ready for the assistant's turn. Raises RequestError if the model has no
+        chat template or it does not take these messages."""
         if not self.tokenizer.chat_template:
             raise RequestError("this model has no chat template; send the prompt as plain text_input")
         try:
@@ -55,7 +55,7 @@ class TextCodec:
         """[vocab] bias that adds each word's weight to all of its tokens; None without words."""
         if len(words) != len(weights):
             raise RequestError(
-                f"embedding_bias_words has {len(words)} words, embedding_bias_weights {len(weights)} numbers; send one each"
+                f"embedding_bias_words has {len(words)} words, embedding_bias_weights {len(weights)} weights"
             )
         if not words:
             return None

@@ -27,7 +27,7 @@ class TextStream:
         self._skip_special_tokens = skip_special_tokens
         self._stop_words = tuple(word for word in stop_words if word)
         self._ids: list[int] = []
-        # Text of _ids[:_shown] is out; tokens from _context on are decoded again, as decoders look at what stands before.
+        # _ids[:_shown] is out as text; tokens from _context on are decoded again, as decoders look at what is before.
         self._context = 0
         self._shown = 0
         self._held = ""

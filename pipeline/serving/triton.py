@@ -19,7 +19,7 @@ def parameter(config: Mapping[str, Any], name: str) -> str:
         value: str = config["parameters"][name]["string_value"]
     except KeyError:
         raise RepositoryError(
-            f"The config of {config['name']} lacks the parameter {name}. Render the repository again with `lookahead repo`."
+            f"The config of {config['name']} lacks the parameter {name}. Render it again with `lookahead repo`."
         ) from None
     return value
 

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,11 +65,9 @@ def left_over(state: ServerState) -> list[object]:
     """Processes and shared memory of a server."""
     found: list[object] = list(shm_files(state.server_id))
     for process in psutil.process_iter():
-        try:
+        with suppress(psutil.Error):  # not ours to look at, or gone
             if process.environ().get(MARK) == state.server_id:
                 found.append(process)
-        except psutil.Error:
-            continue  # not ours to look at, or gone
     return found
 
 

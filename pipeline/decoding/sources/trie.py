@@ -16,7 +16,8 @@ from pipeline.decoding.trie.retrieval import Estimator
 
 @dataclass(slots=True)
 class _Request:
-    """own: trie of prompt and output, private. own_text: its one sequence. output: the output's place in the shared trie."""
+    """own: trie of prompt and output, private. own_text: its one sequence. output: the output's place in the
+    shared trie."""
 
     namespace: str
     own: Trie

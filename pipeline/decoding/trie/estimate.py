@@ -1,14 +1,15 @@
 """What may follow a context, by two tries (0: the request's own text, 1: the shared one), as compiled loops.
 
-How likely a token is to follow a (real or drafted) context is estimated as in PPM, interpolated: each suffix of the context that a
-trie knows has seen T continuations; the longest speaks first, and what it leaves over goes to the next shorter one:
+How likely a token is to follow a (real or drafted) context is estimated as in PPM, interpolated: each suffix of the
+context that a trie knows has seen T continuations; the longest speaks first, and what it leaves over goes to the next
+shorter one:
 
     p(token) = sum over contexts, longest first, of  escape so far * T / (T + S) * share of the token in that context
 
-S, the strength of doubt, is learnt online for each trie, order (context length) and class of context (how often seen, always with
-the same continuation or not) by gradient ascent on the log probability of the tokens that came. A context that occurred as
-often as the longer one before it is the same place in the text and is passed over. Contexts longer than a branch are followed
-in the text itself (the *match*), as in PPM*.
+S, the strength of doubt, is learnt online for each trie, order (context length) and class of context (how often seen,
+always with the same continuation or not) by gradient ascent on the log probability of the tokens that came. A context
+that occurred as often as the longer one before it is the same place in the text and is passed over. Contexts longer
+than a branch are followed in the text itself (the *match*), as in PPM*.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from numba import njit
 from pipeline.decoding.tree import FloatArray, IntArray
 from pipeline.decoding.trie.kernels import bucket_of, find_child, get, locate, wrapped
 from pipeline.decoding.trie.layout import COUNT, FIRST_CHILD, NEXT, NODE_BYTES, START, TAIL, TOKEN, TrieView
-from pipeline.decoding.trie.memory import load32, load_float, prefetch, store32, store_float
+from pipeline.decoding.trie.memory import int32, int64, load32, load_float, prefetch, store32, store_float
 from pipeline.decoding.trie.workspace import NUM_TRIES, Workspace
 
 # Classes of a context: seen 1, 2, up to 4, more times, always with one continuation; likewise with several.
@@ -33,6 +34,10 @@ LONGEST_MATCH = 48
 RECENT = np.float32(0.5)
 # Children of a node that are looked at.
 MAX_CHILDREN = 12
+# Place of a suffix that was not looked for yet.
+UNKNOWN = -(1 << 31)
+# How many of the longest suffixes are asked for early.
+ORDERS_AHEAD = 3
 # Probability of a token that no context names, and bounds of the learnt strengths (logarithms).
 LEAST_SHARE = 1e-6
 STRONGEST = 5.0
@@ -80,9 +85,9 @@ def find_context(pair: Pair, context: IntArray, work: Workspace) -> None:
         trie = trie_of(pair, which)
         root = pair.own_root if which == 0 else pair.shared_root
         for order in range(work.orders):
-            store32(work.places, _cell(work, 0, which, order), np.int32(0))
-        store32(work.places, _cell(work, 0, which, 0), np.int32(root))
-        store32(work.matches, which, np.int32(0))
+            store32(work.places, _cell(work, 0, which, order), int32(0))
+        store32(work.places, _cell(work, 0, which, 0), int32(root))
+        store32(work.matches, which, int32(0))
         longest = 0
         # Whatever ends in an unknown string is unknown, too.
         while root and longest < min(work.orders - 1, len(context)):
@@ -90,8 +95,8 @@ def find_context(pair: Pair, context: IntArray, work: Workspace) -> None:
             if place == 0:
                 break
             longest += 1
-            store32(work.places, _cell(work, 0, which, longest), np.int32(place))
-        store32(work.longest, which, np.int32(longest))
+            store32(work.places, _cell(work, 0, which, longest), int32(place))
+        store32(work.longest, which, int32(longest))
         match = _begin_match(trie, work, which, 0)
         if match:
             length = work.orders - 1
@@ -101,7 +106,7 @@ def find_context(pair: Pair, context: IntArray, work: Workspace) -> None:
                 length += 1
                 at -= 1
                 slot = slot - 1 if slot else trie.ring_len - 1
-            store32(work.lengths, which, np.int32(length))
+            store32(work.lengths, which, int32(length))
 
 
 @njit(cache=True)
@@ -110,12 +115,12 @@ def _begin_match(trie: TrieView, work: Workspace, which: int, row: int) -> int:
     order = work.orders - 1
     if load32(work.longest, row * NUM_TRIES + which) < order:
         return 0
-    place = np.int64(load32(work.places, _cell(work, row, which, order)))
+    place = int64(load32(work.places, _cell(work, row, which, order)))
     if place > 0:
         child = get(trie, place, FIRST_CHILD)
         place = -1 - wrapped(trie, get(trie, child, START) + order) if child else 0
-    store32(work.matches, row * NUM_TRIES + which, np.int32(place))
-    store32(work.lengths, row * NUM_TRIES + which, np.int32(order))
+    store32(work.matches, row * NUM_TRIES + which, int32(place))
+    store32(work.lengths, row * NUM_TRIES + which, int32(order))
     return place
 
 
@@ -126,78 +131,99 @@ def enter(pair: Pair, work: Workspace, row: int) -> None:
     token = load32(work.tokens, row)
     for which in range(NUM_TRIES):
         trie = trie_of(pair, which)
-        _extend_all(trie, work, which, row, parent, token)
+        _extend_longest(trie, work, which, row, parent)
         root = pair.own_root if which == 0 else pair.shared_root
-        store32(work.places, _cell(work, row, which, 0), np.int32(root))
-        match = np.int64(load32(work.matches, parent * NUM_TRIES + which))
+        store32(work.places, _cell(work, row, which, 0), int32(root))
+        match = int64(load32(work.matches, parent * NUM_TRIES + which))
         if match:
             match = _extended(trie, match, token, 0)
-        store32(work.matches, row * NUM_TRIES + which, np.int32(match))
+        store32(work.matches, row * NUM_TRIES + which, int32(match))
         if match:
             length = min(load32(work.lengths, parent * NUM_TRIES + which) + 1, LONGEST_MATCH)
-            store32(work.lengths, row * NUM_TRIES + which, np.int32(length))
+            store32(work.lengths, row * NUM_TRIES + which, int32(length))
         else:
             _begin_match(trie, work, which, row)
 
 
 @njit(cache=True)
 def look_ahead(trie: TrieView, work: Workspace, which: int, parent: int, token: int, rows: bool) -> None:
-    """A row with this parent and token will soon be entered: ask for the buckets, or (later) the nodes that it will need."""
+    """A row with this parent and token will soon be entered: ask for the buckets, or (later) the nodes that it
+    will need."""
     above = _cell(work, parent, which, 0)
-    for order in range(1, min(load32(work.longest, parent * NUM_TRIES + which) + 1, work.orders - 1) + 1):
+    highest = min(load32(work.longest, parent * NUM_TRIES + which) + 1, work.orders - 1)
+    for order in range(highest, max(highest - ORDERS_AHEAD, 0), -1):
         place = load32(work.places, above + order - 1)
         if place > 0:
             bucket = bucket_of(trie, place, token)
             if rows:
-                prefetch(trie.nodes + NODE_BYTES * np.int64(load32(trie.heads, bucket)))
+                prefetch(trie.nodes + NODE_BYTES * int64(load32(trie.heads, bucket)))
             else:
                 prefetch(trie.heads + 4 * bucket)
 
 
 @njit(cache=True)
-def _extend_all(trie: TrieView, work: Workspace, which: int, row: int, parent: int, token: int) -> None:
-    """Find all suffixes of a row's context."""
-    above = _cell(work, parent, which, 0)
+def _extend_longest(trie: TrieView, work: Workspace, which: int, row: int, parent: int) -> None:
+    """Find the longest known suffix of a row's context; the shorter ones are found when they are asked for."""
+    longest = min(int64(load32(work.longest, parent * NUM_TRIES + which)) + 1, work.orders - 1)
     here = _cell(work, row, which, 0)
-    longest = min(load32(work.longest, parent * NUM_TRIES + which) + 1, work.orders - 1)
-    known = 0
     for order in range(1, longest + 1):
-        place = _extended(trie, np.int64(load32(work.places, above + order - 1)), token, order - 1)
-        store32(work.places, here + order, np.int32(place))
-        if place > 0:
-            prefetch(trie.nodes + NODE_BYTES * np.int64(get(trie, place, FIRST_CHILD)))
+        store32(work.places, here + order, int32(UNKNOWN))
+    while longest > 0:
+        place = _place_of(trie, work, which, row, longest)
         if place:
-            known = order
-    store32(work.longest, row * NUM_TRIES + which, np.int32(known))
+            if place > 0:
+                prefetch(trie.nodes + NODE_BYTES * int64(get(trie, place, FIRST_CHILD)))
+            break
+        longest -= 1
+    store32(work.longest, row * NUM_TRIES + which, int32(longest))
+
+
+@njit(cache=True)
+def _place_of(trie: TrieView, work: Workspace, which: int, row: int, order: int) -> int:
+    """Where the suffix of `order` tokens of a row's context lies; worked out from the rows above it when first
+    asked for."""
+    steps = 0
+    place = int64(load32(work.places, _cell(work, row, which, order)))
+    while place == UNKNOWN:
+        store32(work.path, steps, int32(row))
+        row = int64(load32(work.parents, row))
+        steps += 1
+        place = int64(load32(work.places, _cell(work, row, which, order - steps)))
+    while steps > 0:
+        steps -= 1
+        row = int64(load32(work.path, steps))
+        place = _extended(trie, place, load32(work.tokens, row), order - steps - 1)
+        store32(work.places, _cell(work, row, which, order - steps), int32(place))
+    return place
 
 
 @njit(cache=True)
 def _seen(trie: TrieView, place: int) -> tuple[int, int, int]:
-    """What followed the context at `place`: first child (or the slot of the only token, as -1 - slot; 0 if nothing did), how
-    many tokens altogether, and whether they differ."""
+    """What followed the context at `place`: first child (or the slot of the only token, as -1 - slot; 0 if nothing
+    did), how many tokens altogether, and whether they differ."""
     if place < 0:
         return (place, 1, 0) if load32(trie.ring, -1 - place) > 0 else (0, 0, 0)
-    child = np.int64(get(trie, place, FIRST_CHILD))
+    child = int64(get(trie, place, FIRST_CHILD))
     if child == 0:
         return 0, 0, 0
     if get(trie, child, NEXT) == 0:
-        return child, max(np.int64(get(trie, child, COUNT)), 1), 0
-    return child, np.int64(get(trie, place, COUNT)), 1
+        return child, max(int64(get(trie, child, COUNT)), 1), 0
+    return child, int64(get(trie, place, COUNT)), 1
 
 
 @njit(cache=True)
 def _next_context(pair: Pair, work: Workspace, row: int, order: int, which: int) -> int:
     """Place of the context of this order (`orders`: the match), or 0 if it has nothing new to say."""
     if order == work.orders:
-        return np.int64(load32(work.matches, row * NUM_TRIES + which))
+        return int64(load32(work.matches, row * NUM_TRIES + which))
     if order > load32(work.longest, row * NUM_TRIES + which):
         return 0
     trie = trie_of(pair, which)
-    place = np.int64(load32(work.places, _cell(work, row, which, order)))
-    times = np.int64(0 if place == 0 else 1 if place < 0 else get(trie, place, COUNT))
+    place = _place_of(trie, work, which, row, order)
+    times = int64(0 if place == 0 else 1 if place < 0 else get(trie, place, COUNT))
     if order > 0 and times == load32(work.seen, which):
         return 0
-    store32(work.seen, which, np.int32(times))
+    store32(work.seen, which, int32(times))
     return place
 
 
@@ -243,12 +269,12 @@ def gather(
     probs: FloatArray,
     stop_below: float,
 ) -> int:
-    """Fill tokens and probs with what may follow a row's context. Returns how many. Contexts that could not give any token
-    stop_below or more are not asked. strengths: [tries * (orders + MATCH_CLASSES) * NUM_CLASSES]."""
+    """Fill tokens and probs with what may follow a row's context. Returns how many. Contexts that could not give
+    any token stop_below or more are not asked. strengths: [tries * (orders + MATCH_CLASSES) * NUM_CLASSES]."""
     size = 0
     escape = np.float32(1.0)
-    store32(work.seen, 0, np.int32(0))
-    store32(work.seen, 1, np.int32(0))
+    store32(work.seen, 0, int32(0))
+    store32(work.seen, 1, int32(0))
     for order in range(_highest_order(work, row), -1, -1):
         for which in range(NUM_TRIES):
             place = _next_context(pair, work, row, order, which)
@@ -273,7 +299,7 @@ def gather(
                     if share < stop_below:
                         break
                     size = _add(tokens, probs, size, get(trie, child, TOKEN), share)
-                    child = np.int64(get(trie, child, NEXT))
+                    child = int64(get(trie, child, NEXT))
                     left -= 1
             escape *= doubt / (np.float32(total) + doubt)
             if escape < np.float32(3.0) * stop_below:
@@ -285,8 +311,8 @@ def gather(
 def learn_token(pair: Pair, work: Workspace, row: int, strengths: FloatArray, token: int, rate: float) -> None:
     """One step of gradient ascent on the log probability of `token` after a row's context."""
     num = 0
-    store32(work.seen, 0, np.int32(0))
-    store32(work.seen, 1, np.int32(0))
+    store32(work.seen, 0, int32(0))
+    store32(work.seen, 1, int32(0))
     for order in range(_highest_order(work, row), -1, -1):
         for which in range(NUM_TRIES):
             place = _next_context(pair, work, row, order, which)
@@ -304,7 +330,7 @@ def learn_token(pair: Pair, work: Workspace, row: int, strengths: FloatArray, to
                 if row_of_token:
                     share = np.float32(max(get(trie, row_of_token, COUNT), 1)) / np.float32(total)
             cell = _strength_cell(work, which, row, order, total, differ)
-            store32(work.asked, num, np.int32(cell))
+            store32(work.asked, num, int32(cell))
             store_float(work.weights, num, np.float32(total / (total + np.exp(strengths[cell]))))
             store_float(work.shares, num, share)
             num += 1

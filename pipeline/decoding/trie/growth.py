@@ -8,7 +8,7 @@ from numba import njit
 from pipeline.decoding.tree import FloatArray, IntArray
 from pipeline.decoding.trie.estimate import Pair, enter, find_context, gather, learn_token, look_ahead
 from pipeline.decoding.trie.layout import LongArray, view_from
-from pipeline.decoding.trie.memory import store32
+from pipeline.decoding.trie.memory import int32, store32
 from pipeline.decoding.trie.workspace import MAX_CANDIDATES, workspace_from
 
 # Paths less likely than this are not worth a node.
@@ -91,7 +91,7 @@ def grow_tree(
         parent = node_parent[taken - 1] + 1
         depth[taken] = depth[parent] + 1
         store32(work.tokens, taken, node_token[taken - 1])
-        store32(work.parents, taken, np.int32(parent))
+        store32(work.parents, taken, int32(parent))
     return node_token[:taken], node_parent[:taken], node_prob[:taken]
 
 
@@ -114,6 +114,6 @@ def learn_tokens(
     for index in range(len(tokens)):
         if index:
             store32(work.tokens, index, tokens[index - 1])
-            store32(work.parents, index, np.int32(index - 1))
+            store32(work.parents, index, int32(index - 1))
             enter(pair, work, index)
         learn_token(pair, work, index, strengths, tokens[index], rate)

@@ -1,4 +1,5 @@
-"""Is a trie whole? Slow and plain; for tests, for snapshots that come from elsewhere, and for whoever changes the kernels."""
+"""Is a trie whole? Slow and plain; for tests, for snapshots that come from elsewhere, and for whoever changes the
+kernels."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from numba import njit
 from pipeline.decoding.tree import IntArray
 from pipeline.decoding.trie.layout import (
     BUCKET_NEXT,
+    BUCKETS_PER_NODE,
     COUNT,
     EPOCH,
     FIRST_CHILD,
@@ -25,7 +26,7 @@ from pipeline.decoding.trie.layout import (
     TOKEN,
     TrieView,
 )
-from pipeline.decoding.trie.memory import load32, load64, store32, store64
+from pipeline.decoding.trie.memory import int32, int64, load32, load64, store32, store64
 
 # So many children that were seen often keep their place before those that were seen last.
 NUM_FREQUENT = 6
@@ -39,7 +40,7 @@ def get(trie: TrieView, row: int, column: int) -> int:
 
 @njit(cache=True)
 def put(trie: TrieView, row: int, column: int, value: int) -> None:
-    store32(trie.nodes, row * 8 + column, np.int32(value))
+    store32(trie.nodes, row * 8 + column, int32(value))
 
 
 @njit(cache=True)
@@ -59,22 +60,22 @@ def bucket_of(trie: TrieView, parent: int, token: int) -> int:
     mixed *= np.uint64(0x9E3779B97F4A7C15)
     mixed ^= mixed >> np.uint64(29)
     mixed *= np.uint64(0xBF58476D1CE4E5B9)
-    return np.int64(((mixed >> np.uint64(32)) * np.uint64(trie.num_nodes)) >> np.uint64(32))
+    return int64(((mixed >> np.uint64(32)) * np.uint64(BUCKETS_PER_NODE * trie.num_nodes)) >> np.uint64(32))
 
 
 @njit(cache=True)
 def find_child(trie: TrieView, parent: int, token: int) -> int:
     """The child's row, or 0."""
-    row = np.int64(load32(trie.heads, bucket_of(trie, parent, token)))
+    row = int64(load32(trie.heads, bucket_of(trie, parent, token)))
     while row and (get(trie, row, PARENT) != parent or get(trie, row, TOKEN) != token):
-        row = np.int64(get(trie, row, BUCKET_NEXT))
+        row = int64(get(trie, row, BUCKET_NEXT))
     return row
 
 
 @njit(cache=True)
 def locate(trie: TrieView, root: int, text: IntArray, begin: int, end: int) -> int:
-    """Where text[begin:end] lies: its node's row, or -1 - slot of the token that follows it if it lies in a tail (the slot
-    may be unwritten), or 0 if it is unknown."""
+    """Where text[begin:end] lies: its node's row, or -1 - slot of the token that follows it if it lies in a tail
+    (the slot may be unwritten), or 0 if it is unknown."""
     row = root
     for place in range(begin, end):
         row = find_child(trie, row, text[place])
@@ -92,11 +93,12 @@ def locate(trie: TrieView, root: int, text: IntArray, begin: int, end: int) -> i
 
 @njit(cache=True)
 def _link(trie: TrieView, row: int, parent: int, count: int) -> None:
-    """Put a node into its parent's list of children: in front, but behind the first few if they were seen more often."""
-    before, after = np.int64(0), np.int64(get(trie, parent, FIRST_CHILD))
+    """Put a node into its parent's list of children: in front, but behind the first few if they were seen more
+    often."""
+    before, after = int64(0), int64(get(trie, parent, FIRST_CHILD))
     steps = 0
     while after and steps < NUM_FREQUENT and get(trie, after, COUNT) > count:
-        before, after = after, np.int64(get(trie, after, NEXT))
+        before, after = after, int64(get(trie, after, NEXT))
         steps += 1
     put(trie, row, PREVIOUS, before)
     put(trie, row, NEXT, after)
@@ -125,7 +127,7 @@ def new_node(trie: TrieView, parent: int, token: int, count: int, start: int) ->
     """Make a child; parent 0 makes a root. The caller has seen to it that a row is free."""
     row = load64(trie.meta, FREE)
     if row:
-        store64(trie.meta, FREE, np.int64(get(trie, row, NEXT)))
+        store64(trie.meta, FREE, int64(get(trie, row, NEXT)))
     else:
         row = load64(trie.meta, FRESH)
         bump(trie, FRESH, 1)
@@ -139,7 +141,7 @@ def new_node(trie: TrieView, parent: int, token: int, count: int, start: int) ->
     put(trie, row, FIRST_CHILD, 0)
     put(trie, row, NEXT, 0)
     put(trie, row, PREVIOUS, 0)
-    store32(trie.heads, bucket, np.int32(row))
+    store32(trie.heads, bucket, int32(row))
     if parent:
         _link(trie, row, parent, count)
     return row
@@ -160,7 +162,7 @@ def drop_node(trie: TrieView, row: int) -> None:
     put(trie, row, PARENT, -1)
     put(trie, row, FIRST_CHILD, 0)
     put(trie, row, NEXT, load64(trie.meta, FREE))
-    store64(trie.meta, FREE, np.int64(row))
+    store64(trie.meta, FREE, int64(row))
     bump(trie, NUM_NODES, -1)
 
 
@@ -196,11 +198,11 @@ def forget_oldest(trie: TrieView) -> None:
     """Let go of the oldest slot of the ring, and of all nodes that only its suffix still holds."""
     slot = load64(trie.meta, OLDEST) % trie.ring_len
     value = load32(trie.ring, slot)
-    store32(trie.ring, slot, np.int32(0))
+    store32(trie.ring, slot, int32(0))
     bump(trie, OLDEST, 1)
     if value < 0:
-        store64(trie.meta, OLDEST_ROOT, np.int64(-value))
-        store32(trie.ring, wrapped(trie, slot + 1), np.int32(0))
+        store64(trie.meta, OLDEST_ROOT, int64(-value))
+        store32(trie.ring, wrapped(trie, slot + 1), int32(0))
         bump(trie, OLDEST, 1)
     elif value > 0:
         root = load64(trie.meta, OLDEST_ROOT)
@@ -216,7 +218,7 @@ def forget_oldest(trie: TrieView) -> None:
             if value <= 0:
                 break
         while last != root:
-            above = np.int64(get(trie, last, PARENT))
+            above = int64(get(trie, last, PARENT))
             if get(trie, last, START) == slot and get(trie, last, FIRST_CHILD) == 0:
                 drop_node(trie, last)
             last = above
@@ -251,7 +253,8 @@ def _move_suffixes(trie: TrieView, root: int, text: IntArray, old: int, new: int
             row = find_child(trie, row, text[place])
             if not row:
                 break
-            # A node may not be older than its children, so all on the way are renewed; but another string's tail stays its own.
+            # A node may not be older than its children, so all on the way are renewed; but another string's tail
+            # stays its own.
             is_tail = get(trie, row, COUNT) == TAIL
             if not is_tail or get(trie, row, START) == (old + begin) % trie.ring_len:
                 put(trie, row, START, (new + begin) % trie.ring_len)
@@ -261,19 +264,19 @@ def _move_suffixes(trie: TrieView, root: int, text: IntArray, old: int, new: int
 
 @njit(cache=True)
 def open_run(trie: TrieView, root: int, repeated: IntArray, old: int, may_forget: bool) -> int:
-    """Open a run with the last tokens of its sequence, which end before position `old`. Returns the position of the next
-    token, or -1 if that would need more memory."""
+    """Open a run with the last tokens of its sequence, which end before position `old`. Returns the position of
+    the next token, or -1 if that would need more memory."""
     length = trie.ring_len
     while not has_room(trie) or load64(trie.meta, HEAD) - load64(trie.meta, OLDEST) + len(repeated) >= length - 4:
         if not may_forget:
             return -1
         forget_oldest(trie)
     begin = load64(trie.meta, HEAD)
-    store32(trie.ring, begin % length, np.int32(-root))
-    store32(trie.ring, (begin + 1) % length, np.int32(-1 - len(repeated)))
+    store32(trie.ring, begin % length, int32(-root))
+    store32(trie.ring, (begin + 1) % length, int32(-1 - len(repeated)))
     begin += 2
     for index in range(len(repeated)):
-        store32(trie.ring, (begin + index) % length, np.int32(repeated[index] + 1))
+        store32(trie.ring, (begin + index) % length, int32(repeated[index] + 1))
     _move_suffixes(trie, root, repeated, old - len(repeated), begin)
     store64(trie.meta, HEAD, begin + len(repeated))
     return begin + len(repeated)
@@ -289,10 +292,11 @@ def reserve(trie: TrieView, num_slots: int) -> None:
 
 @njit(cache=True)
 def write_run(trie: TrieView, root: int, text: IntArray, first_new: int, position: int, may_forget: bool) -> int:
-    """Take in text[first_new:], the first of them at `position`; the tokens before them stand in the ring just before it.
+    """Take in text[first_new:], the first of them at `position`; the tokens before them stand in the ring just before
+    it.
 
-    Returns how many tokens were taken in: fewer than all if more memory is needed, or if what stands before them was forgotten
-    meanwhile. position: as HEAD, or before it where slots were reserved.
+    Returns how many tokens were taken in: fewer than all if more memory is needed, or if what stands before them was
+    forgotten meanwhile. position: as HEAD, or before it where slots were reserved.
     """
     longest = trie.branch_length
     # open_nodes[k]: node of the last k tokens, 0 where there is none or where they go on in a tail.
@@ -308,12 +312,12 @@ def write_run(trie: TrieView, root: int, text: IntArray, first_new: int, positio
         slot = position % trie.ring_len
         oldest = load64(trie.meta, OLDEST) % trie.ring_len
         token = text[place]
-        store32(trie.ring, slot, np.int32(token + 1))
+        store32(trie.ring, slot, int32(token + 1))
         put(trie, root, COUNT, min(get(trie, root, COUNT) + 1, MAX_COUNT))
         put(trie, root, START, slot)
         for k in range(min(longest, place + 1), 0, -1):
             parent = open_nodes[k - 1]
-            row = np.int64(0)
+            row = int64(0)
             if parent:
                 start = slot - k + 1
                 if start < 0:
@@ -357,19 +361,19 @@ def drop_namespace(trie: TrieView, root: int) -> None:
         slot = position % trie.ring_len
         value = load32(trie.ring, slot)
         if value < 0:
-            owner = np.int64(-value)
+            owner = int64(-value)
         if owner == root:
-            store32(trie.ring, slot, np.int32(0))
+            store32(trie.ring, slot, int32(0))
         if value < 0:
             position += 1
             if owner == root:
-                store32(trie.ring, position % trie.ring_len, np.int32(0))
+                store32(trie.ring, position % trie.ring_len, int32(0))
         position += 1
-    row = np.int64(root)
+    row = int64(root)
     while True:
         while get(trie, row, FIRST_CHILD):
-            row = np.int64(get(trie, row, FIRST_CHILD))
-        above = np.int64(get(trie, row, PARENT))
+            row = int64(get(trie, row, FIRST_CHILD))
+        above = int64(get(trie, row, PARENT))
         drop_node(trie, row)
         if row == root:
             break
@@ -384,4 +388,4 @@ def rehash(trie: TrieView) -> None:
         if get(trie, row, PARENT) >= 0:
             bucket = bucket_of(trie, get(trie, row, PARENT), get(trie, row, TOKEN))
             put(trie, row, BUCKET_NEXT, load32(trie.heads, bucket))
-            store32(trie.heads, bucket, np.int32(row))
+            store32(trie.heads, bucket, int32(row))

@@ -1,17 +1,18 @@
 """How a trie lies in memory: four arrays, no Python object per node.
 
-nodes   [capacity, 8] int32, one row of 32 bytes per node. A node stands for a string of 1 .. branch_length tokens that occurs
-        in the text; row 0 is "no node". A string that occurred once has a row only for its shortest prefix that no other string
-        shares: the rest (its *tail*) is read from the text.
-heads   [capacity] int32, buckets of the hash from (parent, token) to the child; rows of a bucket are linked.
-ring    [ring_len] int32, the text itself, oldest tokens overwritten first. A value above 0 is a token + 1; 0 is unwritten;
-        below 0 it opens a *run* (a piece of one sequence): -(row of the root) and, next to it, -1 - (number of tokens repeated
-        from the sequence's previous run).
+nodes   [capacity, 8] int32, one row of 32 bytes per node. A node stands for a string of 1 .. branch_length tokens
+        that occurs in the text; row 0 is "no node". A string that occurred once has a row only for its shortest prefix
+        that no other string shares: the rest (its *tail*) is read from the text.
+heads   [2 * capacity] int32, buckets of the hash from (parent, token) to the child; rows of a bucket are linked.
+ring    [ring_len] int32, the text itself, oldest tokens overwritten first. A value above 0 is a token + 1; 0 is
+        unwritten; below 0 it opens a *run* (a piece of one sequence): -(row of the root) and, next to it, -1 - (number
+        of tokens repeated from the sequence's previous run).
 meta    [8] int64 counters.
 
-Every position of the text starts a *suffix*, the string of at most branch_length tokens from there on. A node's `START` is the
-ring slot of the latest suffix that goes through it, so a node is as old as its last use, and forgetting the oldest position
-of the ring removes exactly the least recently used nodes: those of its suffix that no later suffix has touched.
+Every position of the text starts a *suffix*, the string of at most branch_length tokens from there on. A node's
+`START` is the ring slot of the latest suffix that goes through it, so a node is as old as its last use, and
+forgetting the oldest position of the ring removes exactly the least recently used nodes: those of its suffix that no
+later suffix has touched.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ TAIL = 0
 FREE, FRESH, HEAD, OLDEST, OLDEST_ROOT, NUM_NODES, EPOCH, BRANCH_LENGTH = range(8)
 
 NODE_BYTES = 8 * 4
+# Most strings that are looked for are unknown; an empty bucket says so without a look at any node.
+BUCKETS_PER_NODE = 2
 HUGE_BYTES = 4 << 20
 # Text slots per node: real text needs 2 to 4 nodes per token, so nodes run out first.
 RING_SHARE = 0.6
@@ -75,8 +78,8 @@ def view_from(numbers: LongArray) -> TrieView:
 
 
 def _zeros(length: int) -> IntArray:
-    """[length] zeros that begin at a cache line (two nodes share one, none lies across two). Large ones in huge pages, where the
-    system has them: looking up a node at random costs half as much."""
+    """[length] zeros that begin at a cache line (two nodes share one, none lies across two). Large ones in huge
+    pages, where the system has them: looking up a node at random costs half as much."""
     num_bytes = 4 * length
     if num_bytes >= HUGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
         memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -88,13 +91,14 @@ def _zeros(length: int) -> IntArray:
 
 
 def empty_arrays(num_nodes: int, branch_length: int, ring_len: int | None = None) -> TrieArrays:
-    """Room for num_nodes nodes, and for as much text as they may need. Memory is taken from the system only as it is used."""
+    """Room for num_nodes nodes, and for as much text as they may need. Memory is taken from the system only as it
+    is used."""
     meta = np.zeros(8, np.int64)
     meta[FRESH] = 1
     meta[BRANCH_LENGTH] = branch_length
     return TrieArrays(
         _zeros(num_nodes * 8).reshape(num_nodes, 8),
-        _zeros(num_nodes),
+        _zeros(BUCKETS_PER_NODE * num_nodes),
         np.zeros(_ring_len(num_nodes, branch_length) if ring_len is None else ring_len, np.int32),
         meta,
     )
@@ -106,9 +110,9 @@ def _ring_len(num_nodes: int, branch_length: int) -> int:
 
 def nodes_within(max_bytes: int) -> int:
     """How many nodes a trie of max_bytes can hold."""
-    return int((max_bytes - 256) // (NODE_BYTES + 4 + 4 * RING_SHARE))
+    return int((max_bytes - 256) // (NODE_BYTES + 4 * BUCKETS_PER_NODE + 4 * RING_SHARE))
 
 
 def bytes_for(num_nodes: int) -> int:
     """The max_bytes that hold so many nodes."""
-    return int(num_nodes * (NODE_BYTES + 4 + 4 * RING_SHARE)) + 512
+    return int(num_nodes * (NODE_BYTES + 4 * BUCKETS_PER_NODE + 4 * RING_SHARE)) + 512

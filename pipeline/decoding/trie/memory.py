@@ -1,14 +1,15 @@
 """Reading and writing array elements by address, in compiled code.
 
-Numba counts references to arrays whenever they are passed on, which costs more than the work itself in functions that do a few
-loads. So the trie's kernels pass addresses (in tuples of numbers) instead. Whoever calls a kernel from Python owns the arrays
-and keeps them alive; nothing here checks bounds.
+Numba counts references to arrays whenever they are passed on, which costs more than the work itself in functions that
+do a few loads. So the trie's kernels pass addresses (in tuples of numbers) instead. Whoever calls a kernel from
+Python owns the arrays and keeps them alive; nothing here checks bounds.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
@@ -40,6 +41,10 @@ def _storer(value_type: Any, element: Any) -> Any:
 
 
 _INT32, _INT64, _FLOAT32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
+
+# Casts, for the compiler's sake.
+int32: Any = np.int32
+int64: Any = np.int64
 
 load32: Any = _loader(types.int32, _INT32)
 store32: Any = _storer(types.int32, _INT32)

@@ -22,8 +22,8 @@ FANS: dict[Retrieval, tuple[int, int]] = {
     "single": (1, 1),
 }
 LEARNING_RATE = 0.3
-# What is believed at first (logarithms of strengths): a context seen once, of one token; for each token more; in the shared
-# trie; if it went on in several ways; if it goes on beyond a branch.
+# What is believed at first (logarithms of strengths): a context seen once, of one token; for each token more; in the
+# shared trie; if it went on in several ways; if it goes on beyond a branch.
 FIRST_DOUBT, DOUBT_PER_TOKEN, SHARED_DOUBT, AMBIGUOUS_DOUBT, LONG_MATCH_DOUBT = 0.2, -0.3, 1.2, 1.5, -1.0
 
 
@@ -44,7 +44,9 @@ class Estimator:
         self._num_rows = 0
         self._provide(65)
 
-    def grow(self, own: Trie, shared: Trie | None, namespace: str, context: IntArray, max_nodes: int, max_depth: int) -> DraftTree:
+    def grow(
+        self, own: Trie, shared: Trie | None, namespace: str, context: IntArray, max_nodes: int, max_depth: int
+    ) -> DraftTree:
         """The most likely continuations of context [len], with the estimated probability of each path."""
         self._provide(max_nodes + 1)
         them, roots = self._shared(own, shared, namespace)

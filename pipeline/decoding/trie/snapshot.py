@@ -1,11 +1,11 @@
 """Tries on disk: a versioned, checksummed binary file, written aside and renamed into place (docs/trie-format.md).
 
-    magic       8 bytes, b"LKTRIE\\r\\n"
-    version     u32, little-endian like all numbers
-    header_len  u32
-    header      UTF-8 JSON: what is needed to lay out the arrays, and their lengths
-    arrays      int32: used rows of nodes, ring, roots; int64: meta
-    checksum    32 bytes, SHA-256 of everything before
+magic       8 bytes, b"LKTRIE\\r\\n"
+version     u32, little-endian like all numbers
+header_len  u32
+header      UTF-8 JSON: what is needed to lay out the arrays, and their lengths
+arrays      int32: used rows of nodes, ring, roots; int64: meta
+checksum    32 bytes, SHA-256 of everything before
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _FIXED = struct.Struct("<8sII")
 
 
 def save_trie(trie: Trie, path: Path) -> None:
-    """Write a snapshot. An old file of this name stays until the new one is complete. Raises UserError if it cannot be written."""
+    """Write a snapshot. An old file of this name stays until the new one is complete. Raises UserError if it
+    cannot be written."""
     arrays = trie.arrays
     used = int(arrays.meta[FRESH])
     header = {
@@ -72,7 +73,8 @@ def save_trie(trie: Trie, path: Path) -> None:
 
 
 def load_trie(path: Path) -> Trie:
-    """The trie of a snapshot, as it was saved. Raises UserError if the file is missing, foreign, of another version, or damaged."""
+    """The trie of a snapshot, as it was saved. Raises UserError if the file is missing, foreign, of another
+    version, or damaged."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -84,7 +86,9 @@ def load_trie(path: Path) -> Trie:
     if hashlib.sha256(content[:-CHECKSUM_BYTES]).digest() != content[-CHECKSUM_BYTES:]:
         raise UserError(f"The trie {path} is damaged: its checksum does not match. Restore a copy or build it again.")
     if version != VERSION:
-        raise UserError(f"The trie {path} has format version {version}; this program reads version {VERSION}. Build it again.")
+        raise UserError(
+            f"The trie {path} has format version {version}; this program reads version {VERSION}. Build it again."
+        )
     return _restored(json.loads(content[_FIXED.size : _FIXED.size + header_len]), content, _FIXED.size + header_len)
 
 
@@ -97,6 +101,8 @@ def _restored(header: dict[str, Any], content: bytes, offset: int) -> Trie:
     arrays.ring[:] = np.frombuffer(content, "<i4", header["ring_len"], offset)
     offset += header["ring_len"] * 4
     arrays.meta[:] = np.frombuffer(content, "<i8", len(arrays.meta), offset)
-    trie.restore(header["branch_length"], header["max_bytes"], arrays, header["namespaces"], header["num_namespaces_ever"])
+    trie.restore(
+        header["branch_length"], header["max_bytes"], arrays, header["namespaces"], header["num_namespaces_ever"]
+    )
     kernels.rehash(trie.view)
     return trie

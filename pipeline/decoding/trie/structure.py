@@ -11,6 +11,7 @@ from pipeline.decoding.tree import IntArray
 from pipeline.decoding.trie import kernels
 from pipeline.decoding.trie.integrity import check_arrays
 from pipeline.decoding.trie.layout import (
+    BUCKETS_PER_NODE,
     COUNT,
     EPOCH,
     FIRST_CHILD,
@@ -38,8 +39,8 @@ NOTHING: IntArray = np.empty(0, np.int32)
 
 @dataclass(frozen=True, slots=True)
 class TrieStatistics:
-    """num_tokens: tokens of text held. num_nodes: nodes in use. num_bytes: memory set aside. used_bytes: the part of it that holds
-    something. num_forgotten: tokens that were held once and are no more."""
+    """num_tokens: tokens of text held. num_nodes: nodes in use. num_bytes: memory set aside. used_bytes: the part
+    of it that holds something. num_forgotten: tokens that were held once and are no more."""
 
     num_tokens: int
     num_nodes: int
@@ -52,8 +53,9 @@ class TrieStatistics:
 class Trie:
     """Every string of up to `branch_length` tokens that occurs in the texts inserted, with its number of occurrences.
 
-    Texts belong to namespaces, which share the memory but never each other's strings. With `max_bytes` all memory is bounded
-    from the start, and the least recently used strings give way; without, the trie grows as needed. Not thread safe.
+    Texts belong to namespaces, which share the memory but never each other's strings. With `max_bytes` all memory is
+    bounded from the start, and the least recently used strings give way; without, the trie grows as needed. Not
+    thread safe.
 
     view, numbers: where the arrays lie, for the kernels; they change when the trie grows.
     """
@@ -70,7 +72,12 @@ class Trie:
         self.restore(branch_length, max_bytes, empty_arrays(num_nodes, branch_length), {}, 0)
 
     def restore(
-        self, branch_length: int, max_bytes: int | None, arrays: TrieArrays, roots: dict[str, int], num_namespaces_ever: int
+        self,
+        branch_length: int,
+        max_bytes: int | None,
+        arrays: TrieArrays,
+        roots: dict[str, int],
+        num_namespaces_ever: int,
     ) -> None:
         """Become the trie that these values describe."""
         self.branch_length = branch_length
@@ -116,7 +123,8 @@ class Trie:
             kernels.drop_namespace(self.view, root)
 
     def merge(self, other: Trie) -> None:
-        """Insert the texts that another trie holds, oldest first. What it has forgotten or pruned does not come back."""
+        """Insert the texts that another trie holds, oldest first. What it has forgotten or pruned does not come
+        back."""
         interrupted: dict[tuple[str, bytes], TrieStream] = {}
         for namespace, tokens, num_repeated in other.texts():
             stream = interrupted.pop((namespace, tokens[:num_repeated].tobytes()), None)
@@ -128,8 +136,8 @@ class Trie:
             interrupted[namespace, end.tobytes()] = stream
 
     def texts(self) -> Iterator[tuple[str, IntArray, int]]:
-        """The pieces of text held, oldest first: namespace, tokens [len], and how many of them repeat the end of an earlier
-        piece of the same sequence, which was interrupted by others."""
+        """The pieces of text held, oldest first: namespace, tokens [len], and how many of them repeat the end of
+        an earlier piece of the same sequence, which was interrupted by others."""
         ring, meta = self.arrays.ring, self.arrays.meta
         names = {root: name for name, root in self.roots.items()}
         held = ring[np.arange(int(meta[OLDEST]), int(meta[HEAD])) % len(ring)]
@@ -143,7 +151,8 @@ class Trie:
                 owner, num_repeated, begin = -int(held[end]), -1 - int(held[end + 1]), end + 2
 
     def check(self) -> None:
-        """Raise ValueError, saying where, unless the trie is whole: every node in its place, spelled by the text it points at."""
+        """Raise ValueError, saying where, unless the trie is whole: every node in its place, spelled by the text
+        it points at."""
         check_arrays(self.arrays, self.roots)
 
     @property
@@ -156,7 +165,7 @@ class Trie:
             num_nodes=num_nodes,
             num_namespaces=len(self.roots),
             num_bytes=arrays.num_bytes,
-            used_bytes=num_nodes * (NODE_BYTES + 4) + num_tokens * 4,
+            used_bytes=num_nodes * (NODE_BYTES + 4 * BUCKETS_PER_NODE) + num_tokens * 4,
             num_forgotten=int(arrays.meta[OLDEST]),
         )
 

@@ -17,9 +17,10 @@ MAX_CANDIDATES = 128
 class Workspace(NamedTuple):
     """Addresses. Row 0 is the real context, row i + 1 that of draft node i.
 
-    tokens, parents: [rows] the draft, parents as rows. places: [rows, tries, orders] where the suffix of so many tokens lies, as
-    `kernels.locate` returns it. longest: [rows, tries] no longer suffix is known. matches, lengths: [rows, tries]
-    place and length of the match (a context longer than a branch), or 0. seen: [tries]. asked, weights, shares: [tries * (orders + 1)].
+    tokens, parents: [rows] the draft, parents as rows. places: [rows, tries, orders] where the suffix of so many
+    tokens lies, as `kernels.locate` returns it, or UNKNOWN. longest: [rows, tries] no longer suffix is known.
+    matches, lengths: [rows, tries] place and length of the match (a context longer than a branch), or 0. seen:
+    [tries]. path: [orders + 1]. asked, weights, shares: [tries * (orders + 1)].
     """
 
     tokens: int
@@ -29,6 +30,7 @@ class Workspace(NamedTuple):
     matches: int
     lengths: int
     seen: int
+    path: int
     asked: int
     weights: int
     shares: int
@@ -50,6 +52,7 @@ def workspace_from(numbers: LongArray) -> Workspace:
         numbers[8],
         numbers[9],
         numbers[10],
+        numbers[11],
     )
 
 
@@ -64,6 +67,7 @@ def new_workspace(num_rows: int, orders: int) -> tuple[IntArray, LongArray]:
         num_rows * NUM_TRIES,
         num_rows * NUM_TRIES,
         NUM_TRIES,
+        orders + 1,
         asked,
         asked,
         asked,

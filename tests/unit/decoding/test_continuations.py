@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.decoding.continuations import (
+    MEMORY,
     ContinuationTable,
     empty_table,
     extend_key,
@@ -48,11 +49,22 @@ def test_each_order_is_keyed_by_so_many_tokens() -> None:
 def test_short_contexts_and_short_lists_fit() -> None:
     table = empty_table(2, 64, 4)
     store(table, KEY, ints(5), ints(1, 2, 3, 4), np.full(4, 0.25, np.float32))
-    store(table, KEY, ints(5), ints(6), np.ones(1, np.float32))
-    assert found(table, [5], 1) == [6]
-    store(table, KEY, ints(5), ints(-1), np.ones(1, np.float32))
-    assert found(table, [5], 1) == [6]
+    store(table, KEY, ints(6), ints(6, -1, 7), np.full(3, 0.3, np.float32))
+    assert found(table, [6], 1) == [6]
+    store(table, KEY, ints(6), ints(-1), np.ones(1, np.float32))
+    assert found(table, [6], 1) == [6]
     assert table.keys[1].sum() == 0
+
+
+def test_older_probabilities_count_less_and_the_best_stay() -> None:
+    table = empty_table(1, 64, 3)
+    store(table, KEY, ints(5), ints(1, 2, 3), np.asarray([0.5, 0.4, 0.01], np.float32))
+    store(table, KEY, ints(5), ints(4, 2, 6), np.asarray([0.8, 0.1, 0.02], np.float32))
+    slot = slot_of(np.uint64(extend_key(KEY, 5)), 64)
+    assert table.ids[0, slot].tolist() == [4, 2, 1]
+    share = float(MEMORY)
+    expected = [0.8 * (1 - share), 0.1 * (1 - share) + 0.4 * share, 0.5 * share]
+    assert table.probs[0, slot].tolist() == pytest.approx(expected, rel=1e-5)
 
 
 def test_every_node_of_a_step_is_kept_and_the_accepted_ones_win() -> None:
@@ -92,6 +104,7 @@ def test_step_storage_equals_storing_each_path_alone(context: list[int], nodes: 
         store(reference, KEY, ints(*context, *path), rows[node + 1], probs[node + 1])
     assert np.array_equal(table.keys, reference.keys)
     assert np.array_equal(table.ids, reference.ids)
+    assert np.array_equal(table.probs, reference.probs)
 
 
 def test_one_namespace_never_finds_what_another_has_stored() -> None:

@@ -166,7 +166,7 @@ def test_a_broken_config_is_named(tmp_path):
     (tmp_path / "some_model").mkdir()
     (tmp_path / "some_model" / "config.pbtxt").write_text('name: "x" nonsense')
 
-    with pytest.raises(RepositoryError, match="config.pbtxt"):
+    with pytest.raises(RepositoryError, match=r"config\.pbtxt"):
         check_repository(tmp_path)
     with pytest.raises(RepositoryError, match="no model repository"):
         check_repository(tmp_path / "empty")

@@ -1,4 +1,4 @@
-"""The target of the BLS loop without a server: our scheduler over the table engine, behind the tensors of `tensorrt_llm`."""
+"""The target of the BLS loop without a server: our scheduler over a table, behind the tensors of `tensorrt_llm`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def small_config(*overrides: str) -> ResolvedConfig:
 
 @dataclass
 class TableTarget:
-    """calls: what it was asked. extended: whether it answers as the torch engine does, else as TensorRT-LLM's backend."""
+    """calls: what it was asked. extended: whether it answers as the torch engine, else as TensorRT-LLM."""
 
     extended: bool = True
     calls: list[dict[str, Array]] = field(default_factory=list)

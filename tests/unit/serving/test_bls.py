@@ -96,7 +96,7 @@ def test_drafts_from_earlier_output_are_accepted_and_save_steps():
 
 def test_namespaces_do_not_see_each_other():
     bls = make_bls()
-    ask = dict(strategy="trie", return_statistics=True)
+    ask = {"strategy": "trie", "return_statistics": True}
     fresh = statistics_of(run_in(bls, text_tensors("bcd", 40, namespace="a", **ask)))
     other = statistics_of(run_in(bls, text_tensors("bcd", 40, namespace="b", **ask)))
     known = statistics_of(run_in(bls, text_tensors("bcd", 40, namespace="a", **ask)))

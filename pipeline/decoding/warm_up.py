@@ -1,0 +1,37 @@
+"""Compiling the hot loops before the first request needs them.
+
+On a machine that runs them for the first time this takes tens of seconds; the machine code is then kept on disk, and a
+later process loads it in well under a second.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pipeline.config.schema import LookaheadConfig, RecyclingDraftConfig, TrieDraftConfig, WindowDraftConfig
+from pipeline.decoding.drafter import Drafter
+from pipeline.decoding.request import StepResult
+from pipeline.decoding.sources import create_source
+from pipeline.decoding.sources.base import DraftBudget
+
+VOCAB_SIZE = 32
+
+
+def warm_up() -> None:
+    """Run a few steps of a throwaway drafter with every kind of source that compiles something."""
+    lookahead = LookaheadConfig(max_window_size=2, max_ngram_size=3, max_verification_set_size=2)
+    configs = (TrieDraftConfig(max_bytes=1 << 16), RecyclingDraftConfig(top_k=2), WindowDraftConfig())
+    drafter = Drafter([create_source(config, lookahead) for config in configs], VOCAB_SIZE)
+    text = np.tile(np.arange(8, dtype=np.int32), 4)
+    drafter.start("warm-up", text[:16], "", frozenset(source.name for source in drafter.sources))
+    for length in range(16, 20):
+        tree = drafter.propose("warm-up", text[:length], DraftBudget(8, 4))
+        top_ids = np.tile(np.asarray([1, 2], np.int32), (len(tree) + 1, 1))
+        top_probs = np.full(top_ids.shape, 0.4, np.float32)
+        drafter.update(
+            "warm-up",
+            StepResult(text[:length], tree, [], [int(text[length])], top_ids[:, 0].copy(), top_ids, top_probs),
+        )
+    drafter.stop("warm-up")
+    failed = {name: count for name, count in drafter.failures.items() if count}
+    assert not failed, f"draft sources failed on plain text: {failed}"

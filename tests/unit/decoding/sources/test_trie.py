@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pipeline.config.schema import PromptDraftConfig, TrieDraftConfig
+from pipeline.decoding.request import StepResult
+from pipeline.decoding.sources.base import DraftBudget
+from pipeline.decoding.sources.prompt import PromptSource
+from pipeline.decoding.sources.trie import TrieSource
+from pipeline.decoding.tree import EMPTY_TREE, chain
+
+NONE = np.empty(0, np.int32)
+PROMPT = np.asarray([2, 10, 11, 12, 13, 14, 15, 2, 10, 11], np.int32)
+
+
+def trie_source(**settings: object) -> TrieSource:
+    return TrieSource(TrieDraftConfig(max_bytes=1 << 20, **settings))
+
+
+def emit(source: TrieSource | PromptSource, request_id: str, context: list[int], tokens: list[int]) -> None:
+    source.update(request_id, StepResult(np.asarray(context, np.int32), EMPTY_TREE, [], tokens), NONE)
+
+
+def drafted(source: TrieSource | PromptSource, request_id: str, context: list[int], nodes: int = 8) -> list[int]:
+    return source.propose(request_id, np.asarray(context, np.int32), DraftBudget(nodes, 6)).token_ids.tolist()
+
+
+@pytest.mark.parametrize("source", [trie_source(), PromptSource(PromptDraftConfig())])
+def test_the_prompt_is_used_whole_also_behind_an_end_token(source):
+    source.start("r", PROMPT, "")
+    assert drafted(source, "r", PROMPT.tolist(), 4) == [12, 13, 14, 15]
+
+
+@pytest.mark.parametrize("source", [trie_source(), PromptSource(PromptDraftConfig())])
+def test_output_is_retrievable_in_the_very_next_step(source):
+    source.start("r", PROMPT, "")
+    context = [*PROMPT.tolist(), 50]
+    emit(source, "r", PROMPT.tolist(), [50, 51, 52, 50])
+    assert drafted(source, "r", [*context, 51, 52, 50], 2)[0] == 51
+
+
+def test_another_request_sees_output_at_once_but_never_the_prompt():
+    source = trie_source()
+    source.start("a", PROMPT, "")
+    emit(source, "a", PROMPT.tolist(), [60, 61, 62])
+    source.start("b", np.asarray([1, 60], np.int32), "")
+    assert drafted(source, "b", [1, 60], 2) == [61, 62]
+    assert not set(drafted(source, "b", [1, 10, 11], 64)) & {12, 13, 14, 15}
+    source.stop("a")
+    source.stop("a")
+    assert drafted(source, "b", [1, 60], 2) == [61, 62]
+
+
+def test_private_text_is_gone_when_the_request_ends_and_tenants_stay_apart():
+    source = trie_source()
+    source.start("a", PROMPT, "one")
+    emit(source, "a", PROMPT.tolist(), [70, 71])
+    source.stop("a")
+    source.start("b", np.asarray([5], np.int32), "two")
+    assert drafted(source, "b", [5, 70]) in ([], [5])
+    source.start("c", np.asarray([5], np.int32), "one")
+    assert drafted(source, "c", [5, 70], 1) == [71]
+    assert source.trie.count(np.asarray([12], np.int32), "one") == 0
+
+
+def test_requests_interleave_and_each_keeps_its_own_text():
+    source = trie_source()
+    for name in "abcdef":
+        source.start(name, np.asarray([ord(name)], np.int32), "")
+    for step in range(40):
+        for name in "abcdef":
+            emit(source, name, [ord(name)], [1000 * ord(name) + 2 * step, 1000 * ord(name) + 2 * step + 1])
+    source.trie.check()
+    for name in "abcdef":
+        assert drafted(source, name, [1000 * ord(name) + 20], 3) == [1000 * ord(name) + at for at in (21, 22, 23)]
+        source.stop(name)
+        assert source.trie.count(np.asarray([1000 * ord(name) + at for at in range(60, 72)], np.int32)) == 1
+
+
+@pytest.mark.parametrize(("how", "fan"), [("single", 1), ("parallel", 2), ("hierarchical", 2)])
+def test_the_retrieval_strategy_of_the_config_is_followed(how, fan):
+    source = trie_source(retrieval=how)
+    source.start("r", np.asarray([1, 2, 3, 8, 1, 2, 4, 9, 1, 2], np.int32), "")
+    tree = source.propose("r", np.asarray([1, 2, 3, 8, 1, 2, 4, 9, 1, 2], np.int32), DraftBudget(4, 2))
+    assert min(int((tree.parents == -1).sum()), 2) == fan
+
+
+def test_nothing_is_drafted_without_a_budget():
+    source = trie_source()
+    source.start("r", PROMPT, "")
+    assert len(source.propose("r", PROMPT, DraftBudget(0, 5))) == 0
+    assert len(source.propose("r", PROMPT, DraftBudget(5, 0))) == 0
+
+
+def test_an_empty_update_and_one_with_a_tree_are_taken():
+    source = trie_source()
+    source.start("r", PROMPT, "")
+    emit(source, "r", PROMPT.tolist(), [])
+    tree = chain([12, 13])
+    source.update("r", StepResult(PROMPT, tree, [0], [12, 20]), np.asarray([0, 1], np.int32))
+    assert source.trie.count(np.asarray([12, 20], np.int32)) == 1

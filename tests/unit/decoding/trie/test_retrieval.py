@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.decoding.tree import check_tree, children_of, depths
+from pipeline.decoding.trie import Trie
+from pipeline.decoding.trie.retrieval import Estimator
+
+BRANCH = 6
+
+
+def ids(tokens: list[int]) -> np.ndarray:
+    return np.asarray(tokens, np.int32)
+
+
+def plain_estimate(text: list[int], context: list[int], doubts: np.ndarray) -> dict[int, float]:
+    """What one trie that holds `text` says of the next token, from plain counts."""
+    result: dict[int, float] = {}
+    escape, seen = 1.0, 0
+    for order in range(min(len(context), BRANCH - 1), -1, -1):
+        suffix = context[len(context) - order :]
+        ends = [at + order for at in range(len(text) - order + 1) if text[at : at + order] == suffix]
+        times = len(text) if order == 0 else len(ends)
+        if not ends or (order and times == seen):
+            continue
+        seen = times
+        followers = [text[end] for end in ends if end < len(text)]
+        if not followers:
+            continue
+        kinds = set(followers)
+        total = times if len(kinds) > 1 else len(followers)
+        size = 0 if total <= 1 else 1 if total <= 2 else 2 if total <= 4 else 3
+        doubt = float(np.exp(doubts[0, order, size + 4 * (len(kinds) > 1)]))
+        # The latest occurrence of the context tells most, if it went on at all.
+        latest = followers[-1] if ends[-1] < len(text) else None
+        if order == 0:
+            latest = text[-1]
+        for token in kinds:
+            share = followers.count(token) + (0.5 if len(kinds) > 1 and token == latest else 0.0)
+            result[token] = result.get(token, 0.0) + escape * share / (total + doubt)
+        escape *= doubt / (total + doubt)
+    return result
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.lists(st.integers(0, 3), min_size=0, max_size=4))
+def test_the_first_level_is_what_plain_counts_give(text, context):
+    own = Trie(BRANCH)
+    own.insert(ids(text))
+    estimator = Estimator(BRANCH)
+    tree = estimator.grow(own, None, "", ids(context), 64, 1)
+    said = dict(zip(tree.token_ids.tolist(), tree.probabilities.tolist(), strict=True))
+    doubts = estimator._strengths.reshape(2, -1, 8)
+    assert said == pytest.approx(plain_estimate(text, context, doubts), abs=2e-3)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(0, 5), max_size=80),
+    st.lists(st.integers(0, 5), max_size=80),
+    st.sampled_from(["hierarchical", "parallel", "single"]),
+    st.integers(1, 40),
+    st.integers(1, 9),
+)
+def test_a_draft_is_a_tree_within_its_bounds_and_its_probabilities_make_sense(mine, others, how, max_nodes, max_depth):
+    own, shared = Trie(BRANCH), Trie(BRANCH, 1 << 15)
+    own.insert(ids(mine))
+    shared.insert(ids(others))
+    estimator = Estimator(BRANCH, how)
+    context = ids(mine)
+    for _ in range(3):
+        tree = estimator.grow(own, shared, "", context, max_nodes, max_depth)
+        check_tree(tree, 6)
+        assert len(tree) <= max_nodes
+        assert depths(tree).max(initial=0) <= max_depth
+        path = np.concatenate((tree.probabilities, [1.0]))
+        assert (tree.probabilities > 0).all()
+        assert (np.diff(tree.probabilities) <= 1e-6).all()
+        for parent, children in children_of(tree).items():
+            assert len(children) == int((tree.parents == parent).sum()), "siblings carry different tokens"
+            assert sum(path[child] for child in children.values()) <= path[parent] * 1.01
+            if how == "single" or (how == "parallel" and parent >= 0):
+                assert len(children) == 1
+        estimator.learn(own, shared, "", context, ids(others[:3]))
+
+
+def test_a_repeated_text_is_followed_to_the_full_depth():
+    own = Trie(4)
+    own.insert(ids([*range(100, 140), *range(100, 110)]))
+    tree = Estimator(4).grow(own, None, "", ids(list(range(100, 110))), 20, 20)
+    longest = depths(tree).max()
+    assert longest >= 12
+    assert tree.token_ids[:5].tolist() == [110, 111, 112, 113, 114]
+
+
+def test_tenants_do_not_see_each_other():
+    shared = Trie(BRANCH, 1 << 16)
+    shared.insert(ids([1, 2, 3, 4, 5]), "one")
+    shared.insert(ids([1, 9, 9, 8]), "two")
+    own, estimator = Trie(BRANCH), Estimator(BRANCH)
+    assert set(estimator.grow(own, shared, "one", ids([1]), 64, 5).token_ids.tolist()) <= {1, 2, 3, 4, 5}
+    assert set(estimator.grow(own, shared, "two", ids([1]), 64, 5).token_ids.tolist()) <= {1, 9, 8}
+    assert len(estimator.grow(own, shared, "three", ids([1]), 64, 5)) == 0
+
+
+def test_what_came_true_is_trusted_more_next_time():
+    own = Trie(BRANCH)
+    own.insert(ids([1, 2, 3, 4, 5]))
+    estimator = Estimator(BRANCH)
+
+    def trust() -> float:
+        return float(estimator.grow(own, None, "", ids([2, 3]), 1, 1).probabilities[0])
+
+    before = trust()
+    for _ in range(20):
+        estimator.learn(own, None, "", ids([2, 3]), ids([4]))
+    after = trust()
+    for _ in range(60):
+        estimator.learn(own, None, "", ids([2, 3]), ids([77]))
+    assert trust() < before < after
+
+
+def test_both_texts_speak_in_one_estimate():
+    own, shared = Trie(BRANCH), Trie(BRANCH, 1 << 15)
+    own.insert(ids([1, 2, 3]))
+    shared.insert(ids([1, 2, 4]))
+    tokens = Estimator(BRANCH).grow(own, shared, "", ids([1, 2]), 2, 1).token_ids.tolist()
+    assert tokens == [3, 4]

@@ -1,0 +1,212 @@
+"""Start, stop and failure of a server, with a small script in the place of tritonserver."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pipeline.config.places import places
+from pipeline.config.schema import ServerConfig
+from pipeline.errors import ServerError
+from pipeline.serving.failure import explain_failure
+from pipeline.serving.guard import MARK, shm_files
+from pipeline.serving.installation import VARIABLE, find_installation
+from pipeline.serving.ports import choose_ports
+from pipeline.serving.server import RunningServer, find_server, start_server, stop_server
+
+FREE = ServerConfig(http_port=0, grpc_port=0, metrics_port=0, startup_timeout_s=20)
+
+# Answers "ready", leaves a child and a shared memory region behind, and does not clean up after itself.
+SERVER = """#!{python}
+import http.server, pathlib, subprocess, sys
+flags = dict(argument.lstrip("-").split("=", 1) for argument in sys.argv[1:] if "=" in argument)
+prefix = flags["backend-config"].split("shm-region-prefix-name=")[1]
+pathlib.Path("/dev/shm", prefix + "-region").touch()
+subprocess.Popen(["sleep", "600"])
+{body}
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+    def log_message(self, *arguments):
+        pass
+http.server.HTTPServer(("127.0.0.1", int(flags["http-port"])), Handler).serve_forever()
+"""
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    path = tmp_path / "tritonserver"
+    monkeypatch.setenv(VARIABLE, str(path))
+    write(path)
+    yield path
+    stop_server(tmp_path / "run")
+
+
+def write(path: Path, body: str = "") -> None:
+    import sys
+
+    path.write_text(SERVER.format(python=sys.executable, body=body))
+    path.chmod(0o755)
+
+
+def start(tmp_path: Path, config: ServerConfig = FREE, **keywords: bool) -> RunningServer:
+    return start_server(
+        tmp_path / "repository", tmp_path / "run", config, places=places(), model="m", profile="p", **keywords
+    )
+
+
+def processes_of(server_id: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):  # not ours to look at, or gone
+            if process.environ().get(MARK) == server_id:
+                found.append(process)
+    return found
+
+
+def assert_gone(server: RunningServer) -> None:
+    deadline = time.monotonic() + 20
+    while (processes_of(server.state.server_id) or shm_files(server.state.server_id)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not processes_of(server.state.server_id)
+    assert not shm_files(server.state.server_id)
+    assert find_server(server.run_dir) is None
+
+
+def test_a_stopped_server_leaves_nothing_behind(fake, tmp_path):
+    server = start(tmp_path)
+    assert find_server(tmp_path / "run") == server.state
+    assert len(processes_of(server.state.server_id)) == 3
+    assert shm_files(server.state.server_id)
+
+    server.stop()
+    server.stop()
+
+    assert_gone(server)
+
+
+def test_another_process_can_stop_it(fake, tmp_path):
+    server = start(tmp_path, detach=True)
+
+    assert stop_server(tmp_path / "run") == server.state
+    assert stop_server(tmp_path / "run") is None
+    assert_gone(server)
+
+
+@pytest.mark.parametrize("victim", ["guard", "server", "both"])
+def test_whatever_is_killed_nothing_is_left_and_the_next_start_works(fake, tmp_path, victim):
+    server = start(tmp_path)
+    names = {"guard": ("guard",), "server": ("server",), "both": ("guard", "server")}[victim]
+    for process in processes_of(server.state.server_id):
+        is_guard = process.pid == server.state.guard_pid
+        is_server = str(fake) in process.cmdline()
+        if (is_guard and "guard" in names) or (is_server and "server" in names):
+            process.send_signal(signal.SIGKILL)
+    server.wait()
+
+    assert find_server(tmp_path / "run") is None
+    assert_gone(server)
+    again = start(tmp_path)
+    again.stop()
+    assert_gone(again)
+
+
+def test_the_server_ends_with_the_process_that_started_it(fake, tmp_path):
+    pid = os.fork()
+    if pid == 0:
+        start(tmp_path)
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)
+    state = find_server(tmp_path / "run")
+    deadline = time.monotonic() + 20
+    while state is not None and processes_of(state.server_id) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert state is None or not processes_of(state.server_id)
+    assert find_server(tmp_path / "run") is None
+
+
+def test_one_server_per_run_folder(fake, tmp_path):
+    server = start(tmp_path)
+    with pytest.raises(ServerError, match="already runs"):
+        start(tmp_path)
+    server.stop()
+
+
+def test_a_server_that_ends_at_once_is_explained_and_leaves_nothing(fake, tmp_path):
+    write(fake, 'sys.exit("error: creating server: something odd")')
+
+    with pytest.raises(ServerError, match=r"ended before it was ready(.|\n)*something odd"):
+        start(tmp_path)
+
+    assert find_server(tmp_path / "run") is None
+    assert not shm_files("la" + "x")
+
+
+def test_a_server_that_never_gets_ready_is_stopped(fake, tmp_path):
+    write(fake, "import time; time.sleep(600)")
+
+    with pytest.raises(ServerError, match="not ready after 1 s"):
+        start(tmp_path, FREE.model_copy(update={"startup_timeout_s": 1.0}))
+
+    assert find_server(tmp_path / "run") is None
+
+
+def test_free_ports_differ_and_taken_or_equal_ones_are_named():
+    ports = choose_ports(FREE)
+    assert len(set(ports)) == 3
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        number = taken.getsockname()[1]
+        with pytest.raises(ServerError, match=rf"Port {number} \(server.grpc_port\).*server.grpc_port=0"):
+            choose_ports(FREE.model_copy(update={"grpc_port": number}))
+    with pytest.raises(ServerError, match="are the same"):
+        choose_ports(ServerConfig(http_port=8001))
+
+
+def test_a_variable_that_names_no_server_is_refused(tmp_path):
+    with pytest.raises(ServerError, match=f"{VARIABLE} is .*no executable"):
+        find_installation({VARIABLE: str(tmp_path / "nothing")})
+
+
+def test_the_variable_wins_over_the_container_and_that_over_the_path(tmp_path):
+    servers = {name: tmp_path / name / "tritonserver" for name in ("variable", "container", "path")}
+    for path in servers.values():
+        path.parent.mkdir()
+        path.touch(mode=0o755)
+    environment = {"PATH": str(servers["path"].parent), VARIABLE: str(servers["variable"])}
+
+    assert find_installation(environment, servers["container"]).executable == servers["variable"]
+    del environment[VARIABLE]
+    assert find_installation(environment, servers["container"]).executable == servers["container"]
+    assert find_installation(environment, tmp_path / "none").executable == servers["path"]
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        (
+            "E11 m.cc:642] \"failed to load 'tensorrt_llm' version 1: Internal: BuildError: There is no engine in /x. "
+            'Build it with `lookahead engine`.\\n\\nAt:\\n  /r/model.py(8): initialize\\n"',
+            "The model tensorrt_llm could not be loaded: There is no engine in /x. Build it with `lookahead engine`.",
+        ),
+        ("x: error while loading shared libraries: libre2.so.9: cannot open", "needs libre2.so.9"),
+        ("failed to start HTTP service: Unavailable - Socket '127.0.0.1:8000' already in use", "A port of the server"),
+        ("something else", "something else"),
+    ],
+)
+def test_a_log_becomes_a_sentence(tmp_path, line, sentence):
+    log = tmp_path / "server.log"
+    log.write_text(f"I1121 starting\n{line}\nI1121 ending\n")
+
+    assert sentence in explain_failure(log)
