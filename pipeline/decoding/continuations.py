@@ -20,8 +20,8 @@ import numpy.typing as npt
 from pipeline.decoding.compiled import compiled
 from pipeline.decoding.tree import BoolArray, FloatArray, IntArray
 
-# What is kept of a row's older probabilities when new ones come (measured with the model in the loop: 2 % more tokens
-# per step than keeping the latest alone).
+# What is kept of a row's older probabilities when new ones come. With 0, 0.35 and 0.6 a step of the hybrid tree took
+# 3.55, 3.63 and 3.53 tokens (28 prompts, 64 nodes, model in the loop), so the value matters little.
 MEMORY = np.float32(0.35)
 
 KeyArray = npt.NDArray[np.uint64]

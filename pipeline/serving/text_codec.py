@@ -16,12 +16,14 @@ ROLES = ("system", "user", "assistant", "tool")
 
 
 class TextCodec:
-    """A tokenizer, and what a server needs of it. end_ids: tokens that end an output."""
+    """A tokenizer, and what a server needs of it. end_ids: tokens that end an output. special_ids: tokens
+    that text does not show."""
 
     def __init__(self, tokenizer: Any, end_ids: frozenset[int], vocab_size: int) -> None:
         self.tokenizer = tokenizer
         self.end_ids = end_ids
         self.vocab_size = vocab_size
+        self.special_ids = frozenset(index for index, token in tokenizer.added_tokens_decoder.items() if token.special)
 
     @property
     def end_id(self) -> int:

@@ -34,7 +34,7 @@ class TextStream:
 
     def push(self, token_id: int) -> str:
         """Take one token; the text that can be shown now, possibly none. After a stop word nothing comes any more."""
-        if self.stopped:
+        if self.stopped or (self._skip_special_tokens and token_id in self._codec.special_ids):
             return ""
         self._ids.append(token_id)
         if self._in_byte_run():

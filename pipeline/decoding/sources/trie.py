@@ -12,6 +12,7 @@ from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree, IntArray
 from pipeline.decoding.trie import Trie, TrieStream
 from pipeline.decoding.trie.retrieval import Estimator
+from pipeline.errors import ConfigError
 
 
 @dataclass(slots=True)
@@ -32,7 +33,10 @@ class TrieSource:
     needs_top_k = 0
 
     def __init__(self, config: TrieDraftConfig) -> None:
-        self.trie = Trie(config.branch_length, config.max_bytes)
+        try:
+            self.trie = Trie(config.branch_length, config.max_bytes)
+        except ValueError as error:
+            raise ConfigError(f"draft source 'trie': {error}") from error
         self._branch_length = config.branch_length
         self._estimator = Estimator(config.branch_length, config.retrieval)
         self._requests: dict[str, _Request] = {}

@@ -8,11 +8,11 @@ from numba import njit
 from pipeline.decoding.tree import FloatArray, IntArray
 from pipeline.decoding.trie.estimate import Pair, enter, find_context, gather, learn_token, look_ahead
 from pipeline.decoding.trie.layout import LongArray, view_from
-from pipeline.decoding.trie.memory import int32, store32
+from pipeline.decoding.trie.memory import int32, int64, store32
 from pipeline.decoding.trie.workspace import MAX_CANDIDATES, workspace_from
 
 # Paths less likely than this are not worth a node.
-LEAST_PROBABILITY = np.float32(1e-5)
+LEAST_PROBABILITY = np.float32(2e-4)
 # A path is gone on with only if it is so many times as likely as the least likely node that there is room for.
 WORTH_OPENING = np.float32(2.0)
 
@@ -59,7 +59,7 @@ def grow_tree(
             for index in range(min(found, limit)):
                 best = index
                 if limit < found:
-                    best = np.argmax(probs[:found])
+                    best = int64(np.argmax(probs[:found]))
                 prob, token = path * probs[best], tokens[best]
                 if limit < found:
                     probs[best] = -1.0

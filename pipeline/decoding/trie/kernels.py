@@ -1,4 +1,8 @@
-"""The compiled loops that change a trie: find, insert, forget, prune. See `layout` for the arrays."""
+"""The compiled loops that change a trie: find, insert, forget, prune. See `layout` for the arrays.
+
+Numba keeps compiled functions on disk and notices a change of their own file only: after changing a constant or a
+function that another file of this folder uses, remove the folder's __pycache__.
+"""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ FANS: dict[Retrieval, tuple[int, int]] = {
 LEARNING_RATE = 0.3
 # What is believed at first (logarithms of strengths): a context seen once, of one token; for each token more; in the
 # shared trie; if it went on in several ways; if it goes on beyond a branch.
-FIRST_DOUBT, DOUBT_PER_TOKEN, SHARED_DOUBT, AMBIGUOUS_DOUBT, LONG_MATCH_DOUBT = 0.2, -0.3, 1.2, 1.5, -1.0
+FIRST_DOUBT, DOUBT_PER_TOKEN, SHARED_DOUBT, AMBIGUOUS_DOUBT, LONG_MATCH_DOUBT = 0.2, -0.3, 1.2, 2.0, -1.0
 
 
 class Estimator:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
@@ -30,6 +31,7 @@ class LetterTokenizer:
     eos_token_id = END_ID
     pad_token_id = END_ID
     chat_template = None
+    added_tokens_decoder: ClassVar[dict[int, object]] = {}
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         return [ord(letter) - ord("a") for letter in text]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -52,8 +53,6 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def write(path: Path, body: str = "") -> None:
-    import sys
-
     path.write_text(SERVER.format(python=sys.executable, body=body))
     path.chmod(0o755)
 
@@ -105,12 +104,11 @@ def test_another_process_can_stop_it(fake, tmp_path):
 @pytest.mark.parametrize("victim", ["guard", "server", "both"])
 def test_whatever_is_killed_nothing_is_left_and_the_next_start_works(fake, tmp_path, victim):
     server = start(tmp_path)
-    names = {"guard": ("guard",), "server": ("server",), "both": ("guard", "server")}[victim]
-    for process in processes_of(server.state.server_id):
-        is_guard = process.pid == server.state.guard_pid
-        is_server = str(fake) in process.cmdline()
-        if (is_guard and "guard" in names) or (is_server and "server" in names):
-            process.send_signal(signal.SIGKILL)
+    processes = processes_of(server.state.server_id)
+    guard = [process for process in processes if process.pid == server.state.guard_pid]
+    tritonserver = [process for process in processes if str(fake) in process.cmdline()]
+    for process in {"guard": guard, "server": tritonserver, "both": guard + tritonserver}[victim]:
+        process.send_signal(signal.SIGKILL)
     server.wait()
 
     assert find_server(tmp_path / "run") is None
@@ -121,11 +119,12 @@ def test_whatever_is_killed_nothing_is_left_and_the_next_start_works(fake, tmp_p
 
 
 def test_the_server_ends_with_the_process_that_started_it(fake, tmp_path):
-    pid = os.fork()
-    if pid == 0:
-        start(tmp_path)
-        os.kill(os.getpid(), signal.SIGKILL)
-    os.waitpid(pid, 0)
+    script = (
+        "import os, pathlib, sys; from tests.unit.serving.test_server import start;"
+        "start(pathlib.Path(sys.argv[1])); os.kill(os.getpid(), 9)"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    assert subprocess.run(command, cwd=places().home, timeout=60).returncode == -signal.SIGKILL
     state = find_server(tmp_path / "run")
     deadline = time.monotonic() + 20
     while state is not None and processes_of(state.server_id) and time.monotonic() < deadline:

@@ -137,6 +137,13 @@ def test_after_a_stop_word_nothing_comes():
     assert stream.finish() == ""
 
 
+def test_a_special_token_between_bytes_does_not_end_their_run():
+    codec = CODECS["byte fallback"]
+    first, special, second = 3 + 0x00, 1, 3 + 0xFF  # "<0x00>", "<s>", "<0xFF>": invalid together
+
+    assert streamed(codec, [first, special, second])[0] == codec.decode([first, special, second])
+
+
 def test_special_tokens_are_not_part_of_the_text():
     codec = CODECS["byte level"]
     ids = [0, *codec.encode("hi", False).tolist(), 3, 1]

@@ -54,7 +54,10 @@ def test_the_first_level_is_what_plain_counts_give(text, context):
     tree = estimator.grow(own, None, "", ids(context), 64, 1)
     said = dict(zip(tree.token_ids.tolist(), tree.probabilities.tolist(), strict=True))
     doubts = estimator._strengths.reshape(2, -1, 8)
-    assert said == pytest.approx(plain_estimate(text, context, doubts), abs=2e-3)
+    expected = plain_estimate(text, context, doubts)
+    # What is very unlikely is left out.
+    for token in said.keys() | expected.keys():
+        assert said.get(token, 0.0) == pytest.approx(expected.get(token, 0.0), abs=2e-3)
 
 
 @settings(max_examples=60, deadline=None)

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from pipeline.cli import trie as group
+from pipeline.decoding.trie.snapshot import load_trie
+from pipeline.errors import UserError
+
+
+@pytest.fixture
+def app() -> typer.Typer:
+    app = typer.Typer()
+    group.register(app)
+    return app
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.jsonl"
+    lines = [{"prompt_ids": [9, 9], "output_ids": [1, 2, 3, 1, 2]}, {"token_ids": [1, 2, 4]}]
+    path.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
+    return path
+
+
+def run(app: typer.Typer, *arguments: object) -> str:
+    result = CliRunner().invoke(app, list(map(str, arguments)))
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def count(path: Path, *tokens: int, namespace: str = "") -> int:
+    return load_trie(path).count(np.asarray(tokens, np.int32), namespace)
+
+
+def test_build_inspect_prune_and_merge(app: typer.Typer, rows: Path, tmp_path: Path):
+    one, two, both = (tmp_path / name for name in ("one.trie", "two.trie", "both.trie"))
+    run(app, "trie", "build", rows, "-o", one, "--max-mib", 1)
+    run(app, "trie", "build", rows, "-o", two, "--max-mib", 1, "--prompts", "--namespace", "tenant")
+    assert count(one, 1, 2) == 3
+    assert count(one, 9) == 0
+    assert count(two, 9, 1, namespace="tenant") == 1
+    run(app, "trie", "merge", one, two, one, "-o", both, "--max-mib", 1)
+    assert count(both, 1, 2) == 6
+    assert count(both, 1, 2, namespace="tenant") == 3
+    run(app, "trie", "prune", both)
+    assert count(both, 1, 2) == 3
+    assert count(both, 9, 1, namespace="tenant") == 0
+    seen = json.loads(run(app, "trie", "inspect", both, "--check", "--json"))
+    assert seen["namespaces"] == ["", "tenant"]
+    assert seen["tokens_held"] == 8 + 10 + 8
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{", "line 1: no JSON"),
+        ('{"output_ids": [1, -1]}', "output_ids must be a list of token ids"),
+        ('{"prompt": "x"}', "token_ids, output_ids or text"),
+        ('{"text": "x"}', "--tokenizer"),
+        ("", "No tokens"),
+    ],
+)
+def test_what_is_wrong_with_a_row_is_said(app: typer.Typer, tmp_path: Path, line: str, said: str):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(line)
+    with pytest.raises(UserError, match=said):
+        run(app, "trie", "build", path, "-o", tmp_path / "out.trie")
+    assert not (tmp_path / "out.trie").exists()
+
+
+def test_a_limit_too_small_for_the_branch_length_is_refused(app: typer.Typer, rows: Path, tmp_path: Path):
+    with pytest.raises(UserError, match="needs at least"):
+        run(app, "trie", "build", rows, "-o", tmp_path / "a", "--max-mib", 0.1, "--branch-length", 64)
+
+
+def test_bench_trie_measures_a_synthetic_stream_and_rows(app: typer.Typer, rows: Path, tmp_path: Path):
+    out = tmp_path / "figures.json"
+    shown = run(app, "bench-trie", "--sizes", "2000,9000", "--queries", 20, "--json", out, "--max-mib", 0.25)
+    assert "B/token" in shown
+    first, second = json.loads(out.read_text())
+    assert 2000 <= first["num_tokens"] < second["num_tokens"]
+    assert second["allocated_bytes"] <= 1 << 18
+    assert second["num_held"] < second["num_tokens"]
+    assert 0 < second["mean_draft_nodes"] <= 64
+    with pytest.raises(UserError, match="fewer than 100"):
+        run(app, "bench-trie", rows, "--sizes", "100")
