@@ -14,7 +14,7 @@ STAMP     := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup engine repo serve stop status generate chat verify bench load report doctor models \
+.PHONY: help setup engine repo serve stop status generate chat verify tune bench load report doctor models \
 	profiles demo test check format schema clean
 
 help: ## List the targets
@@ -61,6 +61,9 @@ bench: setup ## Measure strategies against plain decoding: ARGS="--data prompts.
 
 load: setup ## Put many clients on the running server
 	$(LOOKAHEAD) load $(ARGS)
+
+tune: setup ## Measure the cost of a pass, then draft budgets and W, N, G
+	$(LOOKAHEAD) tune $(WHICH) $(ARGS)
 
 report: setup ## Turn a bench result into a report: ARGS=out.json
 	$(LOOKAHEAD) report $(ARGS)

@@ -100,10 +100,12 @@ def replay(
     branch_length: int = 12,
     on_row: Callable[[], None] | None = None,
     trie: TrieDraftConfig | None = None,
+    max_draft_len: int | None = None,
 ) -> list[ReplayResult]:
     """Results per budget, regime and task, each followed by that of all tasks. source: names of `SOURCES` joined by
     "+", or "hybrid". on_row: called after every row replayed. trie: settings of source trie, None for the default
-    ones. Raises UserError if a name or a number makes no sense."""
+    ones. max_draft_len: longest drafted path, None for the branch length. Raises UserError if a name or a number
+    makes no sense."""
     names = source_parts(source)
     for regime in regimes:
         if regime not in REGIMES:
@@ -122,7 +124,7 @@ def replay(
     for budget in budgets:
         for regime in regimes:
             tallies: dict[str, _Tally] = {}
-            for row, tally in _replayed(rows, create, DraftBudget(budget, branch_length), regime):
+            for row, tally in _replayed(rows, create, DraftBudget(budget, max_draft_len or branch_length), regime):
                 tallies.setdefault(row.task, _Tally()).add(tally)
                 if on_row is not None:
                     on_row()

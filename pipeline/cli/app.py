@@ -24,7 +24,6 @@ How to add commands
 from __future__ import annotations
 
 import importlib
-import importlib.util
 
 import typer
 
@@ -45,9 +44,7 @@ def build_app() -> typer.Typer:
     )
     app.callback(invoke_without_command=True)(_root)
     for group in GROUPS:
-        name = f"pipeline.cli.{group}"
-        if importlib.util.find_spec(name) is not None:
-            importlib.import_module(name).register(app)
+        importlib.import_module(f"pipeline.cli.{group}").register(app)
     return app
 
 

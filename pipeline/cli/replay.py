@@ -32,7 +32,10 @@ def replay(
     ] = "trie",
     budget: Annotated[str, typer.Option("--budget", help="Draft tokens per step; a list such as 16,32,64.")] = "16,64",
     regime: Annotated[str, typer.Option("--regime", help="cold, warm, prewarmed, or a list of them.")] = "cold,warm",
-    branch_length: Annotated[int, typer.Option("--branch-length", help="Longest drafted path.", min=1, max=64)] = 12,
+    branch_length: Annotated[
+        int, typer.Option("--branch-length", help="Tokens per stored branch.", min=1, max=64)
+    ] = 12,
+    max_draft_len: Annotated[int, typer.Option("--max-draft-len", help="Longest drafted path.", min=1, max=256)] = 32,
     limit: Annotated[Optional[int], typer.Option("--limit", help="Only the first so many rows.", min=1)] = None,  # noqa: UP045
     json_path: Annotated[Optional[Path], typer.Option("--json", help="Write the rows here as JSON.")] = None,  # noqa: UP045
 ) -> None:
@@ -57,7 +60,9 @@ def replay(
     with output.progress() as bar:
         for name in sources:
             task = bar.add_task(f"replay {name}", total=len(rows) * len(budgets) * len(regimes))
-            results += run_replay(rows, name, budgets, regimes, branch_length, partial(bar.advance, task))
+            results += run_replay(
+                rows, name, budgets, regimes, branch_length, partial(bar.advance, task), max_draft_len=max_draft_len
+            )
     if json_path is not None:
         save_text(json_path, json.dumps(result_rows(results), indent=1) + "\n")
     output.table(

@@ -228,9 +228,8 @@ class Scheduler:
     def _begin(self, submission: Submission, on_event: OnEvent) -> _Running:
         """Claim a place in the engine and start the draft sources. Raises RequestError and leaves nothing behind."""
         request, limits = submission.request, self._engine.limits
-        names = source_names(submission.strategy, self._source_names)
-        budget = submission.budget or self._default_budget
-        budget = DraftBudget(min(budget.max_nodes, limits.max_draft_tokens), budget.max_depth)
+        names = source_names(submission.strategy, self._source_names, submission.lookahead is not None)
+        budget = self._budget(submission, names)
         sequence = self._engine.open(request.prompt_ids)
         session = Session(request, self._drafter, names, budget, limits.max_seq_len)
         session.statistics.num_reused_tokens = sequence.num_reused_tokens
@@ -247,6 +246,15 @@ class Scheduler:
         top_k = self._drafter.needs_top_k(request.request_id) if names else 0
         return _Running(submission, on_event, session, sequence, needs_logits(request), top_k)
 
+    def _budget(self, submission: Submission, names: frozenset[str]) -> DraftBudget:
+        """The submission's drafts per step, and at least what its window and candidates take: a window is verified
+        whole or not at all."""
+        budget = submission.budget or self._default_budget
+        nodes = budget.max_nodes
+        if self._window is not None and self._window.name in names and nodes > 0:
+            nodes = max(nodes, (submission.lookahead or self._window.limits).max_draft_len)
+        return DraftBudget(min(nodes, self._engine.limits.max_draft_tokens), budget.max_depth)
+
     def _plan(self) -> list[tuple[_Running, VerifyItem]]:
         """Items of the next pass, within `max_num_tokens`: verify steps first, then prompt chunks, then drafts."""
         room = max_num_tokens = self._engine.limits.max_num_tokens
@@ -258,9 +266,10 @@ class Scheduler:
             if chunk <= 0:
                 break
             room -= chunk
-            tree = running.session.propose() if chunk == num_pending else EMPTY_TREE
+            is_last = chunk == num_pending
+            tree = running.session.propose() if is_last else EMPTY_TREE
             chosen.append(running)
-            items.append(PlanItem(tree, chunk, running.sequence.num_cached_tokens))
+            items.append(PlanItem(tree, chunk, running.sequence.num_cached_tokens, yields_token=is_last))
         trees = self._planner.plan(items, max_num_tokens)
         return [
             (running, VerifyItem(running.sequence, tree, item.num_pending))

@@ -15,8 +15,8 @@ from pipeline.decoding.tree import DraftTree, IntArray
 
 @dataclass(frozen=True, slots=True)
 class DraftBudget:
-    """Upper bounds of one proposal. max_nodes: nodes of the tree. max_depth: tokens on its longest path; the fixed nodes of
-    a window may lie deeper, as they look ahead of what can be accepted."""
+    """Upper bounds of one proposal. max_nodes: nodes of the tree. max_depth: tokens on its longest path; the fixed
+    nodes of a window may lie deeper, as they look ahead of what can be accepted."""
 
     max_nodes: int
     max_depth: int
@@ -38,8 +38,8 @@ class DraftSource(Protocol):
         """Draft what may follow context [len], with estimated path probabilities. May be empty."""
 
     def update(self, request_id: str, step: StepResult, nodes: IntArray) -> None:
-        """Learn from a step. nodes: [own nodes] where each node of this source's own proposal lies in `step.tree`; -1 if
-        it was not verified. Called after every step, also those in which this source proposed nothing."""
+        """Learn from a step. nodes: [own nodes] where each node of this source's own proposal lies in `step.tree`; -1
+        if it was not verified. Called after every step, also those in which this source proposed nothing."""
 
     def stop(self, request_id: str) -> None:
         """The request ended or was cancelled: forget what is private to it. Calling it again does nothing."""

@@ -41,6 +41,11 @@ class WindowSource:
         self._limits = limits
         self._requests: dict[str, _Lookahead] = {}
 
+    @property
+    def limits(self) -> LookaheadConfig:
+        """The largest W, N and G that a request may ask for, and what it gets if it does not ask."""
+        return self._limits
+
     def start(self, request_id: str, prompt_ids: IntArray, namespace: str) -> None:
         self._begin(request_id, np.array(prompt_ids, np.int32), self._limits)
 

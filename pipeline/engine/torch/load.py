@@ -11,6 +11,7 @@ from transformers.utils import logging as transformers_logging
 from pipeline.decoding.create import BLS_KINDS, ENGINE_KINDS, create_drafter
 from pipeline.decoding.planner import AdaptivePlanner, FixedPlanner, Planner
 from pipeline.decoding.sources.base import DraftBudget
+from pipeline.decoding.warm_up import warm_up
 from pipeline.engine.artifact import Artifact
 from pipeline.engine.contract import EngineLimits
 from pipeline.engine.cost_curve import load_cost_curve
@@ -27,6 +28,7 @@ def load_engine(artifact: Artifact) -> TorchEngine:
             f"the engine in {artifact.folder} was built for CUDA and no CUDA device is available here; "
             "build it again with --set device=cpu"
         )
+    warm_up()
     transformers_logging.disable_progress_bar()  # a bar of its own in the middle of ours, for a second's work
     model = AutoModelForCausalLM.from_pretrained(
         artifact.engine_dir, dtype=getattr(torch, resolved.dtype), local_files_only=True

@@ -93,11 +93,12 @@ def test_a_tree_pass_over_several_sequences_equals_each_path_alone(
 def test_the_cache_after_a_commit_is_that_of_plain_decoding(
     engine: TorchEngine, reference: PreTrainedModel, prompt: list[int], tree: DraftTree, data: st.DataObject
 ) -> None:
-    sequence = engine.open(np.asarray(prompt))
-    engine.verify([VerifyItem(sequence, tree)])
+    # Drawn first: a draw may end the example, and the engine is shared.
     node = data.draw(st.integers(-1, len(tree) - 1))
     path = path_to(tree, node) if node >= 0 else []
     kept = [*tree.token_ids[path].tolist(), data.draw(st.integers(0, VOCAB_SIZE - 1))]
+    sequence = engine.open(np.asarray(prompt))
+    engine.verify([VerifyItem(sequence, tree)])
     engine.commit(sequence, path, kept)
     assert sequence.num_cached_tokens == len(prompt) + len(path)
     (logits,) = engine.verify([VerifyItem(sequence)])
