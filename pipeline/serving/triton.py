@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +23,35 @@ def parameter(config: Mapping[str, Any], name: str) -> str:
             f"The config of {config['name']} lacks the parameter {name}. Render it again with `lookahead repo`."
         ) from None
     return value
+
+
+class Client:
+    """Who waits for the responses to one request. May be used from several threads.
+
+    Triton frees what it knows of a request with its last response, and asking about it after that reads freed memory:
+    the whole server dies. So the question and the last response keep each other out."""
+
+    def __init__(self, request: Any) -> None:
+        self._sender = request.get_response_sender()
+        self._lock = threading.Lock()
+        self._done = False
+
+    def send(self, response: Any = None, *, last: bool) -> None:
+        """Send a response; with last and none, only say that there are no more."""
+        import triton_python_backend_utils as pb_utils
+
+        with self._lock:
+            if not last:
+                self._sender.send(response)
+                return
+            self._done = True
+            arguments = () if response is None else (response,)
+            self._sender.send(*arguments, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+    def is_gone(self) -> bool:
+        """Whether the client left before its last response."""
+        with self._lock:
+            return not self._done and bool(self._sender.is_cancelled())
 
 
 def hide_torch() -> None:

@@ -18,9 +18,16 @@ from pipeline.errors import RequestError, UserError
 from pipeline.serving.bls import load_bls
 from pipeline.serving.metrics import Metrics
 from pipeline.serving.tensors import Array, Tensors
-from pipeline.serving.triton import error_response, hide_torch, output_tensors_of, parameter, response_of, tensors_of
+from pipeline.serving.triton import (
+    Client,
+    error_response,
+    hide_torch,
+    output_tensors_of,
+    parameter,
+    response_of,
+    tensors_of,
+)
 
-FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 # How often running requests are asked whether their clients are still there.
 CANCELLATION_CHECK_S = 0.1
 
@@ -90,45 +97,45 @@ class TritonPythonModel:
             parameter(config, "exclude_input_in_output") == "true",
         )
         self._metrics = Metrics(pb_utils)
-        self._tasks: dict[asyncio.Task[None], Any] = {}
+        self._tasks: dict[asyncio.Task[None], Client] = {}
         self._watch: asyncio.Task[None] | None = None
 
     async def execute(self, requests: list[Any]) -> None:
         """Serve requests side by side; Triton calls again for others meanwhile."""
         loop = asyncio.get_running_loop()
-        senders: dict[asyncio.Task[None], Any] = {}
+        clients: dict[asyncio.Task[None], Client] = {}
         for request in requests:
-            sender = request.get_response_sender()
-            senders[loop.create_task(self._serve(request, sender))] = sender
-        self._tasks |= senders
+            client = Client(request)
+            clients[loop.create_task(self._serve(request, client))] = client
+        self._tasks |= clients
         if self._watch is None or self._watch.done():
             self._watch = loop.create_task(self._watch_clients())
-        await asyncio.wait(senders)
-        for task in senders:
+        await asyncio.wait(clients)
+        for task in clients:
             self._tasks.pop(task, None)
 
     def finalize(self) -> None:
         self._metrics.close()
 
-    async def _serve(self, request: Any, sender: Any) -> None:
+    async def _serve(self, request: Any, client: Client) -> None:
         try:
             async with aclosing(self._bls.answer(tensors_of(request), self._metrics.record)) as answers:
                 async for answer in answers:
-                    sender.send(response_of(answer.tensors), flags=FINAL if answer.last else 0)
+                    client.send(response_of(answer.tensors), last=answer.last)
         except UserError as error:
-            sender.send(error_response(str(error)), flags=FINAL)
+            client.send(error_response(str(error)), last=True)
         except asyncio.CancelledError:
-            sender.send(flags=FINAL)
+            client.send(last=True)
         except Exception as error:  # a fault of ours ends this request, not the server
             pb_utils.Logger.log_error(f"lookahead_bls failed: {traceback.format_exc()}")
-            sender.send(error_response(f"internal error: {error!r}"), flags=FINAL)
+            client.send(error_response(f"internal error: {error!r}"), last=True)
 
     async def _watch_clients(self) -> None:
         """Cancel the requests of clients that are gone, as long as there are requests."""
         while self._tasks:
             await asyncio.sleep(CANCELLATION_CHECK_S)
-            for task, sender in list(self._tasks.items()):
-                if not task.done() and sender.is_cancelled():
+            for task, client in list(self._tasks.items()):
+                if not task.done() and client.is_gone():
                     self._tasks.pop(task)
                     task.cancel()
 

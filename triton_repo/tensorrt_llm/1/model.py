@@ -22,9 +22,7 @@ from pipeline.engine.torch.load import create_scheduler
 from pipeline.errors import UserError
 from pipeline.serving.engine_calls import EngineCall, engine_call
 from pipeline.serving.tensors import flag
-from pipeline.serving.triton import error_response, parameter, response_of, tensors_of
-
-FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+from pipeline.serving.triton import Client, error_response, parameter, response_of, tensors_of
 
 
 class TritonPythonModel:
@@ -42,8 +40,8 @@ class TritonPythonModel:
         self._scheduler.run([Submission(warmup, "auto")])
         self._scheduler.start()
         self._keys = itertools.count()
-        # Unfinished requests: id and response sender by a key of ours, as clients may use an id twice.
-        self._clients: dict[int, tuple[str, Any]] = {}
+        # Unfinished requests: id and client by a key of ours, as clients may use an id twice.
+        self._clients: dict[int, tuple[str, Client]] = {}
         self._closing = threading.Event()
         period_s = int(parameter(config, "cancellation_check_period_ms")) / 1000
         self._watch = threading.Thread(target=self._watch_clients, args=(period_s,), name="cancellation", daemon=True)
@@ -59,30 +57,30 @@ class TritonPythonModel:
         self._scheduler.close()
 
     def _accept(self, request: Any) -> None:
-        sender = request.get_response_sender()
+        client = Client(request)
         key = next(self._keys)
         try:
             tensors = tensors_of(request)
             request_id = request.request_id() or f"unnamed-{key}"
             if flag(tensors, "stop"):
                 self._scheduler.cancel(request_id)
-                sender.send(flags=FINAL)
+                client.send(last=True)
                 return
             call = engine_call(tensors, request_id, self._strategy, self._budget, self._exclude_input)
-            self._clients[key] = request_id, sender
+            self._clients[key] = request_id, client
             self._scheduler.submit(call.submission, lambda event: self._answer(call, key, event))
         except UserError as error:
-            self._end(key, sender, str(error))
+            self._end(key, client, str(error))
         except Exception as error:  # a fault of ours ends this request, not the server
             pb_utils.Logger.log_error(f"request could not be taken: {error!r}")
-            self._end(key, sender, f"internal error: {error!r}")
+            self._end(key, client, f"internal error: {error!r}")
 
-    def _end(self, key: int, sender: Any, sentence: str) -> None:
+    def _end(self, key: int, client: Client, sentence: str) -> None:
         self._clients.pop(key, None)
-        sender.send(error_response(sentence), flags=FINAL)
+        client.send(error_response(sentence), last=True)
 
     def _answer(self, call: EngineCall, key: int, event: StepEvent) -> None:
-        _, sender = self._clients.pop(key) if event.done else self._clients[key]
+        _, client = self._clients.pop(key) if event.done else self._clients[key]
         if event.error is not None:
             known = isinstance(event.error, UserError)
             response = error_response(str(event.error) if known else f"internal error: {event.error!r}")
@@ -90,11 +88,11 @@ class TritonPythonModel:
             tensors = call.response(event)
             response = None if tensors is None else response_of(tensors)
         if response is not None:
-            sender.send(response, flags=FINAL if event.done else 0)
+            client.send(response, last=event.done)
 
     def _watch_clients(self, period_s: float) -> None:
         """Cancel the requests of clients that are gone."""
         while not self._closing.wait(period_s):
-            for request_id, sender in list(self._clients.values()):
-                if sender.is_cancelled():
+            for request_id, client in list(self._clients.values()):
+                if client.is_gone():
                     self._scheduler.cancel(request_id)
