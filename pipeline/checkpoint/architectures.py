@@ -6,44 +6,84 @@ An architecture stands on the list because a test compares it, as a tiny random 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pipeline.errors import CheckpointError
 
-SUPPORTED_ARCHITECTURES = (
-    "LlamaForCausalLM",
-    "MistralForCausalLM",
-    "MixtralForCausalLM",
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-    "GemmaForCausalLM",
-    "Gemma2ForCausalLM",
-    "Gemma3ForCausalLM",
-    "PhiForCausalLM",
-    "Phi3ForCausalLM",
-    "GPT2LMHeadModel",
-    "GPTNeoXForCausalLM",
-    "OPTForCausalLM",
-    "Starcoder2ForCausalLM",
-    "GraniteForCausalLM",
-    "Olmo2ForCausalLM",
-    "StableLmForCausalLM",
-    "CohereForCausalLM",
-    "SmolLM3ForCausalLM",
-    "GlmForCausalLM",
-    "Glm4ForCausalLM",
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """A family as the torch engine serves it. unquantized: why its weights cannot be int8, None if they can."""
+
+    name: str
+    family: str
+    attention: str = "full"
+    unquantized: str | None = None
+
+
+_EXPERTS = "keeps the weights of its experts outside linear layers"
+
+ARCHITECTURES = (
+    Architecture("LlamaForCausalLM", "Llama, CodeLlama, SmolLM2, Yi, Vicuna"),
+    Architecture("MistralForCausalLM", "Mistral", "sliding window"),
+    Architecture("MixtralForCausalLM", "Mixtral", "sliding window; mixture of experts", _EXPERTS),
+    Architecture("Qwen2ForCausalLM", "Qwen2, Qwen2.5", "full and sliding window by layer"),
+    Architecture(
+        "Qwen2MoeForCausalLM",
+        "Qwen1.5-MoE, Qwen2-MoE",
+        "full and sliding window by layer; mixture of experts",
+        _EXPERTS,
+    ),
+    Architecture("Qwen3ForCausalLM", "Qwen3", "full and sliding window by layer"),
+    Architecture("Qwen3MoeForCausalLM", "Qwen3-MoE", "sliding window; mixture of experts", _EXPERTS),
+    Architecture("GemmaForCausalLM", "Gemma"),
+    Architecture("Gemma2ForCausalLM", "Gemma 2", "full and sliding window by layer, soft-capped"),
+    Architecture("Gemma3ForCausalLM", "Gemma 3, text", "full and sliding window by layer"),
+    Architecture("PhiForCausalLM", "Phi-1, Phi-2"),
+    Architecture("Phi3ForCausalLM", "Phi-3, Phi-4", "sliding window"),
+    Architecture(
+        "GPT2LMHeadModel", "GPT-2", unquantized="keeps its weights transposed, in layers that are not linear layers"
+    ),
+    Architecture("GPTJForCausalLM", "GPT-J"),
+    Architecture("GPTNeoXForCausalLM", "GPT-NeoX, Pythia"),
+    Architecture("OPTForCausalLM", "OPT"),
+    Architecture("BloomForCausalLM", "BLOOM", "full, with ALiBi"),
+    Architecture("Starcoder2ForCausalLM", "StarCoder2", "sliding window"),
+    Architecture("GraniteForCausalLM", "Granite"),
+    Architecture("OlmoForCausalLM", "OLMo"),
+    Architecture("Olmo2ForCausalLM", "OLMo 2"),
+    Architecture("Olmo3ForCausalLM", "OLMo 3", "full and sliding window by layer"),
+    Architecture("StableLmForCausalLM", "StableLM"),
+    Architecture("CohereForCausalLM", "Command R"),
+    Architecture("Cohere2ForCausalLM", "Command R7B", "full and sliding window by layer"),
+    Architecture("SmolLM3ForCausalLM", "SmolLM3", "full and sliding window by layer"),
+    Architecture("NemotronForCausalLM", "Nemotron"),
+    Architecture("ArceeForCausalLM", "Arcee"),
+    Architecture("SeedOssForCausalLM", "Seed-OSS"),
+    Architecture("GlmForCausalLM", "GLM-4 (2024)"),
+    Architecture("Glm4ForCausalLM", "GLM-4 (2025)"),
 )
+SUPPORTED_ARCHITECTURES = tuple(architecture.name for architecture in ARCHITECTURES)
+UNQUANTIZED = {known.name: known.unquantized for known in ARCHITECTURES if known.unquantized is not None}
 
 _OWN_ATTENTION = "transformers computes its attention inside the model, where a tree of drafts cannot be masked"
-_REFUSED = {
-    "GPTJForCausalLM": _OWN_ATTENTION,
-    "BloomForCausalLM": _OWN_ATTENTION,
+_NOT_NATIVE = "transformers has no modelling code of its own for it, and code that comes with a checkpoint is not run"
+REFUSED = {
     "FalconForCausalLM": _OWN_ATTENTION,
+    "MptForCausalLM": _OWN_ATTENTION,
+    "CodeGenForCausalLM": _OWN_ATTENTION,
+    "GptOssForCausalLM": "its attention has sinks, which take part in the softmax and are not computed here",
+    "InternLM2ForCausalLM": _NOT_NATIVE,
+    "InternLM3ForCausalLM": _NOT_NATIVE,
+    "BaichuanForCausalLM": _NOT_NATIVE,
+    "BaiChuanForCausalLM": _NOT_NATIVE,
+    "ChatGLMModel": _NOT_NATIVE,
 }
 
 # Rotary embeddings that change for all positions with the longest one: a drafted token past the limit would change the
 # tokens before it, so drafts would not be lossless.
-_MOVING_ROPE = ("dynamic", "longrope")
+MOVING_ROPE = ("dynamic", "longrope")
 
 # GGUF files name the architecture in their own words. Mistral is written as "llama" there.
 GGUF_ARCHITECTURES = {
@@ -58,7 +98,7 @@ def check_architecture(found: str, expected: str, where: str) -> None:
     """Raises CheckpointError if the checkpoint is of another kind than the model config says, or of one that is not
     served."""
     if found not in SUPPORTED_ARCHITECTURES:
-        reason = f": {_REFUSED[found]}" if found in _REFUSED else ""
+        reason = f": {REFUSED[found]}" if found in REFUSED else ""
         raise CheckpointError(
             f"{where} is a {found}, which is not supported{reason}. Supported: {', '.join(SUPPORTED_ARCHITECTURES)}."
         )
@@ -75,7 +115,7 @@ def check_rope(config: Mapping[str, Any], where: str) -> None:
         raise CheckpointError(f"{where}: rope_scaling in config.json should be an object; found {settings!r}.")
     kinds = [settings.get("rope_type") or settings.get("type")]
     kinds += [inner.get("rope_type") for inner in settings.values() if isinstance(inner, Mapping)]  # one per layer type
-    if moving := [kind for kind in kinds if kind in _MOVING_ROPE]:
+    if moving := [kind for kind in kinds if kind in MOVING_ROPE]:
         raise CheckpointError(
             f"{where} uses rotary embeddings of type '{moving[0]}', which change for all tokens once a text is long; "
             "drafts would not be lossless. Use a variant of the model with a fixed context length."

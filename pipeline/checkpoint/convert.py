@@ -4,16 +4,24 @@ tokenizer."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pipeline.checkpoint.checkpoint import Checkpoint
 from pipeline.config.schema import Dtype
 from pipeline.errors import CheckpointError
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 def write_weights(checkpoint: Checkpoint, dtype: Dtype, folder: Path) -> None:
-    """Load through transformers and save as safetensors. Raises CheckpointError if tensors are missing or do not
-    fit."""
+    """Load through transformers and save as safetensors. Raises CheckpointError as `load_weights` does."""
+    load_weights(checkpoint, dtype).save_pretrained(folder)
+
+
+def load_weights(checkpoint: Checkpoint, dtype: Dtype) -> PreTrainedModel:
+    """The checkpoint as transformers' model, ready to be saved. Raises CheckpointError if tensors are missing or do
+    not fit."""
     import torch
     import transformers
     from huggingface_hub.errors import StrictDataclassError
@@ -39,7 +47,7 @@ def write_weights(checkpoint: Checkpoint, dtype: Dtype, folder: Path) -> None:
     model.hf_quantizer = None
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
-    model.save_pretrained(folder)
+    return cast("PreTrainedModel", model)
 
 
 def write_tokenizer(checkpoint: Checkpoint, folder: Path) -> None:

@@ -26,7 +26,8 @@ from pipeline.engine.torch.kv_cache import SlotCache
 @dataclass(frozen=True, slots=True)
 class Segment:
     """One sequence's tokens in a pass. start: first row in the pass. mask: [group * len, cached + len] added to the
-    scores, None where a single token sees everything. sliding_mask: the same for layers with a sliding window."""
+    scores, None where a single token sees everything. sliding_mask: the same for layers with a sliding window.
+    positions: [len] absolute position of each token."""
 
     slot_index: int
     start: int
@@ -34,6 +35,7 @@ class Segment:
     num_cached_tokens: int
     mask: torch.Tensor | None
     sliding_mask: torch.Tensor | None
+    positions: IntArray
 
 
 def segment_positions(num_cached_tokens: int, num_pending: int, tree: DraftTree) -> IntArray:
@@ -78,14 +80,19 @@ class SlotAttention:
         scaling: float | None = None,
         sliding_window: int | None = None,
         softcap: float | None = None,
+        slopes: torch.Tensor | None = None,
         **_: Any,
     ) -> tuple[torch.Tensor, None]:
-        """query: [1, head, tokens, dim], key, value: [1, kv_head, tokens, dim] -> [1, tokens, head, dim]."""
+        """query: [1, head, tokens, dim], key, value: [1, kv_head, tokens, dim] -> [1, tokens, head, dim].
+        slopes: [head] added to the scores per position of the key (ALiBi); for as many key heads as query heads."""
         layer = int(module.layer_idx)  # type: ignore[arg-type]
         keys, values = self._cache.keys[layer], self._cache.values[layer]
         num_heads, num_kv_heads, dim = query.shape[1], key.shape[1], query.shape[3]
         scale = dim**-0.5 if scaling is None else scaling
-        output = torch.empty(1, query.shape[2], num_heads, dim, dtype=query.dtype, device=query.device)
+        # Qwen2-MoE keeps its window to itself and to the mask that is not used here.
+        is_sliding = sliding_window is not None or getattr(module, "sliding_window", None) is not None
+        # Rows that belong to no segment stay zero.
+        output = torch.zeros(1, query.shape[2], num_heads, dim, dtype=query.dtype, device=query.device)
         for segment in self.segments:
             rows = slice(segment.start, segment.start + segment.length)
             end = segment.num_cached_tokens + segment.length
@@ -93,7 +100,10 @@ class SlotAttention:
             values[segment.slot_index, :, segment.num_cached_tokens : end] = value[0, :, rows]
             # [1, kv_head, group * len, dim]
             grouped = query[:, :, rows].reshape(1, num_kv_heads, -1, dim)
-            mask = segment.mask if sliding_window is None else segment.sliding_mask
+            mask = segment.sliding_mask if is_sliding else segment.mask
+            if slopes is not None:
+                bias = _position_bias(segment, slopes, query.dtype)
+                mask = bias if mask is None else bias + mask
             slot_keys, slot_values = keys[segment.slot_index, None, :, :end], values[segment.slot_index, None, :, :end]
             attended = (
                 scaled_dot_product_attention(grouped, slot_keys, slot_values, attn_mask=mask, scale=scale)
@@ -102,6 +112,13 @@ class SlotAttention:
             )
             output[0, rows] = attended.view(num_heads, segment.length, dim).transpose(0, 1)
         return output, None
+
+
+def _position_bias(segment: Segment, slopes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """[head, 1, cached + len] slope times position of the key: tree nodes count along their path."""
+    cached = np.arange(segment.num_cached_tokens, dtype=np.int32)
+    positions = torch.from_numpy(np.concatenate([cached, segment.positions])).to(slopes.device)
+    return (slopes[:, None, None] * positions).to(dtype)
 
 
 def _capped_attention(

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.checkpoint.architectures import check_architecture
+from pipeline.checkpoint.architectures import UNQUANTIZED, check_architecture
 from pipeline.checkpoint.checkpoint import Checkpoint
-from pipeline.checkpoint.convert import write_tokenizer, write_weights
+from pipeline.checkpoint.convert import load_weights, write_tokenizer, write_weights
 from pipeline.checkpoint.disk import gigabytes, require_space
 from pipeline.config.schema import Dtype, ResolvedConfig
 from pipeline.engine.artifact import ENGINE, TOKENIZER
@@ -22,20 +22,37 @@ _OTHER_BYTES = 32 << 20
 
 
 def check(resolved: ResolvedConfig) -> None:
-    """Raises CheckpointError for an architecture that the torch engine does not serve."""
-    check_architecture(resolved.model.architecture, resolved.model.architecture, f"The model {resolved.model.name}")
+    """Raises CheckpointError for an architecture that the torch engine does not serve, BuildError for one, or a device,
+    whose weights it does not quantise."""
+    architecture = resolved.model.architecture
+    check_architecture(architecture, architecture, f"The model {resolved.model.name}")
+    if resolved.model.parallelism.tensor > 1:
+        _check_tensor_parallel(architecture)
+    if not _is_int8(resolved):
+        return
+    if architecture in UNQUANTIZED:
+        raise BuildError(
+            f"engine.quantization = 'int8' does not go with the model {resolved.model.name}: {architecture} "
+            f"{UNQUANTIZED[architecture]}. Use engine.quantization = 'none'."
+        )
+    if resolved.device != "cpu":
+        raise BuildError(
+            f"engine.quantization = 'int8' runs on the CPU only so far, and the device is {resolved.device}. "
+            "Use engine.quantization = 'none', or device: cpu."
+        )
 
 
 def plan(resolved: ResolvedConfig) -> Mapping[str, Any]:
     """Size of the weights on disk and in memory."""
-    return {"weights": f"{gigabytes(weight_bytes(resolved))} of {resolved.dtype} safetensors"}
+    kind = "int8" if _is_int8(resolved) else resolved.dtype
+    return {"weights": f"{gigabytes(stored_bytes(resolved))} of {kind} safetensors"}
 
 
 def fingerprint(resolved: ResolvedConfig, checkpoint_hash: str) -> Fingerprint:
     """Of a torch engine built here and now. Raises BuildError if a library or the device is missing."""
-    flags: dict[str, Flag] = {
-        f"engine.{name}": value for name, value in resolved.profile.engine.model_dump(mode="json").items()
-    }
+    # How many processes share the work is no matter of the build.
+    sizes = resolved.profile.engine.model_dump(mode="json", exclude={"lookahead_parallel"})
+    flags: dict[str, Flag] = {f"engine.{name}": value for name, value in sizes.items()}
     return Fingerprint(
         checkpoint=checkpoint_hash,
         architecture=resolved.model.architecture,
@@ -51,15 +68,20 @@ def fingerprint(resolved: ResolvedConfig, checkpoint_hash: str) -> Fingerprint:
 
 
 def weight_bytes(resolved: ResolvedConfig) -> int:
-    """Size of the weights in memory and on disk."""
+    """Size of the weights in the resolved dtype; a build holds them so in memory, whatever it writes."""
     return resolved.model.num_parameters * _BYTES_PER_PARAMETER[resolved.dtype]
+
+
+def stored_bytes(resolved: ResolvedConfig) -> int:
+    """Size of the weights on disk. An embedding that is no output layer as well keeps the resolved dtype."""
+    return resolved.model.num_parameters if _is_int8(resolved) else weight_bytes(resolved)
 
 
 def require_resources(resolved: ResolvedConfig, folder: Path) -> None:
     """Raises BuildError if disk or memory will not do."""
     import psutil
 
-    require_space(folder, weight_bytes(resolved) + _OTHER_BYTES, f"The engine of {resolved.model.name}", BuildError)
+    require_space(folder, stored_bytes(resolved) + _OTHER_BYTES, f"The engine of {resolved.model.name}", BuildError)
     needed, available = weight_bytes(resolved), psutil.virtual_memory().available
     if needed > available:
         raise BuildError(
@@ -69,6 +91,26 @@ def require_resources(resolved: ResolvedConfig, folder: Path) -> None:
 
 
 def write_engine(resolved: ResolvedConfig, checkpoint: Checkpoint, folder: Path) -> None:
-    """Write engine/ and tokenizer/ below folder. Raises CheckpointError if the checkpoint does not load."""
+    """Write engine/ and tokenizer/ below folder. Raises CheckpointError if the checkpoint does not load and BuildError
+    if it cannot be quantised as it should be."""
     write_tokenizer(checkpoint, folder / TOKENIZER)
-    write_weights(checkpoint, resolved.dtype, folder / ENGINE)
+    if _is_int8(resolved):
+        from pipeline.engine.torch.quantized_files import save_quantized  # brings torch with it
+
+        save_quantized(load_weights(checkpoint, resolved.dtype), folder / ENGINE)
+    else:
+        write_weights(checkpoint, resolved.dtype, folder / ENGINE)
+
+
+def _check_tensor_parallel(architecture: str) -> None:
+    import transformers
+
+    if not getattr(transformers, architecture).config_class.base_model_tp_plan:
+        raise BuildError(
+            "model.parallelism.tensor spreads a model as transformers plans it, and there is no plan for "
+            f"{architecture}. Use model.parallelism.tensor = 1."
+        )
+
+
+def _is_int8(resolved: ResolvedConfig) -> bool:
+    return resolved.profile.engine.quantization == "int8"

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import PreTrainedModel
 
 from pipeline.decoding.tree import BoolArray, FloatArray, IntArray, check_tree
 from pipeline.engine.contract import EngineLimits, NodeLogits, VerifyItem
@@ -16,17 +16,25 @@ from pipeline.engine.contract import Sequence as EngineSequence
 from pipeline.engine.torch.attention import Segment, SlotAttention, segment_mask, segment_positions
 from pipeline.engine.torch.fusion import fuse_layers
 from pipeline.engine.torch.kv_cache import ReuseCounters, Slot, SlotCache
+from pipeline.engine.torch.largest import argmax, block_maxima, top_k
+from pipeline.engine.torch.own_attention import use_attention
 from pipeline.engine.torch.packed_linear import can_pack, pack_linears
+from pipeline.engine.torch.quantized_linear import pack_quantized
 from pipeline.errors import RequestError
 
 _engine_numbers = itertools.count()
+# Passes have as many rows as one of these steps allows, the last rows being of no sequence: oneDNN makes and keeps a
+# kernel (half a millisecond, half a megabyte) for each number of rows and each shape of weights. (up to, step)
+_ROW_STEPS = ((40, 1), (64, 4), (256, 16))
+_LARGE_STEP = 64
 
 
 class TorchNodeLogits:
-    """Rows of one item in the logits of a pass. logits: [n + 1, vocab]. choices: [n + 1]."""
+    """Rows of one item in the logits of a pass. logits: [n + 1, vocab], with their `block_maxima`. choices: [n + 1]."""
 
-    def __init__(self, logits: torch.Tensor, choices: IntArray) -> None:
+    def __init__(self, logits: torch.Tensor, maxima: torch.Tensor, choices: IntArray) -> None:
         self._logits = logits
+        self._maxima = maxima
         self._choices = choices
 
     @property
@@ -37,16 +45,20 @@ class TorchNodeLogits:
         return self._logits[index].float().cpu().numpy()
 
     def top_k(self, k: int) -> tuple[IntArray, FloatArray]:
-        values, ids = self._logits.float().topk(k, dim=1)
-        probabilities = torch.exp(values - torch.logsumexp(self._logits.float(), dim=1, keepdim=True))
+        _, ids = top_k(self._logits, self._maxima, k)
+        probabilities = torch.softmax(self._logits, dim=1, dtype=torch.float32).gather(1, ids)
         return ids.to(torch.int32).cpu().numpy(), probabilities.cpu().numpy()
 
 
 class TorchEngine:
     """See `pipeline.engine.contract.Engine`. Takes the model over: its linear layers are packed where the CPU gains."""
 
-    def __init__(self, model: PreTrainedModel, limits: EngineLimits, num_slots: int | None = None) -> None:
-        """num_slots: rows of the KV cache; those beyond `limits.max_batch_size` keep finished sequences for reuse."""
+    def __init__(
+        self, model: PreTrainedModel, limits: EngineLimits, num_slots: int | None = None, num_shards: int | None = None
+    ) -> None:
+        """num_slots: rows of the KV cache; those beyond `limits.max_batch_size` keep finished sequences for reuse.
+        num_shards: of a model that transformers has spread over ranks, the parts that its key/value heads are in; the
+        layers of such a model stay as they are."""
         self.limits = limits
         self._model = model.eval()
         config = model.config.get_text_config()
@@ -57,21 +69,21 @@ class TorchEngine:
         self._cache = SlotCache.allocate(
             num_layers=config.num_hidden_layers,
             num_slots=2 * limits.max_batch_size if num_slots is None else num_slots,
-            num_kv_heads=num_kv_heads,
+            num_kv_heads=num_kv_heads // (num_shards or 1),
             max_seq_len=limits.max_seq_len,
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
             dtype=self._dtype,
             device=self._device,
         )
-        self._sliding_window: int | None = getattr(config, "sliding_window", None)
+        self._sliding_window: int | None = getattr(config, "sliding_window", None) or None  # some say 0 for none
         self._attention = SlotAttention(self._cache)
         # Attention functions are looked up by name for the whole process, so each engine registers under its own.
-        name = f"slot_tree_{next(_engine_numbers)}"
-        AttentionInterface.register(name, self._attention)
-        model.set_attn_implementation(name)
-        fuse_layers(model)
-        if can_pack(model):
-            pack_linears(model)
+        use_attention(model, self._attention, f"slot_tree_{next(_engine_numbers)}")
+        if num_shards is None:
+            fuse_layers(model)
+            if can_pack(model):
+                pack_linears(model)
+            pack_quantized(model, self._dtype)
 
     @property
     def reuse(self) -> ReuseCounters:
@@ -115,7 +127,8 @@ class TorchEngine:
                 wanted_rows += range(start + num_pending - 1, start + segment.length)
             start += segment.length
         logits = self._forward(np.concatenate(token_ids), np.concatenate(positions), segments, wanted_rows)
-        choices = logits.argmax(dim=1).to(torch.int32).cpu().numpy()
+        maxima = block_maxima(logits)
+        choices = argmax(logits, maxima).to(torch.int32).cpu().numpy()
         results: list[NodeLogits | None] = []
         row = 0
         for item, segment in zip(items, segments, strict=True):
@@ -125,7 +138,7 @@ class TorchEngine:
                 results.append(None)
                 continue
             rows = slice(row, row + len(item.tree) + 1)
-            results.append(TorchNodeLogits(logits[rows], choices[rows]))
+            results.append(TorchNodeLogits(logits[rows], maxima[rows], choices[rows]))
             row = rows.stop
         return results
 
@@ -158,8 +171,8 @@ class TorchEngine:
         window = self._sliding_window
         if window is not None and cached + length > window:
             sliding_mask = self._score_mask(segment_mask(cached, num_pending, item.tree, window))
-        segment = Segment(slot.index, start, length, cached, mask, sliding_mask)
-        return segment, segment_positions(cached, num_pending, item.tree)
+        positions = segment_positions(cached, num_pending, item.tree)
+        return Segment(slot.index, start, length, cached, mask, sliding_mask, positions), positions
 
     def _score_mask(self, visible: BoolArray) -> torch.Tensor:
         """[group * len, total] 0 where visible, -inf elsewhere, once per query head of a key head's group."""
@@ -172,13 +185,25 @@ class TorchEngine:
         """[wanted rows, vocab] logits of one pass over all segments."""
         self._attention.segments = segments
         output: Any = self._model(
-            input_ids=torch.from_numpy(token_ids.astype(np.int64))[None].to(self._device),
-            position_ids=torch.from_numpy(positions.astype(np.int64))[None].to(self._device),
+            input_ids=self._rows(token_ids)[None],
+            position_ids=self._rows(positions)[None],
             use_cache=False,
-            logits_to_keep=torch.as_tensor(wanted_rows, dtype=torch.int64, device=self._device),
+            logits_to_keep=self._rows(wanted_rows),
         )
-        logits: torch.Tensor = output.logits[0]
+        logits: torch.Tensor = output.logits[0, : len(wanted_rows)]
         return logits
+
+    def _rows(self, values: IntArray | Sequence[int]) -> torch.Tensor:
+        """Values on the device, zeros behind them up to the next number of rows that passes may have."""
+        padded = torch.zeros(num_rows(len(values)), dtype=torch.int64)
+        padded[: len(values)] = torch.as_tensor(values)
+        return padded.to(self._device)
+
+
+def num_rows(count: int) -> int:
+    """The least number of rows that a pass may have to hold `count`."""
+    step = next((step for limit, step in _ROW_STEPS if count <= limit), _LARGE_STEP)
+    return -(-count // step) * step
 
 
 def _slot(sequence: EngineSequence) -> Slot:

@@ -6,9 +6,13 @@ code writes out as half a dozen operations.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 from torch.nn import functional
+
+from pipeline.engine.torch.quantized_linear import QuantizedLinear, concatenate
 
 # Siblings that modelling code applies to one and the same input.
 _FUSED_GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -17,17 +21,10 @@ _FUSED_GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 class FusedLinear(nn.Module):
     """Several linear layers as one; `parts` of the last input are kept until another input comes."""
 
-    def __init__(self, linears: list[nn.Linear]) -> None:
+    def __init__(self, linear: nn.Module, widths: list[int]) -> None:
         super().__init__()
-        first = linears[0]
-        self.widths = [linear.out_features for linear in linears]
-        has_bias = first.bias is not None
-        self.linear = nn.Linear(
-            first.in_features, sum(self.widths), bias=has_bias, device=first.weight.device, dtype=first.weight.dtype
-        )
-        self.linear.weight.data = torch.cat([linear.weight.detach() for linear in linears])
-        if has_bias:
-            self.linear.bias.data = torch.cat([linear.bias.detach() for linear in linears])
+        self.linear = linear
+        self.widths = widths
         self._input: torch.Tensor | None = None
         self._parts: tuple[torch.Tensor, ...] = ()
 
@@ -71,8 +68,9 @@ def fuse_layers(model: nn.Module) -> None:
     for module in list(model.modules()):
         for names in _FUSED_GROUPS:
             linears = [getattr(module, name, None) for name in names]
-            if all(type(linear) is nn.Linear for linear in linears) and _same_form(linears):  # type: ignore[arg-type]
-                fused = FusedLinear(linears)  # type: ignore[arg-type]
+            together = _concatenated(linears)
+            if together is not None:
+                fused = FusedLinear(together, [linear.out_features for linear in linears])  # type: ignore[union-attr]
                 module.add_module("fused_" + "_".join(names), fused)
                 for index, name in enumerate(names):
                     setattr(module, name, FusedPart(fused, index))
@@ -82,8 +80,21 @@ def fuse_layers(model: nn.Module) -> None:
                 setattr(module, name, RmsNorm(child.weight, epsilon))  # type: ignore[arg-type]
 
 
-def _same_form(linears: list[nn.Linear]) -> bool:
-    return len({(linear.in_features, linear.bias is None) for linear in linears}) == 1
+def _concatenated(linears: list[Any]) -> nn.Module | None:
+    """One layer that computes what all of them do, None unless they are layers of one form."""
+    kinds = {type(linear) for linear in linears}
+    if kinds not in ({nn.Linear}, {QuantizedLinear}):
+        return None
+    if len({(linear.in_features, linear.bias is None) for linear in linears}) != 1:
+        return None
+    if kinds == {QuantizedLinear}:
+        return concatenate(linears)
+    weight = torch.cat([linear.weight.detach() for linear in linears])
+    together = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    together.weight = nn.Parameter(weight, requires_grad=False)
+    if linears[0].bias is not None:
+        together.bias = nn.Parameter(torch.cat([linear.bias.detach() for linear in linears]), requires_grad=False)
+    return together
 
 
 @torch.inference_mode()

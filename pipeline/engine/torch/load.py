@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.distributed import DistributedConfig
 from transformers.utils import logging as transformers_logging
 
 from pipeline.decoding.create import BLS_KINDS, ENGINE_KINDS, create_drafter
@@ -15,14 +16,31 @@ from pipeline.decoding.warm_up import warm_up
 from pipeline.engine.artifact import Artifact
 from pipeline.engine.contract import EngineLimits
 from pipeline.engine.cost_curve import load_cost_curve
+from pipeline.engine.parallel import ParallelEngine
 from pipeline.engine.scheduler import Scheduler
 from pipeline.engine.torch.engine import TorchEngine
+from pipeline.engine.torch.quantized_files import load_quantized
+from pipeline.engine.torch.quantized_linear import can_quantize
 from pipeline.errors import BuildError
 
+LoadedEngine = TorchEngine | ParallelEngine
 
-def load_engine(artifact: Artifact) -> TorchEngine:
-    """Load the weights and claim the KV cache. Raises BuildError if the artefact asks for a device that is not here."""
+
+def load_engine(artifact: Artifact) -> LoadedEngine:
+    """Load the weights and claim the KV cache; with engine.lookahead_parallel or model.parallelism.tensor, in that many
+    processes, which end with this one. Raises BuildError if the artefact asks for a device that is not here."""
     resolved = artifact.resolved
+    if resolved.profile.engine.lookahead_parallel == resolved.model.parallelism.tensor == 1:
+        return load_rank(artifact)
+    from pipeline.engine.torch.ranks import start_ranks
+
+    return start_ranks(artifact)
+
+
+def load_rank(artifact: Artifact, rank: int = 0) -> TorchEngine:
+    """One process's engine; on CUDA, on the device of that number. With tensor parallelism all ranks load together."""
+    resolved = artifact.resolved
+    device = f"cuda:{rank}" if resolved.device == "cuda" else "cpu"
     if resolved.device == "cuda" and not torch.cuda.is_available():
         raise BuildError(
             f"the engine in {artifact.folder} was built for CUDA and no CUDA device is available here; "
@@ -30,10 +48,20 @@ def load_engine(artifact: Artifact) -> TorchEngine:
         )
     warm_up()
     transformers_logging.disable_progress_bar()  # a bar of its own in the middle of ours, for a second's work
-    model = AutoModelForCausalLM.from_pretrained(
-        artifact.engine_dir, dtype=getattr(torch, resolved.dtype), local_files_only=True
-    ).to(resolved.device)
-    sizes = resolved.profile.engine
+    sizes, dtype = resolved.profile.engine, getattr(torch, resolved.dtype)
+    num_shards = resolved.model.parallelism.tensor
+    if sizes.quantization == "int8":
+        if resolved.dtype == "float32" and not can_quantize():
+            raise BuildError(
+                "engine.quantization = 'int8' in float32 needs torch's FBGEMM kernels, which this CPU or this build of "
+                "torch does not have. Use --set model.dtype=bfloat16, or --set engine.quantization=none."
+            )
+        model = load_quantized(artifact.engine_dir, dtype)
+    elif num_shards > 1:
+        model = _load_shard(artifact, dtype, num_shards)
+    else:
+        model = AutoModelForCausalLM.from_pretrained(artifact.engine_dir, dtype=dtype, local_files_only=True)
+        model = model.to(device)
     limits = EngineLimits(
         max_batch_size=sizes.max_batch_size,
         max_seq_len=sizes.max_seq_len,
@@ -41,11 +69,40 @@ def load_engine(artifact: Artifact) -> TorchEngine:
         max_draft_tokens=sizes.max_draft_tokens,
         vocab_size=model.config.get_text_config().vocab_size,
     )
-    return TorchEngine(model, limits)
+    return TorchEngine(model, limits, num_shards=head_shards(model.config, num_shards) if num_shards > 1 else None)
+
+
+def head_shards(config: PretrainedConfig, num_shards: int) -> int:
+    """Parts that the plan cuts the key/value heads into: some families gather them again before the attention."""
+    kinds = [
+        kind
+        for name, kind in config.base_model_tp_plan.items()
+        if name.endswith(("k_proj", "qkv_proj", "query_key_value"))
+    ]
+    return num_shards if kinds and all(kind == "colwise" for kind in kinds) else 1
+
+
+def _load_shard(artifact: Artifact, dtype: torch.dtype, num_shards: int) -> PreTrainedModel:
+    """This rank's part of the model, by the plan that transformers has for its family (`build.check` has seen to it
+    that there is one)."""
+    config = AutoConfig.from_pretrained(artifact.engine_dir, local_files_only=True)
+    num_kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    if num_kv_heads % num_shards:
+        raise BuildError(
+            f"model.parallelism.tensor = {num_shards} does not divide the {num_kv_heads} key/value heads of "
+            f"{artifact.manifest.model}; choose a number that does."
+        )
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        artifact.engine_dir,
+        dtype=dtype,
+        local_files_only=True,
+        distributed_config=DistributedConfig(tp_size=num_shards, tp_plan="auto"),
+    )
+    return model
 
 
 def create_scheduler(
-    artifact: Artifact, kinds: Collection[str] = BLS_KINDS | ENGINE_KINDS, engine: TorchEngine | None = None
+    artifact: Artifact, kinds: Collection[str] = BLS_KINDS | ENGINE_KINDS, engine: LoadedEngine | None = None
 ) -> Scheduler:
     """A scheduler over the given or a freshly loaded engine. kinds: draft sources that live with it; a server passes
     `ENGINE_KINDS`, as the others live in its BLS model."""

@@ -180,8 +180,8 @@ def spoil_architecture(folder: Path) -> None:
     (folder / "config.json").write_text('{"architectures": ["MambaForCausalLM"]}', encoding="utf-8")
 
 
-def spoil_bloom(folder: Path) -> None:
-    (folder / "config.json").write_text('{"architectures": ["BloomForCausalLM"]}', encoding="utf-8")
+def spoil_falcon(folder: Path) -> None:
+    (folder / "config.json").write_text('{"architectures": ["FalconForCausalLM"]}', encoding="utf-8")
 
 
 def spoil_rope(folder: Path) -> None:
@@ -211,7 +211,7 @@ def spoil_other_architecture(folder: Path) -> None:
         (spoil_gguf, "source: gguf"),
         (spoil_config, "is no valid JSON"),
         (spoil_architecture, "is a MambaForCausalLM, which is not supported. Supported: LlamaForCausalLM"),
-        (spoil_bloom, "is not supported: transformers computes its attention inside the model"),
+        (spoil_falcon, "is not supported: transformers computes its attention inside the model"),
         (spoil_rope, "rotary embeddings of type 'dynamic'"),
         (spoil_layered_rope, "rotary embeddings of type 'longrope'"),
         (spoil_other_architecture, "the model config says architecture: LlamaForCausalLM"),

@@ -11,7 +11,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from pipeline.checkpoint.architectures import SUPPORTED_ARCHITECTURES
+from pipeline.checkpoint.architectures import ARCHITECTURES, SUPPORTED_ARCHITECTURES
 from pipeline.decoding.tree import path_to, tree_from_lists
 from pipeline.engine.contract import EngineLimits, VerifyItem
 from pipeline.engine.torch.engine import TorchEngine
@@ -36,14 +36,36 @@ GROUPED: dict[str, Any] = {"num_key_value_heads": 2}
 # What only this family has, switched on so that it is tested. Windows are shorter than the test's sequences.
 OWN: dict[str, dict[str, Any]] = {
     "MistralForCausalLM": {"sliding_window": 7},
-    "MixtralForCausalLM": {"num_local_experts": 4},
+    "MixtralForCausalLM": {"num_local_experts": 4, "sliding_window": 7},
+    "Phi3ForCausalLM": {"sliding_window": 7},
+    "Starcoder2ForCausalLM": {"sliding_window": 7},
+    "SmolLM3ForCausalLM": {"use_sliding_window": True, "sliding_window": 7, "no_rope_layers": [1, 1, 1, 0]},
     "Qwen2ForCausalLM": {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 2},
-    "Qwen3ForCausalLM": {"head_dim": 16},
+    "Qwen3ForCausalLM": {"head_dim": 16, "use_sliding_window": True, "sliding_window": 7, "max_window_layers": 2},
     "Gemma2ForCausalLM": {"head_dim": 16, "sliding_window": 7, "query_pre_attn_scalar": 16},
     "Gemma3ForCausalLM": {"head_dim": 16, "sliding_window": 7, "query_pre_attn_scalar": 16},
+    "Olmo3ForCausalLM": {"sliding_window": 7},
+    "Cohere2ForCausalLM": {"sliding_window": 7},
+    "Qwen2MoeForCausalLM": {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "use_sliding_window": True,
+        "sliding_window": 7,
+        "max_window_layers": 2,
+    },
+    "Qwen3MoeForCausalLM": {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "head_dim": 8,
+        "use_sliding_window": True,
+        "sliding_window": 7,
+    },
+    "GPTJForCausalLM": {"rotary_dim": 4},
     "OPTForCausalLM": {"ffn_dim": 48, "word_embed_proj_dim": 32, "init_std": 0.4},
 }
-ALL_HEADS = ("GPTNeoXForCausalLM", "GPT2LMHeadModel", "OPTForCausalLM")
+ALL_HEADS = ("GPTNeoXForCausalLM", "GPT2LMHeadModel", "GPTJForCausalLM", "OPTForCausalLM", "BloomForCausalLM")
 
 
 def tiny_model(architecture: str) -> PreTrainedModel:
@@ -52,7 +74,8 @@ def tiny_model(architecture: str) -> PreTrainedModel:
     grouped = {} if architecture in ALL_HEADS else GROUPED
     model: PreTrainedModel = model_class(model_class.config_class(**{**COMMON, **grouped, **OWN.get(architecture, {})}))
     # Experts have no float64 kernel.
-    return model.to(torch.float32 if "num_local_experts" in model.config.to_dict() else torch.float64).eval()
+    has_experts = {"num_local_experts", "num_experts"} & model.config.to_dict().keys()
+    return model.to(torch.float32 if has_experts else torch.float64).eval()
 
 
 def reference_row(model: PreTrainedModel, tokens: list[int]) -> npt.NDArray[np.float64]:
@@ -81,3 +104,22 @@ def test_chunks_trees_and_commits_equal_plain_passes(architecture: str) -> None:
         kept = [*tree.token_ids[path].tolist(), int(random.integers(1, VOCAB_SIZE))]
         engine.commit(sequence, path, kept)
         tokens += kept
+
+
+@pytest.mark.parametrize("architecture", [known.name for known in ARCHITECTURES if "sliding" in known.attention])
+def test_windows_are_shorter_than_the_sequences_of_these_tests(architecture: str) -> None:
+    windowed, tokens = tiny_model(architecture), torch.arange(1, 21)[None]
+    plain = tiny_model(architecture)
+    assert windowed.config.sliding_window == 7
+    for module in plain.modules():
+        if getattr(module, "sliding_window", None) is not None:
+            module.sliding_window = 64
+    plain.config.sliding_window = 64
+    with torch.inference_mode():
+        assert not torch.allclose(windowed(tokens).logits[0, -1], plain(tokens).logits[0, -1])
+
+
+def test_what_is_called_full_has_no_window() -> None:
+    for known in ARCHITECTURES:
+        if "sliding" not in known.attention:
+            assert getattr(tiny_model(known.name).config, "sliding_window", None) is None, known.name

@@ -13,7 +13,7 @@ from pipeline.decoding.tree import DraftTree, chain, path_to, tree_from_lists
 from pipeline.engine.contract import EngineLimits, VerifyItem
 from pipeline.engine.scheduler import Scheduler
 from pipeline.engine.submission import Submission
-from pipeline.engine.torch.engine import TorchEngine
+from pipeline.engine.torch.engine import TorchEngine, num_rows
 from pipeline.errors import BusyError, RequestError
 from tests.fakes import HostileSource, make_request
 
@@ -226,3 +226,28 @@ def test_packed_float32_layers_compute_the_same(reference: PreTrainedModel) -> N
     (logits,) = engine.verify([VerifyItem(sequence, chain([4, 5]))])
     assert logits is not None
     np.testing.assert_allclose(logits.row(2), reference_logits(reference, [1, 2, 3, 4, 5]), atol=1e-3)
+
+
+@given(st.integers(0, 5000))
+def test_passes_have_few_numbers_of_rows_and_room_for_all_tokens(count: int) -> None:
+    assert count <= num_rows(count) <= count + 63
+    assert num_rows(num_rows(count)) == num_rows(count)
+    assert num_rows(count) == count or count > 40
+
+
+def test_rows_of_no_sequence_change_nothing(engine: TorchEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = np.arange(1, 50, dtype=np.int32) % 20
+
+    def rows() -> np.ndarray:
+        engine.forget_cached()
+        sequence = engine.open(prompt)
+        (logits,) = engine.verify([VerifyItem(sequence, chain([3, 4, 5]))])
+        assert logits is not None
+        engine.release(sequence)
+        return np.stack([logits.row(index) for index in range(4)])
+
+    padded = rows()
+    monkeypatch.setattr("pipeline.engine.torch.engine.num_rows", lambda count: count)
+
+    assert len(padded) == 4
+    np.testing.assert_allclose(padded, rows(), rtol=1e-4, atol=1e-4)

@@ -1,0 +1,54 @@
+"""docs/architectures.md, printed from the list that the engine and its tests go by."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pipeline.checkpoint.architectures import ARCHITECTURES, MOVING_ROPE, REFUSED
+
+_HEAD = """# Architectures of the torch engine
+
+Written by `lookahead architectures --write` from `pipeline/checkpoint/architectures.py`; `make check` and a test fail
+when it is stale.
+
+For each row `tests/unit/engine/torch/test_architectures.py` makes a tiny random model and compares prompts in chunks,
+draft trees and the cache after a commit with transformers' own plain passes, path by path; windows are shorter than the
+test's sequences. Attention is that of the modelling code: full, or as the row says. int8: `engine.quantization: int8`.
+
+| class in config.json | family | attention | int8 |
+| --- | --- | --- | --- |
+"""
+
+_REFUSED = """
+## Refused, and why
+
+A class that stands in neither table is refused as not tested.
+
+| class in config.json | reason |
+| --- | --- |
+"""
+
+
+def architecture_page() -> str:
+    """The whole page."""
+    rows = [
+        f"| {known.name} | {known.family} | {known.attention} | {'yes' if known.unquantized is None else 'no'} |"
+        for known in ARCHITECTURES
+    ]
+    refused = [f"| {name} | {reason} |" for name, reason in REFUSED.items()]
+    kinds = " or ".join(f"`{kind}`" for kind in MOVING_ROPE)
+    refused.append(
+        f"| any with rotary embeddings of type {kinds} | they change for all positions with the longest one, so a "
+        "draft token past the limit would change tokens before it |"
+    )
+    reasons: dict[str, list[str]] = {}
+    for known in ARCHITECTURES:
+        if known.unquantized is not None:
+            reasons.setdefault(known.unquantized, []).append(known.name)
+    plain = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
+    return "\n".join([_HEAD.strip(), *rows, "", f"No int8: {plain}.", _REFUSED.rstrip(), *refused, ""])
+
+
+def architecture_file(home: Path) -> Path:
+    """Where the page lies."""
+    return home / "docs" / "architectures.md"

@@ -1,0 +1,180 @@
+"""Lookahead parallelism (arXiv 2402.02057): several ranks, each with the whole model, share every draft tree.
+
+    leader      scheduler -> verify -> split the trees -> its own part -> choices of all nodes -> accept -> commit
+                                 |  told                      ^  collected
+    follower                     +-> its part of every tree --+
+
+The ranks speak once per step: the leader tells what to verify (and what was accepted since), and collects the target's
+choice for every node. Only sampling, which needs whole rows of logits, and token recycling, which needs the runners-up,
+collect more. Each row of logits counts from one rank alone.
+
+A rank lacks the KV of accepted nodes that another one verified: they stay pending there and are part of its next pass.
+The leader is an `Engine` like any other; schedulers know nothing of ranks.
+
+With tensor parallelism each rank holds a shard of every layer instead, so all have to verify the whole tree
+(`whole_tree`), and the leader has all logits itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.decoding.split import split_tree
+from pipeline.decoding.tree import DraftTree, FloatArray, IntArray
+from pipeline.engine.contract import EngineLimits, NodeLogits, VerifyItem
+from pipeline.engine.contract import Sequence as EngineSequence
+from pipeline.engine.rank import CachingEngine, Order, Rank, Share
+
+
+class Leader(Protocol):
+    """The leader's end of the line to its followers."""
+
+    @property
+    def num_ranks(self) -> int: ...
+
+    def tell(self, orders: Sequence[Order]) -> None:
+        """Send orders to all followers."""
+
+    def collect_ints(self, mine: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        """Sum of this array over all ranks."""
+
+    def collect_floats(self, mine: FloatArray) -> FloatArray:
+        """Sum of this array over all ranks."""
+
+    def close(self) -> None: ...
+
+
+class ParallelSequence:
+    """A sequence as one process would hold it; what each rank has computed of it is the rank's own affair."""
+
+    def __init__(self, number: int, token_ids: IntArray, num_reused_tokens: int) -> None:
+        self.number = number
+        self.num_cached_tokens = self.num_reused_tokens = num_reused_tokens
+        self.tokens: list[int] = np.asarray(token_ids).tolist()
+        self.released = False
+
+    @property
+    def pending(self) -> Sequence[int]:
+        return self.tokens[self.num_cached_tokens :]
+
+
+class ParallelLogits:
+    """Rows of one tree, wherever they were computed."""
+
+    def __init__(self, engine: ParallelEngine, number: int, choices: IntArray) -> None:
+        self._engine = engine
+        self._number = number
+        self._choices = choices
+
+    @property
+    def choices(self) -> IntArray:
+        return self._choices
+
+    def row(self, index: int) -> FloatArray:
+        return self._engine.row(self._number, index)
+
+    def top_k(self, k: int) -> tuple[IntArray, FloatArray]:
+        return self._engine.top_k(self._number, k)
+
+
+class ParallelEngine:
+    """See `pipeline.engine.contract.Engine`. engine: the leader's own, rank 0."""
+
+    def __init__(
+        self,
+        engine: CachingEngine,
+        leader: Leader,
+        split: Callable[[DraftTree, int], list[IntArray]] = split_tree,
+    ) -> None:
+        """split: nodes of a tree that each rank verifies."""
+        self.limits: EngineLimits = engine.limits
+        self._split = split
+        self._rank = Rank(engine, 0)
+        self._leader = leader
+        self._numbers = itertools.count()
+        self._orders: list[Order] = []  # that can wait until the followers are spoken to
+
+    def open(self, token_ids: IntArray) -> ParallelSequence:
+        number = next(self._numbers)
+        opened = self._rank.open(number, token_ids)
+        self._orders.append(Order("open", (number, token_ids)))
+        return ParallelSequence(number, token_ids, opened.num_reused_tokens)
+
+    def verify(self, items: Sequence[VerifyItem]) -> list[NodeLogits | None]:
+        shares: list[Share] = []
+        num_rows = 0
+        for item in items:
+            sequence = _own(item.sequence)
+            num_pending = len(sequence.pending) if item.num_pending is None else item.num_pending
+            sequence.num_cached_tokens += num_pending
+            first_row = None if sequence.pending else num_rows
+            parts = self._split(item.tree, self._leader.num_ranks)
+            shares.append(Share(sequence.number, item.tree, sequence.num_cached_tokens, first_row, parts))
+            num_rows += 0 if first_row is None else len(item.tree) + 1
+        self._tell(Order("verify", (shares, num_rows)))
+        choices = self._leader.collect_ints(self._rank.verify(shares, num_rows))
+        return [
+            None
+            if share.first_row is None
+            else ParallelLogits(self, share.number, choices[share.first_row : share.first_row + len(share.tree) + 1])
+            for share in shares
+        ]
+
+    def row(self, number: int, index: int) -> FloatArray:
+        """[vocab] logits of one row of a sequence's last tree."""
+        arguments = (number, index, self.limits.vocab_size)
+        if self._rank.owns(number, index):
+            return self._rank.row(*arguments)
+        self._tell(Order("row", arguments))
+        return self._leader.collect_floats(self._rank.row(*arguments))
+
+    def top_k(self, number: int, k: int) -> tuple[IntArray, FloatArray]:
+        """[n + 1, k] most probable tokens and their probabilities, of a sequence's last tree."""
+        ids, bits = mine = self._rank.top_k(number, k)
+        if not self._rank.owns(number):
+            self._tell(Order("top_k", (number, k)))
+            ids, bits = self._leader.collect_ints(mine)
+        return ids, bits.view(np.float32)
+
+    def commit(self, sequence: EngineSequence, nodes: Sequence[int], token_ids: Sequence[int]) -> None:
+        own = _own(sequence)
+        arguments = (own.number, [int(node) for node in nodes], [int(token) for token in token_ids])
+        self._orders.append(Order("commit", arguments))
+        self._rank.commit(*arguments)
+        own.tokens += arguments[2]
+        own.num_cached_tokens += len(nodes)
+
+    def release(self, sequence: EngineSequence) -> None:
+        own = _own(sequence)
+        if not own.released:
+            own.released = True
+            self._orders.append(Order("release", (own.number,)))
+            self._rank.release(own.number)
+
+    def forget_cached(self) -> None:
+        """Drop the KV of released sequences on all ranks."""
+        self._orders.append(Order("forget_cached", ()))
+        self._rank.forget_cached()
+
+    def close(self) -> None:
+        """Let the followers go. Twice does nothing."""
+        self._leader.close()
+
+    def _tell(self, order: Order) -> None:
+        self._leader.tell([*self._orders, order])
+        self._orders.clear()
+
+
+def whole_tree(tree: DraftTree, num_ranks: int) -> list[IntArray]:
+    """The split for ranks that compute every node together."""
+    return [np.arange(len(tree), dtype=np.int32)] * num_ranks
+
+
+def _own(sequence: EngineSequence) -> ParallelSequence:
+    assert isinstance(sequence, ParallelSequence), "the sequence belongs to another engine"
+    return sequence

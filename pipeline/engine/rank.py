@@ -1,0 +1,152 @@
+"""One rank of an engine in several processes: its engine, its part of every tree, and the loop of a rank that
+follows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.decoding.tree import DraftTree, FloatArray, IntArray, select_nodes
+from pipeline.engine.contract import Engine, NodeLogits, VerifyItem
+from pipeline.engine.contract import Sequence as EngineSequence
+
+
+class Order(NamedTuple):
+    """A method of `Rank` and its arguments."""
+
+    name: str
+    arguments: tuple[Any, ...]
+
+
+class Follower(Protocol):
+    """A follower's end of the line to its leader."""
+
+    def hear(self) -> list[Order] | None:
+        """What to do, in turn; None: the leader has gone."""
+
+    def give(self, mine: npt.NDArray[Any]) -> None:
+        """This rank's part of what the leader collects."""
+
+
+class CachingEngine(Engine, Protocol):
+    """An engine that reuses the KV of released sequences."""
+
+    def forget_cached(self) -> None:
+        """Drop it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What the ranks do for one sequence in a pass. end: tokens of it that are computed afterwards. first_row: of the
+    tree's rows among those of the pass, None if tokens stay pending. parts: nodes of each rank."""
+
+    number: int
+    tree: DraftTree
+    end: int
+    first_row: int | None
+    parts: list[IntArray]
+
+
+def owners_of(num_nodes: int, parts: Sequence[IntArray]) -> IntArray:
+    """[n + 1] the one rank that answers for the root and for each node: the first that verifies it."""
+    owners = np.zeros(num_nodes + 1, np.int32)
+    for rank in reversed(range(len(parts))):
+        owners[parts[rank] + 1] = rank
+    owners[0] = 0
+    return owners
+
+
+class Rank:
+    """An engine and its sequences, by numbers that all ranks agree on."""
+
+    def __init__(self, engine: CachingEngine, rank: int) -> None:
+        self.engine = engine
+        self._rank = rank
+        self._sequences: dict[int, EngineSequence] = {}
+        # Of the pass before, per sequence: logits of this rank's part, and for each row of the whole tree its row there
+        # or -1 if another rank answers for it.
+        self._logits: dict[int, tuple[NodeLogits, IntArray]] = {}
+        self._parts: dict[int, dict[int, int]] = {}
+
+    def open(self, number: int, token_ids: IntArray) -> EngineSequence:
+        sequence = self._sequences[number] = self.engine.open(token_ids)
+        return sequence
+
+    def verify(self, shares: Sequence[Share], num_rows: int) -> npt.NDArray[np.int32]:
+        """[num_rows] the target's choices in the rows that this rank answers for, zero elsewhere."""
+        rows = np.zeros(num_rows, np.int32)
+        self._logits.clear()
+        self._parts.clear()
+        chosen: list[Share] = []
+        items: list[VerifyItem] = []
+        for share in shares:
+            sequence, part = self._sequences[share.number], share.parts[self._rank]
+            # What other ranks verified and was accepted is pending here. Of a prompt, more may lie in this rank's
+            # cache than in the leader's.
+            num_pending = share.end - sequence.num_cached_tokens
+            if num_pending > 0:
+                keep = np.zeros(len(share.tree), np.bool_)
+                keep[part] = True
+                chosen.append(share)
+                items.append(VerifyItem(sequence, select_nodes(share.tree, keep), num_pending))
+        results = self.engine.verify(items) if items else []
+        for share, logits in zip(chosen, results, strict=True):
+            if logits is None or share.first_row is None:
+                continue
+            part = share.parts[self._rank]
+            self._parts[share.number] = {int(node): place for place, node in enumerate(part)}
+            places = np.zeros(len(share.tree) + 1, np.int32)
+            places[part + 1] = np.arange(1, len(part) + 1, dtype=np.int32)
+            owned = owners_of(len(share.tree), share.parts) == self._rank
+            self._logits[share.number] = (logits, np.where(owned, places, -1).astype(np.int32))
+            rows[share.first_row + np.flatnonzero(owned)] = logits.choices[places[owned]]
+        return rows
+
+    def owns(self, number: int, index: int | None = None) -> bool:
+        """Whether this rank answers for a row of the whole tree, or for all of them."""
+        _, places = self._logits[number]
+        return bool((places >= 0).all() if index is None else places[index] >= 0)
+
+    def row(self, number: int, index: int, vocab_size: int) -> FloatArray:
+        """[vocab] logits of a row of the whole tree, zero if another rank answers for it."""
+        logits, places = self._logits[number]
+        return logits.row(int(places[index])) if places[index] >= 0 else np.zeros(vocab_size, np.float32)
+
+    def top_k(self, number: int, k: int) -> npt.NDArray[np.int32]:
+        """[2, n + 1, k] most probable tokens and the bits of their probabilities, zero in rows of other ranks."""
+        logits, places = self._logits[number]
+        found = np.zeros((2, len(places), k), np.int32)
+        owned = np.flatnonzero(places >= 0)
+        ids, probabilities = logits.top_k(k)
+        found[0, owned] = ids[places[owned]]
+        found[1, owned] = np.ascontiguousarray(probabilities, np.float32).view(np.int32)[places[owned]]
+        return found
+
+    def commit(self, number: int, nodes: Sequence[int], token_ids: Sequence[int]) -> None:
+        """Keep the KV of as much of the accepted path as this rank verified; the rest becomes pending."""
+        places = self._parts.get(number, {})
+        mine: list[int] = []
+        for node in nodes:
+            if node not in places:
+                break
+            mine.append(places[node])
+        self.engine.commit(self._sequences[number], mine, token_ids)
+
+    def release(self, number: int) -> None:
+        self.engine.release(self._sequences.pop(number))
+
+    def forget_cached(self) -> None:
+        self.engine.forget_cached()
+
+
+def follow(rank: Rank, line: Follower) -> None:
+    """Carry out the leader's orders until it goes. What an order returns, the leader collects."""
+    while (orders := line.hear()) is not None:
+        for order in orders:
+            result = getattr(rank, order.name)(*order.arguments)
+            if isinstance(result, np.ndarray):
+                line.give(result)

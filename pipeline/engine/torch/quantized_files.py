@@ -1,0 +1,84 @@
+"""An int8 model on disk: transformers' own config.json, and safetensors in which the weight of every linear layer is
+int8 under its own name, with `<name>_scale` (float32, one per output channel) beside it.
+
+A weight that an embedding shares with the output layer is stored once and quantised once, so both see the same values.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from huggingface_hub import save_torch_state_dict
+from safetensors import safe_open
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
+
+from pipeline.engine.torch.quantized_linear import Quantized, QuantizedLinear, dequantize, quantize
+from pipeline.errors import BuildError
+
+_SCALE = "_scale"
+
+
+def save_quantized(model: PreTrainedModel, folder: Path) -> None:
+    """Quantise and write. Raises BuildError if the model keeps weights in something else than linear layers, which
+    would stay as large as they are."""
+    linears = {id(module.weight) for module in model.modules() if type(module) is nn.Linear}
+    embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    tensors: dict[str, torch.Tensor] = {}
+    stored: set[int] = set()
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) in stored:
+            continue
+        stored.add(id(tensor))
+        if id(tensor) in linears:
+            tensors[name], tensors[name + _SCALE] = quantize(tensor)
+        elif tensor.ndim > 1 and id(tensor) not in embeddings:
+            raise BuildError(
+                f"{type(model).__name__} keeps {name} outside a linear layer, so engine.quantization = 'int8' cannot "
+                "store it as int8. Use engine.quantization = 'none'."
+            )
+        else:
+            tensors[name] = tensor.detach()
+    folder.mkdir(parents=True, exist_ok=True)
+    save_torch_state_dict(tensors, folder)
+    model.config.save_pretrained(folder)
+    if model.generation_config is not None:
+        model.generation_config.save_pretrained(folder)
+
+
+def load_quantized(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
+    """What `save_quantized` wrote, with `QuantizedLinear` in place of linear layers and activations of type dtype.
+    Raises BuildError if a tensor is missing."""
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    with no_init_weights():  # memory that is never written is never claimed from the system
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model.tie_weights()
+    if (folder / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+    tensors = _read(folder)
+    names = {id(tensor): name for name, tensor in reversed(model.state_dict(keep_vars=True).items())}
+    if missing := sorted(set(names.values()) - tensors.keys()):
+        raise BuildError(f"The int8 engine in {folder} lacks {', '.join(missing[:3])}; build it again with --force.")
+    for parent in list(model.modules()):
+        for child_name, child in list(parent.named_children()):
+            if type(child) is nn.Linear:
+                name = names[id(child.weight)]
+                bias = None if child.bias is None else tensors[names[id(child.bias)]]
+                layer = QuantizedLinear(Quantized(tensors[name], tensors[name + _SCALE]), bias)
+                setattr(parent, child_name, layer)
+    with torch.no_grad():
+        for tensor_name, target in model.state_dict(keep_vars=True).items():
+            tensor = tensors[names[id(target)]]
+            scale = tensors.get(tensor_name + _SCALE)
+            target.copy_(tensor if scale is None else dequantize(Quantized(tensor, scale), dtype))
+    return model.eval()
+
+
+def _read(folder: Path) -> dict[str, torch.Tensor]:
+    tensors: dict[str, torch.Tensor] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            tensors.update({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118 - not a dict
+    return tensors

@@ -1,0 +1,60 @@
+import pytest
+import transformers
+
+from pipeline.checkpoint.architecture_page import architecture_file, architecture_page
+from pipeline.checkpoint.architectures import (
+    ARCHITECTURES,
+    GGUF_ARCHITECTURES,
+    REFUSED,
+    SUPPORTED_ARCHITECTURES,
+    check_architecture,
+)
+from pipeline.config.places import places
+from pipeline.errors import CheckpointError
+
+# What the product promises to serve or to refuse with a reason.
+PROMISED = [
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "MixtralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "Gemma2ForCausalLM",
+    "Phi3ForCausalLM",
+    "GPT2LMHeadModel",
+    "GPTJForCausalLM",
+    "GPTNeoXForCausalLM",
+    "OPTForCausalLM",
+    "BloomForCausalLM",
+    "GlmForCausalLM",
+    "InternLM2ForCausalLM",
+    "BaichuanForCausalLM",
+]
+
+
+def test_the_page_is_that_of_the_list() -> None:
+    page = architecture_file(places({}).home)
+    assert page.read_text(encoding="utf-8") == architecture_page(), "run `lookahead architectures --write`"
+    for name in (*SUPPORTED_ARCHITECTURES, *REFUSED):
+        assert f"| {name} |" in architecture_page()
+
+
+def test_every_promised_architecture_is_served_or_refused_with_a_reason() -> None:
+    assert set(PROMISED) <= {*SUPPORTED_ARCHITECTURES, *REFUSED}
+    assert not set(SUPPORTED_ARCHITECTURES) & REFUSED.keys()
+    assert len(set(SUPPORTED_ARCHITECTURES)) == len(ARCHITECTURES)
+    assert {name for names in GGUF_ARCHITECTURES.values() for name in names} <= set(SUPPORTED_ARCHITECTURES)
+
+
+@pytest.mark.parametrize("name", SUPPORTED_ARCHITECTURES)
+def test_transformers_knows_what_is_served(name: str) -> None:
+    assert hasattr(transformers, name)
+    check_architecture(name, name, "here")
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_refusal_gives_its_reason(name: str) -> None:
+    with pytest.raises(CheckpointError, match=name) as caught:
+        check_architecture(name, name, "here")
+    assert REFUSED[name] in str(caught.value)
+    assert hasattr(transformers, name) != ("no modelling code" in REFUSED[name])

@@ -1,0 +1,97 @@
+"""int8 engines: built beside plain ones, smaller, and refused where they would not work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+from pipeline.bench.baselines import load_baselines
+from pipeline.bench.workload import Prompt
+from pipeline.config.hardware import Hardware
+from pipeline.config.places import Places, places
+from pipeline.config.resolution import resolve_config
+from pipeline.config.schema import ResolvedConfig
+from pipeline.engine.plan import engine_plan
+from pipeline.engine.submission import Submission
+from pipeline.engine.torch.load import create_scheduler, load_engine
+from pipeline.errors import BuildError, ConfigError
+from pipeline.tuning.planned_engine import planned_engine
+from tests.fakes import make_request
+
+CPU = Hardware(gpu=None, compute_capability=0, has_tensorrt_llm=False)
+H100 = Hardware(gpu="H100", compute_capability=90, has_tensorrt_llm=True)
+INT8 = "engine.quantization=int8"
+
+
+def tiny(*overrides: str, profile: str = "latency", hardware: Hardware = CPU) -> ResolvedConfig:
+    return resolve_config(
+        "tiny-random-llama", profile, ("drafting.planner=fixed", *overrides), where=places({}), hardware=hardware
+    )
+
+
+@pytest.fixture
+def where(tmp_path: Path) -> Places:
+    return Places(home=places({}).home, engines=tmp_path / "engines", cache=tmp_path / "cache")
+
+
+def test_an_int8_engine_is_a_build_of_its_own_and_shared_by_profiles_that_want_it(where: Places) -> None:
+    plain = planned_engine(tiny(), where)
+    quantised = planned_engine(tiny(INT8), where)
+    assert (plain.outcome, quantised.outcome) == ("built", "built")
+    assert planned_engine(tiny(INT8, profile="balanced"), where).outcome == "shared"
+    assert planned_engine(tiny(INT8), where).outcome == "reused"
+    assert quantised.artifact.manifest.fingerprint.flags["engine.quantization"] == "int8"
+    assert planned_engine(tiny(), where).outcome == "built"
+
+
+def test_the_files_hold_int8_and_the_plan_says_so(where: Places) -> None:
+    artifact = planned_engine(tiny(INT8), where).artifact
+    with safe_open(artifact.engine_dir / "model.safetensors", "pt") as file:
+        kinds = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118 (no mapping)
+    assert kinds["model.embed_tokens.weight"] == "I8"  # the output layer has the same weight
+    assert kinds["model.embed_tokens.weight_scale"] == kinds["model.norm.weight"] == "F32"
+    assert "lm_head.weight" not in kinds
+    assert "int8" in engine_plan(tiny(INT8), where)["weights"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_drafts_change_no_token_of_it_and_transformers_agrees(where: Places, dtype: str) -> None:
+    artifact = planned_engine(tiny(INT8, f"model.dtype={dtype}"), where).artifact
+    engine = load_engine(artifact)
+    prompt = np.random.default_rng(0).integers(0, 256, 30).tolist()
+
+    def run(strategy: str) -> list[int]:
+        request = make_request(prompt, 24)
+        (result,) = create_scheduler(artifact, engine=engine).run([Submission(request, strategy)])
+        return result.output_ids
+
+    plain = run("none")
+    if dtype == "float32":  # in 16 bit, near-ties of a random model fall either way
+        assert run("hybrid") == plain
+        (baseline,) = load_baselines(["hf"], artifact.engine_dir, "float32", "cpu", "int8")
+        assert baseline.generate(make_request(prompt, 24), Prompt(("",))).output_ids == plain
+    assert len(run("lookahead")) == len(plain) == 24
+
+
+def test_what_cannot_be_quantised_is_refused_before_anything_is_fetched(where: Places) -> None:
+    with pytest.raises(BuildError, match=r"'int8' does not go with .* GPT2LMHeadModel keeps its weights transposed"):
+        planned_engine(tiny(INT8, "model.architecture=GPT2LMHeadModel"), where)
+    gpu = Hardware(gpu="H100", compute_capability=90, has_tensorrt_llm=False)
+    with pytest.raises(BuildError, match="runs on the CPU only so far, and the device is cuda"):
+        planned_engine(tiny(INT8, hardware=gpu), where)
+    assert not list(where.cache.rglob("*.safetensors"))
+
+
+def test_tensorrt_llm_has_a_setting_of_its_own() -> None:
+    with pytest.raises(ConfigError, match=r"engine\.quantization: found 'int8'.*tensorrt_llm\.quantization: int8_wo"):
+        tiny(INT8, "backend=tensorrt_llm", hardware=H100)
+
+
+def test_a_cpu_without_the_kernels_is_told_what_to_use(where: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    artifact = planned_engine(tiny(INT8), where).artifact
+    monkeypatch.setattr("pipeline.engine.torch.load.can_quantize", lambda: False)
+    with pytest.raises(BuildError, match=r"FBGEMM.*model\.dtype=bfloat16"):
+        load_engine(artifact)

@@ -1,0 +1,109 @@
+"""Lookahead parallelism with real processes and torch.distributed: the same tokens as one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.config.hardware import Hardware
+from pipeline.config.places import Places, places
+from pipeline.config.resolution import resolve_config
+from pipeline.config.schema import ResolvedConfig
+from pipeline.decoding.request import SamplingParams
+from pipeline.engine.artifact import Artifact
+from pipeline.engine.parallel import ParallelEngine
+from pipeline.engine.submission import Submission
+from pipeline.engine.torch.load import create_scheduler, load_engine
+from pipeline.errors import BuildError, ServerError
+from pipeline.serving.road import prepare
+from pipeline.tuning.planned_engine import planned_engine
+from tests.fakes import make_request
+
+CPU = Hardware(gpu=None, compute_capability=0, has_tensorrt_llm=False)
+
+
+def tiny(*overrides: str) -> ResolvedConfig:
+    return resolve_config(
+        "tiny-random-llama", "latency", ("drafting.planner=fixed", *overrides), where=places({}), hardware=CPU
+    )
+
+
+@pytest.fixture
+def where(tmp_path: Path) -> Places:
+    return Places(home=places({}).home, engines=tmp_path / "engines", cache=tmp_path / "cache")
+
+
+def generate(artifact: Artifact) -> tuple[list[list[int]], list[int]]:
+    """Outputs and steps of requests that mix strategies and samplings."""
+    engine = load_engine(artifact)
+    scheduler = create_scheduler(artifact, engine=engine)
+    random = np.random.default_rng(0)
+    submissions = [
+        Submission(make_request(random.integers(0, 256, 20 + index).tolist(), 40, sampling=sampling), strategy)
+        for index, (strategy, sampling) in enumerate(
+            [
+                ("lookahead", SamplingParams()),
+                ("hybrid", SamplingParams()),
+                ("none", SamplingParams()),
+                ("lookahead", SamplingParams(temperature=0.8, top_p=0.9, seed=3)),
+                ("hybrid", SamplingParams(temperature=1.0, repetition_penalty=1.2, seed=4)),
+            ]
+        )
+    ]
+    results = scheduler.run(submissions)
+    if isinstance(engine, ParallelEngine):
+        engine.close()
+        engine.close()
+    return [result.output_ids for result in results], [result.statistics.num_steps for result in results]
+
+
+def test_two_processes_give_the_tokens_and_steps_of_one(where: Places) -> None:
+    one = generate(planned_engine(tiny(), where).artifact)
+    result = planned_engine(tiny("engine.lookahead_parallel=2"), where)
+    assert result.outcome == "updated"  # no new build: the engine does not depend on it
+    assert generate(result.artifact) == one
+    assert min(one[1]) < 40
+
+
+def test_a_model_spread_over_two_processes_gives_the_same_tokens(where: Places) -> None:
+    one = generate(planned_engine(tiny(), where).artifact)
+    result = planned_engine(tiny("model.parallelism.tensor=2"), where)
+    assert result.outcome == "updated"
+    assert generate(result.artifact) == one
+
+
+def test_a_model_without_a_plan_is_not_spread(where: Places) -> None:
+    with pytest.raises(BuildError, match="no plan for OPTForCausalLM"):
+        planned_engine(tiny("model.parallelism.tensor=2", "model.architecture=OPTForCausalLM"), where)
+
+
+def test_too_few_devices_are_said_before_a_process_is_started(where: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    artifact = planned_engine(tiny("engine.lookahead_parallel=2"), where).artifact
+    cuda = artifact.resolved.model_copy(update={"device": "cuda"})
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    with pytest.raises(BuildError, match="needs as many CUDA devices; 1 are here"):
+        load_engine(Artifact(artifact.folder, artifact.manifest, cuda))
+
+
+def test_a_server_refuses_it(where: Places) -> None:
+    with pytest.raises(ServerError, match=r"lookahead_parallel = 2 runs in process only"):
+        prepare(tiny("engine.lookahead_parallel=2"), where)
+    with pytest.raises(ServerError, match=r"tensor = 2 of the torch backend runs in process only"):
+        prepare(tiny("model.parallelism.tensor=2"), where)
+
+
+def test_a_process_that_does_not_come_up_is_reported(
+    where: Places, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    artifact = planned_engine(tiny("engine.lookahead_parallel=2"), where).artifact
+    from pipeline.engine.torch import ranks
+
+    whole = ranks.load_rank(artifact)
+    monkeypatch.setattr(ranks, "load_rank", lambda artifact: whole)
+    for path in artifact.engine_dir.glob("*.safetensors"):
+        path.unlink()
+    with pytest.raises(BuildError, match=r"Process rank-1 of engine\.lookahead_parallel = 2 ended while it loaded"):
+        load_engine(artifact)
+    assert "Error" in capfd.readouterr().err
