@@ -65,8 +65,8 @@ class CostCurve:
             if point.batch_size == batch_size and point.context_len == context_len
         )
         tokens = np.asarray([entry[0] for entry in measured], np.float64)
-        # Noise may make a larger pass look cheaper; no plan should be built on that.
-        times = np.maximum.accumulate(np.asarray([entry[1] for entry in measured], np.float64))
+        # A smaller pass that took longer than a larger one was disturbed.
+        times = np.minimum.accumulate(np.asarray([entry[1] for entry in reversed(measured)], np.float64))[::-1]
         wanted = np.arange(num_tokens + 1, dtype=np.float64)
         result = np.interp(wanted, tokens, times)
         beyond = wanted > tokens[-1]

@@ -20,7 +20,7 @@ class CostRow(Frozen):
     num_tokens: int = Field(ge=1, description="Tokens of the pass over all sequences.")
     batch_size: int = Field(ge=1)
     context_len: int = Field(ge=0, description="Cached tokens of each sequence.")
-    seconds: float = Field(gt=0, description="Median time of the pass.")
+    seconds: float = Field(gt=0, description="Least time that the pass took.")
 
 
 class CostCurveFile(Frozen):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,49 +17,54 @@ from pipeline.decoding.tree import IntArray, chain
 from pipeline.engine.contract import Engine, EngineLimits, VerifyItem
 from pipeline.engine.contract import Sequence as EngineSequence
 
-TOKENS_PER_SEQUENCE = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-BATCH_SIZES = (1, 2, 4, 8, 16, 32)
-CONTEXT_LENGTHS = (128, 1024)
-MAX_PASS_TOKENS = 256
-NUM_REPEATS = 5
+
+@dataclass(frozen=True, slots=True)
+class CostGrid:
+    """Which passes are measured: all combinations that fit the engine. max_pass_tokens: over all sequences."""
+
+    tokens_per_sequence: Sequence[int] = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+    batch_sizes: Sequence[int] = (1, 2, 4, 8, 16, 32)
+    context_lengths: Sequence[int] = (128, 1024)
+    max_pass_tokens: int = 256
+    num_repeats: int = 5
+
+
+FINE = CostGrid()
+# Enough for a planner, in seconds for a small model.
+COARSE = CostGrid((1, 2, 4, 8, 16, 24, 32, 64), (1, 4, 16), max_pass_tokens=128, num_repeats=3)
 
 
 def measure(
-    engine: Engine,
-    *,
-    batch_sizes: Sequence[int] = BATCH_SIZES,
-    context_lengths: Sequence[int] = CONTEXT_LENGTHS,
-    num_repeats: int = NUM_REPEATS,
-    seed: int = 0,
-    on_point: Callable[[CostPoint], None] = lambda point: None,
+    engine: Engine, grid: CostGrid = FINE, *, seed: int = 0, on_point: Callable[[CostPoint], None] = lambda point: None
 ) -> list[CostPoint]:
-    """Median times of passes with chains of random drafts, for all sizes that fit the engine's limits.
+    """Least times of passes with chains of random drafts, for all sizes that fit the engine's limits.
 
-    Repeats of the different sizes alternate, so that a slow moment of the machine does not fall on one size alone."""
-    limits = engine.limits
+    Repeats of the different sizes alternate, so that a slow moment of the machine does not fall on one size alone; of
+    the repeats the least time counts, as disturbances only add."""
     random = np.random.default_rng(seed)
     points: list[CostPoint] = []
-    for batch_size in (size for size in batch_sizes if size <= limits.max_batch_size):
-        for context_len in context_lengths:
-            sizes = sizes_that_fit(limits, batch_size, context_len, num_repeats)
+    for batch_size in (size for size in grid.batch_sizes if size <= engine.limits.max_batch_size):
+        for context_len in grid.context_lengths:
+            sizes = sizes_that_fit(engine.limits, grid, batch_size, context_len)
             if not sizes:
                 continue
-            times = _measure_batch(engine, batch_size, context_len, sizes, num_repeats, random)
+            times = _measure_batch(engine, batch_size, context_len, sizes, grid.num_repeats, random)
             for size, seconds in zip(sizes, times, strict=True):
                 points.append(CostPoint(size * batch_size, batch_size, context_len, seconds))
                 on_point(points[-1])
     return points
 
 
-def sizes_that_fit(limits: EngineLimits, batch_size: int, context_len: int, num_repeats: int) -> list[int]:
+def sizes_that_fit(limits: EngineLimits, grid: CostGrid, batch_size: int, context_len: int) -> list[int]:
     """Tokens per sequence that a pass may have; none if the sequences outgrow the engine while they are measured."""
+    longest = min(limits.max_num_tokens, grid.max_pass_tokens)
     possible = [
         size
-        for size in TOKENS_PER_SEQUENCE
-        if size - 1 <= limits.max_draft_tokens and size * batch_size <= min(limits.max_num_tokens, MAX_PASS_TOKENS)
+        for size in grid.tokens_per_sequence
+        if size - 1 <= limits.max_draft_tokens and size * batch_size <= longest
     ]
     # Every pass, the one that warms up included, leaves one token behind.
-    grown = context_len + 1 + len(possible) * (num_repeats + 1)
+    grown = context_len + 1 + len(possible) * (grid.num_repeats + 1)
     return [size for size in possible if grown + size <= limits.max_seq_len]
 
 
@@ -75,11 +81,13 @@ def _measure_batch(
     def tokens(count: int) -> IntArray:
         return random.integers(0, vocab_size, count).astype(np.int32)
 
-    sequences = [engine.open(tokens(context_len)) for _ in range(batch_size)]
+    context = tokens(context_len)
+    sequences: list[EngineSequence] = []
     times = np.zeros((len(sizes), num_repeats))
     try:
-        for sequence in sequences:
-            _prefill(engine, sequence)
+        for _ in range(batch_size):
+            sequences.append(engine.open(context))  # the same for all, so that only the first is computed
+            _prefill(engine, sequences[-1])
         for repeat in range(-1, num_repeats):
             for place, size in enumerate(sizes):
                 items = [VerifyItem(sequence, chain(tokens(size - 1).tolist())) for sequence in sequences]
@@ -96,8 +104,8 @@ def _measure_batch(
     finally:
         for sequence in sequences:
             engine.release(sequence)
-    medians: list[float] = np.median(times, axis=1).tolist()
-    return medians
+    least: list[float] = times.min(axis=1).tolist()
+    return least
 
 
 def _prefill(engine: Engine, sequence: EngineSequence) -> None:

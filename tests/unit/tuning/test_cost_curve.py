@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.decoding.cost import CostCurve
 from pipeline.engine.contract import VerifyItem
-from pipeline.tuning.cost_curve import measure, sizes_that_fit
+from pipeline.tuning.cost_curve import CostGrid, measure, sizes_that_fit
 from tests.fakes import TableEngine, TableLogits
 
 
@@ -29,7 +29,7 @@ class Counting(TableEngine):
 
 def test_every_size_is_measured_with_warm_up_and_repeats_and_released() -> None:
     engine = Counting(max_batch_size=2)
-    points = measure(engine, batch_sizes=(1, 2, 4), context_lengths=(16,), num_repeats=3)
+    points = measure(engine, CostGrid(batch_sizes=(1, 2, 4), context_lengths=(16,), num_repeats=3))
     assert not engine.held
     assert {(point.batch_size, point.num_tokens // point.batch_size) for point in points} == {
         (batch, size) for batch in (1, 2) for size in (1, 2, 4, 8, 12, 16, 24, 32, 48, 64) if size * batch <= 128
@@ -42,15 +42,16 @@ def test_every_size_is_measured_with_warm_up_and_repeats_and_released() -> None:
 
 def test_sizes_that_would_outgrow_a_sequence_are_left_out() -> None:
     limits = dataclasses.replace(TableEngine().limits, max_seq_len=64, max_draft_tokens=16)
-    assert sizes_that_fit(limits, 1, 16, 2) == [1, 2, 4, 8, 12, 16]
-    assert sizes_that_fit(limits, 1, 40, 2) == [1, 2, 4]
-    assert sizes_that_fit(limits, 1, 64, 2) == []
-    assert measure(Counting(max_seq_len=32), context_lengths=(1000,)) == []
+    grid = CostGrid(num_repeats=2)
+    assert sizes_that_fit(limits, grid, 1, 16) == [1, 2, 4, 8, 12, 16]
+    assert sizes_that_fit(limits, grid, 1, 40) == [1, 2, 4]
+    assert sizes_that_fit(limits, grid, 1, 64) == []
+    assert measure(Counting(max_seq_len=32), CostGrid(context_lengths=(1000,))) == []
 
 
 def test_long_contexts_are_prefilled_in_passes_that_fit() -> None:
     engine = Counting(max_num_tokens=8, max_draft_tokens=3)
-    points = measure(engine, batch_sizes=(1,), context_lengths=(50,), num_repeats=1)
+    points = measure(engine, CostGrid(batch_sizes=(1,), context_lengths=(50,), num_repeats=1))
     assert [point.num_tokens for point in points] == [1, 2, 4]
     assert max(tokens for _, tokens in engine.passes) == 8
 
@@ -58,5 +59,20 @@ def test_long_contexts_are_prefilled_in_passes_that_fit() -> None:
 def test_the_time_is_that_of_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(10**6))
     monkeypatch.setattr(time, "perf_counter", lambda: float(next(clock)))
-    points = measure(Counting(max_draft_tokens=1), batch_sizes=(1,), context_lengths=(4,), num_repeats=2)
+    points = measure(Counting(max_draft_tokens=1), CostGrid(batch_sizes=(1,), context_lengths=(4,), num_repeats=2))
     assert [point.seconds for point in points] == [1.0, 1.0]
+
+
+def test_of_disturbed_repeats_the_least_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    durations = iter([9.0, 1.0, 9.0, 3.0])  # the first warms up
+
+    class Slow(Counting):
+        def verify(self, items: Sequence[VerifyItem]) -> list[TableLogits | None]:
+            if items[0].num_pending is None:
+                now[0] += next(durations)
+            return super().verify(items)
+
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    grid = CostGrid(tokens_per_sequence=(1,), batch_sizes=(1,), context_lengths=(4,), num_repeats=3)
+    assert [point.seconds for point in measure(Slow(), grid)] == [1.0]

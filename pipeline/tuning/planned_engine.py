@@ -1,0 +1,42 @@
+"""ResolvedConfig -> an engine that its draft planner can plan for: built, and its passes measured on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pipeline.config.places import Places
+from pipeline.config.schema import ResolvedConfig
+from pipeline.engine.artifact import Artifact
+from pipeline.engine.build import BuildResult, build_engine
+from pipeline.engine.cost_curve import load_cost_curve, save_cost_curve
+from pipeline.tuning.cost_curve import COARSE, measure
+
+Note = Callable[[str], None]
+
+
+def planned_engine(
+    resolved: ResolvedConfig, places: Places, *, force: bool = False, note: Note = lambda text: None
+) -> BuildResult:
+    """`build_engine`, and the cost curve beside the artefact if the profile's planner needs one that is not there.
+    Raises CheckpointError and BuildError."""
+    result = build_engine(resolved, places, force=force, note=note)
+    if needs_cost_curve(result.artifact):
+        note("measuring what passes cost, for the draft planner")
+        measure_cost_curve(result.artifact)
+    return result
+
+
+def needs_cost_curve(artifact: Artifact) -> bool:
+    """Whether the planner is adaptive and nothing was measured with this build. TensorRT-LLM has none."""
+    resolved = artifact.resolved
+    if resolved.backend != "torch" or resolved.profile.drafting.planner != "adaptive":
+        return False
+    return load_cost_curve(artifact.folder, artifact.manifest.fingerprint_digest) is None
+
+
+def measure_cost_curve(artifact: Artifact) -> None:
+    """Measure a coarse curve and store it; `lookahead bench --cost-curve` puts a finer one in its place."""
+    from pipeline.engine.torch.load import load_engine  # slow to import, and not needed when nothing is to be done
+
+    points = measure(load_engine(artifact), COARSE)
+    save_cost_curve(artifact.folder, artifact.manifest.fingerprint_digest, tuple(points))
