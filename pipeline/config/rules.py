@@ -95,16 +95,34 @@ def conflicts_of_pair(model: ModelConfig, profile: ProfileConfig, known_profiles
                 f"names no profile. Known: default, {', '.join(known_profiles)}.",
             )
     if profile.backend == "torch":
-        ranks = model.parallelism.tensor * model.parallelism.pipeline
-        if ranks > 1:
-            yield Conflict(
-                "model.parallelism",
-                ("model.parallelism", "backend"),
-                f"found {ranks} ranks; the torch backend computes a model in one process. "
-                "Set both to 1, or use backend: tensorrt_llm.",
-            )
+        yield from _conflicts_of_ranks(model, profile)
         if uses_window(profile):
             yield from _conflicts_of_window(model, profile)
+
+
+def _conflicts_of_ranks(model: ModelConfig, profile: ProfileConfig) -> Iterator[Conflict]:
+    tensor, parallel = model.parallelism.tensor, profile.engine.lookahead_parallel
+    if model.parallelism.pipeline > 1:
+        yield Conflict(
+            "model.parallelism.pipeline",
+            ("model.parallelism.pipeline", "backend"),
+            f"found {model.parallelism.pipeline}; the torch backend has no pipeline parallelism. "
+            "Set it to 1, or use backend: tensorrt_llm.",
+        )
+    if tensor > 1 and parallel > 1:
+        yield Conflict(
+            "engine.lookahead_parallel",
+            ("engine.lookahead_parallel", "model.parallelism.tensor"),
+            f"found {parallel}, and model.parallelism.tensor is {tensor}; the torch backend has one or the other. "
+            "Set one of them to 1.",
+        )
+    if tensor > 1 and profile.engine.quantization != "none":
+        yield Conflict(
+            "engine.quantization",
+            ("engine.quantization", "model.parallelism.tensor"),
+            f"found '{profile.engine.quantization}', which is not spread over model.parallelism.tensor = {tensor} "
+            "ranks. Use 'none', or a single rank.",
+        )
 
 
 def _conflicts_of_window(model: ModelConfig, profile: ProfileConfig) -> Iterator[Conflict]:
@@ -163,6 +181,20 @@ def _conflicts_of_backend(profile: ProfileConfig) -> Iterator[Conflict]:
             "device",
             ("device", "backend"),
             "found 'cpu'; backend tensorrt_llm needs a GPU. Use backend: torch on a CPU.",
+        )
+    if profile.engine.quantization != "none":
+        yield Conflict(
+            "engine.quantization",
+            ("engine.quantization", "backend"),
+            f"found '{profile.engine.quantization}', a format of the torch backend. Use 'none' and, for the same on "
+            "TensorRT-LLM, tensorrt_llm.quantization: int8_wo.",
+        )
+    if profile.engine.lookahead_parallel > 1:
+        yield Conflict(
+            "engine.lookahead_parallel",
+            ("engine.lookahead_parallel", "backend"),
+            f"found {profile.engine.lookahead_parallel}; TensorRT-LLM has no lookahead parallelism. Use 1, or "
+            "backend: torch.",
         )
     if profile.drafting.strategy == "hybrid":
         yield Conflict(

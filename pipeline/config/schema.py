@@ -109,6 +109,20 @@ class Parallelism(Frozen):
     pipeline: int = Field(1, ge=1, le=64, description="Pipeline parallel ranks.")
 
 
+class ModelShape(Frozen):
+    """The sizes that a checkpoint's config.json states, so that an engine is planned before anything is downloaded."""
+
+    hidden_size: int = Field(ge=1, description="Width of the residual stream.")
+    intermediate_size: int = Field(ge=1, description="Width inside a feed-forward block.")
+    num_layers: int = Field(ge=1, description="Transformer blocks.")
+    num_attention_heads: int = Field(ge=1, description="Query heads.")
+    num_key_value_heads: int = Field(ge=1, description="Key/value heads.")
+    head_size: int = Field(ge=1, description="Width of one head.")
+    vocab_size: int = Field(ge=1, description="Entries of the vocabulary.")
+    position_embedding: Literal["rope", "learned_absolute", "alibi"] = Field("rope", description="Kind of positions.")
+    sliding_window: int | None = Field(None, ge=1, description="Tokens that a layer attends to, where it is limited.")
+
+
 class ModelConfig(Frozen):
     """What is served."""
 
@@ -121,6 +135,9 @@ class ModelConfig(Frozen):
     num_parameters: int = Field(ge=1, description="Parameters, for memory and disk estimates.")
     max_position_embeddings: int = Field(ge=1, description="Longest context the model was made for.")
     chat_template: bool = Field(True, description="Whether the tokenizer brings a chat template that fits the model.")
+    shape: ModelShape | None = Field(
+        None, description="Sizes as in config.json; the TensorRT-LLM backend plans with them."
+    )
     parallelism: Parallelism = Parallelism()
     lookahead: dict[str, LookaheadConfig] = Field(
         default_factory=dict, description="Tuned W, N, G per profile; 'default' serves the others."
@@ -138,6 +155,23 @@ class EngineConfig(Frozen):
     max_num_tokens: int = Field(2048, ge=1, description="Tokens of one pass over all sequences.")
     max_draft_tokens: int = Field(64, ge=0, le=2048, description="Nodes of one draft tree; 0 builds without drafts.")
     prefill_chunk: int = Field(512, ge=1, description="Prompt tokens of one sequence per pass.")
+    quantization: Literal["none", "int8"] = Field(
+        "none",
+        description="Weights of the torch engine. int8: linear layers, one scale per output channel, activations as "
+        "they are. TensorRT-LLM's own formats stand under tensorrt_llm.quantization.",
+    )
+    lookahead_parallel: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Processes of the torch backend that each hold the model and share every draft tree "
+        "(lookahead parallelism); for what runs in process: bench, verify, tune, experiments.",
+    )
+    strict_tensorrt_llm: bool = Field(
+        False,
+        description="Torch engine only: take, refuse and return exactly what the TensorRT-LLM engine that the section "
+        "tensorrt_llm describes would, for tests of what is built on top of it.",
+    )
 
 
 class TrieDraftConfig(Frozen):
@@ -192,7 +226,8 @@ class DraftingConfig(Frozen):
     max_draft_len: int = Field(12, ge=0, le=256, description="Longest path per step (branch_length).")
     planner: Literal["fixed", "adaptive"] = Field(
         "fixed",
-        description="fixed: always up to the limits above. adaptive: as many as the measured cost curve repays.",
+        description="fixed: always up to the limits above. adaptive: as many as the measured cost curve repays. Chains "
+        "for TensorRT-LLM always adapt, to what the calls are seen to cost.",
     )
     sources: tuple[SourceConfig, ...] = Field(
         (TrieDraftConfig(), PromptDraftConfig()), description="Draft sources that a strategy may choose from."
@@ -206,6 +241,16 @@ class SchedulingConfig(Frozen):
     max_queue_delay_microseconds: int = Field(0, ge=0, description="How long Triton waits to fill a batch.")
     bls_instances: int = Field(1, ge=1, le=64, description="Processes of the BLS model.")
     tokenizer_instances: int = Field(1, ge=1, le=64, description="Processes each of pre- and postprocessing.")
+    decoupled: bool = Field(
+        True,
+        description="Answer a request in several responses, as streaming needs. false: one response each, for clients "
+        "that call infer; Triton refuses that call where this is true.",
+    )
+    stock_bls: bool = Field(
+        False,
+        description="Serve the BLS model a second time under its name in TensorRT-LLM's repository, tensorrt_llm_bls, "
+        "which returns the prompt as well unless it is asked not to: for TensorRT-LLM's own clients.",
+    )
 
 
 class ServerConfig(Frozen):
@@ -235,6 +280,33 @@ class TensorRTLLMConfig(Frozen):
     enable_chunked_context: bool = Field(False, description="Split long prompts over several passes.")
     batch_scheduler_policy: Literal["guaranteed_no_evict", "max_utilization"] = "guaranteed_no_evict"
     container_tag: str = Field("26.07", pattern=r"^\d\d\.\d\d$", description="Triton container that builds and serves.")
+    logits_dtype: Literal["float32", "float16"] = Field(
+        "float32", description="Type of the logits that leave the engine."
+    )
+    gpu_memory_gib: float = Field(80.0, gt=0, description="Memory of one target GPU, for estimates and the KV split.")
+    enable_kv_cache_reuse: bool | None = Field(
+        None, description="Keep the KV cache of finished requests. Unset: on, except with a lookahead engine."
+    )
+    kv_cache_host_memory_bytes: int = Field(0, ge=0, description="Host memory that KV blocks may be moved to.")
+    lookahead_kv_share: float = Field(
+        0.5, gt=0, lt=1, description="With speculation 'both': the lookahead engine's share of the KV memory."
+    )
+    context_parallel: int = Field(1, ge=1, le=64, description="Context parallel ranks.")
+    moe_tensor_parallel: int = Field(-1, ge=-1, description="Tensor parallel ranks of expert layers; -1: as it comes.")
+    moe_expert_parallel: int = Field(-1, ge=-1, description="Expert parallel ranks of expert layers; -1: as it comes.")
+    calib_dataset: str = Field("cnn_dailymail", min_length=1, description="Texts that quantisation is calibrated with.")
+    calib_size: int = Field(512, ge=1, description="Number of those texts.")
+    build_flags: dict[str, bool | int | str] = Field(
+        default_factory=dict, description="Further options of trtllm-build, by their names without dashes."
+    )
+    parameters: dict[str, bool | int | float | str] = Field(
+        default_factory=dict, description="Further parameters of the served model, by their names in config.pbtxt."
+    )
+    orchestrator: bool = Field(False, description="Serve in orchestrator mode rather than leader mode.")
+    spawn_processes: bool = Field(True, description="Orchestrator mode: let the server start its own workers.")
+    allow_unvalidated: bool = Field(
+        False, description="Also build what NVIDIA does not test, such as lookahead decoding on Blackwell."
+    )
 
 
 class ProfileConfig(Frozen):

@@ -52,6 +52,7 @@ class Manifest(Frozen):
     profile: str
     fingerprint: Fingerprint
     fingerprint_digest: str
+    lookahead_origin: str | None = Field(None, description="Where W, N and G of the fingerprint come from.")
     files: tuple[FileEntry, ...]
     command: tuple[str, ...] = Field(description="The command line that built it.")
     created: str = Field(description="When, in UTC.")
@@ -186,12 +187,14 @@ def _check_files(folder: Path, manifest: Manifest, cache_dir: Path, mend: str) -
 
 
 def _check_runnable(folder: Path, fingerprint: Fingerprint, resolved: ResolvedConfig, mend: str) -> None:
+    if fingerprint.backend == "tensorrt_llm":  # it may run in a container, and torch may not see its GPU
+        from pipeline.engine.tensorrt_llm.environment import engine_device, engine_libraries
+
+        libraries, device = engine_libraries(resolved), engine_device(resolved)
+    else:
+        libraries, device = library_versions(fingerprint.backend), device_architecture(resolved.device)
     here = fingerprint.model_copy(
-        update={
-            "format": Fingerprint.model_fields["format"].default,
-            "libraries": library_versions(fingerprint.backend),
-            "device": device_architecture(resolved.device),
-        }
+        update={"format": Fingerprint.model_fields["format"].default, "libraries": libraries, "device": device}
     )
     if reasons := list(fingerprint.differences(here)):
         raise BuildError(f"The engine in {folder} was built for another environment: {'; '.join(reasons)}. {mend}")
@@ -208,6 +211,7 @@ def _describe(folder: Path, resolved: ResolvedConfig, fingerprint: Fingerprint, 
         profile=resolved.profile.name,
         fingerprint=fingerprint,
         fingerprint_digest=fingerprint.digest,
+        lookahead_origin=resolved.lookahead.origin,
         files=tuple(entries),
         command=("lookahead", *sys.argv[1:]),
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),

@@ -45,9 +45,13 @@ class Fingerprint(Frozen):
 
     @property
     def weights_digest(self) -> str:
-        """Hash of what the torch engine's files depend on; profiles that agree in it share them on disk."""
+        """Hash of what the engine's files depend on; profiles that agree in it share them on disk. TensorRT-LLM builds
+        the sizes into the engine, so nothing less than all of it will do there."""
+        if self.backend == "tensorrt_llm":
+            return self.digest
         names = ("format", "checkpoint", "architecture", "backend", "libraries", "dtype")
-        return _digest({name: getattr(self, name) for name in names})
+        quantization = self.flags.get("engine.quantization", "none")
+        return _digest({**{name: getattr(self, name) for name in names}, "quantization": quantization})
 
     def differences(self, other: Fingerprint) -> Iterator[str]:
         """One phrase per entry that differs: "transformers 5.17.0 instead of 5.23.0"."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from pipeline.checkpoint.disk import PARTIAL
 from pipeline.config.places import Places
 from pipeline.engine.artifact import MANIFEST
+from pipeline.engine.tensorrt_llm import STAGES
 from pipeline.errors import BuildError
 
 
@@ -25,7 +26,7 @@ def removable(places: Places, model: str | None, cache: bool) -> list[Path]:
 
 
 def _is_removable(path: Path) -> bool:
-    return path.is_dir() and (path.name.startswith(PARTIAL) or (path / MANIFEST).is_file())
+    return path.is_dir() and (path.name == STAGES or path.name.startswith(PARTIAL) or (path / MANIFEST).is_file())
 
 
 def remove(folders: Sequence[Path]) -> None:

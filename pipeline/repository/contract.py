@@ -55,7 +55,7 @@ ENGINE_DTYPES: Mapping[str, str] = {
 
 
 def model_contract(model: str, dtypes: Mapping[str, str] = ENGINE_DTYPES) -> ModelContract:
-    """The contract of `tensorrt_llm`, `preprocessing`, `postprocessing`, `tensorrt_llm_bls` or `ensemble`.
+    """The contract of `tensorrt_llm`, `preprocessing`, `postprocessing`, `tensorrt_llm_bls`, `ensemble` or `llmapi`.
 
     dtypes: Triton type for each element type that depends on the engine. Raises KeyError for any other model."""
     entry = _contracts()[model]

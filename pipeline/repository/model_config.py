@@ -14,8 +14,9 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.artifact import Artifact
+from pipeline.engine.tensorrt_llm.speculation import modes_of
 from pipeline.errors import RepositoryError
-from pipeline.repository.contract import Tensor, model_contract
+from pipeline.repository.contract import ENGINE_DTYPES, Tensor, model_contract
 from pipeline.repository.extensions import (
     LOOKAHEAD_BLS_INPUTS,
     LOOKAHEAD_BLS_OUTPUTS,
@@ -25,17 +26,28 @@ from pipeline.repository.extensions import (
 
 TARGET_MODEL = "tensorrt_llm"
 FRONT_MODEL = "lookahead_bls"
+STOCK_FRONT_MODEL = "tensorrt_llm_bls"
+_LOGITS = {"float32": "TYPE_FP32", "float16": "TYPE_FP16"}
+
+
+def engine_dtypes(resolved: ResolvedConfig) -> Mapping[str, str]:
+    """Triton types of tensors that depend on the engine. All models of a repository must agree on them, or the ensemble
+    does not load. The torch engine gives float32 logits."""
+    if resolved.backend != "tensorrt_llm":
+        return ENGINE_DTYPES
+    return {**ENGINE_DTYPES, "${logits_datatype}": _LOGITS[resolved.profile.tensorrt_llm.logits_dtype]}
 
 
 def torch_target(resolved: ResolvedConfig, artifact: Artifact) -> pb.ModelConfig:
     """`tensorrt_llm` served by our torch engine: one process that answers many requests at once."""
     contract = model_contract("tensorrt_llm")
-    config = _config(
-        TARGET_MODEL, resolved, contract.inputs + TENSORRT_LLM_INPUTS, contract.outputs + TENSORRT_LLM_OUTPUTS
-    )
-    config.model_transaction_policy.decoupled = True
-    _batch(config, resolved)
-    _set_parameters(
+    strict = resolved.profile.engine.strict_tensorrt_llm
+    inputs = contract.inputs if strict else contract.inputs + TENSORRT_LLM_INPUTS
+    outputs = contract.outputs if strict else contract.outputs + TENSORRT_LLM_OUTPUTS
+    config = _config(TARGET_MODEL, resolved, inputs, outputs)
+    config.model_transaction_policy.decoupled = resolved.profile.scheduling.decoupled
+    set_batching(config, resolved)
+    set_parameters(
         config,
         {
             # The four keys without which TensorRT-LLM's backend does not load; its tools look for them.
@@ -50,37 +62,39 @@ def torch_target(resolved: ResolvedConfig, artifact: Artifact) -> pb.ModelConfig
             "cancellation_check_period_ms": "100",
         },
     )
+    if strict:
+        set_parameters(config, {"strict_tensorrt_llm": modes_of(resolved)[0]})
     return config
 
 
 def preprocessing(resolved: ResolvedConfig, artifact: Artifact) -> pb.ModelConfig:
     """Text to token ids."""
-    contract = model_contract("preprocessing")
+    contract = model_contract("preprocessing", engine_dtypes(resolved))
     config = _config("preprocessing", resolved, contract.inputs, contract.outputs)
-    _batch(config, resolved)
+    set_batching(config, resolved)
     config.instance_group[0].count = resolved.profile.scheduling.tokenizer_instances
-    _set_parameters(config, {"tokenizer_dir": str(artifact.tokenizer_dir), "add_special_tokens": "true"})
+    set_parameters(config, {"tokenizer_dir": str(artifact.tokenizer_dir), "add_special_tokens": "true"})
     return config
 
 
 def postprocessing(resolved: ResolvedConfig, artifact: Artifact) -> pb.ModelConfig:
     """Token ids to text."""
-    contract = model_contract("postprocessing")
+    contract = model_contract("postprocessing", engine_dtypes(resolved))
     config = _config("postprocessing", resolved, contract.inputs, contract.outputs)
     config.dynamic_batching.SetInParent()
     config.instance_group[0].count = resolved.profile.scheduling.tokenizer_instances
-    _set_parameters(config, {"tokenizer_dir": str(artifact.tokenizer_dir), "skip_special_tokens": "true"})
+    set_parameters(config, {"tokenizer_dir": str(artifact.tokenizer_dir), "skip_special_tokens": "true"})
     return config
 
 
 def lookahead_bls(resolved: ResolvedConfig, artifact: Artifact, vocab_size: int) -> pb.ModelConfig:
     """Text in, text out: what clients call."""
-    contract = model_contract("tensorrt_llm_bls")
+    contract = model_contract("tensorrt_llm_bls", engine_dtypes(resolved))
     inputs, outputs = contract.inputs + LOOKAHEAD_BLS_INPUTS, contract.outputs + LOOKAHEAD_BLS_OUTPUTS
     config = _config(FRONT_MODEL, resolved, inputs, outputs)
-    config.model_transaction_policy.decoupled = True
+    config.model_transaction_policy.decoupled = resolved.profile.scheduling.decoupled
     config.instance_group[0].count = resolved.profile.scheduling.bls_instances
-    _set_parameters(
+    set_parameters(
         config,
         {
             "tensorrt_llm_model_name": TARGET_MODEL,
@@ -93,11 +107,20 @@ def lookahead_bls(resolved: ResolvedConfig, artifact: Artifact, vocab_size: int)
     return config
 
 
+def stock_bls(front: pb.ModelConfig) -> pb.ModelConfig:
+    """The front model once more, under the name and with the default that TensorRT-LLM's own clients know."""
+    config = pb.ModelConfig()
+    config.CopyFrom(front)
+    config.name = STOCK_FRONT_MODEL
+    set_parameters(config, {"exclude_input_in_output": "false"})
+    return config
+
+
 def ensemble(resolved: ResolvedConfig) -> pb.ModelConfig:
     """TensorRT-LLM's stock way from text to text, without drafts from the trie; for clients that name it."""
-    contract = model_contract("ensemble")
+    contract = model_contract("ensemble", engine_dtypes(resolved))
     config = pb.ModelConfig(name="ensemble", platform="ensemble", max_batch_size=resolved.profile.engine.max_batch_size)
-    _add_tensors(config, contract.inputs, contract.outputs)
+    add_tensors(config, contract.inputs, contract.outputs)
     for step in contract.steps:
         config.ensemble_scheduling.step.add(
             model_name=step.model, model_version=-1, input_map=dict(step.inputs), output_map=dict(step.outputs)
@@ -134,11 +157,12 @@ def read(path: Path) -> pb.ModelConfig:
 def _config(name: str, resolved: ResolvedConfig, inputs: Iterable[Tensor], outputs: Iterable[Tensor]) -> pb.ModelConfig:
     config = pb.ModelConfig(name=name, backend="python", max_batch_size=resolved.profile.engine.max_batch_size)
     config.instance_group.add(count=1, kind=pb.ModelInstanceGroup.KIND_CPU)
-    _add_tensors(config, inputs, outputs)
+    add_tensors(config, inputs, outputs)
     return config
 
 
-def _add_tensors(config: pb.ModelConfig, inputs: Iterable[Tensor], outputs: Iterable[Tensor]) -> None:
+def add_tensors(config: pb.ModelConfig, inputs: Iterable[Tensor], outputs: Iterable[Tensor]) -> None:
+    """Inputs and outputs, in this order: some clients read outputs by place."""
     for tensor in inputs:
         entry = config.input.add(
             name=tensor.name,
@@ -160,13 +184,15 @@ def _reshape(entry: pb.ModelInput | pb.ModelOutput, tensor: Tensor) -> None:
         entry.reshape.shape.extend(tensor.reshape)
 
 
-def _batch(config: pb.ModelConfig, resolved: ResolvedConfig) -> None:
+def set_batching(config: pb.ModelConfig, resolved: ResolvedConfig) -> None:
+    """Queue policy of the profile."""
     scheduling = resolved.profile.scheduling
     config.dynamic_batching.preferred_batch_size.append(config.max_batch_size)
     config.dynamic_batching.max_queue_delay_microseconds = scheduling.max_queue_delay_microseconds
     config.dynamic_batching.default_queue_policy.max_queue_size = scheduling.max_queue_size
 
 
-def _set_parameters(config: pb.ModelConfig, values: Mapping[str, str]) -> None:
+def set_parameters(config: pb.ModelConfig, values: Mapping[str, str]) -> None:
+    """Parameters, all of which are text in Triton."""
     for name, value in values.items():
         config.parameters[name].string_value = value

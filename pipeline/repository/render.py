@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,7 +13,8 @@ from pipeline.checkpoint.disk import whole_folder
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.artifact import Artifact
 from pipeline.errors import RepositoryError
-from pipeline.repository import model_config
+from pipeline.repository import model_config, tensorrt_llm_cpp
+from pipeline.repository.vocabulary import vocab_size
 
 REPOSITORY = "repository"
 CONFIG = "config.pbtxt"
@@ -47,13 +47,20 @@ def render(resolved: ResolvedConfig, artifact: Artifact, out_dir: Path, source: 
 
 def model_configs(resolved: ResolvedConfig, artifact: Artifact) -> list[pb.ModelConfig]:
     """The configs of all models of a repository."""
-    return [
-        model_config.preprocessing(resolved, artifact),
-        model_config.torch_target(resolved, artifact),
-        model_config.postprocessing(resolved, artifact),
-        model_config.lookahead_bls(resolved, artifact, vocab_size(artifact.engine_dir)),
-        model_config.ensemble(resolved),
-    ]
+    if resolved.backend == "tensorrt_llm":
+        configs = tensorrt_llm_cpp.model_configs(resolved, artifact)
+    else:
+        configs = [
+            model_config.preprocessing(resolved, artifact),
+            model_config.torch_target(resolved, artifact),
+            model_config.postprocessing(resolved, artifact),
+            model_config.lookahead_bls(resolved, artifact, vocab_size(artifact.engine_dir)),
+            model_config.ensemble(resolved),
+        ]
+    if resolved.profile.scheduling.stock_bls:
+        front = next(config for config in configs if config.name == model_config.FRONT_MODEL)
+        configs.append(model_config.stock_bls(front))
+    return configs
 
 
 def check_repository(folder: Path) -> tuple[str, ...]:
@@ -64,19 +71,6 @@ def check_repository(folder: Path) -> tuple[str, ...]:
     return tuple(model_config.read(path).name for path in paths)
 
 
-def vocab_size(engine_dir: Path) -> int:
-    """Size of the vocabulary that an engine's config.json states. Raises RepositoryError if it states none."""
-    path = engine_dir / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RepositoryError(f"{path} cannot be read: {error}. Build the engine again with --force.") from error
-    for section in (config, config.get("text_config", {}), config.get("pretrained_config", {})):
-        if "vocab_size" in section:
-            return int(section["vocab_size"])
-    raise RepositoryError(f"{path} states no vocab_size. Build the engine again with --force.")
-
-
 def _write_model(config: pb.ModelConfig, source: Path, folder: Path) -> None:
     target = folder / config.name
     version = target / VERSION
@@ -84,7 +78,8 @@ def _write_model(config: pb.ModelConfig, source: Path, folder: Path) -> None:
     (target / CONFIG).write_text(model_config.to_text(config), encoding="utf-8")
     if config.backend != "python":
         return  # Triton wants the version folder; the code is in its backend
-    for path in _code(source / config.name / VERSION):
+    code = {model_config.STOCK_FRONT_MODEL: model_config.FRONT_MODEL}.get(config.name, config.name)
+    for path in _code(source / code / VERSION):
         shutil.copyfile(path, version / path.name)
 
 

@@ -155,12 +155,12 @@ def test_all_faults_are_reported_at_once_with_file_key_and_remedy() -> None:
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        (["engine.max_draft_tokens=8"], "drafting.max_draft_tokens: found 16; the engine holds"),
+        (["engine.max_draft_tokens=8"], "drafting.max_draft_tokens: found 32; the engine holds"),
         (["engine.max_draft_tokens=15", "drafting.max_draft_tokens=15"], None),
         (["engine.max_draft_tokens=14", "drafting.max_draft_tokens=14"], "W = 5, N = 3, G = 3 needs 15"),
-        (["engine.max_num_tokens=1024", "engine.max_batch_size=64"], "needs 64 x (16 + 1) = 1088"),
-        (["engine.max_num_tokens=1087", "engine.max_batch_size=64", "engine.prefill_chunk=512"], "1088"),
-        (["engine.prefill_chunk=4096"], "engine.prefill_chunk: found 4096; a pass holds at most"),
+        (["engine.max_num_tokens=1024", "engine.max_batch_size=64"], "needs 64 x (32 + 1) = 2112"),
+        (["engine.max_num_tokens=2111", "engine.max_batch_size=64", "engine.prefill_chunk=512"], "2112"),
+        (["engine.prefill_chunk=8192"], "engine.prefill_chunk: found 8192; a pass holds at most"),
         (["engine.max_seq_len=8193"], "was made for at most 8192 positions"),
         (["engine.max_seq_len=128"], "leave no room"),
         (["engine.max_draft_tokens=0", "drafting.max_draft_tokens=0", "drafting.strategy=none"], None),
@@ -176,7 +176,15 @@ def test_all_faults_are_reported_at_once_with_file_key_and_remedy() -> None:
         (["device=cuda"], "torch finds no CUDA device"),
         (["backend=tensorrt_llm", "device=cpu"], "backend tensorrt_llm needs a GPU"),
         (["backend=tensorrt_llm", "drafting.strategy=hybrid"], "one speculative mode"),
-        (["model.parallelism.tensor=2"], "the torch backend computes a model in one process"),
+        (["model.parallelism.pipeline=2"], "the torch backend has no pipeline parallelism"),
+        (
+            ["model.parallelism.tensor=2", "engine.lookahead_parallel=2"],
+            "engine.lookahead_parallel: found 2, and model.parallelism.tensor is 2; the torch backend has one",
+        ),
+        (
+            ["model.parallelism.tensor=2", "engine.quantization=int8"],
+            "found 'int8', which is not spread over model.parallelism.tensor = 2 ranks",
+        ),
         (["model.lookahead.latncy.max_window_size=3"], "model.lookahead.latncy.max_ngram_size: is missing"),
         (
             ["model.lookahead.fast={max_window_size: 2, max_ngram_size: 2, max_verification_set_size: 1}"],

@@ -170,3 +170,36 @@ def test_a_broken_config_is_named(tmp_path):
         check_repository(tmp_path)
     with pytest.raises(RepositoryError, match="no model repository"):
         check_repository(tmp_path / "empty")
+
+
+def test_the_stock_name_is_the_same_model_with_the_stock_default(tmp_path):
+    resolved = torch_config("tiny-random-llama", "latency", "scheduling.stock_bls=true")
+    source = places().home / "triton_repo"
+    repository = render(resolved, fake_artifact(tmp_path / "artifact", resolved), tmp_path / "out", source)
+
+    ours, stock = (
+        model_config.read(repository.folder / name / "config.pbtxt") for name in ("lookahead_bls", "tensorrt_llm_bls")
+    )
+    assert (ours.input, ours.output) == (stock.input, stock.output)
+    assert stock.parameters["exclude_input_in_output"].string_value == "false"
+    assert (repository.folder / "tensorrt_llm_bls" / "1" / "model.py").is_file()
+
+
+def test_a_strict_target_offers_tensorrt_llms_tensors_and_no_others(tmp_path):
+    resolved = torch_config(
+        "tiny-random-llama", "latency", "engine.strict_tensorrt_llm=true", "tensorrt_llm.speculation=trie"
+    )
+    config = model_config.torch_target(resolved, fake_artifact(tmp_path, resolved))
+    contract = model_contract("tensorrt_llm")
+
+    assert tensors_of(config.input) == {tensor.name: tensor for tensor in contract.inputs}
+    assert tensors_of(config.output) == {tensor.name: tensor for tensor in contract.outputs}
+    assert config.parameters["strict_tensorrt_llm"].string_value == "trie"
+
+
+def test_models_are_decoupled_unless_the_profile_says_no(tmp_path):
+    for word in ("true", "false"):
+        resolved = torch_config("tiny-random-llama", "latency", f"scheduling.decoupled={word}")
+        configs = {config.name: config for config in model_configs(resolved, fake_artifact(tmp_path, resolved))}
+        for name in ("tensorrt_llm", "lookahead_bls"):
+            assert configs[name].model_transaction_policy.decoupled is (word == "true")

@@ -1,0 +1,114 @@
+"""The builder of this backend, as `pipeline.engine.builder.EngineBuilder` wants it, and `execute` for a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline.checkpoint.checkpoint import Checkpoint
+from pipeline.checkpoint.convert import write_tokenizer
+from pipeline.checkpoint.disk import require_space
+from pipeline.config.places import Places, places
+from pipeline.config.schema import ResolvedConfig
+from pipeline.engine.artifact import ENGINE, TOKENIZER, share_folder
+from pipeline.engine.fingerprint import Fingerprint
+from pipeline.engine.tensorrt_llm import rules
+from pipeline.engine.tensorrt_llm.environment import detect, engine_libraries, require_ready
+from pipeline.engine.tensorrt_llm.plan import Plan, plan_for
+from pipeline.engine.tensorrt_llm.shape import shape_of
+from pipeline.engine.tensorrt_llm.stages import Note, Run, run_build, run_conversion, run_process
+from pipeline.engine.tensorrt_llm.text import summary
+from pipeline.errors import BuildError
+
+__all__ = ["check", "execute", "fingerprint", "plan", "plan_for", "require_resources", "write_engine"]
+
+
+def check(resolved: ResolvedConfig) -> None:
+    """Raises ConfigError with everything that is wrong."""
+    rules.check(resolved)
+
+
+def plan(resolved: ResolvedConfig) -> Mapping[str, Any]:
+    """The plan in short, and whole under "tensorrt_llm"."""
+    whole = plan_for(resolved)
+    return {**summary(whole), "tensorrt_llm": whole.to_json()}
+
+
+def fingerprint(resolved: ResolvedConfig, checkpoint_hash: str) -> Fingerprint:
+    """Of the engines that a config builds, with the target GPU as device."""
+    whole = plan_for(resolved, checkpoint_hash=checkpoint_hash)
+    return Fingerprint(
+        checkpoint=checkpoint_hash,
+        architecture=resolved.model.architecture,
+        backend="tensorrt_llm",
+        libraries=engine_libraries(resolved),
+        device=f"cuda-sm{resolved.profile.tensorrt_llm.compute_capability}",
+        dtype=resolved.dtype,
+        flags={"conversion": whole.conversion.digest}
+        | {f"engine.{stage.instance.triton_model}": stage.digest for stage in whole.engines},
+        max_window_size=resolved.lookahead.max_window_size,
+        max_ngram_size=resolved.lookahead.max_ngram_size,
+        max_verification_set_size=resolved.lookahead.max_verification_set_size,
+    )
+
+
+def require_resources(resolved: ResolvedConfig, folder: Path) -> None:
+    """Raises BuildError if TensorRT-LLM, the GPU, disk or memory will not do."""
+    import psutil
+
+    whole = plan_for(resolved)
+    require_ready(detect(), resolved, whole.world_size)
+    require_space(folder, whole.estimate.disk_bytes, f"The engine of {resolved.model.name}", BuildError)
+    needed, available = whole.estimate.host_bytes, psutil.virtual_memory().available
+    if needed > available:
+        raise BuildError(
+            f"Building {resolved.model.name} needs about {needed / 1e9:.1f} GB of memory; {available / 1e9:.1f} GB are "
+            "available. Close other programs, or convert on a larger machine."
+        )
+
+
+def write_engine(resolved: ResolvedConfig, checkpoint: Checkpoint, folder: Path) -> None:
+    """Write folder/engine and folder/tokenizer."""
+    execute(plan_for(resolved, checkpoint_hash=checkpoint.content_hash), resolved, checkpoint, folder)
+
+
+def execute(
+    whole: Plan,
+    resolved: ResolvedConfig,
+    checkpoint: Checkpoint,
+    folder: Path,
+    note: Note = lambda text: None,
+    run: Run = run_process,
+) -> None:
+    """Run the stages of a plan that are not done, and put engine/ and tokenizer/ into `folder`.
+
+    With two engines, engine/ holds one folder per Triton model. run: how calls are run. Raises BuildError with the end
+    of the stage's log if one fails, or with the differences if what came out is not what was asked for."""
+    shape = shape_of(resolved.model)
+    assert shape is not None, "the rules refuse models of unknown shape"
+    run_conversion(whole, checkpoint, resolved.dtype, shape, note, run)
+    for stage in whole.engines:
+        run_build(whole, stage, note, run)
+        share_folder(stage.output, engine_dir(folder / ENGINE, whole, stage.instance.triton_model))
+    write_tokenizer(checkpoint, folder / TOKENIZER)
+
+
+def engine_dir(root: Path, whole: Plan, triton_model: str) -> Path:
+    """Folder of one engine below an artefact's engine/."""
+    return root if len(whole.engines) == 1 else root / triton_model
+
+
+def plan_path(where: Places, resolved: ResolvedConfig) -> Path:
+    """Where `lookahead engine --dry-run` writes the plan."""
+    return where.engines / resolved.model.name / f"{resolved.profile.name}.plan.json"
+
+
+def write_plan(whole: Plan, resolved: ResolvedConfig, where: Places | None = None) -> Path:
+    """The plan as JSON; returns the file."""
+    import json
+
+    path = plan_path(where or places(), resolved)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(whole.to_json(), indent=2) + "\n", encoding="utf-8")
+    return path

@@ -1,0 +1,222 @@
+"""Hugging Face checkpoint -> TensorRT-LLM checkpoint: which of the four ways, and the exact call.
+
+from_hugging_face     16-bit and weight-only formats, once per rank, then save_checkpoint
+quantize              formats with calibration, through the model class; writes all ranks at once
+convert_checkpoint.py families whose class has no from_hugging_face, and INT8 KV caches
+quantize.py           the remaining pairs of weight and KV format
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pipeline.engine.tensorrt_llm import facts
+from pipeline.engine.tensorrt_llm.case import KV_QUANT_ALGOS, QUANT_ALGOS, Case
+
+Method = Literal["from_hugging_face", "quantize", "convert_checkpoint.py", "quantize.py"]
+
+# Where the containers keep the examples.
+EXAMPLES_ROOT = "/app"
+# Formats that need no calibration.
+_PLAIN = ("none", "int8_wo", "int4_wo")
+_WEIGHT_ONLY_PRECISION = {"int8_wo": "int8", "int4_wo": "int4"}
+_QFORMATS = {
+    "none": "full_prec",
+    "fp8": "fp8",
+    "int8_wo": "int8_wo",
+    "int4_wo": "int4_wo",
+    "int4_awq": "int4_awq",
+    "w4a8_awq": "w4a8_awq",
+    "nvfp4": "nvfp4",
+}
+# Which example folder converts a model class.
+_FAMILIES = {
+    "LLaMAForCausalLM": "llama",
+    "QWenForCausalLM": "qwen",
+    "GPTForCausalLM": "gpt",
+    "GemmaForCausalLM": "gemma",
+    "PhiForCausalLM": "phi",
+    "Phi3ForCausalLM": "phi",
+    "ChatGLMForCausalLM": "glm",
+    "CohereForCausalLM": "commandr",
+    "DeciLMForCausalLM": "nemotron_nas",
+    "MambaForCausalLM": "mamba",
+    "RecurrentGemmaForCausalLM": "recurrentgemma",
+    "BaichuanForCausalLM": "baichuan",
+    "BloomForCausalLM": "bloom",
+    "FalconForCausalLM": "falcon",
+    "GPTJForCausalLM": "gptj",
+    "GPTNeoXForCausalLM": "gptneox",
+    "MPTForCausalLM": "mpt",
+    "OPTForCausalLM": "opt",
+    "DbrxForCausalLM": "dbrx",
+    "GrokForCausalLM": "grok",
+    "DeepseekForCausalLM": "deepseek_v1",
+    "DeepseekV2ForCausalLM": "deepseek_v2",
+}
+# Options of a family's script that every script has, where no source lists them all.
+_COMMON_FLAGS = ("model_dir", "output_dir", "dtype", "tp_size")
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """method: which way. call: for the two ways through Python, class and arguments as `convert` takes them; else
+    empty. argv: what to run."""
+
+    method: Method
+    call: dict[str, Any]
+    argv: tuple[str, ...]
+
+
+def method_of(case: Case) -> Method:
+    """The way that fits weight format, KV format and model class."""
+    trt = case.trt
+    if "script_only" in case.traits:
+        return "convert_checkpoint.py"
+    if trt.kv_cache_dtype == "int8":
+        return "convert_checkpoint.py" if trt.quantization in _PLAIN else "quantize.py"
+    if trt.kv_cache_dtype == "fp8":
+        return "quantize.py" if trt.quantization in _WEIGHT_ONLY_PRECISION else "quantize"
+    return "from_hugging_face" if trt.quantization in _PLAIN else "quantize"
+
+
+def family_of(architecture: str) -> str | None:
+    """Example folder of an architecture; None if it has none."""
+    return _FAMILIES.get(facts.model_class(architecture) or "")
+
+
+def known_script_flags(family: str) -> frozenset[str]:
+    """Options that a family's script is known to have."""
+    return frozenset(facts.script_flags(family)) or frozenset(_COMMON_FLAGS)
+
+
+def needed_script_flags(case: Case) -> dict[str, str]:
+    """Options that the family's script must have, each with the setting that needs it."""
+    trt, ranks = case.trt, case.model.parallelism
+    needed = {}
+    if trt.quantization in _WEIGHT_ONLY_PRECISION:
+        needed["use_weight_only"] = f"tensorrt_llm.quantization = '{trt.quantization}'"
+    elif trt.quantization != "none":
+        needed["(calibration)"] = f"tensorrt_llm.quantization = '{trt.quantization}'"
+    if trt.kv_cache_dtype == "int8":
+        needed["int8_kv_cache"] = "tensorrt_llm.kv_cache_dtype = 'int8'"
+    elif trt.kv_cache_dtype == "fp8":
+        needed["fp8_kv_cache"] = "tensorrt_llm.kv_cache_dtype = 'fp8'"
+    if ranks.pipeline > 1:
+        needed["pp_size"] = f"model.parallelism.pipeline = {ranks.pipeline}"
+    if trt.context_parallel > 1:
+        needed["cp_size"] = f"tensorrt_llm.context_parallel = {trt.context_parallel}"
+    for name, setting, size in (
+        ("moe_tp_size", "moe_tensor_parallel", trt.moe_tensor_parallel),
+        ("moe_ep_size", "moe_expert_parallel", trt.moe_expert_parallel),
+    ):
+        if size > 0:
+            needed[name] = f"tensorrt_llm.{setting} = {size}"
+    return needed
+
+
+def mapping_arguments(case: Case) -> dict[str, int]:
+    """Keyword arguments of Mapping, without the rank."""
+    ranks, trt = case.model.parallelism, case.trt
+    arguments = {
+        "world_size": case.world_size,
+        "tp_size": ranks.tensor,
+        "pp_size": ranks.pipeline,
+        "cp_size": trt.context_parallel,
+    }
+    if "moe" in case.traits:
+        arguments |= {"moe_tp_size": trt.moe_tensor_parallel, "moe_ep_size": trt.moe_expert_parallel}
+    return arguments
+
+
+def quant_arguments(case: Case) -> dict[str, str]:
+    """Keyword arguments of QuantConfig; enum members by name."""
+    named = {
+        "quant_algo": QUANT_ALGOS[case.trt.quantization],
+        "kv_cache_quant_algo": KV_QUANT_ALGOS[case.trt.kv_cache_dtype],
+    }
+    return {name: value for name, value in named.items() if value is not None}
+
+
+def conversion_of(case: Case, source: Path, output: Path, request: Path) -> Conversion:
+    """source: checkpoint folder with a normalised config.json. output: folder to write. request: where the call lies as
+    JSON, for the ways through Python."""
+    method = method_of(case)
+    if method == "convert_checkpoint.py":
+        return Conversion(method, {}, _convert_argv(case, source, output))
+    if method == "quantize.py":
+        return Conversion(method, {}, _quantize_argv(case, source, output))
+    call: dict[str, Any] = {
+        "method": method,
+        "architecture": case.model.architecture,
+        "model_class": facts.model_class(case.model.architecture),
+        "hf_model_dir": str(source),
+        "output_dir": str(output),
+        "dtype": case.resolved.dtype,
+        "mapping": mapping_arguments(case),
+        "quant_config": quant_arguments(case),
+    }
+    if method == "quantize":
+        call["calibration"] = {
+            "device": "cuda",
+            "calib_dataset": case.trt.calib_dataset,
+            "calib_batches": case.trt.calib_size,
+            "calib_batch_size": 1,
+            "calib_max_seq_length": 512,
+            "random_seed": 1234,
+            "tokenizer_max_seq_length": 2048,
+        }
+    return Conversion(method, call, ("python3", "-m", "pipeline.engine.tensorrt_llm.convert", str(request)))
+
+
+def _convert_argv(case: Case, source: Path, output: Path) -> tuple[str, ...]:
+    family = family_of(case.model.architecture)
+    assert family is not None, "the rules refuse architectures without a script"
+    script = f"{EXAMPLES_ROOT}/{facts.script_folder(family)}/convert_checkpoint.py"
+    ranks, trt = case.model.parallelism, case.trt
+    if family == "gemma":
+        options = ["--ckpt-type", "hf", "--model-dir", str(source), "--output-model-dir", str(output)]
+        options += ["--dtype", case.resolved.dtype, "--world-size", str(ranks.tensor)]
+    else:
+        options = ["--model_dir", str(source), "--output_dir", str(output)]
+        options += ["--dtype", case.resolved.dtype, "--tp_size", str(ranks.tensor)]
+        for name in ("pp_size", "cp_size", "moe_tp_size", "moe_ep_size"):
+            size = {
+                "pp_size": ranks.pipeline,
+                "cp_size": trt.context_parallel,
+                "moe_tp_size": trt.moe_tensor_parallel,
+                "moe_ep_size": trt.moe_expert_parallel,
+            }[name]
+            if size > 1 or (size == 1 and name.startswith("moe")):
+                options += [f"--{name}", str(size)]
+        if "workers" in known_script_flags(family):
+            options += ["--workers", str(case.world_size)]
+    if trt.quantization in _WEIGHT_ONLY_PRECISION:
+        options += ["--use_weight_only", "--weight_only_precision", _WEIGHT_ONLY_PRECISION[trt.quantization]]
+    if trt.kv_cache_dtype != "auto":
+        options.append(f"--{trt.kv_cache_dtype}_kv_cache")
+    return ("python3", script, *options)
+
+
+def _quantize_argv(case: Case, source: Path, output: Path) -> tuple[str, ...]:
+    ranks, trt = case.model.parallelism, case.trt
+    options: dict[str, object] = {
+        "model_dir": source,
+        "output_dir": output,
+        "dtype": case.resolved.dtype,
+        "qformat": _QFORMATS[trt.quantization],
+        "kv_cache_dtype": trt.kv_cache_dtype,
+        "calib_dataset": trt.calib_dataset,
+        "calib_size": trt.calib_size,
+        "calib_max_seq_length": 512,
+        "batch_size": 1,
+        "tp_size": ranks.tensor,
+        "pp_size": ranks.pipeline,
+        "cp_size": trt.context_parallel,
+        "device": "cuda",
+        "seed": 1234,
+    }
+    script = f"{EXAMPLES_ROOT}/examples/quantization/quantize.py"
+    return ("python3", script, *(text for name, value in options.items() for text in (f"--{name}", str(value))))

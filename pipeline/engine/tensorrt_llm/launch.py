@@ -1,0 +1,106 @@
+"""Starting tritonserver for one rank or many, word for word as NVIDIA's launcher for this backend does.
+
+Leader mode: one server per rank under mpirun, and ranks above 0 load only the models with an engine. Orchestrator
+mode: one server that talks to workers; it needs two variables and small memory pools. Two things may be added to the
+launcher's words: addresses to listen on (it always takes all), and a name of our own for shared memory, by which a
+crashed server's leftovers are found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pipeline.errors import ServerError
+
+CONTAINER_SERVER = "/opt/tritonserver/bin/tritonserver"
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchOptions:
+    """world_size: ranks of an engine. engine_models: Triton models that hold one. log_file: verbose log of rank 0.
+    gpus: GPU numbers, for orchestrator mode. use_mpi: also for one rank, as the stock launcher does by default.
+    llmapi: start through trtllm-llmapi-launch. host: address to listen on; None: all, as the stock launcher.
+    shm_prefix: how names of shared memory begin; the rank follows."""
+
+    repository: Path
+    http_port: int = 8000
+    grpc_port: int = 8001
+    metrics_port: int = 8002
+    tritonserver: str = CONTAINER_SERVER
+    world_size: int = 1
+    engine_models: tuple[str, ...] = ("tensorrt_llm",)
+    use_mpi: bool = True
+    oversubscribe: bool = False
+    exit_timeout_s: int | None = None
+    log_file: Path | None = None
+    orchestrator: bool = False
+    spawn_processes: bool = True
+    gpus: tuple[int, ...] = (0,)
+    llmapi: bool = False
+    host: str | None = None
+    shm_prefix: str = "prefix"
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What to run. environment: variables on top of the shell's."""
+
+    argv: tuple[str, ...]
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def launch_of(options: LaunchOptions) -> Launch:
+    """The command. Raises ServerError for combinations that the stock launcher refuses."""
+    if options.world_size < 1:
+        raise ServerError(f"world_size is {options.world_size}; at least one rank is needed.")
+    if not options.use_mpi and options.world_size > 1:
+        raise ServerError(
+            f"world_size is {options.world_size} without mpirun; only one rank runs without it. Install Open MPI, or "
+            "work in NVIDIA's container."
+        )
+    if options.orchestrator and options.spawn_processes and options.world_size > 1:
+        raise ServerError(
+            f"world_size is {options.world_size} in orchestrator mode; that starts its own workers, so it must be 1. "
+            "Set tensorrt_llm.spawn_processes to false or leave orchestrator mode."
+        )
+    environment = {}
+    if options.orchestrator:
+        environment = {
+            "TRTLLM_ORCHESTRATOR": "1",
+            "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES": "1" if options.spawn_processes else "0",
+        }
+    words: list[str] = []
+    if options.use_mpi:
+        words += ["mpirun", "--allow-run-as-root", *(["--oversubscribe"] if options.oversubscribe else [])]
+    for rank in range(options.world_size):
+        words += _of_rank(rank, options)
+    return Launch(tuple(words), environment)
+
+
+def _of_rank(rank: int, options: LaunchOptions) -> Sequence[str]:
+    ports = [
+        f"--grpc-port={options.grpc_port}",
+        f"--http-port={options.http_port}",
+        f"--metrics-port={options.metrics_port}",
+    ]
+    words = ["-n", "1"] if options.use_mpi else []
+    words += ["trtllm-llmapi-launch"] if options.llmapi else []
+    words += [options.tritonserver, f"--model-repository={options.repository}"]
+    if options.exit_timeout_s is not None:
+        words.append(f"--exit-timeout-secs={options.exit_timeout_s}")
+    words += ports
+    if rank == 0 and options.log_file is not None:
+        words += ["--log-verbose=3", f"--log-file={options.log_file}"]
+    if rank > 0:
+        words += ["--model-control-mode=explicit", *(f"--load-model={name}" for name in options.engine_models)]
+    if options.orchestrator and options.spawn_processes:
+        words += ["--pinned-memory-pool-byte-size=0", "--enable-peer-access=false"]
+        words += [f"--cuda-memory-pool-byte-size={gpu}:0" for gpu in options.gpus]
+    words += ports
+    if options.host is not None:
+        words += [f"--{name}-address={options.host}" for name in ("grpc", "http", "metrics")]
+    words.append("--disable-auto-complete-config")
+    words.append(f"--backend-config=python,shm-region-prefix-name={options.shm_prefix}{rank}_")
+    return [*words, ":"] if options.use_mpi else words

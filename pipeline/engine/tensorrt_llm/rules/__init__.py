@@ -1,0 +1,38 @@
+"""Every check of a config for TensorRT-LLM: small functions that yield what is wrong. All run before anything is
+downloaded or built, and all findings are told at once."""
+
+from __future__ import annotations
+
+from pipeline.config.faults import Fault, raise_faults
+from pipeline.config.schema import ResolvedConfig
+from pipeline.engine.tensorrt_llm.case import Case, case_of
+from pipeline.engine.tensorrt_llm.rules import device, flags, model, plugins, serving, sizes, speculation
+from pipeline.engine.tensorrt_llm.rules.problem import Problem, Rule
+
+RULES: tuple[Rule, ...] = (
+    *model.RULES,
+    *device.RULES,
+    *sizes.RULES,
+    *speculation.RULES,
+    *flags.RULES,
+    *plugins.RULES,
+    *serving.RULES,
+)
+
+
+def problems_of(case: Case) -> list[Problem]:
+    """Everything that is wrong, each thing once."""
+    return list(dict.fromkeys(problem for rule in RULES for problem in rule(case)))
+
+
+def check(resolved: ResolvedConfig) -> Case:
+    """The case, if nothing is wrong with it; else ConfigError with all faults."""
+    case = case_of(resolved)
+    raise_faults([_fault(problem, resolved) for problem in problems_of(case)])
+    return case
+
+
+def _fault(problem: Problem, resolved: ResolvedConfig) -> Fault:
+    path = tuple(problem.key.split("."))
+    where = f"model {resolved.model.name}" if path[0] == "model" else f"profile {resolved.profile.name}"
+    return Fault(where, path, problem.text)

@@ -1,0 +1,156 @@
+"""Whether the engine backend has the model, and whether its checkpoint can be converted as asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from pipeline.config.faults import did_you_mean
+from pipeline.config.schema import GgufCheckpoint, LocalCheckpoint
+from pipeline.engine.tensorrt_llm import facts
+from pipeline.engine.tensorrt_llm.case import Case
+from pipeline.engine.tensorrt_llm.conversion import family_of, known_script_flags, method_of, needed_script_flags
+from pipeline.engine.tensorrt_llm.rules.problem import Problem, Rule
+
+
+def architecture_is_known(case: Case) -> Iterator[Problem]:
+    """The class must stand in the engine backend's map."""
+    name = case.model.architecture
+    if facts.model_class(name) is not None:
+        return
+    if name in facts.only_without_engines():
+        text = f"found {name}, which TensorRT-LLM serves without engines only. Use backend: torch."
+    else:
+        text = (
+            f"found {name}; TensorRT-LLM {facts.RELEASE_LINE} has no engine for it."
+            f"{did_you_mean(name, facts.architectures())} Use backend: torch, or another model."
+        )
+    yield Problem("model.architecture", text)
+
+
+def only_text_is_served(case: Case) -> Iterator[Problem]:
+    kinds = {"multimodal": "also takes images or sound", "no_text": "does not generate text"}
+    for trait, what in kinds.items():
+        if trait in case.traits:
+            yield Problem(
+                "model.architecture",
+                f"found {case.model.architecture}, which {what}; this pipeline serves text models.",
+            )
+
+
+def shape_is_known(case: Case) -> Iterator[Problem]:
+    """Kernels, memory and ranks are judged by the sizes, before anything is downloaded."""
+    if case.shape is None and facts.model_class(case.model.architecture) is not None:
+        yield Problem(
+            "model.shape",
+            "is missing; the engine is planned before the checkpoint is there. State the sizes of the checkpoint's "
+            "config.json in the model's YAML, as configs/models/llama2-7b.yaml does.",
+        )
+
+
+def ranks_divide_the_model(case: Case) -> Iterator[Problem]:
+    """Every tensor-parallel rank takes the same number of heads."""
+    ranks, shape = case.model.parallelism, case.shape
+    if shape is None:
+        return
+    if shape.num_attention_heads % ranks.tensor:
+        yield Problem(
+            "model.parallelism.tensor",
+            f"found {ranks.tensor}, which does not divide the {shape.num_attention_heads} attention heads of "
+            f"{case.model.name}.",
+        )
+    if ranks.pipeline > shape.num_layers:
+        yield Problem(
+            "model.parallelism.pipeline",
+            f"found {ranks.pipeline}; {case.model.name} has only {shape.num_layers} layers.",
+        )
+
+
+def expert_ranks(case: Case) -> Iterator[Problem]:
+    """For mixtures of experts moe_tp * moe_ep must be the tensor-parallel size; calibration takes no expert ranks."""
+    trt, tensor = case.trt, case.model.parallelism.tensor
+    asked = [size for size in (trt.moe_tensor_parallel, trt.moe_expert_parallel) if size != -1]
+    if not asked:
+        return
+    key = "tensorrt_llm.moe_expert_parallel" if trt.moe_expert_parallel != -1 else "tensorrt_llm.moe_tensor_parallel"
+    if "moe" not in case.traits:
+        yield Problem(key, f"found {asked[-1]}; {case.model.architecture} has no experts. Leave it at -1.")
+        return
+    if 0 in asked or (len(asked) == 2 and asked[0] * asked[1] != tensor) or (len(asked) == 1 and tensor % asked[0]):
+        yield Problem(
+            key,
+            f"found moe_tensor_parallel {trt.moe_tensor_parallel} x moe_expert_parallel {trt.moe_expert_parallel}; "
+            f"their "
+            f"product must be model.parallelism.tensor = {tensor}.",
+        )
+    if trt.moe_expert_parallel > 1 and method_of(case) in ("quantize", "quantize.py"):
+        yield Problem(
+            "tensorrt_llm.moe_expert_parallel",
+            f"found {trt.moe_expert_parallel}; calibration for tensorrt_llm.quantization = '{trt.quantization}' "
+            f"takes no "
+            "expert parallelism. Set it to 1 or -1.",
+        )
+
+
+def script_can_do_it(case: Case) -> Iterator[Problem]:
+    """Families converted by a script can only do what that script has options for."""
+    if method_of(case) != "convert_checkpoint.py" or facts.model_class(case.model.architecture) is None:
+        return
+    family = family_of(case.model.architecture)
+    if family is None:
+        yield Problem(
+            "model.architecture",
+            f"found {case.model.architecture}, for which neither class nor script converts. Use another.",
+        )
+        return
+    known = known_script_flags(family)
+    for flag, setting in needed_script_flags(case).items():
+        if flag not in known:
+            key, _, value = setting.partition(" = ")
+            yield Problem(
+                key,
+                f"found {value}; {case.model.architecture} is converted by the script of '{family}', which has no "
+                f"option "
+                f"{flag} (known: {', '.join(sorted(known))}). Use the default.",
+            )
+
+
+def grok_takes_no_quantisation(case: Case) -> Iterator[Problem]:
+    is_grok = facts.model_class(case.model.architecture) == "GrokForCausalLM"
+    if is_grok and method_of(case) == "from_hugging_face" and case.trt.quantization != "none":
+        yield Problem(
+            "tensorrt_llm.quantization",
+            f"found '{case.trt.quantization}'; the converter of {case.model.architecture} takes no quantisation. "
+            "Use 'none'.",
+        )
+
+
+def path_means_nothing_else(case: Case) -> Iterator[Problem]:
+    """The Llama loader looks for words in the folder's name and then takes other weight names."""
+    if facts.model_class(case.model.architecture) != "LLaMAForCausalLM":
+        return
+    source = case.model.checkpoint
+    named = [("model.name", case.model.name)]
+    if isinstance(source, LocalCheckpoint | GgufCheckpoint):
+        named.append(("model.checkpoint.path", str(Path(source.path))))
+    for key, text in named:
+        for word in facts.SNIFFED_PATH_WORDS:
+            if word in text.lower() and case.model.architecture != "ExaoneForCausalLM":
+                yield Problem(
+                    key,
+                    f"found {text!r}; TensorRT-LLM's Llama loader takes '{word}' in a path for another kind of model "
+                    f"and "
+                    "loads wrong weights. Rename it.",
+                )
+
+
+RULES: tuple[Rule, ...] = (
+    architecture_is_known,
+    only_text_is_served,
+    shape_is_known,
+    ranks_divide_the_model,
+    expert_ranks,
+    script_can_do_it,
+    grok_takes_no_quantisation,
+    path_means_nothing_else,
+)

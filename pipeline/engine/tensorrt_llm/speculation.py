@@ -1,0 +1,181 @@
+"""Sizes of speculation: what W, N and G cost, which triples are legal, and how a request's length bounds its drafts.
+
+A TensorRT-LLM engine holds one number, `max_draft_len`. Lookahead's W, N and G stand beside it three times: where the
+engine was built (our manifest), at the served instance (config.pbtxt) and in a request; `max_draft_len` must be the
+formula's value for the first two, and a request may only ask for less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from pipeline.config.schema import LookaheadConfig, ResolvedConfig
+from pipeline.decoding.request import SamplingParams
+from pipeline.errors import RequestError
+
+Mode = Literal["lookahead", "trie", "none"]
+
+# Modes of trtllm-build, and the names under which an engine's config.json stores them as a number.
+BUILD_MODES: dict[Mode, str | None] = {
+    "lookahead": "lookahead_decoding",
+    "trie": "draft_tokens_external",
+    "none": None,
+}
+
+
+class Triple(NamedTuple):
+    """W, N and G: window_size columns, n-grams of ngram_size tokens, verification_set_size candidates per step."""
+
+    window_size: int
+    ngram_size: int
+    verification_set_size: int
+
+
+# Plain decoding on a lookahead engine.
+AUTOREGRESSIVE = Triple(1, 1, 0)
+
+
+def triple_of(config: LookaheadConfig) -> Triple:
+    return Triple(config.max_window_size, config.max_ngram_size, config.max_verification_set_size)
+
+
+def max_draft_len(triple: Triple) -> int:
+    """Draft tokens that one step may hold."""
+    w, n, g = triple
+    return (0 if n == 1 else n - 2) + (w - 1 + g) * (n - 1)
+
+
+def max_path_len(triple: Triple) -> int:
+    """Most tokens that one step can emit."""
+    return triple.ngram_size
+
+
+def packed_mask_words(triple: Triple) -> int:
+    """int32 words per token of the engine's tree mask."""
+    return -(-(max_draft_len(triple) + 1) // 32)
+
+
+def effective_branches(triple: Triple) -> int:
+    """Candidates that are really verified: the pool's answer is cut to W."""
+    return min(triple.verification_set_size, triple.window_size)
+
+
+def illegal(triple: Triple) -> str | None:
+    """Why TensorRT-LLM would not take a triple; None if it does."""
+    w, n, g = triple
+    if w < 1 or n < 1 or g < 0:
+        return "W and N must be at least 1 and G at least 0"
+    if n == 1 and (w, g) != (1, 0):
+        return "N = 1 switches lookahead off and needs W = 1 and G = 0"
+    return None
+
+
+def triple_for_request(instance: Triple, asked: tuple[int | None, int | None, int | None], prompt_len: int) -> Triple:
+    """The triple to send with a request, given what it asks for (None: nothing) and its prompt's length in tokens.
+
+    The backend checks none of this before a step runs, and a wrong triple then fails the whole batch. Raises
+    RequestError for one or two values of three, for more than the instance has, and for an illegal triple. A prompt
+    shorter than N - 1 tokens would make the engine read before its beginning, so N is lowered to prompt_len + 1."""
+    given = [value for value in asked if value is not None]
+    if given and len(given) != 3:
+        raise RequestError(
+            "lookahead_window_size, lookahead_ngram_size and lookahead_verification_set_size go together: "
+            f"found {len(given)} of 3; send all three or none"
+        )
+    triple = Triple(*given) if given else instance
+    if reason := illegal(triple):
+        raise RequestError(f"lookahead (W, N, G) is {tuple(triple)}: {reason}")
+    if any(mine > limit for mine, limit in zip(triple, instance, strict=True)):
+        raise RequestError(
+            f"lookahead (W, N, G) is {tuple(triple)}; the server runs {tuple(instance)}, and no value may be larger"
+        )
+    if prompt_len >= triple.ngram_size - 1:
+        return triple
+    return triple._replace(ngram_size=prompt_len + 1) if prompt_len >= 1 else AUTOREGRESSIVE
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeLimits:
+    """What an engine takes at run time. max_seq_len: as in the built engine, drafts included."""
+
+    max_seq_len: int
+    max_num_tokens: int
+    max_draft_len: int
+    chunked_context: bool
+
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens of the longest prompt; a longer one is an error."""
+        longest = self.max_seq_len - 1
+        return longest if self.chunked_context else min(longest, self.max_num_tokens)
+
+    @property
+    def usable_seq_len(self) -> int:
+        """Prompt and output of a request that sends no drafts of its own: the engine keeps room for max_draft_len."""
+        return self.max_seq_len - self.max_draft_len
+
+    def output_room(self, prompt_len: int, num_drafts: int) -> int:
+        """Output tokens that fit behind a prompt. num_drafts: that the request carries; 0 reserves max_draft_len."""
+        return max(0, self.max_seq_len - prompt_len - (num_drafts or self.max_draft_len))
+
+
+class ExternalStep(NamedTuple):
+    """One call to an engine for external drafts. num_drafts: how many of the chain to send; 0: leave the tensor out.
+    request_output_len: what to ask for."""
+
+    num_drafts: int
+    request_output_len: int
+
+
+def external_step(limits: RuntimeLimits, chain_len: int, context_len: int, remaining: int, chunk: int) -> ExternalStep:
+    """Cut a drafted chain to what the engine verifies whole.
+
+    context_len: prompt and output so far. remaining: tokens still wanted, at least 1. chunk: tokens to decode plainly
+    where there is no draft. A request with drafts ends after one step with at most num_drafts + 1 new tokens; drafts
+    beyond a limit would be an error or be dropped unseen."""
+    fits = min(
+        chain_len,
+        limits.max_draft_len,
+        remaining - 1,
+        limits.longest_prompt - context_len,
+        (limits.max_seq_len - context_len - 1) // 2,  # the drafts, their reserve and one token more
+    )
+    if fits >= 1:
+        return ExternalStep(fits, fits + 1)
+    return ExternalStep(0, max(1, min(chunk, remaining, limits.output_room(context_len, 0))))
+
+
+def modes_of(resolved: ResolvedConfig) -> tuple[Mode, ...]:
+    """Modes of the engines that a config asks for; the first is served as `tensorrt_llm`."""
+    match resolved.profile.tensorrt_llm.speculation:
+        case "both":
+            return ("trie", "lookahead")
+        case mode:
+            return (mode,)
+
+
+def draft_len_of(resolved: ResolvedConfig, mode: Mode) -> int:
+    """`max_draft_len` of an engine."""
+    match mode:
+        case "lookahead":
+            return max_draft_len(triple_of(resolved.lookahead))
+        case "trie":
+            return resolved.profile.tensorrt_llm.max_external_draft_len
+        case "none":
+            return 0
+
+
+def not_for_lookahead(sampling: SamplingParams) -> Iterator[str]:
+    """Names of a request's settings that a lookahead engine would not apply: it decodes greedily, without penalties,
+    banned words or biases."""
+    harmless = SamplingParams()
+    names = ["repetition_penalty", "presence_penalty", "frequency_penalty", "bad_words"]
+    if not sampling.greedy:
+        names += ["temperature", "top_k", "top_p", "min_p"]
+    for name in names:
+        if getattr(sampling, name) != getattr(harmless, name):
+            yield name
+    if sampling.embedding_bias is not None:
+        yield "embedding_bias"

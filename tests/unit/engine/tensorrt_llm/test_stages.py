@@ -1,0 +1,198 @@
+"""Running the stages of a plan with a stand-in for TensorRT-LLM that writes what the real one would."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from pipeline.checkpoint.fetch import fetch
+from pipeline.config.places import places
+from pipeline.engine.tensorrt_llm import facts
+from pipeline.engine.tensorrt_llm.build import execute
+from pipeline.engine.tensorrt_llm.plan import Plan, plan_for
+from pipeline.engine.tensorrt_llm.stages import run_process
+from pipeline.errors import BuildError, CheckpointError
+from tests.trt_configs import trt_config
+
+
+class StandIn:
+    """Answers the calls of a plan by writing their results. spoil: changes a config.json before it is written."""
+
+    def __init__(self, plan: Plan, spoil=lambda name, config: None, code: int = 0) -> None:
+        self.plan, self.spoil, self.code = plan, spoil, code
+        self.calls: list[str] = []
+
+    def __call__(self, argv: Sequence[str], environment: Mapping[str, str], folder: Path, log: Path) -> int:
+        log.write_text("first line\nlast line\n")
+        if self.code:
+            return self.code
+        if any(word == "trtllm-build" for word in argv):
+            stage = next(stage for stage in self.plan.engines if str(stage.output) in argv)
+            self.calls.append(f"build {stage.instance.mode}")
+            config = {"version": "1.2.1", "pretrained_config": {"vocab_size": 512}}
+            config["build_config"] = {**stage.build.build_config, **stage.build.expected}
+            self.write(stage.output, config, "engine", "engine")
+        else:
+            self.calls.append("convert")
+            stage = self.plan.conversion
+            call = json.loads(Path(argv[-1]).read_text())
+            source = json.loads((Path(call["hf_model_dir"]) / "config.json").read_text())
+            config = {**stage.expected, "rotary_base": float(source["rope_theta"])}
+            self.write(Path(call["output_dir"]), config, "safetensors", "checkpoint")
+        return 0
+
+    def write(self, folder: Path, config: dict, suffix: str, name: str) -> None:
+        self.spoil(name, config)
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps(config))
+        for rank in range(self.plan.world_size):
+            (folder / f"rank{rank}.{suffix}").write_bytes(b"x")
+
+
+@pytest.fixture
+def where(tmp_path):
+    return places(
+        {
+            "LOOKAHEAD_HOME": str(places().home),
+            "LOOKAHEAD_ENGINES": str(tmp_path / "engines"),
+            "LOOKAHEAD_CACHE": str(tmp_path / "cache"),
+        }
+    )
+
+
+def build(where, run_of, *overrides: str, target: str = "artifact") -> tuple[StandIn, Path]:
+    resolved = trt_config("tiny-random-llama", "latency", *overrides)
+    checkpoint = fetch(resolved.model, where.cache)
+    plan = plan_for(resolved, where, checkpoint.content_hash)
+    run = run_of(plan)
+    folder = where.engines / target
+    execute(plan, resolved, checkpoint, folder, run=run)
+    return run, folder
+
+
+def test_stages_run_once_and_are_found_again(where):
+    run, folder = build(where, StandIn)
+    assert run.calls == ["convert", "build lookahead"]
+    assert (folder / "engine" / "rank0.engine").is_file()
+    assert (folder / "tokenizer" / "tokenizer_config.json").is_file()
+
+    again, _ = build(where, StandIn, target="again")
+    assert again.calls == []
+    smaller, _ = build(where, StandIn, "engine.max_batch_size=2", target="smaller")
+    assert smaller.calls == ["build lookahead"]
+    other, _ = build(where, StandIn, "model.gpu_dtype=float16", target="other")
+    assert other.calls == ["convert", "build lookahead"]
+
+
+@pytest.mark.parametrize(
+    ("killed_in", "left_to_do"),
+    [
+        ("checkpoint", ["convert", "build trie", "build lookahead"]),
+        ("trie", ["build trie", "build lookahead"]),
+        ("lookahead", ["build lookahead"]),
+    ],
+)
+def test_a_killed_build_goes_on_with_the_stage_that_it_was_in(where, killed_in, left_to_do):
+    class Killed(StandIn):
+        """Dies with the config.json of a stage on disk, which looks as if it were finished."""
+
+        def write(self, folder: Path, config: dict, suffix: str, name: str) -> None:
+            super().write(folder, config, suffix, name)
+            if killed_in in (name, self.calls[-1].removeprefix("build ")):
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build(where, Killed, ".speculation=both", target="killed")
+    again, _ = build(where, StandIn, ".speculation=both")
+    assert again.calls == left_to_do
+
+
+def test_two_engines_lie_side_by_side(where):
+    run, folder = build(where, StandIn, ".speculation=both")
+    assert run.calls == ["convert", "build trie", "build lookahead"]
+    for model in ("tensorrt_llm", "tensorrt_llm_lookahead"):
+        assert (folder / "engine" / model / "config.json").is_file()
+
+
+def test_the_checkpoint_itself_is_not_changed_and_its_copy_is_normalised(where):
+    resolved = trt_config("tiny-random-llama")
+    checkpoint = fetch(resolved.model, where.cache)
+    before = (checkpoint.folder / "config.json").read_bytes()
+    assert "rope_parameters" in json.loads(before)
+    build(where, StandIn)
+    assert (checkpoint.folder / "config.json").read_bytes() == before
+    source = plan_for(resolved, where, checkpoint.content_hash).conversion.source
+    assert json.loads((source / "config.json").read_text())["rope_theta"] == 10000.0
+
+
+@pytest.mark.parametrize(
+    ("which", "change", "text"),
+    [
+        ("checkpoint", {"rotary_base": 500000.0}, "rotary_base 500000.0 instead of 10000.0"),
+        ("checkpoint", {"dtype": "float32"}, "dtype float32 instead of bfloat16"),
+        ("engine", {"version": "1.1.0"}, "version 1.1.0 instead of 1.2"),
+        ("engine", {"version": None}, "version None instead of 1.2"),
+        ("engine", {"build_config": {}}, "build_config.max_batch_size absent instead of 4"),
+    ],
+)
+def test_what_comes_out_wrong_is_refused_and_not_taken_for_finished(where, which, change, text):
+    def spoil(name: str, config: dict) -> None:
+        if name == which:
+            config |= change
+
+    with pytest.raises(BuildError, match=text.replace(".", r"\.")):
+        build(where, lambda plan: StandIn(plan, spoil))
+    mended, _ = build(where, StandIn)
+    assert f"{'convert' if which == 'checkpoint' else 'build lookahead'}" in mended.calls
+
+
+def test_a_dropped_size_is_told(where):
+    def spoil(name: str, config: dict) -> None:
+        if name == "engine":
+            config["build_config"]["max_seq_len"] -= 15
+
+    with pytest.raises(BuildError, match=r"max_seq_len 4081 instead of 4096"):
+        build(where, lambda plan: StandIn(plan, spoil))
+
+
+def test_a_failing_call_shows_the_end_of_its_log(where):
+    with pytest.raises(BuildError, match=r"(?s)conversion failed with code 3.*last line"):
+        build(where, lambda plan: StandIn(plan, code=3))
+
+
+def test_a_missing_rank_is_told(where):
+    class WithoutRanks(StandIn):
+        def write(self, folder: Path, config: dict, suffix: str, name: str) -> None:
+            super().write(folder, config, suffix, name)
+            (folder / f"rank0.{suffix}").unlink()
+
+    with pytest.raises(BuildError, match=r"no rank0\.safetensors"):
+        build(where, WithoutRanks)
+
+
+def test_another_model_than_planned_is_refused(where):
+    resolved = trt_config("tiny-random-llama")
+    checkpoint = fetch(resolved.model, where.cache)
+    shaped = trt_config(
+        "tiny-random-llama", "latency", "model.shape={hidden_size: 64, intermediate_size: 128, num_layers: 3, "
+        "num_attention_heads: 4, num_key_value_heads: 2, head_size: 16, vocab_size: 512}",
+    )  # fmt: skip
+    plan = plan_for(shaped, where, checkpoint.content_hash)
+    with pytest.raises(CheckpointError, match="num_layers 2 instead of 3"):
+        execute(plan, shaped, checkpoint, where.engines / "artifact", run=StandIn(plan))
+
+
+def test_a_program_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(BuildError, match="no-such-program cannot be started"):
+        run_process(["no-such-program"], {}, tmp_path, tmp_path / "log")
+
+
+def test_a_call_inherits_all_but_the_loader_switch(tmp_path, monkeypatch):
+    monkeypatch.setenv(facts.LOADER_SWITCH, "1")
+    log = tmp_path / "log"
+    command = f'echo "${facts.LOADER_SWITCH}.$EXTRA"; exit 4'
+    assert run_process(["sh", "-c", command], {"EXTRA": "extra"}, tmp_path, log) == 4
+    assert log.read_text() == ".extra\n"
