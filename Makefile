@@ -14,11 +14,11 @@ STAMP     := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup engine repo serve stop status generate chat verify tune bench load report doctor models \
-	profiles demo test check format schema clean
+.PHONY: help setup engine repo serve stop switch status generate chat verify tune bench load report doctor models \
+	profiles demo validate-gpu versions test check format schema clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@echo "Variables: MODEL=$(MODEL) PROFILE=$(PROFILE) ARGS=\"$(ARGS)\""
 
 setup: $(STAMP) ## Create .venv and install the package with its tested versions
@@ -43,6 +43,9 @@ serve: setup ## Start the server and wait until it is ready
 
 stop: setup ## Stop the server
 	$(LOOKAHEAD) stop $(ARGS)
+
+switch: setup ## Put another profile on the running server: PROFILE=throughput
+	$(LOOKAHEAD) switch --profile $(PROFILE) $(ARGS)
 
 status: setup ## Say what is being served
 	$(LOOKAHEAD) status $(ARGS)
@@ -77,14 +80,22 @@ models: setup ## List the models
 profiles: setup ## List the profiles
 	$(LOOKAHEAD) profiles $(ARGS)
 
+validate-gpu: setup ## Try everything on this machine's GPU and write a report: ARGS="--out report"
+	$(LOOKAHEAD) validate-gpu $(ARGS)
+
+versions: setup ## Which container holds which TensorRT-LLM; ARGS=--write puts the tables into the docs
+	$(LOOKAHEAD) versions $(ARGS)
+
 test: setup ## Run the tests, those against a real server included
 	$(VENV)/bin/python -m pytest $(ARGS)
 
-check: setup ## Lint, format, types, fresh schemas
+check: setup ## Lint, format, types, fresh schemas, version and architecture tables
 	$(VENV)/bin/ruff check pipeline tests triton_repo
 	$(VENV)/bin/ruff format --check pipeline tests triton_repo
 	$(VENV)/bin/mypy
 	$(LOOKAHEAD) schema --check
+	$(LOOKAHEAD) architectures --check
+	$(LOOKAHEAD) versions --check
 
 format: setup ## Format the code and sort imports
 	$(VENV)/bin/ruff check --select I --fix pipeline tests triton_repo

@@ -13,6 +13,8 @@ from pipeline.bench.contender import Contender, Generation
 from pipeline.bench.workload import Prompt
 from pipeline.config.schema import Device, Dtype
 from pipeline.decoding.request import GenerationRequest
+from pipeline.engine.torch.quantized_files import load_quantized
+from pipeline.engine.torch.quantized_linear import pack_quantized
 from pipeline.errors import UserError
 
 BASELINES = ("hf", "hf-prompt-lookup")
@@ -94,9 +96,11 @@ class _PassWatch:
         self.num_passes += 1
 
 
-def load_baselines(names: list[str], engine_dir: Path, dtype: Dtype, device: Device) -> list[Contender]:
+def load_baselines(
+    names: list[str], engine_dir: Path, dtype: Dtype, device: Device, quantization: str = "none"
+) -> list[Contender]:
     """The named baselines over one model instance of their own (our engine repacks its weights, so that they cannot be
-    shared). Raises UserError for an unknown name."""
+    shared), with the engine's weights and, where these are int8, its kernels. Raises UserError for an unknown name."""
     unknown = [name for name in names if name not in BASELINES]
     if unknown:
         raise UserError(f"There is no baseline {unknown[0]!r}; --baselines takes {', '.join(BASELINES)}.")
@@ -106,7 +110,11 @@ def load_baselines(names: list[str], engine_dir: Path, dtype: Dtype, device: Dev
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(engine_dir, dtype=getattr(torch, dtype), local_files_only=True)
+    if quantization == "int8":
+        model = load_quantized(engine_dir, getattr(torch, dtype))
+        pack_quantized(model, getattr(torch, dtype))
+    else:
+        model = AutoModelForCausalLM.from_pretrained(engine_dir, dtype=getattr(torch, dtype), local_files_only=True)
     model = model.to(device).eval()
     # A checkpoint's own sampling settings would only make warnings under greedy decoding.
     model.generation_config = type(model.generation_config)()

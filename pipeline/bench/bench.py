@@ -138,7 +138,10 @@ def _measure(
     progress: Progress,
 ) -> list[RequestRecord]:
     resolved = artifact.resolved
-    contenders += load_baselines(list(plan.baselines), artifact.engine_dir, resolved.dtype, resolved.device)
+    quantization = resolved.profile.engine.quantization
+    contenders += load_baselines(
+        list(plan.baselines), artifact.engine_dir, resolved.dtype, resolved.device, quantization
+    )
     return measure(contenders, rows, tokenizer, options, progress.on_record)
 
 

@@ -59,3 +59,21 @@ def plot_compression(path: Path, rows: Sequence[Row]) -> None:
     axes.legend()
     axes.grid(alpha=0.3)
     figure.savefig(path, dpi=150)
+
+
+def plot_ranks(path: Path, rows: Sequence[Row]) -> None:
+    """Tokens per step against the number of ranks, and what the busiest of them computes."""
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    ranks = [row["ranks"] for row in rows]
+    axes.plot(ranks, [row["step_compression"] for row in rows], "o-", color="tab:blue")
+    axes.set_xscale("log", base=2)
+    axes.set_xlabel("ranks (window and candidates grow with them)")
+    axes.set_ylabel("tokens per step", color="tab:blue")
+    axes.grid(alpha=0.3)
+    work = axes.twinx()
+    work.plot(ranks, [row["tokens_per_step"] for row in rows], "^:", color="tab:gray", label="by all")
+    work.plot(ranks, [row["tokens_per_rank"] for row in rows], "s--", color="tab:orange", label="by the busiest rank")
+    work.set_ylabel("tokens computed per step")
+    work.legend()
+    figure.savefig(path, dpi=150)

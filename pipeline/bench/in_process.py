@@ -10,8 +10,7 @@ from pipeline.bench.contender import SchedulerContender
 from pipeline.bench.workload import Tokenizer
 from pipeline.decoding.strategy import STRATEGIES, source_names
 from pipeline.engine.artifact import Artifact
-from pipeline.engine.torch.engine import TorchEngine
-from pipeline.engine.torch.load import create_scheduler, load_engine
+from pipeline.engine.torch.load import LoadedEngine, create_scheduler, load_engine
 from pipeline.errors import UserError
 from pipeline.serving.text_codec import TextCodec, load_codec
 
@@ -23,7 +22,7 @@ class InProcess:
     """A loaded engine and its tokenizer."""
 
     artifact: Artifact
-    engine: TorchEngine
+    engine: LoadedEngine
     codec: TextCodec
 
     @property

@@ -11,7 +11,7 @@ How to add commands
       DEFAULT_PROFILE`, `overrides: Set = None`, `dry_run: DryRun = False`, `as_json: Json = False`.
       `options.resolve(model, profile, overrides)` gives the ResolvedConfig. Further options are written
       `Annotated[type, typer.Option("--name", help=...)]`.
-    * A verb that needs the engine calls `pipeline.engine.build.build_engine(resolved, places(),
+    * A verb that needs the engine calls `pipeline.tuning.planned_engine.planned_engine(resolved, places(),
       note=output.note).artifact`, which builds what is missing and takes milliseconds otherwise; one that must not
       build calls `pipeline.engine.artifact.load_artifact(artifact_dir(places(), model, profile), places().cache)`.
     * What the user mends is raised as a `pipeline.errors.UserError`; `pipeline.cli.main` prints it on stderr and exits
@@ -28,7 +28,7 @@ import importlib
 import typer
 
 # As `lookahead --help` shows them: look around, build, serve, measure, tend the trie. One not written yet is left out.
-GROUPS = ("look", "build", "serving", "bench", "tune", "replay", "trie")
+GROUPS = ("look", "architectures", "build", "server", "serving", "bench", "tune", "replay", "trie", "validate")
 
 
 def build_app() -> typer.Typer:

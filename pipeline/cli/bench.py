@@ -150,7 +150,16 @@ def verify(
         raise UserError("--url and --no-server contradict each other; leave one out.")
     _check_url(url, allow_remote)
     artifact = _artifact(model, profile, overrides)
-    chosen = choose_strategies(artifact, None if strategies is None else _words("--strategies", strategies))
+    words = None if strategies is None else _words("--strategies", strategies)
+    if artifact.resolved.backend == "tensorrt_llm":
+        from pipeline.cli.verify_remote import compare_through_server
+
+        address = url or _running_server(artifact)
+        _show_comparisons(
+            compare_through_server(artifact, address, words, rows, max_new_tokens, raw), artifact, as_json
+        )
+        return
+    chosen = choose_strategies(artifact, words)
     if server and url is None:
         url = _running_server(artifact)
         output.note("no server of this model is running; comparing in process" if url is None else f"server: {url}")
@@ -252,9 +261,9 @@ def _artifact(model: str, profile: str, overrides: list[str] | None) -> Artifact
     """The engine, built if it is not there."""
     resolved = resolve(model, profile, overrides)
     from pipeline.config.places import places
-    from pipeline.engine.build import build_engine
+    from pipeline.tuning.planned_engine import planned_engine
 
-    return build_engine(resolved, places(), note=output.note).artifact
+    return planned_engine(resolved, places(), note=output.note).artifact
 
 
 def _show(results: BenchResults) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pipeline.cli import output
 from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, DryRun, Json, Model, Profile, Set, resolve
+
+if TYPE_CHECKING:
+    from pipeline.config.schema import ResolvedConfig
 
 
 def register(app: typer.Typer) -> None:
@@ -40,13 +43,16 @@ def engine(
             output.print_json({"plan": plan, "resolved": resolved.model_dump(mode="json")})
             return
         output.say(dump_resolved(resolved).rstrip())
+        if resolved.backend == "tensorrt_llm":
+            _show_stages(resolved)
+            del plan["tensorrt_llm"]  # the same once more, as data
         output.table(["plan", ""], plan.items())
         return
 
-    from pipeline.engine.build import build_engine
+    from pipeline.tuning.planned_engine import planned_engine
 
     start = time.monotonic()
-    result = build_engine(resolved, places(), force=force, note=output.note)
+    result = planned_engine(resolved, places(), force=force, note=output.note)
     artifact, seconds = result.artifact, time.monotonic() - start
     if as_json:
         output.print_json(
@@ -63,6 +69,18 @@ def engine(
     output.say(
         f"{result.outcome}: {artifact.folder} ({size:.0f} MB, {resolved.dtype}, {resolved.device}) in {seconds:.1f} s"
     )
+
+
+def _show_stages(resolved: ResolvedConfig) -> None:
+    """Every call of a TensorRT-LLM build, on the screen and in a file."""
+    from pipeline.config.places import places
+    from pipeline.engine.tensorrt_llm.build import write_plan
+    from pipeline.engine.tensorrt_llm.plan import plan_for
+    from pipeline.engine.tensorrt_llm.text import full_text
+
+    whole = plan_for(resolved, places())
+    output.say(full_text(whole))
+    output.note(f"plan: {write_plan(whole, resolved, places())}")
 
 
 def schema(

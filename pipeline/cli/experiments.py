@@ -13,7 +13,8 @@ from pipeline.errors import UserError
 
 if TYPE_CHECKING:
     from pipeline.bench.known_outputs import ReplayRow
-    from pipeline.config.schema import LookaheadConfig
+    from pipeline.config.schema import LookaheadConfig, ResolvedConfig
+    from pipeline.engine.torch.load import LoadedEngine
 
 # typer reads annotations at run time, so these must be Optional and not strings with "|" on Python 3.10.
 OptionalText = Optional[str]  # noqa: UP045
@@ -43,8 +44,14 @@ def experiments(
     profile: Profile = DEFAULT_PROFILE,
     overrides: Set = None,
     sizes: Annotated[str, typer.Option("--sizes", help="W,N,G to run, separated by semicolons.")] = SIZES,
+    ranks: Annotated[
+        str, typer.Option("--ranks", help="With --model: only lookahead parallelism by so many ranks, e.g. 1,2,4,8.")
+    ] = "",
+    rank_size: Annotated[
+        str, typer.Option("--rank-size", help="W,N,G of one rank; n ranks run n W and n G.")
+    ] = "3,3,3",
 ) -> None:
-    """Acceptance length against decoding length, branch length, trie memory and, with --model, W, N and G."""
+    """Acceptance length against decoding length, branch length, trie memory and, with --model, W, N and G, or ranks."""
     from pipeline.bench.experiment_plots import plot_capacity, plot_lengths
     from pipeline.bench.experiments import RETRIEVALS, by_branch_length, by_capacity, by_decoding_length
     from pipeline.bench.known_outputs import load_replay_rows
@@ -52,6 +59,13 @@ def experiments(
 
     chosen = _sizes(sizes)
     rows = load_replay_rows(outputs)[:limit]
+    if ranks:
+        if model is None:
+            raise UserError("--ranks runs a model; name the outputs' own with --model.")
+        require_writable(out / "ranks.json")
+        _run_ranks(rows, out, model, profile, overrides, _ranks(ranks), _size(rank_size))
+        output.say(f"results are in {out}")
+        return
     for name in ("decoding_length", "branch_length", "capacity", "lookahead"):
         require_writable(out / f"{name}.json")
     num_runs = len(RETRIEVALS) * (len(DECODING_LENGTHS) + len(BRANCH_LENGTHS)) + len(CAPACITIES)
@@ -85,14 +99,8 @@ def _run_lookahead(
 ) -> None:
     from pipeline.bench.experiment_plots import plot_compression
     from pipeline.bench.experiments import by_lookahead_sizes
-    from pipeline.config.places import places
-    from pipeline.engine.build import build_engine
-    from pipeline.engine.torch.load import load_engine
 
-    resolved = resolve(model, profile, overrides)
-    if resolved.backend != "torch":
-        raise UserError(f"Profile {profile} is for {resolved.backend}; W, N and G are tried on the torch backend only.")
-    engine = load_engine(build_engine(resolved, places(), note=output.note).artifact)
+    engine, resolved = _engine(model, profile, overrides)
     found = []
     with output.progress() as bar:
         task = bar.add_task("generating", total=len(sizes) * len(rows))
@@ -103,6 +111,54 @@ def _run_lookahead(
             _save(out / "lookahead.json", found)
     plot_compression(out / "lookahead.png", found)
     output.table(list(found[0]), [list(row.values()) for row in found])
+
+
+def _run_ranks(
+    rows: list[ReplayRow],
+    out: Path,
+    model: str,
+    profile: str,
+    overrides: list[str] | None,
+    ranks: list[int],
+    one: LookaheadConfig,
+) -> None:
+    from pipeline.bench.experiment_plots import plot_ranks
+    from pipeline.bench.parallel_experiment import by_ranks
+
+    engine, resolved = _engine(model, profile, overrides)
+    found: list[dict[str, Any]] = []
+    with output.progress() as bar:
+        task = bar.add_task("generating", total=len(ranks) * len(rows))
+        chunk = resolved.profile.engine.prefill_chunk
+        for result in by_ranks(rows, engine, one, ranks, chunk, lambda: bar.advance(task)):
+            found.insert(0, result)
+            _save(out / "ranks.json", found)
+    plot_ranks(out / "ranks.png", found)
+    shown = ["ranks", "max_window_size", "max_ngram_size", "max_verification_set_size", "tokens_per_step"]
+    shown += ["tokens_per_rank", "steps", "step_compression", "identical", "outputs"]
+    output.table(shown, [[_short(row[name]) for name in shown] for row in found])
+
+
+def _engine(model: str, profile: str, overrides: list[str] | None) -> tuple[LoadedEngine, ResolvedConfig]:
+    from pipeline.config.places import places
+    from pipeline.engine.build import build_engine
+    from pipeline.engine.torch.load import load_engine
+
+    resolved = resolve(model, profile, overrides)
+    if resolved.backend != "torch":
+        raise UserError(f"Profile {profile} is for {resolved.backend}; W, N and G are tried on the torch backend only.")
+    return load_engine(build_engine(resolved, places(), note=output.note).artifact), resolved
+
+
+def _short(value: object) -> object:
+    return f"{value:.2f}" if isinstance(value, float) else value
+
+
+def _ranks(text: str) -> list[int]:
+    numbers = [int(part) for part in text.split(",") if part.strip().isdigit()]
+    if len(numbers) != len(text.split(",")) or 0 in numbers:
+        raise UserError(f"--ranks holds {text!r}; give numbers of ranks separated by commas, such as 1,2,4,8.")
+    return sorted(set(numbers))
 
 
 def _sizes(text: str) -> list[LookaheadConfig]:

@@ -8,30 +8,31 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from collections.abc import Iterator, Sequence
 
 from packaging.requirements import Requirement
 
+from pipeline.cli.finding import Finding
 from pipeline.config.places import Places, places
-
-# fail: the default model cannot be built or served on this machine. note: something optional is absent.
-State = Literal["ok", "note", "fail"]
 
 _DISTRIBUTION = "lookahead-pipeline"
 
 
-class Finding(NamedTuple):
-    part: str
-    state: State
-    found: str
-    remedy: str = ""
-
-
 def examine() -> list[Finding]:
     """All findings, cheapest first. Changes nothing; needs no network."""
+    from pipeline.cli.health_tensorrt_llm import examine_tensorrt_llm
+
     where = places()
-    return [_python(), *_packages(), _compiler(), *_hardware(), *_room(where), *_server(), *_tensorrt_llm(), _hub()]
+    machine = [_python(), *_packages(), _compiler(), *_hardware(), *_room(where), *_server()]
+    return [*machine, *examine_tensorrt_llm(), _hub()]
+
+
+def examine_config(model: str, profile: str, overrides: Sequence[str]) -> list[Finding]:
+    """What would be refused for a model under a profile: its settings, this machine's means to build it, and to
+    serve it."""
+    from pipeline.cli.health_config import refusals
+
+    return list(refusals(model, profile, overrides))
 
 
 def _python() -> Finding:
@@ -110,7 +111,7 @@ def _room(where: Places) -> Iterator[Finding]:
 
 def _server() -> Iterator[Finding]:
     from pipeline.errors import ServerError
-    from pipeline.serving.installation import check_interpreter, find_installation
+    from pipeline.serving.installation import backends_dir, check_interpreter, find_installation
 
     try:
         installation = find_installation()
@@ -119,16 +120,8 @@ def _server() -> Iterator[Finding]:
         yield Finding("tritonserver", "fail", "none that can serve here", str(error))
     else:
         yield Finding("tritonserver", "ok", f"{installation.executable} ({installation.origin})")
-
-
-def _tensorrt_llm() -> Iterator[Finding]:
-    version = _version("tensorrt_llm")
-    if version:
-        yield Finding("TensorRT-LLM", "ok", version)
-    else:
-        yield Finding("TensorRT-LLM", "note", "not installed; backend tensorrt_llm is built in NVIDIA's container")
-    docker = shutil.which("docker")
-    yield Finding("docker", "ok" if docker else "note", docker or "none")
+        names = sorted(path.name for path in backends_dir(installation.executable).glob("*") if path.is_dir())
+        yield Finding("Triton backends", "ok" if "python" in names else "fail", ", ".join(names) or "none", "")
 
 
 def _hub() -> Finding:

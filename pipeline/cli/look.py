@@ -1,24 +1,36 @@
-"""Verbs that look around and change nothing: doctor, models, profiles."""
+"""Verbs that look around: doctor, models, profiles, versions."""
 
 from __future__ import annotations
+
+from typing import Annotated
 
 import typer
 
 from pipeline.cli import output
-from pipeline.cli.options import Json
+from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, Json, Set
 
 
 def register(app: typer.Typer) -> None:
     app.command()(doctor)
     app.command()(models)
     app.command()(profiles)
+    app.command()(versions)
 
 
-def doctor(as_json: Json = False) -> None:
-    """Check what this machine can build and serve, and say how to mend what is missing."""
-    from pipeline.cli.health import examine
+def doctor(
+    model: Annotated[str | None, typer.Option("--model", "-m", help="Also say what would be refused for it.")] = None,
+    profile: Annotated[str | None, typer.Option("--profile", "-p", help="Under this profile.")] = None,
+    overrides: Set = None,
+    as_json: Json = False,
+) -> None:
+    """Check what this machine can build and serve, and say how to mend what is missing.
+
+    With --model, --profile or --set also what would be refused for them, e.g. --set backend=tensorrt_llm."""
+    from pipeline.cli.health import examine, examine_config
 
     findings = examine()
+    if model is not None or profile is not None or overrides:
+        findings += examine_config(model or DEFAULT_MODEL, profile or DEFAULT_PROFILE, tuple(overrides or ()))
     if as_json:
         output.print_json([finding._asdict() for finding in findings])
     else:
@@ -78,6 +90,36 @@ def profiles(as_json: Json = False) -> None:
         for p in found
     ]
     output.table(["profile", "batch", "context", "strategy", "draft tokens", ""], rows)
+
+
+def versions(
+    write: Annotated[bool, typer.Option("--write", help="Put the tables into docs/how-to/tensorrt-llm.md.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Only say whether they stand there; exit 2 if not.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Which container holds which TensorRT-LLM, and what the backend needs."""
+    from dataclasses import asdict
+
+    from pipeline.cli.version_page import is_fresh, version_page, write_page
+    from pipeline.config.places import places
+    from pipeline.engine.tensorrt_llm.facts import containers
+    from pipeline.engine.tensorrt_llm.versions import MATRIX_COLUMNS, matrix_rows, requirements
+    from pipeline.errors import ConfigError
+
+    page = version_page(places().home)
+    if check:
+        if not is_fresh(page):
+            raise ConfigError(f"The version tables in {page} are out of date. Run `lookahead versions --write`.")
+        output.say("version tables are fresh")
+    elif write:
+        write_page(page)
+        output.say(str(page))
+    elif as_json:
+        needs = [asdict(requirement) for requirement in requirements()]
+        output.print_json({"requirements": needs, "containers": [asdict(entry) for entry in containers().values()]})
+    else:
+        output.table(["part", "version", "what for"], [(n.name, n.range, n.why) for n in requirements()])
+        output.table(MATRIX_COLUMNS, matrix_rows())
 
 
 _MARKS = {"ok": "ok", "note": "-", "fail": "FAIL"}

@@ -1,26 +1,24 @@
-"""Verbs that serve and ask: repo, serve, stop, status, generate, chat, demo."""
+"""Verbs that ask the running server: generate, chat, demo."""
 
 from __future__ import annotations
 
 import json
 import signal
 import sys
-import time
-from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from pipeline.cli import output
-from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, DryRun, Json, Model, Profile, Set, resolve
+from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, Json, Model, Profile, Set, resolve
 from pipeline.errors import ServerError
 
 if TYPE_CHECKING:
     from pipeline.serving.client import Completion, TextQuery
-    from pipeline.serving.server import RunningServer, ServerState
 
 
 def register(app: typer.Typer) -> None:
-    for command in (repo, serve, stop, status, generate, chat, demo):
+    for command in (generate, chat, demo):
         app.command()(command)
 
 
@@ -41,104 +39,6 @@ Url = Annotated[
         "--url", help="host:port (gRPC) or http://host:port; the server started by `lookahead serve` if left out."
     ),
 ]
-
-
-def repo(
-    model: Model = DEFAULT_MODEL,
-    profile: Profile = DEFAULT_PROFILE,
-    overrides: Set = None,
-    out: Annotated[str | None, typer.Option("--out", help="Where to write it; beside the engine if left out.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Write the Triton model repository, building the engine first if needed."""
-    from pathlib import Path
-
-    from pipeline.config.places import places
-    from pipeline.serving.road import prepare
-
-    resolved = resolve(model, profile, overrides)
-    served = prepare(resolved, places(), None if out is None else Path(out).resolve(), output.note)
-    if as_json:
-        output.print_json({"folder": str(served.repository.folder), "models": list(served.repository.models)})
-    else:
-        output.say(str(served.repository.folder))
-
-
-def serve(
-    model: Model = DEFAULT_MODEL,
-    profile: Profile = DEFAULT_PROFILE,
-    overrides: Set = None,
-    background: Annotated[
-        bool, typer.Option("--background", "-b", help="Return when the server is ready; end it with `lookahead stop`.")
-    ] = False,
-    dry_run: DryRun = False,
-) -> None:
-    """Start the server and wait until it is ready; engine and repository are made first if needed."""
-    resolved = resolve(model, profile, overrides)
-    if dry_run:
-        from pipeline.config.resolution import dump_resolved
-
-        output.say(dump_resolved(resolved).rstrip())
-        return
-    from pipeline.config.places import places
-    from pipeline.serving.road import launch, prepare, run_dir
-
-    signal.signal(signal.SIGTERM, _leave)
-    where = places()
-    served = prepare(resolved, where, note=output.note)
-    running = launch(served, where, run_dir(where), detach=background, note=output.note)
-    try:
-        _announce(running.state)
-        if not background:
-            _wait(running)
-    finally:
-        if not background:
-            running.stop()
-
-
-def stop(as_json: Json = False) -> None:
-    """Stop the server and everything that belongs to it."""
-    from pipeline.config.places import places
-    from pipeline.serving.road import run_dir
-    from pipeline.serving.server import stop_server
-
-    stopped = stop_server(run_dir(places()))
-    if as_json:
-        output.print_json({"stopped": stopped is not None})
-    else:
-        output.say("no server is running" if stopped is None else f"stopped {stopped.model} ({stopped.profile})")
-
-
-def status(as_json: Json = False) -> None:
-    """Say what is being served, and what it has done so far. Exit code 2 if nothing is running."""
-    from pipeline.config.places import places
-    from pipeline.serving.figures import read_figures
-    from pipeline.serving.road import run_dir
-    from pipeline.serving.server import find_server, is_ready
-
-    state = find_server(run_dir(places()))
-    if state is None:
-        if as_json:
-            output.print_json({"running": False})
-        else:
-            output.say("no server is running")
-        raise typer.Exit(2)
-    ready = is_ready(state)
-    figures = read_figures(state.metrics_url) if ready else {}
-    if as_json:
-        output.print_json({"running": True, "ready": ready, **state.model_dump(mode="json"), "figures": figures})
-        return
-    rows = [
-        ("model", f"{state.model} ({state.profile})"),
-        ("ready", "yes" if ready else "no"),
-        ("up", f"{time.time() - state.started:.0f} s"),
-        ("gRPC", state.grpc_url),
-        ("HTTP", state.http_url),
-        ("metrics", state.metrics_url),
-        ("repository", state.repository),
-        *((name, f"{value:.3g}" if value % 1 else f"{value:.0f}") for name, value in figures.items()),
-    ]
-    output.table(["server", ""], rows)
 
 
 def generate(
@@ -231,9 +131,10 @@ def demo(
 ) -> None:
     """The whole road: engine, repository, server, clients, speed with and without drafts. Leaves nothing running."""
     from pipeline.cli.demo import run_demo
+    from pipeline.cli.server import leave
     from pipeline.config.places import places
 
-    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGTERM, leave)
     ports = [f"server.{name}_port=0" for name in ("http", "grpc", "metrics")]
     run_demo(resolve(model, profile, [*ports, *(overrides or [])]), places(), max_tokens)
 
@@ -274,27 +175,3 @@ def _url(url: str | None, protocol: Literal["grpc", "http"]) -> str:
             "No server is running. Start one with `lookahead serve --background`, or name one with --url."
         )
     return state.grpc_url if protocol == "grpc" else state.http_url
-
-
-def _announce(state: ServerState) -> None:
-    body = json.dumps({"text_input": "Once upon a time", "max_tokens": 32, "stream": True})
-    output.say(f"ready: {state.model} ({state.profile})")
-    output.say(f"  gRPC     {state.grpc_url}\n  HTTP     {state.http_url}\n  metrics  {state.metrics_url}")
-    output.say(f"  curl -sN {state.http_url}/v2/models/lookahead_bls/generate_stream -d '{body}'")
-
-
-def _wait(running: RunningServer) -> None:
-    """Until Ctrl-C, `lookahead stop`, or the server's end. Raises ServerError if it ended by itself."""
-    output.note("Ctrl-C stops it")
-    code = running.wait()
-    if code != 0:
-        from pipeline.serving.server import log_tail
-
-        raise ServerError(
-            f"The server ended by itself (exit code {code}). End of its log:\n{log_tail(running.log_path)}"
-        )
-
-
-def _leave(number: int, frame: object) -> NoReturn:
-    """SIGTERM ends a command as Ctrl-C does: whatever it started is stopped on the way out."""
-    raise KeyboardInterrupt

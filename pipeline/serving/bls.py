@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import json
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +23,12 @@ from pipeline.decoding.sources.supplied import SuppliedSource
 from pipeline.decoding.sources.trie import TrieSource
 from pipeline.decoding.strategy import source_names
 from pipeline.engine.artifact import ENGINE, RESOLVED, TOKENIZER
-from pipeline.errors import BusyError, RequestError
-from pipeline.serving.generation import Generation
+from pipeline.errors import BusyError, RepositoryError, RequestError
+from pipeline.serving.call_costs import CallCosts
+from pipeline.serving.generation import Engine, Generation
 from pipeline.serving.metrics import RequestMetrics, TrieMetrics
+from pipeline.serving.routing import offered, route_of
+from pipeline.serving.steps import tree_budget
 from pipeline.serving.target import Target, TargetTraits, traits_of
 from pipeline.serving.tensors import Array, Tensors
 from pipeline.serving.text_codec import TextCodec, load_codec
@@ -43,27 +46,46 @@ class TextAnswer:
     last: bool
 
 
-class Bls:
-    """Serves requests against a target. Lives in one event loop."""
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """One model that verifies. Between two steps of a request its KV cache lies in a place of the engine that nobody
+    else may take: so no more requests run at once than the engine has places, and the others wait."""
 
-    def __init__(self, resolved: ResolvedConfig, codec: TextCodec, target: Target, exclude_input: bool) -> None:
+    target: Target
+    traits: TargetTraits
+    places: asyncio.Semaphore
+    costs: CallCosts | None
+
+
+class Bls:
+    """Serves requests against the models that a config serves, `targets` in the order of `traits_of`. Lives in one
+    event loop."""
+
+    def __init__(
+        self, resolved: ResolvedConfig, codec: TextCodec, targets: Sequence[Target], exclude_input: bool
+    ) -> None:
         profile = resolved.profile
         self._codec = codec
-        self._target = target
-        self._traits: TargetTraits = traits_of(resolved)
         self._exclude_input = exclude_input
-        self._strategy = profile.drafting.strategy
+        self._served = [
+            _Served(
+                target,
+                traits,
+                asyncio.Semaphore(profile.engine.max_batch_size),
+                None if traits.extended else CallCosts(),
+            )
+            for target, traits in zip(targets, traits_of(resolved), strict=True)
+        ]
+        self._models = [served.traits for served in self._served]
+        # What the profile asks for is meant for any engine; what a request asks for must be there.
+        self._strategy = profile.drafting.strategy if profile.drafting.strategy in offered(self._models) else "auto"
         self._budget = DraftBudget(profile.drafting.max_draft_tokens, profile.drafting.max_draft_len)
-        self._max_seq_len = profile.engine.max_seq_len
         self._drafter = create_drafter(
             profile.drafting.sources, resolved.lookahead, codec.vocab_size, BLS_KINDS | {SuppliedSource.name}
         )
         self._source_names = frozenset(source.name for source in self._drafter.sources)
         self._trie = next((source.trie for source in self._drafter.sources if isinstance(source, TrieSource)), None)
         self._supplied = next((s for s in self._drafter.sources if isinstance(s, SuppliedSource)), None)
-        # Between two steps of a request its KV cache lies in a place of the engine that nobody else may take: so no
-        # more requests run at once than the engine has places, and the others wait here.
-        self._places = asyncio.Semaphore(profile.engine.max_batch_size)
         self._max_waiting = profile.scheduling.max_queue_size
         self._num_waiting = 0
         self._numbers = itertools.count()
@@ -76,15 +98,12 @@ class Bls:
         started = time.perf_counter()
         # The client's own ids need not be unique, ours must be.
         request = text_request(self._codec, tensors, f"bls-{next(self._numbers)}", self._strategy, self._exclude_input)
-        strategy = self._traits.choose(request.strategy)
-        num_tokens = len(request.generation.prompt_ids)
-        if num_tokens >= self._max_seq_len:
-            raise RequestError(
-                f"the prompt has {num_tokens} tokens, the engine holds {self._max_seq_len} with the output; shorten it "
-                "or build with a larger engine.max_seq_len"
-            )
-        async with self._place():
-            generation = self._generation(request, strategy)
+        route = route_of(self._models, request)
+        served = self._served[route.model]
+        _require_fit(request, served.traits)
+        engine = Engine(served.target, served.traits, route.strategy, route.lookahead, served.costs)
+        async with self._place(served.places):
+            generation = self._generation(request, engine)
             outcome = "error"
             try:
                 async with aclosing(self._responses(generation, started)) as responses:
@@ -113,7 +132,7 @@ class Bls:
         """Compile what is compiled on first use, before a client has to wait for it."""
         prompt = np.asarray([0, 1, 0, 1, 0, 1], np.int32)
         request = GenerationRequest("warmup", prompt, max_new_tokens=8, namespace=_WARMUP)
-        session = Session(request, self._drafter, self._source_names, self._budget, self._max_seq_len)
+        session = Session(request, self._drafter, self._source_names, self._budget, self._models[0].max_seq_len)
         while not session.finished:
             tree = session.propose()
             session.advance(tree, outcome_of_tokens(tree, [0, 1]))
@@ -121,15 +140,17 @@ class Bls:
         if self._trie is not None:
             self._trie.remove(_WARMUP)
 
-    def _generation(self, request: TextRequest, strategy: str) -> Generation:
-        names = source_names(strategy, self._source_names)
+    def _generation(self, request: TextRequest, engine: Engine) -> Generation:
+        names = source_names(engine.strategy, self._source_names)
         budget = self._budget
         if request.max_draft_tokens is not None:
             budget = DraftBudget(min(budget.max_nodes, request.max_draft_tokens), budget.max_depth)
-        session = Session(request.generation, self._drafter, names, budget, self._max_seq_len)
+        if engine.traits.limits is not None:
+            budget = tree_budget(budget, engine.traits.limits)
+        session = Session(request.generation, self._drafter, names, budget, engine.traits.max_seq_len)
         if self._supplied is not None and self._supplied.name in names and len(request.prediction):
             self._supplied.predict(request.generation.request_id, request.prediction)
-        return Generation(request, strategy, session, self._codec, self._target, self._traits)
+        return Generation(request, session, self._codec, engine)
 
     def _trie_metrics(self) -> TrieMetrics:
         failures = sum(self._drafter.failures.values())
@@ -139,27 +160,47 @@ class Bls:
         return TrieMetrics(statistics.num_nodes, statistics.num_bytes, failures)
 
     @asynccontextmanager
-    async def _place(self) -> AsyncGenerator[None, None]:
-        """One of the engine's places, for the length of a block."""
-        if self._places.locked() and self._num_waiting >= self._max_waiting:
+    async def _place(self, places: asyncio.Semaphore) -> AsyncGenerator[None, None]:
+        """One of an engine's places, for the length of a block."""
+        if places.locked() and self._num_waiting >= self._max_waiting:
             raise BusyError(f"busy: {self._max_waiting} requests are waiting already; send the request again later")
         self._num_waiting += 1
         try:
-            await self._places.acquire()
+            await places.acquire()
         finally:
             self._num_waiting -= 1
         try:
             yield
         finally:
-            self._places.release()
+            places.release()
 
 
-def load_bls(artifact_dir: Path, vocab_size: int, target: Target, exclude_input: bool) -> Bls:
-    """The BLS side of an artefact. Raises ConfigError or RepositoryError if its files cannot be read."""
+def load_bls(artifact_dir: Path, vocab_size: int, targets: Mapping[str, Target], exclude_input: bool) -> Bls:
+    """The BLS side of an artefact. targets: by the name that the model has in a repository of TensorRT-LLM. Raises
+    ConfigError or RepositoryError if its files cannot be read, or a model that its config asks for is not there."""
     codec = load_codec(artifact_dir / TOKENIZER, artifact_dir / ENGINE, vocab_size)
-    bls = Bls(load_resolved(artifact_dir / RESOLVED), codec, target, exclude_input)
+    resolved = load_resolved(artifact_dir / RESOLVED)
+    names = [traits.model for traits in traits_of(resolved)]
+    for name in names:
+        if name not in targets:
+            raise RepositoryError(
+                f"The config of lookahead_bls names no model for {name}, which tensorrt_llm.speculation "
+                f"{resolved.profile.tensorrt_llm.speculation!r} needs. Render it again with `lookahead repo`."
+            )
+    bls = Bls(resolved, codec, [targets[name] for name in names], exclude_input)
     bls.warm_up()
     return bls
+
+
+def _require_fit(request: TextRequest, traits: TargetTraits) -> None:
+    num_tokens = len(request.generation.prompt_ids)
+    if num_tokens > traits.longest_prompt:
+        raise RequestError(
+            f"the prompt has {num_tokens} tokens, the engine holds {traits.longest_prompt + 1} with the output; "
+            "shorten it or build with a larger engine.max_seq_len"
+        )
+    if request.stream and not traits.streaming:
+        raise RequestError("stream is true; this server answers each request once (scheduling.decoupled is false)")
 
 
 def _last_tensors(generation: Generation, started: float) -> dict[str, Array]:
@@ -187,6 +228,7 @@ def _statistics(generation: Generation, started: float) -> dict[str, object]:
     times = [when - started for when in generation.step_times]
     return {
         "strategy": generation.strategy,
+        "model": generation.engine.traits.model,
         "finish_reason": generation.finish_reason and generation.finish_reason.value,
         "prompt_ids": generation.request.generation.prompt_ids.tolist(),
         "output_ids": generation.output_ids,

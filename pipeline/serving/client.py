@@ -16,12 +16,15 @@ from typing import Any, Literal
 import httpx
 import numpy as np
 import tritonclient.grpc as triton
+from tritonclient.utils import InferenceServerException
 
 from pipeline.errors import RequestError, ServerError
 from pipeline.serving.tensors import Array
 
 MODEL = "lookahead_bls"
 _FLOATS = frozenset({"temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"})
+# How tritonclient says that a stream has ended before a request could be sent over it.
+_DEAD_STREAM = "no longer in valid state"
 Protocol = Literal["grpc", "http"]
 
 
@@ -129,16 +132,33 @@ def _stream_grpc(query: TextQuery, url: str, timeout_s: float) -> Iterator[TextC
     answers: queue.Queue[tuple[Any, Exception | None]] = queue.Queue()
     with _grpc_client(url) as client:
         client.start_stream(lambda result, error: answers.put((result, error)), stream_timeout=timeout_s)
-        client.async_stream_infer(MODEL, _grpc_inputs(query), enable_empty_final_response=True)
+        try:
+            client.async_stream_infer(MODEL, _grpc_inputs(query), enable_empty_final_response=True)
+        except InferenceServerException as dead:
+            # The stream has ended already, as nobody listens at url: its own error says why.
+            raise _named_error(_error_of_stream(answers) or dead, url) from dead
         while True:
-            result, error = answers.get(timeout=timeout_s + 10)
+            try:
+                result, error = answers.get(timeout=timeout_s + 10)
+            except queue.Empty:
+                raise ServerError(f"{url} did not answer within {timeout_s:.0f} s.") from None
             if error is not None:
                 raise _named_error(error, url)
             response = result.get_response()
             if response.outputs:
                 yield _chunk_of_tensors({output.name: result.as_numpy(output.name) for output in response.outputs})
             if response.parameters["triton_final_response"].bool_param:
+                # Cancelling a stream whose requests have all been answered makes the server hold on to the model until
+                # it is killed; closing it does not.
+                client.stop_stream()
                 return
+
+
+def _error_of_stream(answers: queue.Queue[tuple[Any, Exception | None]]) -> Exception | None:
+    try:
+        return answers.get(timeout=1.0)[1]
+    except queue.Empty:
+        return None
 
 
 @contextmanager
@@ -176,12 +196,13 @@ def _array(name: str, value: Any) -> tuple[Array, str]:
 
 
 def _named_error(error: Exception, url: str) -> Exception:
-    text = str(error)
-    if "UNAVAILABLE" in text or "failed to connect" in text:
-        return ServerError(f"{url} cannot be reached: {text}. Is it running? See `lookahead status`.")
-    if "DEADLINE_EXCEEDED" in text or "Deadline Exceeded" in text:
+    """What a request's refusal reads as has no gRPC status in a stream; whatever has one ended the stream itself."""
+    status = error.status() if isinstance(error, InferenceServerException) else None
+    if status == "StatusCode.DEADLINE_EXCEEDED":
         return ServerError(f"{url} did not answer in time.")
-    return RequestError(text.removeprefix("[StatusCode.INTERNAL] "))
+    if status is None and _DEAD_STREAM not in str(error):
+        return RequestError(str(error))
+    return ServerError(f"{url} cannot be reached: {error}. Is it running? See `lookahead status`.")
 
 
 def _chunk_of_json(answer: dict[str, Any]) -> TextChunk:

@@ -7,7 +7,6 @@ decodes on; an end token is neither returned nor counted; what the torch engine 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 from pydantic import ValidationError
@@ -16,10 +15,10 @@ from pipeline.config.schema import LookaheadConfig
 from pipeline.decoding.request import GenerationRequest, SamplingParams
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree, FloatArray, check_tree, depths
-from pipeline.engine.submission import StepEvent, Submission
+from pipeline.engine.submission import Submission
 from pipeline.errors import RequestError
+from pipeline.serving.engine_answers import EngineCall
 from pipeline.serving.tensors import (
-    Array,
     Tensors,
     flag,
     integer,
@@ -49,62 +48,9 @@ _UNSUPPORTED = (
 )
 _UNSUPPORTED_FLAGS = ("return_log_probs", "return_context_logits", "return_generation_logits")
 # Tensors whose one neutral value is what the torch engine does anyway.
-_FIXED = {"beam_width": 1, "num_return_sequences": 1}
+_FIXED = {"beam_width": 1, "num_return_sequences": 1, "runtime_top_p_decay": 1}
 _LOOKAHEAD = ("window_size", "ngram_size", "verification_set_size")
 NO_DRAFTS = DraftBudget(0, 0)
-STEP = "step"
-
-
-@dataclass(slots=True)
-class EngineCall:
-    """One request to `tensorrt_llm`. emitted: tokens returned so far, without an end token."""
-
-    submission: Submission
-    streaming: bool
-    exclude_input: bool
-    return_perf_metrics: bool
-    return_num_input_tokens: bool
-    return_num_output_tokens: bool
-    emitted: list[int] = field(default_factory=list)
-
-    def response(self, event: StepEvent) -> dict[str, Array] | None:
-        """Output tensors for what a step brought, or None if nothing is to be sent yet."""
-        new = [token for token in event.token_ids if token not in self.submission.request.end_ids]
-        self.emitted += new
-        if self.streaming:
-            if not new and not event.done:
-                return None
-            output = new
-        elif not event.done:
-            return None
-        else:
-            prompt = [] if self.exclude_input else self.submission.request.prompt_ids.tolist()
-            output = prompt + self.emitted
-        tensors: dict[str, Array] = {
-            "output_ids": np.asarray([[output]], np.int32).reshape(1, 1, -1),
-            "sequence_length": np.asarray([[len(output)]], np.int32),
-            "batch_index": np.zeros((1, 1), np.int32),
-            "sequence_index": np.zeros((1, 1), np.int32),
-        }
-        if event.done:
-            tensors |= self._last_tensors(event)
-        return tensors
-
-    def _last_tensors(self, event: StepEvent) -> dict[str, Array]:
-        reason = STEP if event.finish_reason is None else event.finish_reason.value
-        tensors: dict[str, Array] = {"finish_reason": np.asarray([[reason.encode()]], np.object_)}
-        statistics = event.statistics
-        if self.return_perf_metrics:
-            drafted, accepted = statistics.num_draft_tokens, statistics.num_accepted_tokens
-            tensors["acceptance_rate"] = np.asarray([[accepted / drafted if drafted else 0.0]], np.float32)
-            tensors["total_accepted_draft_tokens"] = np.asarray([[accepted]], np.int32)
-            tensors["total_draft_tokens"] = np.asarray([[drafted]], np.int32)
-            tensors["num_steps"] = np.asarray([[statistics.num_steps]], np.int32)
-        if self.return_num_input_tokens:
-            tensors["num_input_tokens"] = np.asarray([[len(self.submission.request.prompt_ids)]], np.int32)
-        if self.return_num_output_tokens:
-            tensors["num_output_tokens"] = np.asarray([[len(self.emitted)]], np.int32)
-        return tensors
 
 
 def engine_call(
@@ -118,7 +64,7 @@ def engine_call(
     without draft tokens; default_budget: how much they draft. Raises RequestError, one sentence, if the tensors make no
     sense or ask for what is not supported."""
     require_one_row(tensors)
-    _refuse_unsupported(tensors)
+    refuse_unsupported(tensors)
     tree = _tree(tensors)
     strategy = text(tensors, "draft_strategy")
     budget = default_budget
@@ -129,13 +75,18 @@ def engine_call(
     if (limit := integer(tensors, "max_draft_tokens")) is not None:
         budget = DraftBudget(max(0, min(limit, budget.max_nodes)), budget.max_depth)
     submission = Submission(
-        request=_request(tensors, request_id),
+        request=generation_request(tensors, request_id),
         strategy=strategy or default_strategy,
         budget=budget,
         supplied=tree,
-        lookahead=_lookahead(tensors),
+        lookahead=lookahead_config(tensors),
         max_steps=1 if len(tree) else None,
     )
+    return call_of(tensors, submission, exclude_input)
+
+
+def call_of(tensors: Tensors, submission: Submission, exclude_input: bool, strict: bool = False) -> EngineCall:
+    """A submission, with what the tensors say of how to answer it. exclude_input: where they say nothing of it."""
     excluded = scalar(tensors, "exclude_input_in_output")
     return EngineCall(
         submission=submission,
@@ -144,7 +95,28 @@ def engine_call(
         return_perf_metrics=flag(tensors, "return_perf_metrics"),
         return_num_input_tokens=flag(tensors, "return_num_input_tokens"),
         return_num_output_tokens=flag(tensors, "return_num_output_tokens"),
+        strict=strict,
     )
+
+
+def rows_of(tensors: Tensors, decoupled: bool) -> list[Tensors]:
+    """The requests that a request of several rows stands for, each as one of one row; their prompts are padded to a
+    common length. Raises RequestError if each request gets one response only, or the rows of some tensor are amiss."""
+    streaming = flag({name: value[:1] for name, value in tensors.items() if name == "streaming"}, "streaming")
+    if streaming and not decoupled:
+        raise RequestError("streaming is true; this model answers each request once (decoupled is false)")
+    num_rows = max((len(value) for value in tensors.values() if value.ndim), default=1)
+    if num_rows == 1:
+        return [tensors]
+    if not decoupled:
+        raise RequestError(
+            f"the request has {num_rows} rows; this model answers each request once (decoupled is false), so send "
+            "each row as a request of its own"
+        )
+    for name, value in tensors.items():
+        if len(value) != num_rows:
+            raise RequestError(f"{name} has {len(value)} rows, other tensors have {num_rows}")
+    return [{name: value[row : row + 1] for name, value in tensors.items()} for row in range(num_rows)]
 
 
 def sampling_params(
@@ -192,7 +164,7 @@ def sampling_params(
     )
 
 
-def _request(tensors: Tensors, request_id: str) -> GenerationRequest:
+def generation_request(tensors: Tensors, request_id: str) -> GenerationRequest:
     prompt = token_ids(tensors, "input_ids")
     length = integer(tensors, "input_lengths")
     if length is not None:
@@ -200,6 +172,8 @@ def _request(tensors: Tensors, request_id: str) -> GenerationRequest:
             raise RequestError(f"input_lengths is {length}; input_ids holds {len(prompt)} tokens")
         prompt = prompt[:length]
     end_id = integer(tensors, "end_id")
+    if end_id is not None and end_id < -1:
+        raise RequestError(f"end_id is {end_id}; it must be a token, or -1 for none")
     bias = tensors.get("embedding_bias")
     return GenerationRequest(
         request_id=request_id,
@@ -248,7 +222,7 @@ def _tree(tensors: Tensors) -> DraftTree:
     return tree
 
 
-def _lookahead(tensors: Tensors) -> LookaheadConfig | None:
+def lookahead_config(tensors: Tensors) -> LookaheadConfig | None:
     window, ngram, candidates = (integer(tensors, f"lookahead_{name}") for name in _LOOKAHEAD)
     if window is None and ngram is None and candidates is None:
         return None
@@ -265,7 +239,7 @@ def _are_probabilities(values: FloatArray, count: int) -> bool:
     return len(values) == count and bool(((values >= 0) & (values <= 1)).all())
 
 
-def _refuse_unsupported(tensors: Tensors) -> None:
+def refuse_unsupported(tensors: Tensors) -> None:
     for name in _UNSUPPORTED:
         if name in tensors and tensors[name].size and np.any(tensors[name]):
             raise RequestError(f"{name} is not supported by the torch engine; leave it out")
@@ -273,6 +247,6 @@ def _refuse_unsupported(tensors: Tensors) -> None:
         if flag(tensors, name):
             raise RequestError(f"{name} is not supported by the torch engine; leave it out or send false")
     for name, value in _FIXED.items():
-        sent = integer(tensors, name)
+        sent = number(tensors, name)
         if sent is not None and sent != value:
-            raise RequestError(f"{name} is {sent}; the torch engine supports {value} only")
+            raise RequestError(f"{name} is {sent:g}; the torch engine supports {value:g} only")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from pipeline.serving.command import VERBOSE_LOG
+
 # Triton reports a failed Python model as "failed to load 'name' version 1: Internal: <Exception>: <text>\n\nAt:\n ...".
 _FAILED_MODEL = re.compile(
     r"failed to load '(?P<model>\w+)' version \d+: \w[\w ]*: (?P<reason>.*?)(?:\\n\\nAt:|\"$)", re.M
@@ -43,7 +45,9 @@ def explain_failure(log_path: Path) -> str:
 
 
 def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        return ""
+    """The server's output and, where Triton was told to log verbosely, its own log."""
+    return "\n".join(_read(file) for file in (path, path.with_name(VERBOSE_LOG)) if file.is_file())
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace")

@@ -1,9 +1,9 @@
 """Runs a server and sees to its end: `python -m pipeline.serving.guard SPEC`, a process between us and tritonserver.
 
-The guard ends the server when it is told to (SIGTERM), when the one who started it is gone (its standard input closes),
-or when the server dies; in every case it kills what is left of the server's process group, removes its shared memory
-and the state file. If the guard itself is killed, the kernel ends the server. Standard library only: it starts fast and
-stays small.
+The guard ends the server when it is told to (SIGTERM; SIGUSR1: give running requests time to finish), when the one who
+started it is gone (its standard input closes), or when the server dies; in every case it kills what is left of the
+server's processes, removes its shared memory, its container and the state file, and writes into the log how it ended.
+If the guard itself is killed, the kernel ends the server. Standard library only: it starts fast and stays small.
 """
 
 from __future__ import annotations
@@ -21,22 +21,29 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from pipeline.serving.log import write_end
+
 # Marks every process of a server in its environment, so that leftovers can be told from strangers.
 MARK = "LOOKAHEAD_SERVER_ID"
 STOP_SECONDS = 15.0
+# How long running requests may take to finish after SIGUSR1.
+DRAIN_SECONDS = 60.0
 _PR_SET_PDEATHSIG = 1
+_CLEAN_UP_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class GuardSpec:
-    """What to run and what to remove afterwards. watch_parent: end when standard input closes."""
+    """What to run and what to remove afterwards. server_id: value of MARK, and how its shared memory is named.
+    watch_parent: end when standard input closes. clean_up: command that removes what outlives the processes."""
 
     command: Sequence[str]
     environment: dict[str, str]
     log_path: str
     state_path: str
-    shm_prefix: str
+    server_id: str
     watch_parent: bool
+    clean_up: Sequence[str] = ()
 
     def dump(self) -> str:
         return json.dumps(asdict(self))
@@ -52,13 +59,30 @@ def remove_shm(prefix: str) -> None:
         path.unlink(missing_ok=True)
 
 
+def marked_processes(server_id: str) -> list[int]:
+    """Processes of a server, those in sessions of their own (below mpirun) included; never this one."""
+    mark, found = f"{MARK}={server_id}".encode(), []
+    for path in glob.glob("/proc/[0-9]*/environ"):
+        with suppress(OSError):  # gone, or not ours to look at
+            if mark in Path(path).read_bytes().split(b"\0"):
+                found.append(int(path.split("/")[2]))
+    return [pid for pid in found if pid != os.getpid()]
+
+
+def run_clean_up(command: Sequence[str]) -> None:
+    """Remove a container. It is gone already after a server that ended well, which is no fault."""
+    if command:
+        with suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run(command, capture_output=True, timeout=_CLEAN_UP_SECONDS, check=False)
+
+
 def main() -> int:
     """Run the server named by the spec file until its end; returns its exit code."""
     spec = GuardSpec(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.set_wakeup_fd(wake_write)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD):
         signal.signal(number, lambda number, frame: None)
     with Path(spec.log_path).open("wb") as log:
         server = subprocess.Popen(
@@ -70,32 +94,40 @@ def main() -> int:
             start_new_session=True,
             preexec_fn=_die_with_guard,
         )
+    reason: str | None = None
     try:
-        _wait_for_end(server, wake_read, spec.watch_parent)
-        return _stop(server)
+        reason, patience = _wait_for_end(server, wake_read, spec.watch_parent)
+        return _stop(server, patience)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(server.pid, signal.SIGKILL)
-        remove_shm(spec.shm_prefix)
+        for pid in marked_processes(spec.server_id):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        run_clean_up(spec.clean_up)
+        remove_shm(spec.server_id)
         Path(spec.state_path).unlink(missing_ok=True)
+        write_end(Path(spec.log_path), reason is not None, reason or f"exit code {server.poll()}")
 
 
-def _wait_for_end(server: subprocess.Popen[bytes], wake_fd: int, watch_parent: bool) -> None:
+def _wait_for_end(server: subprocess.Popen[bytes], wake_fd: int, watch_parent: bool) -> tuple[str | None, float]:
+    """Why the server should end (None: it has), and for how long it may take."""
     fds = [wake_fd, sys.stdin.fileno()] if watch_parent else [wake_fd]
     while True:
         ready, _, _ = select.select(fds, [], [])
-        if wake_fd in ready and set(os.read(wake_fd, 64)) - {signal.SIGCHLD}:
-            return
+        if wake_fd in ready and (told := set(os.read(wake_fd, 64)) - {signal.SIGCHLD}):
+            name = signal.Signals(min(told)).name
+            return name, DRAIN_SECONDS if told == {signal.SIGUSR1} else STOP_SECONDS
         if server.poll() is not None:
-            return
+            return None, 0.0
         if len(fds) > 1 and fds[1] in ready and not os.read(fds[1], 1):
-            return
+            return "who started it is gone", STOP_SECONDS
 
 
-def _stop(server: subprocess.Popen[bytes]) -> int:
+def _stop(server: subprocess.Popen[bytes], patience: float) -> int:
     server.terminate()
     try:
-        return server.wait(STOP_SECONDS)
+        return server.wait(patience)
     except subprocess.TimeoutExpired:
         server.kill()
         return server.wait()

@@ -55,6 +55,11 @@ def find_installation(environment: Mapping[str, str] = os.environ, container: Pa
     )
 
 
+def backends_dir(executable: Path) -> Path:
+    """Where a tritonserver keeps its backends."""
+    return executable.resolve().parents[1] / "backends"
+
+
 def prepare_backends(installation: Installation, folder: Path) -> Path | None:
     """A backend directory with the stub of this Python, made in `folder`; None where the server has its own.
 
@@ -100,9 +105,10 @@ def server_environment(
 ) -> dict[str, str]:
     """Environment of the server and its stubs.
 
-    The stubs find this interpreter through PATH, its library through LD_LIBRARY_PATH and our package through
-    PYTHONPATH. One thread each: only the engine takes all cores, by itself, and its threads sleep while they wait: the
-    server's other processes need the cores too, and a spinning thread keeps them from the one it waits for."""
+    The stubs find this interpreter, and with it our installed package, through PATH, and its library through
+    LD_LIBRARY_PATH; some of them look at PYTHONPATH, too, but the one in the wheel does not. One thread each: only the
+    engine takes all cores, by itself, and its threads sleep while they wait: the server's other processes need the
+    cores too, and a spinning thread keeps them from the one it waits for."""
     result = dict(environment)
     result["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", os.defpath)])
     result["PYTHONPATH"] = os.pathsep.join(filter(None, [str(places.home), environment.get("PYTHONPATH", "")]))
@@ -110,12 +116,20 @@ def server_environment(
     if installation.wheel_dir is not None and library is not None:
         paths = [str(library.parent), environment.get("LD_LIBRARY_PATH", "")]
         result["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, paths))
-    result.update(
-        LOOKAHEAD_HOME=str(places.home), LOOKAHEAD_ENGINES=str(places.engines), LOOKAHEAD_CACHE=str(places.cache)
-    )
     result.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    result.update(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", PYTHONUNBUFFERED="1")
-    return result
+    return result | served_variables(places)
+
+
+def served_variables(places: Places) -> dict[str, str]:
+    """What every served model must find in its environment, on this machine or in a container."""
+    return {
+        "LOOKAHEAD_HOME": str(places.home),
+        "LOOKAHEAD_ENGINES": str(places.engines),
+        "LOOKAHEAD_CACHE": str(places.cache),
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONUNBUFFERED": "1",
+    }
 
 
 def libpython() -> Path | None:

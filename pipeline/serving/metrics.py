@@ -77,6 +77,7 @@ class Metrics:
             "lookahead_draft_source_failures", "Failed calls to draft sources since the start."
         )
         self._num_calls = self._num_plain_calls = 0
+        self._closing = False
         self._queue: queue.SimpleQueue[tuple[RequestMetrics, TrieMetrics] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="metrics", daemon=True)
         self._thread.start()
@@ -86,12 +87,14 @@ class Metrics:
         self._queue.put((request, trie))
 
     def close(self) -> None:
-        """Enter what is waiting, and end."""
+        """End. What is waiting is dropped: nobody reads the figures of a model that is unloaded, and thousands of
+        entries would keep it from ending."""
+        self._closing = True
         self._queue.put(None)
         self._thread.join()
 
     def _work(self) -> None:
-        while (item := self._queue.get()) is not None:
+        while (item := self._queue.get()) is not None and not self._closing:
             self._enter(*item)
 
     def _enter(self, request: RequestMetrics, trie: TrieMetrics) -> None:

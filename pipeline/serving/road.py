@@ -10,11 +10,22 @@ import psutil
 
 from pipeline.config.places import Places
 from pipeline.config.schema import ResolvedConfig
-from pipeline.engine.artifact import Artifact
-from pipeline.engine.build import build_engine
+from pipeline.engine.artifact import Artifact, artifact_dir
 from pipeline.errors import ServerError
-from pipeline.repository.render import ModelRepository, render, repository_dir
-from pipeline.serving.server import RunningServer, start_server
+from pipeline.repository.render import REPOSITORY, ModelRepository, render, repository_dir
+from pipeline.serving.command import SHOWN_ID, VERBOSE_LOG, MakeCommand, StartCommand, single_process
+from pipeline.serving.docker import ensure_image, serving_image
+from pipeline.serving.installation import find_installation
+from pipeline.serving.ports import Ports
+from pipeline.serving.server import BACKENDS, RunningServer, start_server
+from pipeline.serving.tensorrt_llm_command import (
+    find_site,
+    make_tensorrt_llm_command,
+    options_for,
+    require_gpus,
+    shown_commands,
+)
+from pipeline.tuning.planned_engine import planned_engine
 
 RUN = ".run"
 # The engine in memory is about its weights; packed copies of the layers, buffers and the other models come on top.
@@ -41,8 +52,19 @@ def run_dir(places: Places) -> Path:
 def prepare(
     resolved: ResolvedConfig, places: Places, out_dir: Path | None = None, note: Note = lambda text: None
 ) -> Served:
-    """Build the engine and render the repository, to out_dir or beside the engine."""
-    result = build_engine(resolved, places, note=note)
+    """Build the engine and render the repository, to out_dir or beside the engine. Raises ServerError for settings that
+    only work in process."""
+    if resolved.backend == "torch" and resolved.model.parallelism.tensor > 1:
+        raise ServerError(
+            f"model.parallelism.tensor = {resolved.model.parallelism.tensor} of the torch backend runs in process only "
+            "(bench, verify, tune, experiments). Use model.parallelism.tensor = 1, or backend: tensorrt_llm."
+        )
+    if resolved.profile.engine.lookahead_parallel > 1:
+        raise ServerError(
+            f"engine.lookahead_parallel = {resolved.profile.engine.lookahead_parallel} runs in process only (bench, "
+            "verify, tune, experiments); a server runs the engine in one process. Use engine.lookahead_parallel = 1."
+        )
+    result = planned_engine(resolved, places, note=note)
     note(f"engine: {result.outcome} ({result.artifact.folder})")
     target = repository_dir(result.artifact) if out_dir is None else out_dir
     repository = render(resolved, result.artifact, target, places.home / "triton_repo")
@@ -51,20 +73,58 @@ def prepare(
 
 
 def launch(
-    served: Served, places: Places, folder: Path, *, detach: bool = False, note: Note = lambda text: None
+    served: Served,
+    places: Places,
+    folder: Path,
+    *,
+    detach: bool = False,
+    verbose: bool = False,
+    note: Note = lambda text: None,
 ) -> RunningServer:
-    """Start a server on what was prepared. folder: its run folder. Raises ServerError, also if memory will not do."""
+    """Start a server on what was prepared. folder: its run folder. verbose: Triton's log of every step, beside the
+    server's. Raises ServerError, also if memory or GPUs will not do."""
     require_memory(served)
+    resolved = served.resolved
+    log = folder / VERBOSE_LOG if verbose else None
+    make = _tensorrt_llm(served, places, folder, log, note) if resolved.backend == "tensorrt_llm" else None
     return start_server(
         served.repository.folder,
         folder,
-        served.resolved.profile.server,
+        resolved.profile.server,
         places=places,
-        model=served.resolved.model.name,
-        profile=served.resolved.profile.name,
+        model=resolved.model.name,
+        profile=resolved.profile.name,
+        make_command=make,
+        verbose_log=log,
         detach=detach,
         note=note,
     )
+
+
+def start_commands(resolved: ResolvedConfig, places: Places) -> list[StartCommand]:
+    """What `launch` would run for a config, without building or starting anything."""
+    repository = artifact_dir(places, resolved.model.name, resolved.profile.name) / REPOSITORY
+    if resolved.backend == "tensorrt_llm":
+        return shown_commands(resolved, repository, places)
+    server, installation = resolved.profile.server, find_installation()
+    backends = None if installation.wheel_dir is None else run_dir(places) / BACKENDS
+    make = single_process(installation, backends, repository, server.host, {})
+    return [make(Ports(server.http_port, server.grpc_port, server.metrics_port), SHOWN_ID)]
+
+
+def _tensorrt_llm(served: Served, places: Places, folder: Path, log: Path | None, note: Note) -> MakeCommand:
+    """The command for the served engine, its image built if it runs in a container."""
+    resolved, site = served.resolved, find_site()
+    options = options_for(resolved, served.repository.folder, site, log)
+    make = make_tensorrt_llm_command(resolved, options, site, places)
+    require_gpus(options.world_size)
+    if site.executable is None:
+        tag = resolved.profile.tensorrt_llm.container_tag
+        note(f"server: in docker, image {serving_image(tag)}")
+        ensure_image(tag, places.home, folder)
+    else:
+        note(f"server: {site.executable}, {options.world_size} rank(s){' under mpirun' if options.use_mpi else ''}")
+    return make
 
 
 def require_memory(served: Served) -> None:

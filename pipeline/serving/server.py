@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import secrets
 import signal
 import subprocess
@@ -25,12 +24,22 @@ from pydantic import Field, ValidationError
 from pipeline.config.places import Places
 from pipeline.config.schema import Frozen, ServerConfig
 from pipeline.errors import ServerError
+from pipeline.serving.command import VERBOSE_LOG, MakeCommand, StartCommand, single_process
 from pipeline.serving.failure import explain_failure, is_port_conflict
-from pipeline.serving.guard import MARK, STOP_SECONDS, GuardSpec, remove_shm
+from pipeline.serving.guard import (
+    DRAIN_SECONDS,
+    MARK,
+    STOP_SECONDS,
+    GuardSpec,
+    marked_processes,
+    remove_shm,
+    run_clean_up,
+)
 from pipeline.serving.installation import check_interpreter, find_installation, prepare_backends, server_environment
-from pipeline.serving.ports import Ports, choose_ports
+from pipeline.serving.log import LOG, keep_previous, log_tail, write_end
+from pipeline.serving.ports import choose_ports
 
-STATE, LOG, SPEC, LOCK = "server.json", "server.log", "guard.json", ".lock"
+STATE, SPEC, LOCK, BACKENDS = "server.json", "guard.json", ".lock", "backends"
 # Free ports are not reserved; another process may take one before the server does.
 _PORT_ATTEMPTS = 3
 
@@ -50,6 +59,7 @@ class ServerState(Frozen):
     model: str
     profile: str
     started: float = Field(description="Seconds since the epoch.")
+    clean_up: tuple[str, ...] = Field((), description="Command that removes its container, if it runs in one.")
 
     @property
     def http_url(self) -> str:
@@ -96,7 +106,7 @@ class RunningServer:
             self._guard.wait(STOP_SECONDS + 10)
         if self._guard.stdin is not None:
             self._guard.stdin.close()
-        _sweep(self.state.server_id, self.run_dir)
+        _sweep(self.state, self.run_dir)
 
 
 def start_server(
@@ -107,31 +117,33 @@ def start_server(
     places: Places,
     model: str,
     profile: str,
+    make_command: MakeCommand | None = None,
+    verbose_log: Path | None = None,
     detach: bool = False,
     note: Note = lambda text: None,
 ) -> RunningServer:
     """Start tritonserver on a model repository and wait until all models are ready.
 
-    places: the server's too. model, profile: for the record. detach: let it outlive this process.
+    places: the server's too. model, profile: for the record. make_command: what to run, if not one tritonserver of this
+    machine. verbose_log: Triton's log of every step, if wanted of that one. detach: let it outlive this process.
     note: told what is being waited for. Raises ServerError, with the reason from the log, if it does not get ready."""
-    installation = find_installation()
-    check_interpreter(installation)
+    if make_command is None:
+        make_command = _local(repository, run_dir, server, places, verbose_log, note)
     run_dir.mkdir(parents=True, exist_ok=True)
     with _locked(run_dir):
         if (running := find_server(run_dir)) is not None:
             raise ServerError(
                 f"A server for {running.model} ({running.profile}) already runs from {run_dir} on {running.http_url}. "
-                "Stop it with `lookahead stop`."
+                "Stop it with `lookahead stop`, or give it another profile with `lookahead switch`."
             )
-        backends = prepare_backends(installation, run_dir / "backends")
-        note(f"tritonserver: {installation.executable} ({installation.origin})")
+        if (kept := keep_previous(run_dir)) is not None:
+            note(f"the previous server ended by itself; its log is kept as {kept}")
+        (run_dir / VERBOSE_LOG).unlink(missing_ok=True)
         for attempt in range(_PORT_ATTEMPTS):
             ports = choose_ports(server)
             server_id = f"la{secrets.token_hex(6)}"
-            command = _command(installation.executable, backends, repository, server.host, ports, server_id)
-            environment = server_environment(places, installation) | {MARK: server_id}
-            spec = GuardSpec(command, environment, str(run_dir / LOG), str(run_dir / STATE), server_id, not detach)
-            guard = _start_guard(spec, run_dir, places.home)
+            command = make_command(ports, server_id)
+            guard = _start_guard(command, server_id, run_dir, places.home, watch_parent=not detach)
             state = ServerState(
                 server_id=server_id,
                 guard_pid=guard.pid,
@@ -143,6 +155,7 @@ def start_server(
                 model=model,
                 profile=profile,
                 started=time.time(),
+                clean_up=tuple(command.clean_up),
             )
             (run_dir / STATE).write_text(state.model_dump_json(indent=2) + "\n", encoding="utf-8")
             running_server = RunningServer(state, run_dir, guard)
@@ -154,19 +167,11 @@ def start_server(
                 if attempt + 1 < _PORT_ATTEMPTS and free_ports and is_port_conflict(run_dir / LOG):
                     note("another program took one of the free ports first; trying others")
                     continue
+                if isinstance(error, ServerError):
+                    write_end(run_dir / LOG, False, "it did not get ready")
                 raise error
             return running_server
     raise AssertionError("the last attempt returns or raises")
-
-
-@contextmanager
-def serving(repository: Path, run_dir: Path, server: ServerConfig, **keywords: object) -> Iterator[RunningServer]:
-    """`start_server` for the length of a block."""
-    running = start_server(repository, run_dir, server, **keywords)  # type: ignore[arg-type]
-    try:
-        yield running
-    finally:
-        running.stop()
 
 
 def find_server(run_dir: Path) -> ServerState | None:
@@ -181,21 +186,23 @@ def find_server(run_dir: Path) -> ServerState | None:
         return None
     if _is_ours(state.guard_pid, state.server_id):
         return state
-    _sweep(state.server_id, run_dir)
+    _sweep(state, run_dir)
     return None
 
 
-def stop_server(run_dir: Path) -> ServerState | None:
-    """Stop the server that runs from run_dir and wait for its end. Returns what was stopped, if anything was."""
+def stop_server(run_dir: Path, drain: bool = False) -> ServerState | None:
+    """Stop the server that runs from run_dir and wait for its end. Returns what was stopped, if anything was.
+
+    drain: running requests may take up to DRAIN_SECONDS to finish, else STOP_SECONDS."""
     state = find_server(run_dir)
     if state is None:
         return None
     with suppress(psutil.NoSuchProcess):
         guard = psutil.Process(state.guard_pid)
-        guard.terminate()
+        guard.send_signal(signal.SIGUSR1 if drain else signal.SIGTERM)
         with suppress(psutil.TimeoutExpired):
-            guard.wait(STOP_SECONDS + 10)
-    _sweep(state.server_id, run_dir)
+            guard.wait((DRAIN_SECONDS if drain else STOP_SECONDS) + 10)
+    _sweep(state, run_dir)
     return state
 
 
@@ -207,39 +214,33 @@ def is_ready(state: ServerState) -> bool:
         return False
 
 
-def log_tail(path: Path, num_lines: int = 20) -> str:
-    """The last lines of a log."""
-    try:
-        return "\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-num_lines:])
-    except FileNotFoundError:
-        return ""
+def _local(
+    repository: Path, run_dir: Path, server: ServerConfig, places: Places, verbose_log: Path | None, note: Note
+) -> MakeCommand:
+    installation = find_installation()
+    check_interpreter(installation)
+    note(f"tritonserver: {installation.executable} ({installation.origin})")
+    run_dir.mkdir(parents=True, exist_ok=True)
+    backends = prepare_backends(installation, run_dir / BACKENDS)
+    environment = server_environment(places, installation)
+    return single_process(installation, backends, repository, server.host, environment, verbose_log)
 
 
-def _command(
-    executable: Path, backends: Path | None, repository: Path, host: str, ports: Ports, server_id: str
-) -> list[str]:
-    command = [str(executable), f"--model-repository={repository}"]
-    if backends is not None:
-        command.append(f"--backend-directory={backends}")
-    for name, port in zip(("http", "grpc", "metrics"), ports, strict=True):
-        command += [f"--{name}-address={host}", f"--{name}-port={port}"]
-    return [
-        *command,
-        "--disable-auto-complete-config",
-        "--exit-timeout-secs=10",
-        f"--backend-config=python,shm-region-prefix-name={server_id}",
-    ]
-
-
-def _start_guard(spec: GuardSpec, run_dir: Path, home: Path) -> subprocess.Popen[bytes]:
+def _start_guard(
+    command: StartCommand, server_id: str, run_dir: Path, home: Path, watch_parent: bool
+) -> subprocess.Popen[bytes]:
+    environment = {**command.environment, MARK: server_id}
+    spec = GuardSpec(
+        command.argv, environment, str(run_dir / LOG), str(run_dir / STATE), server_id, watch_parent, command.clean_up
+    )
     path = run_dir / SPEC
     path.touch(mode=0o600)
     path.write_text(spec.dump(), encoding="utf-8")
     return subprocess.Popen(
         [sys.executable, "-m", "pipeline.serving.guard", str(path)],
         cwd=home,
-        env=spec.environment | {"PYTHONPATH": str(home)},
-        stdin=subprocess.PIPE if spec.watch_parent else subprocess.DEVNULL,
+        env=environment | {"PYTHONPATH": str(home)},
+        stdin=subprocess.PIPE if watch_parent else subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
@@ -271,19 +272,20 @@ def _is_ours(pid: int, server_id: str) -> bool:
         return False
 
 
-def _sweep(server_id: str, run_dir: Path) -> None:
-    """Kill what a server left running, remove its shared memory and its state file."""
+def _sweep(state: ServerState, run_dir: Path) -> None:
+    """Kill what a server left running, remove its shared memory, its container and its state file."""
     left = []
-    for process in psutil.process_iter():
+    for pid in marked_processes(state.server_id):
         with suppress(psutil.Error):
-            if process.environ().get(MARK) == server_id and process.pid != os.getpid():
-                process.kill()
-                left.append(process)
+            process = psutil.Process(pid)
+            process.kill()
+            left.append(process)
     psutil.wait_procs(left, timeout=5)
-    remove_shm(server_id)
+    run_clean_up(state.clean_up)
+    remove_shm(state.server_id)
     path = run_dir / STATE
     with suppress(FileNotFoundError):
-        if json.loads(path.read_text(encoding="utf-8")).get("server_id") == server_id:
+        if json.loads(path.read_text(encoding="utf-8")).get("server_id") == state.server_id:
             path.unlink()
 
 

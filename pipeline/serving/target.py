@@ -1,4 +1,4 @@
-"""What the BLS loop must know of the model that verifies: which strategies it has, and what it tells and takes."""
+"""What the BLS loop must know of the models that verify: which strategies they have, and what they tell and take."""
 
 from __future__ import annotations
 
@@ -7,12 +7,22 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pipeline.config.schema import ResolvedConfig
-from pipeline.errors import RequestError
+from pipeline.engine.tensorrt_llm.case import Case
+from pipeline.engine.tensorrt_llm.instance import LOOKAHEAD_MODEL, TARGET_MODEL
+from pipeline.engine.tensorrt_llm.speculation import Mode, RuntimeLimits, Triple, modes_of, triple_of
 from pipeline.serving.tensors import Array, Tensors
+
+# Outputs that TensorRT-LLM cannot do without: a request that names others but not these fails.
+REQUIRED_OUTPUTS = ("output_ids", "sequence_length")
+_STRATEGIES: dict[Mode, frozenset[str]] = {
+    "none": frozenset({"none"}),
+    "trie": frozenset({"none", "trie"}),
+    "lookahead": frozenset({"none", "lookahead"}),
+}
 
 
 class Target(Protocol):
-    """The model `tensorrt_llm`, called from the BLS model."""
+    """A model such as `tensorrt_llm`, called from the BLS model."""
 
     def stream(
         self, tensors: Mapping[str, Array], outputs: Sequence[str], request_id: str
@@ -23,51 +33,68 @@ class Target(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TargetTraits:
-    """strategies: what a request may ask for. auto: what "auto" stands for. trees: takes `draft_parents`, else one
-    chain. extended: has the torch engine's optional tensors. keyed_noise: the same seed means the same noise at a
-    position, so that every step gets the request's seed; else steps get different ones."""
+    """One model that verifies.
 
+    model: its name in Triton. strategies: what a request may ask of it. keyed_noise: the same seed means the same noise
+    at a position, so that every step gets the request's seed; else steps get different ones. max_seq_len: room for
+    prompt and output of one request. streaming: answers a request several times. limits: of an engine of TensorRT-LLM,
+    which takes chains and tells no more than tokens; None for the torch engine, which takes trees and has more tensors.
+    lookahead: W, N and G of an instance built for lookahead decoding."""
+
+    model: str
     strategies: frozenset[str]
-    auto: str
-    trees: bool
-    extended: bool
     keyed_noise: bool
+    max_seq_len: int
+    streaming: bool
+    limits: RuntimeLimits | None = None
+    lookahead: Triple | None = None
+
+    @property
+    def extended(self) -> bool:
+        """Whether it has the torch engine's tensors."""
+        return self.limits is None
+
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens of the longest prompt that it can answer with at least one."""
+        longest = self.max_seq_len - 1
+        return longest if self.limits is None else min(longest, self.limits.longest_prompt)
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Outputs of the target that the loop reads."""
-        drafts = ("total_draft_tokens", "total_accepted_draft_tokens")
-        return ("output_ids", *drafts, "finish_reason") if self.extended else ("output_ids", *drafts)
-
-    def choose(self, strategy: str) -> str:
-        """The strategy in effect. Raises RequestError if this engine does not have it."""
-        if strategy == "auto":
-            return self.auto
-        if strategy not in self.strategies:
-            raise RequestError(
-                f"strategy is {strategy!r}; this engine offers {', '.join(sorted(self.strategies))} and auto"
-            )
-        return strategy
+        """Outputs of the target that the loop reads, and those that every request must name."""
+        names = (*REQUIRED_OUTPUTS, "total_draft_tokens", "total_accepted_draft_tokens")
+        return (*names, "finish_reason", "num_steps") if self.extended else names
 
 
-TORCH = TargetTraits(
-    strategies=frozenset({"none", "lookahead", "trie", "hybrid"}),
-    auto="hybrid",
-    trees=True,
-    extended=True,
-    keyed_noise=True,
-)
+def traits_of(resolved: ResolvedConfig) -> tuple[TargetTraits, ...]:
+    """The models that a config serves: one, or the engine for external drafts and the one for lookahead decoding."""
+    profile = resolved.profile
+    if resolved.backend == "torch" and not profile.engine.strict_tensorrt_llm:
+        return (
+            TargetTraits(
+                model=TARGET_MODEL,
+                strategies=frozenset({"none", "lookahead", "trie", "hybrid"}),
+                keyed_noise=True,
+                max_seq_len=profile.engine.max_seq_len,
+                streaming=profile.scheduling.decoupled,
+            ),
+        )
+    models = (TARGET_MODEL, LOOKAHEAD_MODEL)
+    return tuple(
+        _tensorrt_llm_traits(resolved, mode, model)
+        for mode, model in zip(modes_of(resolved), models, strict=False)  # most configs have one mode
+    )
 
 
-def traits_of(resolved: ResolvedConfig) -> TargetTraits:
-    """Traits of the engine that a config builds."""
-    if resolved.backend == "torch":
-        return TORCH
-    strategies = {
-        "none": frozenset({"none"}),
-        "lookahead": frozenset({"lookahead"}),
-        "trie": frozenset({"none", "trie"}),
-        "both": frozenset({"none", "lookahead", "trie"}),
-    }[resolved.profile.tensorrt_llm.speculation]
-    auto = next(word for word in ("lookahead", "trie", "none") if word in strategies)
-    return TargetTraits(strategies, auto, trees=False, extended=False, keyed_noise=False)
+def _tensorrt_llm_traits(resolved: ResolvedConfig, mode: Mode, model: str) -> TargetTraits:
+    limits = Case(resolved, None).limits(mode)
+    return TargetTraits(
+        model=model,
+        strategies=_STRATEGIES[mode],
+        keyed_noise=resolved.backend == "torch",
+        max_seq_len=limits.usable_seq_len,
+        streaming=resolved.profile.scheduling.decoupled,
+        limits=limits,
+        lookahead=triple_of(resolved.lookahead) if mode == "lookahead" else None,
+    )

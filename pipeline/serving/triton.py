@@ -14,11 +14,13 @@ from pipeline.errors import RepositoryError
 from pipeline.serving.tensors import Array
 
 
-def parameter(config: Mapping[str, Any], name: str) -> str:
-    """A parameter of config.pbtxt. Raises RepositoryError if it is not there."""
+def parameter(config: Mapping[str, Any], name: str, default: str | None = None) -> str:
+    """A parameter of config.pbtxt. Raises RepositoryError if it is not there and there is no default."""
     try:
         value: str = config["parameters"][name]["string_value"]
     except KeyError:
+        if default is not None:
+            return default
         raise RepositoryError(
             f"The config of {config['name']} lacks the parameter {name}. Render it again with `lookahead repo`."
         ) from None
@@ -29,15 +31,25 @@ class Client:
     """Who waits for the responses to one request. May be used from several threads.
 
     Triton frees what it knows of a request with its last response, and asking about it after that reads freed memory:
-    the whole server dies. So the question and the last response keep each other out."""
+    the whole server dies. So the question and the last response keep each other out.
+
+    Triton drops outputs that the request does not ask for while it does not hold Python's lock, which corrupts the
+    process's memory. So such outputs must never reach it: responses with outputs are sent with `answer`.
+
+    outputs: names that the request asks for."""
 
     def __init__(self, request: Any) -> None:
+        self.outputs = frozenset(request.requested_output_names())
         self._sender = request.get_response_sender()
         self._lock = threading.Lock()
         self._done = False
 
+    def answer(self, tensors: Mapping[str, Array], *, last: bool) -> None:
+        """Send those of the tensors that are asked for."""
+        self.send(response_of({name: value for name, value in tensors.items() if name in self.outputs}), last=last)
+
     def send(self, response: Any = None, *, last: bool) -> None:
-        """Send a response; with last and none, only say that there are no more."""
+        """Send a response without outputs, such as an error; with last and none, only say that there are no more."""
         import triton_python_backend_utils as pb_utils
 
         with self._lock:
@@ -52,6 +64,11 @@ class Client:
         """Whether the client left before its last response."""
         with self._lock:
             return not self._done and bool(self._sender.is_cancelled())
+
+
+def is_decoupled(config: Mapping[str, Any]) -> bool:
+    """Whether a model may answer a request several times."""
+    return bool(config.get("model_transaction_policy", {}).get("decoupled", False))
 
 
 def hide_torch() -> None:

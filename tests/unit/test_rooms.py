@@ -17,9 +17,21 @@ BEFORE: dict[str, set[str]] = {
     "engine": {"errors", "config", "checkpoint", "decoding"},
     "tuning": {"errors", "config", "decoding", "engine"},
     "repository": {"errors", "config", "checkpoint", "engine", "decoding"},
-    "serving": {"errors", "config", "checkpoint", "decoding", "engine", "repository"},
+    "serving": {"errors", "config", "checkpoint", "decoding", "engine", "tuning", "repository"},
+    "llmapi": {"errors", "config", "checkpoint", "decoding", "engine", "repository", "serving"},
     "bench": {"errors", "config", "checkpoint", "decoding", "engine", "tuning", "repository", "serving"},
-    "cli": {"errors", "config", "checkpoint", "decoding", "engine", "tuning", "repository", "serving", "bench"},
+    "cli": {
+        "errors",
+        "config",
+        "checkpoint",
+        "decoding",
+        "engine",
+        "tuning",
+        "repository",
+        "serving",
+        "llmapi",
+        "bench",
+    },
 }
 
 

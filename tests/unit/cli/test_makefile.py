@@ -13,17 +13,17 @@ from pipeline.config.places import places
 
 HOME = places({}).home
 TEXT = (HOME / "Makefile").read_text(encoding="utf-8")
-VERBS = {command.callback.__name__ for command in build_app().registered_commands if command.callback}
+VERBS = {command.name or command.callback.__name__ for command in build_app().registered_commands if command.callback}
 
 
-@pytest.mark.parametrize("verb", sorted(set(re.findall(r"\$\(LOOKAHEAD\) (\w+)", TEXT))))
+@pytest.mark.parametrize("verb", sorted(set(re.findall(r"\$\(LOOKAHEAD\) ([\w-]+)", TEXT))))
 def test_each_target_calls_a_verb_that_exists(verb: str) -> None:
     assert verb in VERBS
 
 
 def test_each_target_is_explained() -> None:
-    targets = set(re.findall(r"^([a-z]+):", TEXT, flags=re.MULTILINE))
-    explained = set(re.findall(r"^([a-z]+):.*## .+", TEXT, flags=re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):", TEXT, flags=re.MULTILINE))
+    explained = set(re.findall(r"^([a-z-]+):.*## .+", TEXT, flags=re.MULTILINE))
     assert targets == explained
     phony = re.search(r"\.PHONY:((?:.*\\\n)*.*)", TEXT)
     assert phony is not None

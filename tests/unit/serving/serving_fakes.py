@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
@@ -15,9 +15,12 @@ from pipeline.decoding.drafter import Drafter
 from pipeline.decoding.planner import FixedPlanner
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.sources.supplied import SuppliedSource
+from pipeline.decoding.tree import chain
 from pipeline.engine.scheduler import Scheduler
 from pipeline.engine.submission import StepEvent
-from pipeline.serving.engine_calls import engine_call
+from pipeline.serving.engine_answers import EngineCall
+from pipeline.serving.engine_calls import engine_call, rows_of
+from pipeline.serving.strict import StrictEngine, require_outputs, strict_call
 from pipeline.serving.tensors import Array, Tensors
 from pipeline.serving.text_codec import TextCodec
 from tests.fakes import VOCAB_SIZE, TableEngine
@@ -48,18 +51,25 @@ def letter_codec() -> TextCodec:
 
 
 def small_config(*overrides: str) -> ResolvedConfig:
-    sizes = ("engine.max_seq_len=256", "engine.max_batch_size=4")
+    # What the shipped profile says of these must not matter to tests.
+    sizes = ("engine.max_seq_len=256", "engine.max_batch_size=4", "drafting.max_draft_tokens=16")
     return resolve_config("tiny-random-llama", "latency", ("backend=torch", "device=cpu", *sizes, *overrides))
 
 
 @dataclass
 class TableTarget:
-    """calls: what it was asked. extended: whether it answers as the torch engine, else as TensorRT-LLM."""
+    """calls: what it was asked. strict: the engine of TensorRT-LLM that it plays; None: the torch engine. cut_drafts:
+    by a chance of one half it verifies a part of the drafts only, as a full pass makes TensorRT-LLM do; silent: and
+    counts all of them. streaming: answers a request several times."""
 
-    extended: bool = True
+    strict: StrictEngine | None = None
+    cut_drafts: bool = False
+    silent: bool = False
+    streaming: bool = True
     calls: list[dict[str, Array]] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     engine: TableEngine = field(default_factory=TableEngine)
+    random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
     async def stream(
         self, tensors: Mapping[str, Array], outputs: Sequence[str], request_id: str
@@ -69,7 +79,7 @@ class TableTarget:
         scheduler = Scheduler(
             self.engine, drafter, FixedPlanner(), default_budget=DraftBudget(16, 12), max_queue_size=8, prefill_chunk=64
         )
-        call = engine_call(tensors, request_id)
+        call = self._call(rows_of(tensors, self.streaming)[0], outputs, request_id)
         events: list[StepEvent] = []
         scheduler.submit(call.submission, events.append)
         finished = False
@@ -83,6 +93,8 @@ class TableTarget:
                         raise event.error
                     answer = call.response(event)
                     if answer is not None:
+                        if self.silent and "draft_input_ids" in tensors:
+                            answer["total_draft_tokens"][:] = tensors["draft_input_ids"].size
                         yield {name: value for name, value in answer.items() if name in outputs}
                     finished = event.done
             finished = True
@@ -91,6 +103,24 @@ class TableTarget:
                 self.cancelled.append(request_id)
                 scheduler.cancel(request_id)
                 scheduler.step()
+
+    def _call(self, tensors: Tensors, outputs: Sequence[str], request_id: str) -> EngineCall:
+        if self.strict is None:
+            return engine_call(tensors, request_id)
+        require_outputs(outputs)
+        call = strict_call(tensors, request_id, self.strict)
+        num_drafts = len(call.submission.supplied)
+        if not self.cut_drafts or not num_drafts or self.random.random() < 0.5:
+            return call
+        kept = int(self.random.integers(0, num_drafts))
+        tree = chain(call.submission.supplied.token_ids[:kept].tolist())
+        submission = replace(
+            call.submission,
+            supplied=tree,
+            strategy="trie" if kept else "none",
+            max_steps=1 if kept else None,  # without drafts it decodes on
+        )
+        return replace(call, submission=submission)
 
 
 def text_tensors(text: str, max_tokens: int, **more: object) -> dict[str, Array]:

@@ -13,7 +13,6 @@ import pytest
 from pipeline.errors import BusyError, RequestError
 from pipeline.serving.bls import Bls, TextAnswer
 from pipeline.serving.metrics import RequestMetrics, TrieMetrics
-from pipeline.serving.target import TORCH, TargetTraits
 from tests.fakes import make_request, plain_decode
 from tests.unit.serving.serving_fakes import END_ID, TableTarget, letter_codec, small_config, text_tensors
 
@@ -22,10 +21,8 @@ PROMPTS = ("bcd", "ccddccddcc", "q", "hello")
 STRATEGIES = ("none", "lookahead", "trie", "hybrid", "auto")
 
 
-def make_bls(target: TableTarget | None = None, *overrides: str, traits: TargetTraits = TORCH) -> Bls:
-    bls = Bls(small_config(*overrides), letter_codec(), target or TableTarget(), exclude_input=True)
-    bls._traits = traits
-    return bls
+def make_bls(target: TableTarget | None = None, *overrides: str) -> Bls:
+    return Bls(small_config(*overrides), letter_codec(), [target or TableTarget()], exclude_input=True)
 
 
 async def answers_of(bls: Bls, tensors: dict[str, Any], **keywords: Any) -> list[TextAnswer]:
@@ -69,18 +66,6 @@ def test_every_strategy_gives_the_tokens_of_plain_decoding_streaming_or_not(stra
 
 def run_in(bls: Bls, tensors: dict[str, Any], **keywords: Any) -> list[TextAnswer]:
     return run(answers_of(bls, tensors, **keywords))
-
-
-@pytest.mark.parametrize("strategy", ["none", "trie"])
-def test_a_target_that_tells_nothing_but_tokens_gives_the_same(strategy):
-    """TensorRT-LLM's backend: no finish reason, no trees, an end token shows only by its absence."""
-    plain = TargetTraits(frozenset({"none", "trie"}), "trie", trees=False, extended=False, keyed_noise=False)
-    target = TableTarget(extended=False)
-    bls = make_bls(target, traits=plain)
-    for prompt in PROMPTS * 3:
-        answers = run_in(bls, text_tensors(prompt, 60, strategy=strategy, return_statistics=True))
-        assert statistics_of(answers)["output_ids"] == expected_ids(prompt, 60)
-    assert not any({"draft_parents", "draft_strategy"} & set(call) for call in target.calls)
 
 
 def test_drafts_from_earlier_output_are_accepted_and_save_steps():

@@ -8,7 +8,7 @@ from pipeline.decoding.session import GenerationStatistics
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.engine.submission import StepEvent
 from pipeline.errors import RequestError
-from pipeline.serving.engine_calls import engine_call, sampling_params
+from pipeline.serving.engine_calls import engine_call, rows_of, sampling_params
 from pipeline.serving.tensors import pack_word_list
 
 
@@ -170,3 +170,37 @@ def test_streaming_gives_the_new_tokens_of_each_step():
     assert "finish_reason" not in first
     assert last["output_ids"].shape == (1, 1, 0)
     assert last["sequence_length"].tolist() == [[0]]
+
+
+def test_a_request_of_several_rows_is_several_requests():
+    asked = tensors(
+        input_ids=[[5, 6, 7], [8, 9, 0]], input_lengths=[[3], [2]], request_output_len=[[8], [4]], end_id=[[2], [3]]
+    )
+    first, second = (engine_call(row, "r").submission.request for row in rows_of(asked, decoupled=True))
+
+    assert (first.prompt_ids.tolist(), first.max_new_tokens, first.end_ids) == ([5, 6, 7], 8, {2})
+    assert (second.prompt_ids.tolist(), second.max_new_tokens, second.end_ids) == ([8, 9], 4, {3})
+
+
+@pytest.mark.parametrize(
+    ("asked", "decoupled", "sentence"),
+    [
+        ({"input_ids": np.zeros((2, 3), np.int32)}, False, "has 2 rows; this model answers each request once"),
+        ({"input_ids": np.zeros((2, 3), np.int32)}, True, "input_lengths has 1 rows, other tensors have 2"),
+        ({"streaming": [[True]]}, False, "streaming is true; this model answers each request once"),
+    ],
+)
+def test_what_needs_several_responses_is_refused_where_there_is_one(asked, decoupled, sentence):
+    with pytest.raises(RequestError, match=sentence):
+        rows_of(tensors(**asked), decoupled)
+
+
+def test_performance_figures_are_all_there():
+    call = engine_call(tensors(return_perf_metrics=[[True]]), "r")
+    answer = call.response(event(10, 11, reason=FinishReason.LENGTH, done=True))
+
+    assert answer is not None
+    assert answer["kv_cache_alloc_total_blocks"].tolist() == [[1]]
+    assert answer["num_steps"].tolist() == [[3]]
+    assert answer["arrival_time_ns"].dtype == np.int64
+    assert answer["arrival_time_ns"] <= answer["first_scheduled_time_ns"] <= answer["last_token_time_ns"]

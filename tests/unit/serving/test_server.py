@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -10,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -17,10 +19,12 @@ import pytest
 from pipeline.config.places import places
 from pipeline.config.schema import ServerConfig
 from pipeline.errors import ServerError
+from pipeline.serving.command import StartCommand
 from pipeline.serving.failure import explain_failure
 from pipeline.serving.guard import MARK, shm_files
 from pipeline.serving.installation import VARIABLE, find_installation
-from pipeline.serving.ports import choose_ports
+from pipeline.serving.log import crash_log
+from pipeline.serving.ports import Ports, choose_ports
 from pipeline.serving.server import RunningServer, find_server, start_server, stop_server
 
 FREE = ServerConfig(http_port=0, grpc_port=0, metrics_port=0, startup_timeout_s=20)
@@ -43,6 +47,17 @@ http.server.HTTPServer(("127.0.0.1", int(flags["http-port"])), Handler).serve_fo
 """
 
 
+# Takes its time after SIGTERM, as Triton does while requests run.
+SLOW_END = """
+import signal, time
+def end(number, frame):
+    time.sleep(1)
+    print("finished what was running", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+"""
+
+
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     path = tmp_path / "tritonserver"
@@ -57,7 +72,7 @@ def write(path: Path, body: str = "") -> None:
     path.chmod(0o755)
 
 
-def start(tmp_path: Path, config: ServerConfig = FREE, **keywords: bool) -> RunningServer:
+def start(tmp_path: Path, config: ServerConfig = FREE, **keywords: Any) -> RunningServer:
     return start_server(
         tmp_path / "repository", tmp_path / "run", config, places=places(), model="m", profile="p", **keywords
     )
@@ -116,6 +131,78 @@ def test_whatever_is_killed_nothing_is_left_and_the_next_start_works(fake, tmp_p
     again = start(tmp_path)
     again.stop()
     assert_gone(again)
+
+
+@pytest.mark.parametrize("victim", ["guard", "server"])
+def test_the_log_of_a_server_that_died_is_kept_and_one_that_was_stopped_is_not(fake, tmp_path, victim):
+    write(fake, 'print("words before the end", flush=True)')
+    notes: list[str] = []
+    server = start(tmp_path, note=notes.append)
+    assert not any("log is kept" in note for note in notes)
+    pid = server.state.guard_pid
+    if victim == "server":
+        pid = next(p.pid for p in processes_of(server.state.server_id) if str(fake) in p.cmdline())
+    psutil.Process(pid).send_signal(signal.SIGKILL)
+    server.wait()
+    assert find_server(tmp_path / "run") is None
+    assert_gone(server)
+    assert crash_log(tmp_path / "run") == tmp_path / "run" / "server.log"
+
+    again = start(tmp_path, note=notes.append)
+    kept = tmp_path / "run" / "server.log.1"
+    assert any(str(kept) in note for note in notes)
+    assert "words before the end" in kept.read_text()
+    if victim == "server":
+        assert "ended by itself (exit code -9)" in kept.read_text()
+
+    again.stop()
+    assert "was stopped (SIGTERM)" in (tmp_path / "run" / "server.log").read_text()
+    start(tmp_path).stop()
+    assert not (tmp_path / "run" / "server.log.2").exists()
+
+
+def test_a_server_that_is_drained_finishes_what_runs(fake, tmp_path):
+    write(fake, SLOW_END)
+    server = start(tmp_path, detach=True)
+
+    assert stop_server(tmp_path / "run", drain=True) == server.state
+
+    assert "finished what was running" in server.log_path.read_text()
+    assert "was stopped (SIGUSR1)" in server.log_path.read_text()
+    assert_gone(server)
+
+
+def test_processes_in_sessions_of_their_own_end_with_the_server(fake, tmp_path):
+    write(fake, 'subprocess.Popen(["sleep", "600"], start_new_session=True)')
+    server = start(tmp_path)
+    assert len(processes_of(server.state.server_id)) == 4
+
+    psutil.Process(next(p.pid for p in processes_of(server.state.server_id) if str(fake) in p.cmdline())).send_signal(
+        signal.SIGKILL
+    )
+    server.wait()
+
+    assert_gone(server)
+
+
+def test_what_outlives_the_processes_is_removed_by_its_command(fake, tmp_path):
+    removed = tmp_path / "removed"
+    server_command = [sys.executable, str(fake)]
+
+    def make(ports: Ports, server_id: str) -> StartCommand:
+        argv = [
+            *server_command,
+            f"--http-port={ports.http}",
+            f"--backend-config=python,shm-region-prefix-name={server_id}",
+        ]
+        return StartCommand(argv, dict(os.environ), ("touch", str(removed)))
+
+    server = start(tmp_path, make_command=make)
+    assert not removed.exists()
+    server.stop()
+
+    assert removed.exists()
+    assert_gone(server)
 
 
 def test_the_server_ends_with_the_process_that_started_it(fake, tmp_path):

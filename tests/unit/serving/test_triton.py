@@ -37,12 +37,16 @@ class Sender:
 
 @pytest.fixture(autouse=True)
 def backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    utils = SimpleNamespace(TRITONSERVER_RESPONSE_COMPLETE_FINAL=FINAL)
+    utils = SimpleNamespace(
+        TRITONSERVER_RESPONSE_COMPLETE_FINAL=FINAL,
+        Tensor=lambda name, value: (name, value),
+        InferenceResponse=lambda tensors: list(tensors),
+    )
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", utils)
 
 
-def client_of(sender: Sender) -> Client:
-    return Client(SimpleNamespace(get_response_sender=lambda: sender))
+def client_of(sender: Sender, *outputs: str) -> Client:
+    return Client(SimpleNamespace(get_response_sender=lambda: sender, requested_output_names=lambda: set(outputs)))
 
 
 def test_responses_go_out_in_order_and_the_last_is_marked():
@@ -61,6 +65,16 @@ def test_an_end_without_a_response():
     client_of(sender).send(last=True)
 
     assert sender.sent == [(None, FINAL)]
+
+
+def test_outputs_that_were_not_asked_for_never_reach_triton():
+    sender = Sender()
+    client = client_of(sender, "a", "c")
+
+    client.answer({"a": 1, "b": 2}, last=False)  # type: ignore[dict-item]
+    client.answer({}, last=True)
+
+    assert sender.sent == [([("a", 1)], 0), ([], FINAL)]
 
 
 @pytest.mark.parametrize("cancelled", [True, False])

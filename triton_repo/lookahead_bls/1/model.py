@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import traceback
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,9 +15,11 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+from pipeline.engine.tensorrt_llm.instance import LOOKAHEAD_MODEL, TARGET_MODEL
 from pipeline.errors import RequestError, UserError
 from pipeline.serving.bls import load_bls
 from pipeline.serving.metrics import Metrics
+from pipeline.serving.target import REQUIRED_OUTPUTS
 from pipeline.serving.tensors import Array, Tensors
 from pipeline.serving.triton import (
     Client,
@@ -24,7 +27,6 @@ from pipeline.serving.triton import (
     hide_torch,
     output_tensors_of,
     parameter,
-    response_of,
     tensors_of,
 )
 
@@ -33,7 +35,7 @@ CANCELLATION_CHECK_S = 0.1
 
 
 class TritonTarget:
-    """The model `tensorrt_llm` of this server, as a `pipeline.serving.target.Target`."""
+    """A model such as `tensorrt_llm` of this server, as a `pipeline.serving.target.Target`."""
 
     def __init__(self, model: str, num_threads: int) -> None:
         self._model = model
@@ -72,7 +74,7 @@ class TritonTarget:
     async def _cancel(self, request_id: str) -> None:
         one = np.ones((1, 1), np.int32)
         tensors = {"input_ids": one, "input_lengths": one, "request_output_len": one, "stop": np.asarray([[True]])}
-        responses = await self._request(tensors, ["output_ids"], request_id).async_exec(decoupled=True)
+        responses = await self._request(tensors, REQUIRED_OUTPUTS, request_id).async_exec(decoupled=True)
         await asyncio.get_running_loop().run_in_executor(self._threads, list, responses)
 
     def _request(self, tensors: Mapping[str, Array], outputs: Sequence[str], request_id: str) -> Any:
@@ -89,43 +91,55 @@ class TritonPythonModel:
         hide_torch()
         config = json.loads(args["model_config"])
         # As many calls as there are requests at once, and one cancellation for each.
-        target = TritonTarget(parameter(config, "tensorrt_llm_model_name"), 2 * int(config["max_batch_size"]))
+        num_threads = 2 * int(config["max_batch_size"])
+        targets = {
+            name: TritonTarget(model, num_threads)
+            for name in (TARGET_MODEL, LOOKAHEAD_MODEL)
+            if (model := parameter(config, f"{name}_model_name", default=""))
+        }
         self._bls = load_bls(
             Path(parameter(config, "artifact_dir")),
             int(parameter(config, "vocab_size")),
-            target,
+            targets,
             parameter(config, "exclude_input_in_output") == "true",
         )
         self._metrics = Metrics(pb_utils)
         self._tasks: dict[asyncio.Task[None], Client] = {}
         self._watch: asyncio.Task[None] | None = None
+        # A loop of our own, as a model that is not decoupled must be back from `execute` before it is called again.
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="requests", daemon=True)
+        self._thread.start()
 
-    async def execute(self, requests: list[Any]) -> None:
+    def execute(self, requests: list[Any]) -> None:
         """Serve requests side by side; Triton calls again for others meanwhile."""
-        loop = asyncio.get_running_loop()
-        clients: dict[asyncio.Task[None], Client] = {}
         for request in requests:
-            client = Client(request)
-            clients[loop.create_task(self._serve(request, client))] = client
-        self._tasks |= clients
-        if self._watch is None or self._watch.done():
-            self._watch = loop.create_task(self._watch_clients())
-        await asyncio.wait(clients)
-        for task in clients:
-            self._tasks.pop(task, None)
+            # Copies, as the request's memory is Triton's again once this method is left.
+            tensors = {name: value.copy() for name, value in tensors_of(request).items()}
+            self._loop.call_soon_threadsafe(self._begin, tensors, Client(request))
 
     def finalize(self) -> None:
+        """Triton waits for all responses before it calls this."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
         self._metrics.close()
 
-    async def _serve(self, request: Any, client: Client) -> None:
+    def _begin(self, tensors: Tensors, client: Client) -> None:
+        task = self._loop.create_task(self._serve(tensors, client))
+        self._tasks[task] = client
+        task.add_done_callback(lambda ended: self._tasks.pop(ended, None))
+        if self._watch is None or self._watch.done():
+            self._watch = self._loop.create_task(self._watch_clients())
+
+    async def _serve(self, tensors: Tensors, client: Client) -> None:
         try:
-            async with aclosing(self._bls.answer(tensors_of(request), self._metrics.record)) as answers:
+            async with aclosing(self._bls.answer(tensors, self._metrics.record)) as answers:
                 async for answer in answers:
-                    client.send(response_of(answer.tensors), last=answer.last)
+                    client.answer(answer.tensors, last=answer.last)
         except UserError as error:
             client.send(error_response(str(error)), last=True)
         except asyncio.CancelledError:
-            client.send(last=True)
+            client.answer({}, last=True)
         except Exception as error:  # a fault of ours ends this request, not the server
             pb_utils.Logger.log_error(f"lookahead_bls failed: {traceback.format_exc()}")
             client.send(error_response(f"internal error: {error!r}"), last=True)
@@ -136,10 +150,12 @@ class TritonPythonModel:
             await asyncio.sleep(CANCELLATION_CHECK_S)
             for task, client in list(self._tasks.items()):
                 if not task.done() and client.is_gone():
-                    self._tasks.pop(task)
+                    self._tasks.pop(task, None)
                     task.cancel()
 
 
 def _without_prefix(message: str) -> str:
-    """The target's own sentence; Triton writes its model's name in front of it."""
-    return message.rpartition("Error when running inference: ")[2]
+    """The target's own sentence, without what Triton and TensorRT-LLM write in front of it."""
+    for prefix in ("Error when running inference: ", "due to the following error: "):
+        message = message.rpartition(prefix)[2]
+    return message

@@ -6,6 +6,8 @@ import itertools
 import json
 import os
 import threading
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +21,22 @@ from pipeline.decoding.sources.base import DraftBudget
 from pipeline.engine.artifact import load_artifact
 from pipeline.engine.submission import StepEvent, Submission
 from pipeline.engine.torch.load import create_scheduler
-from pipeline.errors import UserError
-from pipeline.serving.engine_calls import EngineCall, engine_call
-from pipeline.serving.tensors import flag
-from pipeline.serving.triton import Client, error_response, parameter, response_of, tensors_of
+from pipeline.errors import RequestError, UserError
+from pipeline.serving.engine_answers import EngineCall
+from pipeline.serving.engine_calls import engine_call, rows_of
+from pipeline.serving.strict import require_outputs, strict_call, strict_engine, strict_profile
+from pipeline.serving.tensors import Tensors, flag
+from pipeline.serving.triton import Client, error_response, is_decoupled, parameter, tensors_of
+
+
+@dataclass(slots=True)
+class _Request:
+    """An unfinished request. request_id: the client's own, which others may use too. rows: ids in the scheduler of the
+    rows that are under way."""
+
+    request_id: str
+    client: Client
+    rows: set[str]
 
 
 class TritonPythonModel:
@@ -34,14 +48,20 @@ class TritonPythonModel:
         self._strategy = drafting.strategy
         self._budget = DraftBudget(drafting.max_draft_tokens, drafting.max_draft_len)
         self._exclude_input = parameter(config, "exclude_input_in_output") == "true"
+        self._decoupled = is_decoupled(config)
+        mode = parameter(config, "strict_tensorrt_llm", default="no")
+        if mode != "no":
+            artifact = replace(artifact, resolved=strict_profile(artifact.resolved))
         self._scheduler = create_scheduler(artifact, ENGINE_KINDS)
+        vocab_size = self._scheduler.engine.limits.vocab_size
+        self._strict = None if mode == "no" else strict_engine(artifact.resolved, mode, vocab_size)
         # Compiles and packs what is compiled and packed on first use, before a client has to wait for it.
         warmup = GenerationRequest("warmup", as_token_ids([0, 1, 2, 3]), max_new_tokens=4)
         self._scheduler.run([Submission(warmup, "auto")])
         self._scheduler.start()
         self._keys = itertools.count()
-        # Unfinished requests: id and client by a key of ours, as clients may use an id twice.
-        self._clients: dict[int, tuple[str, Client]] = {}
+        self._requests: dict[int, _Request] = {}
+        self._lock = threading.Lock()
         self._closing = threading.Event()
         period_s = int(parameter(config, "cancellation_check_period_ms")) / 1000
         self._watch = threading.Thread(target=self._watch_clients, args=(period_s,), name="cancellation", daemon=True)
@@ -60,39 +80,77 @@ class TritonPythonModel:
         client = Client(request)
         key = next(self._keys)
         try:
-            tensors = tensors_of(request)
-            request_id = request.request_id() or f"unnamed-{key}"
+            tensors, request_id = tensors_of(request), request.request_id()
             if flag(tensors, "stop"):
-                self._scheduler.cancel(request_id)
-                client.send(last=True)
+                self._stop(request_id)
+                client.answer({}, last=True)
                 return
-            call = engine_call(tensors, request_id, self._strategy, self._budget, self._exclude_input)
-            self._clients[key] = request_id, client
-            self._scheduler.submit(call.submission, lambda event: self._answer(call, key, event))
+            if self._strict is not None:
+                require_outputs(client.outputs)
+            rows = rows_of(tensors, self._decoupled)
+            calls = [self._call(row, f"{key}.{index}") for index, row in enumerate(rows)]
+            self._submit(key, _Request(request_id, client, set()), calls)
         except UserError as error:
             self._end(key, client, str(error))
         except Exception as error:  # a fault of ours ends this request, not the server
             pb_utils.Logger.log_error(f"request could not be taken: {error!r}")
             self._end(key, client, f"internal error: {error!r}")
 
+    def _call(self, tensors: Tensors, row_id: str) -> EngineCall:
+        if self._strict is not None:
+            return strict_call(tensors, row_id, self._strict, self._exclude_input)
+        return engine_call(tensors, row_id, self._strategy, self._budget, self._exclude_input)
+
+    def _submit(self, key: int, request: _Request, calls: list[EngineCall]) -> None:
+        request.rows |= {call.submission.request.request_id for call in calls}
+        with self._lock:
+            self._requests[key] = request
+        for row, call in enumerate(calls):
+            call.row, call.num_rows = row, len(calls)
+            self._scheduler.submit(call.submission, partial(self._answer, call, key))
+
+    def _stop(self, request_id: str) -> None:
+        if not request_id:
+            raise RequestError("stop is true and the request has no id; send it with the id of the request to stop")
+        for request in self._unfinished():
+            if request.request_id == request_id:
+                self._cancel(request)
+
     def _end(self, key: int, client: Client, sentence: str) -> None:
-        self._clients.pop(key, None)
+        with self._lock:
+            request = self._requests.pop(key, None)
+        if request is not None:  # other rows of it may be under way
+            self._cancel(request)
         client.send(error_response(sentence), last=True)
 
     def _answer(self, call: EngineCall, key: int, event: StepEvent) -> None:
-        _, client = self._clients.pop(key) if event.done else self._clients[key]
+        with self._lock:
+            request = self._requests.get(key)
+            if request is None:
+                return  # refused because of another row
+            if event.done:
+                request.rows.discard(event.request_id)
+            last = not request.rows
+            if last:
+                del self._requests[key]
         if event.error is not None:
             known = isinstance(event.error, UserError)
-            response = error_response(str(event.error) if known else f"internal error: {event.error!r}")
-        else:
-            tensors = call.response(event)
-            response = None if tensors is None else response_of(tensors)
-        if response is not None:
-            client.send(response, last=event.done)
+            sentence = str(event.error) if known else f"internal error: {event.error!r}"
+            request.client.send(error_response(sentence), last=last)
+        elif (tensors := call.response(event)) is not None:
+            request.client.answer(tensors, last=last)
+
+    def _unfinished(self) -> list[_Request]:
+        with self._lock:
+            return list(self._requests.values())
+
+    def _cancel(self, request: _Request) -> None:
+        for row_id in list(request.rows):
+            self._scheduler.cancel(row_id)
 
     def _watch_clients(self, period_s: float) -> None:
         """Cancel the requests of clients that are gone."""
         while not self._closing.wait(period_s):
-            for request_id, client in list(self._clients.values()):
-                if client.is_gone():
-                    self._scheduler.cancel(request_id)
+            for request in self._unfinished():
+                if request.client.is_gone():
+                    self._cancel(request)

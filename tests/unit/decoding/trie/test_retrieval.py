@@ -132,3 +132,35 @@ def test_both_texts_speak_in_one_estimate():
     shared.insert(ids([1, 2, 4]))
     tokens = Estimator(BRANCH).grow(own, shared, "", ids([1, 2]), 2, 1).token_ids.tolist()
     assert tokens == [3, 4]
+
+
+def plain_tree(text: list[int], context: list[int], doubts: np.ndarray, depth: int) -> dict[tuple[int, ...], float]:
+    """Probability of every path of up to `depth` tokens behind the context, from plain counts."""
+    result: dict[tuple[int, ...], float] = {}
+    level: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(depth):
+        level = {
+            (*path, token): probability * share
+            for path, probability in level.items()
+            for token, share in plain_estimate(text, [*context, *path], doubts).items()
+        }
+        result |= level
+    return result
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.lists(st.integers(0, 3), max_size=2))
+def test_a_whole_tree_is_what_plain_counts_give(text, context):
+    # Context and depth stay below the branch length, where contexts are counted and not followed in the text.
+    own = Trie(BRANCH)
+    own.insert(ids(text))
+    estimator = Estimator(BRANCH)
+    tree = estimator.grow(own, None, "", ids(context), 100, 3)
+    paths: list[tuple[int, ...]] = []
+    for token, parent in zip(tree.token_ids.tolist(), tree.parents.tolist(), strict=True):
+        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+    said = dict(zip(paths, tree.probabilities.tolist(), strict=True))
+    expected = plain_tree(text, context, estimator._strengths.reshape(2, -1, 8), 3)
+    # What is very unlikely is left out.
+    for path in said.keys() | expected.keys():
+        assert said.get(path, 0.0) == pytest.approx(expected.get(path, 0.0), abs=4e-3)

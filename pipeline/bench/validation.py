@@ -1,0 +1,203 @@
+"""Does all of it work on this machine? One command of ours after another, each with its log, and a report of what came.
+
+A stage that fails does not end the run: those that need its result are skipped, the others go on. Nothing is shared
+with the user's own engines and server: the run has an engines folder and ports of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pipeline.config.places import Places
+from pipeline.config.schema import Backend
+from pipeline.serving.log import log_tail
+
+Outcome = Literal["passed", "failed", "skipped"]
+Note = Callable[[str], None]
+
+TAIL_LINES = 30
+FREE_PORTS = tuple(f"server.{name}_port=0" for name in ("http", "grpc", "metrics"))
+PROMPT = "Write a function that adds two numbers, and one that adds three."
+# The address of the server that stage "serve" has started, in the words of a stage.
+SERVER = "{server}"
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """arguments: of the `lookahead` command. needs: stages without which it makes no sense. always: also at the end of
+    a run that was interrupted."""
+
+    name: str
+    purpose: str
+    arguments: tuple[str, ...]
+    needs: tuple[str, ...] = ()
+    always: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StageResult:
+    """reason: why it was skipped or did not pass. log: file with all that it said. tail: end of that, if it failed."""
+
+    name: str
+    purpose: str
+    command: str
+    outcome: Outcome
+    seconds: float = 0.0
+    exit_code: int | None = None
+    reason: str = ""
+    log: str = ""
+    tail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationPlan:
+    """What is validated. other_profile: for the switch. overrides: settings of both profiles beside backend and ports;
+    first_only: of the first. num_prompts, max_new_tokens: how much verify and bench generate; data: prompts of bench.
+    load_seconds: how long clients send at once."""
+
+    model: str
+    profile: str
+    other_profile: str
+    backend: Backend
+    overrides: tuple[str, ...]
+    first_only: tuple[str, ...]
+    strategies: tuple[str, ...]
+    num_prompts: int = 6
+    max_new_tokens: int = 64
+    load_seconds: float = 5.0
+    data: Path | None = None
+    stage_timeout_s: float = 7200.0
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        return (f"backend={self.backend}", *FREE_PORTS, *self.overrides, *self.first_only)
+
+
+def stages_of(plan: ValidationPlan, out_dir: Path) -> tuple[Stage, ...]:
+    """The stages, in order."""
+    which = ("--model", plan.model, "--profile", plan.profile, *_set(plan.settings))
+    strategies = ",".join(plan.strategies)
+    amount = ("--max-new-tokens", str(plan.max_new_tokens))
+    bench_json = str(out_dir / "bench.json")
+    limited = ("--limit", str(plan.num_prompts), *amount)
+    prompts = ("--num-prompts", str(plan.num_prompts), *amount)
+    one_prompt = ("generate", PROMPT, "--max-tokens", "32", "--json")
+    verify = ("verify", *which, "--strategies", strategies, *prompts)
+    load = ("load", "--concurrency", "8", "--duration", f"{plan.load_seconds:g}", "--json")
+    switch = ("switch", "--profile", plan.other_profile, *_set(plan.overrides))
+    bench = ("bench", *which, "--url", SERVER, "--data", str(plan.data), "--strategies", strategies, *limited)
+    return (
+        Stage("doctor", "what this machine has, and what it would refuse", ("doctor", *which)),
+        Stage("plan", "every call of the build, without running it", ("engine", *which, "--dry-run")),
+        Stage("engine", "checkpoint to engine", ("engine", *which), ("plan",)),
+        Stage("serve", "engine to a server that is ready", ("serve", *which, "--background"), ("engine",)),
+        Stage("generate", "one prompt", one_prompt, ("serve",)),
+        Stage("verify", "no strategy changes a token", verify, ("serve",)),
+        Stage("bench", "speed of each strategy", (*bench, "--json", bench_json), ("serve",)),
+        Stage("load", "eight clients at once", load, ("serve",)),
+        Stage("switch", f"profile {plan.other_profile} on the running server", switch, ("serve",)),
+        Stage("again", "one prompt under the other profile", one_prompt, ("switch",)),
+        Stage("stop", "the server and all that belongs to it end", ("stop",), ("serve",), always=True),
+    )
+
+
+def run_stages(
+    stages: Sequence[Stage],
+    out_dir: Path,
+    environment: Mapping[str, str],
+    server_address: Callable[[], str | None],
+    timeout_s: float,
+    note: Note = lambda text: None,
+) -> list[StageResult]:
+    """Run them one after the other; logs go to out_dir. server_address: of the server that runs now, if one does."""
+    out_dir.mkdir(parents=True, exist_ok=True)
+    results: list[StageResult] = []
+    outcome: dict[str, Outcome] = {}
+    try:
+        for number, stage in enumerate(stages, 1):
+            missing = [name for name in stage.needs if outcome.get(name) != "passed"]
+            address = server_address() if SERVER in stage.arguments else ""
+            arguments = tuple(address or "" if word == SERVER else word for word in stage.arguments)
+            command = f"lookahead {' '.join(arguments)}"
+            if missing:
+                reason = f"needs {', '.join(missing)}"
+                result = StageResult(stage.name, stage.purpose, command, "skipped", reason=reason)
+            elif address is None:
+                result = StageResult(stage.name, stage.purpose, command, "failed", reason="the server is gone")
+            else:
+                note(f"{number}/{len(stages)} {stage.name}: {stage.purpose}")
+                log = out_dir / f"{number:02d}-{stage.name}.log"
+                result = _run(stage, arguments, log, environment, timeout_s)
+            note(f"  {result.outcome}{f' ({result.reason})' if result.reason else ''} after {result.seconds:.1f} s")
+            outcome[stage.name] = result.outcome
+            results.append(result)
+    finally:
+        for stage in stages[len(results) :]:
+            if stage.always:
+                _run(stage, stage.arguments, out_dir / f"end-{stage.name}.log", environment, timeout_s)
+    return results
+
+
+def private_places(places: Places, out_dir: Path) -> tuple[Places, dict[str, str]]:
+    """Places with an engines folder inside out_dir, and the environment that gives them to a command."""
+    own = Places(places.home, out_dir / "engines", places.cache)
+    variables = {"LOOKAHEAD_HOME": own.home, "LOOKAHEAD_ENGINES": own.engines, "LOOKAHEAD_CACHE": own.cache}
+    return own, {**os.environ, **{name: str(path) for name, path in variables.items()}}
+
+
+def has_passed(results: Sequence[StageResult]) -> bool:
+    """Whether every stage passed."""
+    return all(result.outcome == "passed" for result in results)
+
+
+def _run(
+    stage: Stage, arguments: Sequence[str], log: Path, environment: Mapping[str, str], timeout_s: float
+) -> StageResult:
+    command = f"lookahead {' '.join(arguments)}"
+    started = time.monotonic()
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pipeline", *arguments],
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        reason, code = "", None
+        try:
+            code = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            reason = f"not done after {timeout_s:.0f} s"
+        finally:
+            if code is None:
+                _end(process)
+    seconds = time.monotonic() - started
+    if code == 0:
+        return StageResult(stage.name, stage.purpose, command, "passed", seconds, code, log=str(log))
+    reason = reason or f"exit code {code}"
+    tail = log_tail(log, TAIL_LINES)
+    return StageResult(stage.name, stage.purpose, command, "failed", seconds, code, reason, str(log), tail)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a command that took too long or was interrupted, and what it started."""
+    for number, patience in ((signal.SIGTERM, 20.0), (signal.SIGKILL, 5.0)):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(patience)
+            return
+
+
+def _set(settings: Sequence[str]) -> tuple[str, ...]:
+    return tuple(word for setting in settings for word in ("--set", setting))

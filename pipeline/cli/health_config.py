@@ -1,0 +1,73 @@
+"""What `lookahead doctor --model M --profile P` says: what would be refused, before anything is fetched or built."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from pipeline.cli.finding import Finding
+from pipeline.cli.options import resolve
+from pipeline.config.places import places
+from pipeline.config.schema import ResolvedConfig
+from pipeline.errors import UserError
+
+
+def refusals(model: str, profile: str, overrides: Sequence[str]) -> Iterator[Finding]:
+    """Findings of a config: its settings, the build here, the server here. "ok" where nothing is refused."""
+    subject = f"{model} ({profile})"
+    try:
+        resolved = resolve(model, profile, overrides)
+    except UserError as error:
+        yield Finding(subject, "fail", str(error), "Correct the settings named above.")
+        return
+    wrong = list(_wrong_settings(resolved))
+    yield from wrong
+    if wrong:
+        return
+    yield Finding(subject, "ok", f"settings hold for backend {resolved.backend}")
+    yield _build(resolved)
+    yield _serve(resolved)
+
+
+def _wrong_settings(resolved: ResolvedConfig) -> Iterator[Finding]:
+    if resolved.backend != "tensorrt_llm":
+        return
+    from pipeline.engine.tensorrt_llm.case import case_of
+    from pipeline.engine.tensorrt_llm.rules import problems_of
+
+    for problem in problems_of(case_of(resolved)):
+        yield Finding(problem.key, "fail", problem.text, f"Set {problem.key} in the YAML, or with --set.")
+
+
+def _build(resolved: ResolvedConfig) -> Finding:
+    from pipeline.engine.artifact import artifact_dir
+    from pipeline.engine.builder import builder_for
+
+    try:
+        builder_for(resolved.backend).require_resources(
+            resolved, artifact_dir(places(), resolved.model.name, resolved.profile.name)
+        )
+    except UserError as error:
+        return Finding("build here", "fail", "refused", str(error))
+    return Finding("build here", "ok", "tools, disk and memory suffice")
+
+
+def _serve(resolved: ResolvedConfig) -> Finding:
+    from pipeline.serving.installation import check_interpreter, find_installation
+    from pipeline.serving.ports import choose_ports
+    from pipeline.serving.tensorrt_llm_command import find_site, require_gpus
+
+    try:
+        if resolved.backend == "tensorrt_llm":
+            from pipeline.engine.tensorrt_llm.case import case_of
+
+            site = find_site()
+            require_gpus(case_of(resolved).world_size)
+            found = "in docker" if site.executable is None else str(site.executable)
+        else:
+            installation = find_installation()
+            check_interpreter(installation)
+            found = str(installation.executable)
+        choose_ports(resolved.profile.server)
+    except UserError as error:
+        return Finding("serve here", "fail", "refused", str(error))
+    return Finding("serve here", "ok", found)

@@ -1,0 +1,222 @@
+"""Verbs for a server's life: repo, serve, stop, status, switch."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from pipeline.cli import output
+from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, DryRun, Json, Model, Profile, Set, resolve
+from pipeline.errors import ServerError
+
+if TYPE_CHECKING:
+    from pipeline.config.schema import ResolvedConfig
+    from pipeline.serving.server import RunningServer, ServerState
+
+
+def register(app: typer.Typer) -> None:
+    for command in (repo, serve, stop, status, switch):
+        app.command()(command)
+
+
+def repo(
+    model: Model = DEFAULT_MODEL,
+    profile: Profile = DEFAULT_PROFILE,
+    overrides: Set = None,
+    out: Annotated[str | None, typer.Option("--out", help="Where to write it; beside the engine if left out.")] = None,
+    llmapi: Annotated[
+        str | None,
+        typer.Option(
+            "--llmapi",
+            metavar="DRAFTS",
+            help="For TensorRT-LLM's LLM API (1.3 and later) instead, without an engine. "
+            "Who drafts: trie, ngram, suffix_automaton or none.",
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Write the Triton model repository, building the engine first if needed."""
+    from pipeline.config.places import places
+    from pipeline.serving.road import prepare
+
+    resolved = resolve(model, profile, overrides)
+    if llmapi is not None:
+        _write_llmapi(resolved, llmapi, None if out is None else Path(out).resolve(), as_json)
+        return
+    served = prepare(resolved, places(), None if out is None else Path(out).resolve(), output.note)
+    if as_json:
+        output.print_json({"folder": str(served.repository.folder), "models": list(served.repository.models)})
+    else:
+        output.say(str(served.repository.folder))
+
+
+def serve(
+    model: Model = DEFAULT_MODEL,
+    profile: Profile = DEFAULT_PROFILE,
+    overrides: Set = None,
+    background: Annotated[
+        bool, typer.Option("--background", "-b", help="Return when the server is ready; end it with `lookahead stop`.")
+    ] = False,
+    verbose_log: Annotated[
+        bool, typer.Option("--verbose-log", help="Triton's log of every step, in triton.log beside server.log.")
+    ] = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Start the server and wait until it is ready; engine and repository are made first if needed."""
+    resolved = resolve(model, profile, overrides)
+    from pipeline.config.places import places
+    from pipeline.serving.road import launch, prepare, run_dir, start_commands
+
+    where = places()
+    if dry_run:
+        from pipeline.config.resolution import dump_resolved
+
+        output.say(dump_resolved(resolved).rstrip())
+        output.say(
+            "\n".join(["", "server:", *(f"  {command.to_text()}" for command in start_commands(resolved, where))])
+        )
+        return
+    signal.signal(signal.SIGTERM, leave)
+    served = prepare(resolved, where, note=output.note)
+    running = launch(served, where, run_dir(where), detach=background, verbose=verbose_log, note=output.note)
+    try:
+        _announce(running.state)
+        if not background:
+            _wait(running)
+    finally:
+        if not background:
+            running.stop()
+
+
+def stop(as_json: Json = False) -> None:
+    """Stop the server and everything that belongs to it."""
+    from pipeline.config.places import places
+    from pipeline.serving.road import run_dir
+    from pipeline.serving.server import stop_server
+
+    stopped = stop_server(run_dir(places()))
+    if as_json:
+        output.print_json({"stopped": stopped is not None})
+    else:
+        output.say("no server is running" if stopped is None else f"stopped {stopped.model} ({stopped.profile})")
+
+
+def status(as_json: Json = False) -> None:
+    """Say what is being served, and what it has done so far. Exit code 2 if nothing is running."""
+    from pipeline.config.places import places
+    from pipeline.serving.figures import read_figures
+    from pipeline.serving.log import crash_log, kept_log
+    from pipeline.serving.road import run_dir
+    from pipeline.serving.server import find_server, is_ready
+
+    folder = run_dir(places())
+    state = find_server(folder)
+    if state is None:
+        log = crash_log(folder)
+        if as_json:
+            output.print_json({"running": False, "crash_log": None if log is None else str(log)})
+        else:
+            ended = "" if log is None else f"; one that ended by itself left its log in {log}"
+            output.say(f"no server is running{ended}")
+        raise typer.Exit(2)
+    ready = is_ready(state)
+    log = kept_log(folder)
+    figures = read_figures(state.metrics_url) if ready else {}
+    if as_json:
+        found = {"ready": ready, "crash_log": None if log is None else str(log)}
+        output.print_json({"running": True, **found, **state.model_dump(mode="json"), "figures": figures})
+        return
+    rows = [
+        ("model", f"{state.model} ({state.profile})"),
+        ("ready", "yes" if ready else "no"),
+        ("up", f"{time.time() - state.started:.0f} s"),
+        ("gRPC", state.grpc_url),
+        ("HTTP", state.http_url),
+        ("metrics", state.metrics_url),
+        ("repository", state.repository),
+        ("log", str(folder / "server.log")),
+        *([] if log is None else [("log of a crash", str(log))]),
+        *((name, f"{value:.3g}" if value % 1 else f"{value:.0f}") for name, value in figures.items()),
+    ]
+    output.table(["server", ""], rows)
+
+
+def switch(
+    profile: Annotated[str, typer.Option("--profile", "-p", help="The other profile: a name, or a profile YAML.")],
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="Another model as well; the running one if left out.")
+    ] = None,
+    overrides: Set = None,
+    as_json: Json = False,
+) -> None:
+    """Put another profile on the running server, at the same address; back to the old one if it does not come up.
+
+    The engine is built while the old one serves. Then running requests finish, and new ones are refused until the new
+    server is ready. It runs in the background."""
+    from pipeline.config.places import places
+    from pipeline.serving.road import prepare, run_dir
+    from pipeline.serving.switch import require_other, resolve_other, running_served, switch_server
+
+    where = places()
+    folder = run_dir(where)
+    before = running_served(where, folder)
+    if model is None:
+        resolved = resolve_other(before, profile, tuple(overrides or ()), folder, where)
+    else:
+        resolved = resolve(model, profile, overrides)
+    require_other(before, resolved)
+    signal.signal(signal.SIGTERM, leave)
+    served = prepare(resolved, where, note=output.note)
+    started = time.monotonic()
+    state = switch_server(before, served, where, folder, output.note).state
+    seconds = time.monotonic() - started
+    if as_json:
+        output.print_json({"model": state.model, "profile": state.profile, "seconds": round(seconds, 3)})
+    else:
+        _announce(state)
+        output.note(f"switched in {seconds:.1f} s")
+
+
+def _write_llmapi(resolved: ResolvedConfig, method: str, out: Path | None, as_json: bool) -> None:
+    from pipeline.config.places import places
+    from pipeline.llmapi.repository import MODEL, render_llmapi
+    from pipeline.llmapi.settings import method_named
+
+    where = places()
+    target = out or where.engines / resolved.model.name / f"llmapi-{resolved.profile.name}"
+    folder = render_llmapi(resolved, method_named(method), target, where.home / "triton_repo")
+    if as_json:
+        output.print_json({"folder": str(folder), "models": [MODEL]})
+    else:
+        output.say(str(folder))
+        output.note("checked against the documented contract only; not run with TensorRT-LLM")
+
+
+def leave(number: int, frame: object) -> NoReturn:
+    """SIGTERM ends a command as Ctrl-C does: whatever it started is stopped on the way out."""
+    raise KeyboardInterrupt
+
+
+def _announce(state: ServerState) -> None:
+    body = json.dumps({"text_input": "Once upon a time", "max_tokens": 32, "stream": True})
+    output.say(f"ready: {state.model} ({state.profile})")
+    output.say(f"  gRPC     {state.grpc_url}\n  HTTP     {state.http_url}\n  metrics  {state.metrics_url}")
+    output.say(f"  curl -sN {state.http_url}/v2/models/lookahead_bls/generate_stream -d '{body}'")
+
+
+def _wait(running: RunningServer) -> None:
+    """Until Ctrl-C, `lookahead stop`, or the server's end. Raises ServerError if it ended by itself."""
+    output.note("Ctrl-C stops it")
+    code = running.wait()
+    if code != 0:
+        from pipeline.serving.log import log_tail
+
+        raise ServerError(
+            f"The server ended by itself (exit code {code}). End of {running.log_path}, which the next start keeps as "
+            f"{running.log_path.name}.1:\n{log_tail(running.log_path)}"
+        )

@@ -1,0 +1,137 @@
+"""The verb that tries everything on this machine: validate-gpu."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
+
+from pipeline.cli import output
+from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, Json, Model, Profile, Set
+from pipeline.errors import BuildError, UserError
+
+if TYPE_CHECKING:
+    from pipeline.config.schema import Backend, ResolvedConfig
+
+OptionalPath = Optional[Path]  # noqa: UP045  # typer reads annotations at run time, on Python 3.10 too
+
+
+def register(app: typer.Typer) -> None:
+    app.command("validate-gpu")(validate_gpu)
+
+
+def validate_gpu(
+    model: Model = DEFAULT_MODEL,
+    profile: Profile = DEFAULT_PROFILE,
+    other_profile: Annotated[str, typer.Option("--other-profile", help="What is switched to.")] = "throughput",
+    overrides: Set = None,
+    backend: Annotated[
+        str, typer.Option("--backend", help="tensorrt_llm; torch runs the same stages, on a CPU too.")
+    ] = "tensorrt_llm",
+    num_prompts: Annotated[int, typer.Option("--num-prompts", min=1, help="For verify and bench.")] = 6,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="For verify and bench.")] = 64,
+    load_seconds: Annotated[float, typer.Option("--load-seconds", min=0.1, help="How long eight clients send.")] = 5.0,
+    stage_timeout: Annotated[float, typer.Option("--stage-timeout", min=1, help="Seconds a stage may take.")] = 7200.0,
+    out: Annotated[
+        OptionalPath, typer.Option("--out", help="New folder for engines, logs and the report; validation-<time>.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Build a small model, serve it, verify, bench, load and switch it, and write a report to attach.
+
+    A stage that fails is reported with its log, and those that do not need it go on. Exit code 1 if not all passed."""
+    chosen = _backend(backend)
+    given = tuple(overrides or ())
+    first_only: tuple[str, ...] = ()
+    if chosen == "tensorrt_llm":
+        given = (*_of_this_gpu(), *given)
+        # Plain decoding, lookahead and trie on one server, so that they can be compared.
+        first_only = ("tensorrt_llm.speculation=both",)
+    from pipeline.bench.validation import ValidationPlan, has_passed, private_places, run_stages, stages_of
+    from pipeline.bench.validation_report import report_of, write_report
+    from pipeline.bench.workload import DEFAULT_PROMPTS
+    from pipeline.config.places import places
+    from pipeline.config.resolution import resolve_config
+    from pipeline.serving.road import run_dir
+    from pipeline.serving.server import find_server
+
+    resolved = resolve_config(model, profile, (f"backend={chosen}", *given, *first_only))
+    resolve_config(model, other_profile, (f"backend={chosen}", *given))
+    folder = (out or Path(f"validation-{time.strftime('%Y%m%d-%H%M%S')}")).resolve()
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(f"{folder} is not empty; name a new folder with --out.")
+    plan = ValidationPlan(
+        model=model,
+        profile=profile,
+        other_profile=other_profile,
+        backend=chosen,
+        overrides=given,
+        first_only=first_only,
+        strategies=_strategies(resolved),
+        num_prompts=num_prompts,
+        max_new_tokens=max_new_tokens,
+        load_seconds=load_seconds,
+        data=DEFAULT_PROMPTS,
+        stage_timeout_s=stage_timeout,
+    )
+    own, environment = private_places(places(), folder)
+
+    def server_address() -> str | None:
+        state = find_server(run_dir(own))
+        return None if state is None else state.grpc_url
+
+    results = run_stages(
+        stages_of(plan, folder), folder, environment, server_address, plan.stage_timeout_s, output.note
+    )
+    report = report_of(plan, results)
+    markdown, data = write_report(folder, report)
+    if as_json:
+        output.print_json(report)
+    else:
+        rows = [(result.name, result.outcome, f"{result.seconds:.1f}", result.reason) for result in results]
+        output.table(["stage", "outcome", "seconds", ""], rows)
+        output.say(f"report: {markdown} (attach it with {data.name})")
+    if not has_passed(results):
+        raise typer.Exit(1)
+
+
+def _backend(name: str) -> Backend:
+    if name == "torch":
+        return "torch"
+    if name == "tensorrt_llm":
+        return "tensorrt_llm"
+    raise UserError(f"There is no backend {name!r}; --backend takes tensorrt_llm or torch.")
+
+
+def _of_this_gpu() -> tuple[str, ...]:
+    """Settings for the GPU that is here. Raises BuildError where there is none, or nothing to build with."""
+    from pipeline.engine.tensorrt_llm.environment import gpus, where_to_run
+
+    found = gpus()
+    if not found:
+        raise BuildError(
+            "nvidia-smi shows no GPU, and the TensorRT-LLM backend needs one; run this on the GPU machine, or try the "
+            "same stages on the CPU with --backend torch."
+        )
+    if where_to_run() == "nowhere":
+        raise BuildError(
+            "Neither TensorRT-LLM nor docker was found; work in NVIDIA's container, or install docker with the NVIDIA "
+            "container toolkit (docs/how-to/validate-on-gpu.md)."
+        )
+    return (
+        f"tensorrt_llm.compute_capability={found[0].compute_capability}",
+        f"tensorrt_llm.gpu_memory_gib={found[0].memory_mib / 1024:.0f}",
+    )
+
+
+def _strategies(resolved: ResolvedConfig) -> tuple[str, ...]:
+    """What verify and bench compare: all that the engine and the profile's draft sources have, "none" first."""
+    from pipeline.decoding.strategy import STRATEGIES, source_names
+    from pipeline.serving.routing import offered
+    from pipeline.serving.target import traits_of
+
+    sources = [source.kind for source in resolved.profile.drafting.sources]
+    there = [name for name in STRATEGIES if name in offered(traits_of(resolved)) and name != "none"]
+    return ("none", *(name for name in there if source_names(name, sources)))

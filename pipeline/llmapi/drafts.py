@@ -1,0 +1,139 @@
+"""Chains from our draft sources for requests that somebody else decodes: told of tokens, asked for drafts.
+
+TensorRT-LLM shows every running request once per step, with all its tokens; what was accepted since the last look is
+what the sources learn from. Everything depends on tokens and their order alone, so that each rank of a model that is
+spread over GPUs drafts the same. Nothing here raises: a failing draft costs speed only.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.config.rules import LOOKAHEAD_OFF
+from pipeline.decoding.create import BLS_KINDS, create_drafter
+from pipeline.decoding.drafter import Drafter
+from pipeline.decoding.request import StepResult, as_token_ids
+from pipeline.decoding.session import outcome_of_tokens
+from pipeline.decoding.sources.base import DraftBudget
+from pipeline.decoding.tree import EMPTY_TREE, DraftTree
+from pipeline.llmapi.settings import DraftSettings
+from pipeline.serving.steps import main_chain
+
+logger = logging.getLogger(__name__)
+
+# A request that was not seen for so many steps has ended without telling, or is paused; it may come back as a new one.
+FORGET_AFTER = 4096
+# Nodes that the sources may propose per token of the chain that is taken from them.
+_NODES_PER_TOKEN = 4
+# Token ids are only compared and stored, so any vocabulary will do.
+_ANY_VOCABULARY = 1 << 30
+
+
+@dataclass(slots=True)
+class _Running:
+    """A request. num_tokens: known of it. tree: drafted at the last look."""
+
+    num_tokens: int
+    tree: DraftTree = field(default_factory=lambda: EMPTY_TREE)
+    last_seen: int = 0
+
+
+class ChainDrafts:
+    """Draft sources over the requests of one model. Not thread safe. Travels to worker processes as its settings; what
+    it has learnt stays behind."""
+
+    def __init__(self, settings: DraftSettings) -> None:
+        self.settings = settings
+        self.num_failures = 0
+        self._drafter: Drafter | None = None
+        self._running: dict[int, _Running] = {}
+        self._num_steps = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"settings": self.settings}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["settings"])  # type: ignore[misc]
+
+    def next_step(self) -> None:
+        """A step begins; requests that have not been seen for long are forgotten."""
+        self._num_steps += 1
+        if self._num_steps % FORGET_AFTER == 0:
+            limit = self._num_steps - FORGET_AFTER
+            for request_id in [key for key, running in self._running.items() if running.last_seen <= limit]:
+                self.stop(request_id)
+
+    def draft(self, request_id: int, tokens: Sequence[int], prompt_len: int, max_len: int) -> list[int]:
+        """The chain to verify behind tokens [prompt and output so far]; at most max_len tokens, maybe none."""
+        try:
+            return self._draft(request_id, tokens, prompt_len, min(max_len, self.settings.max_draft_len))
+        except Exception:
+            self._failed(request_id)
+            return []
+
+    def finish(self, request_id: int, tokens: Sequence[int]) -> None:
+        """The request has ended with these tokens: learn the last ones, and forget what is private to it."""
+        try:
+            if request_id in self._running:
+                self._learn(request_id, tokens)
+        except Exception:
+            self._failed(request_id)
+        self.stop(request_id)
+
+    def stop(self, request_id: int) -> None:
+        """Forget a request. Twice does nothing."""
+        if self._running.pop(request_id, None) is not None:
+            self._sources().stop(str(request_id))
+
+    def _draft(self, request_id: int, tokens: Sequence[int], prompt_len: int, max_len: int) -> list[int]:
+        running = self._running.get(request_id)
+        if running is not None and len(tokens) < running.num_tokens:  # an id used again
+            self.stop(request_id)
+            running = None
+        if running is None:
+            start = as_token_ids(tokens[: min(prompt_len, len(tokens))])
+            self._sources().start(str(request_id), start, "", self._names())
+            running = self._running[request_id] = _Running(len(start))
+        running.last_seen = self._num_steps
+        self._learn(request_id, tokens)
+        if max_len <= 0:
+            return []
+        budget = DraftBudget(_NODES_PER_TOKEN * max_len, max_len)
+        proposed = self._sources().propose(str(request_id), as_token_ids(tokens), budget)
+        running.tree = main_chain(proposed, max_len)
+        chain: list[int] = running.tree.token_ids.tolist()
+        return chain
+
+    def _learn(self, request_id: int, tokens: Sequence[int]) -> None:
+        running = self._running[request_id]
+        before, new = running.num_tokens, list(tokens[running.num_tokens :])
+        if not new:
+            return
+        outcome = outcome_of_tokens(running.tree, new)
+        step = StepResult(as_token_ids(tokens[:before]), running.tree, outcome.nodes, new)
+        running.num_tokens, running.tree = len(tokens), EMPTY_TREE
+        self._sources().update(str(request_id), step)
+
+    def _sources(self) -> Drafter:
+        """Made at first use, in the process that drafts."""
+        if self._drafter is None:
+            self._drafter = create_drafter(self.settings.sources, LOOKAHEAD_OFF, _ANY_VOCABULARY, BLS_KINDS)
+        return self._drafter
+
+    def _names(self) -> frozenset[str]:
+        return frozenset(source.name for source in self._sources().sources)
+
+    def _failed(self, request_id: int) -> None:
+        self.num_failures += 1
+        if self.num_failures == 1:
+            logger.exception("drafting failed; the request goes on without drafts, and this is not reported again")
+        if self._running.pop(request_id, None) is not None and self._drafter is not None:
+            self._drafter.stop(str(request_id))
+
+
+def room_for_drafts(num_tokens: int, prompt_len: int, max_new_tokens: int) -> int:
+    """How many draft tokens a request can take: the target adds one token of its own to those that are accepted."""
+    return max(0, prompt_len + max_new_tokens - num_tokens - 1)

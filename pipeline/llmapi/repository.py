@@ -1,0 +1,54 @@
+"""The model repository for the LLM API: one model, `tensorrt_llm`, with the code in triton_repo/llmapi/.
+
+<folder>/tensorrt_llm/config.pbtxt          tensors as in the stock llmapi model
+<folder>/tensorrt_llm/1/model.py            ours: it sets the drafter
+<folder>/tensorrt_llm/1/model.yaml          keyword arguments of LLM(), complete for the stock model.py too
+<folder>/tensorrt_llm/1/drafts.json         who drafts
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import yaml
+from tritonclient.grpc import model_config_pb2 as pb
+
+from pipeline.checkpoint.disk import whole_folder
+from pipeline.config.schema import ResolvedConfig
+from pipeline.errors import RepositoryError
+from pipeline.llmapi.settings import Method, draft_settings, model_yaml
+from pipeline.repository import model_config
+from pipeline.repository.contract import model_contract
+from pipeline.repository.render import CONFIG, VERSION
+
+MODEL = "tensorrt_llm"
+SOURCE = Path("llmapi") / MODEL / VERSION
+MODEL_YAML, DRAFTS = "model.yaml", "drafts.json"
+
+
+def render_llmapi(resolved: ResolvedConfig, method: Method, out_dir: Path, source: Path) -> Path:
+    """Write the repository to out_dir, whole or not at all. source: the folder triton_repo/. Returns out_dir."""
+    settings = draft_settings(resolved, method)
+    arguments = model_yaml(resolved, settings)
+    code = source / SOURCE / "model.py"
+    if not code.is_file():
+        raise RepositoryError(f"There is no {code}. Set LOOKAHEAD_HOME to a checkout that holds triton_repo/.")
+    with whole_folder(out_dir) as partial:
+        version = partial / MODEL / VERSION
+        version.mkdir(parents=True)
+        (partial / MODEL / CONFIG).write_text(model_config.to_text(llmapi_config()), encoding="utf-8")
+        (version / MODEL_YAML).write_text(yaml.safe_dump(arguments, sort_keys=False), encoding="utf-8")
+        (version / DRAFTS).write_text(settings.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        shutil.copyfile(code, version / "model.py")
+    return out_dir
+
+
+def llmapi_config() -> pb.ModelConfig:
+    """Tensors of the stock llmapi model; decoupled as `triton_config` says, without Triton's own batching."""
+    contract = model_contract("llmapi")
+    config = pb.ModelConfig(name=MODEL, backend="python", max_batch_size=0)
+    config.model_transaction_policy.decoupled = True
+    config.instance_group.add(count=1, kind=pb.ModelInstanceGroup.KIND_CPU)
+    model_config.add_tensors(config, contract.inputs, contract.outputs)
+    return config

@@ -1,0 +1,105 @@
+"""Tensors of the `llmapi` model: requests to prompts and sampling parameters, results to outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pipeline.errors import RequestError
+from pipeline.serving.tensors import Array, Tensors, decode_utf8, flag, number, scalar
+
+# Inputs by the name of the sampling parameter that they set.
+_NUMBERS = ("temperature", "top_p", "frequency_penalty", "presence_penalty")
+_INTEGERS = ("best_of", "top_k", "max_tokens", "seed")
+_FLAGS = ("exclude_input_from_output", "return_perf_metrics")
+_PREFIX = "sampling_param_"
+
+
+@dataclass(frozen=True, slots=True)
+class LlmRequest:
+    """sampling: arguments of SamplingParams. is_stop: no prompt, but the wish to end the request of this id."""
+
+    prompt: str
+    sampling: dict[str, Any]
+    streaming: bool
+    finish_reason: bool
+    stop_reason: bool
+    cumulative_logprob: bool
+    is_stop: bool
+
+
+def llm_request(tensors: Tensors) -> LlmRequest:
+    """Raises RequestError, one sentence, for what cannot be served."""
+    is_stop = flag(tensors, "stop")
+    return LlmRequest(
+        prompt="" if is_stop else _prompt(tensors),
+        sampling=_sampling(tensors),
+        streaming=flag(tensors, "streaming"),
+        finish_reason=flag(tensors, "return_finish_reason"),
+        stop_reason=flag(tensors, "return_stop_reason"),
+        cumulative_logprob=flag(tensors, "return_cumulative_logprob"),
+        is_stop=is_stop,
+    )
+
+
+def output_tensors(request: LlmRequest, result: Any) -> dict[str, Array]:
+    """Outputs for a result of the LLM API. In a stream each holds the whole text so far, as the stock model sends."""
+    outputs = result.outputs
+    tensors = {"text_output": _texts(output.text for output in outputs)}
+    if request.finish_reason:
+        tensors["finish_reason"] = _texts(str(output.finish_reason) for output in outputs)
+    if request.stop_reason:
+        tensors["stop_reason"] = _texts(str(output.stop_reason) for output in outputs)
+    if request.cumulative_logprob:
+        tensors["cumulative_logprob"] = np.asarray([output.cumulative_logprob for output in outputs], np.float32)
+    metrics = getattr(outputs[0], "request_perf_metrics", None)
+    return tensors if metrics is None else {**tensors, **_metrics(metrics)}
+
+
+def _prompt(tensors: Tensors) -> str:
+    value = tensors.get("text_input")
+    if value is None or value.size != 1:
+        found = "is missing" if value is None else f"has shape {list(value.shape)}"
+        raise RequestError(f"text_input {found}; it must hold one prompt")
+    return decode_utf8(value.reshape(-1)[0], "text_input")
+
+
+def _sampling(tensors: Tensors) -> dict[str, Any]:
+    """Parameters that were sent; the others are the LLM API's own defaults."""
+    sampling: dict[str, Any] = {name: number(tensors, _PREFIX + name) for name in _NUMBERS}
+    sampling |= {name: scalar(tensors, _PREFIX + name) for name in _INTEGERS}
+    sampling |= {name: flag(tensors, _PREFIX + name) for name in _FLAGS}
+    if (words := tensors.get(_PREFIX + "stop")) is not None:
+        sampling["stop"] = [decode_utf8(word, _PREFIX + "stop") for word in words.reshape(-1)]
+    if (most := sampling["max_tokens"]) is not None and most < 1:
+        raise RequestError(f"{_PREFIX}max_tokens is {most}; it must be 1 or more")
+    return {name: value for name, value in sampling.items() if value is not None}
+
+
+def _metrics(metrics: Any) -> Mapping[str, Array]:
+    cache, times, drafts = metrics.kv_cache_metrics, metrics.timing_metrics, metrics.speculative_decoding
+    moments = ("arrival_time", "first_scheduled_time", "first_token_time", "last_token_time")
+    return {
+        "kv_cache_reused_block": np.asarray([cache.num_reused_blocks], np.int32),
+        "kv_cache_missed_block": np.asarray([cache.num_missed_blocks], np.int32),
+        "kv_cache_alloc_new_blocks": np.asarray([cache.num_new_allocated_blocks], np.int32),
+        "kv_cache_alloc_total_blocks": np.asarray([cache.num_total_allocated_blocks], np.int32),
+        "kv_cache_hit_rate": np.asarray([cache.kv_cache_hit_rate], np.float32),
+        **{f"{name}_ns": np.asarray([_nanoseconds(getattr(times, name))], np.int64) for name in moments},
+        "acceptance_rate": np.asarray([drafts.acceptance_rate], np.float32),
+        "total_accepted_draft_tokens": np.asarray([drafts.total_accepted_draft_tokens], np.int32),
+        "total_draft_tokens": np.asarray([drafts.total_draft_tokens], np.int32),
+    }
+
+
+def _nanoseconds(duration: Any) -> int:
+    """Of a timedelta."""
+    return round(float(duration.total_seconds()) * 1e9)
+
+
+def _texts(texts: Any) -> Array:
+    # Triton takes text as bytes objects only.
+    return np.asarray([text.encode() for text in texts], np.object_)

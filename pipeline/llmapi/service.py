@@ -1,0 +1,102 @@
+"""Requests to an `LLM` of TensorRT-LLM, answered side by side in an event loop of their own. NOT RUN with it.
+
+`LLM.generate_async` gives an object that is iterated for results and has `abort()`; nothing else of it is used here, so
+the tests put a stand-in in its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from pipeline.errors import RequestError
+from pipeline.llmapi.requests import LlmRequest, llm_request, output_tensors
+from pipeline.serving.tensors import Array, Tensors
+
+logger = logging.getLogger(__name__)
+
+
+class Client(Protocol):
+    """Who asked. request_id: the client's own, "" if it gave none."""
+
+    request_id: str
+
+    def send(self, tensors: dict[str, Array], last: bool) -> None: ...
+    def fail(self, sentence: str) -> None: ...
+    def is_gone(self) -> bool: ...
+
+
+class LlmService:
+    """llm: an `LLM`. sampling_params: its class of that name. check_period_s: how often clients are looked after."""
+
+    def __init__(self, llm: Any, sampling_params: Callable[..., Any], check_period_s: float) -> None:
+        self._llm = llm
+        self._sampling_params = sampling_params
+        self._check_period_s = check_period_s
+        self._by_id: dict[str, Any] = {}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="llm-requests", daemon=True)
+        self._thread.start()
+
+    def submit(self, tensors: Tensors, client: Client) -> None:
+        """Serve a request; returns at once."""
+        asyncio.run_coroutine_threadsafe(self._serve(tensors, client), self._loop)
+
+    def close(self) -> None:
+        """End the loop and the model. Requests that are still running are cut off."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        self._llm.shutdown()
+
+    async def _serve(self, tensors: Tensors, client: Client) -> None:
+        try:
+            request = llm_request(tensors)
+            if request.is_stop:
+                self._stop(client)
+            else:
+                await self._generate(request, client)
+        except RequestError as error:
+            client.fail(str(error))
+        except Exception as error:  # this request fails, the others go on
+            logger.exception("a request failed")
+            client.fail(f"internal error: {error!r}")
+
+    async def _generate(self, request: LlmRequest, client: Client) -> None:
+        running = self._llm.generate_async(
+            request.prompt, self._sampling_params(**request.sampling), streaming=request.streaming
+        )
+        if client.request_id:
+            self._by_id[client.request_id] = running
+        watch = asyncio.ensure_future(self._abort_when_gone(running, client))
+        result = None
+        try:
+            async for result in running:
+                if request.streaming:
+                    client.send(output_tensors(request, result), last=bool(result.finished))
+            if result is None:
+                raise RequestError("the model gave no result")
+            if not request.streaming:
+                client.send(output_tensors(request, result), last=True)
+            elif not result.finished:
+                raise RequestError("the request was ended before its output was complete")
+        finally:
+            watch.cancel()
+            if self._by_id.get(client.request_id) is running:
+                del self._by_id[client.request_id]
+
+    def _stop(self, client: Client) -> None:
+        if not client.request_id:
+            raise RequestError("stop needs the id of the request that it ends")
+        running = self._by_id.get(client.request_id)
+        if running is not None:
+            running.abort()
+        client.fail("the request was cancelled")
+
+    async def _abort_when_gone(self, running: Any, client: Client) -> None:
+        while not client.is_gone():
+            await asyncio.sleep(self._check_period_s)
+        running.abort()

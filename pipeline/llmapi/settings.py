@@ -1,0 +1,121 @@
+"""What the served model is told: keyword arguments of `LLM()` (model.yaml) and our own settings (drafts.json).
+
+model.yaml alone is complete for the stock model, with NGram drafts where drafts are wanted at all. Ours replaces them
+by what drafts.json says: drafts from the trie, or the suffix automaton of newer releases.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from pipeline.config.schema import Frozen, GgufCheckpoint, HubCheckpoint, LocalCheckpoint, ResolvedConfig, SourceConfig
+from pipeline.engine.tensorrt_llm.case import case_of
+from pipeline.errors import ConfigError
+
+Method = Literal["trie", "ngram", "suffix_automaton", "none"]
+METHODS: tuple[Method, ...] = ("trie", "ngram", "suffix_automaton", "none")
+
+# Tokens that NGram looks up: the default of newer releases, and what NVIDIA's examples use; older ones have none.
+NGRAM_MATCH_LEN = 2
+# The suffix automaton takes the longest match that it finds.
+LONGEST_MATCH = -1
+
+
+class DraftSettings(Frozen):
+    """Who drafts inside the LLM API, and how much."""
+
+    method: Method = Field(description="trie: our drafter. suffix_automaton: SADecodingConfig. else: as in model.yaml.")
+    max_draft_len: int = Field(ge=1, description="Longest drafted chain of one step.")
+    sources: tuple[SourceConfig, ...] = Field(description="Draft sources of the trie drafter.")
+    shared: bool = Field(description="Whether drafts may come from other requests' outputs.")
+
+
+def method_named(name: str) -> Method:
+    """The method of a name. Raises ConfigError with the known ones."""
+    for method in METHODS:
+        if method == name:
+            return method
+    raise ConfigError(f"There is no way of drafting '{name}'; known are {', '.join(METHODS)}.")
+
+
+def draft_settings(resolved: ResolvedConfig, method: Method) -> DraftSettings:
+    """Settings from a profile: chain length of external drafts, trie and prompt sources."""
+    sources = [source for source in resolved.profile.drafting.sources if source.kind in ("trie", "prompt")]
+    shared = any(source.kind == "trie" for source in sources)
+    # The trie's estimate holds the request's own text already; asking source prompt as well finds the same twice.
+    chosen = [source for source in sources if source.kind == "trie" or not shared]
+    if method == "trie" and not chosen:
+        raise ConfigError(
+            f"profile {resolved.profile.name}: drafting.sources holds neither 'trie' nor 'prompt', which the trie "
+            "drafter needs. Add one, or use --llmapi ngram."
+        )
+    return DraftSettings(
+        method=method,
+        max_draft_len=resolved.profile.tensorrt_llm.max_external_draft_len,
+        sources=tuple(chosen),
+        shared=shared,
+    )
+
+
+def model_yaml(resolved: ResolvedConfig, settings: DraftSettings) -> dict[str, Any]:
+    """Keyword arguments of `LLM()` and `triton_config`."""
+    profile, trt = resolved.profile, resolved.profile.tensorrt_llm
+    ranks = resolved.model.parallelism
+    arguments: dict[str, Any] = {
+        "model": checkpoint_name(resolved),
+        "backend": "pytorch",
+        "dtype": resolved.model.gpu_dtype,
+        "tensor_parallel_size": ranks.tensor,
+        "pipeline_parallel_size": ranks.pipeline,
+        "max_batch_size": profile.engine.max_batch_size,
+        "max_num_tokens": profile.engine.max_num_tokens,
+        "max_seq_len": profile.engine.max_seq_len,
+        "enable_chunked_prefill": trt.enable_chunked_context,
+        "kv_cache_config": {
+            "enable_block_reuse": case_of(resolved).kv_cache_reuse("none"),
+            "free_gpu_memory_fraction": trt.kv_cache_free_gpu_mem_fraction,
+        },
+    }
+    if settings.method != "none":
+        # Drafts for a step must know the tokens of the step before; NVIDIA's tests of user drafts switch it off too.
+        arguments["disable_overlap_scheduler"] = True
+        arguments["speculative_config"] = ngram_config(settings)
+    arguments["triton_config"] = {"max_batch_size": 0, "decoupled": True, "cancellation_check_period_ms": 100}
+    return arguments
+
+
+def ngram_config(settings: DraftSettings) -> dict[str, Any]:
+    """NGramDecodingConfig as it stands in model.yaml."""
+    return {
+        "decoding_type": "NGram",
+        "max_draft_len": settings.max_draft_len,
+        "max_matching_ngram_size": NGRAM_MATCH_LEN,
+        "is_keep_all": True,
+        "is_use_oldest": True,
+        "is_public_pool": settings.shared,
+    }
+
+
+def suffix_automaton_arguments(settings: DraftSettings) -> dict[str, Any]:
+    """Arguments of SADecodingConfig."""
+    return {
+        "max_draft_len": settings.max_draft_len,
+        "max_matching_ngram_size": LONGEST_MATCH,
+        "enable_global_pool": settings.shared,
+    }
+
+
+def checkpoint_name(resolved: ResolvedConfig) -> str:
+    """Where the LLM API finds the weights: a folder or a name on the hub. Raises ConfigError for other sources."""
+    source = resolved.model.checkpoint
+    if isinstance(source, LocalCheckpoint):
+        return source.path
+    if isinstance(source, HubCheckpoint):
+        return source.repo_id
+    kind = "a GGUF file" if isinstance(source, GgufCheckpoint) else f"source '{source.source}'"
+    raise ConfigError(
+        f"model {resolved.model.name}: model.checkpoint is {kind}, which the LLM API does not read. Use a checkpoint "
+        "folder or a model of the hub."
+    )

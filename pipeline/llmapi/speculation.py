@@ -1,0 +1,46 @@
+"""From settings to the `speculative_config` of `LLM()`. NOT RUN with TensorRT-LLM, which is imported inside.
+
+What an installed release does not have is left to the NGram drafts of model.yaml, with a word in the log: text is the
+same with any drafts, only slower or faster.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from pipeline.llmapi.drafts import ChainDrafts
+from pipeline.llmapi.settings import DraftSettings, suffix_automaton_arguments
+
+logger = logging.getLogger(__name__)
+
+
+def with_speculation(arguments: dict[str, Any], settings: DraftSettings, max_num_requests: int) -> dict[str, Any]:
+    """Arguments of `LLM()` with the drafts that the settings ask for in the place of those of model.yaml."""
+    try:
+        if settings.method == "trie":
+            return {**arguments, "speculative_config": _user_provided(settings, max_num_requests)}
+        if settings.method == "suffix_automaton":
+            return {**arguments, "speculative_config": _suffix_automaton(settings)}
+    except ImportError as error:
+        logger.warning("%s drafts are not in this TensorRT-LLM (%s); NGram drafts instead", settings.method, error)
+    return arguments
+
+
+def _user_provided(settings: DraftSettings, max_num_requests: int) -> Any:
+    from tensorrt_llm.llmapi import UserProvidedDecodingConfig
+
+    from pipeline.llmapi.trie_drafter import TrieDrafter, TrieResources
+
+    drafts = ChainDrafts(settings)
+    return UserProvidedDecodingConfig(
+        max_draft_len=settings.max_draft_len,
+        drafter=TrieDrafter(drafts),
+        resource_manager=TrieResources(drafts, max_num_requests),
+    )
+
+
+def _suffix_automaton(settings: DraftSettings) -> Any:
+    from tensorrt_llm.llmapi import SADecodingConfig
+
+    return SADecodingConfig(**suffix_automaton_arguments(settings))

@@ -1,0 +1,55 @@
+"""What calls to a served engine cost, learnt from the calls themselves.
+
+A call takes a fixed time (the way to the engine and back, the prefix looked up again), a time per pass and a time per
+draft token. The three are fitted by least squares over the calls seen, old ones counting ever less, so that they follow
+the load: what other requests add to a pass is in its time.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pipeline.decoding.cost import CostCurve, CostPoint
+from pipeline.decoding.planner import AdaptivePlanner, PlanItem
+from pipeline.decoding.tree import DraftTree
+
+# Weight that a call keeps with each later one: about forty calls are remembered.
+_KEEP = 0.975
+# Calls before which there is nothing to go by.
+_MIN_CALLS = 8
+# Pulls towards zero what no call has told apart yet.
+_RIDGE = 1e-3
+_LEAST_SECONDS = 1e-6
+
+
+class CallCosts:
+    """Costs of one engine's calls. Lives in one event loop."""
+
+    def __init__(self) -> None:
+        self._squares = np.eye(3) * _RIDGE
+        self._products = np.zeros(3)
+        self._num_calls = 0
+
+    def record(self, num_passes: int, num_drafts: int, seconds: float) -> None:
+        """Learn from a call that took `seconds`: with drafts one pass, else one per token."""
+        row = np.asarray([1.0, num_passes, num_drafts])
+        self._squares = _KEEP * self._squares + np.outer(row, row)
+        self._products = _KEEP * self._products + row * seconds
+        self._num_calls += 1
+
+    def cut(self, chain: DraftTree, chunk: int) -> DraftTree:
+        """As much of a chain as earns its time, against decoding `chunk` tokens in one call without drafts."""
+        if self._num_calls < _MIN_CALLS or not len(chain):
+            return chain
+        fixed, per_pass, per_draft = self._fitted()
+        step = fixed + per_pass
+        points = [CostPoint(1, 1, 0, fixed / chunk + per_pass), CostPoint(2, 1, 0, step + per_draft)]
+        if len(chain) > 1:
+            points.append(CostPoint(len(chain) + 1, 1, 0, step + per_draft * len(chain)))
+        plan = AdaptivePlanner(CostCurve(tuple(points))).plan([PlanItem(chain, 1, 0)], len(chain) + 1)
+        return plan[0]
+
+    def _fitted(self) -> tuple[float, float, float]:
+        found = np.linalg.solve(self._squares + np.eye(3) * _RIDGE, self._products)
+        fixed, per_pass, per_draft = np.maximum(found, [0.0, _LEAST_SECONDS, 0.0]).tolist()
+        return fixed, per_pass, per_draft

@@ -1,0 +1,88 @@
+"""The `llmapi` model on a real tritonserver, with a stand-in for TensorRT-LLM that is shaped as the contract says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+
+from pipeline.config.places import places
+from pipeline.config.resolution import resolve_config
+from pipeline.config.schema import ServerConfig
+from pipeline.llmapi.repository import MODEL, render_llmapi
+from pipeline.serving.server import RunningServer, start_server
+
+pytestmark = [pytest.mark.triton]
+
+STAND_INS = Path(__file__).parents[1] / "stand_ins"
+PROMPT = "one two three one two"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    folder = tmp_path_factory.mktemp("llmapi")
+    checkpoint = folder / "checkpoint"
+    checkpoint.mkdir()
+    overrides = ("backend=tensorrt_llm", "model.checkpoint={source: local, path: " + str(checkpoint) + "}")
+    resolved = resolve_config("llama2-7b", "latency", overrides)
+    repository = render_llmapi(resolved, "trie", folder / "repository", places().home / "triton_repo")
+    # Triton's Python stub does not look at PYTHONPATH.
+    code = repository / MODEL / "1" / "model.py"
+    text = code.read_text().replace(
+        "import os\n", f"import os\nimport sys\nsys.path.insert(0, {str(STAND_INS)!r})\n", 1
+    )
+    code.write_text(text)
+    config = ServerConfig(http_port=0, grpc_port=0, metrics_port=0, startup_timeout_s=60)
+    running = start_server(repository, folder / "run", config, places=places(), model="llama2-7b", profile="latency")
+    yield running
+    running.stop()
+
+
+def ask(server: RunningServer, prompt: str, streaming: bool, max_tokens: int = 40) -> list[dict[str, Any]]:
+    """The answers to one request over gRPC."""
+    values = {
+        "text_input": (np.asarray([prompt.encode()], np.object_), "BYTES"),
+        "streaming": (np.asarray([streaming]), "BOOL"),
+        "sampling_param_max_tokens": (np.asarray([max_tokens], np.int32), "INT32"),
+        "return_finish_reason": (np.asarray([True]), "BOOL"),
+    }
+    inputs = []
+    for name, (value, dtype) in values.items():
+        tensor = triton.InferInput(name, list(value.shape), dtype)
+        tensor.set_data_from_numpy(value)
+        inputs.append(tensor)
+    answers: list[Any] = []
+    client = triton.InferenceServerClient(server.state.grpc_url)
+    client.start_stream(lambda result, error: answers.append(error or result))
+    client.async_stream_infer(MODEL, inputs)
+    client.stop_stream()
+    client.close()
+    for answer in answers:
+        if isinstance(answer, Exception):
+            raise answer
+    names = ("text_output", "finish_reason")
+    return [{name: answer.as_numpy(name)[0].decode() for name in names} for answer in answers]
+
+
+def test_a_prompt_is_answered_whole_or_as_it_grows(server):
+    (whole,) = ask(server, PROMPT, streaming=False)
+    pieces = ask(server, PROMPT, streaming=True)
+
+    assert len(whole["text_output"]) == 40
+    assert whole["finish_reason"] == "length"
+    assert pieces[-1] == whole
+    assert all(whole["text_output"].startswith(piece["text_output"]) for piece in pieces)
+    assert len(pieces) < 40  # drafts were accepted, so a step brought several tokens
+
+
+def test_http_and_errors(server):
+    url = f"{server.state.http_url}/v2/models/{MODEL}/generate_stream"
+    answer = httpx.post(url, json={"text_input": PROMPT, "sampling_param_max_tokens": 0}, timeout=30)
+    assert "sampling_param_max_tokens is 0" in answer.text
+    fine = httpx.post(url, json={"text_input": PROMPT, "sampling_param_max_tokens": 4}, timeout=30)
+    assert "text_output" in fine.text

@@ -1,0 +1,97 @@
+"""Another profile on a running tritonserver: same address, running requests finish, and back if it does not come up."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipeline.config.places import Places, places
+from pipeline.config.resolution import resolve_config
+from pipeline.errors import ServerError
+from pipeline.serving.client import Completion, TextQuery, complete
+from pipeline.serving.road import Served, launch, prepare
+from pipeline.serving.server import ServerState, find_server, is_ready, stop_server
+from pipeline.serving.switch import require_other, resolve_other, running_served, switch_server
+
+pytestmark = [pytest.mark.triton, pytest.mark.slow]
+
+FREE = tuple(f"server.{name}_port=0" for name in ("http", "grpc", "metrics"))
+
+
+def ask(state: ServerState, max_tokens: int, on_text: Callable[[str], None] = lambda text: None) -> Completion:
+    query = TextQuery("the rat", max_tokens, strategy="none", end_id=-1, return_statistics=True)
+    return complete(query, state.grpc_url, "grpc", timeout_s=120, on_text=on_text)
+
+
+def running(folder: Path) -> ServerState:
+    state = find_server(folder)
+    assert state is not None
+    assert is_ready(state)
+    return state
+
+
+def other_profile(where: Places, folder: Path, profile: str) -> tuple[Served, Served]:
+    before = running_served(where, folder)
+    resolved = resolve_other(before, profile, (), folder, where)
+    require_other(before, resolved)
+    return before, prepare(resolved, where)
+
+
+def test_a_server_takes_another_profile_and_keeps_the_old_one_if_that_fails(tmp_path: Path) -> None:
+    where = replace(places(), engines=tmp_path / "engines", cache=tmp_path / "cache")
+    folder = tmp_path / "run"
+    overrides = ("backend=torch", "device=cpu", *FREE, "model.checkpoint.seed=3")
+    first = launch(
+        prepare(resolve_config("tiny-random-llama", "latency", overrides, where=where), where), where, folder
+    )
+    try:
+        with pytest.raises(ServerError, match="serves already"):
+            other_profile(where, folder, "latency")
+        text = ask(first.state, 24).text
+
+        answers: list[Completion] = []
+        arrived = threading.Event()
+        asking = threading.Thread(target=lambda: answers.append(ask(first.state, 500, lambda text: arrived.set())))
+        before, after = other_profile(where, folder, "throughput")
+        asking.start()
+        assert arrived.wait(20)
+        second = switch_server(before, after, where, folder, note=lambda note: None).state
+        asking.join(60)
+
+        assert answers
+        assert answers[0].finish_reason == "length"  # it ran while the old server was told to end
+        assert answers[0].statistics is not None
+        assert len(answers[0].statistics["output_ids"]) == 500
+        assert second == running(folder)
+        assert (second.profile, second.grpc_url, second.http_url) == (
+            "throughput",
+            first.state.grpc_url,
+            first.state.http_url,
+        )
+        assert ask(second, 24).text == text  # the same model, overrides included
+
+        before, after = other_profile(where, folder, "balanced")
+        for code in after.repository.folder.glob("*/1/model.py"):
+            code.write_text("raise ValueError('sabotaged')")
+        notes: list[str] = []
+        with pytest.raises(ServerError, match=r"balanced.*did not come up, and .*throughput.* serves again.*sabotaged"):
+            switch_server(before, after, where, folder, note=notes.append)
+
+        third = running(folder)
+        assert (third.profile, third.grpc_url) == ("throughput", first.state.grpc_url)
+        assert ask(third, 24).text == text
+        assert "sabotaged" in (folder / "server.log.1").read_text()
+        assert any("server.log.1" in note for note in notes)
+    finally:
+        first.stop()
+        stop_server(folder)
+    assert find_server(folder) is None
+
+
+def test_without_a_server_there_is_nothing_to_switch(tmp_path: Path) -> None:
+    with pytest.raises(ServerError, match="No server is running"):
+        running_served(replace(places(), engines=tmp_path), tmp_path)

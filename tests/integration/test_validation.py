@@ -1,0 +1,37 @@
+"""`lookahead validate-gpu` on the CPU: the same stages with the torch backend, for real."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.config.places import places
+from pipeline.serving.server import find_server
+
+pytestmark = [pytest.mark.triton, pytest.mark.slow]
+
+
+def test_every_stage_passes_on_a_cpu_with_the_torch_backend(tmp_path: Path) -> None:
+    out = tmp_path / "validation"
+    command = [sys.executable, "-m", "pipeline", "validate-gpu", "--backend", "torch", "-m", "tiny-random-llama"]
+    command += ["--set", "device=cpu", "--num-prompts", "1", "--max-new-tokens", "8", "--load-seconds", "1"]
+    command += ["--out", str(out), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=places().home, env=os.environ, timeout=300)
+
+    report = json.loads(done.stdout)
+    failed = {stage["name"]: stage["tail"] for stage in report["stages"] if stage["outcome"] != "passed"}
+    assert failed == {}, done.stderr
+    assert done.returncode == 0
+    assert report["passed"]
+    assert [stage["name"] for stage in report["stages"]][-2:] == ["again", "stop"]
+    assert report == json.loads((out / "report.json").read_text())
+    text = (out / "report.md").read_text()
+    assert "| result | passed |" in text
+    assert "## Bench" in text
+    assert "lossless: yes" in (out / "06-verify.log").read_text()
+    assert find_server(out / "engines" / ".run") is None

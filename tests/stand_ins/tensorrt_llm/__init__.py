@@ -1,0 +1,150 @@
+"""A stand-in for TensorRT-LLM's LLM API, shaped as the contract says: the model is an arithmetic rule over bytes, and
+drafts are asked for, checked and verified as a drafter may expect. It shares no code with the real one."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import pickle
+from dataclasses import dataclass, field
+from typing import Any
+
+VOCABULARY = 256
+
+
+@dataclass
+class SamplingParams:
+    max_tokens: int = 32
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    best_of: int | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    stop: list[str] = field(default_factory=list)
+    exclude_input_from_output: bool = True
+    return_perf_metrics: bool = False
+
+
+class Request:
+    """As a drafter sees it."""
+
+    def __init__(self, request_id: int, prompt: list[int], max_new_tokens: int) -> None:
+        self.request_id = request_id
+        self.py_batch_idx = request_id
+        self.py_orig_prompt_len = len(prompt)
+        self.py_max_new_tokens = max_new_tokens
+        self.py_draft_tokens: list[int] = []
+        self.tokens = list(prompt)
+
+    def get_tokens(self, beam: int) -> list[int]:
+        assert beam == 0
+        return list(self.tokens)
+
+    @property
+    def num_left(self) -> int:
+        return self.py_orig_prompt_len + self.py_max_new_tokens - len(self.tokens)
+
+
+@dataclass
+class ScheduledRequests:
+    generation_requests: list[Request]
+    context_requests: list[Request] = field(default_factory=list)
+
+
+def next_token(tokens: list[int]) -> int:
+    """The model: goes on with what followed the last two tokens before, else counts up inside the letters."""
+    for place in range(len(tokens) - 3, 0, -1):
+        if tokens[place - 1 : place + 1] == tokens[-2:]:
+            return tokens[place + 1]
+    return 97 + (sum(tokens[-3:]) % 26)
+
+
+@dataclass
+class Output:
+    text: str
+    finish_reason: str | None = None
+    stop_reason: str | None = None
+    cumulative_logprob: float = 0.0
+    request_perf_metrics: Any = None
+
+
+@dataclass
+class Result:
+    outputs: list[Output]
+    finished: bool
+
+
+class Running:
+    """What generate_async gives: iterated for results, ended with abort."""
+
+    def __init__(self, llm: LLM, request: Request, streaming: bool) -> None:
+        self._llm, self._request, self._streaming = llm, request, streaming
+        self.aborted = False
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    async def __aiter__(self) -> Any:
+        llm, request = self._llm, self._request
+        try:
+            while not self.aborted and request.num_left > 0:
+                llm.step(request)
+                done = request.num_left == 0
+                if self._streaming or done:
+                    text = bytes(request.tokens[request.py_orig_prompt_len :]).decode("latin-1")
+                    yield Result([Output(text, "length" if done else None)], done)
+                await asyncio.sleep(llm.step_seconds)
+        finally:
+            llm.free(request)
+
+
+class LLM:
+    """Takes the keyword arguments that model.yaml may hold."""
+
+    step_seconds = 0.001
+
+    def __init__(self, model: str, *, speculative_config: Any = None, **arguments: Any) -> None:
+        self.model, self.arguments = model, arguments
+        if isinstance(speculative_config, dict):
+            from tensorrt_llm.llmapi import NGramDecodingConfig
+
+            assert speculative_config.pop("decoding_type") == "NGram"
+            speculative_config = NGramDecodingConfig(**speculative_config)
+        # As if it went to a worker process.
+        self.speculative_config = pickle.loads(pickle.dumps(speculative_config))
+        self.drafter = getattr(self.speculative_config, "drafter", None)
+        self.resources = getattr(self.speculative_config, "resource_manager", None)
+        self.num_steps = self.num_drafted = self.num_accepted = 0
+        self._ids = itertools.count(1)
+        self.is_shut_down = False
+
+    def generate_async(self, prompt: str, sampling_params: SamplingParams, streaming: bool = False) -> Running:
+        tokens = list(prompt.encode())
+        return Running(self, Request(next(self._ids), tokens, sampling_params.max_tokens), streaming)
+
+    def step(self, request: Request) -> None:
+        request.py_draft_tokens = []
+        if self.drafter is not None:
+            assert self.arguments["disable_overlap_scheduler"]
+            self.drafter.prepare_draft_tokens(ScheduledRequests([request]), None)
+        drafts = request.py_draft_tokens
+        assert all(type(token) is int for token in drafts)
+        assert len(drafts) <= max(0, request.num_left - 1)
+        assert not drafts or len(drafts) <= self.speculative_config.max_draft_len
+        self.num_steps += 1
+        self.num_drafted += len(drafts)
+        for draft in drafts:
+            if next_token(request.tokens) != draft:
+                break
+            request.tokens.append(draft)
+            self.num_accepted += 1
+        request.tokens.append(next_token(request.tokens))
+
+    def free(self, request: Request) -> None:
+        if self.resources is not None:
+            self.resources.free_resources(request)
+
+    def shutdown(self) -> None:
+        self.is_shut_down = True

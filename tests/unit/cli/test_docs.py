@@ -1,0 +1,45 @@
+"""Commands on the pages about TensorRT-LLM: each verb, target and option exists."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+
+from pipeline import cli
+from pipeline.config.places import places
+
+HOME = places({}).home
+PAGES = [HOME / "docs" / "how-to" / name for name in ("tensorrt-llm.md", "validate-on-gpu.md")]
+TARGETS = set(re.findall(r"^([a-z-]+):", (HOME / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
+
+
+def commands() -> list[str]:
+    """Indented lines, continued ones joined, that begin with `lookahead` or `make`."""
+    found = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+        found += re.findall(r"^ {4}((?:lookahead|make) .+)$", text, flags=re.MULTILINE)
+    return found
+
+
+@pytest.mark.parametrize("line", commands())
+def test_a_command_on_the_page_exists_with_its_options(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    program, *words = shlex.split(line, comments=True)
+    if program == "make":
+        target = words[0]
+        assert target in TARGETS
+        if target == "setup":
+            return
+        given = [word.partition("=")[2] for word in words[1:] if word.startswith("ARGS=")]
+        words = [target, *(part for text in given for part in shlex.split(text))]
+        if target == "switch":
+            words += ["--profile", "throughput"]
+    with pytest.raises(SystemExit) as caught:
+        cli.main((*words, "--help"))
+    assert not caught.value.code, capsys.readouterr().err
+
+
+def test_the_pages_have_commands() -> None:
+    assert len(commands()) > 15

@@ -1,0 +1,85 @@
+"""The repository for the LLM API, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pipeline import cli
+from pipeline.config.places import places
+from pipeline.config.schema import ResolvedConfig
+from pipeline.errors import ConfigError, RepositoryError
+from pipeline.llmapi.repository import llmapi_config, render_llmapi
+from pipeline.llmapi.settings import METHODS, DraftSettings, draft_settings, method_named
+from pipeline.repository import model_config
+from pipeline.repository.contract import model_contract
+from tests.trt_configs import trt_config
+
+SOURCE = places().home / "triton_repo"
+
+
+def rendered(tmp_path: Path, method: str, resolved: ResolvedConfig) -> tuple[Path, dict, DraftSettings]:  # type: ignore[type-arg]
+    folder = render_llmapi(resolved, method_named(method), tmp_path / method, SOURCE) / "tensorrt_llm"
+    arguments = yaml.safe_load((folder / "1" / "model.yaml").read_text())
+    return folder, arguments, DraftSettings.model_validate_json((folder / "1" / "drafts.json").read_bytes())
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("profile", ["latency", "balanced", "throughput"])
+def test_every_method_and_profile_is_rendered(tmp_path, method, profile):
+    folder, arguments, drafts = rendered(tmp_path, method, trt_config("llama2-13b", profile))
+
+    config = model_config.read(folder / "config.pbtxt")
+    assert config == llmapi_config()
+    contract = model_contract("llmapi")
+    assert [tensor.name for tensor in config.input] == [tensor.name for tensor in contract.inputs]
+    assert (len(config.input), len(config.output), config.max_batch_size) == (17, 16, 0)
+    assert config.model_transaction_policy.decoupled
+    assert (folder / "1" / "model.py").read_bytes() == (SOURCE / "llmapi/tensorrt_llm/1/model.py").read_bytes()
+    assert arguments["triton_config"] == {"max_batch_size": 0, "decoupled": True, "cancellation_check_period_ms": 100}
+    assert arguments["model"] == "meta-llama/Llama-2-13b-chat-hf"
+    assert drafts.method == method
+    assert ("speculative_config" in arguments) is (method != "none")
+    assert arguments.get("disable_overlap_scheduler", False) is (method != "none")
+
+
+def test_values_come_from_model_and_profile(tmp_path):
+    overrides = ("model.parallelism.tensor=2", "engine.max_batch_size=3", ".max_external_draft_len=7")
+    _, arguments, drafts = rendered(tmp_path, "trie", trt_config("llama2-13b", "latency", *overrides))
+    assert arguments["tensor_parallel_size"] == 2
+    assert arguments["max_batch_size"] == 3
+    assert arguments["dtype"] == "float16"
+    assert drafts.max_draft_len == 7
+    assert [source.kind for source in drafts.sources] == ["trie"]
+    assert arguments["speculative_config"] == {
+        "decoding_type": "NGram",
+        "max_draft_len": 7,
+        "max_matching_ngram_size": 2,
+        "is_keep_all": True,
+        "is_use_oldest": True,
+        "is_public_pool": True,
+    }
+
+
+def test_what_cannot_be_served_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="which the LLM API does not read"):
+        render_llmapi(trt_config("tiny-random-llama"), "trie", tmp_path / "a", SOURCE)
+    no_sources = trt_config("llama2-13b", "latency", "drafting.sources=[]", "drafting.strategy=none")
+    with pytest.raises(ConfigError, match=r"drafting.sources holds neither.*--llmapi ngram"):
+        draft_settings(no_sources, "trie")
+    assert not draft_settings(no_sources, "ngram").shared
+    with pytest.raises(ConfigError, match="There is no way of drafting 'tree'"):
+        method_named("tree")
+    with pytest.raises(RepositoryError, match="LOOKAHEAD_HOME"):
+        render_llmapi(trt_config(), "trie", tmp_path / "a", tmp_path)
+    assert not (tmp_path / "a").exists()
+
+
+def test_the_command_writes_it(tmp_path, capsys):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(("repo", "-m", "llama2-13b", "--llmapi", "trie", "--out", str(tmp_path / "out"), "--json"))
+    assert not caught.value.code
+    assert json.loads(capsys.readouterr().out) == {"folder": str(tmp_path / "out"), "models": ["tensorrt_llm"]}

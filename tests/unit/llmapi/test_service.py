@@ -1,0 +1,191 @@
+"""Drafter, config and service against a stand-in for TensorRT-LLM that is shaped as the contract says."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.config.schema import TrieDraftConfig
+from pipeline.llmapi.service import LlmService
+from pipeline.llmapi.settings import DraftSettings, Method
+from pipeline.llmapi.speculation import with_speculation
+from pipeline.serving.tensors import Array
+
+STAND_INS = Path(__file__).parents[2] / "stand_ins"
+PROMPT = "one two three one two"
+
+
+@pytest.fixture
+def tensorrt_llm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.syspath_prepend(str(STAND_INS))
+    import tensorrt_llm
+
+    yield tensorrt_llm
+    for name in [name for name in sys.modules if name.split(".")[0] == "tensorrt_llm"]:
+        del sys.modules[name]
+    sys.modules.pop("pipeline.llmapi.trie_drafter", None)
+
+
+class Asked:
+    """A client that keeps what it was sent."""
+
+    def __init__(self, request_id: str = "") -> None:
+        self.request_id = request_id
+        self.answers: list[dict[str, Array]] = []
+        self.error: str | None = None
+        self.gone = False
+        self.done = threading.Event()
+
+    def send(self, tensors: dict[str, Array], last: bool) -> None:
+        self.answers.append(tensors)
+        if last:
+            self.done.set()
+
+    def fail(self, sentence: str) -> None:
+        self.error = sentence
+        self.done.set()
+
+    def is_gone(self) -> bool:
+        return self.gone
+
+    @property
+    def text(self) -> str:
+        assert self.done.wait(20)
+        assert self.error is None
+        return bytes(self.answers[-1]["text_output"][0]).decode()
+
+
+def settings_for(method: Method) -> DraftSettings:
+    return DraftSettings(method=method, max_draft_len=5, sources=(TrieDraftConfig(),), shared=True)
+
+
+def arguments() -> dict[str, Any]:
+    return {
+        "model": "m",
+        "disable_overlap_scheduler": True,
+        "speculative_config": {"decoding_type": "NGram", "max_draft_len": 5, "max_matching_ngram_size": 2},
+    }
+
+
+def service_of(package: Any, method: Method) -> LlmService:
+    llm = package.LLM(**with_speculation(arguments(), settings_for(method), 4))
+    return LlmService(llm, package.SamplingParams, 0.01)
+
+
+def ask(service: LlmService, prompt: str = PROMPT, request_id: str = "", **more: Any) -> Asked:
+    tensors = {"text_input": np.asarray([prompt.encode()], np.object_)}
+    tensors["sampling_param_max_tokens"] = np.asarray([40], np.int32)
+    client = Asked(request_id)
+    service.submit(tensors | {name: np.asarray([value]) for name, value in more.items()}, client)
+    return client
+
+
+def test_the_drafter_changes_no_text_and_saves_steps(tensorrt_llm):
+    plain, ours = service_of(tensorrt_llm, "ngram"), service_of(tensorrt_llm, "trie")
+    try:
+        expected = [ask(plain, f"{PROMPT} {number}").text for number in range(4)]
+        assert [ask(ours, f"{PROMPT} {number}").text for number in range(4)] == expected
+        at_once = [ask(ours, f"{PROMPT} {number}") for number in range(4)]
+        assert [client.text for client in at_once] == expected
+        llm = ours._llm
+        assert llm.num_accepted > 100  # of 320 tokens
+        assert llm.num_steps < 200
+        assert llm.drafter.drafts is llm.resources.drafts  # one object on the other side, too
+        assert llm.drafter.drafts.num_failures == 0
+        assert not llm.drafter.drafts._running
+        assert llm.drafter.max_draft_len == llm.drafter.max_total_draft_tokens == 5
+        assert llm.resources.get_max_resource_count() == 4
+        assert plain._llm.num_drafted == 0
+    finally:
+        plain.close()
+        ours.close()
+    assert ours._llm.is_shut_down
+
+
+def test_a_base_class_of_fewer_arguments_is_fine(tensorrt_llm, monkeypatch):
+    from tensorrt_llm._torch.speculative import drafter
+
+    def older(self: Any, max_concurrency: int | None = None) -> None:
+        self.max_concurrency = max_concurrency
+
+    monkeypatch.setattr(drafter.Drafter, "__init__", older)
+    service = service_of(tensorrt_llm, "trie")
+    assert len(ask(service).text) == 40
+    service.close()
+
+
+def test_the_suffix_automaton_is_configured_and_ngram_is_the_fallback(tensorrt_llm, monkeypatch, caplog):
+    import tensorrt_llm.llmapi as llmapi
+
+    config = with_speculation(arguments(), settings_for("suffix_automaton"), 4)["speculative_config"]
+    assert config == llmapi.SADecodingConfig(5, -1, True, None)
+    for method in ("suffix_automaton", "trie"):
+        for name in ("SADecodingConfig", "UserProvidedDecodingConfig"):
+            monkeypatch.delattr(llmapi, name, raising=False)
+        assert with_speculation(arguments(), settings_for(method), 4) == arguments()
+        assert f"{method} drafts are not in this TensorRT-LLM" in caplog.text
+    assert with_speculation(arguments(), settings_for("ngram"), 4) == arguments()
+
+
+def test_a_stream_brings_the_text_as_it_grows(tensorrt_llm):
+    service = service_of(tensorrt_llm, "trie")
+    whole = ask(service).text
+    client = ask(service, streaming=True, return_finish_reason=True)
+    assert client.text == whole
+    texts = [bytes(answer["text_output"][0]).decode() for answer in client.answers]
+    assert len(texts) > 3
+    assert all(whole.startswith(text) for text in texts)
+    assert [bytes(answer["finish_reason"][0]) for answer in client.answers[-2:]] == [b"None", b"length"]
+    service.close()
+
+
+def test_bad_requests_get_a_sentence_and_harm_no_other(tensorrt_llm):
+    service = service_of(tensorrt_llm, "trie")
+    bad = [
+        (ask(service, sampling_param_max_tokens=0), "sampling_param_max_tokens is 0"),
+        (ask(service, sampling_param_temperature=float("nan")), "sampling_param_temperature is nan"),
+        (ask(service, stop=True), "stop needs the id"),
+    ]
+    nothing = Asked()
+    service.submit({}, nothing)
+    two = Asked()
+    service.submit({"text_input": np.asarray([b"a", b"b"], np.object_)}, two)
+    bad += [(nothing, "text_input is missing"), (two, r"text_input has shape [2]")]
+    for client, sentence in bad:
+        assert client.done.wait(20)
+        assert client.error is not None
+        assert sentence in client.error
+    assert len(ask(service).text) == 40
+    service.close()
+
+
+def test_a_fault_inside_the_model_fails_that_request_alone(tensorrt_llm, monkeypatch):
+    service = service_of(tensorrt_llm, "ngram")
+    monkeypatch.setattr(service._llm, "generate_async", lambda *a, **k: 1 / 0)
+    client = ask(service)
+    assert client.done.wait(20)
+    assert "ZeroDivisionError" in str(client.error)
+    monkeypatch.undo()
+    service.close()
+
+
+@pytest.mark.parametrize("how", ["leaves", "stops"])
+def test_a_client_that_leaves_or_stops_ends_its_request(tensorrt_llm, monkeypatch, how):
+    monkeypatch.setattr(tensorrt_llm.LLM, "step_seconds", 0.02)
+    service = service_of(tensorrt_llm, "ngram")
+    client = ask(service, request_id="r", streaming=True, sampling_param_max_tokens=4000)
+    if how == "leaves":
+        client.gone = True
+    else:
+        stopper = ask(service, request_id="r", stop=True)
+        assert stopper.done.wait(20)
+    assert client.done.wait(20)
+    assert client.error == "the request was ended before its output was complete"
+    assert not service._by_id
+    service.close()
