@@ -1,8 +1,20 @@
 """Shared by all tests. Tiny models gain nothing from several threads and lose much when cores are shared."""
 
 import os
+from dataclasses import replace
+
+import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from pipeline.config.places import Places, places
+
+
+@pytest.fixture(scope="module")
+def where(tmp_path_factory: pytest.TempPathFactory) -> Places:
+    """Engines and caches of a test file's own."""
+    folder = tmp_path_factory.mktemp("places")
+    return replace(places(), engines=folder / "engines", cache=folder / "cache")

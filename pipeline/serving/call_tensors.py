@@ -55,8 +55,6 @@ def call_tensors(
         tensors["embedding_bias"] = params.embedding_bias[None]
     if len(step.tree):
         tensors["draft_input_ids"] = step.tree.token_ids[None]
-    elif traits.streaming:
-        tensors["streaming"] = np.asarray([[True]])
     if lookahead is not None:
         names = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size")
         tensors |= {name: _int(value) for name, value in zip(names, lookahead, strict=True)}

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -22,7 +21,7 @@ from pipeline.engine.tensorrt_llm.speculation import Triple
 from pipeline.errors import RequestError
 from pipeline.serving.call_costs import CallCosts
 from pipeline.serving.call_tensors import call_tensors, first_end_id
-from pipeline.serving.steps import CHUNK_TOKENS, ChainSteps, Step
+from pipeline.serving.steps import CHUNK_TOKENS, PIECE_TOKENS, ChainSteps, Step
 from pipeline.serving.target import Target, TargetTraits
 from pipeline.serving.tensors import Tensors, integer, text, token_ids
 from pipeline.serving.text_codec import TextCodec
@@ -97,9 +96,8 @@ class Generation:
         """The output's text, piece by piece. Leaving the iteration early cancels the request."""
         try:
             while self.finish_reason is None:
-                async with aclosing(self._call(self._next_step())) as pieces:
-                    async for piece in pieces:
-                        yield piece
+                if piece := await self._call(self._next_step()):
+                    yield piece
             if rest := self._text.finish():
                 yield rest
         finally:
@@ -107,8 +105,8 @@ class Generation:
 
     def _next_step(self) -> Step:
         remaining = self.session.num_remaining_tokens
-        if self.strategy in ("none", "lookahead"):
-            return Step(EMPTY_TREE, remaining)
+        if (piece := PIECE_TOKENS.get(self.strategy)) is not None:
+            return Step(EMPTY_TREE, min(piece, remaining) if self.request.stream else remaining)
         tree = self.session.propose()
         if self._chain is not None:
             return self._chain.next(tree, len(self.session.context), remaining)
@@ -118,8 +116,8 @@ class Generation:
         depth = max(len(tree), self.session.budget.max_depth) if self.strategy == "hybrid" else len(tree)
         return Step(tree, min(depth + 1, remaining))
 
-    async def _call(self, step: Step) -> AsyncGenerator[str, None]:
-        """One call to the target, taken in as its responses come."""
+    async def _call(self, step: Step) -> str:
+        """One call to the target; the text that it adds."""
         traits = self.engine.traits
         tensors = call_tensors(
             self.request, self.session, self.codec, traits, step, self.strategy, self.engine.lookahead, self.num_calls
@@ -127,24 +125,16 @@ class Generation:
         request_id = f"{self.request.generation.request_id}.{self.num_calls}"
         self.num_calls += 1
         self.num_calls_without_draft += not len(step.tree)
-        counts: _DraftCounts | None = None
-        num_received = 0
         started = time.perf_counter()
-        async with aclosing(self.engine.target.stream(tensors, traits.outputs, request_id)) as responses:
-            async for response in responses:
-                counts = _counts_of(response) or counts  # each response tells those of the whole call
-                ids = token_ids(response, "output_ids").tolist()
-                num_received += len(ids)
-                if self._ended_by_end_token(step.tree, ids, response):
-                    ids += self._end_token()
-                if ids:
-                    if piece := self._take(step.tree, ids, response):
-                        yield piece
-                    if self.finish_reason is not None:
-                        break
-        self._add_counts(counts)
+        response = await self.engine.target.call(tensors, traits.outputs, request_id)
+        ids = token_ids(response, "output_ids").tolist()
+        num_received = len(ids)
+        if self._ended_by_end_token(step.tree, ids, response):
+            ids += self._end_token()
+        piece = self._take(step.tree, ids, response) if ids else ""
+        self._add_counts(_counts_of(response))
         if self.finish_reason is not None:
-            return
+            return piece
         if traits.limits is not None and not len(step.tree) and num_received < step.num_tokens:
             # Fewer tokens than asked for and no word of why: an end token, which is never returned.
             self._take(EMPTY_TREE, self._end_token())
@@ -153,6 +143,7 @@ class Generation:
         elif self.engine.costs is not None and self.num_calls > 1:  # the first call computed the prompt as well
             passes = 1 if len(step.tree) else num_received
             self.engine.costs.record(passes, len(step.tree), time.perf_counter() - started)
+        return piece
 
     def _take(self, tree: DraftTree, ids: list[int], response: Tensors | None = None) -> str:
         """Enter a response's tokens into the session; the text that they add."""
@@ -172,9 +163,9 @@ class Generation:
         return "".join(pieces)
 
     def _num_steps(self, ids: list[int], response: Tensors | None) -> int:
-        """Passes behind the tokens of a response that is not a step over a tree: one in a stream, else one for each
-        token that was not an accepted draft of the engine's own."""
-        if response is None or self.engine.traits.streaming:
+        """Passes behind the tokens of a response that is not a step over a tree: one for each token that was not an
+        accepted draft of the engine's own."""
+        if response is None:
             return 1
         counts = _counts_of(response) or _DraftCounts(0, 0)
         return integer(response, "num_steps") or max(1, len(ids) - counts.accepted)

@@ -92,6 +92,7 @@ class Metrics:
         self._closing = True
         self._queue.put(None)
         self._thread.join()
+        vars(self).clear()  # Triton's process dies if its metrics are still there when the interpreter ends
 
     def _work(self) -> None:
         while (item := self._queue.get()) is not None and not self._closing:

@@ -21,6 +21,9 @@ from pipeline.serving.call_costs import CallCosts
 CHUNK_TOKENS = 4
 # Where nothing can be drafted for long, chunks grow up to this.
 MAX_CHUNK_TOKENS = 16
+# Without drafts of ours a streaming client gets the text in pieces of so many tokens, each from a call of its own;
+# an engine's own lookahead begins anew with every call.
+PIECE_TOKENS = {"none": 4, "lookahead": 16}
 # A chain is the best branch of a tree this many times as large as the chain may be long.
 _TREE_FACTOR = 4
 

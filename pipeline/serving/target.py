@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,11 +24,12 @@ _STRATEGIES: dict[Mode, frozenset[str]] = {
 class Target(Protocol):
     """A model such as `tensorrt_llm`, called from the BLS model."""
 
-    def stream(
-        self, tensors: Mapping[str, Array], outputs: Sequence[str], request_id: str
-    ) -> AsyncGenerator[Tensors, None]:
-        """The responses to one request as they come, as output tensors; closing it early cancels the request. Raises
-        RequestError with the target's words if it refuses."""
+    async def call(self, tensors: Mapping[str, Array], outputs: Sequence[str], request_id: str) -> Tensors:
+        """The response to one request; cancelling it cancels the request. Raises RequestError with the target's words
+        if it refuses.
+
+        One response, never a stream: Triton's Python backend corrupts its memory, or comes to a standstill, when
+        several threads of a model read streams of other models (docs/decisions/010)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,12 +43,6 @@ PROMPT = "the rat at the tea 日本 🤷🏽‍♀️ the rat at the tea"
 
 
 @pytest.fixture(scope="module")
-def where(tmp_path_factory: pytest.TempPathFactory) -> Places:
-    folder = tmp_path_factory.mktemp("places")
-    return replace(places(), engines=folder / "engines", cache=folder / "cache")
-
-
-@pytest.fixture(scope="module")
 def served(where: Places) -> Served:
     return prepare(resolve_config("tiny-random-llama", "latency", OVERRIDES, where=where), where)
 

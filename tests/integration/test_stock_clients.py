@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ import tritonclient.grpc as grpc
 import tritonclient.http as http
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from pipeline.config.places import Places, places
+from pipeline.config.places import Places
 from pipeline.config.resolution import resolve_config
 from pipeline.errors import RequestError
 from pipeline.serving.client import TextQuery, complete
@@ -38,12 +37,6 @@ OVERRIDES = (
 )
 PROMPT = "the rat at the tea; the rat at the tea; the rat"
 NUM_TOKENS = 24
-
-
-@pytest.fixture(scope="module")
-def where(tmp_path_factory: pytest.TempPathFactory) -> Places:
-    folder = tmp_path_factory.mktemp("places")
-    return replace(places(), engines=folder / "engines", cache=folder / "cache")
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ import pytest
 import tritonclient.grpc as grpc
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from pipeline.config.places import Places, places
+from pipeline.config.places import Places
 from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.submission import Submission
@@ -50,12 +50,6 @@ OVERRIDES = (
 )
 PROMPT = "the rat at the tea; the rat at the tea; the rat"
 SAMPLED = {"temperature": 0.8, "top_p": 0.9, "seed": 5}
-
-
-@pytest.fixture(scope="module")
-def where(tmp_path_factory: pytest.TempPathFactory) -> Places:
-    folder = tmp_path_factory.mktemp("places")
-    return replace(places(), engines=folder / "engines", cache=folder / "cache")
 
 
 def config(where: Places, *overrides: str) -> ResolvedConfig:

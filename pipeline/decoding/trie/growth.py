@@ -35,6 +35,8 @@ def grow_tree(
     own, shared: fields of the tries' views. roots: rows of their roots. memory: fields of a workspace with room for
     max_nodes + 1 rows. root_fan, fan: how many children the root and other nodes may have.
     """
+    # Nothing below would stop at a tree without room: what is likely would be written before its arrays.
+    max_nodes = max(max_nodes, 0)
     tokens = np.empty(MAX_CANDIDATES, np.int32)
     probs = np.empty(MAX_CANDIDATES, np.float32)
     pair = Pair(view_from(own), view_from(shared), roots[0], roots[1])
@@ -47,7 +49,7 @@ def grow_tree(
     depth = np.zeros(max_nodes + 1, np.int32)
     taken = 0
     size = 0
-    while True:
+    while max_nodes:
         # Open the row taken last; row 0 is the root.
         path = node_prob[taken - 1] if taken else np.float32(1.0)
         least = node_prob[max_nodes - 1] if size == max_nodes else LEAST_PROBABILITY

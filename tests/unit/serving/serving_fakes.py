@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -71,9 +71,8 @@ class TableTarget:
     engine: TableEngine = field(default_factory=TableEngine)
     random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
-    async def stream(
-        self, tensors: Mapping[str, Array], outputs: Sequence[str], request_id: str
-    ) -> AsyncGenerator[Tensors, None]:
+    async def call(self, tensors: Mapping[str, Array], outputs: Sequence[str], request_id: str) -> Tensors:
+        assert "streaming" not in tensors
         self.calls.append(dict(tensors))
         drafter = Drafter([SuppliedSource(SuppliedDraftConfig())], VOCAB_SIZE)
         scheduler = Scheduler(
@@ -82,6 +81,7 @@ class TableTarget:
         call = self._call(rows_of(tensors, self.streaming)[0], outputs, request_id)
         events: list[StepEvent] = []
         scheduler.submit(call.submission, events.append)
+        found: dict[str, Array] = {}
         finished = False
         try:
             while not finished:
@@ -95,9 +95,9 @@ class TableTarget:
                     if answer is not None:
                         if self.silent and "draft_input_ids" in tensors:
                             answer["total_draft_tokens"][:] = tensors["draft_input_ids"].size
-                        yield {name: value for name, value in answer.items() if name in outputs}
+                        found |= {name: value for name, value in answer.items() if name in outputs}
                     finished = event.done
-            finished = True
+            return found
         finally:
             if not finished:
                 self.cancelled.append(request_id)

@@ -145,16 +145,23 @@ def test_a_client_that_leaves_frees_everything():
     bls = make_bls(target)
     ended: list[RequestMetrics] = []
 
-    async def leave() -> None:
+    async def leave(in_call: bool) -> None:
         answers = bls.answer(text_tensors("ccddccddcc", 40, strategy="none", stream=True), lambda r, t: ended.append(r))
         await anext(answers)
+        following = asyncio.ensure_future(anext(answers))
+        if in_call:
+            await asyncio.sleep(0)  # into the next call
+            following.cancel()
+        await asyncio.wait([following])
         await answers.aclose()
 
-    run(leave())
+    run(leave(in_call=False))
+    assert not target.cancelled
+    run(leave(in_call=True))
 
     assert len(target.cancelled) == 1
     assert not target.engine.held
-    assert [metrics.outcome for metrics in ended] == ["cancelled"]
+    assert [metrics.outcome for metrics in ended] == ["cancelled", "cancelled"]
 
 
 def test_many_requests_at_once_get_what_they_get_alone():

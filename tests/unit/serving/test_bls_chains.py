@@ -178,16 +178,19 @@ def sizes(window: int, ngram: int, candidates: int) -> dict[str, int]:
         ({"num_draft_tokens": 0}, "bcdbcd", (1, 1, 0)),
     ],
 )
-def test_a_lookahead_engine_gets_its_three_sizes_and_no_drafts_and_streams_in_one_call(fields, prompt, sent):
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_lookahead_engine_gets_its_three_sizes_and_no_drafts(fields, prompt, sent, stream):
     bls, targets = strict_bls("lookahead")
-    answers = run_in(bls, text_tensors(prompt, 30, stream=True, end_id=-1, **fields))
+    answers = run_in(bls, text_tensors(prompt, 40, stream=stream, end_id=-1, **fields))
 
-    (call,) = targets["lookahead"].calls
-    assert tuple(call[name].item() for name in sizes(0, 0, 0)) == sent
-    assert all(call[name].dtype == np.int32 for name in sizes(0, 0, 0))
-    assert "draft_input_ids" not in call
-    assert call["streaming"].item() is True
-    assert len(answers) > 5
+    calls = targets["lookahead"].calls
+    for call in calls:
+        assert tuple(call[name].item() for name in sizes(0, 0, 0)) == sent
+        assert all(call[name].dtype == np.int32 for name in sizes(0, 0, 0))
+        assert "draft_input_ids" not in call
+    assert sum(call["request_output_len"].item() for call in calls) == 40
+    assert (len(calls) > 2) == stream  # a stream is made of pieces, each a call
+    assert len(answers) >= len(calls)
 
 
 @pytest.mark.parametrize(

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
-from pipeline.config.places import Places, places
+from pipeline.config.places import Places
 from pipeline.config.resolution import resolve_config
 from pipeline.engine.cost_curve import COST_CURVE, load_cost_curve
 from pipeline.engine.torch.load import create_scheduler
 from pipeline.tuning.planned_engine import planned_engine
-
-
-@pytest.fixture(scope="module")
-def where(tmp_path_factory: pytest.TempPathFactory) -> Places:
-    folder = tmp_path_factory.mktemp("places")
-    return replace(places(), engines=folder / "engines", cache=folder / "cache")
 
 
 def tiny(*overrides: str) -> object:

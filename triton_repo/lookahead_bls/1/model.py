@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 import traceback
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from pathlib import Path
@@ -37,45 +37,34 @@ CANCELLATION_CHECK_S = 0.1
 class TritonTarget:
     """A model such as `tensorrt_llm` of this server, as a `pipeline.serving.target.Target`."""
 
-    def __init__(self, model: str, num_threads: int) -> None:
+    def __init__(self, model: str) -> None:
         self._model = model
-        # Waiting for a response blocks a thread, not the event loop.
-        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="target")
 
-    async def stream(
-        self, tensors: Mapping[str, Array], outputs: Sequence[str], request_id: str
-    ) -> AsyncGenerator[Tensors, None]:
-        call = asyncio.ensure_future(self._request(tensors, outputs, request_id).async_exec(decoupled=True))
-        waiting: asyncio.Future[Any] | None = None
-        ended = False
+    async def call(self, tensors: Mapping[str, Array], outputs: Sequence[str], request_id: str) -> Tensors:
+        call = asyncio.ensure_future(self._responses(tensors, outputs, request_id))
         try:
-            responses = iter(await asyncio.shield(call))
-            while not ended:
-                waiting = self._next(responses)
-                response = await asyncio.shield(waiting)
-                if response is None:
-                    ended = True
-                elif response.has_error():
-                    ended = True
-                    raise RequestError(_without_prefix(response.error().message()))
-                elif response.output_tensors():  # else it only says that it is the last
-                    yield output_tensors_of(response)
-        finally:
-            if not ended:
-                await self._cancel(request_id)
-                responses = iter(await call)
-                # The thread that waits for a response must get it before another asks for the next.
-                while waiting is None or await waiting is not None:
-                    waiting = self._next(responses)
-
-    def _next(self, responses: Any) -> asyncio.Future[Any]:
-        return asyncio.get_running_loop().run_in_executor(self._threads, next, responses, None)
+            responses = await asyncio.shield(call)
+        except asyncio.CancelledError:
+            await self._cancel(request_id)
+            await call
+            raise
+        found: dict[str, Array] = {}
+        for response in responses:
+            if response.has_error():
+                raise RequestError(_without_prefix(response.error().message()))
+            # A response without outputs only says that it is the last. Copies, as the memory is the response's.
+            found |= {name: value.copy() for name, value in output_tensors_of(response).items()}
+        return found
 
     async def _cancel(self, request_id: str) -> None:
         one = np.ones((1, 1), np.int32)
         tensors = {"input_ids": one, "input_lengths": one, "request_output_len": one, "stop": np.asarray([[True]])}
-        responses = await self._request(tensors, REQUIRED_OUTPUTS, request_id).async_exec(decoupled=True)
-        await asyncio.get_running_loop().run_in_executor(self._threads, list, responses)
+        await self._responses(tensors, REQUIRED_OUTPUTS, request_id)
+
+    async def _responses(self, tensors: Mapping[str, Array], outputs: Sequence[str], request_id: str) -> list[Any]:
+        """All responses to one request. Waiting for them blocks a thread, not the event loop."""
+        responses = await self._request(tensors, outputs, request_id).async_exec(decoupled=True)
+        return await asyncio.get_running_loop().run_in_executor(None, list, responses)
 
     def _request(self, tensors: Mapping[str, Array], outputs: Sequence[str], request_id: str) -> Any:
         return pb_utils.InferenceRequest(
@@ -90,10 +79,8 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         hide_torch()
         config = json.loads(args["model_config"])
-        # As many calls as there are requests at once, and one cancellation for each.
-        num_threads = 2 * int(config["max_batch_size"])
         targets = {
-            name: TritonTarget(model, num_threads)
+            name: TritonTarget(model)
             for name in (TARGET_MODEL, LOOKAHEAD_MODEL)
             if (model := parameter(config, f"{name}_model_name", default=""))
         }
@@ -108,6 +95,8 @@ class TritonPythonModel:
         self._watch: asyncio.Task[None] | None = None
         # A loop of our own, as a model that is not decoupled must be back from `execute` before it is called again.
         self._loop = asyncio.new_event_loop()
+        # As many calls as there are requests at once, and one cancellation for each.
+        self._loop.set_default_executor(ThreadPoolExecutor(2 * int(config["max_batch_size"]), "target"))
         self._thread = threading.Thread(target=self._loop.run_forever, name="requests", daemon=True)
         self._thread.start()
 
