@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from pipeline.decoding.tree import check_tree, children_of, depths
 from pipeline.decoding.trie import Trie
+from pipeline.decoding.trie.estimate import RECENT
 from pipeline.decoding.trie.retrieval import Estimator
 
 BRANCH = 6
@@ -84,7 +85,8 @@ def test_a_draft_is_a_tree_within_its_bounds_and_its_probabilities_make_sense(mi
         assert (np.diff(tree.probabilities) <= 1e-6).all()
         for parent, children in children_of(tree).items():
             assert len(children) == int((tree.parents == parent).sum()), "siblings carry different tokens"
-            assert sum(path[child] for child in children.values()) <= path[parent] * 1.01
+            # The latest of several continuations, seen twice or more in all, counts RECENT more than it was seen.
+            assert sum(path[child] for child in children.values()) <= path[parent] * (1.01 + RECENT / 2)
             if how == "single" or (how == "parallel" and parent >= 0):
                 assert len(children) == 1
         estimator.learn(own, shared, "", context, ids(others[:3]))
