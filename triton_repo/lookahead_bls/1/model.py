@@ -71,7 +71,8 @@ class TritonTarget:
             model_name=self._model,
             request_id=request_id,
             requested_output_names=list(outputs),
-            inputs=[pb_utils.Tensor(name, value) for name, value in tensors.items()],
+            # Copies: memory of compiled code must not be freed by whichever thread drops the request last.
+            inputs=[pb_utils.Tensor(name, np.array(value)) for name, value in tensors.items()],
         )
 
 
