@@ -14,7 +14,8 @@ from pipeline.bench.contender import Generation
 from pipeline.bench.workload import Prompt, conversation_of
 from pipeline.decoding.request import GenerationRequest, SamplingParams
 from pipeline.errors import ServerError
-from pipeline.serving.client import MODEL, TextChunk, TextQuery, stream_text
+from pipeline.repository.names import FRONT_MODEL
+from pipeline.serving.client import TextChunk, TextQuery, stream_text
 
 TIMEOUT_S = 600.0
 _namespace_numbers = itertools.count()
@@ -102,7 +103,8 @@ def generation_of_answer(answer: Answer) -> Generation:
     missing = [name for name in ("output_ids", "num_steps", "num_draft_tokens") if name not in counted]
     if missing:
         raise ServerError(
-            f"The server's statistics lack {', '.join(missing)}; its {MODEL} is of another version than this program."
+            f"The server's statistics lack {', '.join(missing)}; its {FRONT_MODEL} is of another version than this "
+            "program."
         )
     return Generation(
         output_ids=list(counted["output_ids"]),

@@ -93,13 +93,16 @@ def serve(
             running.stop()
 
 
-def stop(as_json: Json = False) -> None:
+def stop(
+    drain: Annotated[bool, typer.Option("--drain", help="Let running requests finish, for up to a minute.")] = False,
+    as_json: Json = False,
+) -> None:
     """Stop the server and everything that belongs to it."""
     from pipeline.config.places import places
     from pipeline.serving.road import run_dir
     from pipeline.serving.server import stop_server
 
-    stopped = stop_server(run_dir(places()))
+    stopped = stop_server(run_dir(places()), drain)
     if as_json:
         output.print_json({"stopped": stopped is not None})
     else:

@@ -226,8 +226,8 @@ class DraftingConfig(Frozen):
     max_draft_len: int = Field(12, ge=0, le=256, description="Longest path per step (branch_length).")
     planner: Literal["fixed", "adaptive"] = Field(
         "fixed",
-        description="fixed: always up to the limits above. adaptive: as many as the measured cost curve repays. Chains "
-        "for TensorRT-LLM always adapt, to what the calls are seen to cost.",
+        description="fixed: always up to the limits above. adaptive: as many as the measured cost curve repays, or for "
+        "chains to TensorRT-LLM what the calls are seen to cost.",
     )
     sources: tuple[SourceConfig, ...] = Field(
         (TrieDraftConfig(), PromptDraftConfig()), description="Draft sources that a strategy may choose from."

@@ -20,7 +20,7 @@ from pipeline.errors import RepositoryError
 from pipeline.llmapi.settings import Method, draft_settings, model_yaml
 from pipeline.repository import model_config
 from pipeline.repository.contract import model_contract
-from pipeline.repository.render import CONFIG, VERSION
+from pipeline.repository.names import CONFIG, VERSION
 
 MODEL = "tensorrt_llm"
 SOURCE = Path("llmapi") / MODEL / VERSION

@@ -25,7 +25,7 @@ class Client(Protocol):
     request_id: str
 
     def send(self, tensors: dict[str, Array], last: bool) -> None: ...
-    def fail(self, sentence: str) -> None: ...
+    def fail(self, error: Exception) -> None: ...
     def is_gone(self) -> bool: ...
 
 
@@ -60,10 +60,10 @@ class LlmService:
             else:
                 await self._generate(request, client)
         except RequestError as error:
-            client.fail(str(error))
+            client.fail(error)
         except Exception as error:  # this request fails, the others go on
             logger.exception("a request failed")
-            client.fail(f"internal error: {error!r}")
+            client.fail(error)
 
     async def _generate(self, request: LlmRequest, client: Client) -> None:
         running = self._llm.generate_async(
@@ -94,7 +94,7 @@ class LlmService:
         running = self._by_id.get(client.request_id)
         if running is not None:
             running.abort()
-        client.fail("the request was cancelled")
+        client.fail(RequestError("the request was cancelled"))
 
     async def _abort_when_gone(self, running: Any, client: Client) -> None:
         while not client.is_gone():

@@ -14,6 +14,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.artifact import Artifact
+from pipeline.engine.tensorrt_llm.instance import TARGET_MODEL
 from pipeline.engine.tensorrt_llm.speculation import modes_of
 from pipeline.errors import RepositoryError
 from pipeline.repository.contract import ENGINE_DTYPES, Tensor, model_contract
@@ -23,10 +24,8 @@ from pipeline.repository.extensions import (
     TENSORRT_LLM_INPUTS,
     TENSORRT_LLM_OUTPUTS,
 )
+from pipeline.repository.names import FRONT_MODEL, STOCK_FRONT_MODEL
 
-TARGET_MODEL = "tensorrt_llm"
-FRONT_MODEL = "lookahead_bls"
-STOCK_FRONT_MODEL = "tensorrt_llm_bls"
 _LOGITS = {"float32": "TYPE_FP32", "float16": "TYPE_FP16"}
 
 

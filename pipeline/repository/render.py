@@ -14,11 +14,10 @@ from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.artifact import Artifact
 from pipeline.errors import RepositoryError
 from pipeline.repository import model_config, tensorrt_llm_cpp
+from pipeline.repository.names import CONFIG, FRONT_MODEL, STOCK_FRONT_MODEL, VERSION
 from pipeline.repository.vocabulary import vocab_size
 
 REPOSITORY = "repository"
-CONFIG = "config.pbtxt"
-VERSION = "1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,7 @@ def model_configs(resolved: ResolvedConfig, artifact: Artifact) -> list[pb.Model
             model_config.ensemble(resolved),
         ]
     if resolved.profile.scheduling.stock_bls:
-        front = next(config for config in configs if config.name == model_config.FRONT_MODEL)
+        front = next(config for config in configs if config.name == FRONT_MODEL)
         configs.append(model_config.stock_bls(front))
     return configs
 
@@ -78,7 +77,7 @@ def _write_model(config: pb.ModelConfig, source: Path, folder: Path) -> None:
     (target / CONFIG).write_text(model_config.to_text(config), encoding="utf-8")
     if config.backend != "python":
         return  # Triton wants the version folder; the code is in its backend
-    code = {model_config.STOCK_FRONT_MODEL: model_config.FRONT_MODEL}.get(config.name, config.name)
+    code = {STOCK_FRONT_MODEL: FRONT_MODEL}.get(config.name, config.name)
     for path in _code(source / code / VERSION):
         shutil.copyfile(path, version / path.name)
 

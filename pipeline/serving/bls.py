@@ -72,7 +72,8 @@ class Bls:
                 target,
                 traits,
                 asyncio.Semaphore(profile.engine.max_batch_size),
-                None if traits.extended else CallCosts(),
+                # The torch engine plans by itself, for all requests of a pass.
+                None if traits.extended or profile.drafting.planner == "fixed" else CallCosts(),
             )
             for target, traits in zip(targets, traits_of(resolved), strict=True)
         ]

@@ -19,9 +19,9 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
 from pipeline.errors import RequestError, ServerError
+from pipeline.repository.names import FRONT_MODEL
 from pipeline.serving.tensors import Array
 
-MODEL = "lookahead_bls"
 _FLOATS = frozenset({"temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"})
 # How tritonclient says that a stream has ended before a request could be sent over it.
 _DEAD_STREAM = "no longer in valid state"
@@ -109,7 +109,7 @@ def complete(
 
 
 def _stream_http(query: TextQuery, url: str, timeout_s: float) -> Iterator[TextChunk]:
-    endpoint = f"{url}/v2/models/{MODEL}/{'generate_stream' if query.stream else 'generate'}"
+    endpoint = f"{url}/v2/models/{FRONT_MODEL}/{'generate_stream' if query.stream else 'generate'}"
     try:
         with httpx.stream("POST", endpoint, json=query.sent(), timeout=timeout_s) as response:
             if response.status_code != 200 or not query.stream:
@@ -133,7 +133,7 @@ def _stream_grpc(query: TextQuery, url: str, timeout_s: float) -> Iterator[TextC
     with _grpc_client(url) as client:
         client.start_stream(lambda result, error: answers.put((result, error)), stream_timeout=timeout_s)
         try:
-            client.async_stream_infer(MODEL, _grpc_inputs(query), enable_empty_final_response=True)
+            client.async_stream_infer(FRONT_MODEL, _grpc_inputs(query), enable_empty_final_response=True)
         except InferenceServerException as dead:
             # The stream has ended already, as nobody listens at url: its own error says why.
             raise _named_error(_error_of_stream(answers) or dead, url) from dead

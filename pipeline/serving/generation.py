@@ -21,7 +21,7 @@ from pipeline.engine.tensorrt_llm.speculation import Triple
 from pipeline.errors import RequestError
 from pipeline.serving.call_costs import CallCosts
 from pipeline.serving.call_tensors import call_tensors, first_end_id
-from pipeline.serving.steps import CHUNK_TOKENS, PIECE_TOKENS, ChainSteps, Step
+from pipeline.serving.steps import CHUNK_TOKENS, PIECE_TOKENS, ChainSteps, Step, next_piece
 from pipeline.serving.target import Target, TargetTraits
 from pipeline.serving.tensors import Tensors, integer, text, token_ids
 from pipeline.serving.text_codec import TextCodec
@@ -106,7 +106,8 @@ class Generation:
     def _next_step(self) -> Step:
         remaining = self.session.num_remaining_tokens
         if (piece := PIECE_TOKENS.get(self.strategy)) is not None:
-            return Step(EMPTY_TREE, min(piece, remaining) if self.request.stream else remaining)
+            piece = piece if self.request.stream else remaining
+            return next_piece(piece, self.engine.traits.limits, len(self.session.context), remaining)
         tree = self.session.propose()
         if self._chain is not None:
             return self._chain.next(tree, len(self.session.context), remaining)

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -24,6 +24,7 @@ from pydantic import Field, ValidationError
 from pipeline.config.places import Places
 from pipeline.config.schema import Frozen, ServerConfig
 from pipeline.errors import ServerError
+from pipeline.serving import gate
 from pipeline.serving.command import VERBOSE_LOG, MakeCommand, StartCommand, single_process
 from pipeline.serving.failure import explain_failure, is_port_conflict
 from pipeline.serving.guard import (
@@ -193,12 +194,15 @@ def find_server(run_dir: Path) -> ServerState | None:
 def stop_server(run_dir: Path, drain: bool = False) -> ServerState | None:
     """Stop the server that runs from run_dir and wait for its end. Returns what was stopped, if anything was.
 
-    drain: running requests may take up to DRAIN_SECONDS to finish, else STOP_SECONDS."""
+    drain: new requests are refused, and running ones may take up to DRAIN_SECONDS to finish before it ends."""
     state = find_server(run_dir)
     if state is None:
         return None
-    with suppress(psutil.NoSuchProcess):
+    with ExitStack() as stack, suppress(psutil.NoSuchProcess):
         guard = psutil.Process(state.guard_pid)
+        if drain:
+            stack.enter_context(gate.closed(Path(state.repository), DRAIN_SECONDS))
+        # Requests to other models are single calls, which Triton itself lets finish.
         guard.send_signal(signal.SIGUSR1 if drain else signal.SIGTERM)
         with suppress(psutil.TimeoutExpired):
             guard.wait((DRAIN_SECONDS if drain else STOP_SECONDS) + 10)

@@ -47,9 +47,8 @@ class ChainSteps:
 
     def next(self, tree: DraftTree, context_len: int, remaining: int) -> Step:
         """The next call. context_len: prompt and output so far. remaining: tokens still wanted, at least 1."""
-        # After `room` more tokens the text is too long to be sent as a prompt again.
         room = self.limits.longest_prompt - context_len
-        if remaining > room and room <= self.chunk:
+        if _ends_beyond(self.limits, context_len, remaining, self.chunk):
             return Step(EMPTY_TREE, remaining)
         chain = main_chain(tree, self.max_drafts)
         if self.costs is not None:
@@ -61,6 +60,21 @@ class ChainSteps:
             return Step(main_chain(chain, step.num_drafts), step.request_output_len)
         self.chunk = min(2 * self.chunk, MAX_CHUNK_TOKENS)
         return Step(EMPTY_TREE, step.request_output_len)
+
+
+def next_piece(piece: int, limits: RuntimeLimits | None, context_len: int, remaining: int) -> Step:
+    """The next call without drafts of ours, for at most `piece` tokens unless the last one must bring more. limits: of
+    an engine of TensorRT-LLM. context_len, remaining: as in `ChainSteps.next`."""
+    if limits is not None and _ends_beyond(limits, context_len, remaining, piece):
+        return Step(EMPTY_TREE, remaining)
+    return Step(EMPTY_TREE, min(piece, remaining))
+
+
+def _ends_beyond(limits: RuntimeLimits, context_len: int, remaining: int, num_tokens: int) -> bool:
+    """Whether the rest of an output must come of one call: it is longer than what can be sent as a prompt again, and
+    num_tokens more would not fit any more."""
+    room = limits.longest_prompt - context_len
+    return remaining > room and num_tokens > room
 
 
 def tree_budget(budget: DraftBudget, limits: RuntimeLimits) -> DraftBudget:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.errors import RepositoryError
+from pipeline.errors import BusyError, RepositoryError, RequestError, UserError
 from pipeline.serving.tensors import Array
 
 
@@ -92,7 +92,24 @@ def response_of(tensors: Mapping[str, Array]) -> Any:
     return pb_utils.InferenceResponse([pb_utils.Tensor(name, value) for name, value in tensors.items()])
 
 
-def error_response(sentence: str) -> Any:
+def error_response(error: Exception) -> Any:
+    """An error for the client, with the code by which it can tell what to do: send again later (UNAVAILABLE, 503), send
+    something else (INVALID_ARG, 400), or tell us (INTERNAL, 500)."""
     import triton_python_backend_utils as pb_utils
 
-    return pb_utils.InferenceResponse(error=pb_utils.TritonError(sentence))
+    kind = pb_utils.TritonError
+    code = kind.UNAVAILABLE if isinstance(error, BusyError) else kind.INVALID_ARG
+    if not isinstance(error, UserError):
+        return pb_utils.InferenceResponse(error=kind(f"internal error: {error!r}", kind.INTERNAL))
+    return pb_utils.InferenceResponse(error=kind(str(error), code))
+
+
+def request_error(error: Any) -> RequestError:
+    """The error of a response to a call of ours, without what Triton and TensorRT-LLM write in front of it."""
+    import triton_python_backend_utils as pb_utils
+
+    sentence = error.message()
+    for prefix in ("Error when running inference: ", "due to the following error: "):
+        sentence = sentence.rpartition(prefix)[2]
+    busy = error.code() == pb_utils.TritonError.UNAVAILABLE
+    return BusyError(sentence) if busy else RequestError(sentence)

@@ -26,6 +26,7 @@ from pipeline.config.resolution import resolve_config
 from pipeline.engine.submission import Submission
 from pipeline.engine.torch.load import create_scheduler
 from pipeline.errors import RequestError, ServerError
+from pipeline.repository.names import FRONT_MODEL
 from pipeline.serving.client import Completion, Protocol, TextQuery, complete, stream_text
 from pipeline.serving.figures import read_metrics
 from pipeline.serving.guard import MARK, shm_files
@@ -159,6 +160,9 @@ def test_a_bad_request_gets_a_sentence_and_the_next_one_works(server, wrong, sen
     for protocol, stream in WAYS:
         with pytest.raises(RequestError, match=sentence):
             ask(server, protocol, stream=stream, **wrong)
+    url = f"{server.state.http_url}/v2/models/{FRONT_MODEL}/generate"
+    answer = httpx.post(url, json={"text_input": "a", "max_tokens": 8} | wrong)
+    assert answer.status_code == 400
     assert ask(server, max_tokens=2).text is not None
 
 

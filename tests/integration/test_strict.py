@@ -40,7 +40,7 @@ OVERRIDES = (
     "backend=torch",
     "device=cpu",
     "engine.strict_tensorrt_llm=true",
-    "drafting.planner=fixed",  # the torch engine need not be measured to play another
+    "drafting.planner=fixed",  # neither measured with the build nor held back by what calls cost
     "drafting.max_draft_tokens=16",
     f"engine.max_seq_len={MAX_SEQ_LEN}",
     f"engine.max_num_tokens={LONGEST_PROMPT}",  # without chunked context no prompt may be longer
@@ -169,7 +169,7 @@ def test_drafts_of_every_length_give_the_same_text_and_known_text_is_accepted(se
         longest[num_draft_tokens] = max(completion.statistics["acceptance_lengths"])
 
     assert all(length <= min(asked, MAX_DRAFT_LEN) + 1 for asked, length in longest.items())
-    assert max(longest.values()) > 1  # how much is sent follows what calls cost just then
+    assert all(length > 1 for asked, length in longest.items() if asked)
 
 
 @pytest.mark.parametrize("strategy", ["none", "trie", "lookahead"])

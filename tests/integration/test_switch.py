@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,10 +12,10 @@ import pytest
 
 from pipeline.config.places import Places, places
 from pipeline.config.resolution import resolve_config
-from pipeline.errors import ServerError
+from pipeline.errors import RequestError, ServerError
 from pipeline.serving.client import Completion, TextQuery, complete
 from pipeline.serving.road import Served, launch, prepare
-from pipeline.serving.server import ServerState, find_server, is_ready, stop_server
+from pipeline.serving.server import RunningServer, ServerState, find_server, is_ready, stop_server
 from pipeline.serving.switch import require_other, resolve_other, running_served, switch_server
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
@@ -22,9 +23,16 @@ pytestmark = [pytest.mark.triton, pytest.mark.slow]
 FREE = tuple(f"server.{name}_port=0" for name in ("http", "grpc", "metrics"))
 
 
-def ask(state: ServerState, max_tokens: int, on_text: Callable[[str], None] = lambda text: None) -> Completion:
-    query = TextQuery("the rat", max_tokens, strategy="none", end_id=-1, return_statistics=True)
+def ask(
+    state: ServerState, max_tokens: int, strategy: str = "none", on_text: Callable[[str], None] = lambda text: None
+) -> Completion:
+    query = TextQuery("the rat", max_tokens, strategy=strategy, end_id=-1, return_statistics=True)
     return complete(query, state.grpc_url, "grpc", timeout_s=120, on_text=on_text)
+
+
+def ask_until(state: ServerState, switched: Future[RunningServer]) -> None:
+    while not switched.done():
+        ask(state, 1)
 
 
 def running(folder: Path) -> ServerState:
@@ -53,19 +61,22 @@ def test_a_server_takes_another_profile_and_keeps_the_old_one_if_that_fails(tmp_
             other_profile(where, folder, "latency")
         text = ask(first.state, 24).text
 
-        answers: list[Completion] = []
-        arrived = threading.Event()
-        asking = threading.Thread(target=lambda: answers.append(ask(first.state, 500, lambda text: arrived.set())))
         before, after = other_profile(where, folder, "throughput")
-        asking.start()
-        assert arrived.wait(20)
-        second = switch_server(before, after, where, folder, note=lambda note: None).state
-        asking.join(60)
-
-        assert answers
-        assert answers[0].finish_reason == "length"  # it ran while the old server was told to end
-        assert answers[0].statistics is not None
-        assert len(answers[0].statistics["output_ids"]) == 500
+        with ThreadPoolExecutor() as clients:
+            asking = []
+            for strategy in ("none", "lookahead", "trie"):  # one call to the engine after the other, or many
+                arrived = threading.Event()
+                asking.append(
+                    clients.submit(ask, first.state, 500, strategy, on_text=lambda text, told=arrived: told.set())
+                )
+                assert arrived.wait(20)
+            switched = clients.submit(switch_server, before, after, where, folder, note=lambda note: None)
+            with pytest.raises(RequestError, match="being stopped or exchanged"):
+                ask_until(first.state, switched)
+            for answer in asking:
+                assert answer.result().statistics is not None
+                assert len(answer.result().statistics["output_ids"]) == 500
+            second = switched.result().state
         assert second == running(folder)
         assert (second.profile, second.grpc_url, second.http_url) == (
             "throughput",

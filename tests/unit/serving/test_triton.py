@@ -5,11 +5,14 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 
-from pipeline.serving.triton import Client
+from pipeline.errors import BusyError, RequestError
+from pipeline.serving.triton import Client, error_response, request_error
 
 FINAL = 1
 
@@ -35,12 +38,30 @@ class Sender:
         return self.cancelled
 
 
+@dataclass(frozen=True)
+class Error:
+    """Like Triton's error, but for the type of its codes."""
+
+    sentence: str
+    kind: str = "internal"
+    INTERNAL: ClassVar[str] = "internal"
+    INVALID_ARG: ClassVar[str] = "invalid"
+    UNAVAILABLE: ClassVar[str] = "unavailable"
+
+    def message(self) -> str:
+        return self.sentence
+
+    def code(self) -> str:
+        return self.kind
+
+
 @pytest.fixture(autouse=True)
 def backend(monkeypatch: pytest.MonkeyPatch) -> None:
     utils = SimpleNamespace(
         TRITONSERVER_RESPONSE_COMPLETE_FINAL=FINAL,
         Tensor=lambda name, value: (name, value),
-        InferenceResponse=lambda tensors: list(tensors),
+        InferenceResponse=lambda tensors=(), error=None: error or list(tensors),
+        TritonError=Error,
     )
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", utils)
 
@@ -108,3 +129,26 @@ def test_a_question_in_another_thread_never_meets_the_last_response():
         thread.join()
 
         assert not faults
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence", "code"),
+    [
+        (BusyError("busy: send it again"), "busy: send it again", "unavailable"),
+        (RequestError("max_tokens is -3"), "max_tokens is -3", "invalid"),
+        (ZeroDivisionError("oh"), "internal error: ZeroDivisionError('oh')", "internal"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_an_error_has_the_code_that_says_what_to_do(error, sentence, code):
+    assert error_response(error) == Error(sentence, code)
+
+
+def test_the_targets_error_is_passed_on_in_its_own_words_and_kind():
+    busy = request_error(Error("Error when running inference: busy", "unavailable"))
+    assert isinstance(busy, BusyError)
+    assert str(busy) == "busy"
+
+    wrong = request_error(Error("Executor failed due to the following error: the prompt is too long", "internal"))
+    assert not isinstance(wrong, BusyError)
+    assert str(wrong) == "the prompt is too long"

@@ -16,8 +16,9 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from pipeline.engine.tensorrt_llm.instance import LOOKAHEAD_MODEL, TARGET_MODEL
-from pipeline.errors import RequestError, UserError
+from pipeline.errors import UserError
 from pipeline.serving.bls import load_bls
+from pipeline.serving.gate import Gate
 from pipeline.serving.metrics import Metrics
 from pipeline.serving.target import REQUIRED_OUTPUTS
 from pipeline.serving.tensors import Array, Tensors
@@ -27,6 +28,7 @@ from pipeline.serving.triton import (
     hide_torch,
     output_tensors_of,
     parameter,
+    request_error,
     tensors_of,
 )
 
@@ -51,7 +53,7 @@ class TritonTarget:
         found: dict[str, Array] = {}
         for response in responses:
             if response.has_error():
-                raise RequestError(_without_prefix(response.error().message()))
+                raise request_error(response.error())
             # A response without outputs only says that it is the last. Copies, as the memory is the response's.
             found |= {name: value.copy() for name, value in output_tensors_of(response).items()}
         return found
@@ -91,6 +93,7 @@ class TritonPythonModel:
             targets,
             parameter(config, "exclude_input_in_output") == "true",
         )
+        self._gate = Gate(Path(args["model_repository"]).parent)
         self._metrics = Metrics(pb_utils)
         self._tasks: dict[asyncio.Task[None], Client] = {}
         self._watch: asyncio.Task[None] | None = None
@@ -123,16 +126,17 @@ class TritonPythonModel:
 
     async def _serve(self, tensors: Tensors, client: Client) -> None:
         try:
-            async with aclosing(self._bls.answer(tensors, self._metrics.record)) as answers:
-                async for answer in answers:
-                    client.answer(answer.tensors, last=answer.last)
+            with self._gate.admitted():
+                async with aclosing(self._bls.answer(tensors, self._metrics.record)) as answers:
+                    async for answer in answers:
+                        client.answer(answer.tensors, last=answer.last)
         except UserError as error:
-            client.send(error_response(str(error)), last=True)
+            client.send(error_response(error), last=True)
         except asyncio.CancelledError:
             client.answer({}, last=True)
         except Exception as error:  # a fault of ours ends this request, not the server
             pb_utils.Logger.log_error(f"lookahead_bls failed: {traceback.format_exc()}")
-            client.send(error_response(f"internal error: {error!r}"), last=True)
+            client.send(error_response(error), last=True)
 
     async def _watch_clients(self) -> None:
         """Cancel the requests of clients that are gone, as long as there are requests."""
@@ -142,10 +146,3 @@ class TritonPythonModel:
                 if not task.done() and client.is_gone():
                     self._tasks.pop(task, None)
                     task.cancel()
-
-
-def _without_prefix(message: str) -> str:
-    """The target's own sentence, without what Triton and TensorRT-LLM write in front of it."""
-    for prefix in ("Error when running inference: ", "due to the following error: "):
-        message = message.rpartition(prefix)[2]
-    return message

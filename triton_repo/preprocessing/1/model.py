@@ -28,7 +28,7 @@ class TritonPythonModel:
         try:
             return response_of(preprocess(self._codec, tensors_of(request), self._add_special_tokens))
         except UserError as error:
-            return error_response(str(error))
+            return error_response(error)
         except Exception as error:  # a fault of ours ends this request, not the others of the batch
             pb_utils.Logger.log_error(f"preprocessing failed: {error!r}")
-            return error_response(f"internal error: {error!r}")
+            return error_response(error)

@@ -91,10 +91,10 @@ class TritonPythonModel:
             calls = [self._call(row, f"{key}.{index}") for index, row in enumerate(rows)]
             self._submit(key, _Request(request_id, client, set()), calls)
         except UserError as error:
-            self._end(key, client, str(error))
+            self._end(key, client, error)
         except Exception as error:  # a fault of ours ends this request, not the server
             pb_utils.Logger.log_error(f"request could not be taken: {error!r}")
-            self._end(key, client, f"internal error: {error!r}")
+            self._end(key, client, error)
 
     def _call(self, tensors: Tensors, row_id: str) -> EngineCall:
         if self._strict is not None:
@@ -116,12 +116,12 @@ class TritonPythonModel:
             if request.request_id == request_id:
                 self._cancel(request)
 
-    def _end(self, key: int, client: Client, sentence: str) -> None:
+    def _end(self, key: int, client: Client, error: Exception) -> None:
         with self._lock:
             request = self._requests.pop(key, None)
         if request is not None:  # other rows of it may be under way
             self._cancel(request)
-        client.send(error_response(sentence), last=True)
+        client.send(error_response(error), last=True)
 
     def _answer(self, call: EngineCall, key: int, event: StepEvent) -> None:
         with self._lock:
@@ -134,9 +134,7 @@ class TritonPythonModel:
             if last:
                 del self._requests[key]
         if event.error is not None:
-            known = isinstance(event.error, UserError)
-            sentence = str(event.error) if known else f"internal error: {event.error!r}"
-            request.client.send(error_response(sentence), last=last)
+            request.client.send(error_response(event.error), last=last)
         elif (tensors := call.response(event)) is not None:
             request.client.answer(tensors, last=last)
 

@@ -31,8 +31,8 @@ class Client:
     def send(self, tensors: Any, last: bool) -> None:
         self._sender.send(response_of(tensors), flags=FINAL if last else 0)
 
-    def fail(self, sentence: str) -> None:
-        self._sender.send(error_response(sentence), flags=FINAL)
+    def fail(self, error: Exception) -> None:
+        self._sender.send(error_response(error), flags=FINAL)
 
     def is_gone(self) -> bool:
         return bool(self._sender.is_cancelled())
