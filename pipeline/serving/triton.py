@@ -60,10 +60,37 @@ class Client:
             arguments = () if response is None else (response,)
             self._sender.send(*arguments, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
-    def is_gone(self) -> bool:
-        """Whether the client left before its last response."""
+    def is_gone(self) -> bool | None:
+        """Whether the client has left, as Triton says; None after the last response, when it cannot be asked."""
         with self._lock:
-            return not self._done and bool(self._sender.is_cancelled())
+            return None if self._done else bool(self._sender.is_cancelled())
+
+
+class CallResponses:
+    """Keeps responses of calls to other models for as long as Triton knows of them. Used from one thread.
+
+    Triton forgets a call in a thread of its own, which frees what nobody else holds, arrays of numpy included, without
+    Python's lock: that corrupts the memory of the process. So ours must be the last hold on a response. The thread
+    works off a queue in which a call's end stands before any question that is asked later, so the answer to such a
+    question shows that it is through with all responses that were kept before."""
+
+    def __init__(self) -> None:
+        self._kept: list[Any] = []
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def keep(self, responses: Any) -> None:
+        """Responses of a call that has ended."""
+        self._kept.append(responses)
+
+    def is_gone(self, client: Client) -> bool:
+        """Ask whether a client has left; if Triton was asked, drop what was kept before."""
+        before, self._kept = self._kept, []
+        gone = client.is_gone()
+        if gone is not False:  # Triton is not asked any more once it has said yes
+            self._kept = before + self._kept
+        return bool(gone)
 
 
 def is_decoupled(config: Mapping[str, Any]) -> bool:

@@ -12,7 +12,7 @@ from typing import ClassVar
 import pytest
 
 from pipeline.errors import BusyError, RequestError
-from pipeline.serving.triton import Client, error_response, request_error
+from pipeline.serving.triton import CallResponses, Client, error_response, request_error
 
 FINAL = 1
 
@@ -107,7 +107,27 @@ def test_the_server_is_not_asked_about_a_request_that_has_ended():
     client = client_of(Sender(cancelled=True))
     client.send(last=True)
 
-    assert not client.is_gone()
+    assert client.is_gone() is None
+
+
+def test_responses_of_calls_are_kept_until_triton_answers_a_later_question():
+    kept = CallResponses()
+    ended = client_of(Sender())
+    ended.send(last=True)
+
+    kept.keep("one")
+    assert not kept.is_gone(ended)  # it was not asked
+    assert kept.is_gone(client_of(Sender(cancelled=True)))  # it may have remembered that
+    kept.keep("two")
+    assert len(kept) == 2
+
+    class Late(Sender):
+        def is_cancelled(self) -> bool:
+            kept.keep("three")  # as if a call had ended after the question
+            return super().is_cancelled()
+
+    assert not kept.is_gone(client_of(Late()))
+    assert len(kept) == 1
 
 
 def test_a_question_in_another_thread_never_meets_the_last_response():

@@ -23,6 +23,7 @@ from pipeline.serving.metrics import Metrics
 from pipeline.serving.target import REQUIRED_OUTPUTS
 from pipeline.serving.tensors import Array, Tensors
 from pipeline.serving.triton import (
+    CallResponses,
     Client,
     error_response,
     hide_torch,
@@ -39,8 +40,9 @@ CANCELLATION_CHECK_S = 0.1
 class TritonTarget:
     """A model such as `tensorrt_llm` of this server, as a `pipeline.serving.target.Target`."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, kept: CallResponses) -> None:
         self._model = model
+        self._kept = kept
 
     async def call(self, tensors: Mapping[str, Array], outputs: Sequence[str], request_id: str) -> Tensors:
         call = asyncio.ensure_future(self._responses(tensors, outputs, request_id))
@@ -65,16 +67,17 @@ class TritonTarget:
 
     async def _responses(self, tensors: Mapping[str, Array], outputs: Sequence[str], request_id: str) -> list[Any]:
         """All responses to one request. Waiting for them blocks a thread, not the event loop."""
-        responses = await self._request(tensors, outputs, request_id).async_exec(decoupled=True)
-        return await asyncio.get_running_loop().run_in_executor(None, list, responses)
+        call = await self._request(tensors, outputs, request_id).async_exec(decoupled=True)
+        responses = await asyncio.get_running_loop().run_in_executor(None, list, call)
+        self._kept.keep(responses)
+        return responses
 
     def _request(self, tensors: Mapping[str, Array], outputs: Sequence[str], request_id: str) -> Any:
         return pb_utils.InferenceRequest(
             model_name=self._model,
             request_id=request_id,
             requested_output_names=list(outputs),
-            # Copies: memory of compiled code must not be freed by whichever thread drops the request last.
-            inputs=[pb_utils.Tensor(name, np.array(value)) for name, value in tensors.items()],
+            inputs=[pb_utils.Tensor(name, value) for name, value in tensors.items()],
         )
 
 
@@ -82,8 +85,9 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         hide_torch()
         config = json.loads(args["model_config"])
+        self._kept = CallResponses()
         targets = {
-            name: TritonTarget(model)
+            name: TritonTarget(model, self._kept)
             for name in (TARGET_MODEL, LOOKAHEAD_MODEL)
             if (model := parameter(config, f"{name}_model_name", default=""))
         }
@@ -129,6 +133,8 @@ class TritonPythonModel:
             with self._gate.admitted():
                 async with aclosing(self._bls.answer(tensors, self._metrics.record)) as answers:
                     async for answer in answers:
+                        if answer.last:
+                            self._kept.is_gone(client)  # asked for what it lets go; the answer is ready in any case
                         client.answer(answer.tensors, last=answer.last)
         except UserError as error:
             client.send(error_response(error), last=True)
@@ -143,6 +149,6 @@ class TritonPythonModel:
         while self._tasks:
             await asyncio.sleep(CANCELLATION_CHECK_S)
             for task, client in list(self._tasks.items()):
-                if not task.done() and client.is_gone():
+                if not task.done() and self._kept.is_gone(client):
                     self._tasks.pop(task, None)
                     task.cancel()
