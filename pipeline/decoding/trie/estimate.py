@@ -6,8 +6,8 @@ shorter one:
 
     p(token) = sum over contexts, longest first, of  escape so far * T / (T + S) * share of the token in that context
 
-S, the strength of doubt, is learnt online for each trie, order (context length) and class of context (how often seen,
-always with the same continuation or not) by gradient ascent on the log probability of the tokens that came. A context
+S, the doubt, is learnt online for each trie, order (context length) and class of context (how often seen, always with
+the same continuation or not) by gradient ascent, in log S, on the log probability of the tokens that came. A context
 that occurred as often as the longer one before it is the same place in the text and is passed over. Contexts longer
 than a branch are followed in the text itself (the *match*), as in PPM*.
 """
@@ -38,9 +38,9 @@ MAX_CHILDREN = 12
 UNKNOWN = -(1 << 31)
 # How many of the longest suffixes are asked for early.
 ORDERS_AHEAD = 3
-# Probability of a token that no context names, and bounds of the learnt strengths (logarithms).
+# Probability of a token that no context names, and bounds of the learnt doubts.
 LEAST_SHARE = 1e-6
-STRONGEST = 5.0
+LEAST_DOUBT, MOST_DOUBT = np.float32(0.0067), np.float32(148.0)
 
 
 class Pair(NamedTuple):
@@ -228,7 +228,7 @@ def _next_context(pair: Pair, work: Workspace, row: int, order: int, which: int)
 
 
 @njit(cache=True)
-def _strength_cell(work: Workspace, which: int, row: int, order: int, total: int, differ: int) -> int:
+def _doubt_cell(work: Workspace, which: int, row: int, order: int, total: int, differ: int) -> int:
     if order == work.orders:
         length = load32(work.lengths, row * NUM_TRIES + which)
         order += 0 if length <= 16 else 1 if length <= 24 else 2 if length < LONGEST_MATCH else 3
@@ -264,13 +264,13 @@ def gather(
     pair: Pair,
     work: Workspace,
     row: int,
-    strengths: FloatArray,
+    doubts: FloatArray,
     tokens: IntArray,
     probs: FloatArray,
     stop_below: float,
 ) -> int:
     """Fill tokens and probs with what may follow a row's context. Returns how many. Contexts that could not give
-    any token stop_below or more are not asked. strengths: [tries * (orders + MATCH_CLASSES) * NUM_CLASSES]."""
+    any token stop_below or more are not asked. doubts: [tries * (orders + MATCH_CLASSES) * NUM_CLASSES]."""
     size = 0
     escape = np.float32(1.0)
     store32(work.seen, 0, int32(0))
@@ -284,7 +284,7 @@ def gather(
             child, total, differ = _seen(trie, place)
             if child == 0:
                 continue
-            doubt = np.exp(strengths[_strength_cell(work, which, row, order, total, differ)])
+            doubt = doubts[_doubt_cell(work, which, row, order, total, differ)]
             scale = escape / (np.float32(total) + doubt)
             if child < 0:
                 size = _add(tokens, probs, size, load32(trie.ring, -1 - child) - 1, scale)
@@ -308,7 +308,7 @@ def gather(
 
 
 @njit(cache=True)
-def learn_token(pair: Pair, work: Workspace, row: int, strengths: FloatArray, token: int, rate: float) -> None:
+def learn_token(pair: Pair, work: Workspace, row: int, doubts: FloatArray, token: int, rate: float) -> None:
     """One step of gradient ascent on the log probability of `token` after a row's context."""
     num = 0
     store32(work.seen, 0, int32(0))
@@ -329,9 +329,9 @@ def learn_token(pair: Pair, work: Workspace, row: int, strengths: FloatArray, to
                 row_of_token = find_child(trie, place, token)
                 if row_of_token:
                     share = np.float32(max(get(trie, row_of_token, COUNT), 1)) / np.float32(total)
-            cell = _strength_cell(work, which, row, order, total, differ)
+            cell = _doubt_cell(work, which, row, order, total, differ)
             store32(work.asked, num, int32(cell))
-            store_float(work.weights, num, np.float32(total / (total + np.exp(strengths[cell]))))
+            store_float(work.weights, num, np.float32(total / (total + doubts[cell])))
             store_float(work.shares, num, share)
             num += 1
     # From the shortest context up: what it adds to what the shorter ones say of the token.
@@ -345,5 +345,5 @@ def learn_token(pair: Pair, work: Workspace, row: int, strengths: FloatArray, to
         weight = load_float(work.weights, index)
         slope = -escape * load_float(work.shares, index) * weight * (np.float32(1.0) - weight) / below
         cell = load32(work.asked, index)
-        strengths[cell] = min(max(strengths[cell] + rate * slope, -STRONGEST), STRONGEST)
+        doubts[cell] = min(max(doubts[cell] * np.exp(np.float32(rate * slope)), LEAST_DOUBT), MOST_DOUBT)
         escape *= np.float32(1.0) - weight

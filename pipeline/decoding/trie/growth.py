@@ -24,7 +24,7 @@ def grow_tree(
     roots: tuple[int, int],
     memory: LongArray,
     context: IntArray,
-    strengths: FloatArray,
+    doubts: FloatArray,
     max_nodes: int,
     max_depth: int,
     root_fan: int,
@@ -56,7 +56,7 @@ def grow_tree(
         if depth[taken] < max_depth and path > WORTH_OPENING * least:
             if taken:
                 enter(pair, work, taken)
-            found = gather(pair, work, taken, strengths, tokens, probs, least / path)
+            found = gather(pair, work, taken, doubts, tokens, probs, least / path)
             limit = fan if taken else root_fan
             for index in range(min(found, limit)):
                 best = index
@@ -105,7 +105,7 @@ def learn_tokens(
     memory: LongArray,
     context: IntArray,
     tokens: IntArray,
-    strengths: FloatArray,
+    doubts: FloatArray,
     rate: float,
 ) -> None:
     """Learn from the tokens that followed context, before they are inserted anywhere. Arguments as in
@@ -118,4 +118,4 @@ def learn_tokens(
             store32(work.tokens, index, tokens[index - 1])
             store32(work.parents, index, int32(index - 1))
             enter(pair, work, index)
-        learn_token(pair, work, index, strengths, tokens[index], rate)
+        learn_token(pair, work, index, doubts, tokens[index], rate)

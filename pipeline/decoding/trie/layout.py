@@ -99,7 +99,7 @@ def empty_arrays(num_nodes: int, branch_length: int, ring_len: int | None = None
     return TrieArrays(
         _zeros(num_nodes * 8).reshape(num_nodes, 8),
         _zeros(BUCKETS_PER_NODE * num_nodes),
-        np.zeros(_ring_len(num_nodes, branch_length) if ring_len is None else ring_len, np.int32),
+        _zeros(_ring_len(num_nodes, branch_length) if ring_len is None else ring_len),
         meta,
     )
 

@@ -22,7 +22,7 @@ FANS: dict[Retrieval, tuple[int, int]] = {
     "single": (1, 1),
 }
 LEARNING_RATE = 0.3
-# What is believed at first (logarithms of strengths): a context seen once, of one token; for each token more; in the
+# What is believed at first (logarithms of doubts): a context seen once, of one token; for each token more; in the
 # shared trie; if it went on in several ways; if it goes on beyond a branch.
 FIRST_DOUBT, DOUBT_PER_TOKEN, SHARED_DOUBT, AMBIGUOUS_DOUBT, LONG_MATCH_DOUBT = 0.2, -0.3, 1.2, 2.0, -1.0
 
@@ -35,12 +35,12 @@ class Estimator:
         self._fans = FANS[retrieval]
         self._nothing = Trie(branch_length)
         orders = np.arange(branch_length + MATCH_CLASSES, dtype=np.float32)
-        strengths = np.zeros((NUM_TRIES, len(orders), NUM_CLASSES), np.float32)
-        strengths += (FIRST_DOUBT + DOUBT_PER_TOKEN * (orders - 1))[:, None]
-        strengths[1] += SHARED_DOUBT
-        strengths[:, :, NUM_CLASSES // 2 :] += AMBIGUOUS_DOUBT
-        strengths[:, branch_length + 1 :] += LONG_MATCH_DOUBT
-        self._strengths: FloatArray = strengths.reshape(-1)
+        doubts = np.zeros((NUM_TRIES, len(orders), NUM_CLASSES), np.float32)
+        doubts += (FIRST_DOUBT + DOUBT_PER_TOKEN * (orders - 1))[:, None]
+        doubts[1] += SHARED_DOUBT
+        doubts[:, :, NUM_CLASSES // 2 :] += AMBIGUOUS_DOUBT
+        doubts[:, branch_length + 1 :] += LONG_MATCH_DOUBT
+        self._doubts: FloatArray = np.exp(doubts).reshape(-1)
         self._num_rows = 0
         self._provide(65)
 
@@ -51,7 +51,7 @@ class Estimator:
         self._provide(max_nodes + 1)
         them, roots = self._shared(own, shared, namespace)
         found = grow_tree(
-            own.numbers, them, roots, self._work, context, self._strengths, max_nodes, max_depth, *self._fans
+            own.numbers, them, roots, self._work, context, self._doubts, max_nodes, max_depth, *self._fans
         )
         return DraftTree(*found)
 
@@ -59,7 +59,7 @@ class Estimator:
         """Learn from the tokens that followed context, before they are inserted."""
         self._provide(len(tokens))
         them, roots = self._shared(own, shared, namespace)
-        learn_tokens(own.numbers, them, roots, self._work, context, tokens, self._strengths, LEARNING_RATE)
+        learn_tokens(own.numbers, them, roots, self._work, context, tokens, self._doubts, LEARNING_RATE)
 
     def _shared(self, own: Trie, shared: Trie | None, namespace: str) -> tuple[LongArray, tuple[int, int]]:
         if shared is None:

@@ -34,7 +34,7 @@ def plain_estimate(text: list[int], context: list[int], doubts: np.ndarray) -> d
         kinds = set(followers)
         total = times if len(kinds) > 1 else len(followers)
         size = 0 if total <= 1 else 1 if total <= 2 else 2 if total <= 4 else 3
-        doubt = float(np.exp(doubts[0, order, size + 4 * (len(kinds) > 1)]))
+        doubt = float(doubts[0, order, size + 4 * (len(kinds) > 1)])
         # The latest occurrence of the context tells most, if it went on at all.
         latest = followers[-1] if ends[-1] < len(text) else None
         if order == 0:
@@ -54,7 +54,7 @@ def test_the_first_level_is_what_plain_counts_give(text, context):
     estimator = Estimator(BRANCH)
     tree = estimator.grow(own, None, "", ids(context), 64, 1)
     said = dict(zip(tree.token_ids.tolist(), tree.probabilities.tolist(), strict=True))
-    doubts = estimator._strengths.reshape(2, -1, 8)
+    doubts = estimator._doubts.reshape(2, -1, 8)
     expected = plain_estimate(text, context, doubts)
     # What is very unlikely is left out.
     for token in said.keys() | expected.keys():
@@ -162,7 +162,7 @@ def test_a_whole_tree_is_what_plain_counts_give(text, context):
     for token, parent in zip(tree.token_ids.tolist(), tree.parents.tolist(), strict=True):
         paths.append((*(paths[parent] if parent >= 0 else ()), token))
     said = dict(zip(paths, tree.probabilities.tolist(), strict=True))
-    expected = plain_tree(text, context, estimator._strengths.reshape(2, -1, 8), 3)
+    expected = plain_tree(text, context, estimator._doubts.reshape(2, -1, 8), 3)
     # What is very unlikely is left out.
     for path in said.keys() | expected.keys():
         assert said.get(path, 0.0) == pytest.approx(expected.get(path, 0.0), abs=4e-3)
