@@ -211,6 +211,7 @@ def _replay_one(drafter: Drafter, row: ReplayRow, budget: DraftBudget) -> _Tally
         tally.steps += 1
         tally.draft_tokens += len(tree)
     drafter.stop(request_id)
+    drafter.require_sound()  # figures of a source that fails would be those of none
     return tally
 
 

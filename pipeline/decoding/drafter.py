@@ -95,6 +95,12 @@ class Drafter:
         if with_table:
             self._channel_sources[len(sources) :] = self.sources.index(with_table[0])
 
+    def require_sound(self) -> None:
+        """Raises RuntimeError if a source has failed, for those who want to know and not to go on without it."""
+        failed = [f"{name} ({count} calls)" for name, count in self.failures.items() if count]
+        if failed:
+            raise RuntimeError(f"draft sources failed: {', '.join(failed)}; the log says how")
+
     def start(self, request_id: str, prompt_ids: IntArray, namespace: str, names: frozenset[str]) -> None:
         """A request begins. names: the sources that take part; those that this drafter does not have are left out."""
         self._requests[request_id] = _Request(names)

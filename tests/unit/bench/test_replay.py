@@ -9,6 +9,7 @@ import pytest
 
 from pipeline.bench.known_outputs import ReplayRow, load_replay_rows
 from pipeline.bench.replay import replay, result_rows, source_parts
+from pipeline.decoding.sources.prompt import PromptSource
 from pipeline.errors import UserError
 
 PERIOD = [5, 6, 7, 8]
@@ -171,3 +172,12 @@ def test_a_missing_file_a_wrong_word_or_number_is_the_users(tmp_path: Path) -> N
         replay(rows, "pool", [4], ["hot"])
     with pytest.raises(UserError, match="budget is 0"):
         replay(rows, "pool", [0], ["cold"])
+
+
+def test_a_source_that_fails_ends_the_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(PromptSource, "propose", fail)
+    with pytest.raises(RuntimeError, match="draft sources failed: prompt"):
+        steps([row(PERIOD, PERIOD)], "prompt", "cold")
