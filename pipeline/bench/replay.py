@@ -37,7 +37,7 @@ from pipeline.decoding.request import StepResult
 from pipeline.decoding.sources import create_source
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.sources.supplied import SuppliedSource
-from pipeline.decoding.tree import EMPTY_TREE, DraftTree, FloatArray, IntArray, chain, children_of
+from pipeline.decoding.tree import EMPTY_TREE, DraftTree, FloatArray, IntArray, agreeing_path, chain
 from pipeline.errors import UserError
 
 Regime = Literal["cold", "warm", "prewarmed"]
@@ -204,7 +204,7 @@ def _replay_one(drafter: Drafter, row: ReplayRow, budget: DraftBudget) -> _Tally
             asked = time.perf_counter()
             tree = drafter.propose(request_id, text[:position], DraftBudget(budget.max_nodes, depth))
             tally.ask_seconds.append(time.perf_counter() - asked)
-        nodes = _agreeing_path(tree, text[position:])
+        nodes = agreeing_path(tree, text[position:-1].tolist())
         emitted = text[position : position + len(nodes) + 1].tolist()
         drafter.update(request_id, _step(row, text, position, tree, nodes, emitted))
         position += len(emitted)
@@ -213,18 +213,6 @@ def _replay_one(drafter: Drafter, row: ReplayRow, budget: DraftBudget) -> _Tally
     drafter.stop(request_id)
     drafter.require_sound()  # figures of a source that fails would be those of none
     return tally
-
-
-def _agreeing_path(tree: DraftTree, future: IntArray) -> list[int]:
-    """Nodes of the longest path from the root that carries the tokens of `future`, which ends with the output."""
-    children = children_of(tree)
-    nodes: list[int] = []
-    for token in future[:-1].tolist():
-        child = children.get(nodes[-1] if nodes else -1, {}).get(token)
-        if child is None:
-            break
-        nodes.append(child)
-    return nodes
 
 
 def _step(

@@ -7,14 +7,15 @@ states have few, Zipf-distributed successors, so that strings repeat about as mu
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import psutil
 
-from pipeline.decoding.tree import IntArray
+from pipeline.bench.trie_peers import Peer
+from pipeline.decoding.tree import DraftTree, IntArray, agreeing_path
 from pipeline.decoding.trie import Trie
 from pipeline.decoding.trie.retrieval import Estimator
 
@@ -26,8 +27,10 @@ VOCABULARY = 32_000
 @dataclass(frozen=True, slots=True)
 class TrieMeasurement:
     """Figures at one size. num_tokens: inserted so far; num_held: still known. bytes_per_token: memory that holds
-    something, per token held. resident_bytes_growth: of the process, since before the trie was made."""
+    something, per token held. resident_bytes_growth: of the process, since before the trie was made. mean_accepted:
+    tokens of a draft that did follow."""
 
+    source: str
     num_tokens: int
     num_held: int
     num_nodes: int
@@ -39,6 +42,7 @@ class TrieMeasurement:
     insert_worst_ms: float
     draft_nodes: int
     mean_draft_nodes: float
+    mean_accepted: float
     retrieval_us_mean: float
     retrieval_us_p50: float
     retrieval_us_p90: float
@@ -64,6 +68,46 @@ def synthetic_sequences(num_tokens: int, seed: int = 0, vocab_size: int = VOCABU
     return list(result.astype(np.int32))
 
 
+@dataclass(frozen=True, slots=True)
+class PeerMeasurement:
+    """Figures of somebody else's drafts at one size. mean_accepted: tokens of a draft that did follow."""
+
+    source: str
+    num_tokens: int
+    insert_tokens_per_s: float
+    draft_nodes: int
+    mean_draft_nodes: float
+    mean_accepted: float
+    retrieval_us_mean: float
+    retrieval_us_p50: float
+    retrieval_us_p90: float
+    retrieval_us_p99: float
+    retrieval_us_max: float
+
+
+class _InsertTimer:
+    """Time spent on insertion since the last size."""
+
+    def __init__(self, insert: Callable[[IntArray], object]) -> None:
+        self._insert = insert
+        self.reset()
+
+    def reset(self) -> None:
+        self.num_tokens, self.seconds, self.worst = 0, 0.0, 0.0
+
+    def __call__(self, sequence: IntArray) -> None:
+        started = time.perf_counter()
+        self._insert(sequence)
+        took = time.perf_counter() - started
+        self.num_tokens += len(sequence)
+        self.seconds += took
+        self.worst = max(self.worst, took)
+
+    @property
+    def rate(self) -> float:
+        return self.num_tokens / self.seconds
+
+
 def bench_trie(
     sequences: Sequence[IntArray],
     sizes: Sequence[int],
@@ -72,40 +116,41 @@ def bench_trie(
     max_bytes: int | None = None,
     num_queries: int = 2000,
     on_progress: Callable[[int], None] | None = None,
-) -> list[TrieMeasurement]:
+    peers: Mapping[str, Peer] | None = None,
+) -> list[TrieMeasurement | PeerMeasurement]:
     """Measure when `sizes` tokens (ascending) were inserted, or all there are. One sequence of a hundred is held
-    out to be asked for. max_bytes: limit of the trie. on_progress: called with the number of tokens inserted."""
-    held_out = list(sequences[::100])
+    out to be asked for. max_bytes: limit of the trie. on_progress: called with the number of tokens inserted. peers:
+    by name, asked the same after the trie, a tenth as often."""
+    held_out = [text for text in sequences[::100] if len(text) > 2]
     inserted = [sequence for index, sequence in enumerate(sequences) if index % 100] or held_out
     _compile(branch_length)
     before = psutil.Process().memory_info().rss
     trie = Trie(branch_length, max_bytes, expected_tokens=sizes[-1])
-    results: list[TrieMeasurement] = []
-    num_tokens, seconds, worst = 0, 0.0, 0.0
-    tokens_since, remaining = 0, list(sizes)
+    timers = {"": _InsertTimer(trie.insert)} | {name: _InsertTimer(peer.insert) for name, peer in (peers or {}).items()}
+    results: list[TrieMeasurement | PeerMeasurement] = []
+    num_tokens, remaining = 0, list(sizes)
     for index, sequence in enumerate(inserted):
-        started = time.perf_counter()
-        trie.insert(sequence)
-        took = time.perf_counter() - started
-        seconds += took
-        worst = max(worst, took)
+        for timer in timers.values():
+            timer(sequence)
         num_tokens += len(sequence)
-        tokens_since += len(sequence)
         if on_progress is not None:
             on_progress(num_tokens)
         if remaining and (num_tokens >= remaining[0] or index == len(inserted) - 1):
             while remaining and num_tokens >= remaining[0]:
                 remaining.pop(0)
             growth = psutil.Process().memory_info().rss - before
-            rate = tokens_since / seconds
-            results.append(_measure(trie, held_out, num_tokens, draft_nodes, num_queries, rate, worst, growth))
-            tokens_since, seconds, worst = 0, 0.0, 0.0
+            results.append(_measure(trie, held_out, num_tokens, draft_nodes, num_queries, timers[""], growth))
+            for name, peer in (peers or {}).items():
+                asked = _ask(peer.ask, held_out, max(1, num_queries // 10))
+                results.append(PeerMeasurement(name, num_tokens, timers[name].rate, draft_nodes, **asked))
+            for timer in timers.values():
+                timer.reset()
             if not remaining:
                 break
     return results
 
 
-def measurement_rows(results: Sequence[TrieMeasurement]) -> list[dict[str, Any]]:
+def measurement_rows(results: Sequence[TrieMeasurement | PeerMeasurement]) -> list[dict[str, Any]]:
     """The measurements as they are written to JSON."""
     return [asdict(result) for result in results]
 
@@ -116,25 +161,21 @@ def _measure(
     num_tokens: int,
     draft_nodes: int,
     num_queries: int,
-    rate: float,
-    worst: float,
+    inserting: _InsertTimer,
     growth: int,
 ) -> TrieMeasurement:
-    rng = np.random.default_rng(0)
     estimator, own = Estimator(trie.branch_length), Trie(trie.branch_length)
-    texts = [text for text in held_out if len(text) > 2]
-    times, sizes = [], []
-    for _ in range(num_queries):
-        text = texts[int(rng.integers(len(texts)))]
-        end = int(rng.integers(1, len(text) - 1))
-        context = text[max(0, end - CONTEXT_LEN) : end]
-        started = time.perf_counter()
-        tree = estimator.grow(own, trie, "", context, draft_nodes, trie.branch_length)
-        times.append((time.perf_counter() - started) * 1e6)
-        sizes.append(len(tree))
-        estimator.learn(own, trie, "", context, text[end : end + 2])
+
+    def grow(context: IntArray) -> DraftTree:
+        return estimator.grow(own, trie, "", context, draft_nodes, trie.branch_length)
+
+    def learn(context: IntArray, following: IntArray) -> None:
+        estimator.learn(own, trie, "", context, following[:2])
+
+    asked = _ask(grow, held_out, num_queries, learn)
     statistics = trie.statistics
     return TrieMeasurement(
+        source="trie",
         num_tokens=num_tokens,
         num_held=statistics.num_tokens,
         num_nodes=statistics.num_nodes,
@@ -142,16 +183,38 @@ def _measure(
         bytes_per_token=statistics.used_bytes / statistics.num_tokens,
         allocated_bytes=statistics.num_bytes,
         resident_bytes_growth=growth,
-        insert_tokens_per_s=rate,
-        insert_worst_ms=worst * 1e3,
+        insert_tokens_per_s=inserting.rate,
+        insert_worst_ms=inserting.worst * 1e3,
         draft_nodes=draft_nodes,
-        mean_draft_nodes=float(np.mean(sizes)),
-        retrieval_us_mean=float(np.mean(times)),
-        retrieval_us_p50=float(np.percentile(times, 50)),
-        retrieval_us_p90=float(np.percentile(times, 90)),
-        retrieval_us_p99=float(np.percentile(times, 99)),
-        retrieval_us_max=float(np.max(times)),
+        **asked,
     )
+
+
+def _ask(
+    ask: Callable[[IntArray], DraftTree],
+    held_out: Sequence[IntArray],
+    num_queries: int,
+    learn: Callable[[IntArray, IntArray], None] = lambda context, following: None,
+) -> dict[str, float]:
+    """Fields of a measurement that tell of asking. learn: told each context and what follows it, untimed."""
+    rng = np.random.default_rng(0)
+    times, sizes, accepted = [], [], []
+    for _ in range(num_queries):
+        text = held_out[int(rng.integers(len(held_out)))]
+        end = int(rng.integers(1, len(text) - 1))
+        context, following = text[max(0, end - CONTEXT_LEN) : end], text[end:]
+        started = time.perf_counter()
+        tree = ask(context)
+        times.append((time.perf_counter() - started) * 1e6)
+        sizes.append(len(tree))
+        accepted.append(len(agreeing_path(tree, following.tolist())))
+        learn(context, following)
+    return {
+        "mean_draft_nodes": float(np.mean(sizes)),
+        "mean_accepted": float(np.mean(accepted)),
+        "retrieval_us_mean": float(np.mean(times)),
+        "retrieval_us_max": float(np.max(times)),
+    } | {f"retrieval_us_p{share}": float(np.percentile(times, share)) for share in (50, 90, 99)}
 
 
 def _compile(branch_length: int) -> None:

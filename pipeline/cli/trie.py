@@ -13,6 +13,7 @@ from pipeline.cli.options import Json
 from pipeline.errors import UserError
 
 if TYPE_CHECKING:
+    from pipeline.bench.trie_bench import PeerMeasurement, TrieMeasurement
     from pipeline.decoding.trie import Trie
 
 BranchLength = Annotated[int, typer.Option("--branch-length", help="Tokens stored per branch.", min=1, max=64)]
@@ -147,14 +148,16 @@ def bench_trie(
     ] = None,
     queries: Annotated[int, typer.Option("--queries", help="Draft trees asked for at each size.", min=1)] = 2000,
     seed: Annotated[int, typer.Option("--seed", help="Of the synthetic stream.")] = 0,
+    peers: Annotated[str, typer.Option("--peers", help="Measured as well: prompt-lookup (transformers).")] = "",
     json_path: Annotated[Optional[Path], typer.Option("--json", help="Write the figures here as JSON.")] = None,  # noqa: UP045
 ) -> None:
-    """Measure insertion, memory and retrieval of the trie."""
+    """Measure insertion, memory and retrieval of the trie, and of others on the same text."""
     import json
 
+    from pipeline.bench import trie_bench
     from pipeline.bench.token_rows import token_sequences
-    from pipeline.bench.trie_bench import SEQUENCE_LEN, measurement_rows, synthetic_sequences
-    from pipeline.bench.trie_bench import bench_trie as run_bench
+    from pipeline.bench.trie_bench import SEQUENCE_LEN, synthetic_sequences
+    from pipeline.bench.trie_peers import PEERS, choose_peers
 
     try:
         numbers = sorted(int(float(part)) for part in sizes.split(","))
@@ -172,21 +175,43 @@ def bench_trie(
             raise UserError("The files hold fewer than 100 tokens; give more text.")
     else:
         sequences = synthetic_sequences(int(numbers[-1] * 1.02) + SEQUENCE_LEN, seed)
+    names = choose_peers(peers.split(",") if peers else [])
+    room = sum(map(len, sequences))
+    others = {name: PEERS[name](room, trie_bench.CONTEXT_LEN, nodes) for name in names}
     max_bytes = None if max_mib is None else int(max_mib * (1 << 20))
     if max_bytes is not None:
         _new_trie(branch_length, max_mib or 0)
     with output.progress() as bar:
         task = bar.add_task("insert", total=numbers[-1])
-        results = run_bench(
-            sequences, numbers, branch_length, nodes, max_bytes, queries, lambda done: bar.update(task, completed=done)
+        results = trie_bench.bench_trie(
+            sequences,
+            numbers,
+            branch_length,
+            nodes,
+            max_bytes,
+            queries,
+            lambda done: bar.update(task, completed=done),
+            others,
         )
     if json_path is not None:
         try:
-            json_path.write_text(json.dumps(measurement_rows(results), indent=1) + "\n", encoding="utf-8")
+            json_path.write_text(json.dumps(trie_bench.measurement_rows(results), indent=1) + "\n", encoding="utf-8")
         except OSError as error:
             raise UserError(f"The figures cannot be written to {json_path}: {error.strerror}.") from error
     output.table(
-        ["tokens", "held", "insert tok/s", "worst ms", "B/token", "MiB", "drafts", "ask us p50", "p99", "max"],
+        [
+            "tokens",
+            "held",
+            "insert tok/s",
+            "worst ms",
+            "B/token",
+            "MiB",
+            "drafts",
+            "accepted",
+            "ask us p50",
+            "p99",
+            "max",
+        ],
         [
             (
                 f"{row.num_tokens:,}",
@@ -195,13 +220,30 @@ def bench_trie(
                 f"{row.insert_worst_ms:.1f}",
                 f"{row.bytes_per_token:.0f}",
                 f"{row.allocated_bytes / (1 << 20):.0f}",
-                f"{row.mean_draft_nodes:.0f}",
-                f"{row.retrieval_us_p50:.0f}",
-                f"{row.retrieval_us_p99:.0f}",
-                f"{row.retrieval_us_max:.0f}",
+                *_asking(row),
             )
             for row in results
+            if isinstance(row, trie_bench.TrieMeasurement)
         ],
+    )
+    if others:
+        output.table(
+            ["peer", "tokens", "insert tok/s", "drafts", "accepted", "ask us p50", "p99", "max"],
+            [
+                (row.source, f"{row.num_tokens:,}", f"{row.insert_tokens_per_s:,.0f}", *_asking(row))
+                for row in results
+                if isinstance(row, trie_bench.PeerMeasurement)
+            ],
+        )
+
+
+def _asking(row: TrieMeasurement | PeerMeasurement) -> tuple[str, ...]:
+    return (
+        f"{row.mean_draft_nodes:.0f}",
+        f"{row.mean_accepted:.2f}",
+        f"{row.retrieval_us_p50:,.0f}",
+        f"{row.retrieval_us_p99:,.0f}",
+        f"{row.retrieval_us_max:,.0f}",
     )
 
 

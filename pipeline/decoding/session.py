@@ -21,7 +21,7 @@ import numpy as np
 
 from pipeline.decoding.request import FinishReason, GenerationRequest, StepResult
 from pipeline.decoding.sources.base import DraftBudget
-from pipeline.decoding.tree import EMPTY_TREE, DraftTree, FloatArray, IntArray, children_of
+from pipeline.decoding.tree import EMPTY_TREE, DraftTree, FloatArray, IntArray, agreeing_path
 
 
 class Drafts(Protocol):
@@ -200,11 +200,4 @@ class Session:
 
 def outcome_of_tokens(tree: DraftTree, token_ids: Sequence[int], num_steps: int = 1) -> StepOutcome:
     """The outcome where the target tells only its tokens: the accepted path is the one that carries them."""
-    children = children_of(tree)
-    nodes: list[int] = []
-    for token in token_ids[:-1]:
-        child = children.get(nodes[-1] if nodes else -1, {}).get(token)
-        if child is None:
-            break
-        nodes.append(child)
-    return StepOutcome(nodes, list(token_ids), num_steps=num_steps)
+    return StepOutcome(agreeing_path(tree, token_ids[:-1]), list(token_ids), num_steps=num_steps)

@@ -155,3 +155,15 @@ def limit_tree(tree: DraftTree, max_nodes: int, max_depth: int) -> DraftTree:
         keep = np.zeros(len(tree), np.bool_)
         keep[order[:max_nodes]] = True
     return select_nodes(tree, keep)
+
+
+def agreeing_path(tree: DraftTree, future: Sequence[int]) -> list[int]:
+    """Nodes of the longest path from the root that carries the tokens of `future`."""
+    children = children_of(tree)
+    nodes: list[int] = []
+    for token in future:
+        child = children.get(nodes[-1] if nodes else -1, {}).get(token)
+        if child is None:
+            break
+        nodes.append(child)
+    return nodes

@@ -90,5 +90,21 @@ def test_bench_trie_measures_a_synthetic_stream_and_rows(app: typer.Typer, rows:
     assert second["allocated_bytes"] <= 1 << 18
     assert second["num_held"] < second["num_tokens"]
     assert 0 < second["mean_draft_nodes"] <= 64
+    assert {row["source"] for row in (first, second)} == {"trie"}
     with pytest.raises(UserError, match="fewer than 100"):
         run(app, "bench-trie", rows, "--sizes", "100")
+
+
+def test_bench_trie_asks_peers_the_same(app: typer.Typer, tmp_path: Path):
+    out = tmp_path / "figures.json"
+    shown = run(
+        app, "bench-trie", "--sizes", "3000", "--queries", 100, "--nodes", 10, "--peers", "prompt-lookup", "--json", out
+    )
+    assert "prompt-lookup" in shown
+    ours, theirs = json.loads(out.read_text())
+    assert (ours["source"], theirs["source"]) == ("trie", "prompt-lookup")
+    assert ours["num_tokens"] == theirs["num_tokens"]
+    assert 0 < theirs["mean_draft_nodes"] <= 10
+    assert ours["mean_accepted"] > theirs["mean_accepted"] >= 0
+    with pytest.raises(UserError, match="There is no peer 'magic'"):
+        run(app, "bench-trie", "--peers", "magic")

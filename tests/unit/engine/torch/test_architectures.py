@@ -73,6 +73,7 @@ def tiny_model(architecture: str) -> PreTrainedModel:
     model_class = getattr(transformers, architecture)
     grouped = {} if architecture in ALL_HEADS else GROUPED
     model: PreTrainedModel = model_class(model_class.config_class(**{**COMMON, **grouped, **OWN.get(architecture, {})}))
+    model.set_attn_implementation("eager")  # the default of some releases leaves out what it cannot do (soft caps)
     # Experts have no float64 kernel.
     has_experts = {"num_local_experts", "num_experts"} & model.config.to_dict().keys()
     return model.to(torch.float32 if has_experts else torch.float64).eval()
