@@ -25,21 +25,13 @@ VOCABULARY = 32_000
 
 
 @dataclass(frozen=True, slots=True)
-class TrieMeasurement:
-    """Figures at one size. num_tokens: inserted so far; num_held: still known. bytes_per_token: memory that holds
-    something, per token held. resident_bytes_growth: of the process, since before the trie was made. mean_accepted:
-    tokens of a draft that did follow."""
+class Measurement:
+    """Figures of a source of drafts at one size. num_tokens: inserted so far. mean_accepted: tokens of a draft that did
+    follow."""
 
     source: str
     num_tokens: int
-    num_held: int
-    num_nodes: int
-    nodes_per_token: float
-    bytes_per_token: float
-    allocated_bytes: int
-    resident_bytes_growth: int
     insert_tokens_per_s: float
-    insert_worst_ms: float
     draft_nodes: int
     mean_draft_nodes: float
     mean_accepted: float
@@ -48,6 +40,20 @@ class TrieMeasurement:
     retrieval_us_p90: float
     retrieval_us_p99: float
     retrieval_us_max: float
+
+
+@dataclass(frozen=True, slots=True)
+class TrieMeasurement(Measurement):
+    """num_held: tokens still known. bytes_per_token: memory that holds something, per token held.
+    resident_bytes_growth: of the process, since before the trie was made."""
+
+    num_held: int
+    num_nodes: int
+    nodes_per_token: float
+    bytes_per_token: float
+    allocated_bytes: int
+    resident_bytes_growth: int
+    insert_worst_ms: float
 
 
 def synthetic_sequences(num_tokens: int, seed: int = 0, vocab_size: int = VOCABULARY) -> list[IntArray]:
@@ -66,23 +72,6 @@ def synthetic_sequences(num_tokens: int, seed: int = 0, vocab_size: int = VOCABU
         result[:, place] = token
         state = ((state % vocab_size) * vocab_size + token) % (1 << 30)
     return list(result.astype(np.int32))
-
-
-@dataclass(frozen=True, slots=True)
-class PeerMeasurement:
-    """Figures of somebody else's drafts at one size. mean_accepted: tokens of a draft that did follow."""
-
-    source: str
-    num_tokens: int
-    insert_tokens_per_s: float
-    draft_nodes: int
-    mean_draft_nodes: float
-    mean_accepted: float
-    retrieval_us_mean: float
-    retrieval_us_p50: float
-    retrieval_us_p90: float
-    retrieval_us_p99: float
-    retrieval_us_max: float
 
 
 class _InsertTimer:
@@ -117,7 +106,7 @@ def bench_trie(
     num_queries: int = 2000,
     on_progress: Callable[[int], None] | None = None,
     peers: Mapping[str, Peer] | None = None,
-) -> list[TrieMeasurement | PeerMeasurement]:
+) -> list[Measurement]:
     """Measure when `sizes` tokens (ascending) were inserted, or all there are. One sequence of a hundred is held
     out to be asked for. max_bytes: limit of the trie. on_progress: called with the number of tokens inserted. peers:
     by name, asked the same after the trie, a tenth as often."""
@@ -127,7 +116,7 @@ def bench_trie(
     before = psutil.Process().memory_info().rss
     trie = Trie(branch_length, max_bytes, expected_tokens=sizes[-1])
     timers = {"": _InsertTimer(trie.insert)} | {name: _InsertTimer(peer.insert) for name, peer in (peers or {}).items()}
-    results: list[TrieMeasurement | PeerMeasurement] = []
+    results: list[Measurement] = []
     num_tokens, remaining = 0, list(sizes)
     for index, sequence in enumerate(inserted):
         for timer in timers.values():
@@ -142,7 +131,7 @@ def bench_trie(
             results.append(_measure(trie, held_out, num_tokens, draft_nodes, num_queries, timers[""], growth))
             for name, peer in (peers or {}).items():
                 asked = _ask(peer.ask, held_out, max(1, num_queries // 10))
-                results.append(PeerMeasurement(name, num_tokens, timers[name].rate, draft_nodes, **asked))
+                results.append(Measurement(name, num_tokens, timers[name].rate, draft_nodes, **asked))
             for timer in timers.values():
                 timer.reset()
             if not remaining:
@@ -150,7 +139,7 @@ def bench_trie(
     return results
 
 
-def measurement_rows(results: Sequence[TrieMeasurement | PeerMeasurement]) -> list[dict[str, Any]]:
+def measurement_rows(results: Sequence[Measurement]) -> list[dict[str, Any]]:
     """The measurements as they are written to JSON."""
     return [asdict(result) for result in results]
 

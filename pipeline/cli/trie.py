@@ -13,7 +13,7 @@ from pipeline.cli.options import Json
 from pipeline.errors import UserError
 
 if TYPE_CHECKING:
-    from pipeline.bench.trie_bench import PeerMeasurement, TrieMeasurement
+    from pipeline.bench.trie_bench import Measurement
     from pipeline.decoding.trie import Trie
 
 BranchLength = Annotated[int, typer.Option("--branch-length", help="Tokens stored per branch.", min=1, max=64)]
@@ -232,12 +232,12 @@ def bench_trie(
             [
                 (row.source, f"{row.num_tokens:,}", f"{row.insert_tokens_per_s:,.0f}", *_asking(row))
                 for row in results
-                if isinstance(row, trie_bench.PeerMeasurement)
+                if not isinstance(row, trie_bench.TrieMeasurement)
             ],
         )
 
 
-def _asking(row: TrieMeasurement | PeerMeasurement) -> tuple[str, ...]:
+def _asking(row: Measurement) -> tuple[str, ...]:
     return (
         f"{row.mean_draft_nodes:.0f}",
         f"{row.mean_accepted:.2f}",

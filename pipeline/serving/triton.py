@@ -42,7 +42,7 @@ class Client:
         self.outputs = frozenset(request.requested_output_names())
         self._sender = request.get_response_sender()
         self._lock = threading.Lock()
-        self._done = False
+        self._done = self._gone = False
 
     def answer(self, tensors: Mapping[str, Array], *, last: bool) -> None:
         """Send those of the tensors that are asked for."""
@@ -60,10 +60,16 @@ class Client:
             arguments = () if response is None else (response,)
             self._sender.send(*arguments, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
-    def is_gone(self) -> bool | None:
-        """Whether the client has left, as Triton says; None after the last response, when it cannot be asked."""
+    @property
+    def is_settled(self) -> bool:
+        """Whether there is nothing left to ask: the last response was sent, or Triton has said that the client left."""
+        return self._done or self._gone
+
+    def is_gone(self) -> bool:
+        """Whether the client left before its last response."""
         with self._lock:
-            return None if self._done else bool(self._sender.is_cancelled())
+            self._gone = self._gone or (not self._done and bool(self._sender.is_cancelled()))
+            return self._gone
 
 
 class CallResponses:
@@ -86,11 +92,12 @@ class CallResponses:
 
     def is_gone(self, client: Client) -> bool:
         """Ask whether a client has left; if Triton was asked, drop what was kept before."""
+        if client.is_settled:
+            return client.is_gone()
         before, self._kept = self._kept, []
         gone = client.is_gone()
-        if gone is not False:  # Triton is not asked any more once it has said yes
-            self._kept = before + self._kept
-        return bool(gone)
+        before.clear()
+        return gone
 
 
 def is_decoupled(config: Mapping[str, Any]) -> bool:

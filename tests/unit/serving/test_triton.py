@@ -107,7 +107,7 @@ def test_the_server_is_not_asked_about_a_request_that_has_ended():
     client = client_of(Sender(cancelled=True))
     client.send(last=True)
 
-    assert client.is_gone() is None
+    assert not client.is_gone()
 
 
 def test_responses_of_calls_are_kept_until_triton_answers_a_later_question():
@@ -115,11 +115,15 @@ def test_responses_of_calls_are_kept_until_triton_answers_a_later_question():
     ended = client_of(Sender())
     ended.send(last=True)
 
+    left = client_of(Sender(cancelled=True))
     kept.keep("one")
-    assert not kept.is_gone(ended)  # it was not asked
-    assert kept.is_gone(client_of(Sender(cancelled=True)))  # it may have remembered that
+    assert not kept.is_gone(ended)  # nobody was asked
+    assert len(kept) == 1
+    assert kept.is_gone(left)
+    assert len(kept) == 0
     kept.keep("two")
-    assert len(kept) == 2
+    assert kept.is_gone(left)  # known already, so nobody was asked
+    assert len(kept) == 1
 
     class Late(Sender):
         def is_cancelled(self) -> bool:
