@@ -109,7 +109,7 @@ def replay(
     names = source_parts(source)
     for regime in regimes:
         if regime not in REGIMES:
-            raise UserError(f"regime is {regime!r}; it must be one of {', '.join(REGIMES)}")
+            raise UserError(f"--regime is {regime!r}; it must be one of {', '.join(REGIMES)}.")
     for budget in budgets:
         if budget < 1:
             raise UserError(f"budget is {budget}; a draft needs at least one node")

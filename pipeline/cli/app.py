@@ -27,8 +27,20 @@ import importlib
 
 import typer
 
-# As `lookahead --help` shows them: look around, build, serve, measure, tend the trie. One not written yet is left out.
-GROUPS = ("look", "architectures", "build", "server", "serving", "bench", "tune", "replay", "trie", "validate")
+# As `lookahead --help` shows them: look around, build, serve, measure, tend the trie.
+GROUPS = (
+    "look",
+    "architectures",
+    "build",
+    "server",
+    "serving",
+    "bench",
+    "verify",
+    "tune",
+    "replay",
+    "trie",
+    "validate",
+)
 
 
 def build_app() -> typer.Typer:

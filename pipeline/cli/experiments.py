@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pipeline.cli import output
+from pipeline.cli.lists import numbers
 from pipeline.cli.options import DEFAULT_PROFILE, Profile, Set, resolve
 from pipeline.errors import UserError
 
@@ -16,9 +17,6 @@ if TYPE_CHECKING:
     from pipeline.config.schema import LookaheadConfig, ResolvedConfig
     from pipeline.engine.torch.load import LoadedEngine
 
-# typer reads annotations at run time, so these must be Optional and not strings with "|" on Python 3.10.
-OptionalText = Optional[str]  # noqa: UP045
-OptionalInt = Optional[int]  # noqa: UP045
 
 DECODING_LENGTHS = (2, 4, 8, 16, 32, 64, 128)
 BRANCH_LENGTHS = (1, 2, 4, 8, 12, 16, 24, 32)
@@ -36,9 +34,9 @@ def experiments(
         Path, typer.Option("--outputs", help="JSON Lines of {prompt_ids, output_ids, task}, or a `bench --json` file.")
     ],
     out: Annotated[Path, typer.Option("--out", help="Folder for the JSON and PNG files.")] = Path("results"),
-    limit: Annotated[OptionalInt, typer.Option("--limit", help="Only the first so many outputs.", min=1)] = None,
+    limit: Annotated[int | None, typer.Option("--limit", help="Only the first so many outputs.", min=1)] = None,
     model: Annotated[
-        OptionalText,
+        str | None,
         typer.Option("--model", "-m", help="Run W, N, G on this model's engine as well; it is the outputs'."),
     ] = None,
     profile: Profile = DEFAULT_PROFILE,
@@ -63,7 +61,7 @@ def experiments(
         if model is None:
             raise UserError("--ranks runs a model; name the outputs' own with --model.")
         require_writable(out / "ranks.json")
-        _run_ranks(rows, out, model, profile, overrides, _ranks(ranks), _size(rank_size))
+        _run_ranks(rows, out, model, profile, overrides, sorted(numbers("--ranks", ranks)), _size(rank_size))
         output.say(f"results are in {out}")
         return
     for name in ("decoding_length", "branch_length", "capacity", "lookahead"):
@@ -152,13 +150,6 @@ def _engine(model: str, profile: str, overrides: list[str] | None) -> tuple[Load
 
 def _short(value: object) -> object:
     return f"{value:.2f}" if isinstance(value, float) else value
-
-
-def _ranks(text: str) -> list[int]:
-    numbers = [int(part) for part in text.split(",") if part.strip().isdigit()]
-    if len(numbers) != len(text.split(",")) or 0 in numbers:
-        raise UserError(f"--ranks holds {text!r}; give numbers of ranks separated by commas, such as 1,2,4,8.")
-    return sorted(set(numbers))
 
 
 def _sizes(text: str) -> list[LookaheadConfig]:

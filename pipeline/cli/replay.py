@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
 from pipeline.cli import output
-from pipeline.errors import UserError
+from pipeline.cli.lists import numbers, words
 
 
 def register(app: typer.Typer) -> None:
@@ -36,8 +36,8 @@ def replay(
         int, typer.Option("--branch-length", help="Tokens per stored branch.", min=1, max=64)
     ] = 12,
     max_draft_len: Annotated[int, typer.Option("--max-draft-len", help="Longest drafted path.", min=1, max=256)] = 32,
-    limit: Annotated[Optional[int], typer.Option("--limit", help="Only the first so many rows.", min=1)] = None,  # noqa: UP045
-    json_path: Annotated[Optional[Path], typer.Option("--json", help="Write the rows here as JSON.")] = None,  # noqa: UP045
+    limit: Annotated[int | None, typer.Option("--limit", help="Only the first so many rows.", min=1)] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write the rows here as JSON.")] = None,
 ) -> None:
     """Count the verify steps that known outputs would have taken with a draft source."""
     import json
@@ -48,9 +48,9 @@ def replay(
     from pipeline.bench.replay import result_rows, source_parts
     from pipeline.bench.results import require_writable, save_text
 
-    budgets = _numbers(budget)
-    regimes = [part.strip() for part in regime.split(",")]
-    sources = [part.strip() for part in source.split(",")]
+    budgets = numbers("--budget", budget)
+    regimes = words("--regime", regime)
+    sources = words("--source", source)
     for name in sources:
         source_parts(name)
     if json_path is not None:
@@ -94,10 +94,3 @@ def replay(
             for row in results
         ],
     )
-
-
-def _numbers(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise UserError(f"--budget is {text!r}; give whole numbers separated by commas, such as 16,32,64.") from error

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pipeline.cli import output
+from pipeline.cli.lists import words
 from pipeline.cli.options import Json
 from pipeline.errors import UserError
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 BranchLength = Annotated[int, typer.Option("--branch-length", help="Tokens stored per branch.", min=1, max=64)]
 MaxMib = Annotated[float, typer.Option("--max-mib", help="Hard memory limit in MiB.", min=0.0625)]
 Tokenizer = Annotated[
-    Optional[Path],  # noqa: UP045
+    Path | None,
     typer.Option("--tokenizer", help="Folder with tokenizer.json, for rows of text."),
 ]
 Out = Annotated[Path, typer.Option("--out", "-o", help="Snapshot to write.")]
@@ -133,7 +134,7 @@ def merge(
 
 def bench_trie(
     files: Annotated[
-        Optional[list[Path]],  # noqa: UP045
+        list[Path] | None,
         typer.Argument(help="Token rows or texts; a synthetic stream if none is given."),
     ] = None,
     tokenizer: Tokenizer = None,
@@ -143,13 +144,13 @@ def bench_trie(
     nodes: Annotated[int, typer.Option("--nodes", help="Nodes of a draft tree.", min=1, max=2048)] = 64,
     branch_length: BranchLength = 12,
     max_mib: Annotated[
-        Optional[float],  # noqa: UP045
+        float | None,
         typer.Option("--max-mib", help="Memory limit in MiB; unbounded if not given.", min=0.0625),
     ] = None,
     queries: Annotated[int, typer.Option("--queries", help="Draft trees asked for at each size.", min=1)] = 2000,
     seed: Annotated[int, typer.Option("--seed", help="Of the synthetic stream.")] = 0,
     peers: Annotated[str, typer.Option("--peers", help="Measured as well: prompt-lookup (transformers).")] = "",
-    json_path: Annotated[Optional[Path], typer.Option("--json", help="Write the figures here as JSON.")] = None,  # noqa: UP045
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write the figures here as JSON.")] = None,
 ) -> None:
     """Measure insertion, memory and retrieval of the trie, and of others on the same text."""
     import json
@@ -175,7 +176,7 @@ def bench_trie(
             raise UserError("The files hold fewer than 100 tokens; give more text.")
     else:
         sequences = synthetic_sequences(int(numbers[-1] * 1.02) + SEQUENCE_LEN, seed)
-    names = choose_peers(peers.split(",") if peers else [])
+    names = choose_peers(words("--peers", peers) if peers else [])
     room = sum(map(len, sequences))
     others = {name: PEERS[name](room, trie_bench.CONTEXT_LEN, nodes) for name in names}
     max_bytes = None if max_mib is None else int(max_mib * (1 << 20))

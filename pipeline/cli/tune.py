@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,9 +12,6 @@ from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, Json, Model, Pr
 
 if TYPE_CHECKING:
     from pipeline.bench.results import RequestRecord
-
-# typer reads annotations at run time, so this must be Optional and not a string with "|" on Python 3.10.
-OptionalPath = Optional[Path]  # noqa: UP045
 
 
 def register(app: typer.Typer) -> None:
@@ -26,7 +23,7 @@ def tune(
     profile: Profile = DEFAULT_PROFILE,
     overrides: Set = None,
     data: Annotated[
-        OptionalPath, typer.Option("--data", help="JSON Lines of prompts; default: a dozen of ours.")
+        Path | None, typer.Option("--data", help="JSON Lines of prompts; default: a dozen of ours.")
     ] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, help="Only the first so many prompts.")] = 6,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="Longest output.")] = 96,

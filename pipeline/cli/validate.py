@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,8 +14,6 @@ from pipeline.errors import BuildError, UserError
 
 if TYPE_CHECKING:
     from pipeline.config.schema import Backend, ResolvedConfig
-
-OptionalPath = Optional[Path]  # noqa: UP045  # typer reads annotations at run time, on Python 3.10 too
 
 
 def register(app: typer.Typer) -> None:
@@ -35,7 +33,7 @@ def validate_gpu(
     load_seconds: Annotated[float, typer.Option("--load-seconds", min=0.1, help="How long eight clients send.")] = 5.0,
     stage_timeout: Annotated[float, typer.Option("--stage-timeout", min=1, help="Seconds a stage may take.")] = 7200.0,
     out: Annotated[
-        OptionalPath, typer.Option("--out", help="New folder for engines, logs and the report; validation-<time>.")
+        Path | None, typer.Option("--out", help="New folder for engines, logs and the report; validation-<time>.")
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -43,8 +43,11 @@ def test_replay_writes_a_row_per_source_budget_regime_and_task(
 @pytest.mark.parametrize(
     ("more", "complaint"),
     [
-        (["--budget", "many"], "--budget is 'many'"),
-        (["--regime", "hot"], "regime is 'hot'"),
+        (["--budget", "many"], "--budget takes numbers from 1 on, separated by commas; found 'many'"),
+        (["--budget", "16,0"], "--budget takes numbers from 1 on, separated by commas; found '16,0'"),
+        (["--budget", ""], "--budget names nothing"),
+        (["--source", "trie,trie"], "--source names one thing twice"),
+        (["--regime", "hot"], "--regime is 'hot'"),
         (["--source", "oracle"], "source is 'oracle'"),
     ],
 )
