@@ -6,8 +6,8 @@ shorter one:
 
     p(token) = sum over contexts, longest first, of  escape so far * T / (T + S) * share of the token in that context
 
-S, the doubt, is learnt online for each trie, order (context length) and class of context (how often seen, always with
-the same continuation or not) by gradient ascent, in log S, on the log probability of the tokens that came. A context
+S, the doubt, is learnt online (see `learning`) for each trie, order (context length) and class of context (how often
+seen, always with the same continuation or not). A context
 that occurred as often as the longer one before it is the same place in the text and is passed over. Contexts longer
 than a branch are followed in the text itself (the *match*), as in PPM*.
 """
@@ -20,9 +20,9 @@ import numpy as np
 from numba import njit
 
 from pipeline.decoding.tree import FloatArray, IntArray
-from pipeline.decoding.trie.kernels import bucket_of, find_child, get, locate, wrapped
 from pipeline.decoding.trie.layout import COUNT, FIRST_CHILD, NEXT, NODE_BYTES, START, TAIL, TOKEN, TrieView
-from pipeline.decoding.trie.memory import int32, int64, load32, load_float, prefetch, store32, store_float
+from pipeline.decoding.trie.memory import int32, int64, load32, prefetch, store32
+from pipeline.decoding.trie.nodes import bucket_of, find_child, get, locate, wrapped
 from pipeline.decoding.trie.workspace import NUM_TRIES, Workspace
 
 # Classes of a context: seen 1, 2, up to 4, more times, always with one continuation; likewise with several.
@@ -38,9 +38,6 @@ MAX_CHILDREN = 12
 UNKNOWN = -(1 << 31)
 # How many of the longest suffixes are asked for early.
 ORDERS_AHEAD = 3
-# Probability of a token that no context names, and bounds of the learnt doubts.
-LEAST_SHARE = 1e-6
-LEAST_DOUBT, MOST_DOUBT = np.float32(0.0067), np.float32(148.0)
 
 
 class Pair(NamedTuple):
@@ -198,7 +195,7 @@ def _place_of(trie: TrieView, work: Workspace, which: int, row: int, order: int)
 
 
 @njit(cache=True)
-def _seen(trie: TrieView, place: int) -> tuple[int, int, int]:
+def seen(trie: TrieView, place: int) -> tuple[int, int, int]:
     """What followed the context at `place`: first child (or the slot of the only token, as -1 - slot; 0 if nothing
     did), how many tokens altogether, and whether they differ."""
     if place < 0:
@@ -212,7 +209,7 @@ def _seen(trie: TrieView, place: int) -> tuple[int, int, int]:
 
 
 @njit(cache=True)
-def _next_context(pair: Pair, work: Workspace, row: int, order: int, which: int) -> int:
+def next_context(pair: Pair, work: Workspace, row: int, order: int, which: int) -> int:
     """Place of the context of this order (`orders`: the match), or 0 if it has nothing new to say."""
     if order == work.orders:
         return int64(load32(work.matches, row * NUM_TRIES + which))
@@ -228,7 +225,7 @@ def _next_context(pair: Pair, work: Workspace, row: int, order: int, which: int)
 
 
 @njit(cache=True)
-def _doubt_cell(work: Workspace, which: int, row: int, order: int, total: int, differ: int) -> int:
+def doubt_cell(work: Workspace, which: int, row: int, order: int, total: int, differ: int) -> int:
     if order == work.orders:
         length = load32(work.lengths, row * NUM_TRIES + which)
         order += 0 if length <= 16 else 1 if length <= 24 else 2 if length < LONGEST_MATCH else 3
@@ -237,7 +234,7 @@ def _doubt_cell(work: Workspace, which: int, row: int, order: int, total: int, d
 
 
 @njit(cache=True)
-def _highest_order(work: Workspace, row: int) -> int:
+def highest_order(work: Workspace, row: int) -> int:
     cell = row * NUM_TRIES
     if load32(work.matches, cell) or load32(work.matches, cell + 1):
         return work.orders
@@ -275,16 +272,16 @@ def gather(
     escape = np.float32(1.0)
     store32(work.seen, 0, int32(0))
     store32(work.seen, 1, int32(0))
-    for order in range(_highest_order(work, row), -1, -1):
+    for order in range(highest_order(work, row), -1, -1):
         for which in range(NUM_TRIES):
-            place = _next_context(pair, work, row, order, which)
+            place = next_context(pair, work, row, order, which)
             if place == 0:
                 continue
             trie = trie_of(pair, which)
-            child, total, differ = _seen(trie, place)
+            child, total, differ = seen(trie, place)
             if child == 0:
                 continue
-            doubt = doubts[_doubt_cell(work, which, row, order, total, differ)]
+            doubt = doubts[doubt_cell(work, which, row, order, total, differ)]
             scale = escape / (np.float32(total) + doubt)
             if child < 0:
                 size = _add(tokens, probs, size, load32(trie.ring, -1 - child) - 1, scale)
@@ -305,45 +302,3 @@ def gather(
             if escape < np.float32(3.0) * stop_below:
                 return size
     return size
-
-
-@njit(cache=True)
-def learn_token(pair: Pair, work: Workspace, row: int, doubts: FloatArray, token: int, rate: float) -> None:
-    """One step of gradient ascent on the log probability of `token` after a row's context."""
-    num = 0
-    store32(work.seen, 0, int32(0))
-    store32(work.seen, 1, int32(0))
-    for order in range(_highest_order(work, row), -1, -1):
-        for which in range(NUM_TRIES):
-            place = _next_context(pair, work, row, order, which)
-            if place == 0:
-                continue
-            trie = trie_of(pair, which)
-            child, total, differ = _seen(trie, place)
-            if child == 0:
-                continue
-            share = np.float32(0.0)
-            if child < 0:
-                share = np.float32(load32(trie.ring, -1 - child) == token + 1)
-            else:
-                row_of_token = find_child(trie, place, token)
-                if row_of_token:
-                    share = np.float32(max(get(trie, row_of_token, COUNT), 1)) / np.float32(total)
-            cell = _doubt_cell(work, which, row, order, total, differ)
-            store32(work.asked, num, int32(cell))
-            store_float(work.weights, num, np.float32(total / (total + doubts[cell])))
-            store_float(work.shares, num, share)
-            num += 1
-    # From the shortest context up: what it adds to what the shorter ones say of the token.
-    below = np.float32(LEAST_SHARE)
-    for index in range(num - 1, -1, -1):
-        weight, share = load_float(work.weights, index), load_float(work.shares, index)
-        store_float(work.shares, index, share - below)
-        below = weight * share + (np.float32(1.0) - weight) * below
-    escape = np.float32(1.0)
-    for index in range(num):
-        weight = load_float(work.weights, index)
-        slope = -escape * load_float(work.shares, index) * weight * (np.float32(1.0) - weight) / below
-        cell = load32(work.asked, index)
-        doubts[cell] = min(max(doubts[cell] * np.exp(np.float32(rate * slope)), LEAST_DOUBT), MOST_DOUBT)
-        escape *= np.float32(1.0) - weight

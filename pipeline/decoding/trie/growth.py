@@ -1,4 +1,4 @@
-"""Growing a draft tree best first from what two tries say, and learning from the tokens that came."""
+"""Growing a draft tree best first from what two tries say."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 from numba import njit
 
 from pipeline.decoding.tree import FloatArray, IntArray
-from pipeline.decoding.trie.estimate import Pair, enter, find_context, gather, learn_token, look_ahead
+from pipeline.decoding.trie.estimate import Pair, enter, find_context, gather, look_ahead
 from pipeline.decoding.trie.layout import LongArray, view_from
 from pipeline.decoding.trie.memory import int32, int64, store32
 from pipeline.decoding.trie.workspace import MAX_CANDIDATES, workspace_from
@@ -95,27 +95,3 @@ def grow_tree(
         store32(work.tokens, taken, node_token[taken - 1])
         store32(work.parents, taken, int32(parent))
     return node_token[:taken], node_parent[:taken], node_prob[:taken]
-
-
-@njit(cache=True)
-def learn_tokens(
-    own: LongArray,
-    shared: LongArray,
-    roots: tuple[int, int],
-    memory: LongArray,
-    context: IntArray,
-    tokens: IntArray,
-    doubts: FloatArray,
-    rate: float,
-) -> None:
-    """Learn from the tokens that followed context, before they are inserted anywhere. Arguments as in
-    `grow_tree`; the workspace must have room for len(tokens) rows."""
-    pair = Pair(view_from(own), view_from(shared), roots[0], roots[1])
-    work = workspace_from(memory)
-    find_context(pair, context, work)
-    for index in range(len(tokens)):
-        if index:
-            store32(work.tokens, index, tokens[index - 1])
-            store32(work.parents, index, int32(index - 1))
-            enter(pair, work, index)
-        learn_token(pair, work, index, doubts, tokens[index], rate)

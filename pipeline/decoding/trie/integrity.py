@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pipeline.decoding.trie.kernels import bucket_of
 from pipeline.decoding.trie.layout import (
     BRANCH_LENGTH,
     BUCKET_NEXT,
@@ -25,6 +24,7 @@ from pipeline.decoding.trie.layout import (
     TrieArrays,
     view_of,
 )
+from pipeline.decoding.trie.nodes import bucket_of
 
 
 def check_arrays(arrays: TrieArrays, roots: Mapping[str, int]) -> None:

@@ -8,8 +8,9 @@ import numpy as np
 
 from pipeline.decoding.tree import DraftTree, FloatArray, IntArray
 from pipeline.decoding.trie.estimate import MATCH_CLASSES, NUM_CLASSES
-from pipeline.decoding.trie.growth import grow_tree, learn_tokens
+from pipeline.decoding.trie.growth import grow_tree
 from pipeline.decoding.trie.layout import LongArray
+from pipeline.decoding.trie.learning import learn_tokens
 from pipeline.decoding.trie.structure import Trie
 from pipeline.decoding.trie.workspace import NUM_TRIES, new_workspace
 

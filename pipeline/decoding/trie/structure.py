@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeline.decoding.tree import IntArray
-from pipeline.decoding.trie import kernels
+from pipeline.decoding.trie import kernels, nodes
 from pipeline.decoding.trie.integrity import check_arrays
 from pipeline.decoding.trie.layout import (
     BUCKETS_PER_NODE,
@@ -106,7 +106,7 @@ class Trie:
         root = self.root(namespace)
         if not root or not 1 <= len(tokens) <= self.branch_length:
             return 0
-        place = int(kernels.locate(self.view, root, np.asarray(tokens, np.int32), 0, len(tokens)))
+        place = int(nodes.locate(self.view, root, np.asarray(tokens, np.int32), 0, len(tokens)))
         if place < 0:
             # In a tail: the last token was read from the text.
             return 1
@@ -178,7 +178,7 @@ class Trie:
             while not kernels.make_room(self.view, self.max_bytes is not None):
                 self.grow()
             self.num_namespaces_ever += 1
-            root = int(kernels.new_node(self.view, 0, self.num_namespaces_ever, 0, 0))
+            root = int(nodes.new_node(self.view, 0, self.num_namespaces_ever, 0, 0))
             self.roots[namespace] = root
         return root
 

@@ -18,7 +18,7 @@ class Workspace(NamedTuple):
     """Addresses. Row 0 is the real context, row i + 1 that of draft node i.
 
     tokens, parents: [rows] the draft, parents as rows. places: [rows, tries, orders] where the suffix of so many
-    tokens lies, as `kernels.locate` returns it, or UNKNOWN. longest: [rows, tries] no longer suffix is known.
+    tokens lies, as `nodes.locate` returns it, or UNKNOWN. longest: [rows, tries] no longer suffix is known.
     matches, lengths: [rows, tries] place and length of the match (a context longer than a branch), or 0. seen:
     [tries]. path: [orders + 1]. asked, weights, shares: [tries * (orders + 1)].
     """

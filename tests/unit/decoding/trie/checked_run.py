@@ -20,7 +20,9 @@ from pipeline.decoding.trie import (
     growth,
     kernels,
     layout,
+    learning,
     memory,
+    nodes,
     retrieval,
     snapshot,
     structure,
@@ -82,7 +84,7 @@ checked: dict[str, Any] = {
     "prefetch": prefetch,
     "int64": int,
 }
-for module in (estimate, growth, kernels, layout, memory, workspace):
+for module in (estimate, growth, kernels, layout, learning, memory, nodes, workspace):
     for name in checked.keys() & vars(module).keys():
         setattr(module, name, checked[name])
 
