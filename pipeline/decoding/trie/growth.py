@@ -14,7 +14,7 @@ from pipeline.decoding.trie.workspace import MAX_CANDIDATES, workspace_from
 # Paths less likely than this are not worth a node.
 LEAST_PROBABILITY = np.float32(2e-4)
 # A path is gone on with only if it is so many times as likely as the least likely node that there is room for.
-WORTH_OPENING = np.float32(2.0)
+WORTH_OPENING = np.float32(4.0)
 
 
 @njit(cache=True)
