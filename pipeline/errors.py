@@ -8,7 +8,10 @@ class UserError(Exception):
 
 
 class ConfigError(UserError):
-    """A model, a profile or an override is wrong. Holds all faults found, one line each."""
+    """A model, a profile or an override is wrong. Holds all faults found, one line each. faults: the setting and the
+    text of each, where it is known."""
+
+    faults: tuple[tuple[str, str], ...] = ()
 
 
 class CheckpointError(UserError):

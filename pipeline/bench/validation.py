@@ -61,8 +61,8 @@ class StageResult:
 @dataclass(frozen=True, slots=True)
 class ValidationPlan:
     """What is validated. other_profile: for the switch. overrides: settings of both profiles beside backend and ports;
-    first_only: of the first. num_prompts, max_new_tokens: how much verify and bench generate; data: prompts of bench.
-    load_seconds: how long clients send at once."""
+    first_only: of the first, where overrides do not say otherwise. num_prompts, max_new_tokens: how much verify and
+    bench generate; data: prompts of bench. load_seconds: how long clients send at once."""
 
     model: str
     profile: str
@@ -79,7 +79,7 @@ class ValidationPlan:
 
     @property
     def settings(self) -> tuple[str, ...]:
-        return (f"backend={self.backend}", *FREE_PORTS, *self.overrides, *self.first_only)
+        return (f"backend={self.backend}", *FREE_PORTS, *self.first_only, *self.overrides)
 
 
 def stages_of(plan: ValidationPlan, out_dir: Path) -> tuple[Stage, ...]:

@@ -49,7 +49,7 @@ def report_markdown(report: dict[str, Any], bench: Path) -> str:
         "result": "passed" if report["passed"] else "FAILED",
         "model": f"{config['model']} ({config['profile']}, then {config['other_profile']})",
         "backend": config["backend"],
-        "settings": " ".join([*config["overrides"], *config["first_only"]]) or "-",
+        "settings": " ".join([*config["first_only"], *config["overrides"]]) or "-",
         "GPUs": "; ".join(devices) or "none",
         "machine": f"{env['cpu']}, {env['num_cpus']} CPUs, {env['memory_gb']} GB, {env['platform']}",
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),

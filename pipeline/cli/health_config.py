@@ -8,7 +8,7 @@ from pipeline.cli.finding import Finding
 from pipeline.cli.options import resolve
 from pipeline.config.places import places
 from pipeline.config.schema import ResolvedConfig
-from pipeline.errors import UserError
+from pipeline.errors import ConfigError, UserError
 
 
 def refusals(model: str, profile: str, overrides: Sequence[str]) -> Iterator[Finding]:
@@ -17,25 +17,13 @@ def refusals(model: str, profile: str, overrides: Sequence[str]) -> Iterator[Fin
     try:
         resolved = resolve(model, profile, overrides)
     except UserError as error:
-        yield Finding(subject, "fail", str(error), "Correct the settings named above.")
-        return
-    wrong = list(_wrong_settings(resolved))
-    yield from wrong
-    if wrong:
+        faults = error.faults if isinstance(error, ConfigError) else ()
+        for key, text in faults or ((subject, str(error)),):
+            yield Finding(key or subject, "fail", text, "Correct it in the YAML, or with --set.")
         return
     yield Finding(subject, "ok", f"settings hold for backend {resolved.backend}")
     yield _build(resolved)
     yield _serve(resolved)
-
-
-def _wrong_settings(resolved: ResolvedConfig) -> Iterator[Finding]:
-    if resolved.backend != "tensorrt_llm":
-        return
-    from pipeline.engine.tensorrt_llm.case import case_of
-    from pipeline.engine.tensorrt_llm.rules import problems_of
-
-    for problem in problems_of(case_of(resolved)):
-        yield Finding(problem.key, "fail", problem.text, f"Set {problem.key} in the YAML, or with --set.")
 
 
 def _build(resolved: ResolvedConfig) -> Finding:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipeline.cli import output
-from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, Json, Model, Profile, Set
+from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, Json, Model, Profile, Set, resolve
 from pipeline.errors import BuildError, UserError
 
 if TYPE_CHECKING:
     from pipeline.config.schema import Backend, ResolvedConfig
+    from pipeline.engine.tensorrt_llm.environment import Gpu
 
 
 def register(app: typer.Typer) -> None:
@@ -44,19 +45,23 @@ def validate_gpu(
     given = tuple(overrides or ())
     first_only: tuple[str, ...] = ()
     if chosen == "tensorrt_llm":
-        given = (*_of_this_gpu(), *given)
+        from pipeline.engine.tensorrt_llm.rules.speculation import UNTESTED_GPUS
+
+        gpu = _first_gpu()
+        memory = f"tensorrt_llm.gpu_memory_gib={gpu.memory_mib / 1024:.0f}"
+        given = (f"tensorrt_llm.compute_capability={gpu.compute_capability}", memory, *given)
         # Plain decoding, lookahead and trie on one server, so that they can be compared.
-        first_only = ("tensorrt_llm.speculation=both",)
+        modes = "both" if gpu.compute_capability < UNTESTED_GPUS else "trie"
+        first_only = (f"tensorrt_llm.speculation={modes}",)
     from pipeline.bench.validation import ValidationPlan, has_passed, private_places, run_stages, stages_of
     from pipeline.bench.validation_report import report_of, write_report
     from pipeline.bench.workload import DEFAULT_PROMPTS
     from pipeline.config.places import places
-    from pipeline.config.resolution import resolve_config
     from pipeline.serving.road import run_dir
     from pipeline.serving.server import find_server
 
-    resolved = resolve_config(model, profile, (f"backend={chosen}", *given, *first_only))
-    resolve_config(model, other_profile, (f"backend={chosen}", *given))
+    resolved = resolve(model, profile, (f"backend={chosen}", *first_only, *given))
+    resolve(model, other_profile, (f"backend={chosen}", *given))
     folder = (out or Path(f"validation-{time.strftime('%Y%m%d-%H%M%S')}")).resolve()
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} is not empty; name a new folder with --out.")
@@ -103,8 +108,8 @@ def _backend(name: str) -> Backend:
     raise UserError(f"There is no backend {name!r}; --backend takes tensorrt_llm or torch.")
 
 
-def _of_this_gpu() -> tuple[str, ...]:
-    """Settings for the GPU that is here. Raises BuildError where there is none, or nothing to build with."""
+def _first_gpu() -> Gpu:
+    """The GPU that is here. Raises BuildError where there is none, or nothing to build with."""
     from pipeline.engine.tensorrt_llm.environment import gpus, where_to_run
 
     found = gpus()
@@ -118,10 +123,7 @@ def _of_this_gpu() -> tuple[str, ...]:
             "Neither TensorRT-LLM nor docker was found; work in NVIDIA's container, or install docker with the NVIDIA "
             "container toolkit (docs/how-to/validate-on-gpu.md)."
         )
-    return (
-        f"tensorrt_llm.compute_capability={found[0].compute_capability}",
-        f"tensorrt_llm.gpu_memory_gib={found[0].memory_mib / 1024:.0f}",
-    )
+    return found[0]
 
 
 def _strategies(resolved: ResolvedConfig) -> tuple[str, ...]:

@@ -34,10 +34,12 @@ class Fault:
 
 def raise_faults(faults: Sequence[Fault]) -> None:
     """ConfigError that lists all faults, if there are any."""
-    if len(faults) == 1:
-        raise ConfigError(str(faults[0]))
-    if faults:
-        raise ConfigError(f"{len(faults)} faults in the configuration:\n" + "\n".join(f"  {fault}" for fault in faults))
+    if not faults:
+        return
+    lines = "\n".join(f"  {fault}" for fault in faults)
+    error = ConfigError(str(faults[0]) if len(faults) == 1 else f"{len(faults)} faults in the configuration:\n{lines}")
+    error.faults = tuple((dotted(fault.key), f"{fault.where}: {fault.text}") for fault in faults)
+    raise error
 
 
 def dotted(path: KeyPath) -> str:

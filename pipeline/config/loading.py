@@ -6,7 +6,7 @@ reported together.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ import yaml
 from pipeline.config.faults import Fault, KeyPath, did_you_mean
 from pipeline.config.places import Places
 from pipeline.errors import ConfigError
+
+LOOKAHEAD_SIZES = ("max_window_size", "max_ngram_size", "max_verification_set_size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,9 @@ def read_draft(path: Path) -> Draft:
             faults += base.faults
             if "base" in base.data:
                 faults.append(Fault(base.origins[("base",)], ("base",), "a base has no base of its own."))
+            written = set(origins)
             data, origins = _merge(base, Draft(data, origins))
+            _restate_origins(data, written, "unstated")
             data.pop("base", None)
     if data.setdefault("name", path.stem) != path.stem:
         faults.append(
@@ -99,6 +103,7 @@ def with_overrides(draft: Draft, overrides: Sequence[tuple[str, Any]]) -> Draft:
             faults.append(
                 Fault(where, path, "cannot be reached: a part of the key is no mapping and no list with that entry.")
             )
+    _restate_origins(data, {tuple(key.split(".")) for key, _ in overrides}, "set on the command line")
     return Draft(data, origins, tuple(faults))
 
 
@@ -198,6 +203,16 @@ def _merge(base: Draft, over: Draft) -> tuple[dict[str, Any], dict[KeyPath, str]
         return merged
 
     return merge(base.data, over.data, ()), origins
+
+
+def _restate_origins(data: Mapping[str, Any], written: Set[KeyPath], origin: str) -> None:
+    """Where W, N or G of a model were written anew and nothing was said of where they come from, what was said of the
+    values before does not hold."""
+    lookahead = data.get("lookahead")
+    for name, sizes in lookahead.items() if isinstance(lookahead, dict) else ():
+        new = {key for key in LOOKAHEAD_SIZES if ("lookahead", name, key) in written}
+        if isinstance(sizes, dict) and new and ("lookahead", name, "origin") not in written:
+            sizes["origin"] = origin
 
 
 def _put(data: Any, path: KeyPath, value: Any) -> bool:

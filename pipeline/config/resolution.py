@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -55,8 +55,10 @@ def resolve_config(
     *,
     where: Places | None = None,
     hardware: Hardware | None = None,
+    backend_rules: Callable[[ResolvedConfig], Iterable[Conflict]] = lambda resolved: (),
 ) -> ResolvedConfig:
-    """Read, override, check and settle. Raises ConfigError with all faults of both files and of their combination."""
+    """Read, override, check and settle. backend_rules: what the backend has against settings that are settled; they
+    may hold other faults. Raises ConfigError with all faults of both files and of their combination."""
     where = where or places()
     model_overrides, profile_overrides, faults = parse_overrides(overrides)
     model_draft = with_overrides(_model_draft(find_model(model, where)), model_overrides)
@@ -67,6 +69,7 @@ def resolve_config(
     faults += [*checked_model.faults, *checked_profile.faults]
     settled_profile = checked_profile.value
     conflicts: list[Conflict] = []
+    settled: ResolvedConfig | None = None
     if isinstance(settled_profile, ProfileConfig):
         hardware = hardware or detect_hardware()
         backend = _settle_backend(settled_profile, hardware)
@@ -79,23 +82,15 @@ def resolve_config(
         settled_profile = settled_profile.model_copy(update={"device": device})
         if isinstance(checked_model.value, ModelConfig):
             conflicts += conflicts_of_pair(checked_model.value, settled_profile, names_in(where.profiles))
+            settled = _settled(checked_model.value, settled_profile, backend, device)
+            conflicts += backend_rules(settled)
     bad = {("model", *key) for key in checked_model.bad} | checked_profile.bad
     faults += [
         _fault_of(conflict, model_draft, profile_draft) for conflict in conflicts if not _rests_on(conflict, bad)
     ]
     raise_faults(faults)
-
-    assert isinstance(settled_profile, ProfileConfig), "no faults, so the profile is valid"
-    assert isinstance(checked_model.value, ModelConfig), "no faults, so the model is valid"
-    settled_model = _with_absolute_paths(checked_model.value)
-    return ResolvedConfig(
-        model=settled_model,
-        profile=settled_profile,
-        backend=backend,
-        device=device,
-        dtype=settled_model.dtype if device == "cpu" else settled_model.gpu_dtype,
-        lookahead=lookahead_for(settled_model, settled_profile.name),
-    )
+    assert settled is not None, "no faults, so both files are valid"
+    return settled
 
 
 def load_model(name: str, where: Places | None = None) -> ModelConfig:
@@ -153,6 +148,18 @@ def _validate(draft: Draft, schema: type[Frozen], prefix: KeyPath) -> _Validated
 def _parse(data: dict[str, object], schema: type[_Schema]) -> _Schema:
     # JSON mode, because strict Python mode would refuse the lists and integers that YAML gives for tuples and floats.
     return schema.model_validate_json(json.dumps(data, default=str), strict=True)
+
+
+def _settled(model: ModelConfig, profile: ProfileConfig, backend: Backend, device: Device) -> ResolvedConfig:
+    model = _with_absolute_paths(model)
+    return ResolvedConfig(
+        model=model,
+        profile=profile,
+        backend=backend,
+        device=device,
+        dtype=model.dtype if device == "cpu" else model.gpu_dtype,
+        lookahead=lookahead_for(model, profile.name),
+    )
 
 
 def _settle_backend(profile: ProfileConfig, hardware: Hardware) -> Backend:

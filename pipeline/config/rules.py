@@ -36,6 +36,38 @@ def uses_window(profile: ProfileConfig) -> bool:
 
 def conflicts_of_profile(profile: ProfileConfig) -> Iterator[Conflict]:
     """What is wrong with a profile whatever the model."""
+    # TensorRT-LLM's engines have sizes of drafts of their own, and rules for them.
+    if profile.backend != "tensorrt_llm":
+        yield from _conflicts_of_sizes(profile)
+    yield from _conflicts_of_sources(profile)
+    yield from _conflicts_of_ports(profile)
+    yield from _conflicts_of_backend(profile)
+
+
+def conflicts_of_pair(model: ModelConfig, profile: ProfileConfig, known_profiles: list[str]) -> Iterator[Conflict]:
+    """What is wrong with a model under this profile."""
+    engine = profile.engine
+    if engine.max_seq_len > model.max_position_embeddings:
+        yield Conflict(
+            "engine.max_seq_len",
+            ("engine.max_seq_len", "model.max_position_embeddings"),
+            f"found {engine.max_seq_len}; {model.name} was made for at most {model.max_position_embeddings} positions. "
+            "Lower it to that, or take a model for longer texts.",
+        )
+    for name in model.lookahead:
+        if name not in ("default", profile.name, *known_profiles):
+            yield Conflict(
+                f"model.lookahead.{name}",
+                (f"model.lookahead.{name}",),
+                f"names no profile. Known: default, {', '.join(known_profiles)}.",
+            )
+    if profile.backend == "torch":
+        yield from _conflicts_of_ranks(model, profile)
+        if uses_window(profile):
+            yield from _conflicts_of_window(model, profile)
+
+
+def _conflicts_of_sizes(profile: ProfileConfig) -> Iterator[Conflict]:
     engine, drafting = profile.engine, profile.drafting
     if drafting.max_draft_tokens > engine.max_draft_tokens:
         yield Conflict(
@@ -57,14 +89,15 @@ def conflicts_of_profile(profile: ProfileConfig) -> Iterator[Conflict]:
         yield Conflict(
             "engine.prefill_chunk",
             ("engine.prefill_chunk", "engine.max_num_tokens"),
-            f"found {engine.prefill_chunk}; a pass holds at most engine.max_num_tokens = {engine.max_num_tokens}.",
+            f"found {engine.prefill_chunk}; a pass holds at most engine.max_num_tokens = {engine.max_num_tokens}. "
+            "Lower the first or raise the second.",
         )
     if engine.max_draft_tokens >= engine.max_seq_len:
         yield Conflict(
             "engine.max_draft_tokens",
             ("engine.max_draft_tokens", "engine.max_seq_len"),
             f"found {engine.max_draft_tokens}; drafts count towards engine.max_seq_len = {engine.max_seq_len} "
-            "and leave no room.",
+            "and leave no room. Lower the first or raise the second.",
         )
     if engine.max_draft_tokens == 0 and drafting.strategy != "none":
         yield Conflict(
@@ -73,31 +106,6 @@ def conflicts_of_profile(profile: ProfileConfig) -> Iterator[Conflict]:
             f"found '{drafting.strategy}'; an engine with engine.max_draft_tokens = 0 has no drafts, "
             "so it should be 'none'.",
         )
-    yield from _conflicts_of_sources(profile)
-    yield from _conflicts_of_ports(profile)
-    yield from _conflicts_of_backend(profile)
-
-
-def conflicts_of_pair(model: ModelConfig, profile: ProfileConfig, known_profiles: list[str]) -> Iterator[Conflict]:
-    """What is wrong with a model under this profile."""
-    engine = profile.engine
-    if engine.max_seq_len > model.max_position_embeddings:
-        yield Conflict(
-            "engine.max_seq_len",
-            ("engine.max_seq_len", "model.max_position_embeddings"),
-            f"found {engine.max_seq_len}; {model.name} was made for at most {model.max_position_embeddings} positions.",
-        )
-    for name in model.lookahead:
-        if name not in ("default", profile.name, *known_profiles):
-            yield Conflict(
-                f"model.lookahead.{name}",
-                (f"model.lookahead.{name}",),
-                f"names no profile. Known: default, {', '.join(known_profiles)}.",
-            )
-    if profile.backend == "torch":
-        yield from _conflicts_of_ranks(model, profile)
-        if uses_window(profile):
-            yield from _conflicts_of_window(model, profile)
 
 
 def _conflicts_of_ranks(model: ModelConfig, profile: ProfileConfig) -> Iterator[Conflict]:
@@ -142,7 +150,8 @@ def _conflicts_of_window(model: ModelConfig, profile: ProfileConfig) -> Iterator
             "engine.max_num_tokens",
             ("engine.max_num_tokens", "engine.max_batch_size", origin),
             f"found {engine.max_num_tokens}; a full batch of lookahead windows (W = {w}, N = {n}, G = {g}) needs "
-            f"{engine.max_batch_size} x {lookahead.max_draft_len + 1} = {per_batch}.",
+            f"{engine.max_batch_size} x {lookahead.max_draft_len + 1} = {per_batch}. "
+            f"Raise it, or lower engine.max_batch_size or {origin}.",
         )
 
 

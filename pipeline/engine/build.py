@@ -49,6 +49,9 @@ def build_engine(
     builder.check(resolved)
     folder = artifact_dir(places, resolved.model.name, resolved.profile.name)
     with build_lock(places, resolved.model.name, note):
+        if force or not _artefacts(folder):
+            # Something will be built: whoever lacks a GPU or the memory is told before a long download.
+            builder.require_resources(resolved, folder)
         if force:
             return _build(resolved, builder, folder, _fetch(resolved, places, note), places, note)
         present = _usable(folder, places, note)
@@ -113,7 +116,7 @@ def _usable(folder: Path, places: Places, note: Note) -> Artifact | None:
 
 def _sibling_with_weights(folder: Path, fingerprint: Fingerprint, places: Places) -> Artifact | None:
     """An artefact of the same model, this profile's old one included, whose engine files would come out the same."""
-    for other in sorted(path.parent for path in folder.parent.glob(f"*/{MANIFEST}")):
+    for other in _artefacts(folder):
         try:
             artifact = load_artifact(other, places.cache)
         except BuildError:
@@ -121,3 +124,8 @@ def _sibling_with_weights(folder: Path, fingerprint: Fingerprint, places: Places
         if artifact.manifest.fingerprint.weights_digest == fingerprint.weights_digest:
             return artifact
     return None
+
+
+def _artefacts(folder: Path) -> list[Path]:
+    """Folders of all artefacts of the same model."""
+    return sorted(path.parent for path in folder.parent.glob(f"*/{MANIFEST}"))

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 from pipeline.checkpoint.checkpoint import Checkpoint
+from pipeline.config.rules import Conflict
 from pipeline.config.schema import Backend, ResolvedConfig
 from pipeline.engine.fingerprint import Fingerprint
 from pipeline.errors import BuildError
@@ -44,3 +45,12 @@ def builder_for(backend: Backend) -> EngineBuilder:
     if importlib.util.find_spec(_MODULES[backend]) is None:
         raise BuildError(f"This version does not build {backend} engines yet. Use --set backend=torch.")
     return cast(EngineBuilder, importlib.import_module(_MODULES[backend]))
+
+
+def conflicts_with_backend(resolved: ResolvedConfig) -> Iterable[Conflict]:
+    """What the backend has against the settings of a config, for `resolve_config`."""
+    if resolved.backend != "tensorrt_llm":
+        return ()
+    from pipeline.engine.tensorrt_llm.rules import conflicts_of
+
+    return conflicts_of(resolved)

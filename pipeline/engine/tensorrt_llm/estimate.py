@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pipeline.config.schema import ModelShape
 from pipeline.engine.tensorrt_llm.case import Case
 from pipeline.engine.tensorrt_llm.conversion import method_of
+from pipeline.engine.tensorrt_llm.speculation import Mode
 
 _BYTES_OF_DTYPE = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0}
 # Per weight, scales of groups and channels included; embeddings stay in the model's dtype.
@@ -86,6 +87,19 @@ def kv_tokens(case: Case, shape: ModelShape) -> int:
     free = case.trt.gpu_memory_gib * (1 << 30) - need.weight_bytes - need.activation_bytes - _CONTEXT_BYTES
     tokens = int(free * case.trt.kv_cache_free_gpu_mem_fraction) // need.kv_bytes_per_token
     return max(0, tokens // case.trt.tokens_per_block * case.trt.tokens_per_block)
+
+
+def kv_share(case: Case, mode: Mode) -> float:
+    """What one engine gets of the KV cache's memory."""
+    if len(case.modes) == 1:
+        return 1.0
+    return case.trt.lookahead_kv_share if mode == "lookahead" else 1.0 - case.trt.lookahead_kv_share
+
+
+def kv_tokens_of(case: Case, shape: ModelShape, mode: Mode) -> int:
+    """Tokens that one engine's share of the KV cache holds, in whole blocks."""
+    block = case.trt.tokens_per_block
+    return max(block, int(kv_tokens(case, shape) * kv_share(case, mode)) // block * block)
 
 
 def estimate_of(case: Case, shape: ModelShape) -> Estimate:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipeline.engine.tensorrt_llm.case import Case
-from pipeline.engine.tensorrt_llm.estimate import kv_tokens
+from pipeline.engine.tensorrt_llm.estimate import kv_share, kv_tokens_of
 from pipeline.engine.tensorrt_llm.speculation import Mode, RuntimeLimits, Triple, triple_of
 
 # The first engine of a config has TensorRT-LLM's own name, which stock clients and the ensemble call.
@@ -16,8 +16,9 @@ LOOKAHEAD_MODEL = "tensorrt_llm_lookahead"
 @dataclass(frozen=True, slots=True)
 class Instance:
     """lookahead: W, N and G, equal to those that max_draft_len was computed from; None for other modes. decoding_mode:
-    None where the backend takes it from the engine. kv_fraction: share of free GPU memory. kv_tokens: limit of the KV
-    cache, where two engines share a GPU."""
+    None where the backend takes it from the engine. kv_fraction: share of the GPU memory that is free when the
+    model loads; of two, the second finds what the first has left. kv_tokens: limit of the KV cache where two engines
+    share a GPU."""
 
     triton_model: str
     mode: Mode
@@ -49,21 +50,6 @@ def instance_of(case: Case, index: int) -> Instance:
         longest_prompt=limits.longest_prompt,
         usable_seq_len=limits.usable_seq_len,
         kv_cache_reuse=case.kv_cache_reuse(mode),
-        kv_fraction=round(case.trt.kv_cache_free_gpu_mem_fraction * _share(case, mode), 4),
-        kv_tokens=_kv_tokens(case, mode),
+        kv_fraction=round(case.trt.kv_cache_free_gpu_mem_fraction * kv_share(case, mode), 4),
+        kv_tokens=None if len(case.modes) == 1 or case.shape is None else kv_tokens_of(case, case.shape, mode),
     )
-
-
-def _share(case: Case, mode: Mode) -> float:
-    if len(case.modes) == 1:
-        return 1.0
-    return case.trt.lookahead_kv_share if mode == "lookahead" else 1.0 - case.trt.lookahead_kv_share
-
-
-def _kv_tokens(case: Case, mode: Mode) -> int | None:
-    """The fraction counts what is free when a model loads, so the first of two engines would take more than its share:
-    this limit holds in either order."""
-    if len(case.modes) == 1 or case.shape is None:
-        return None
-    block = case.trt.tokens_per_block
-    return max(block, int(kv_tokens(case, case.shape) * _share(case, mode)) // block * block)

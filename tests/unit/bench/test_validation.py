@@ -179,9 +179,9 @@ def test_without_a_gpu_it_is_refused_in_one_sentence(tmp_path, monkeypatch, caps
     assert not list(tmp_path.glob("validation*"))
 
 
-def test_on_a_gpu_machine_both_profiles_hold_and_all_strategies_are_compared(tmp_path, monkeypatch):
-    """Up to the stages themselves, which are not run."""
-    programs, _ = fake_machine(tmp_path / "machine", docker=True)
+def planned(tmp_path: Path, monkeypatch: Any, *arguments: str, **machine: Any) -> ValidationPlan:
+    """What a GPU machine would run, up to the stages themselves."""
+    programs, _ = fake_machine(tmp_path / "machine", docker=True, **machine)
     monkeypatch.setenv("PATH", str(programs))
     monkeypatch.setattr(validation, "run_stages", lambda *arguments: [])
     seen: list[ValidationPlan] = []
@@ -189,12 +189,26 @@ def test_on_a_gpu_machine_both_profiles_hold_and_all_strategies_are_compared(tmp
     out = tmp_path / "out"
     out.mkdir()
     with pytest.raises(SystemExit) as caught:
-        cli.main(("validate-gpu", "--out", str(out)))
+        cli.main(("validate-gpu", "--out", str(out), *arguments))
     assert not caught.value.code
-
     (plan,) = seen
+    check(resolve_config(plan.model, plan.profile, plan.settings))
+    check(resolve_config(plan.model, plan.other_profile, ("backend=tensorrt_llm", *plan.overrides)))
+    return plan
+
+
+def test_on_a_gpu_machine_both_profiles_hold_and_all_strategies_are_compared(tmp_path, monkeypatch):
+    plan = planned(tmp_path, monkeypatch)
     assert plan.model == "smollm2-135m"
     assert plan.overrides == ("tensorrt_llm.compute_capability=90", "tensorrt_llm.gpu_memory_gib=80")
     assert plan.strategies == ("none", "lookahead", "trie")
-    check(resolve_config(plan.model, plan.profile, plan.settings))
-    check(resolve_config(plan.model, plan.other_profile, ("backend=tensorrt_llm", *plan.overrides)))
+
+
+def test_where_lookahead_is_untested_external_drafts_are_validated(tmp_path, monkeypatch):
+    plan = planned(tmp_path, monkeypatch, gpu="NVIDIA B200, 10.0, 183359, 580.95.05")
+    assert plan.strategies == ("none", "trie")
+
+
+def test_what_the_user_sets_is_what_is_validated(tmp_path, monkeypatch):
+    plan = planned(tmp_path, monkeypatch, "--set", "tensorrt_llm.speculation=lookahead")
+    assert plan.strategies == ("none", "lookahead")

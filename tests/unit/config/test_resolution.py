@@ -17,6 +17,7 @@ from pipeline.config.places import Places, places
 from pipeline.config.resolution import dump_resolved, load_model, load_profile, load_resolved, resolve_config
 from pipeline.config.rules import LOOKAHEAD_OFF
 from pipeline.config.schema import LookaheadConfig
+from pipeline.engine.builder import conflicts_with_backend
 from pipeline.errors import ConfigError
 
 SHIPPED = places({})
@@ -355,3 +356,48 @@ def test_whatever_is_overridden_it_resolves_or_every_fault_is_told(overrides: li
     else:
         told = "nothing wrong"
     assert told.strip()
+
+
+def test_sizes_that_are_written_anew_lose_what_was_said_of_the_old_ones(tmp_path: Path) -> None:
+    one = "model.lookahead.latency.max_window_size=3"
+    resolved = resolve_config("llama2-13b", "latency", (one,), where=SHIPPED, hardware=H100)
+    assert resolved.lookahead.origin == "set on the command line"
+    both = (one, "model.lookahead.latency.origin=measured here")
+    assert (
+        resolve_config("llama2-13b", "latency", both, where=SHIPPED, hardware=H100).lookahead.origin == "measured here"
+    )
+
+    (tmp_path / "base").symlink_to(SHIPPED.models / "base")
+    mine = tmp_path / "mine.yaml"
+    text = (SHIPPED.models / "llama2-7b.yaml").read_text(encoding="utf-8")
+    mine.write_text(text + "\nlookahead: {latency: {max_window_size: 3}}\n", encoding="utf-8")
+    resolved = resolve_config(str(mine), "latency", where=SHIPPED, hardware=H100)
+    assert (resolved.lookahead.max_window_size, resolved.lookahead.origin) == (3, "unstated")
+    assert resolve_config("llama2-7b", "latency", where=SHIPPED, hardware=H100).lookahead.origin.startswith("arXiv")
+
+
+def test_the_torch_engines_sizes_are_not_asked_of_tensorrt_llm() -> None:
+    overrides = ("engine.max_batch_size=256", "engine.max_num_tokens=8192", "engine.prefill_chunk=9000")
+    with pytest.raises(ConfigError, match="3 faults"):
+        resolve_config("llama2-13b", "latency", ("backend=torch", "device=cpu", *overrides), where=SHIPPED)
+    assert resolve_config("llama2-13b", "latency", ("backend=tensorrt_llm", *overrides), where=SHIPPED)
+
+
+def test_faults_of_the_backend_come_with_those_of_the_files() -> None:
+    overrides = [
+        "backend=tensorrt_llm",
+        "tensorrt_llm.speculation=trie",
+        "tensorrt_llm.kv_cache_dtype=int8",
+        "tensorrt_llm.tokens_per_block=20",
+        "engine.prefillchunk=3",
+    ]
+    with pytest.raises(ConfigError) as caught:
+        resolve_config("llama2-13b", "latency", overrides, where=SHIPPED, backend_rules=conflicts_with_backend)
+    text = str(caught.value)
+    assert text.startswith("3 faults in the configuration:")
+    assert "--set: tensorrt_llm.speculation: found 'trie', which needs paged context attention" in text
+    assert [key for key, _ in caught.value.faults] == [
+        "engine.prefillchunk",
+        "tensorrt_llm.tokens_per_block",
+        "tensorrt_llm.speculation",
+    ]

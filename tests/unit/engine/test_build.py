@@ -253,3 +253,19 @@ def test_clean_finds_engines_and_leftovers_only(built: Path, where: Places) -> N
         removable(where, "other", cache=False)
     remove(removable(where, "tiny-random-llama", cache=False))
     assert {path.name for path in built.parent.iterdir()} == {"notes"}
+
+
+def test_what_the_machine_lacks_is_told_before_a_download(where: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(resolved: ResolvedConfig, folder: Path) -> None:
+        raise BuildError("too little memory")
+
+    monkeypatch.setattr(torch_build, "require_resources", refuse)
+    notes: list[str] = []
+    with pytest.raises(BuildError, match="too little memory"):
+        build_engine(tiny(), where, note=notes.append)
+    assert not [note for note in notes if note.startswith("checkpoint")]
+
+
+def test_what_is_built_needs_no_room(built: Path, where: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_build, "require_resources", lambda resolved, folder: pytest.fail("nothing is built"))
+    assert build_engine(tiny(), where).outcome == "reused"

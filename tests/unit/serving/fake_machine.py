@@ -45,7 +45,7 @@ while all(process.poll() is None for process in running):
 
 NVIDIA_SMI = """
 for gpu in range({num_gpus}):
-    print("NVIDIA H100 80GB HBM3, 9.0, 81559, 580.95.05")
+    print({gpu!r})
 """
 
 # `docker run` runs what stands behind the image's name; the image exists once it was built.
@@ -88,6 +88,7 @@ def fake_machine(
     tensorrt_llm: bool = True,
     mpirun: bool = True,
     num_gpus: int = 2,
+    gpu: str = "NVIDIA H100 80GB HBM3, 9.0, 81559, 580.95.05",
     docker: bool = False,
     build_fails: bool = False,
 ) -> tuple[Path, Path]:
@@ -103,7 +104,7 @@ def fake_machine(
     if mpirun:
         write_program(programs / "mpirun", MPIRUN.format(record=str(record)))
     if num_gpus:
-        write_program(programs / "nvidia-smi", NVIDIA_SMI.format(num_gpus=num_gpus))
+        write_program(programs / "nvidia-smi", NVIDIA_SMI.format(num_gpus=num_gpus, gpu=gpu))
     if docker:
         text = DOCKER.format(record=str(record), server=str(server), build_fails=build_fails)
         write_program(programs / "docker", text)

@@ -4,6 +4,7 @@ downloaded or built, and all findings are told at once."""
 from __future__ import annotations
 
 from pipeline.config.faults import Fault, raise_faults
+from pipeline.config.rules import Conflict
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.tensorrt_llm.case import Case, case_of
 from pipeline.engine.tensorrt_llm.rules import device, flags, model, plugins, serving, sizes, speculation
@@ -23,6 +24,11 @@ RULES: tuple[Rule, ...] = (
 def problems_of(case: Case) -> list[Problem]:
     """Everything that is wrong, each thing once."""
     return list(dict.fromkeys(problem for rule in RULES for problem in rule(case)))
+
+
+def conflicts_of(resolved: ResolvedConfig) -> list[Conflict]:
+    """Everything that is wrong, as `resolve_config` wants it."""
+    return [Conflict(key, (key,), text) for key, text in problems_of(case_of(resolved))]
 
 
 def check(resolved: ResolvedConfig) -> Case:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from pipeline.engine.tensorrt_llm import facts
 from pipeline.engine.tensorrt_llm.case import Case
-from pipeline.engine.tensorrt_llm.estimate import gpu_need
-from pipeline.engine.tensorrt_llm.rules.problem import Problem, Rule
+from pipeline.engine.tensorrt_llm.estimate import gpu_need, kv_share, kv_tokens_of
+from pipeline.engine.tensorrt_llm.rules.problem import Problem, Rule, parameter
 
 _GIB = 1 << 30
 _KEY = "tensorrt_llm.compute_capability"
@@ -101,10 +101,39 @@ def engines_fit_into_the_gpu(case: Case) -> Iterator[Problem]:
         )
 
 
+def caches_hold_a_sequence(case: Case) -> Iterator[Problem]:
+    """An engine can never serve a sequence that is longer than its KV cache."""
+    if case.shape is None or any(engines_fit_into_the_gpu(case)):
+        return
+    longest = case.engine.max_seq_len
+    limit = case.parameter("max_tokens_in_paged_kv_cache")
+    if isinstance(limit, int) and limit < longest:
+        yield Problem(
+            parameter("max_tokens_in_paged_kv_cache"),
+            f"found {limit}; a KV cache must hold one sequence of engine.max_seq_len = {longest} tokens. Raise it, or "
+            "leave it out.",
+        )
+    for mode in case.modes:
+        held = kv_tokens_of(case, case.shape, mode)
+        if held >= longest:
+            continue
+        fraction, share = case.trt.kv_cache_free_gpu_mem_fraction, kv_share(case, mode)
+        key, found = "tensorrt_llm.kv_cache_free_gpu_mem_fraction", f"{fraction:g}"
+        if len(case.modes) > 1:
+            key, found = "tensorrt_llm.lookahead_kv_share", f"{case.trt.lookahead_kv_share:g}"
+        yield Problem(
+            key,
+            f"found {found}; the '{mode}' engine's KV cache gets {fraction * share:.3g} of the memory that is left, "
+            f"about {held} tokens, and one sequence has up to engine.max_seq_len = {longest}. Give it more, lower "
+            "engine.max_seq_len, or state a larger tensorrt_llm.gpu_memory_gib.",
+        )
+
+
 RULES: tuple[Rule, ...] = (
     gpu_is_supported,
     gpu_has_the_number_formats,
     blackwell_has_no_integer_formats,
     container_is_known,
     engines_fit_into_the_gpu,
+    caches_hold_a_sequence,
 )

@@ -12,6 +12,8 @@ from pipeline.engine.tensorrt_llm.speculation import illegal, triple_of
 _MAX_QUERIES_PER_KV = 32
 _MAX_HEAD_SIZE = 256
 _TESTED_QUANTIZATIONS = ("none", "fp8")
+# NVIDIA's lookahead tests are skipped on GPUs from this compute capability on.
+UNTESTED_GPUS = 100
 _OPT_IN = "Set tensorrt_llm.allow_unvalidated to true to try it"
 
 
@@ -155,8 +157,8 @@ def lookahead_on_tested_numbers(case: Case) -> Iterator[Problem]:
 
 
 def lookahead_on_tested_gpus(case: Case) -> Iterator[Problem]:
-    """NVIDIA's lookahead tests are skipped on GPUs after Hopper."""
-    if "lookahead" in case.modes and case.trt.compute_capability >= 100 and not case.trt.allow_unvalidated:
+    """See UNTESTED_GPUS."""
+    if "lookahead" in case.modes and case.trt.compute_capability >= UNTESTED_GPUS and not case.trt.allow_unvalidated:
         yield Problem(
             "tensorrt_llm.compute_capability",
             f"found {case.trt.compute_capability}; lookahead decoding is not tested on GPUs after Hopper (90). Use "

@@ -234,6 +234,13 @@ WRONG = [
         "tensorrt_llm.parameters.max_tokens_in_paged_kv_cache",
         "lookahead_kv_share",
     ),
+    (".kv_cache_free_gpu_mem_fraction=0.01", "tensorrt_llm.kv_cache_free_gpu_mem_fraction", "about 704 tokens"),
+    (".speculation=both .lookahead_kv_share=0.05", "tensorrt_llm.lookahead_kv_share", "the 'lookahead' engine"),
+    (
+        ".parameters.max_tokens_in_paged_kv_cache=10",
+        "tensorrt_llm.parameters.max_tokens_in_paged_kv_cache",
+        "engine.max_seq_len = 4096",
+    ),
 ]
 
 
