@@ -14,16 +14,23 @@ from tensorrt_llm._torch.speculative.drafter import Drafter
 
 from pipeline.llmapi.drafts import ChainDrafts, room_for_drafts
 
+# What releases call the length of a chain, as an argument of the base class and as its attribute.
+_LENGTHS = ("max_draft_len", "max_draft_tokens", "max_total_draft_tokens")
+
 
 class TrieDrafter(Drafter):  # type: ignore[misc]  # TensorRT-LLM has no types here
     """Writes `py_draft_tokens` of every running request."""
 
+    # Chains are padded to one length after they were drafted, and rejected padding is taken back from the KV cache as
+    # drafts are: newer releases make room for it there only if the drafter says so.
+    _needs_padding_kv_extension = True
+
     def __init__(self, drafts: ChainDrafts) -> None:
-        max_draft_len = drafts.settings.max_draft_len
-        wanted = {"max_draft_len": max_draft_len, "max_total_draft_tokens": max_draft_len}
-        # Older releases take fewer arguments.
+        longest = drafts.settings.max_draft_len
         taken = inspect.signature(Drafter.__init__).parameters
-        super().__init__(**{name: value for name, value in wanted.items() if name in taken})
+        super().__init__(**{name: longest for name in _LENGTHS if name in taken})
+        for name in _LENGTHS:  # padding reads one of them, also where the constructor takes none
+            setattr(self, name, longest)
         self.drafts = drafts
 
     def prepare_draft_tokens(self, scheduled_requests: Any, resource_manager: Any = None) -> None:

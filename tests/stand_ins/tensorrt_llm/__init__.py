@@ -125,14 +125,7 @@ class LLM:
         return Running(self, Request(next(self._ids), tokens, sampling_params.max_tokens), streaming)
 
     def step(self, request: Request) -> None:
-        request.py_draft_tokens = []
-        if self.drafter is not None:
-            assert self.arguments["disable_overlap_scheduler"]
-            self.drafter.prepare_draft_tokens(ScheduledRequests([request]), None)
-        drafts = request.py_draft_tokens
-        assert all(type(token) is int for token in drafts)
-        assert len(drafts) <= max(0, request.num_left - 1)
-        assert not drafts or len(drafts) <= self.speculative_config.max_draft_len
+        drafts = self.draft(request)
         self.num_steps += 1
         self.num_drafted += len(drafts)
         for draft in drafts:
@@ -141,6 +134,21 @@ class LLM:
             request.tokens.append(draft)
             self.num_accepted += 1
         request.tokens.append(next_token(request.tokens))
+
+    def draft(self, request: Request) -> list[int]:
+        """Asks the drafter, and pads the chain to the one length that the model takes; padding is never accepted."""
+        if self.drafter is None:
+            return []
+        assert self.arguments["disable_overlap_scheduler"]
+        batch, longest = ScheduledRequests([request]), self.speculative_config.max_draft_len
+        self.drafter.prepare_draft_tokens(batch, None)
+        drafts = list(request.py_draft_tokens)
+        assert all(type(token) is int for token in drafts)
+        assert len(drafts) <= min(longest, max(0, request.num_left - 1))
+        self.drafter.pad_draft_tokens_for_cuda_graph(batch)
+        assert request.py_draft_tokens == drafts + [0] * (longest - len(drafts))
+        assert self.drafter._needs_padding_kv_extension
+        return drafts
 
     def free(self, request: Request) -> None:
         if self.resources is not None:

@@ -108,13 +108,34 @@ def test_the_drafter_changes_no_text_and_saves_steps(tensorrt_llm):
     assert ours._llm.is_shut_down
 
 
-def test_a_base_class_of_fewer_arguments_is_fine(tensorrt_llm, monkeypatch):
+def takes_concurrency(self: Any, max_concurrency: int | None = None) -> None:
+    self.max_concurrency = max_concurrency
+
+
+def takes_a_schedule(self: Any, max_concurrency: int | None = None, draft_len_schedule: Any = None) -> None:
+    self.max_concurrency = max_concurrency
+
+
+def needs_tokens(self: Any, max_draft_tokens: int, max_concurrency: int | None = None) -> None:
+    self.max_draft_tokens = max_draft_tokens
+
+
+@pytest.mark.parametrize(
+    ("constructor", "padded_to"),
+    [
+        (takes_concurrency, "max_draft_len"),
+        (takes_a_schedule, "max_draft_tokens"),
+        (needs_tokens, "max_draft_tokens"),
+    ],
+)
+def test_base_classes_of_other_releases_are_fine(tensorrt_llm, monkeypatch, constructor, padded_to):
     from tensorrt_llm._torch.speculative import drafter
 
-    def older(self: Any, max_concurrency: int | None = None) -> None:
-        self.max_concurrency = max_concurrency
+    def padded(self: Any, scheduled_requests: Any) -> None:
+        drafter.pad(scheduled_requests, getattr(self, padded_to))
 
-    monkeypatch.setattr(drafter.Drafter, "__init__", older)
+    monkeypatch.setattr(drafter.Drafter, "__init__", constructor)
+    monkeypatch.setattr(drafter.Drafter, "pad_draft_tokens_for_cuda_graph", padded)
     service = service_of(tensorrt_llm, "trie")
     assert len(ask(service).text) == 40
     service.close()
