@@ -1,4 +1,4 @@
-"""From settings to the `speculative_config` of `LLM()`. NOT RUN with TensorRT-LLM, which is imported inside.
+"""From model.yaml and settings to the arguments of `LLM()`. NOT RUN with TensorRT-LLM, which is imported inside.
 
 What an installed release does not have is left to the NGram drafts of model.yaml, with a word in the log: text is the
 same with any drafts, only slower or faster.
@@ -13,6 +13,18 @@ from pipeline.llmapi.drafts import ChainDrafts
 from pipeline.llmapi.settings import DraftSettings, suffix_automaton_arguments
 
 logger = logging.getLogger(__name__)
+
+
+def llm_arguments(model_yaml: dict[str, Any], settings: DraftSettings) -> dict[str, Any]:
+    """Arguments of `LLM()`: those of model.yaml without `triton_config`, and the drafts that the settings ask for.
+
+    Read by TensorRT-LLM's own helper, as the stock model does: releases whose configs have no field `decoding_type`
+    refuse the text form of `speculative_config`, and get an object here; newer ones keep the text, which `LLM()` reads.
+    """
+    from tensorrt_llm.llmapi.llm_utils import update_llm_args_with_extra_dict
+
+    max_num_requests = int(model_yaml["max_batch_size"])
+    return with_speculation(update_llm_args_with_extra_dict({}, model_yaml), settings, max_num_requests)
 
 
 def with_speculation(arguments: dict[str, Any], settings: DraftSettings, max_num_requests: int) -> dict[str, Any]:

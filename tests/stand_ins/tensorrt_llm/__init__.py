@@ -108,10 +108,10 @@ class LLM:
     def __init__(self, model: str, *, speculative_config: Any = None, **arguments: Any) -> None:
         self.model, self.arguments = model, arguments
         if isinstance(speculative_config, dict):
-            from tensorrt_llm.llmapi import NGramDecodingConfig
+            import tensorrt_llm.llmapi as llmapi
 
-            assert speculative_config.pop("decoding_type") == "NGram"
-            speculative_config = NGramDecodingConfig(**speculative_config)
+            assert llmapi.TAKES_TEXT, "decoding_type: extra inputs are not permitted"
+            speculative_config = llmapi.config_of(speculative_config)
         # As if it went to a worker process.
         self.speculative_config = pickle.loads(pickle.dumps(speculative_config))
         self.drafter = getattr(self.speculative_config, "drafter", None)

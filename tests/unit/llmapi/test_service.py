@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,22 +11,10 @@ import pytest
 from pipeline.config.schema import TrieDraftConfig
 from pipeline.llmapi.service import LlmService
 from pipeline.llmapi.settings import DraftSettings, Method
-from pipeline.llmapi.speculation import with_speculation
+from pipeline.llmapi.speculation import llm_arguments, with_speculation
 from pipeline.serving.tensors import Array
 
-STAND_INS = Path(__file__).parents[2] / "stand_ins"
 PROMPT = "one two three one two"
-
-
-@pytest.fixture
-def tensorrt_llm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.syspath_prepend(str(STAND_INS))
-    import tensorrt_llm
-
-    yield tensorrt_llm
-    for name in [name for name in sys.modules if name.split(".")[0] == "tensorrt_llm"]:
-        del sys.modules[name]
-    sys.modules.pop("pipeline.llmapi.trie_drafter", None)
 
 
 class Asked:
@@ -68,13 +53,14 @@ def settings_for(method: Method) -> DraftSettings:
 def arguments() -> dict[str, Any]:
     return {
         "model": "m",
+        "max_batch_size": 4,
         "disable_overlap_scheduler": True,
         "speculative_config": {"decoding_type": "NGram", "max_draft_len": 5, "max_matching_ngram_size": 2},
     }
 
 
 def service_of(package: Any, method: Method) -> LlmService:
-    llm = package.LLM(**with_speculation(arguments(), settings_for(method), 4))
+    llm = package.LLM(**llm_arguments(arguments(), settings_for(method)))
     return LlmService(llm, package.SamplingParams, 0.01)
 
 

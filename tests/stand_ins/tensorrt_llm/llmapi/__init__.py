@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+# Whether configs may be given as text with a `decoding_type`, as newer releases take them.
+TAKES_TEXT = False
+
 
 @dataclass
 class UserProvidedDecodingConfig:
@@ -28,3 +31,9 @@ class SADecodingConfig:
     max_matching_ngram_size: int = -1
     enable_global_pool: bool = False
     global_pool_size: int | None = None
+
+
+def config_of(text: dict[str, Any]) -> NGramDecodingConfig:
+    arguments = dict(text)
+    assert arguments.pop("decoding_type") == "NGram"
+    return NGramDecodingConfig(**arguments)

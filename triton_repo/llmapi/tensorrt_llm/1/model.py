@@ -15,7 +15,7 @@ import yaml
 
 from pipeline.llmapi.service import LlmService
 from pipeline.llmapi.settings import DraftSettings
-from pipeline.llmapi.speculation import with_speculation
+from pipeline.llmapi.speculation import llm_arguments
 from pipeline.serving.triton import error_response, response_of, tensors_of
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
@@ -47,9 +47,8 @@ class TritonPythonModel:
         arguments = yaml.safe_load(path.read_text(encoding="utf-8"))
         triton = arguments.pop("triton_config")
         settings = DraftSettings.model_validate_json((folder / "drafts.json").read_bytes())
-        arguments = with_speculation(arguments, settings, int(arguments["max_batch_size"]))
         period_s = int(triton["cancellation_check_period_ms"]) / 1000
-        self._service = LlmService(LLM(**arguments), SamplingParams, period_s)
+        self._service = LlmService(LLM(**llm_arguments(arguments, settings)), SamplingParams, period_s)
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:
