@@ -10,6 +10,9 @@ from pipeline.engine.tensorrt_llm.facts import LOADER_SWITCH, containers
 
 # Settings of the shell that a stage must not inherit: the loader switch would lead to other weights.
 DROPPED_VARIABLES = (LOADER_SWITCH,)
+# What a login sets. The caller's number has no entry in the container's list of users, and libraries name their cache
+# folders after the user: without these, torch ends with a KeyError.
+_LOGIN = {"HOME": "/tmp", "USER": "lookahead", "LOGNAME": "lookahead"}
 
 
 def image_of(tag: str) -> str:
@@ -33,7 +36,7 @@ def docker_argv(
     words = ["docker", "run", "--rm", "--gpus", "all", "--ipc=host"]
     words += ["--ulimit", "memlock=-1", "--ulimit", "stack=67108864"]
     words += ["--user", f"{os.getuid()}:{os.getgid()}"]
-    for name, value in {"HOME": "/tmp", **environment}.items():
+    for name, value in {**_LOGIN, **environment}.items():
         words += ["--env", f"{name}={value}"]
     for path in writable:
         words += ["--volume", f"{path}:{path}"]
