@@ -22,6 +22,9 @@ _SEVERAL_FIELDS = {"gather_all_token_logits": ("gather_context_logits", "gather_
 # Options that choose no size or kernel, so that they stay out of BuildConfig.
 _NOT_IN_BUILD_CONFIG = ("checkpoint_dir", "output_dir", "workers", "log_level", "logits_dtype", "fast_build")
 
+# Fields of BuildConfig that say nothing of the engine; what is written of them is not compared.
+_OF_THE_BUILD_ALONE = ("input_timing_cache", "output_timing_cache", "visualize_network")
+
 
 @dataclass(frozen=True, slots=True)
 class EngineBuild:
@@ -130,20 +133,13 @@ def _arguments(flags: Mapping[str, FlagValue]) -> list[str]:
 
 
 def _expected(case: Case, mode: Mode, flags: Mapping[str, FlagValue]) -> dict[str, Any]:
-    """build_config as the engine's config.json must show it, after the builder's own changes."""
+    """build_config as the engine's config.json must show it: all that was asked for, with the one change that the
+    builder always makes. The rules refuse what it would change besides."""
     config = build_config_of(flags, case.resolved.dtype)
-    drafts = case.max_draft_len(mode)
-    names = ("max_batch_size", "max_beam_width", "kv_cache_type", "speculative_decoding_mode", "max_draft_len")
-    plugins = (
-        "tokens_per_block",
-        "use_paged_context_fmha",
-        "use_fp8_context_fmha",
-        "context_fmha",
-        "remove_input_padding",
-    )
+    # In the place of "auto" the type may stand that it means.
+    plugins = {name: value for name, value in config["plugin_config"].items() if value != "auto"}
     return {
-        **{name: config[name] for name in names},
-        "max_seq_len": int(config["max_seq_len"]) + drafts,
-        "max_num_tokens": config["max_num_tokens"],  # the rules refuse what the builder would raise or lower
-        "plugin_config": {name: config["plugin_config"][name] for name in plugins},
+        **{name: value for name, value in config.items() if name not in _OF_THE_BUILD_ALONE},
+        "max_seq_len": int(config["max_seq_len"]) + case.max_draft_len(mode),
+        "plugin_config": plugins,
     }

@@ -54,13 +54,15 @@ class ConversionStage:
 
 @dataclass(frozen=True, slots=True)
 class EngineStage:
-    """One engine and the Triton model that serves it. output: engine folder."""
+    """One engine and the Triton model that serves it. output: engine folder. expected: keys that its config.json must
+    have."""
 
     folder: Path
     output: Path
     instance: Instance
     build: EngineBuild
     docker_argv: tuple[str, ...]
+    expected: dict[str, Any]
     fingerprint: dict[str, Any]
     digest: str
 
@@ -222,6 +224,11 @@ def _engine_stage(
         instance=instance,
         build=build,
         docker_argv=_in_docker(image, build.argv, folder, environment, where),
+        expected={
+            # The checkpoint's config goes into the engine; only the type of the logits is an option of the build.
+            "pretrained_config": {**conversion.expected, "logits_dtype": case.trt.logits_dtype},
+            "build_config": build.expected,
+        },
         fingerprint=fingerprint,
         digest=_digest(fingerprint),
     )

@@ -20,7 +20,7 @@ def checkpoint_differences(folder: Path, expected: Mapping[str, Any]) -> list[st
 
 
 def engine_differences(folder: Path, expected: Mapping[str, Any], world_size: int) -> list[str]:
-    """How a built engine differs from `expected` (keys of build_config), and which rank files it lacks."""
+    """How a built engine differs from `expected` (keys of its config.json), and which rank files it lacks."""
     config = _read(folder / "config.json")
     found = []
     version = str(config.get("version", "unknown"))
@@ -30,7 +30,7 @@ def engine_differences(folder: Path, expected: Mapping[str, Any], world_size: in
         right_line = False
     if not right_line:
         found.append(f"version {version} instead of {RELEASE_LINE}")
-    found += _differences(expected, config.get("build_config", {}), "build_config.")
+    found += _differences(expected, config, "")
     return found + _missing(folder, [f"rank{rank}.engine" for rank in range(world_size)])
 
 

@@ -73,7 +73,7 @@ def run_build(plan: Plan, stage: EngineStage, note: Note, run: Run = run_process
     begin(stage.folder)
     note(f"engine '{stage.instance.mode}': trtllm-build ({stage.folder / LOG})")
     _run(plan, stage.build.argv, stage.docker_argv, stage.folder, f"build of the '{stage.instance.mode}' engine", run)
-    found = engine_differences(stage.output, stage.build.expected, plan.world_size)
+    found = engine_differences(stage.output, stage.expected, plan.world_size)
     require_equal(found, stage.output, f"'{stage.instance.mode}' engine")
     finish(stage.folder, stage.fingerprint, stage.digest)
 

@@ -32,8 +32,7 @@ class StandIn:
         if any(word == "trtllm-build" for word in argv):
             stage = next(stage for stage in self.plan.engines if str(stage.output) in argv)
             self.calls.append(f"build {stage.instance.mode}")
-            config = {"version": "1.2.1", "pretrained_config": {"vocab_size": 512}}
-            config["build_config"] = {**stage.build.build_config, **stage.build.expected}
+            config = {"version": "1.2.1", **json.loads(json.dumps(stage.expected))}
             self.write(stage.output, config, "engine", "engine")
         else:
             self.calls.append("convert")
@@ -156,6 +155,43 @@ def test_a_dropped_size_is_told(where):
 
     with pytest.raises(BuildError, match=r"max_seq_len 4081 instead of 4096"):
         build(where, lambda plan: StandIn(plan, spoil))
+
+
+@pytest.mark.parametrize(
+    ("place", "found", "text"),
+    [
+        ("pretrained_config", {"logits_dtype": "float16"}, "pretrained_config.logits_dtype float16 instead of float32"),
+        ("pretrained_config", {"dtype": "float16"}, "pretrained_config.dtype float16 instead of bfloat16"),
+        (
+            "pretrained_config",
+            {"quantization": {"quant_algo": "W8A16"}},
+            "pretrained_config.quantization.quant_algo W8A16 instead of None",
+        ),
+        (
+            "pretrained_config",
+            {"mapping": {"world_size": 2, "tp_size": 1, "pp_size": 2}},
+            "pretrained_config.mapping.tp_size 1 instead of 2",
+        ),
+        ("plugin_config", {"reduce_fusion": False}, "build_config.plugin_config.reduce_fusion False instead of True"),
+        ("plugin_config", {"moe_plugin": "float16"}, None),  # asked for as auto
+        ("plugin_config", {"gemm_plugin": None}, "build_config.plugin_config.gemm_plugin None instead of bfloat16"),
+        ("build_config", {"profiling_verbosity": "none"}, "build_config.profiling_verbosity none instead of detailed"),
+        ("build_config", {"opt_num_tokens": 1}, "build_config.opt_num_tokens 1 instead of"),
+        ("build_config", {"output_timing_cache": "elsewhere"}, None),
+    ],
+)
+def test_all_that_was_asked_for_is_read_back_from_the_engine(where, place, found, text):
+    def spoil(name: str, config: dict) -> None:
+        if name == "engine":
+            (config["build_config"] if place == "plugin_config" else config)[place] |= found
+
+    flags = ("reduce_fusion=enable", "moe_plugin=auto", "profiling_verbosity=detailed")
+    overrides = ("model.parallelism.tensor=2", *(f".build_flags.{flag}" for flag in flags))
+    if text is None:
+        build(where, lambda plan: StandIn(plan, spoil), *overrides)
+        return
+    with pytest.raises(BuildError, match=text.replace(".", r"\.")):
+        build(where, lambda plan: StandIn(plan, spoil), *overrides)
 
 
 def test_a_failing_call_shows_the_end_of_its_log(where):
