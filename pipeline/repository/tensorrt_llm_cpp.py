@@ -30,7 +30,7 @@ UNSET = frozenset(
         "max_attention_window_size",  # all tokens are attended to
         "sink_token_length",
         "gpu_device_ids",  # all GPUs
-        "participant_ids",  # leader mode
+        "participant_ids",  # only an orchestrator that spawns no processes is told ranks
         "lora_prefetch_dir",
         "medusa_choices",  # other speculative modes
         "eagle_choices",
@@ -102,6 +102,8 @@ def parameter_values(case: Case, instance: Instance, engine: Path, tokenizer: Pa
     values |= _of_mode(instance)
     if instance.kv_tokens is not None:
         values["max_tokens_in_paged_kv_cache"] = instance.kv_tokens
+    if instance.participant_ids is not None:
+        values["participant_ids"] = instance.participant_ids
     return values | trt.parameters
 
 

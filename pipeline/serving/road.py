@@ -11,6 +11,7 @@ import psutil
 from pipeline.config.places import Places
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.artifact import Artifact, artifact_dir
+from pipeline.engine.tensorrt_llm.case import case_of
 from pipeline.errors import ServerError
 from pipeline.repository.render import REPOSITORY, ModelRepository, render, repository_dir
 from pipeline.serving.command import SHOWN_ID, VERBOSE_LOG, MakeCommand, StartCommand, single_process
@@ -117,7 +118,7 @@ def _tensorrt_llm(served: Served, places: Places, folder: Path, log: Path | None
     resolved, site = served.resolved, find_site()
     options = options_for(resolved, served.repository.folder, site, log)
     make = make_tensorrt_llm_command(resolved, options, site, places)
-    require_gpus(options.world_size)
+    require_gpus(case_of(resolved).world_size)
     if site.executable is None:
         tag = resolved.profile.tensorrt_llm.container_tag
         note(f"server: in docker, image {serving_image(tag)}")

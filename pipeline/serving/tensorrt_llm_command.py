@@ -61,8 +61,9 @@ def options_for(
     resolved: ResolvedConfig, repository: Path, site: Site, verbose_log: Path | None = None
 ) -> LaunchOptions:
     """Launch options of a config, its ports as they stand there."""
-    options = launch_options(case_of(resolved), repository)
-    num_gpus = max(len(gpus()), options.world_size)
+    case = case_of(resolved)
+    options = launch_options(case, repository)
+    num_gpus = max(len(gpus()), case.world_size)
     return replace(
         options,
         tritonserver=CONTAINER_SERVER if site.executable is None else str(site.executable),
@@ -75,7 +76,7 @@ def options_for(
 
 
 def require_gpus(world_size: int) -> None:
-    """Raises ServerError if there are fewer GPUs than ranks."""
+    """Raises ServerError if there are fewer GPUs than ranks of an engine. Two engines share them."""
     if (found := len(gpus())) < world_size:
         raise ServerError(
             f"{world_size} rank(s) need a GPU each, and nvidia-smi shows {found}. Serve where the engine was built, or "

@@ -56,8 +56,29 @@ class Case:
 
     @property
     def world_size(self) -> int:
+        """Ranks of an engine. The launcher has a world size of its own: `num_processes`."""
         ranks = self.model.parallelism
         return ranks.tensor * ranks.pipeline * self.trt.context_parallel
+
+    @property
+    def names_ranks(self) -> bool:
+        """Whether engines are told their MPI ranks: an orchestrator that spawns no processes finds them by number."""
+        return self.trt.orchestrator and not self.trt.spawn_processes
+
+    @property
+    def num_processes(self) -> int:
+        """Servers that the launcher starts: in leader mode one per rank. An orchestrator spawns the ranks of all
+        engines by itself, or is rank 0 beside them."""
+        if self.names_ranks:
+            return 1 + len(self.modes) * self.world_size
+        return 1 if self.trt.orchestrator else self.world_size
+
+    def participant_ids(self, index: int) -> str | None:
+        """MPI ranks of the engine number `index`, as its Triton model is told them; None if it is not."""
+        if not self.names_ranks:
+            return None
+        first = 1 + index * self.world_size
+        return ",".join(str(rank) for rank in range(first, first + self.world_size))
 
     def max_draft_len(self, mode: Mode) -> int:
         return draft_len_of(self.resolved, mode)

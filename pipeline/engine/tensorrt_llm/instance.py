@@ -18,7 +18,7 @@ class Instance:
     """lookahead: W, N and G, equal to those that max_draft_len was computed from; None for other modes. decoding_mode:
     None where the backend takes it from the engine. kv_fraction: share of the GPU memory that is free when the
     model loads; of two, the second finds what the first has left. kv_tokens: limit of the KV cache where two engines
-    share a GPU."""
+    share a GPU. participant_ids: MPI ranks, where the backend must be told them."""
 
     triton_model: str
     mode: Mode
@@ -32,6 +32,7 @@ class Instance:
     kv_cache_reuse: bool
     kv_fraction: float
     kv_tokens: int | None
+    participant_ids: str | None
 
 
 def instance_of(case: Case, index: int) -> Instance:
@@ -52,4 +53,5 @@ def instance_of(case: Case, index: int) -> Instance:
         kv_cache_reuse=case.kv_cache_reuse(mode),
         kv_fraction=round(case.trt.kv_cache_free_gpu_mem_fraction * kv_share(case, mode), 4),
         kv_tokens=None if len(case.modes) == 1 or case.shape is None else kv_tokens_of(case, case.shape, mode),
+        participant_ids=case.participant_ids(index),
     )

@@ -1,9 +1,10 @@
 """Starting tritonserver for one rank or many, word for word as NVIDIA's launcher for this backend does.
 
 Leader mode: one server per rank under mpirun, and ranks above 0 load only the models with an engine. Orchestrator
-mode: one server that talks to workers; it needs two variables and small memory pools. Two things may be added to the
-launcher's words: addresses to listen on (it always takes all), and a name of our own for shared memory, by which a
-crashed server's leftovers are found.
+mode: one server that spawns a process per rank of each engine, or that is rank 0 beside them if they are started with
+it; it needs two variables, and small memory pools where it spawns. Two things may be added to the launcher's words:
+addresses to listen on (it always takes all), and a name of our own for shared memory, by which a crashed server's
+leftovers are found.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ CONTAINER_SERVER = "/opt/tritonserver/bin/tritonserver"
 
 @dataclass(frozen=True, slots=True)
 class LaunchOptions:
-    """world_size: ranks of an engine. engine_models: Triton models that hold one. log_file: verbose log of rank 0.
-    gpus: GPU numbers, for orchestrator mode. use_mpi: also for one rank, as the stock launcher does by default.
-    llmapi: start through trtllm-llmapi-launch. host: address to listen on; None: all, as the stock launcher.
-    shm_prefix: how names of shared memory begin; the rank follows."""
+    """world_size: ranks that mpirun starts; an orchestrator that spawns those of its engines is one. engine_models:
+    Triton models that hold an engine. log_file: verbose log of rank 0. gpus: GPU numbers, for orchestrator mode.
+    use_mpi: also for one rank, as the stock launcher does by default. llmapi: start through trtllm-llmapi-launch. host:
+    address to listen on; None: all, as the stock launcher. shm_prefix: how names of shared memory begin; the rank
+    follows."""
 
     repository: Path
     http_port: int = 8000

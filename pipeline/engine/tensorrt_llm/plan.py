@@ -135,7 +135,7 @@ def launch_options(case: Case, repository: Path) -> LaunchOptions:
         http_port=server.http_port,
         grpc_port=server.grpc_port,
         metrics_port=server.metrics_port,
-        world_size=case.world_size,
+        world_size=case.num_processes,
         engine_models=tuple(instance_of(case, index).triton_model for index in range(len(case.modes))),
         orchestrator=trt.orchestrator,
         spawn_processes=trt.spawn_processes,

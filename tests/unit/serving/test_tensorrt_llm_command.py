@@ -118,6 +118,31 @@ def test_orchestrator_mode_sets_its_variables_and_pools(machine, tmp_path):
     assert_nothing_left(server)
 
 
+def test_an_orchestrator_is_one_server_for_an_engine_of_two_ranks(machine, tmp_path):
+    record = machine()
+    server = start(tmp_path, ".orchestrator=true", "model.parallelism.tensor=2")
+    server.stop()
+
+    words = json.loads((record / "mpirun.json").read_text())
+    assert words.count("-n") == 1
+    assert not [word for word in words if word.startswith("--load-model")]
+    assert_nothing_left(server)
+
+
+def test_an_orchestrator_that_spawns_nothing_is_one_more_than_the_ranks(machine, tmp_path):
+    record = machine()
+    server = start(tmp_path, ".orchestrator=true", ".spawn_processes=false", "model.parallelism.tensor=2")
+    started = [told(record, server, rank) for rank in range(3)]
+    server.stop()
+
+    assert json.loads((record / "mpirun.json").read_text()).count("-n") == 3
+    for rank, what in enumerate(started):
+        assert what["orchestrator"] == {"TRTLLM_ORCHESTRATOR": "1", "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES": "0"}
+        assert ("--load-model=tensorrt_llm" in what["argv"]) is (rank > 0)
+        assert not [word for word in what["argv"] if "pool" in word]
+    assert_nothing_left(server)
+
+
 def test_one_rank_needs_no_mpirun_and_two_do(machine, tmp_path):
     record = machine(mpirun=False)
     server = start(tmp_path)
@@ -143,6 +168,8 @@ def test_too_few_gpus_are_named(machine, tmp_path):
     machine(num_gpus=1)
     with pytest.raises(ServerError, match=r"2 rank\(s\) need a GPU each, and nvidia-smi shows 1"):
         start(tmp_path, "model.parallelism.tensor=2")
+    with pytest.raises(ServerError, match=r"2 rank\(s\) need a GPU each, and nvidia-smi shows 1"):
+        start(tmp_path, "model.parallelism.tensor=2", ".orchestrator=true")
     assert not (tmp_path / "run" / "server.json").exists()
 
 

@@ -123,9 +123,7 @@ def weights_are_on_the_gpu(case: Case) -> Iterator[Problem]:
 
 
 def fast_logits_need_unspawned_orchestrator(case: Case) -> Iterator[Problem]:
-    if case.parameter("speculative_decoding_fast_logits") and not (
-        case.trt.orchestrator and not case.trt.spawn_processes
-    ):
+    if case.parameter("speculative_decoding_fast_logits") and not case.names_ranks:
         yield Problem(
             parameter("speculative_decoding_fast_logits"),
             "found true; the backend switches it off except with tensorrt_llm.orchestrator = true and "
@@ -133,27 +131,32 @@ def fast_logits_need_unspawned_orchestrator(case: Case) -> Iterator[Problem]:
         )
 
 
-def orchestrator_can_start(case: Case) -> Iterator[Problem]:
-    """Orchestrator mode starts its own workers, or is told the ranks of each instance."""
-    trt = case.trt
-    if not trt.orchestrator:
-        if not trt.spawn_processes:
-            yield Problem(
-                "tensorrt_llm.spawn_processes",
-                "found false; it belongs to tensorrt_llm.orchestrator = true. Remove it, or set that.",
-            )
-        return
-    if trt.spawn_processes and case.world_size > 1:
-        yield Problem(
-            "tensorrt_llm.orchestrator",
-            f"found true with {case.world_size} ranks; the launcher starts one process in this mode. Set "
-            "tensorrt_llm.spawn_processes to false, or use leader mode.",
-        )
-    if not trt.spawn_processes and not case.parameter("participant_ids"):
+def only_an_orchestrator_spawns(case: Case) -> Iterator[Problem]:
+    if not case.trt.spawn_processes and not case.trt.orchestrator:
         yield Problem(
             "tensorrt_llm.spawn_processes",
-            "found false; the backend then needs the MPI ranks of each instance. Set "
-            "tensorrt_llm.parameters.participant_ids.",
+            "found false; it belongs to tensorrt_llm.orchestrator = true. Remove it, or set that.",
+        )
+
+
+def ranks_are_those_that_are_started(case: Case) -> Iterator[Problem]:
+    """participant_ids: the MPI ranks of one Triton model, so one text cannot name those of two."""
+    found = case.parameter("participant_ids")
+    if found is None:
+        return
+    if not case.names_ranks:
+        yield Problem(
+            parameter("participant_ids"),
+            f"found {found!r}; only an orchestrator that spawns no processes tells models their ranks "
+            "(tensorrt_llm.orchestrator = true, tensorrt_llm.spawn_processes = false). Remove it.",
+        )
+        return
+    right = [case.participant_ids(index) for index in range(len(case.modes))]
+    if [str(found).replace(" ", "")] != right:
+        yield Problem(
+            parameter("participant_ids"),
+            f"found {found!r}; rank 0 is the orchestrator's, and each engine has {case.world_size} of its own: "
+            f"{' and '.join(map(repr, right))}. Remove it; the pipeline sets it.",
         )
 
 
@@ -195,7 +198,8 @@ RULES: tuple[Rule, ...] = (
     one_beam,
     weights_are_on_the_gpu,
     fast_logits_need_unspawned_orchestrator,
-    orchestrator_can_start,
+    only_an_orchestrator_spawns,
+    ranks_are_those_that_are_started,
     every_rank_has_a_gpu,
     strict_mode_is_of_the_torch_engine,
     two_engines_share_the_cache,

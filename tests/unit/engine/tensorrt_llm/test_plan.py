@@ -166,6 +166,23 @@ def test_ranks_reach_workers_mapping_and_launch():
     assert "--load-model=tensorrt_llm_lookahead" in found.launch.argv
 
 
+@pytest.mark.parametrize(
+    ("overrides", "processes", "ranks"),
+    [
+        ((".orchestrator=true",), 1, [None]),
+        ((".orchestrator=true", ".speculation=both"), 1, [None, None]),
+        ((".orchestrator=true", ".spawn_processes=false"), 3, ["1,2"]),
+        ((".orchestrator=true", ".spawn_processes=false", ".parameters.participant_ids='1,2'"), 3, ["1,2"]),
+        ((".orchestrator=true", ".spawn_processes=false", ".speculation=both"), 5, ["1,2", "3,4"]),
+    ],
+)
+def test_an_orchestrator_is_one_process_or_one_more_than_all_ranks(overrides, processes, ranks):
+    found = plan("model.parallelism.tensor=2", *overrides)
+    assert found.world_size == found.engines[0].build.flags["workers"] == 2
+    assert found.launch.argv.count("-n") == processes
+    assert [stage.instance.participant_ids for stage in found.engines] == ranks
+
+
 def test_engines_under_a_folder_with_a_telling_name_are_refused(tmp_path):
     where = places({"LOOKAHEAD_ENGINES": str(tmp_path / "vila-engines"), "LOOKAHEAD_HOME": str(places().home)})
     with pytest.raises(ConfigError, match=r"LOOKAHEAD_ENGINES.*'vila'"):
