@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +11,7 @@ from pipeline.cli import output
 from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, DryRun, Json, Model, Profile, Set, resolve
 
 if TYPE_CHECKING:
+    from pipeline.config.places import Places
     from pipeline.config.schema import ResolvedConfig
 
 
@@ -35,18 +36,7 @@ def engine(
     from pipeline.config.places import places
 
     if dry_run:
-        from pipeline.config.resolution import dump_resolved
-        from pipeline.engine.plan import engine_plan
-
-        plan = engine_plan(resolved, places())
-        if as_json:
-            output.print_json({"plan": plan, "resolved": resolved.model_dump(mode="json")})
-            return
-        output.say(dump_resolved(resolved).rstrip())
-        if resolved.backend == "tensorrt_llm":
-            _show_stages(resolved)
-            del plan["tensorrt_llm"]  # the same once more, as data
-        output.table(["plan", ""], plan.items())
+        _show_plan(resolved, as_json)
         return
 
     from pipeline.tuning.planned_engine import planned_engine
@@ -71,16 +61,42 @@ def engine(
     )
 
 
-def _show_stages(resolved: ResolvedConfig) -> None:
-    """Every call of a TensorRT-LLM build, on the screen and in a file."""
+def _show_plan(resolved: ResolvedConfig, as_json: bool) -> None:
+    """The plan, on the screen; that of a TensorRT-LLM engine, with all of its calls, in a file as well."""
     from pipeline.config.places import places
+    from pipeline.config.resolution import dump_resolved
+    from pipeline.engine.plan import engine_plan
+
+    where, text = places(), ""
+    plan = engine_plan(resolved, where)
+    if resolved.backend == "tensorrt_llm":
+        text = _complete(plan["tensorrt_llm"], resolved, where)
+    if as_json:
+        output.print_json({"plan": plan, "resolved": resolved.model_dump(mode="json")})
+        return
+    output.say(dump_resolved(resolved).rstrip())
+    if text:
+        output.say(text)
+        del plan["tensorrt_llm"]  # the same once more, as data
+    output.table(["plan", ""], plan.items())
+
+
+def _complete(plan: dict[str, Any], resolved: ResolvedConfig, where: Places) -> str:
+    """Adds to a plan what `lookahead serve` will start, and writes the file. Returns all of it for people to read."""
     from pipeline.engine.tensorrt_llm.build import write_plan
     from pipeline.engine.tensorrt_llm.plan import plan_for
     from pipeline.engine.tensorrt_llm.text import full_text
+    from pipeline.serving.road import start_commands
 
-    whole = plan_for(resolved, places())
-    output.say(full_text(whole))
-    output.note(f"plan: {write_plan(whole, resolved, places())}")
+    commands = start_commands(resolved, where)
+    *before, server = commands
+    plan["launch"] = {
+        "before": [list(command.argv) for command in before],
+        "argv": list(server.argv),
+        "environment": dict(server.shown),
+    }
+    output.note(f"plan: {write_plan(plan, resolved, where)}")
+    return full_text(plan_for(resolved, where), [command.to_text() for command in commands])
 
 
 def schema(

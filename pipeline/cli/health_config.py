@@ -42,14 +42,12 @@ def _build(resolved: ResolvedConfig) -> Finding:
 def _serve(resolved: ResolvedConfig) -> Finding:
     from pipeline.serving.installation import check_interpreter, find_installation
     from pipeline.serving.ports import choose_ports
-    from pipeline.serving.tensorrt_llm_command import find_site, require_gpus
+    from pipeline.serving.tensorrt_llm_command import find_site, require_startable
 
     try:
         if resolved.backend == "tensorrt_llm":
-            from pipeline.engine.tensorrt_llm.case import case_of
-
             site = find_site()
-            require_gpus(case_of(resolved).world_size)
+            require_startable(resolved, site)
             found = "in docker" if site.executable is None else str(site.executable)
         else:
             installation = find_installation()

@@ -11,7 +11,6 @@ import psutil
 from pipeline.config.places import Places
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.artifact import Artifact, artifact_dir
-from pipeline.engine.tensorrt_llm.case import case_of
 from pipeline.errors import ServerError
 from pipeline.repository.render import REPOSITORY, ModelRepository, render, repository_dir
 from pipeline.serving.command import SHOWN_ID, VERBOSE_LOG, MakeCommand, StartCommand, single_process
@@ -23,7 +22,7 @@ from pipeline.serving.tensorrt_llm_command import (
     find_site,
     make_tensorrt_llm_command,
     options_for,
-    require_gpus,
+    require_startable,
     shown_commands,
 )
 from pipeline.tuning.planned_engine import planned_engine
@@ -116,16 +115,15 @@ def start_commands(resolved: ResolvedConfig, places: Places) -> list[StartComman
 def _tensorrt_llm(served: Served, places: Places, folder: Path, log: Path | None, note: Note) -> MakeCommand:
     """The command for the served engine, its image built if it runs in a container."""
     resolved, site = served.resolved, find_site()
+    require_startable(resolved, site)
     options = options_for(resolved, served.repository.folder, site, log)
-    make = make_tensorrt_llm_command(resolved, options, site, places)
-    require_gpus(case_of(resolved).world_size)
     if site.executable is None:
         tag = resolved.profile.tensorrt_llm.container_tag
         note(f"server: in docker, image {serving_image(tag)}")
         ensure_image(tag, places.home, folder)
     else:
         note(f"server: {site.executable}, {options.world_size} rank(s){' under mpirun' if options.use_mpi else ''}")
-    return make
+    return make_tensorrt_llm_command(resolved, options, site, places)
 
 
 def require_memory(served: Served) -> None:

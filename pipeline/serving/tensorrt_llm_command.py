@@ -12,8 +12,8 @@ from pipeline.config.places import Places
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.tensorrt_llm.case import case_of
 from pipeline.engine.tensorrt_llm.environment import gpus
+from pipeline.engine.tensorrt_llm.instance import instance_of
 from pipeline.engine.tensorrt_llm.launch import CONTAINER_SERVER, Launch, LaunchOptions, launch_of
-from pipeline.engine.tensorrt_llm.plan import launch_options
 from pipeline.errors import ServerError
 from pipeline.serving.command import SHOWN_ID, MakeCommand, StartCommand
 from pipeline.serving.docker import build_image_argv, remove_argv, run_argv
@@ -61,26 +61,38 @@ def options_for(
     resolved: ResolvedConfig, repository: Path, site: Site, verbose_log: Path | None = None
 ) -> LaunchOptions:
     """Launch options of a config, its ports as they stand there."""
-    case = case_of(resolved)
-    options = launch_options(case, repository)
-    num_gpus = max(len(gpus()), case.world_size)
-    return replace(
-        options,
+    case, server = case_of(resolved), resolved.profile.server
+    return LaunchOptions(
+        repository=repository,
+        http_port=server.http_port,
+        grpc_port=server.grpc_port,
+        metrics_port=server.metrics_port,
         tritonserver=CONTAINER_SERVER if site.executable is None else str(site.executable),
-        use_mpi=site.has_mpirun or options.world_size > 1,
+        world_size=case.num_processes,
+        engine_models=tuple(instance_of(case, index).triton_model for index in range(len(case.modes))),
+        use_mpi=site.has_mpirun or case.num_processes > 1,
         exit_timeout_s=round(DRAIN_SECONDS),
         log_file=verbose_log,
-        gpus=tuple(range(num_gpus)),
-        host=resolved.profile.server.host,
+        orchestrator=case.trt.orchestrator,
+        spawn_processes=case.trt.spawn_processes,
+        gpus=tuple(range(max(len(gpus()), case.world_size))),
+        host=server.host,
     )
 
 
-def require_gpus(world_size: int) -> None:
-    """Raises ServerError if there are fewer GPUs than ranks of an engine. Two engines share them."""
-    if (found := len(gpus())) < world_size:
+def require_startable(resolved: ResolvedConfig, site: Site) -> None:
+    """Raises ServerError if this machine has no mpirun where it is needed, or fewer GPUs than an engine has ranks. Two
+    engines share them."""
+    case = case_of(resolved)
+    if case.num_processes > 1 and not site.has_mpirun:
         raise ServerError(
-            f"{world_size} rank(s) need a GPU each, and nvidia-smi shows {found}. Serve where the engine was built, or "
-            "lower model.parallelism; --set backend=torch needs no GPU."
+            f"{case.num_processes} ranks are started with mpirun, which was not found. Install Open MPI, or work in "
+            "NVIDIA's container."
+        )
+    if (found := len(gpus())) < case.world_size:
+        raise ServerError(
+            f"{case.world_size} rank(s) need a GPU each, and nvidia-smi shows {found}. Serve where the engine was "
+            "built, or lower model.parallelism; --set backend=torch needs no GPU."
         )
 
 
@@ -107,13 +119,7 @@ def shown_commands(resolved: ResolvedConfig, repository: Path, places: Places) -
 def make_tensorrt_llm_command(
     resolved: ResolvedConfig, options: LaunchOptions, site: Site, places: Places
 ) -> MakeCommand:
-    """The command of a server with this engine. Raises ServerError for options that no launcher takes."""
-    if options.world_size > 1 and not site.has_mpirun:
-        raise ServerError(
-            f"{options.world_size} ranks are started with mpirun, which was not found. Install Open MPI, or work in "
-            "NVIDIA's container."
-        )
-    launch_of(options)
+    """The command of a server with this engine."""
 
     def make(ports: Ports, server_id: str) -> StartCommand:
         launch = launch_of(with_ports(options, ports, server_id))

@@ -104,11 +104,11 @@ def plan_path(where: Places, resolved: ResolvedConfig) -> Path:
     return where.engines / resolved.model.name / f"{resolved.profile.name}.plan.json"
 
 
-def write_plan(whole: Plan, resolved: ResolvedConfig, where: Places | None = None) -> Path:
-    """The plan as JSON; returns the file."""
+def write_plan(whole: Mapping[str, Any], resolved: ResolvedConfig, where: Places | None = None) -> Path:
+    """A plan as JSON; returns the file."""
     import json
 
     path = plan_path(where or places(), resolved)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(whole.to_json(), indent=2) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
     return path

@@ -27,7 +27,6 @@ from pipeline.engine.tensorrt_llm.engine_build import EngineBuild, build_of
 from pipeline.engine.tensorrt_llm.environment import Where, engine_version, where_to_run
 from pipeline.engine.tensorrt_llm.estimate import Estimate, estimate_of
 from pipeline.engine.tensorrt_llm.instance import Instance, instance_of
-from pipeline.engine.tensorrt_llm.launch import Launch, LaunchOptions, launch_of
 from pipeline.engine.tensorrt_llm.notes import notes_of
 from pipeline.engine.tensorrt_llm.rules import check
 from pipeline.errors import ConfigError
@@ -69,7 +68,8 @@ class EngineStage:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything that a build does. where: on what the stages run on this machine; version: of TensorRT-LLM there."""
+    """Everything that a build does. where: on what the stages run on this machine; version: of TensorRT-LLM there.
+    world_size: ranks of each engine."""
 
     model: str
     profile: str
@@ -82,7 +82,6 @@ class Plan:
     world_size: int
     conversion: ConversionStage
     engines: tuple[EngineStage, ...]
-    launch: Launch
     estimate: Estimate
     notes: tuple[str, ...]
 
@@ -105,7 +104,6 @@ def plan_for(resolved: ResolvedConfig, where: Places | None = None, checkpoint_h
     environment = {"PYTHONPATH": str(where.home)}
     image = image_of(resolved.profile.tensorrt_llm.container_tag)
     conversion = _conversion_stage(case, stages, content, image, environment, where)
-    artifact = where.engines / resolved.model.name / resolved.profile.name
     engines = tuple(
         _engine_stage(case, index, conversion, stages, image, environment, where) for index in range(len(case.modes))
     )
@@ -121,25 +119,8 @@ def plan_for(resolved: ResolvedConfig, where: Places | None = None, checkpoint_h
         world_size=case.world_size,
         conversion=conversion,
         engines=engines,
-        launch=launch_of(launch_options(case, artifact / "repository")),
         estimate=estimate_of(case, case.shape),
         notes=tuple(notes_of(case)),
-    )
-
-
-def launch_options(case: Case, repository: Path) -> LaunchOptions:
-    """How a server for this config is started. Port 0 is settled by whoever starts it."""
-    server, trt = case.resolved.profile.server, case.trt
-    return LaunchOptions(
-        repository=repository,
-        http_port=server.http_port,
-        grpc_port=server.grpc_port,
-        metrics_port=server.metrics_port,
-        world_size=case.num_processes,
-        engine_models=tuple(instance_of(case, index).triton_model for index in range(len(case.modes))),
-        orchestrator=trt.orchestrator,
-        spawn_processes=trt.spawn_processes,
-        gpus=tuple(range(case.world_size)),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from pipeline.engine.tensorrt_llm.plan import EngineStage, Plan
 
@@ -33,12 +33,12 @@ def summary(plan: Plan) -> dict[str, str]:
     }
 
 
-def full_text(plan: Plan) -> str:
-    """All of it: figures, every call as it would be typed, and notes."""
-    return "\n".join(_lines(plan))
+def full_text(plan: Plan, serving: Sequence[str]) -> str:
+    """All of it: figures, every call as it would be typed, and notes. serving: the calls that start a server."""
+    return "\n".join(_lines(plan, serving))
 
 
-def _lines(plan: Plan) -> Iterator[str]:
+def _lines(plan: Plan, serving: Sequence[str]) -> Iterator[str]:
     yield f"TensorRT-LLM plan: {plan.model} under {plan.profile}, from {plan.checkpoint}"
     yield from (f"  {name}: {value}" for name, value in summary(plan).items())
     docker = plan.where != "here"
@@ -53,8 +53,7 @@ def _lines(plan: Plan) -> Iterator[str]:
         yield f"{number}. build of {engine.instance.triton_model} ({engine.digest[:12]}) -> {engine.output}"
         yield f"  {shlex.join(engine.docker_argv if docker else engine.build.argv)}"
     yield "\nserving"
-    variables = " ".join(f"{name}={value}" for name, value in plan.launch.environment.items())
-    yield f"  {variables + ' ' if variables else ''}{shlex.join(plan.launch.argv)}"
+    yield from (f"  {call}" for call in serving)
     yield "\nto know"
     yield from (f"  - {note}" for note in plan.notes)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -71,3 +72,42 @@ def test_a_dry_run_of_tensorrt_llm_shows_mpirun_with_every_rank(engines, tmp_pat
     assert command.count("-n 1") == 2
     assert command.count("--load-model=tensorrt_llm") == 1
     assert "--http-address=0.0.0.0" in command
+
+
+@pytest.mark.parametrize(
+    ("site", "starts_with"),
+    [
+        ({}, ["mpirun"]),
+        ({"tensorrt_llm": False}, ["mpirun"]),  # as it would be in the container
+        ({"tensorrt_llm": False, "docker": True}, ["docker build", "docker run"]),
+        ({"mpirun": False}, ["mpirun"]),  # a start would ask for it
+    ],
+)
+def test_an_engines_plan_ends_with_what_serve_would_start(engines, tmp_path, monkeypatch, capsys, site, starts_with):
+    programs, server = fake_machine(tmp_path / "machine", num_gpus=4, **site)
+    monkeypatch.setenv("PATH", str(programs))
+    monkeypatch.setenv(VARIABLE, str(server))
+    settings = ("backend=tensorrt_llm", "tensorrt_llm.orchestrator=true", "server.host=0.0.0.0")
+    settings += ("tensorrt_llm.spawn_processes=false",) if "mpirun" in site else ()
+    arguments = ("-m", "llama2-13b", *(part for setting in settings for part in ("--set", setting)), "--dry-run")
+
+    _, out, _ = run(capsys, "serve", *arguments)
+    commands = [line.strip() for line in out.split("server:\n")[-1].splitlines()]
+    code, out, _ = run(capsys, "engine", *arguments)
+    assert code == 0
+    assert [line.strip() for line in out.split("\nserving\n")[1].split("\n\nto know")[0].splitlines()] == commands
+    code, out, err = run(capsys, "engine", *arguments, "--json")
+    assert code == 0
+
+    plan = json.loads(out)["plan"]["tensorrt_llm"]
+    file = engines / "llama2-13b" / "latency.plan.json"
+    assert json.loads(file.read_text()) == plan
+    assert f"plan: {file}" in err.replace("\n", "")
+    launch = plan["launch"]
+    calls = [shlex.join(argv) for argv in (*launch["before"], launch["argv"])]
+    assert len(calls) == len(starts_with)
+    assert all(call.startswith(start) for call, start in zip(calls, starts_with, strict=True))
+    pools = [word for word in launch["argv"] if word.startswith("--cuda-memory-pool-byte-size")]
+    spawned = "mpirun" not in site
+    assert pools == [f"--cuda-memory-pool-byte-size={gpu}:0" for gpu in range(4)] * spawned
+    assert {"--exit-timeout-secs=60", "--http-address=0.0.0.0"} <= set(launch["argv"])

@@ -257,6 +257,12 @@ def test_what_is_shown_where_nothing_is_there_is_the_call_inside_the_container(m
     assert " /opt/tritonserver/bin/tritonserver --model-repository=" in text
 
 
+def test_a_command_is_shown_although_its_programs_are_not_there(machine, tmp_path):
+    machine(mpirun=False, num_gpus=0)
+    (shown,) = start_commands(served(tmp_path, "model.parallelism.tensor=2").resolved, places())
+    assert shown.to_text().startswith("mpirun --allow-run-as-root -n 1")
+
+
 def test_in_docker_the_build_of_the_image_is_shown_too(machine, tmp_path):
     machine(tensorrt_llm=False, docker=True)
     build, run = start_commands(served(tmp_path).resolved, places())

@@ -15,7 +15,7 @@ from pipeline.engine.tensorrt_llm.build import write_plan
 from pipeline.engine.tensorrt_llm.plan import plan_for
 from pipeline.engine.tensorrt_llm.text import full_text
 from pipeline.errors import ConfigError
-from tests.trt_configs import SPECULATIONS, trt_config
+from tests.trt_configs import SPECULATIONS, trt_case, trt_config
 
 SIZES = ("max_batch_size", "max_seq_len", "max_num_tokens", "max_input_len", "max_beam_width", "opt_num_tokens")
 
@@ -157,18 +157,18 @@ def test_two_engines_share_memory_and_names():
     assert first.instance.kv_tokens % 32 == second.instance.kv_tokens % 32 == 0
 
 
-def test_ranks_reach_workers_mapping_and_launch():
+def test_ranks_reach_workers_and_mapping():
     found = plan("model.parallelism.tensor=2", ".speculation=both")
     assert found.world_size == 2
     assert found.engines[0].build.flags["workers"] == 2
     assert found.conversion.conversion.call["mapping"]["tp_size"] == 2
-    assert found.launch.argv.count("-n") == 2
-    assert "--load-model=tensorrt_llm_lookahead" in found.launch.argv
 
 
 @pytest.mark.parametrize(
     ("overrides", "processes", "ranks"),
     [
+        ((), 2, [None]),
+        ((".speculation=both",), 2, [None, None]),
         ((".orchestrator=true",), 1, [None]),
         ((".orchestrator=true", ".speculation=both"), 1, [None, None]),
         ((".orchestrator=true", ".spawn_processes=false"), 3, ["1,2"]),
@@ -179,8 +179,8 @@ def test_ranks_reach_workers_mapping_and_launch():
 def test_an_orchestrator_is_one_process_or_one_more_than_all_ranks(overrides, processes, ranks):
     found = plan("model.parallelism.tensor=2", *overrides)
     assert found.world_size == found.engines[0].build.flags["workers"] == 2
-    assert found.launch.argv.count("-n") == processes
     assert [stage.instance.participant_ids for stage in found.engines] == ranks
+    assert trt_case("model.parallelism.tensor=2", *overrides).num_processes == processes
 
 
 def test_engines_under_a_folder_with_a_telling_name_are_refused(tmp_path):
@@ -193,10 +193,11 @@ def test_the_text_holds_every_call_and_the_file_the_plan(tmp_path):
     where = places({"LOOKAHEAD_ENGINES": str(tmp_path), "LOOKAHEAD_HOME": str(places().home)})
     resolved = trt_config("llama2-13b", "latency", ".speculation=both")
     found = plan_for(resolved, where)
-    text = full_text(found)
+    text = full_text(found, ["docker build image", "docker run server"])
     assert text.count("trtllm-build ") == 2
     assert "No part of this plan has been run" in text
-    assert json.loads(write_plan(found, resolved, where).read_text()) == found.to_json()
+    assert "serving\n  docker build image\n  docker run server\n" in text
+    assert json.loads(write_plan(found.to_json(), resolved, where).read_text()) == found.to_json()
 
 
 def test_the_builder_offers_the_plan_to_the_command_line():
