@@ -21,6 +21,7 @@ from pipeline.decoding.cost import CostPoint
 from pipeline.engine.artifact import Artifact
 from pipeline.engine.cost_curve import CostRow, save_cost_curve
 from pipeline.errors import UserError
+from pipeline.tuning.cost_curve import FINE, WIDE
 from pipeline.tuning.cost_curve import measure as measure_cost_curve
 
 
@@ -152,8 +153,9 @@ def _cost_curve(opened: InProcess, progress: Progress) -> list[CostRow]:
             f"{1000 * point.seconds:.1f} ms"
         )
 
-    points = measure_cost_curve(opened.engine, on_point=tell)
     artifact = opened.artifact
+    grid = FINE if artifact.resolved.device == "cpu" else WIDE
+    points = measure_cost_curve(opened.engine, grid, on_point=tell)
     path = save_cost_curve(artifact.folder, artifact.manifest.fingerprint_digest, tuple(points))
     progress.on_note(f"cost curve: {path}")
     return [CostRow(**asdict(point)) for point in points]

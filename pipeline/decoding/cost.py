@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
@@ -23,8 +24,8 @@ class CostPoint:
 class CostCurve:
     """Times of passes by number of tokens, measured at some batch sizes and context lengths.
 
-    Between two measured points time is taken as linear, below the first point as constant, and beyond the last one it
-    grows with the slope of the last two: a pass never costs less than a smaller one.
+    Between two measured points time is taken as linear and below the first point as constant. Beyond the last one it
+    grows with the slope of the last two, and at least in proportion: what was not measured must not look free.
     """
 
     points: tuple[CostPoint, ...]
@@ -33,7 +34,7 @@ class CostCurve:
         if not self.points:
             raise ValueError("a cost curve needs at least one measured point")
         for point in self.points:
-            if point.num_tokens < 1 or point.batch_size < 1 or point.context_len < 0 or not point.seconds > 0:
+            if point.num_tokens < 1 or point.batch_size < 1 or point.context_len < 0 or not 0 < point.seconds < inf:
                 raise ValueError(f"{point} is no measurement: counts must be positive and the time above 0")
 
     def seconds(self, num_tokens: int, batch_size: int, context_len: int) -> float:
@@ -71,7 +72,9 @@ class CostCurve:
         result = np.interp(wanted, tokens, times)
         beyond = wanted > tokens[-1]
         if beyond.any():
-            slope = (times[-1] - times[-2]) / (tokens[-1] - tokens[-2]) if len(tokens) > 1 else times[-1] / tokens[-1]
+            slope = times[-1] / tokens[-1]
+            if len(tokens) > 1:
+                slope = max(slope, (times[-1] - times[-2]) / (tokens[-1] - tokens[-2]))
             result[beyond] = times[-1] + slope * (wanted[beyond] - tokens[-1])
         return result
 

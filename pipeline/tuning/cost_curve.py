@@ -32,6 +32,8 @@ class CostGrid:
 FINE = CostGrid()
 # Enough for a planner, in seconds for a small model.
 COARSE = CostGrid((1, 2, 4, 8, 16, 24, 32, 64), (1, 4, 16), max_pass_tokens=128, num_repeats=3)
+# A GPU's curve may be flat beyond what is worth measuring on a CPU, and its passes are short. Not run on a GPU.
+WIDE = CostGrid(max_pass_tokens=2048)
 
 
 def measure(

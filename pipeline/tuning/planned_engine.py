@@ -9,7 +9,7 @@ from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.artifact import Artifact
 from pipeline.engine.build import BuildResult, build_engine
 from pipeline.engine.cost_curve import load_cost_curve, save_cost_curve
-from pipeline.tuning.cost_curve import COARSE, measure
+from pipeline.tuning.cost_curve import COARSE, WIDE, measure
 
 Note = Callable[[str], None]
 
@@ -38,5 +38,5 @@ def measure_cost_curve(artifact: Artifact) -> None:
     """Measure a coarse curve and store it; `lookahead bench --cost-curve` puts a finer one in its place."""
     from pipeline.engine.torch.load import load_engine  # slow to import, and not needed when nothing is to be done
 
-    points = measure(load_engine(artifact), COARSE)
+    points = measure(load_engine(artifact), COARSE if artifact.resolved.device == "cpu" else WIDE)
     save_cost_curve(artifact.folder, artifact.manifest.fingerprint_digest, tuple(points))

@@ -46,8 +46,10 @@ class PromptSource:
     def update(self, request_id: str, step: StepResult, nodes: IntArray) -> None:
         request = self._requests[request_id]
         tokens = np.asarray(step.token_ids, np.int32)
-        self._estimator.learn(request.trie, None, "", step.context, tokens)
-        request.text.append(tokens)
+        try:
+            self._estimator.learn(request.trie, None, "", step.context, tokens)
+        finally:  # a gap in the text would be a lie from here on
+            request.text.append(tokens)
 
     def stop(self, request_id: str) -> None:
         self._requests.pop(request_id, None)

@@ -58,9 +58,11 @@ class TrieSource:
     def update(self, request_id: str, step: StepResult, nodes: IntArray) -> None:
         request = self._requests[request_id]
         tokens = np.asarray(step.token_ids, np.int32)
-        self._estimator.learn(request.own, self.trie, request.namespace, step.context, tokens)
-        request.own_text.append(tokens)
-        request.output.append(tokens)
+        try:
+            self._estimator.learn(request.own, self.trie, request.namespace, step.context, tokens)
+        finally:  # a gap in the text would be a lie from here on
+            request.own_text.append(tokens)
+            request.output.append(tokens)
 
     def stop(self, request_id: str) -> None:
         request = self._requests.pop(request_id, None)

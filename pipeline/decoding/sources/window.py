@@ -77,7 +77,7 @@ class WindowSource:
                     state.pool.add(ngram)
             window.advance(len(step.token_ids), choices)
         state.num_proposed = 0
-        before = step.context[len(step.context) - state.max_ngram_size + 1 :]
+        before = step.context[max(0, len(step.context) - state.max_ngram_size + 1) :]
         state.pool.add_text([*before.tolist(), *step.token_ids])
 
     def stop(self, request_id: str) -> None:

@@ -138,14 +138,20 @@ def _move_suffixes(trie: TrieView, root: int, text: IntArray, old: int, new: int
 
 
 @njit(cache=True)
-def open_run(trie: TrieView, root: int, repeated: IntArray, old: int, may_forget: bool) -> int:
-    """Open a run with the last tokens of its sequence, which end before position `old`. Returns the position of
-    the next token, or -1 if that would need more memory."""
-    length = trie.ring_len
-    while not has_room(trie) or load64(trie.meta, HEAD) - load64(trie.meta, OLDEST) + len(repeated) >= length - 4:
+def make_room_for_run(trie: TrieView, num_repeated: int, may_forget: bool) -> bool:
+    """See to it that a run can be opened with so many tokens of its sequence; False if that would need more memory."""
+    while not has_room(trie) or load64(trie.meta, HEAD) - load64(trie.meta, OLDEST) + num_repeated >= trie.ring_len - 4:
         if not may_forget:
-            return -1
+            return False
         forget_oldest(trie)
+    return True
+
+
+@njit(cache=True)
+def open_run(trie: TrieView, root: int, repeated: IntArray, old: int) -> int:
+    """Open a run with the last tokens of its sequence, which are held and end before position `old`. There is room
+    for it. Returns the position of the next token."""
+    length = trie.ring_len
     begin = load64(trie.meta, HEAD)
     store32(trie.ring, begin % length, int32(-root))
     store32(trie.ring, (begin + 1) % length, int32(-1 - len(repeated)))

@@ -22,8 +22,9 @@ from pipeline.decoding.trie.memory import int32, load32, load_float, store32, st
 from pipeline.decoding.trie.nodes import find_child, get
 from pipeline.decoding.trie.workspace import NUM_TRIES, Workspace, workspace_from
 
-# Probability of a token that no context names, and bounds of the learnt doubts.
+# Probability of a token that no context names, and of any token; bounds of the learnt doubts.
 LEAST_SHARE = 1e-6
+LEAST_BELIEF = np.float32(1e-30)
 LEAST_DOUBT, MOST_DOUBT = np.float32(0.0067), np.float32(148.0)
 
 
@@ -59,7 +60,8 @@ def _learn_token(pair: Pair, work: Workspace, row: int, doubts: FloatArray, toke
     for index in range(num - 1, -1, -1):
         weight, share = load_float(work.weights, index), load_float(work.shares, index)
         store_float(work.shares, index, share - below)
-        below = weight * share + (np.float32(1.0) - weight) * below
+        # Where many contexts were sure and wrong, nothing would be left to divide by.
+        below = max(weight * share + (np.float32(1.0) - weight) * below, LEAST_BELIEF)
     escape = np.float32(1.0)
     for index in range(num):
         weight = load_float(work.weights, index)

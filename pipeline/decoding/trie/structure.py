@@ -123,17 +123,19 @@ class Trie:
             kernels.drop_namespace(self.view, root)
 
     def merge(self, other: Trie) -> None:
-        """Insert the texts that another trie holds, oldest first. What it has forgotten or pruned does not come
-        back."""
-        interrupted: dict[tuple[str, bytes], TrieStream] = {}
+        """Insert the texts that another trie holds, oldest first. What it has forgotten does not come back; what it
+        has pruned is counted anew as far as its text is held."""
+        interrupted: dict[tuple[str, bytes], list[TrieStream]] = {}
         for namespace, tokens, num_repeated in other.texts():
-            stream = interrupted.pop((namespace, tokens[:num_repeated].tobytes()), None)
+            # Which of several with the same end goes on does not matter: no string reaches back beyond it.
+            waiting = interrupted.get((namespace, tokens[:num_repeated].tobytes()))
+            stream = waiting.pop() if waiting else None
             if stream is None:
                 stream, num_repeated = self.open(namespace), 0
                 stream.close()
             stream.append(tokens[num_repeated:])
             end = tokens[max(0, len(tokens) - other.branch_length + 1) :]
-            interrupted[namespace, end.tobytes()] = stream
+            interrupted.setdefault((namespace, end.tobytes()), []).append(stream)
 
     def texts(self) -> Iterator[tuple[str, IntArray, int]]:
         """The pieces of text held, oldest first: namespace, tokens [len], and how many of them repeat the end of
@@ -263,12 +265,14 @@ class TrieStream:
     def _open_run(self, root: int, may_forget: bool) -> bool:
         """Go on at the head of the ring; False if memory must grow first."""
         trie = self._trie
+        if not kernels.make_room_for_run(trie.view, len(self._end), may_forget):
+            return False
+        # Asked only now: the room may have been made by forgetting just this.
         if not self._is_held():
             self._end = NOTHING
-        position = int(kernels.open_run(trie.view, root, self._end, self._position, may_forget))
-        if position >= 0:
-            self._position, self._limit, self._epoch = position, 0, int(trie.arrays.meta[EPOCH])
-        return position >= 0
+        self._position = int(kernels.open_run(trie.view, root, self._end, self._position))
+        self._limit, self._epoch = 0, int(trie.arrays.meta[EPOCH])
+        return True
 
 
 def _least_nodes(branch_length: int) -> int:

@@ -22,9 +22,15 @@ def test_time_is_linear_between_measurements_and_in_context() -> None:
 
 
 def test_beyond_the_last_measurement_the_last_slope_goes_on() -> None:
-    curve = cost_curve([(1, 1, 0, 0.01), (11, 1, 0, 0.02)])
-    assert curve.seconds(21, 1, 0) == pytest.approx(0.03)
+    curve = cost_curve([(1, 1, 0, 0.01), (11, 1, 0, 0.11), (12, 1, 0, 0.15)])
+    assert curve.seconds(14, 1, 0) == pytest.approx(0.23)
     assert cost_curve([(10, 1, 0, 0.01)]).seconds(20, 1, 0) == pytest.approx(0.02)
+
+
+def test_what_was_not_measured_is_not_free() -> None:
+    """A curve may be flat as far as it was measured, or end with a point that was disturbed less than the others."""
+    curve = cost_curve([(1, 1, 0, 1.0), (32, 1, 0, 2.0), (64, 1, 0, 1.98)])
+    assert curve.seconds(128, 1, 0) == pytest.approx(2 * 1.98)
 
 
 def test_the_nearest_batch_size_counts_and_of_repeated_measurements_the_quickest() -> None:
@@ -38,6 +44,8 @@ def test_what_is_no_measurement_is_refused() -> None:
         CostCurve(())
     with pytest.raises(ValueError, match="no measurement"):
         cost_curve([(1, 1, 0, 0.0)])
+    with pytest.raises(ValueError, match="no measurement"):
+        cost_curve([(1, 1, 0, float("inf"))])
 
 
 @settings(deadline=None)

@@ -69,8 +69,19 @@ def test_a_window_is_sent_whole_or_not_at_all() -> None:
         assert [(len(tree), tree.num_fixed) for tree in trees] == [(2, 0), (0, 0)]
 
 
-def test_a_window_that_does_not_pay_is_dropped_with_everything_else() -> None:
+def test_a_window_that_does_not_pay_is_dropped() -> None:
     assert AdaptivePlanner(STEEP).plan([item(0.01, 0.001, num_fixed=2)], 100) == [EMPTY_TREE]
+
+
+def test_a_window_that_does_not_pay_costs_nobody_else_a_draft() -> None:
+    curve = cost_curve([(1, 2, 0, 1.0), (5, 2, 0, 1.1), (210, 2, 0, 10.0)])
+    window, good = item(*[1e-6] * 200, num_fixed=200), item(0.95, 0.9)
+    assert [len(tree) for tree in AdaptivePlanner(curve).plan([good, window], 1000)] == [2, 0]
+    # Nor the request that it belongs to.
+    tree = tree_from_lists(list(range(203)), [*range(-1, 199), -1, 200, 201], [*[1e-6] * 200, 0.9, 0.8, 0.7])
+    own = PlanItem(DraftTree(tree.token_ids, tree.parents, tree.probabilities, None, 200), 1, 100)
+    (sent,) = AdaptivePlanner(curve).plan([own], 1000)
+    assert sent.token_ids.tolist() == [200, 201, 202]
 
 
 def test_fixed_sends_everything_that_fits_untouched() -> None:

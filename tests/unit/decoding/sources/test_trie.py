@@ -107,3 +107,27 @@ def test_an_empty_update_and_one_with_a_tree_are_taken():
     tree = chain([12, 13])
     source.update("r", StepResult(PROMPT, tree, [0], [12, 20]), np.asarray([0, 1], np.int32))
     assert source.trie.count(np.asarray([12, 20], np.int32)) == 1
+
+
+@pytest.mark.parametrize("source", [trie_source(), PromptSource(PromptDraftConfig())])
+def test_one_token_repeated_for_long_then_others_are_learnt_and_taken_in(source):
+    """Then many contexts are sure of the repeated token, and all are wrong."""
+    text = [4, 6, *[5] * 200, 7, 8, 9, 10]
+    source.start("r", PROMPT, "")
+    context = PROMPT.tolist()
+    for token in text:
+        emit(source, "r", context, [token])
+        context.append(token)
+    assert drafted(source, "r", [*context, 7], 1) == [8]
+    assert drafted(source, "r", [*context, 7, 8, 9], 1) == [10]
+    source.stop("r")
+
+
+def test_a_step_is_taken_in_also_where_nothing_could_be_learnt_of_it(monkeypatch):
+    source = trie_source()
+    source.start("r", PROMPT, "")
+    monkeypatch.setattr(source._estimator, "learn", lambda *arguments: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        emit(source, "r", PROMPT.tolist(), [60, 61, 62])
+    monkeypatch.undo()
+    assert drafted(source, "r", [*PROMPT.tolist(), 60, 61, 62, 60], 2) == [61, 62]

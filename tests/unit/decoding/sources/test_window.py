@@ -13,7 +13,7 @@ from pipeline.decoding.lookahead import max_draft_len, window_size
 from pipeline.decoding.request import StepResult
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.sources.window import WindowSource
-from pipeline.decoding.tree import DraftTree, check_tree, path_to
+from pipeline.decoding.tree import EMPTY_TREE, DraftTree, check_tree, path_to
 from pipeline.errors import RequestError
 
 LARGE = DraftBudget(500, 50)
@@ -156,3 +156,12 @@ def test_columns_carry_the_jacobi_trajectory() -> None:
         above = tokens[-1] if parent < 0 else int(tree.token_ids[parent])
         correct += int(tree.token_ids[node]) == successor([above])
     assert correct >= 4
+
+
+def test_a_prompt_shorter_than_an_ngram_counts_whole() -> None:
+    source = started(sizes(2, 5, 4), [1, 2, 3], pool_from_prompt=False)
+    step = StepResult(np.asarray([1, 2, 3], np.int32), EMPTY_TREE, [], [4, 5, 6, 7])
+    source.update("r", step, np.empty(0, np.int32))
+    for first in (1, 2, 3):
+        tree = source.propose("r", np.asarray([9, first], np.int32), LARGE)
+        assert tree.token_ids[tree.num_fixed :].tolist() == list(range(first + 1, first + 5))

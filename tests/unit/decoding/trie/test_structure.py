@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.decoding.trie import Trie
+from pipeline.decoding.trie.layout import bytes_for
 
 _spec = importlib.util.spec_from_file_location("trie_reference", Path(__file__).with_name("reference.py"))
 assert _spec is not None
@@ -144,6 +145,23 @@ def test_a_small_trie_stays_whole_whoever_writes_when(turns, branch_length, voca
             assert trie.count(ids(list(string)), name) <= times
 
 
+@pytest.mark.parametrize("num_between", range(155, 175))
+def test_a_stream_goes_on_anew_when_room_for_it_is_made_by_forgetting_its_end(num_between):
+    """Somewhere in this range its last tokens are the next that will be forgotten."""
+    random = np.random.default_rng(num_between)
+    trie = Trie(4, bytes_for(4 * (4 + 8) + 32) + 12_000)
+    idle = trie.open("a")
+    idle.append(ids([0, 1, 0]))
+    busy = trie.open("b")
+    busy.append(random.integers(0, 2, num_between).astype(np.int32))
+    for _ in range(3):
+        idle.append(ids([int(random.integers(0, 2))]))
+        trie.check()
+        busy.append(random.integers(0, 2, 7).astype(np.int32))
+        trie.insert(random.integers(0, 2, 7).astype(np.int32), "a")
+        trie.check()
+
+
 def test_a_stream_is_known_token_by_token():
     trie = Trie(4)
     stream = trie.open()
@@ -188,6 +206,16 @@ def test_merging_counts_both_tries(pieces):
         for string in strings:
             assert one.count(ids(list(string)), name) >= 1
     assert sum(len(text) - repeated for _, text, repeated in one.texts()) == 5 + sum(len(t) for _, t in pieces)
+
+
+def test_merging_tells_interrupted_texts_with_equal_ends_apart():
+    trie, merged = Trie(4), Trie(4)
+    one, other = trie.open(), trie.open()
+    for stream, tokens in ((one, [1, 2, 3]), (other, [1, 2, 3]), (one, [4]), (other, [5])):
+        stream.append(np.asarray(tokens, np.int32))
+    merged.merge(trie)
+    for text in ([1], [2], [1, 2, 3], [1, 2, 3, 4], [1, 2, 3, 5]):
+        assert merged.count(np.asarray(text)) == trie.count(np.asarray(text))
 
 
 def test_too_little_memory_is_refused_with_what_would_do():
