@@ -24,7 +24,7 @@ class Client(Protocol):
 
     request_id: str
 
-    def send(self, tensors: dict[str, Array], last: bool) -> None: ...
+    def answer(self, tensors: dict[str, Array], *, last: bool) -> None: ...
     def fail(self, error: Exception) -> None: ...
     def is_gone(self) -> bool: ...
 
@@ -76,11 +76,11 @@ class LlmService:
         try:
             async for result in running:
                 if request.streaming:
-                    client.send(output_tensors(request, result), last=bool(result.finished))
+                    client.answer(output_tensors(request, result), last=bool(result.finished))
             if result is None:
                 raise RequestError("the model gave no result")
             if not request.streaming:
-                client.send(output_tensors(request, result), last=True)
+                client.answer(output_tensors(request, result), last=True)
             elif not result.finished:
                 raise RequestError("the request was ended before its output was complete")
         finally:

@@ -27,7 +27,7 @@ class Asked:
         self.gone = False
         self.done = threading.Event()
 
-    def send(self, tensors: dict[str, Array], last: bool) -> None:
+    def answer(self, tensors: dict[str, Array], *, last: bool) -> None:
         self.answers.append(tensors)
         if last:
             self.done.set()

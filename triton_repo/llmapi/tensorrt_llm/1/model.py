@@ -10,32 +10,23 @@ import os
 from pathlib import Path
 from typing import Any
 
-import triton_python_backend_utils as pb_utils
 import yaml
 
 from pipeline.llmapi.service import LlmService
 from pipeline.llmapi.settings import DraftSettings
 from pipeline.llmapi.speculation import llm_arguments
-from pipeline.serving.triton import error_response, response_of, tensors_of
-
-FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+from pipeline.serving.triton import Client, error_response, tensors_of
 
 
-class Client:
-    """One request's way back."""
+class LlmClient(Client):
+    """As `LlmService` wants it."""
 
     def __init__(self, request: Any) -> None:
+        super().__init__(request)
         self.request_id: str = request.request_id()
-        self._sender = request.get_response_sender()
-
-    def send(self, tensors: Any, last: bool) -> None:
-        self._sender.send(response_of(tensors), flags=FINAL if last else 0)
 
     def fail(self, error: Exception) -> None:
-        self._sender.send(error_response(error), flags=FINAL)
-
-    def is_gone(self) -> bool:
-        return bool(self._sender.is_cancelled())
+        self.send(error_response(error), last=True)
 
 
 class TritonPythonModel:
@@ -52,7 +43,7 @@ class TritonPythonModel:
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:
-            self._service.submit(tensors_of(request), Client(request))
+            self._service.submit(tensors_of(request), LlmClient(request))
 
     def finalize(self) -> None:
         self._service.close()
