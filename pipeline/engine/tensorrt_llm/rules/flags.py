@@ -70,25 +70,29 @@ def _wrong_value(flag: facts.Flag, value: FlagValue) -> str | None:
     return None
 
 
-def needed_by_speculation(case: Case) -> Iterator[Problem]:
-    """The builder takes these beside a speculative mode and makes an engine that does not work."""
-    for mode in case.modes:
-        if mode == "none":
-            continue
-        needed: tuple[tuple[str, FlagValue, bool], ...] = (
-            ("max_beam_width", 1, case.flag("max_beam_width") == 1),
-            ("gpt_attention_plugin", "auto", case.flag("gpt_attention_plugin") != "disable"),
-            ("remove_input_padding", "enable", case.enabled("remove_input_padding")),
-        )
-        for name, right, is_right in needed:
-            if not is_right:
-                yield Problem(
-                    build_flag(name),
-                    f"found {case.flag(name)!r}; an engine with tensorrt_llm.speculation = '{case.trt.speculation}' "
-                    f"needs "
-                    f"{right!r}. Remove it.",
-                )
+def needed_for_serving(case: Case) -> Iterator[Problem]:
+    """The builder makes an engine without these too, but the backend does not load it: models are served with in-flight
+    batching."""
+    needed = [("gpt_attention_plugin", "auto"), ("remove_input_padding", "enable")]
+    if "recurrent" in case.traits:
+        needed += [("mamba_conv1d_plugin", "auto"), ("paged_state", "enable")]
+    for name, right in needed:
+        if case.flag(name) == "disable":
+            yield Problem(
+                build_flag(name),
+                f"found 'disable'; engines are served with in-flight batching, which needs {right!r}. Remove it.",
+            )
+
+
+def one_beam(case: Case) -> Iterator[Problem]:
+    """Drafts exclude beam search, and our front model serves one beam."""
+    if (found := case.flag("max_beam_width")) == 1:
         return
+    if case.modes == ("none",):
+        reason = "requests are served with one beam, and more would cost memory for nothing"
+    else:
+        reason = f"an engine with tensorrt_llm.speculation = '{case.trt.speculation}' needs 1"
+    yield Problem(build_flag("max_beam_width"), f"found {found!r}; {reason}. Remove it.")
 
 
 def paged_kv_cache(case: Case) -> Iterator[Problem]:
@@ -111,16 +115,6 @@ def no_context_logits_with_drafts(case: Case) -> Iterator[Problem]:
                 "found true; an engine with drafts cannot gather context logits. Remove it, or set "
                 "tensorrt_llm.speculation to 'none'.",
             )
-
-
-def beam_search_without_drafts_is_not_offered(case: Case) -> Iterator[Problem]:
-    """Our front model serves one beam."""
-    if case.modes == ("none",) and case.flag("max_beam_width") != 1:
-        yield Problem(
-            build_flag("max_beam_width"),
-            f"found {case.flag('max_beam_width')!r}; requests are served with one beam, and more would cost memory for "
-            "nothing. Remove it.",
-        )
 
 
 def streaming_llm_is_gone(case: Case) -> Iterator[Problem]:
@@ -188,10 +182,10 @@ def pp_reduce_scatter_is_for_mixtral(case: Case) -> Iterator[Problem]:
 
 RULES: tuple[Rule, ...] = (
     known_flags,
-    needed_by_speculation,
+    needed_for_serving,
+    one_beam,
     paged_kv_cache,
     no_context_logits_with_drafts,
-    beam_search_without_drafts_is_not_offered,
     streaming_llm_is_gone,
     reduce_fusion_has_something_to_fuse,
     user_buffer_has_its_place,

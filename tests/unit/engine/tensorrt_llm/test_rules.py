@@ -65,6 +65,27 @@ WRONG = [
     (".build_flags.kv_cache_type=disabled .speculation=none", "tensorrt_llm.build_flags.kv_cache_type", "'paged'"),
     (".build_flags.gpt_attention_plugin=disable", "tensorrt_llm.build_flags.gpt_attention_plugin", "'auto'"),
     (".build_flags.remove_input_padding=disable", "tensorrt_llm.build_flags.remove_input_padding", "'enable'"),
+    # the backend's in-flight batching needs these whatever the speculation (supportsInflightBatching)
+    (
+        ".build_flags.gpt_attention_plugin=disable .speculation=none",
+        "tensorrt_llm.build_flags.gpt_attention_plugin",
+        "found 'disable'; engines are served with in-flight batching, which needs 'auto'. Remove it.",
+    ),
+    (
+        ".build_flags.remove_input_padding=disable .speculation=none",
+        "tensorrt_llm.build_flags.remove_input_padding",
+        "found 'disable'; engines are served with in-flight batching, which needs 'enable'. Remove it.",
+    ),
+    (
+        "model.architecture=MambaForCausalLM .build_flags.mamba_conv1d_plugin=disable .speculation=none",
+        "tensorrt_llm.build_flags.mamba_conv1d_plugin",
+        "in-flight batching",
+    ),
+    (
+        "model.architecture=RecurrentGemmaForCausalLM .build_flags.paged_state=disable .speculation=none",
+        "tensorrt_llm.build_flags.paged_state",
+        "in-flight batching",
+    ),
     (".build_flags.max_draft_len=83", "tensorrt_llm.build_flags.max_draft_len", "model.lookahead"),
     (
         ".build_flags.speculative_decoding_mode=medusa",
