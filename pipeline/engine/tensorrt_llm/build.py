@@ -14,6 +14,8 @@ from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.artifact import ENGINE, TOKENIZER, share_folder
 from pipeline.engine.fingerprint import Fingerprint
 from pipeline.engine.tensorrt_llm import rules
+from pipeline.engine.tensorrt_llm.case import case_of
+from pipeline.engine.tensorrt_llm.conversion import calibration_folder
 from pipeline.engine.tensorrt_llm.environment import detect, engine_libraries, require_ready
 from pipeline.engine.tensorrt_llm.plan import Plan, plan_for
 from pipeline.engine.tensorrt_llm.shape import shape_of
@@ -54,10 +56,16 @@ def fingerprint(resolved: ResolvedConfig, checkpoint_hash: str) -> Fingerprint:
 
 
 def require_resources(resolved: ResolvedConfig, folder: Path) -> None:
-    """Raises BuildError if TensorRT-LLM, the GPU, disk or memory will not do."""
+    """Raises BuildError if TensorRT-LLM, the GPU, disk or memory will not do, or calibration texts are missing."""
     import psutil
 
     whole = plan_for(resolved)
+    texts = calibration_folder(case_of(resolved))
+    if texts is not None and not texts.is_dir():
+        raise BuildError(
+            f"tensorrt_llm.calib_dataset: found '{resolved.profile.tensorrt_llm.calib_dataset}'; there is no folder "
+            f"{texts}. Correct the path, or name a data set such as 'cnn_dailymail'."
+        )
     require_ready(detect(), resolved, whole.world_size)
     require_space(folder, whole.estimate.disk_bytes, f"The engine of {resolved.model.name}", BuildError)
     needed, available = whole.estimate.host_bytes, psutil.virtual_memory().available

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
+from pipeline.config.schema import TensorRTLLMConfig
 from pipeline.engine.tensorrt_llm import facts
 from pipeline.engine.tensorrt_llm.case import KV_QUANT_ALGOS, QUANT_ALGOS, Case
 
@@ -92,29 +93,52 @@ def known_script_flags(family: str) -> frozenset[str]:
     return frozenset(facts.script_flags(family)) or frozenset(_COMMON_FLAGS)
 
 
-def needed_script_flags(case: Case) -> dict[str, str]:
-    """Options that the family's script must have, each with the setting that needs it."""
+class ScriptNeed(NamedTuple):
+    """A setting that takes an option of the family's script. option: None where no script can do it. found: its value;
+    plain: the value that needs no option."""
+
+    option: str | None
+    key: str
+    found: object
+    plain: object
+
+
+def needs_of_script(case: Case) -> list[ScriptNeed]:
+    """What is asked of a family's script beyond the plain conversion on tensor-parallel ranks."""
     trt, ranks = case.trt, case.model.parallelism
-    needed = {}
-    if trt.quantization in _WEIGHT_ONLY_PRECISION:
-        needed["use_weight_only"] = f"tensorrt_llm.quantization = '{trt.quantization}'"
-    elif trt.quantization != "none":
-        needed["(calibration)"] = f"tensorrt_llm.quantization = '{trt.quantization}'"
-    if trt.kv_cache_dtype == "int8":
-        needed["int8_kv_cache"] = "tensorrt_llm.kv_cache_dtype = 'int8'"
-    elif trt.kv_cache_dtype == "fp8":
-        needed["fp8_kv_cache"] = "tensorrt_llm.kv_cache_dtype = 'fp8'"
-    if ranks.pipeline > 1:
-        needed["pp_size"] = f"model.parallelism.pipeline = {ranks.pipeline}"
-    if trt.context_parallel > 1:
-        needed["cp_size"] = f"tensorrt_llm.context_parallel = {trt.context_parallel}"
-    for name, setting, size in (
-        ("moe_tp_size", "moe_tensor_parallel", trt.moe_tensor_parallel),
-        ("moe_ep_size", "moe_expert_parallel", trt.moe_expert_parallel),
-    ):
-        if size > 0:
-            needed[name] = f"tensorrt_llm.{setting} = {size}"
-    return needed
+    asked: list[tuple[str | None, str, object, object]] = [
+        ("use_weight_only" if trt.quantization in _PLAIN else None, "quantization", trt.quantization, "none"),
+        (f"{trt.kv_cache_dtype}_kv_cache", "kv_cache_dtype", trt.kv_cache_dtype, "auto"),
+        ("cp_size", "context_parallel", trt.context_parallel, 1),
+    ]
+    if "moe" in case.traits:
+        asked.append(("moe_tp_size", "moe_tensor_parallel", trt.moe_tensor_parallel, -1))
+        asked.append(("moe_ep_size", "moe_expert_parallel", trt.moe_expert_parallel, -1))
+    if is_calibrated(case):
+        asked.append(("calib_size", "calib_size", trt.calib_size, TensorRTLLMConfig().calib_size))
+    needs = [ScriptNeed(option, f"tensorrt_llm.{name}", found, plain) for option, name, found, plain in asked]
+    needs.append(ScriptNeed("pp_size", "model.parallelism.pipeline", ranks.pipeline, 1))
+    return [need for need in needs if need.found != need.plain]
+
+
+def is_calibrated(case: Case) -> bool:
+    """Whether the conversion runs texts through the model to find scales."""
+    return method_of(case) in ("quantize", "quantize.py") or case.trt.kv_cache_dtype == "int8"
+
+
+def calibration_folder(case: Case) -> Path | None:
+    """The folder that calibration texts are read from; None if they are a data set with a name, or none are read.
+
+    Whatever looks like a path is one. The stages run in folders of their own, so it is made absolute."""
+    written = case.trt.calib_dataset
+    path = Path(written).expanduser()
+    is_folder = written.startswith(("/", ".", "~")) or path.is_dir()
+    return path.resolve() if is_folder and is_calibrated(case) else None
+
+
+def calib_dataset_of(case: Case) -> str:
+    """Calibration texts as the converters are told of them."""
+    return str(calibration_folder(case) or case.trt.calib_dataset)
 
 
 def mapping_arguments(case: Case) -> dict[str, int]:
@@ -161,7 +185,7 @@ def conversion_of(case: Case, source: Path, output: Path, request: Path) -> Conv
     if method == "quantize":
         call["calibration"] = {
             "device": "cuda",
-            "calib_dataset": case.trt.calib_dataset,
+            "calib_dataset": calib_dataset_of(case),
             "calib_batches": case.trt.calib_size,
             "calib_batch_size": 1,
             "calib_max_seq_length": 512,
@@ -197,6 +221,10 @@ def _convert_argv(case: Case, source: Path, output: Path) -> tuple[str, ...]:
         options += ["--use_weight_only", "--weight_only_precision", _WEIGHT_ONLY_PRECISION[trt.quantization]]
     if trt.kv_cache_dtype != "auto":
         options.append(f"--{trt.kv_cache_dtype}_kv_cache")
+    if is_calibrated(case):
+        options += ["--calib_dataset", calib_dataset_of(case)]
+        if "calib_size" in known_script_flags(family):
+            options += ["--calib_size", str(trt.calib_size)]
     return ("python3", script, *options)
 
 
@@ -208,7 +236,7 @@ def _quantize_argv(case: Case, source: Path, output: Path) -> tuple[str, ...]:
         "dtype": case.resolved.dtype,
         "qformat": _QFORMATS[trt.quantization],
         "kv_cache_dtype": trt.kv_cache_dtype,
-        "calib_dataset": trt.calib_dataset,
+        "calib_dataset": calib_dataset_of(case),
         "calib_size": trt.calib_size,
         "calib_max_seq_length": 512,
         "batch_size": 1,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from pipeline.engine.tensorrt_llm import facts
 from pipeline.engine.tensorrt_llm.case import Case
+from pipeline.engine.tensorrt_llm.conversion import calibration_folder, method_of
 from pipeline.engine.tensorrt_llm.speculation import effective_branches, triple_of
 
 
@@ -24,8 +26,20 @@ def notes_of(case: Case) -> Iterator[str]:
             f"drafting.strategy = 'trie' belongs to the torch engine here; with tensorrt_llm.speculation = "
             f"'{case.trt.speculation}' there is no engine that verifies drafts from outside."
         )
+    if (texts := calibration_folder(case)) is not None:
+        yield from _of_calibration(case, texts)
     if "sliding_window" in case.traits:
         yield f"{case.model.architecture} limits attention in some layers; the engine keeps the KV cache of all tokens."
+
+
+def _of_calibration(case: Case, texts: Path) -> Iterator[str]:
+    if method_of(case) != "convert_checkpoint.py":
+        yield f"Calibration reads column 'text' of split 'train' in {texts}."
+    elif not any(word in str(texts) for word in ("cnn_dailymail", "lambada")):
+        yield (
+            f"The conversion script finds no texts in {texts}: it tells columns by the path, 'cnn_dailymail' (split "
+            "'train', column 'article') or 'lambada' (split 'validation', column 'text'). Rename the folder."
+        )
 
 
 def _of_lookahead(case: Case) -> Iterator[str]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,14 @@ from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.tensorrt_llm import STAGES, facts
 from pipeline.engine.tensorrt_llm.case import KV_QUANT_ALGOS, QUANT_ALGOS, Case
 from pipeline.engine.tensorrt_llm.container import docker_argv, image_of
-from pipeline.engine.tensorrt_llm.conversion import Conversion, conversion_of, mapping_arguments
+from pipeline.engine.tensorrt_llm.conversion import (
+    Conversion,
+    calib_dataset_of,
+    calibration_folder,
+    conversion_of,
+    is_calibrated,
+    mapping_arguments,
+)
 from pipeline.engine.tensorrt_llm.engine_build import EngineBuild, build_of
 from pipeline.engine.tensorrt_llm.environment import Where, engine_version, where_to_run
 from pipeline.engine.tensorrt_llm.estimate import Estimate, estimate_of
@@ -143,15 +151,16 @@ def _conversion_stage(
         "mapping": mapping_arguments(case),
         "quant_algo": QUANT_ALGOS[trt.quantization],
         "kv_cache_quant_algo": KV_QUANT_ALGOS[trt.kv_cache_dtype],
-        "calibration": [trt.calib_dataset, trt.calib_size] if "quantize" in conversion.method else None,
+        "calibration": [calib_dataset_of(case), trt.calib_size] if is_calibrated(case) else None,
     }
+    texts = calibration_folder(case)
     return ConversionStage(
         folder=folder,
         source=source,
         output=output,
         request=request,
         conversion=conversion,
-        docker_argv=_in_docker(image, conversion.argv, folder, environment, where),
+        docker_argv=_in_docker(image, conversion.argv, folder, environment, where, [texts] if texts else []),
         expected=_expected_checkpoint(case),
         fingerprint=fingerprint,
         digest=_digest(fingerprint),
@@ -216,10 +225,16 @@ def _engine_stage(
 
 
 def _in_docker(
-    image: str, argv: tuple[str, ...], folder: Path, environment: dict[str, str], where: Places
+    image: str,
+    argv: tuple[str, ...],
+    folder: Path,
+    environment: dict[str, str],
+    where: Places,
+    inputs: Sequence[Path] = (),
 ) -> tuple[str, ...]:
+    readable = [where.home, *inputs]
     return docker_argv(
-        image, argv, writable=[where.engines], readable=[where.home], work_dir=folder, environment=environment
+        image, argv, writable=[where.engines], readable=readable, work_dir=folder, environment=environment
     )
 
 

@@ -9,7 +9,7 @@ from pipeline.config.faults import did_you_mean
 from pipeline.config.schema import GgufCheckpoint, LocalCheckpoint
 from pipeline.engine.tensorrt_llm import facts
 from pipeline.engine.tensorrt_llm.case import Case
-from pipeline.engine.tensorrt_llm.conversion import family_of, known_script_flags, method_of, needed_script_flags
+from pipeline.engine.tensorrt_llm.conversion import family_of, known_script_flags, method_of, needs_of_script
 from pipeline.engine.tensorrt_llm.rules.problem import Problem, Rule
 
 
@@ -104,14 +104,13 @@ def script_can_do_it(case: Case) -> Iterator[Problem]:
         )
         return
     known = known_script_flags(family)
-    for flag, setting in needed_script_flags(case).items():
-        if flag not in known:
-            key, _, value = setting.partition(" = ")
+    for need in needs_of_script(case):
+        if need.option not in known:
+            lack = "cannot calibrate weights" if need.option is None else f"has no option --{need.option}"
             yield Problem(
-                key,
-                f"found {value}; {case.model.architecture} is converted by the script of '{family}', which has no "
-                f"option "
-                f"{flag} (known: {', '.join(sorted(known))}). Use the default.",
+                need.key,
+                f"found {need.found!r}; {case.model.architecture} is converted by the script of '{family}', which "
+                f"{lack}. Use {need.plain!r}.",
             )
 
 

@@ -52,3 +52,11 @@ def test_estimates_grow_with_the_engines(speculation, engines):
     assert found.engine_bytes == engines * one.engine_bytes
     assert found.disk_bytes - found.engine_bytes == one.disk_bytes - one.engine_bytes
     assert found.gpu.weight_bytes == engines * one.gpu.weight_bytes
+
+
+def test_missing_calibration_texts_are_told_before_the_stages(ready, tmp_path):
+    asked = (".quantization=fp8", f".calib_dataset={tmp_path / 'texts'}")
+    with pytest.raises(BuildError, match=r"tensorrt_llm\.calib_dataset: found '.*/texts'; there is no folder"):
+        build.require_resources(trt_config("tiny-random-llama", "latency", *asked), tmp_path)
+    (tmp_path / "texts").mkdir()
+    build.require_resources(trt_config("tiny-random-llama", "latency", *asked), tmp_path)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.engine.tensorrt_llm import facts
-from pipeline.engine.tensorrt_llm.conversion import conversion_of, method_of
+from pipeline.engine.tensorrt_llm.conversion import calibration_folder, conversion_of, method_of
 from tests.trt_configs import trt_case
 
 SOURCE, OUTPUT, REQUEST = Path("/s"), Path("/o"), Path("/r.json")
@@ -114,6 +114,40 @@ def test_script_calls_use_options_that_the_script_has(overrides, script, expecte
     for name, value in given.items():
         choices = facts.script_flags(family).get(name, {}).get("choices")
         assert not choices or value in choices
+
+
+@pytest.mark.parametrize(
+    ("architecture", "texts", "expected"),
+    [
+        ("LlamaForCausalLM", ".calib_size=64", {"calib_dataset": "/my/data", "calib_size": "64"}),
+        ("LlamaForCausalLM", ".calib_size=512", {"calib_dataset": "/my/data", "calib_size": "512"}),
+        ("Qwen2ForCausalLM", ".calib_size=512", {"calib_dataset": "/my/data"}),  # this script knows no size
+        ("GemmaForCausalLM", ".calib_size=512", {"calib_dataset": "/my/data"}),
+    ],
+)
+def test_an_int8_cache_is_calibrated_with_the_texts_that_were_asked_for(architecture, texts, expected):
+    asked = [f"model.architecture={architecture}", ".kv_cache_dtype=int8", ".calib_dataset=/my/data", texts]
+    given = options(convert(*asked).argv)
+    assert {name: value for name, value in given.items() if name.startswith("calib")} == expected
+
+
+def test_a_plain_conversion_is_told_of_no_texts():
+    found = convert(".quantization=int8_wo", ".calib_dataset=/my/data", ".speculation=none")
+    assert "/my/data" not in str(found)
+    assert calibration_folder(trt_case(".calib_dataset=/my/data")) is None
+
+
+@pytest.mark.parametrize(
+    ("written", "folder"),
+    [("cnn_dailymail", None), ("ccdv/cnn_dailymail", None), ("/my/data", "/my/data"), ("./texts", "texts")],
+)
+def test_calibration_texts_are_a_name_or_a_folder(written, folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    case = trt_case(".quantization=fp8", f".calib_dataset={written}")
+    expected = None if folder is None else tmp_path / folder  # an absolute folder stays as it is
+    assert calibration_folder(case) == expected
+    told = conversion_of(case, SOURCE, OUTPUT, REQUEST).call["calibration"]["calib_dataset"]
+    assert told == (written if expected is None else str(expected))
 
 
 @pytest.mark.parametrize("quantization", ["fp8", "int4_awq", "w4a8_awq"])

@@ -149,6 +149,34 @@ def test_stages_are_told_apart_by_what_they_depend_on_and_by_nothing_else():
     assert plan(profile="throughput").conversion.digest == base.conversion.digest
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        [".kv_cache_dtype=int8"],  # convert_checkpoint.py
+        [".quantization=fp8"],  # quantize
+        [".quantization=fp8", ".kv_cache_dtype=int8"],  # quantize.py
+    ],
+)
+def test_calibration_texts_count_and_are_seen_in_the_container(asked):
+    def conversion(*texts: str):
+        return plan(".speculation=none", *asked, *texts).conversion
+
+    base, own = conversion(), conversion(".calib_dataset=/my/data")
+    assert base.fingerprint["calibration"] == ["cnn_dailymail", 512]
+    assert own.fingerprint["calibration"] == ["/my/data", 512]
+    assert len({base.digest, own.digest, conversion(".calib_size=64").digest}) == 3
+    words = own.docker_argv
+    assert words[words.index("/my/data:/my/data:ro") - 1] == "--volume"
+    assert "/my/data" not in " ".join(base.docker_argv)
+    assert "/my/data" not in " ".join(
+        plan(".speculation=none", *asked, ".calib_dataset=/my/data").engines[0].docker_argv
+    )
+
+
+def test_texts_that_nothing_is_calibrated_with_change_nothing():
+    assert plan(".calib_dataset=/my/data", ".calib_size=64").conversion.digest == plan().conversion.digest
+
+
 def test_two_engines_share_memory_and_names():
     first, second = plan(".speculation=both", ".lookahead_kv_share=0.25").engines
     assert (first.instance.triton_model, second.instance.triton_model) == ("tensorrt_llm", "tensorrt_llm_lookahead")
@@ -217,6 +245,9 @@ def test_what_is_unusual_is_noted():
     assert "belongs to the torch engine" in notes(profile="throughput")
     assert "do not name compute capability" not in notes()
     assert "do not name compute capability 89" in notes(".compute_capability=89")
+    assert "finds no texts in /my/data" in notes(".kv_cache_dtype=int8", ".calib_dataset=/my/data")
+    assert "finds no texts" not in notes(".kv_cache_dtype=int8", ".calib_dataset=/my/lambada")
+    assert "column 'text' of split 'train' in /my/data" in notes(".quantization=fp8", ".calib_dataset=/my/data")
 
 
 def test_fingerprints_of_artefacts_never_share_engines_of_other_sizes():

@@ -211,8 +211,27 @@ WRONG = [
         "tensorrt_llm.moe_expert_parallel",
         "calibration",
     ),
-    ("model.architecture=GPTNeoXForCausalLM .quantization=fp8", "tensorrt_llm.quantization", "gptneox"),
-    ("model.architecture=Phi3ForCausalLM .kv_cache_dtype=int8", "tensorrt_llm.kv_cache_dtype", "phi"),
+    (
+        "model.architecture=GPTNeoXForCausalLM .quantization=fp8",
+        "tensorrt_llm.quantization",
+        "found 'fp8'; GPTNeoXForCausalLM is converted by the script of 'gptneox', which cannot calibrate weights. "
+        "Use 'none'.",
+    ),
+    (
+        "model.architecture=Phi3ForCausalLM .kv_cache_dtype=int8",
+        "tensorrt_llm.kv_cache_dtype",
+        "the script of 'phi', which has no option --int8_kv_cache. Use 'auto'.",
+    ),
+    (
+        "model.architecture=Qwen2ForCausalLM .kv_cache_dtype=int8 .calib_size=64",
+        "tensorrt_llm.calib_size",
+        "found 64; Qwen2ForCausalLM is converted by the script of 'qwen', which has no option --calib_size. Use 512.",
+    ),
+    (
+        "model.architecture=GPTNeoXForCausalLM model.parallelism.pipeline=2 .speculation=none",
+        "model.parallelism.pipeline",
+        "has no option --pp_size. Use 1.",
+    ),
     (
         "model.architecture=Grok1ModelForCausalLM .quantization=int8_wo .speculation=none",
         "tensorrt_llm.quantization",
