@@ -57,6 +57,13 @@ _FAMILIES = {
     "DeepseekForCausalLM": "deepseek_v1",
     "DeepseekV2ForCausalLM": "deepseek_v2",
 }
+# Options that a family's script spells otherwise than most.
+_SPELLINGS = {
+    "gemma": {"model_dir": "model-dir", "output_dir": "output-model-dir", "tp_size": "world-size"},
+    "recurrentgemma": {"tp_size": "world_size"},
+}
+# Scripts that read several kinds of checkpoint, and the option that says which.
+_KIND_OPTIONS = {"gemma": "ckpt-type", "recurrentgemma": "ckpt_type"}
 # Options of a family's script that every script has, where no source lists them all.
 _COMMON_FLAGS = ("model_dir", "output_dir", "dtype", "tp_size")
 
@@ -199,31 +206,33 @@ def _convert_argv(case: Case, source: Path, output: Path) -> tuple[str, ...]:
     family = family_of(case.model.architecture)
     assert family is not None, "the rules refuse architectures without a script"
     script = f"{EXAMPLES_ROOT}/{facts.script_folder(family)}/convert_checkpoint.py"
-    ranks, trt = case.model.parallelism, case.trt
-    if family == "gemma":
-        options = ["--ckpt-type", "hf", "--model-dir", str(source), "--output-model-dir", str(output)]
-        options += ["--dtype", case.resolved.dtype, "--world-size", str(ranks.tensor)]
-    else:
-        options = ["--model_dir", str(source), "--output_dir", str(output)]
-        options += ["--dtype", case.resolved.dtype, "--tp_size", str(ranks.tensor)]
-        for name in ("pp_size", "cp_size", "moe_tp_size", "moe_ep_size"):
-            size = {
-                "pp_size": ranks.pipeline,
-                "cp_size": trt.context_parallel,
-                "moe_tp_size": trt.moe_tensor_parallel,
-                "moe_ep_size": trt.moe_expert_parallel,
-            }[name]
-            if size > 1 or (size == 1 and name.startswith("moe")):
-                options += [f"--{name}", str(size)]
-        if "workers" in known_script_flags(family):
-            options += ["--workers", str(case.world_size)]
+    known, ranks, trt = known_script_flags(family), case.model.parallelism, case.trt
+    values: dict[str, object] = {
+        "model_dir": source,
+        "output_dir": output,
+        "dtype": case.resolved.dtype,
+        "tp_size": ranks.tensor,
+    }
+    sizes = {
+        "pp_size": ranks.pipeline,
+        "cp_size": trt.context_parallel,
+        "moe_tp_size": trt.moe_tensor_parallel,
+        "moe_ep_size": trt.moe_expert_parallel,
+    }
+    values |= {name: size for name, size in sizes.items() if size > 1 or (size == 1 and name.startswith("moe"))}
+    if family in _KIND_OPTIONS:
+        values[_KIND_OPTIONS[family]] = "hf"
+    if "workers" in known:
+        values["workers"] = case.world_size
+    spelling = _SPELLINGS.get(family, {})
+    options = [word for name, value in values.items() for word in (f"--{spelling.get(name, name)}", str(value))]
     if trt.quantization in _WEIGHT_ONLY_PRECISION:
         options += ["--use_weight_only", "--weight_only_precision", _WEIGHT_ONLY_PRECISION[trt.quantization]]
     if trt.kv_cache_dtype != "auto":
         options.append(f"--{trt.kv_cache_dtype}_kv_cache")
     if is_calibrated(case):
         options += ["--calib_dataset", calib_dataset_of(case)]
-        if "calib_size" in known_script_flags(family):
+        if "calib_size" in known:
             options += ["--calib_size", str(trt.calib_size)]
     return ("python3", script, *options)
 

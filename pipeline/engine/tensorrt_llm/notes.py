@@ -28,6 +28,11 @@ def notes_of(case: Case) -> Iterator[str]:
         )
     if (texts := calibration_folder(case)) is not None:
         yield from _of_calibration(case, texts)
+    if facts.model_class(case.model.architecture) == "RecurrentGemmaForCausalLM":
+        yield (
+            "The conversion script imports flax, orbax and recurrentgemma, which the container lacks: install the "
+            "requirements.txt beside the script where it runs."
+        )
     if "sliding_window" in case.traits:
         yield f"{case.model.architecture} limits attention in some layers; the engine keeps the KV cache of all tokens."
 

@@ -10,10 +10,13 @@ from typing import Any
 from pipeline.engine.tensorrt_llm.facts import RELEASE_LINE, release_of
 from pipeline.errors import BuildError
 
+# Families whose config.json names no RoPE base, such as Falcon and RecurrentGemma, compute with this one.
+_DEFAULT_ROTARY_BASE = 10000.0
+
 
 def checkpoint_differences(folder: Path, expected: Mapping[str, Any]) -> list[str]:
     """How a converted checkpoint differs from `expected` (keys of its config.json), and which rank files it lacks."""
-    config = _read(folder / "config.json")
+    config = {"rotary_base": _DEFAULT_ROTARY_BASE, **_read(folder / "config.json")}
     found = list(_differences(expected, config, ""))
     ranks = int(expected.get("mapping", {}).get("world_size", 1))
     return found + _missing(folder, [f"rank{rank}.safetensors" for rank in range(ranks)])

@@ -99,6 +99,11 @@ def test_experts_are_mapped():
             "core/gemma",
             {"world-size": "2", "ckpt-type": "hf", "int8_kv_cache": None, "model-dir": "/s", "output-model-dir": "/o"},
         ),
+        (
+            ["model.architecture=RecurrentGemmaForCausalLM", "model.parallelism.tensor=2"],
+            "core/recurrentgemma",
+            {"world_size": "2", "ckpt_type": "hf", "model_dir": "/s", "output_dir": "/o"},
+        ),
         (["model.architecture=GPTNeoXForCausalLM"], "contrib/gptneox", {"tp_size": "1", "model_dir": "/s"}),
     ],
 )

@@ -13,6 +13,7 @@ from pipeline.config.places import places
 from pipeline.engine.tensorrt_llm import facts
 from pipeline.engine.tensorrt_llm.build import execute
 from pipeline.engine.tensorrt_llm.plan import Plan, plan_for
+from pipeline.engine.tensorrt_llm.readback import checkpoint_differences
 from pipeline.engine.tensorrt_llm.stages import run_process
 from pipeline.errors import BuildError, CheckpointError
 from tests.trt_configs import trt_config
@@ -146,6 +147,17 @@ def test_what_comes_out_wrong_is_refused_and_not_taken_for_finished(where, which
         build(where, lambda plan: StandIn(plan, spoil))
     mended, _ = build(where, StandIn)
     assert f"{'convert' if which == 'checkpoint' else 'build lookahead'}" in mended.calls
+
+
+def test_a_base_that_is_not_written_down_is_the_default(where):
+    def without_base(name: str, config: dict) -> None:
+        config.pop("rotary_base", None)
+
+    run, _ = build(where, lambda plan: StandIn(plan, without_base))
+    assert run.calls == ["convert", "build lookahead"]
+    plan = plan_for(trt_config("tiny-random-llama"), where)
+    expected = {**plan.conversion.expected, "rotary_base": 500042.0}
+    assert "rotary_base 10000.0 instead of 500042.0" in checkpoint_differences(plan.conversion.output, expected)
 
 
 def test_a_dropped_size_is_told(where):
