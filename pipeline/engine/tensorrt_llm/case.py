@@ -110,10 +110,11 @@ class Case:
         return self.trt.parameters.get(name)
 
     def kv_cache_reuse(self, mode: Mode) -> bool:
-        """Whether an instance keeps the KV cache of finished requests. NVIDIA's lookahead tests switch it off."""
+        """Whether an instance keeps the KV cache of finished requests. NVIDIA's lookahead tests switch it off, and a
+        recurrent state is not kept with it."""
         if self.trt.enable_kv_cache_reuse is not None:
             return self.trt.enable_kv_cache_reuse
-        return mode != "lookahead" and self.paged_context_off is None
+        return mode != "lookahead" and "recurrent" not in self.traits and self.paged_context_off is None
 
     @property
     def paged_context_off(self) -> str | None:

@@ -103,12 +103,26 @@ def lookahead_sees_all_tokens(case: Case) -> Iterator[Problem]:
         )
 
 
-def recurrent_models_do_not_speculate(case: Case) -> Iterator[Problem]:
-    if "recurrent" in case.traits and case.modes != ("none",):
+def recurrent_states_hold_one_text(case: Case) -> Iterator[Problem]:
+    """A recurrent state cannot go back by a token, be cut into chunks, or be taken up in the middle of a text."""
+    if "recurrent" not in case.traits:
+        return
+    name = case.model.architecture
+    if case.modes != ("none",):
         yield Problem(
             "tensorrt_llm.speculation",
-            f"found '{case.trt.speculation}'; {case.model.architecture} keeps a recurrent state, which rejected drafts "
-            "would spoil. Use 'none'.",
+            f"found '{case.trt.speculation}'; {name} keeps a recurrent state, which rejected drafts would spoil. "
+            "Use 'none'.",
+        )
+    if case.trt.enable_chunked_context:
+        yield Problem(
+            "tensorrt_llm.enable_chunked_context",
+            f"found true; the backend switches it off for {name}, which keeps a recurrent state. Remove it.",
+        )
+    if case.trt.enable_kv_cache_reuse:
+        yield Problem(
+            "tensorrt_llm.enable_kv_cache_reuse",
+            f"found true; {name} keeps a recurrent state, which is not kept with the KV cache. Remove it.",
         )
 
 
@@ -243,7 +257,7 @@ RULES: tuple[Rule, ...] = (
     lookahead_positions,
     lookahead_has_a_kernel,
     lookahead_sees_all_tokens,
-    recurrent_models_do_not_speculate,
+    recurrent_states_hold_one_text,
     heads_of_their_own,
     lookahead_ranks,
     lookahead_on_tested_numbers,

@@ -125,6 +125,16 @@ WRONG = [
     ("model.shape.sliding_window=2048", "tensorrt_llm.speculation", "sliding attention window of 2048"),
     ("model.architecture=Gemma2ForCausalLM", "tensorrt_llm.speculation", "sliding attention window"),
     ("model.architecture=MambaForCausalLM .speculation=trie", "tensorrt_llm.speculation", "recurrent"),
+    (
+        "model.architecture=RecurrentGemmaForCausalLM .speculation=none .enable_chunked_context=true",
+        "tensorrt_llm.enable_chunked_context",
+        "recurrent",
+    ),
+    (
+        "model.architecture=RecurrentGemmaForCausalLM .speculation=none .enable_kv_cache_reuse=true",
+        "tensorrt_llm.enable_kv_cache_reuse",
+        "recurrent",
+    ),
     ("model.architecture=MedusaForCausalLM", "model.architecture", "own speculative mode"),
     (".context_parallel=2", "tensorrt_llm.context_parallel", "context parallelism"),
     ("model.parallelism.pipeline=2", "model.parallelism.pipeline", "allow_unvalidated"),
@@ -391,3 +401,10 @@ def test_all_faults_come_at_once_and_each_once():
 )
 def test_what_is_possible_is_not_refused(overrides):
     assert problems_of(trt_case(*overrides)) == []
+
+
+def test_a_recurrent_model_is_planned_without_reuse():
+    case = trt_case("model.architecture=RecurrentGemmaForCausalLM", ".speculation=none")
+    assert problems_of(case) == []
+    assert case.kv_cache_reuse("none") is False
+    assert trt_case(".speculation=none").kv_cache_reuse("none") is True
