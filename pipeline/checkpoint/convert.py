@@ -56,7 +56,10 @@ def write_tokenizer(checkpoint: Checkpoint, folder: Path) -> None:
 
     arguments: dict[str, Any] = {"gguf_file": checkpoint.gguf_file} if checkpoint.gguf_file else {}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(checkpoint.folder, local_files_only=True, **arguments)
+        # Else transformers would ask at a terminal whether to run code of the checkpoint in this process.
+        tokenizer = AutoTokenizer.from_pretrained(
+            checkpoint.folder, local_files_only=True, trust_remote_code=False, **arguments
+        )
     except (OSError, ValueError, KeyError) as error:
         raise CheckpointError(f"The tokenizer of {checkpoint.folder} cannot be read: {_reason(error)}.") from error
     tokenizer.save_pretrained(folder)

@@ -6,12 +6,13 @@ The token comes from the environment (HF_TOKEN) or the hub's login; HF_HUB_OFFLI
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 
 from pipeline.checkpoint.checkpoint import Checkpoint
 from pipeline.checkpoint.disk import require_space
-from pipeline.checkpoint.local import open_folder
+from pipeline.checkpoint.local import CODE_FILES, open_folder
 from pipeline.config.schema import HubCheckpoint
 from pipeline.errors import CheckpointError
 
@@ -20,8 +21,9 @@ _NEEDED = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt"
 _NOT_NEEDED = ("*/*", "consolidated*")
 
 
-def fetch_from_hub(source: HubCheckpoint, architecture: str, cache_dir: Path) -> Checkpoint:
-    """The snapshot of one commit, downloaded as far as it is not in the cache. Raises CheckpointError."""
+def fetch_from_hub(source: HubCheckpoint, architecture: str, cache_dir: Path, *, with_code: bool = False) -> Checkpoint:
+    """The snapshot of one commit, downloaded as far as it is not in the cache. with_code: its Python code too. Raises
+    CheckpointError."""
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -30,15 +32,16 @@ def fetch_from_hub(source: HubCheckpoint, architecture: str, cache_dir: Path) ->
         RevisionNotFoundError,
     )
 
+    needed = (*_NEEDED, *CODE_FILES) if with_code else _NEEDED
     name = f"{source.repo_id} (revision {source.revision})"
     try:
         if not constants.HF_HUB_OFFLINE:
-            _require_space(source, Path(constants.HF_HUB_CACHE))
+            _require_space(source, needed, Path(constants.HF_HUB_CACHE))
         folder = Path(
             snapshot_download(
                 source.repo_id,
                 revision=source.revision,
-                allow_patterns=list(_NEEDED),
+                allow_patterns=list(needed),
                 ignore_patterns=list(_NOT_NEEDED),
             )
         )
@@ -66,7 +69,7 @@ def fetch_from_hub(source: HubCheckpoint, architecture: str, cache_dir: Path) ->
             f"{name} cannot be fetched from the hub ({type(error).__name__}). "
             "Check the network and run the command again; files already fetched are kept."
         ) from error
-    return open_folder(folder, architecture, cache_dir, hub_hash(source.repo_id, folder.name))
+    return open_folder(folder, architecture, cache_dir, hub_hash(source.repo_id, folder.name), with_code=with_code)
 
 
 def hub_hash(repo_id: str, commit: str) -> str:
@@ -74,7 +77,7 @@ def hub_hash(repo_id: str, commit: str) -> str:
     return hashlib.sha256(f"hub\0{repo_id}\0{commit}".encode()).hexdigest()
 
 
-def _require_space(source: HubCheckpoint, hub_cache: Path) -> None:
+def _require_space(source: HubCheckpoint, patterns: Sequence[str], hub_cache: Path) -> None:
     from huggingface_hub import HfApi, try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -86,7 +89,7 @@ def _require_space(source: HubCheckpoint, hub_cache: Path) -> None:
         return  # without network the cache may still hold everything; the download itself says if it does not
     missing = 0
     for file in info.siblings or []:
-        needed = any(fnmatch(file.rfilename, pattern) for pattern in _NEEDED)
+        needed = any(fnmatch(file.rfilename, pattern) for pattern in patterns)
         if not needed or any(fnmatch(file.rfilename, pattern) for pattern in _NOT_NEEDED):
             continue
         if not isinstance(try_to_load_from_cache(source.repo_id, file.rfilename, revision=info.sha), str):

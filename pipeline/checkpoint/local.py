@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pipeline.checkpoint.architectures import check_architecture, check_rope
+from pipeline.checkpoint.architectures import check_rope
 from pipeline.checkpoint.checkpoint import Checkpoint
 from pipeline.checkpoint.hashing import remembered_sha256
 from pipeline.errors import CheckpointError
@@ -25,17 +25,25 @@ _TOKENIZER_FILES = (
     "chat_template.json",
 )
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+# Code of the checkpoint's own, and the vocabularies that only such code reads.
+CODE_FILES = ("*.py", "*.tiktoken")
 _INDEX = "model.safetensors.index.json"
 
 
-def open_folder(folder: Path, architecture: str, cache_dir: Path, content_hash: str | None = None) -> Checkpoint:
-    """Check a folder and describe it. content_hash: known already, else all files are hashed. Raises
+def open_folder(
+    folder: Path, architecture: str, cache_dir: Path, content_hash: str | None = None, *, with_code: bool = False
+) -> Checkpoint:
+    """Check a folder and describe it. architecture: what it should be; whether a backend serves that, its builder has
+    checked. content_hash: known already, else all files are hashed. with_code: name its Python code too. Raises
     CheckpointError."""
     if not folder.is_dir():
         raise CheckpointError(f"There is no checkpoint folder {folder}. Correct the path in the model config.")
     config = _read_json(folder / "config.json", "a checkpoint needs one")
     found = config.get("architectures") or ["(none named)"]
-    check_architecture(found[0], architecture, str(folder))
+    if found[0] != architecture:
+        raise CheckpointError(
+            f"{folder} is a {found[0]}; the model config says architecture: {architecture}. Correct the config."
+        )
     check_rope(config, str(folder))
     weights = _weight_files(folder)
     for path in weights:
@@ -43,10 +51,11 @@ def open_folder(folder: Path, architecture: str, cache_dir: Path, content_hash: 
     tokenizer = tuple(folder / name for name in _TOKENIZER_FILES if (folder / name).is_file())
     if not any(path.name in _VOCABULARIES for path in tokenizer):
         raise CheckpointError(f"{folder} holds no tokenizer; expected one of {', '.join(_VOCABULARIES)}.")
+    code = tuple(sorted(path for kind in CODE_FILES for path in folder.glob(kind))) if with_code else None
     if content_hash is None:
         others = [path for name in ("config.json", "generation_config.json") if (path := folder / name).is_file()]
-        content_hash = _hash_files((*others, *tokenizer, *weights), cache_dir)
-    return Checkpoint(folder, None, found[0], content_hash, weights, tokenizer)
+        content_hash = _hash_files((*others, *tokenizer, *weights, *(code or ())), cache_dir)
+    return Checkpoint(folder, None, found[0], content_hash, weights, tokenizer, code)
 
 
 def check_safetensors(path: Path) -> None:

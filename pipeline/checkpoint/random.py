@@ -29,7 +29,7 @@ def random_hash(source: RandomCheckpoint, architecture: str) -> str:
 
 def make_random(source: RandomCheckpoint, architecture: str, num_parameters: int, cache_dir: Path) -> Checkpoint:
     """Made once, then found in the cache. Raises CheckpointError if the config class refuses the settings."""
-    check_architecture(architecture, architecture, "The model config's architecture")
+    check_architecture(architecture, "The model config's architecture")
     content_hash = random_hash(source, architecture)
     folder = cache_dir / "random" / content_hash[:16]
     if not (folder / "config.json").is_file():

@@ -134,6 +134,10 @@ class ModelConfig(Frozen):
     gpu_dtype: Dtype = Field("bfloat16", description="Type of weights and activations on a GPU.")
     num_parameters: int = Field(ge=1, description="Parameters, for memory and disk estimates.")
     max_position_embeddings: int = Field(ge=1, description="Longest context the model was made for.")
+    trust_remote_code: bool = Field(
+        False,
+        description="Let TensorRT-LLM's converters run Python code of the checkpoint. Nothing else ever runs it.",
+    )
     chat_template: bool = Field(True, description="Whether the tokenizer brings a chat template that fits the model.")
     shape: ModelShape | None = Field(
         None, description="Sizes as in config.json; the TensorRT-LLM backend plans with them."

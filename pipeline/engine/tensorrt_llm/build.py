@@ -95,11 +95,11 @@ def execute(
     of the stage's log if one fails, or with the differences if what came out is not what was asked for."""
     shape = shape_of(resolved.model)
     assert shape is not None, "the rules refuse models of unknown shape"
+    write_tokenizer(checkpoint, folder / TOKENIZER)  # first, as it may turn out that only code can read it
     run_conversion(whole, checkpoint, resolved.dtype, shape, note, run)
     for stage in whole.engines:
         run_build(whole, stage, note, run)
         share_folder(stage.output, engine_dir(folder / ENGINE, whole, stage.instance.triton_model))
-    write_tokenizer(checkpoint, folder / TOKENIZER)
 
 
 def engine_dir(root: Path, whole: Plan, triton_model: str) -> Path:

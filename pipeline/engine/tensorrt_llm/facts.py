@@ -12,8 +12,16 @@ from typing import Any, Literal
 RELEASE_LINE = "1.2"
 # The first release whose Triton backend reads W, N and G.
 FIRST_WITH_LOOKAHEAD_PARAMETERS = (0, 19)
-# What "llava", "vila" or "exaone" anywhere in a checkpoint's path does: the Llama loader takes other weight names.
-SNIFFED_PATH_WORDS = ("llava", "vila", "exaone")
+# What one of these words anywhere in a checkpoint's path does: the Llama loader takes other weight names.
+_SNIFFED_PATH_WORDS = ("llava", "vila", "exaone")
+# Words that must stand in it: by them the Llama loader finds EXAONE's weights, and ChatGLM's converter the version.
+NEEDED_PATH_WORDS = {
+    "ExaoneForCausalLM": "exaone",
+    "GLMModel": "glm",
+    "ChatGLMModel": "glm",
+    "ChatGLMForCausalLM": "glm",
+    "ChatGLMForConditionalGeneration": "glm",
+}
 # Set, it switches the loader off that every conversion here relies on.
 LOADER_SWITCH = "TRTLLM_DISABLE_UNIFIED_CONVERTER"
 IMAGE = "nvcr.io/nvidia/tritonserver:{tag}-trtllm-python-py3"
@@ -24,6 +32,7 @@ Trait = Literal[
     "recurrent",
     "own_speculation",
     "script_only",
+    "remote_code",
     "multimodal",
     "no_text",
     "sliding_window",
@@ -136,6 +145,14 @@ def architectures() -> tuple[str, ...]:
 def traits(architecture: str) -> frozenset[Trait]:
     """What sets an architecture apart from a plain decoder with rotary positions."""
     return frozenset(_facts()["model_traits"].get(architecture, ()))
+
+
+def misleading_words(architecture: str, path: str) -> tuple[str, ...]:
+    """Words in a path by which the Llama loader takes a checkpoint for another kind of model."""
+    if model_class(architecture) != "LLaMAForCausalLM":
+        return ()
+    right = NEEDED_PATH_WORDS.get(architecture)
+    return tuple(word for word in _SNIFFED_PATH_WORDS if word in path.lower() and word != right)
 
 
 def only_without_engines() -> tuple[str, ...]:

@@ -33,6 +33,8 @@ def notes_of(case: Case) -> Iterator[str]:
             "The conversion script imports flax, orbax and recurrentgemma, which the container lacks: install the "
             "requirements.txt beside the script where it runs."
         )
+    if case.model.trust_remote_code:
+        yield "The conversion runs Python code that comes with the checkpoint (model.trust_remote_code)."
     if "sliding_window" in case.traits:
         yield f"{case.model.architecture} limits attention in some layers; the engine keeps the KV cache of all tokens."
 

@@ -151,6 +151,7 @@ def _conversion_stage(
         "mapping": mapping_arguments(case),
         "quant_algo": QUANT_ALGOS[trt.quantization],
         "kv_cache_quant_algo": KV_QUANT_ALGOS[trt.kv_cache_dtype],
+        "trust_remote_code": case.model.trust_remote_code,
         "calibration": [calib_dataset_of(case), trt.calib_size] if is_calibrated(case) else None,
     }
     texts = calibration_folder(case)
@@ -240,15 +241,11 @@ def _in_docker(
 
 def _refuse_sniffed(folder: Path, resolved: ResolvedConfig) -> None:
     """The Llama loader reads meaning into the words of a path; the rules have looked at names, this at the place."""
-    if facts.model_class(resolved.model.architecture) != "LLaMAForCausalLM":
-        return
-    for word in facts.SNIFFED_PATH_WORDS:
-        if word in str(folder).lower() and resolved.model.architecture != "ExaoneForCausalLM":
-            raise ConfigError(
-                f"LOOKAHEAD_ENGINES: found {folder}; TensorRT-LLM's Llama loader takes '{word}' in a path for "
-                f"another kind "
-                "of model and loads wrong weights. Set it to a folder without that word."
-            )
+    for word in facts.misleading_words(resolved.model.architecture, str(folder)):
+        raise ConfigError(
+            f"LOOKAHEAD_ENGINES: found {folder}; TensorRT-LLM's Llama loader takes '{word}' in a path for another kind "
+            "of model and loads wrong weights. Set it to a folder without that word."
+        )
 
 
 def _digest(value: object) -> str:

@@ -81,7 +81,8 @@ def run_build(plan: Plan, stage: EngineStage, note: Note, run: Run = run_process
 def write_source(checkpoint: Checkpoint, dtype: Dtype, folder: Path) -> dict[str, Any]:
     """A checkpoint folder as the converters read it; returns its normalised config.json.
 
-    Weights are linked or copied into the folder, because a container sees no other; a GGUF file becomes safetensors."""
+    Weights are linked or copied into the folder, because a container sees no other; a GGUF file becomes safetensors.
+    Code of the checkpoint comes along only if it may be run."""
     folder.mkdir(parents=True)
     if checkpoint.gguf_file is not None:
         write_weights(checkpoint, dtype, folder)
@@ -90,10 +91,16 @@ def write_source(checkpoint: Checkpoint, dtype: Dtype, folder: Path) -> dict[str
         for path in checkpoint.folder.iterdir():
             if path.is_file() and path.suffix in (".json", ".safetensors", ".model", ".txt", ".jinja"):
                 _link(path.resolve(), folder / path.name)
-    path = folder / "config.json"
-    config = normalized(json.loads(path.read_text(encoding="utf-8")), str(checkpoint.folder))
-    path.unlink()  # it may be a link to the checkpoint's own file, which must stay as it is
-    path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    for path in checkpoint.code_files or ():
+        _link(path.resolve(), folder / path.name)
+    config = normalized(_read_json(folder / "config.json"), str(checkpoint.folder))
+    tokenizer = folder / "tokenizer_config.json"
+    if checkpoint.code_files is None:
+        # The converters run whatever code a checkpoint names, also where transformers has the model itself.
+        config.pop("auto_map", None)
+        if tokenizer.is_file() and "auto_map" in (settings := _read_json(tokenizer)):
+            _write_json(tokenizer, {name: value for name, value in settings.items() if name != "auto_map"})
+    _write_json(folder / "config.json", config)
     return config
 
 
@@ -142,6 +149,16 @@ def _require_shape(config: Mapping[str, Any], checkpoint: Checkpoint, shape: Mod
         raise CheckpointError(
             f"{checkpoint.folder} is not the model that was planned: {'; '.join(wrong)}. Correct model.shape."
         )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return value
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.unlink()  # it may be a link to the checkpoint's own file, which must stay as it is
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
 def _link(source: Path, target: Path) -> None:

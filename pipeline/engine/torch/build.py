@@ -25,7 +25,7 @@ def check(resolved: ResolvedConfig) -> None:
     """Raises CheckpointError for an architecture that the torch engine does not serve, BuildError for one, or a device,
     whose weights it does not quantise."""
     architecture = resolved.model.architecture
-    check_architecture(architecture, architecture, f"The model {resolved.model.name}")
+    check_architecture(architecture, f"The model {resolved.model.name}")
     if resolved.model.parallelism.tensor > 1:
         _check_tensor_parallel(architecture)
     if not _is_int8(resolved):

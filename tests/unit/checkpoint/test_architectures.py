@@ -49,12 +49,12 @@ def test_every_promised_architecture_is_served_or_refused_with_a_reason() -> Non
 @pytest.mark.parametrize("name", SUPPORTED_ARCHITECTURES)
 def test_transformers_knows_what_is_served(name: str) -> None:
     assert hasattr(transformers, name)
-    check_architecture(name, name, "here")
+    check_architecture(name, "here")
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_refusal_gives_its_reason(name: str) -> None:
     with pytest.raises(CheckpointError, match=name) as caught:
-        check_architecture(name, name, "here")
+        check_architecture(name, "here")
     assert REFUSED[name] in str(caught.value)
     assert hasattr(transformers, name) != ("no modelling code" in REFUSED[name])

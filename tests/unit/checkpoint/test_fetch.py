@@ -180,10 +180,6 @@ def spoil_architecture(folder: Path) -> None:
     (folder / "config.json").write_text('{"architectures": ["MambaForCausalLM"]}', encoding="utf-8")
 
 
-def spoil_falcon(folder: Path) -> None:
-    (folder / "config.json").write_text('{"architectures": ["FalconForCausalLM"]}', encoding="utf-8")
-
-
 def spoil_rope(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     config["rope_parameters"] = {"rope_type": "dynamic", "factor": 2.0}
@@ -210,8 +206,10 @@ def spoil_other_architecture(folder: Path) -> None:
         (spoil_pickle, "Convert them to safetensors"),
         (spoil_gguf, "source: gguf"),
         (spoil_config, "is no valid JSON"),
-        (spoil_architecture, "is a MambaForCausalLM, which is not supported. Supported: LlamaForCausalLM"),
-        (spoil_falcon, "is not supported: transformers computes its attention inside the model"),
+        (
+            spoil_architecture,
+            "is a MambaForCausalLM; the model config says architecture: LlamaForCausalLM. Correct the config.",
+        ),
         (spoil_rope, "rotary embeddings of type 'dynamic'"),
         (spoil_layered_rope, "rotary embeddings of type 'longrope'"),
         (spoil_other_architecture, "the model config says architecture: LlamaForCausalLM"),
@@ -226,6 +224,27 @@ def test_spoilt_folder_is_refused_with_one_sentence(spoil: Any, expected: str, f
     text = fault(LocalCheckpoint(path=str(folder)), tmp_path)
     assert expected in text
     assert "\n" not in text
+
+
+def test_whether_a_backend_serves_a_kind_of_model_is_not_asked_here(folder: Path, tmp_path: Path) -> None:
+    """TensorRT-LLM converts kinds that the torch engine does not serve; builders judge before anything is fetched."""
+    (folder / "config.json").write_text('{"architectures": ["FalconForCausalLM"]}', encoding="utf-8")
+    found = fetch(model_of(LocalCheckpoint(path=str(folder)), "FalconForCausalLM"), tmp_path)
+    assert found.architecture == "FalconForCausalLM"
+
+
+def test_code_of_a_checkpoint_is_named_and_counts_only_if_it_is_trusted(folder: Path, tmp_path: Path) -> None:
+    model = model_of(LocalCheckpoint(path=str(folder)))
+    trusted = model.model_copy(update={"trust_remote_code": True})
+    plain = fetch(model, tmp_path)
+    (folder / "modeling_own.py").write_text("raise SystemExit", encoding="utf-8")
+    (folder / "own.tiktoken").write_text("", encoding="utf-8")
+    assert fetch(model, tmp_path) == plain
+    assert plain.code_files is None
+    first = fetch(trusted, tmp_path)
+    assert first.code_files == (folder / "modeling_own.py", folder / "own.tiktoken")
+    (folder / "modeling_own.py").write_text("raise SystemExit(1)", encoding="utf-8")
+    assert fetch(trusted, tmp_path).content_hash not in (first.content_hash, plain.content_hash)
 
 
 # --- GGUF -----------------------------------------------------------------------------------------------------------

@@ -26,10 +26,10 @@ from pipeline.config.schema import HubCheckpoint, ModelConfig
 from pipeline.errors import CheckpointError
 
 told = []
-for repo_id, revision in json.loads(sys.argv[1]):
+for repo_id, revision, *trusted in json.loads(sys.argv[1]):
     model = ModelConfig(
         name="tiny", architecture="LlamaForCausalLM", num_parameters=10, max_position_embeddings=64,
-        checkpoint=HubCheckpoint(repo_id=repo_id, revision=revision),
+        checkpoint=HubCheckpoint(repo_id=repo_id, revision=revision), trust_remote_code=bool(trusted),
     )
     try:
         found = fetch(model, pathlib.Path(sys.argv[2]))
@@ -52,6 +52,8 @@ FILES = {
     "consolidated.safetensors": weights(),
     "original/consolidated.00.pth": b"x",
     "README.md": b"# readme",
+    "modeling_own.py": b"raise SystemExit",
+    "own.tiktoken": b"",
 }
 
 
@@ -113,7 +115,7 @@ def endpoint() -> Iterator[str]:
     thread.join()
 
 
-def fetch_all(wanted: list[tuple[str, str]], tmp_path: Path, **environment: str) -> list[Any]:
+def fetch_all(wanted: list[tuple[str, ...]], tmp_path: Path, **environment: str) -> list[Any]:
     own = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     own |= {"HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1", **environment}
     command = [sys.executable, "-c", SCRIPT, json.dumps(wanted), str(tmp_path / "cache")]
@@ -142,3 +144,11 @@ def test_needed_files_are_fetched_with_the_token_and_refusals_are_sentences(endp
     )
     assert unreachable[0] == public, "the cache serves without a connection too"
     assert "the hub cannot be reached" in unreachable[1]
+
+
+def test_code_is_fetched_only_for_who_trusts_it(endpoint: str, tmp_path: Path) -> None:
+    plain, trusted = fetch_all(
+        [("some/public", "main"), ("some/public", "main", "trusted")], tmp_path, HF_ENDPOINT=endpoint
+    )
+    assert plain == ["config.json", "model.safetensors", "tokenizer.json"]
+    assert trusted == [*plain[:1], "model.safetensors", "modeling_own.py", "own.tiktoken", "tokenizer.json"]

@@ -124,23 +124,42 @@ def grok_takes_no_quantisation(case: Case) -> Iterator[Problem]:
         )
 
 
+def code_is_trusted(case: Case) -> Iterator[Problem]:
+    """Beside TensorRT-LLM 1.2, transformers has no class for these; the converters run the checkpoint's own."""
+    if "remote_code" in case.traits and not case.model.trust_remote_code:
+        yield Problem(
+            "model.trust_remote_code",
+            f"found false; checkpoints of {case.model.architecture} bring Python code that the conversion has to run. "
+            "Read it, pin its revision and set this to true (the tokenizer must work without code), or use a model "
+            "that brings none.",
+        )
+
+
+def path_says_what_it_is(case: Case) -> Iterator[Problem]:
+    """Some families are told by a word in the path of the checkpoint; its copy lies in a folder of the model's name."""
+    word = facts.NEEDED_PATH_WORDS.get(case.model.architecture)
+    if word is not None and word not in case.model.name:
+        yield Problem(
+            "model.name",
+            f"found '{case.model.name}'; TensorRT-LLM converts {case.model.architecture} rightly only if the path of "
+            f"the checkpoint contains '{word}'. Rename the model config, e.g. to '{word}-{case.model.name}', or the "
+            "folder that is given as --model.",
+        )
+
+
 def path_means_nothing_else(case: Case) -> Iterator[Problem]:
     """The Llama loader looks for words in the folder's name and then takes other weight names."""
-    if facts.model_class(case.model.architecture) != "LLaMAForCausalLM":
-        return
     source = case.model.checkpoint
     named = [("model.name", case.model.name)]
     if isinstance(source, LocalCheckpoint | GgufCheckpoint):
         named.append(("model.checkpoint.path", str(Path(source.path))))
     for key, text in named:
-        for word in facts.SNIFFED_PATH_WORDS:
-            if word in text.lower() and case.model.architecture != "ExaoneForCausalLM":
-                yield Problem(
-                    key,
-                    f"found {text!r}; TensorRT-LLM's Llama loader takes '{word}' in a path for another kind of model "
-                    f"and "
-                    "loads wrong weights. Rename it.",
-                )
+        for word in facts.misleading_words(case.model.architecture, text):
+            yield Problem(
+                key,
+                f"found {text!r}; TensorRT-LLM's Llama loader takes '{word}' in a path for another kind of model and "
+                "loads wrong weights. Rename it.",
+            )
 
 
 RULES: tuple[Rule, ...] = (
@@ -151,5 +170,7 @@ RULES: tuple[Rule, ...] = (
     expert_ranks,
     script_can_do_it,
     grok_takes_no_quantisation,
+    code_is_trusted,
+    path_says_what_it_is,
     path_means_nothing_else,
 )

@@ -247,6 +247,26 @@ WRONG = [
         "tensorrt_llm.quantization",
         "no quantisation",
     ),
+    (
+        "model.architecture=InternLM2ForCausalLM .speculation=none",
+        "model.trust_remote_code",
+        "found false; checkpoints of InternLM2ForCausalLM bring Python code that the conversion has to run.",
+    ),
+    ("model.architecture=QWenLMHeadModel .speculation=none", "model.trust_remote_code", "set this to true"),
+    ("model.architecture=ChatGLMModel .speculation=none", "model.trust_remote_code", "set this to true"),
+    ("model.architecture=BaichuanForCausalLM .speculation=none", "model.trust_remote_code", "set this to true"),
+    (
+        "model.architecture=ExaoneForCausalLM model.trust_remote_code=true",
+        "model.name",
+        "found 'llama2-13b'; TensorRT-LLM converts ExaoneForCausalLM rightly only if the path of the checkpoint "
+        "contains 'exaone'. Rename the model config, e.g. to 'exaone-llama2-13b'",
+    ),
+    ("model.architecture=ChatGLMModel model.trust_remote_code=true", "model.name", "contains 'glm'"),
+    (
+        'model.architecture=ExaoneForCausalLM model.checkpoint={"source":"local","path":"/models/llava-exaone"}',
+        "model.checkpoint.path",
+        "'llava'",
+    ),
     ('model.checkpoint={"source":"local","path":"/models/llava-merged"}', "model.checkpoint.path", "'llava'"),
     # served model and launch (5)
     (".parameters.decoding_mode=top_k", "tensorrt_llm.parameters.decoding_mode", "tensorrt_llm.speculation"),
@@ -395,12 +415,21 @@ def test_all_faults_come_at_once_and_each_once():
             ".parameters.participant_ids='1, 2'",
             "model.parallelism.tensor=2",
         ],
-        ["model.architecture=ExaoneForCausalLM"],
+        ["model.architecture=InternLM2ForCausalLM", "model.trust_remote_code=true"],
         [".parameters.cuda_graph_mode=true", ".parameters.max_tokens_in_paged_kv_cache=100000"],
     ],
 )
 def test_what_is_possible_is_not_refused(overrides):
     assert problems_of(trt_case(*overrides)) == []
+
+
+def test_a_name_by_which_the_loader_knows_the_model_is_not_refused(tmp_path):
+    own = tmp_path / "exaone-8b.yaml"
+    own.write_text(
+        (places().models / "llama2-13b.yaml").read_text(encoding="utf-8").replace("base/", f"{places().models}/base/")
+    )
+    overrides = ("model.architecture=ExaoneForCausalLM", "model.trust_remote_code=true")
+    assert problems_of(trt_case(*overrides, model=str(own))) == []
 
 
 def test_a_recurrent_model_is_planned_without_reuse():

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from pipeline.checkpoint.convert import write_tokenizer
 from pipeline.checkpoint.fetch import fetch
 from pipeline.config.places import places
+from pipeline.config.schema import ModelConfig
 from pipeline.engine.tensorrt_llm import facts
 from pipeline.engine.tensorrt_llm.build import execute
 from pipeline.engine.tensorrt_llm.plan import Plan, plan_for
 from pipeline.engine.tensorrt_llm.readback import checkpoint_differences
-from pipeline.engine.tensorrt_llm.stages import run_process
+from pipeline.engine.tensorrt_llm.stages import run_process, write_source
 from pipeline.errors import BuildError, CheckpointError
 from tests.trt_configs import trt_config
 
@@ -126,6 +130,49 @@ def test_the_checkpoint_itself_is_not_changed_and_its_copy_is_normalised(where):
     assert (checkpoint.folder / "config.json").read_bytes() == before
     source = plan_for(resolved, where, checkpoint.content_hash).conversion.source
     assert json.loads((source / "config.json").read_text())["rope_theta"] == 10000.0
+
+
+def test_code_of_a_checkpoint_reaches_the_converters_only_if_it_is_trusted(where, tmp_path):
+    model = trt_config("tiny-random-llama").model
+    folder = Path(shutil.copytree(fetch(model, where.cache).folder, tmp_path / "checkpoint"))
+    auto_map = {"AutoConfig": "configuration_own.OwnConfig"}
+    for name in ("config.json", "tokenizer_config.json"):
+        settings = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps(settings | {"auto_map": auto_map}))
+    (folder / "configuration_own.py").write_text("raise SystemExit('code of the checkpoint was run')")
+
+    def source_of(trusted: bool) -> dict[str, object]:
+        local = {"checkpoint": {"source": "local", "path": str(folder)}, "trust_remote_code": trusted}
+        checkpoint = fetch(ModelConfig.model_validate(model.model_dump() | local), where.cache)
+        source = tmp_path / f"source-{trusted}"
+        assert write_source(checkpoint, "float16", source).get("auto_map") == (auto_map if trusted else None)
+        write_tokenizer(checkpoint, tmp_path / f"tokenizer-{trusted}")  # by transformers' own class
+        maps = {
+            name: json.loads((source / name).read_text()).get("auto_map")
+            for name in ("config.json", "tokenizer_config.json")
+        }
+        return {**maps, "code": [path.name for path in source.glob("*.py")]}
+
+    assert source_of(False) == {"config.json": None, "tokenizer_config.json": None, "code": []}
+    assert source_of(True) == {
+        "config.json": auto_map,
+        "tokenizer_config.json": auto_map,
+        "code": ["configuration_own.py"],
+    }
+    assert json.loads((folder / "tokenizer_config.json").read_text())["auto_map"] == auto_map
+
+
+def test_a_tokenizer_that_cannot_be_read_is_told_before_the_stages(where):
+    resolved = trt_config("tiny-random-llama")
+    folder = where.engines / "checkpoint"
+    checkpoint = fetch(resolved.model, where.cache)
+    shutil.copytree(checkpoint.folder, folder)
+    (folder / "tokenizer.json").write_text("{")
+    plan = plan_for(resolved, where, checkpoint.content_hash)
+    run = StandIn(plan)
+    with pytest.raises(CheckpointError, match="tokenizer"):
+        execute(plan, resolved, replace(checkpoint, folder=folder), where.engines / "artifact", run=run)
+    assert run.calls == []
 
 
 @pytest.mark.parametrize(
