@@ -55,6 +55,19 @@ class Case:
         return facts.traits(self.model.architecture)
 
     @property
+    def positions(self) -> str | None:
+        """Kind of position embedding; None if the family has several and the model does not say which is its own."""
+        shape = self.shape
+        if "alibi" in self.traits:
+            return "alibi"
+        if shape is None:
+            return None
+        if facts.model_class(self.model.architecture) == "BaichuanForCausalLM":
+            return "rope" if shape.num_attention_heads == facts.BAICHUAN_ROPE_HEADS else "alibi"
+        is_known = "maybe_alibi" not in self.traits or "position_embedding" in shape.model_fields_set
+        return shape.position_embedding if is_known else None
+
+    @property
     def world_size(self) -> int:
         """Ranks of an engine. The launcher has a world size of its own: `num_processes`."""
         ranks = self.model.parallelism

@@ -24,6 +24,8 @@ NEEDED_PATH_WORDS = {
 }
 # Set, it switches the loader off that every conversion here relies on.
 LOADER_SWITCH = "TRTLLM_DISABLE_UNIFIED_CONVERTER"
+# The converter takes a Baichuan model with this many heads for the 7B with RoPE, and all others for the 13B with ALiBi.
+BAICHUAN_ROPE_HEADS = 32
 IMAGE = "nvcr.io/nvidia/tritonserver:{tag}-trtllm-python-py3"
 
 Trait = Literal[

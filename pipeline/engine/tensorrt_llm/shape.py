@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from pipeline.config.schema import LocalCheckpoint, ModelConfig, ModelShape, RandomCheckpoint
+from pipeline.engine.tensorrt_llm import facts
 
 # Names of config.json for each size, the usual one first.
 _NAMES: dict[str, tuple[str, ...]] = {
@@ -42,8 +43,9 @@ def shape_of(model: ModelConfig) -> ModelShape | None:
 
 
 def shape_from_config(config: Mapping[str, Any], architecture: str) -> ModelShape | None:
-    """The sizes that a config.json states; None if one is missing."""
-    values = {
+    """The sizes that a config.json states; None if one is missing. position_embedding stays unset if it is not stated
+    and the architecture does not tell it."""
+    values: dict[str, Any] = {
         field: next((config[name] for name in names if config.get(name)), None) for field, names in _NAMES.items()
     }
     heads, hidden = values["num_attention_heads"], values["hidden_size"]
@@ -51,19 +53,29 @@ def shape_from_config(config: Mapping[str, Any], architecture: str) -> ModelShap
         values["num_key_value_heads"] = values["num_key_value_heads"] or heads
         values["head_size"] = values["head_size"] or hidden // heads
         values["intermediate_size"] = values["intermediate_size"] or 4 * hidden
-    position = "alibi" if config.get("alibi") else "learned_absolute" if architecture in _LEARNED else "rope"
+    if config.get("multi_query") and not config.get("new_decoder_architecture"):
+        values["num_key_value_heads"] = 1  # Falcon and GPTBigCode, whatever number stands beside it
+    if position := _positions(config, architecture):
+        values["position_embedding"] = position
     try:
-        return ModelShape.model_validate(
-            {**values, "position_embedding": position, "sliding_window": _sliding_window(config)}
-        )
+        return ModelShape.model_validate({**values, "sliding_window": _sliding_window(config)})
     except ValidationError:
         return None
 
 
 def differences(stated: ModelShape, found: ModelShape) -> list[str]:
-    """Sizes in which a checkpoint differs from the model's YAML: "num_layers 32 instead of 40"."""
-    mine, others = stated.model_dump(), found.model_dump()
-    return [f"{name} {others[name]} instead of {mine[name]}" for name in mine if mine[name] != others[name]]
+    """Sizes that a checkpoint states otherwise than the model's YAML: "num_layers 32 instead of 40"."""
+    mine, others = stated.model_dump(), found.model_dump(exclude_unset=True)
+    return [f"{name} {others[name]} instead of {mine[name]}" for name in others if mine[name] != others[name]]
+
+
+def _positions(config: Mapping[str, Any], architecture: str) -> str | None:
+    if config.get("alibi"):
+        return "alibi"
+    if architecture in _LEARNED:
+        return "learned_absolute"
+    may_be_alibi = facts.traits(architecture) & {"alibi", "maybe_alibi"}
+    return None if may_be_alibi and "alibi" not in config else "rope"
 
 
 def _sliding_window(config: Mapping[str, Any]) -> int | None:

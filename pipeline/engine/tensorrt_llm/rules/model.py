@@ -41,10 +41,11 @@ def only_text_is_served(case: Case) -> Iterator[Problem]:
 def shape_is_known(case: Case) -> Iterator[Problem]:
     """Kernels, memory and ranks are judged by the sizes, before anything is downloaded."""
     if case.shape is None and facts.model_class(case.model.architecture) is not None:
+        positions = ", with position_embedding, as some have ALiBi" if "maybe_alibi" in case.traits else ""
         yield Problem(
             "model.shape",
             "is missing; the engine is planned before the checkpoint is there. State the sizes of the checkpoint's "
-            "config.json in the model's YAML, as configs/models/llama2-7b.yaml does.",
+            f"config.json in the model's YAML, as configs/models/llama2-7b.yaml does{positions}.",
         )
 
 

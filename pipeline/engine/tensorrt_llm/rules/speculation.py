@@ -37,19 +37,17 @@ def lookahead_positions(case: Case) -> Iterator[Problem]:
     """The tree kernels know rotary and learned absolute positions."""
     if "lookahead" not in case.modes:
         return
-    stated = case.shape is not None and case.shape.position_embedding == "alibi"
-    if stated or "alibi" in case.traits:
+    if case.positions == "alibi":
         yield Problem(
             "tensorrt_llm.speculation",
-            f"found '{case.trt.speculation}'; {case.model.architecture} has ALiBi positions, for which no "
-            f"tree-attention "
-            "kernel exists. Use 'trie' or 'none'.",
+            f"found '{case.trt.speculation}'; {case.model.name} ({case.model.architecture}) has ALiBi positions, for "
+            "which no tree-attention kernel exists. Use 'trie' or 'none'.",
         )
-    elif "maybe_alibi" in case.traits and case.model.shape is None:
+    elif case.positions is None and case.shape is not None:
         yield Problem(
-            "model.shape",
+            "model.shape.position_embedding",
             f"is missing; some models of {case.model.architecture} have ALiBi positions, with which lookahead decoding "
-            "does not work. State model.shape with its position_embedding.",
+            "does not work. State 'rope' or 'alibi', or set tensorrt_llm.speculation to 'trie' or 'none'.",
         )
 
 

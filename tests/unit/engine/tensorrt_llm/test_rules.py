@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from pipeline.config.loading import names_in
@@ -117,6 +119,23 @@ WRONG = [
     ("model.architecture=BloomForCausalLM", "tensorrt_llm.speculation", "ALiBi"),
     ("model.shape.position_embedding=alibi", "tensorrt_llm.speculation", "ALiBi"),
     ("model.architecture=FalconForCausalLM model.shape=null", "model.shape", "ALiBi"),
+    # 40 heads: the converter takes it for Baichuan-13B, whatever is stated
+    ("model.architecture=BaichuanForCausalLM", "tensorrt_llm.speculation", "ALiBi"),
+    (
+        "model.architecture=BaichuanForCausalLM model.shape.position_embedding=rope",
+        "tensorrt_llm.speculation",
+        "ALiBi",
+    ),
+    (
+        "model.architecture=FalconForCausalLM",
+        "model.shape.position_embedding",
+        "is missing; some models of FalconForCausalLM have ALiBi positions",
+    ),
+    (
+        "model.architecture=FalconForCausalLM model.shape.position_embedding=alibi .speculation=both",
+        "tensorrt_llm.speculation",
+        "ALiBi",
+    ),
     ("model.gpu_dtype=float32", "model.gpu_dtype", "float16 and bfloat16"),
     ("model.architecture=GPT2LMHeadModel", "tensorrt_llm.speculation", "lack of a kernel"),
     ("model.shape.head_size=100", "tensorrt_llm.speculation", "multiples of 16"),
@@ -403,6 +422,14 @@ def test_all_faults_come_at_once_and_each_once():
         [".parameters.gpu_device_ids='0,1;2,3'", "model.parallelism.tensor=2"],
         [".build_flags.multiple_profiles=enable"],
         ["model.shape.sliding_window=4096"],
+        ["model.architecture=FalconForCausalLM", "model.shape.position_embedding=rope"],
+        ["model.architecture=FalconForCausalLM", ".speculation=trie"],
+        [
+            "model.architecture=BaichuanForCausalLM",
+            "model.trust_remote_code=true",
+            "model.shape.num_attention_heads=32",
+            "model.shape.num_key_value_heads=32",
+        ],
         ["model.architecture=MixtralForCausalLM", "model.parallelism.tensor=4", ".moe_expert_parallel=2"],
         [".orchestrator=true", "model.parallelism.tensor=2"],
         [".orchestrator=true", ".speculation=both", "model.parallelism.tensor=2"],
@@ -430,6 +457,20 @@ def test_a_name_by_which_the_loader_knows_the_model_is_not_refused(tmp_path):
     )
     overrides = ("model.architecture=ExaoneForCausalLM", "model.trust_remote_code=true")
     assert problems_of(trt_case(*overrides, model=str(own))) == []
+
+
+@pytest.mark.parametrize(("stated", "refused"), [({"alibi": False}, False), ({"alibi": True}, True), ({}, True)])
+def test_a_local_falcon_says_its_positions_in_config_json(stated, refused, tmp_path):
+    sizes = {"hidden_size": 4096, "num_hidden_layers": 4, "num_attention_heads": 32, "vocab_size": 65024}
+    config = {**sizes, "architectures": ["FalconForCausalLM"], "max_position_embeddings": 4096, **stated}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    overrides = (
+        "model.lookahead={default: {max_window_size: 4, max_ngram_size: 3, max_verification_set_size: 4}}",
+        "model.gpu_dtype=float16",
+    )
+    problems = problems_of(trt_case(*overrides, model=str(tmp_path)))
+    assert bool(problems) == refused
+    assert all("ALiBi" in problem.text for problem in problems)
 
 
 def test_a_recurrent_model_is_planned_without_reuse():
