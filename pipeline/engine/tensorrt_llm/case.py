@@ -131,8 +131,10 @@ class Case:
 
     @property
     def paged_context_off(self) -> str | None:
-        """Why the builder would build without paged context attention; None if it builds with it."""
+        """Why the engine has no paged context attention; None if it has."""
         trt = self.trt
+        if self.resolved.dtype == "float32":  # the builder does not notice; the attention plugin falls back at run time
+            return "model.gpu_dtype = 'float32' leaves attention unfused; the fused kernels take float16 and bfloat16"
         if not self.enabled("context_fmha"):
             return "tensorrt_llm.build_flags.context_fmha = 'disable' switches it off"
         if not self.enabled("use_paged_context_fmha"):
@@ -150,14 +152,26 @@ class Case:
 
     @property
     def fp8_context_off(self) -> str | None:
-        """Why the builder would not compute context attention in FP8; None if it would."""
-        if (reason := self.paged_context_off) is not None:
-            return f"there is no paged context attention: {reason}"
+        """Why the engine cannot compute context attention in FP8; None if it can."""
+        if self.resolved.dtype == "float32":
+            return self.paged_context_off
+        if not self.enabled("context_fmha"):
+            return "tensorrt_llm.build_flags.context_fmha = 'disable' switches it off"
         if self.trt.quantization not in FP8_LIKE:
             return f"tensorrt_llm.quantization is '{self.trt.quantization}', not fp8, w4a8_awq or nvfp4"
-        if self.trt.kv_cache_dtype != "fp8":
-            return f"tensorrt_llm.kv_cache_dtype is '{self.trt.kv_cache_dtype}', not fp8"
+        if self.trt.compute_capability < 89:
+            return f"it needs a GPU of 89 or newer (found {self.trt.compute_capability})"
+        if self.paged_context_off is None and self.trt.kv_cache_dtype != "fp8":
+            return (
+                f"tensorrt_llm.kv_cache_dtype is '{self.trt.kv_cache_dtype}', not fp8, and the builder switches it off "
+                "beside paged context attention"
+            )
         return None
+
+    @property
+    def fp8_context_forced(self) -> bool:
+        """Whether the builder computes context attention in FP8 unasked: it reads an FP8 KV cache in pages."""
+        return self.paged_context_off is None and self.fp8_context_off is None
 
 
 def case_of(resolved: ResolvedConfig) -> Case:

@@ -72,7 +72,7 @@ def build_flags_of(case: Case, mode: Mode, checkpoint: Path, output: Path) -> di
         "remove_input_padding": "enable",
         "tokens_per_block": trt.tokens_per_block,
         "use_paged_context_fmha": "enable" if paged_context else "disable",
-        "use_fp8_context_fmha": "enable" if case.fp8_context_off is None else "disable",
+        "use_fp8_context_fmha": "enable" if case.fp8_context_forced else "disable",
         "multiple_profiles": "disable",
         "output_timing_cache": str(output.parent / "model.cache"),
     }

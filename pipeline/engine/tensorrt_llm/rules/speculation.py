@@ -59,7 +59,7 @@ def lookahead_has_a_kernel(case: Case) -> Iterator[Problem]:
         yield Problem(
             "model.gpu_dtype",
             "found 'float32'; lookahead decoding has kernels for float16 and bfloat16. Change it, or set "
-            "tensorrt_llm.speculation to 'trie' or 'none'.",
+            "tensorrt_llm.speculation to 'none'.",
         )
     if "no_xqa_kernel" in case.traits:
         yield Problem(
@@ -185,7 +185,8 @@ def paged_context_where_needed(case: Case) -> Iterator[Problem]:
         return
     users = []
     if "trie" in case.modes:
-        users.append(("tensorrt_llm.speculation", f"'{case.trt.speculation}'", "use 'lookahead' or 'none'"))
+        others = "'none'" if case.resolved.dtype == "float32" else "'lookahead' or 'none'"
+        users.append(("tensorrt_llm.speculation", f"'{case.trt.speculation}'", f"use {others}"))
     if case.trt.enable_chunked_context:
         users.append(("tensorrt_llm.enable_chunked_context", "true", "set it to false"))
     if case.trt.enable_kv_cache_reuse:
@@ -198,7 +199,7 @@ def paged_context_where_needed(case: Case) -> Iterator[Problem]:
 
 
 def explicit_paged_context_holds(case: Case) -> Iterator[Problem]:
-    """The builder would switch off what was asked for by name."""
+    """What was asked for by name would not be there."""
     if case.trt.build_flags.get("use_paged_context_fmha") == "enable" and case.paged_context_off is not None:
         yield Problem(
             build_flag("use_paged_context_fmha"),
@@ -207,17 +208,15 @@ def explicit_paged_context_holds(case: Case) -> Iterator[Problem]:
 
 
 def explicit_fp8_context_holds(case: Case) -> Iterator[Problem]:
-    """FP8 context attention needs FP8 weights and an FP8 KV cache; the builder turns it off or on unseen."""
+    """The builder turns FP8 context attention off or on unseen, by weights, KV cache and paged context attention."""
     asked = case.trt.build_flags.get("use_fp8_context_fmha")
     if asked == "enable" and case.fp8_context_off is not None:
+        yield Problem(build_flag("use_fp8_context_fmha"), f"found 'enable', but {case.fp8_context_off}. Remove it.")
+    if asked == "disable" and case.fp8_context_forced:
         yield Problem(
             build_flag("use_fp8_context_fmha"),
-            f"found 'enable', which the builder would switch off, as {case.fp8_context_off}. Remove it.",
-        )
-    if asked == "disable" and case.fp8_context_off is None:
-        yield Problem(
-            build_flag("use_fp8_context_fmha"),
-            "found 'disable', which the builder would switch on, as weights and KV cache are FP8. Remove it.",
+            "found 'disable', which the builder would switch on, as weights and KV cache are FP8. Remove it, or set "
+            "tensorrt_llm.build_flags.use_paged_context_fmha to 'disable'.",
         )
 
 

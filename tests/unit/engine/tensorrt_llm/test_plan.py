@@ -126,8 +126,17 @@ def test_plugins_follow_the_weights(quantization, cache, gemm, fp8_context):
     assert stage.build.flags["use_fp8_context_fmha"] == fp8_context
 
 
-def test_an_int8_cache_is_built_without_paged_context():
-    (stage,) = plan(".kv_cache_dtype=int8").engines
+@pytest.mark.parametrize(("asked", "built"), [("enable", True), ("disable", False)])
+def test_without_paged_context_the_builder_leaves_fp8_context_as_asked(asked, built):
+    flags = (".build_flags.use_paged_context_fmha=disable", f".build_flags.use_fp8_context_fmha={asked}")
+    (stage,) = plan(".quantization=fp8", ".speculation=none", *flags).engines
+    assert stage.build.flags["use_fp8_context_fmha"] == asked
+    assert stage.build.expected["plugin_config"]["use_fp8_context_fmha"] is built
+
+
+@pytest.mark.parametrize("asked", [[".kv_cache_dtype=int8"], ["model.gpu_dtype=float32", ".speculation=none"]])
+def test_where_it_cannot_be_paged_context_is_left_out(asked):
+    (stage,) = plan(*asked).engines
     assert stage.build.flags["use_paged_context_fmha"] == "disable"
     assert stage.build.expected["plugin_config"]["use_paged_context_fmha"] is False
     assert stage.instance.kv_cache_reuse is False

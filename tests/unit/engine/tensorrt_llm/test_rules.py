@@ -12,6 +12,7 @@ from pipeline.engine.tensorrt_llm.rules import RULES, check, problems_of
 from pipeline.errors import ConfigError
 from tests.trt_configs import SPECULATIONS, trt_case, trt_config
 
+NOT_PAGED = ".build_flags.use_paged_context_fmha=disable"
 # Overrides, the key that is named, and a part of the sentence. They start from llama2-13b under latency (lookahead).
 WRONG = [
     # sizes (contract 2.2, 2.5)
@@ -169,6 +170,27 @@ WRONG = [
     # external drafts (4)
     (".speculation=trie .kv_cache_dtype=int8", "tensorrt_llm.speculation", "kv_cache_dtype = 'int8'"),
     (".speculation=trie .kv_cache_dtype=fp8", "tensorrt_llm.speculation", "fp8, w4a8_awq or nvfp4"),
+    (
+        ".speculation=trie model.gpu_dtype=float32",
+        "tensorrt_llm.speculation",
+        "found 'trie', which needs paged context attention, but model.gpu_dtype = 'float32' leaves attention unfused; "
+        "the fused kernels take float16 and bfloat16. Change that, or use 'none'.",
+    ),
+    (
+        ".speculation=none model.gpu_dtype=float32 .enable_chunked_context=true",
+        "tensorrt_llm.enable_chunked_context",
+        "'float32'",
+    ),
+    (
+        ".speculation=none model.gpu_dtype=float32 .enable_kv_cache_reuse=true",
+        "tensorrt_llm.enable_kv_cache_reuse",
+        "'float32'",
+    ),
+    (
+        ".speculation=none model.gpu_dtype=float32 .build_flags.use_paged_context_fmha=enable",
+        "tensorrt_llm.build_flags.use_paged_context_fmha",
+        "'float32'",
+    ),
     (".speculation=trie .build_flags.use_paged_context_fmha=disable", "tensorrt_llm.speculation", "'disable'"),
     (".speculation=trie .build_flags.context_fmha=disable", "tensorrt_llm.speculation", "context_fmha"),
     (".speculation=trie .enable_kv_cache_reuse=false", "tensorrt_llm.enable_kv_cache_reuse", "does not load"),
@@ -197,7 +219,17 @@ WRONG = [
     (
         ".build_flags.use_fp8_context_fmha=enable .kv_cache_dtype=fp8",
         "tensorrt_llm.build_flags.use_fp8_context_fmha",
-        "no paged context attention",
+        "tensorrt_llm.quantization is 'none'",
+    ),
+    (
+        ".build_flags.use_fp8_context_fmha=enable .quantization=fp8 .build_flags.context_fmha=disable",
+        "tensorrt_llm.build_flags.use_fp8_context_fmha",
+        "context_fmha = 'disable'",
+    ),
+    (
+        ".build_flags.use_fp8_context_fmha=enable .quantization=fp8 model.gpu_dtype=float32 .speculation=none",
+        "tensorrt_llm.build_flags.use_fp8_context_fmha",
+        "'float32'",
     ),
     (
         ".build_flags.use_fp8_context_fmha=disable .kv_cache_dtype=fp8 .quantization=fp8",
@@ -407,9 +439,15 @@ def test_all_faults_come_at_once_and_each_once():
     [
         [".quantization=fp8", ".kv_cache_dtype=fp8"],
         [".speculation=trie", ".quantization=fp8", ".kv_cache_dtype=fp8"],
+        *(
+            [".quantization=fp8", f".kv_cache_dtype={cache}", f".build_flags.use_fp8_context_fmha={asked}", NOT_PAGED]
+            for cache in ("auto", "fp8")
+            for asked in ("enable", "disable")
+        ),
         [".speculation=trie", ".quantization=int4_awq", ".compute_capability=80"],
         [".speculation=none", ".quantization=nvfp4", ".compute_capability=100"],
         [".kv_cache_dtype=int8"],
+        ["model.gpu_dtype=float32", ".speculation=none"],
         [".compute_capability=120", ".allow_unvalidated=true"],
         [".quantization=int8_wo", ".allow_unvalidated=true"],
         ["model.parallelism.tensor=2", ".build_flags.reduce_fusion=enable"],
