@@ -18,6 +18,13 @@ KeyPath = tuple[str | int, ...]
 
 # Keys that choose among the types of a union; pydantic puts their value into the path of an error.
 _TAGS = ("source", "kind")
+_TYPES = {
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a text",
+    "list[int]": "a list of whole numbers",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +72,19 @@ def faults_of_validation(
     origins: Mapping[KeyPath, str],
     prefix: KeyPath,
 ) -> list[Fault]:
-    """One fault per error of pydantic. `prefix` is shown before each key ("model" for keys of a model)."""
+    """One fault per wrong setting. `prefix` is shown before each key ("model" for keys of a model)."""
     faults = []
+    members: dict[KeyPath, list[str]] = {}  # of unions that a value fits nowhere in; pydantic has an error for each
     for entry in error.errors():
-        path = _without_tags(entry["loc"], data)
-        faults.append(Fault(origin_of(path, origins), prefix + path, _text(dict(entry), path, schema, data)))
+        path, member = _place(entry["loc"], data, is_missing=entry["type"] == "missing")
+        if member is not None:
+            members.setdefault(path, []).append(member)
+            continue
+        where = _origin_of_rule(path, origins) if entry["type"] == "value_error" else origin_of(path, origins)
+        faults.append(Fault(where, prefix + path, _text(dict(entry), path, schema, data)))
+    for path, names in members.items():
+        text = f"found {_short(_value_at(path, data))}; should be {_any_of(names)}."
+        faults.append(Fault(origin_of(path, origins), prefix + path, text))
     return faults
 
 
@@ -79,6 +94,14 @@ def origin_of(path: KeyPath, origins: Mapping[KeyPath, str]) -> str:
         if path[:length] in origins:
             return origins[path[:length]]
     raise AssertionError("origins always hold the root")
+
+
+def _origin_of_rule(path: KeyPath, origins: Mapping[KeyPath, str]) -> str:
+    """Where to look if settings below `path` do not go together: in the layer that was laid over the mapping last."""
+    where = origin_of(path, origins)
+    below = [place for key, place in origins.items() if key[: len(path)] == path and len(key) > len(path)]
+    over = [place for place in below if place.partition(":")[0] != where.partition(":")[0]]
+    return over[-1] if over else where
 
 
 def without(data: Mapping[str, Any], paths: Iterable[KeyPath]) -> dict[str, Any]:
@@ -151,10 +174,7 @@ def _fields_at(schema: type[BaseModel], path: KeyPath, data: Mapping[str, Any]) 
     current: Any = schema
     value: Any = data
     for part in path:
-        try:
-            value = value[part]
-        except (KeyError, IndexError, TypeError):
-            value = None
+        value = _value_at((part,), value)
         if isinstance(current, type) and issubclass(current, BaseModel):
             field = current.model_fields.get(str(part))
             current = field.annotation if field is not None else None
@@ -179,19 +199,35 @@ def _chosen(annotation: Any, value: Any) -> Any:
     return annotation
 
 
-def _without_tags(location: tuple[str | int, ...], data: Mapping[str, Any]) -> KeyPath:
+def _place(location: tuple[str | int, ...], data: Mapping[str, Any], *, is_missing: bool) -> tuple[KeyPath, str | None]:
+    """Path of a setting, and the member of a union that the error speaks of, which pydantic puts behind the path."""
     path: list[str | int] = []
     value: Any = data
     for part in location:
-        is_tag = isinstance(value, Mapping) and part not in value and part in [value.get(tag) for tag in _TAGS]
-        if is_tag:
+        if isinstance(value, Mapping) and part not in value and part in [value.get(tag) for tag in _TAGS]:
             continue
+        is_here = part in value if isinstance(value, Mapping) else isinstance(part, int)
+        if not is_here and not is_missing:
+            return tuple(path), str(part)
         path.append(part)
-        try:
-            value = value[part]
-        except (KeyError, IndexError, TypeError):
-            value = None
-    return tuple(path)
+        value = _value_at((part,), value)
+    return tuple(path), None
+
+
+def _value_at(path: KeyPath, data: Any) -> Any:
+    """None where there is nothing."""
+    try:
+        for part in path:
+            data = data[part]
+    except (KeyError, IndexError, TypeError):
+        return None
+    return data
+
+
+def _any_of(members: Sequence[str]) -> str:
+    """Members of a union in words: "true or false, a number or a text"."""
+    words = [_TYPES.get(name, name) for name in members if name != "int" or "float" not in members]
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
 
 
 def _quoted(text: str) -> list[str]:

@@ -86,8 +86,10 @@ class LookaheadConfig(Frozen):
     @model_validator(mode="after")
     def _one_token_grams_need_no_window(self) -> LookaheadConfig:
         if self.max_ngram_size == 1 and (self.max_window_size, self.max_verification_set_size) != (1, 0):
+            w, g = self.max_window_size, self.max_verification_set_size
             raise ValueError(
-                "an n-gram size of 1 switches lookahead off and needs window size 1, verification set size 0"
+                f"found (W, N, G) = ({w}, 1, {g}); N = 1 switches lookahead off and needs W = 1 and G = 0. "
+                "Set those, or N to 2 or more"
             )
         return self
 

@@ -191,7 +191,27 @@ def test_all_faults_are_reported_at_once_with_file_key_and_remedy() -> None:
             ["model.lookahead.fast={max_window_size: 2, max_ngram_size: 2, max_verification_set_size: 1}"],
             "model.lookahead.fast: names no profile. Known: default, balanced",
         ),
-        (["model.lookahead.latency.max_ngram_size=1"], "switches lookahead off"),
+        (
+            ["model.lookahead.latency={max_window_size: 8, max_ngram_size: 1, max_verification_set_size: 1}"],
+            "--set: model.lookahead.latency: found (W, N, G) = (8, 1, 1); N = 1 switches lookahead off and needs "
+            "W = 1 and G = 0. Set those, or N to 2 or more.",
+        ),
+        (
+            ["model.lookahead.latency.max_ngram_size=1"],
+            "--set: model.lookahead.latency: found (W, N, G) = (5, 1, 3); N = 1",
+        ),
+        (
+            ["tensorrt_llm.parameters.num_nodes=[1, 2]"],
+            "--set: tensorrt_llm.parameters.num_nodes: found [1, 2]; should be true or false, a number or a text.",
+        ),
+        (
+            ["tensorrt_llm.build_flags.max_lora_rank={a: 1}"],
+            "build_flags.max_lora_rank: found {'a': 1}; should be true or false, a whole number or a text.",
+        ),
+        (
+            ["model.checkpoint={source: random, config: {vocab_size: null}}"],
+            "model.checkpoint.config.vocab_size: found None; should be a number, a text, true or false or a list",
+        ),
         (["model.checkpoint={source: hub}"], "model.checkpoint.repo_id: is missing"),
         (["model.checkpoint={path: x}"], "needs the key 'source'"),
         (["model.checkpoint={source: hup, repo_id: a/b}"], "found source 'hup'"),
@@ -211,6 +231,22 @@ def test_combinations(overrides: list[str], expected: str | None) -> None:
         resolve_config("smollm2-135m", "latency", overrides, where=SHIPPED, hardware=CPU)
     else:
         assert expected in faults_of(*overrides)
+
+
+def test_a_value_that_fits_no_type_is_one_fault() -> None:
+    assert "faults" not in faults_of("tensorrt_llm.parameters.num_nodes=[1, 2]")
+
+
+def test_settings_that_do_not_go_together_are_found_in_the_file_that_was_laid_over(tmp_path: Path) -> None:
+    lookahead = "{max_window_size: 7, max_ngram_size: 3, max_verification_set_size: 7}"
+    write(tmp_path / "family.yaml", f"architecture: LlamaForCausalLM\nlookahead:\n  default: {lookahead}\n")
+    own = write(
+        tmp_path / "mine.yaml",
+        "base: family.yaml\nnum_parameters: 20\nmax_position_embeddings: 8192\n"
+        "checkpoint: {source: local, path: weights}\nlookahead:\n  default:\n    max_ngram_size: 1\n",
+    )
+    with pytest.raises(ConfigError, match=r"mine\.yaml:7: model\.lookahead\.default: found \(W, N, G\) = \(7, 1, 7\)"):
+        resolve_config(str(own), "latency", where=SHIPPED, hardware=CPU)
 
 
 def test_a_conflict_is_not_reported_on_top_of_the_fault_that_causes_it() -> None:

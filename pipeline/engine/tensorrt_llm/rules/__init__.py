@@ -19,11 +19,15 @@ RULES: tuple[Rule, ...] = (
     *plugins.RULES,
     *serving.RULES,
 )
+# The rules that ask whether a value is one of its key at all.
+_READING: tuple[Rule, ...] = (flags.known_flags, serving.known_parameters)
 
 
 def problems_of(case: Case) -> list[Problem]:
-    """Everything that is wrong, each thing once."""
-    return list(dict.fromkeys(problem for rule in RULES for problem in rule(case)))
+    """Everything that is wrong, each thing once. A value that its key cannot have is not judged further."""
+    unreadable = {problem.key for rule in _READING for problem in rule(case)}
+    found = [problem for rule in RULES for problem in rule(case) if rule in _READING or problem.key not in unreadable]
+    return list(dict.fromkeys(found))
 
 
 def conflicts_of(resolved: ResolvedConfig) -> list[Conflict]:

@@ -53,7 +53,7 @@ def known_flags(case: Case) -> Iterator[Problem]:
                 f"is no option of trtllm-build {facts.RELEASE_LINE}.{did_you_mean(name, known)} "
                 "Names are written without dashes in front.",
             )
-        elif wrong := _wrong_value(known[name], value):
+        elif name != "kv_cache_type" and (wrong := _wrong_value(known[name], value)):  # that one has but one use here
             yield Problem(build_flag(name), f"found {value!r}; should be {wrong}.")
 
 
@@ -142,17 +142,16 @@ def user_buffer_has_its_place(case: Case) -> Iterator[Problem]:
     """The builder does not check this one."""
     if not case.enabled("user_buffer"):
         return
-    if not case.enabled("reduce_fusion"):
+    lacks = [] if case.enabled("reduce_fusion") else ["without reduce_fusion"]
+    if case.model.architecture != "LlamaForCausalLM":
+        lacks.append(f"for {case.model.architecture}")
+    if case.trt.quantization != "fp8":
+        lacks.append(f"with tensorrt_llm.quantization = '{case.trt.quantization}'")
+    if lacks:
         yield Problem(
             build_flag("user_buffer"),
-            "found 'enable' without reduce_fusion; add tensorrt_llm.build_flags.reduce_fusion = 'enable' or remove it.",
-        )
-    if case.model.architecture != "LlamaForCausalLM" or case.trt.quantization != "fp8":
-        yield Problem(
-            build_flag("user_buffer"),
-            f"found 'enable' for {case.model.architecture} with tensorrt_llm.quantization = "
-            f"'{case.trt.quantization}'; it "
-            "is made for LlamaForCausalLM with 'fp8'. Remove it.",
+            f"found 'enable' {' and '.join(lacks)}; it is made for LlamaForCausalLM with 'fp8' and "
+            "tensorrt_llm.build_flags.reduce_fusion = 'enable'. Remove it, or set those.",
         )
 
 

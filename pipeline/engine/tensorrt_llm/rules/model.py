@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipeline.config.faults import did_you_mean
-from pipeline.config.schema import GgufCheckpoint, LocalCheckpoint
+from pipeline.config.faults import did_you_mean, one_of
+from pipeline.config.schema import GgufCheckpoint, LocalCheckpoint, ModelShape
 from pipeline.engine.tensorrt_llm import facts
 from pipeline.engine.tensorrt_llm.case import Case
 from pipeline.engine.tensorrt_llm.conversion import family_of, known_script_flags, method_of, needs_of_script
 from pipeline.engine.tensorrt_llm.rules.problem import Problem, Rule
+
+# Bound of model.parallelism.tensor.
+_MOST_RANKS = 64
 
 
 def architecture_is_known(case: Case) -> Iterator[Problem]:
@@ -54,17 +57,26 @@ def ranks_divide_the_model(case: Case) -> Iterator[Problem]:
     ranks, shape = case.model.parallelism, case.shape
     if shape is None:
         return
-    if shape.num_attention_heads % ranks.tensor:
+    if not _divides(shape, ranks.tensor):
+        heads = f"{shape.num_attention_heads} attention heads"
+        if shape.num_key_value_heads != shape.num_attention_heads:
+            heads += f" and {shape.num_key_value_heads} key/value heads"
+        fitting = [size for size in range(1, _MOST_RANKS + 1) if _divides(shape, size)]
         yield Problem(
             "model.parallelism.tensor",
-            f"found {ranks.tensor}, which does not divide the {shape.num_attention_heads} attention heads of "
-            f"{case.model.name}.",
+            f"found {ranks.tensor}, which does not divide the {heads} of {case.model.name}. Use {one_of(fitting)}.",
         )
     if ranks.pipeline > shape.num_layers:
         yield Problem(
             "model.parallelism.pipeline",
-            f"found {ranks.pipeline}; {case.model.name} has only {shape.num_layers} layers.",
+            f"found {ranks.pipeline}; {case.model.name} has only {shape.num_layers} layers. Use at most that many.",
         )
+
+
+def _divides(shape: ModelShape, ranks: int) -> bool:
+    """Whether each rank gets as many heads; a key/value head may be copied to several ranks."""
+    kv_heads = shape.num_key_value_heads
+    return shape.num_attention_heads % ranks == 0 and (kv_heads % ranks == 0 or ranks % kv_heads == 0)
 
 
 def expert_ranks(case: Case) -> Iterator[Problem]:

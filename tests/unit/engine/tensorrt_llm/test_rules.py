@@ -258,8 +258,21 @@ WRONG = [
     ("model.architecture=LlavaLlamaModel", "model.architecture", "images"),
     ("model.architecture=BertModel .speculation=none", "model.architecture", "does not generate"),
     ("model.shape=null", "model.shape", "config.json"),
-    ("model.parallelism.tensor=3", "model.parallelism.tensor", "40 attention heads"),
-    ("model.parallelism.pipeline=48 .speculation=none", "model.parallelism.pipeline", "40 layers"),
+    (
+        "model.parallelism.tensor=3",
+        "model.parallelism.tensor",
+        "found 3, which does not divide the 40 attention heads of llama2-13b. Use 1, 2, 4, 5, 8, 10, 20 or 40.",
+    ),
+    (
+        "model.parallelism.tensor=5 model.shape.num_key_value_heads=8",
+        "model.parallelism.tensor",
+        "the 40 attention heads and 8 key/value heads of llama2-13b. Use 1, 2, 4, 8 or 40.",
+    ),
+    (
+        "model.parallelism.pipeline=48 .speculation=none",
+        "model.parallelism.pipeline",
+        "has only 40 layers. Use at most that many.",
+    ),
     (".moe_expert_parallel=2", "tensorrt_llm.moe_expert_parallel", "no experts"),
     (
         "model.architecture=MixtralForCausalLM model.parallelism.tensor=4 .moe_expert_parallel=2 "
@@ -432,6 +445,26 @@ def test_all_faults_come_at_once_and_each_once():
     assert text.startswith("4 faults in the configuration:")
     for key in ("speculation", "streamingllm", "container_tag", "model.parallelism.tensor"):
         assert text.count(f"{key}: found") == 1
+
+
+@pytest.mark.parametrize(
+    ("override", "text"),
+    [
+        (".build_flags.gemm_plugin=int7", "should be 'auto', 'float16',"),
+        (".build_flags.kv_cache_type=PAGGED", "in-flight batching and drafts need 'paged'. Remove it."),
+        (".build_flags.remove_input_padding=no", "should be 'enable' or 'disable' in quotes."),
+        (".parameters.guided_decoding_backend=foo", "should be 'xgrammar'."),
+        (
+            ".build_flags.user_buffer=enable",
+            "found 'enable' without reduce_fusion and with tensorrt_llm.quantization = 'none'; it is made for "
+            "LlamaForCausalLM with 'fp8' and tensorrt_llm.build_flags.reduce_fusion = 'enable'.",
+        ),
+    ],
+)
+def test_one_fault_is_told_in_one_sentence(override, text):
+    (problem,) = problems_of(trt_case(override))
+    assert problem.key == f"tensorrt_llm{override.partition('=')[0]}"
+    assert text in problem.text
 
 
 @pytest.mark.parametrize(
