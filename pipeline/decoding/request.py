@@ -48,14 +48,16 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One request. prompt_ids: [prompt_len]. stop_sequences: token sequences that end the
-    output; like an end token they stay in the output ids, and whoever makes text of them leaves them out."""
+    """One request. prompt_ids: [prompt_len]. end_ids: tokens that end the output, none of which comes among the first
+    min_new_tokens; nor does one of late_ids, which end nothing. stop_sequences: token sequences that end the output;
+    like an end token they stay in the output ids, and whoever makes text of them leaves them out."""
 
     request_id: str
     prompt_ids: IntArray
     max_new_tokens: int
     min_new_tokens: int = 0
     end_ids: frozenset[int] = frozenset()
+    late_ids: frozenset[int] = frozenset()
     stop_sequences: tuple[tuple[int, ...], ...] = ()
     sampling: SamplingParams = SamplingParams()
     namespace: str = ""

@@ -76,7 +76,7 @@ def choose_token(request: GenerationRequest, logits: FloatArray, context: IntArr
     _penalise(scores, params, context)
     _ban(scores, _completed_bad_words(params.bad_words, context))
     if len(context) - len(request.prompt_ids) < request.min_new_tokens:
-        _ban(scores, request.end_ids)
+        _ban(scores, request.end_ids | request.late_ids)
     if params.greedy:
         return int(scores.argmax())
     # The best score becomes 0 first, so that a tiny temperature cannot overflow.

@@ -22,6 +22,8 @@ TENSORRT_LLM_INPUTS = (
     # Most draft tokens per step for this request, the engine's own included.
     _input("max_draft_tokens", "INT32", scalar=True),
     _input("runtime_min_p", "FP32", scalar=True),
+    # Tokens that do not come among the first min_tokens, as end_id does not: for clients that end at several tokens.
+    _input("late_ids", "INT32", (-1,)),
 )
 
 TENSORRT_LLM_OUTPUTS = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from pipeline.decoding.request import GenerationRequest
 from pipeline.decoding.session import Session
 from pipeline.decoding.tree import DraftTree
 from pipeline.engine.tensorrt_llm.speculation import Triple
@@ -47,10 +48,16 @@ def call_tensors(
     }
     if not params.greedy:
         tensors["runtime_top_p"] = _float(params.top_p)
+    bad_words = params.bad_words
     if wanted.end_ids:
         tensors["end_id"] = _int(first_end_id(wanted.end_ids, codec))
-    if params.bad_words:
-        tensors["bad_words_list"] = pack_word_list(params.bad_words)[None]
+    if late := late_ids(wanted, len(session.output_ids), codec):
+        if traits.extended:
+            tensors["late_ids"] = np.asarray([late], np.int32)
+        elif step.num_tokens <= num_missing:  # else one of them may be what ends the output
+            bad_words = (*bad_words, *((token,) for token in late))
+    if bad_words:
+        tensors["bad_words_list"] = pack_word_list(bad_words)[None]
     if params.embedding_bias is not None:
         tensors["embedding_bias"] = params.embedding_bias[None]
     if len(step.tree):
@@ -66,6 +73,13 @@ def call_tensors(
 def first_end_id(end_ids: frozenset[int], codec: TextCodec) -> int:
     """The one end token that TensorRT-LLM can be told; the session sees to the others."""
     return codec.end_id if codec.end_id in end_ids else min(end_ids)
+
+
+def late_ids(request: GenerationRequest, num_output_tokens: int, codec: TextCodec) -> list[int]:
+    """End tokens that may not come yet and that the target does not know to be such; none when min_tokens are there."""
+    if num_output_tokens >= request.min_new_tokens or not request.end_ids:
+        return []
+    return sorted(request.end_ids - {first_end_id(request.end_ids, codec)})
 
 
 def _extended_tensors(request: TextRequest, tree: DraftTree, strategy: str) -> dict[str, Array]:

@@ -181,6 +181,7 @@ def generation_request(tensors: Tensors, request_id: str) -> GenerationRequest:
         max_new_tokens=integer(tensors, "request_output_len") or 0,
         min_new_tokens=integer(tensors, "min_tokens") or 0,
         end_ids=frozenset() if end_id is None or end_id < 0 else frozenset({end_id}),
+        late_ids=frozenset(token_ids(tensors, "late_ids").tolist()),
         stop_sequences=word_list(tensors, "stop_words_list"),
         sampling=sampling_params(
             temperature=number(tensors, "temperature"),

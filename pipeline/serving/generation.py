@@ -20,8 +20,8 @@ from pipeline.decoding.tree import EMPTY_TREE, DraftTree
 from pipeline.engine.tensorrt_llm.speculation import Triple
 from pipeline.errors import RequestError
 from pipeline.serving.call_costs import CallCosts
-from pipeline.serving.call_tensors import call_tensors, first_end_id
-from pipeline.serving.steps import CHUNK_TOKENS, PIECE_TOKENS, ChainSteps, Step, next_piece
+from pipeline.serving.call_tensors import call_tensors, first_end_id, late_ids
+from pipeline.serving.steps import CHUNK_TOKENS, PIECE_TOKENS, ChainSteps, Step, main_chain, next_piece
 from pipeline.serving.target import Target, TargetTraits
 from pipeline.serving.tensors import Tensors, integer, text, token_ids
 from pipeline.serving.text_codec import TextCodec
@@ -96,7 +96,7 @@ class Generation:
         """The output's text, piece by piece. Leaving the iteration early cancels the request."""
         try:
             while self.finish_reason is None:
-                if piece := await self._call(self._next_step()):
+                if piece := await self._call(self._within_min_tokens(self._next_step())):
                     yield piece
             if rest := self._text.finish():
                 yield rest
@@ -116,6 +116,18 @@ class Generation:
         # Under "hybrid" the engine's own drafts may reach deeper than the tree.
         depth = max(len(tree), self.session.budget.max_depth) if self.strategy == "hybrid" else len(tree)
         return Step(tree, min(depth + 1, remaining))
+
+    def _within_min_tokens(self, step: Step) -> Step:
+        """A call in which TensorRT-LLM has to keep off some end tokens ends where they are allowed: it can ban them for
+        a whole call only."""
+        limits, num_tokens = self.engine.traits.limits, len(self.session.output_ids)
+        if limits is None or not late_ids(self.request.generation, num_tokens, self.codec):
+            return step
+        missing = self.request.generation.min_new_tokens - num_tokens
+        # Beyond the longest prompt there is no next call.
+        if step.num_tokens <= missing or len(self.session.context) + missing > limits.longest_prompt:
+            return step
+        return Step(main_chain(step.tree, missing - 1), missing)
 
     async def _call(self, step: Step) -> str:
         """One call to the target; the text that it adds."""

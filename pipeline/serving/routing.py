@@ -54,14 +54,14 @@ def route_of(models: Sequence[TargetTraits], request: TextRequest) -> Route:
 
 def _choose(strategies: frozenset[str], request: TextRequest) -> str:
     """What "auto" stands for: lookahead decoding where the request allows it, else drafts from the trie."""
-    fits = request.lookahead is not None or not list(not_for_lookahead(request.generation.sampling))
+    fits = request.lookahead is not None or not list(not_for_lookahead(request.generation))
     if "lookahead" in strategies and (fits or "trie" not in strategies):
         return "lookahead"
     return "trie" if "trie" in strategies else "none"
 
 
 def _require_greedy(request: TextRequest) -> None:
-    ignored = list(not_for_lookahead(request.generation.sampling))
+    ignored = list(not_for_lookahead(request.generation))
     if ignored:
         raise RequestError(
             f"an engine built for lookahead decoding decodes greedily and does not apply {', '.join(ignored)}; leave "

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from pipeline.config.schema import LookaheadConfig, ResolvedConfig
-from pipeline.decoding.request import SamplingParams
+from pipeline.decoding.request import GenerationRequest, SamplingParams
 from pipeline.errors import RequestError
 
 Mode = Literal["lookahead", "trie", "none"]
@@ -167,10 +167,10 @@ def draft_len_of(resolved: ResolvedConfig, mode: Mode) -> int:
             return 0
 
 
-def not_for_lookahead(sampling: SamplingParams) -> Iterator[str]:
+def not_for_lookahead(request: GenerationRequest) -> Iterator[str]:
     """Names of a request's settings that a lookahead engine would not apply: it decodes greedily, without penalties,
-    banned words or biases."""
-    harmless = SamplingParams()
+    banned words or biases, and knows one end token."""
+    sampling, harmless = request.sampling, SamplingParams()
     names = ["repetition_penalty", "presence_penalty", "frequency_penalty", "bad_words"]
     if not sampling.greedy:
         names += ["temperature", "top_k", "top_p", "min_p"]
@@ -179,3 +179,5 @@ def not_for_lookahead(sampling: SamplingParams) -> Iterator[str]:
             yield name
     if sampling.embedding_bias is not None:
         yield "embedding_bias"
+    if request.min_new_tokens and len(request.end_ids) > 1:
+        yield "min_tokens (the model ends at several tokens)"

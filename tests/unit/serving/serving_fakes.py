@@ -46,8 +46,8 @@ class LetterTokenizer:
         return chr(ord("a") + token)
 
 
-def letter_codec() -> TextCodec:
-    return TextCodec(LetterTokenizer(), frozenset({END_ID}), VOCAB_SIZE)
+def letter_codec(end_ids: frozenset[int] = frozenset({END_ID})) -> TextCodec:
+    return TextCodec(LetterTokenizer(), end_ids, VOCAB_SIZE)
 
 
 def small_config(*overrides: str) -> ResolvedConfig:

@@ -41,9 +41,11 @@ def statistics_of(answers: list[TextAnswer]) -> dict[str, Any]:
     return json.loads(answers[-1].tensors["statistics"].reshape(-1)[0])
 
 
-def expected_ids(text: str, max_tokens: int) -> list[int]:
+def expected_ids(
+    text: str, max_tokens: int, end_ids: frozenset[int] = frozenset({END_ID}), min_tokens: int = 0
+) -> list[int]:
     prompt = [ord(letter) - ord("a") for letter in text]
-    return plain_decode(make_request(prompt, max_tokens, end_ids=frozenset({END_ID})))
+    return plain_decode(make_request(prompt, max_tokens, end_ids=end_ids, min_new_tokens=min_tokens))
 
 
 def letters(ids: list[int]) -> str:
@@ -117,6 +119,18 @@ def test_min_tokens_holds_over_all_steps():
         for strategy in ("none", "trie"):
             asked = text_tensors(prompt, 30, strategy=strategy, min_tokens=30, return_statistics=True)
             assert len(statistics_of(run_in(bls, asked))["output_ids"]) == 30
+
+
+def test_min_tokens_holds_where_a_model_ends_at_several_tokens():
+    """The target is told one end token; the others must not come early either, and end the output when they may."""
+    for prompt in PROMPTS:
+        ends = frozenset({END_ID, *expected_ids(prompt, 40)[4:7]})
+        bls = Bls(small_config(), letter_codec(ends), [TableTarget()], exclude_input=True)
+        expected = expected_ids(prompt, 40, ends, 20)
+        assert len(expected) >= 20
+        for strategy in STRATEGIES:
+            asked = text_tensors(prompt, 40, strategy=strategy, min_tokens=20, return_statistics=True)
+            assert statistics_of(run_in(bls, asked))["output_ids"] == expected
 
 
 @pytest.mark.parametrize("strategy", ["none", "trie"])

@@ -13,6 +13,7 @@ from pipeline.errors import RequestError
 from pipeline.serving.bls import Bls
 from pipeline.serving.call_costs import CallCosts
 from pipeline.serving.strict import strict_engine
+from pipeline.serving.text_codec import TextCodec
 from tests.fakes import VOCAB_SIZE, make_request, plain_decode
 from tests.unit.serving.serving_fakes import END_ID, TableTarget, letter_codec, small_config, text_tensors
 from tests.unit.serving.test_bls import expected_ids, run_in, statistics_of
@@ -27,7 +28,9 @@ def drafts_always_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CallCosts, "cut", lambda self, chain, chunk: chain)
 
 
-def strict_bls(speculation: str, *overrides: str, **fields: Any) -> tuple[Bls, dict[Mode, TableTarget]]:
+def strict_bls(
+    speculation: str, *overrides: str, codec: TextCodec | None = None, **fields: Any
+) -> tuple[Bls, dict[Mode, TableTarget]]:
     """A loop over strict targets, by the mode of the engine that each plays."""
     resolved = small_config(*STRICT, f"tensorrt_llm.speculation={speculation}", *overrides)
     targets = {
@@ -36,7 +39,7 @@ def strict_bls(speculation: str, *overrides: str, **fields: Any) -> tuple[Bls, d
         )
         for mode in modes_of(resolved)
     }
-    return Bls(resolved, letter_codec(), list(targets.values()), exclude_input=True), targets
+    return Bls(resolved, codec or letter_codec(), list(targets.values()), exclude_input=True), targets
 
 
 def ids_of(bls: Bls, prompt: str, max_tokens: int, **fields: Any) -> list[int]:
@@ -275,3 +278,13 @@ def test_many_requests_at_once_get_what_they_get_alone():
     results = asyncio.run(together())
     for number, answers in enumerate(results):
         assert statistics_of(answers)["output_ids"] == expected_ids(PROMPTS[number // 9], 30)
+
+
+@pytest.mark.parametrize("strategy", ["none", "trie"])
+def test_min_tokens_hold_for_end_tokens_that_tensorrt_llm_is_not_told(strategy):
+    """It can ban them for a whole call only, so a call that bans them ends where they are allowed."""
+    for prompt in PROMPTS:
+        ends = frozenset({END_ID, *expected_ids(prompt, 40)[4:7]})
+        bls, _ = strict_bls("trie", codec=letter_codec(ends))
+        expected = expected_ids(prompt, 40, ends, 19)
+        assert ids_of(bls, prompt, 40, strategy=strategy, min_tokens=19) == expected

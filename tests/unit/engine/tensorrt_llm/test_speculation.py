@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.decoding.request import SamplingParams
+from pipeline.decoding.request import GenerationRequest, SamplingParams
 from pipeline.engine.tensorrt_llm.speculation import (
     AUTOREGRESSIVE,
     RuntimeLimits,
@@ -144,11 +146,21 @@ def test_the_last_token_is_asked_for_without_drafts():
 
 
 def test_what_a_lookahead_engine_would_not_apply_is_named():
-    assert list(not_for_lookahead(SamplingParams())) == []
-    assert list(not_for_lookahead(SamplingParams(temperature=0.7, top_k=1))) == []
-    assert list(not_for_lookahead(SamplingParams(temperature=0.7, top_p=0.9))) == ["temperature", "top_p"]
-    assert list(not_for_lookahead(SamplingParams(repetition_penalty=1.2, bad_words=((1,),)))) == [
-        "repetition_penalty",
-        "bad_words",
-    ]
-    assert list(not_for_lookahead(SamplingParams(embedding_bias=np.zeros(4, np.float32)))) == ["embedding_bias"]
+    def named(**settings: Any) -> list[str]:
+        request = GenerationRequest("r", np.asarray([1], np.int32), 8, sampling=SamplingParams(**settings))
+        return list(not_for_lookahead(request))
+
+    assert named() == []
+    assert named(temperature=0.7, top_k=1) == []
+    assert named(temperature=0.7, top_p=0.9) == ["temperature", "top_p"]
+    assert named(repetition_penalty=1.2, bad_words=((1,),)) == ["repetition_penalty", "bad_words"]
+    assert named(embedding_bias=np.zeros(4, np.float32)) == ["embedding_bias"]
+
+
+def test_min_tokens_hold_for_the_one_end_token_that_a_lookahead_engine_knows():
+    def named(*end_ids: int) -> list[str]:
+        prompt = np.asarray([1], np.int32)
+        return list(not_for_lookahead(GenerationRequest("r", prompt, 8, min_new_tokens=4, end_ids=frozenset(end_ids))))
+
+    assert named(1) == []
+    assert named(1, 2) == ["min_tokens (the model ends at several tokens)"]
