@@ -240,10 +240,11 @@ def test_a_client_that_leaves_makes_room_for_others(server):
 
 
 def settled_metrics(server: RunningServer) -> dict[str, float]:
-    """Metrics are entered a little after a request has ended: wait until they stand still."""
+    """Metrics are entered a little after a request has ended, the engine's once a second: wait until they stand
+    still."""
     values, earlier = read_metrics(server.state.metrics_url), {}
     while values != earlier:
-        time.sleep(0.5)
+        time.sleep(1.3)
         values, earlier = read_metrics(server.state.metrics_url), values
     return values
 
@@ -257,7 +258,12 @@ def test_metrics_count_what_happened(server):
     assert after["lookahead_steps_total"] == before["lookahead_steps_total"] + 10
     assert after["lookahead_acceptance_length_count"] == after["lookahead_steps_total"]
     assert after["lookahead_trie_nodes"] > 0
+    assert after["lookahead_kv_sequences_total"] == before["lookahead_kv_sequences_total"] + 1
     assert after["lookahead_draft_source_failures"] == 0
+    ask(server, max_tokens=10, strategy="none")  # the same prompt once more
+    again = settled_metrics(server)
+    assert again["lookahead_kv_prefix_hits_total"] == after["lookahead_kv_prefix_hits_total"] + 1
+    assert again["lookahead_kv_reused_tokens_total"] > after["lookahead_kv_reused_tokens_total"]
 
 
 def test_a_second_server_in_the_same_place_is_refused_and_a_taken_port_named(server, served, where, tmp_path):

@@ -8,7 +8,9 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
+from pipeline.engine.torch.kv_cache import ReuseCounters
 from pipeline.serving.metrics import Metrics, RequestMetrics, TrieMetrics
+from pipeline.serving.reuse_metrics import ReuseMetrics
 
 
 class Pb:
@@ -77,3 +79,18 @@ def test_a_model_that_is_unloaded_does_not_wait_for_figures_that_nobody_will_rea
     closing.join(10)
     assert not closing.is_alive()
     assert pb.values["lookahead_requests_total"] <= 1
+
+
+def test_what_the_engine_found_in_its_cache_is_entered_once():
+    pb = Pb()
+    pb.gate.set()
+    metrics = ReuseMetrics(pb)
+    metrics.record(ReuseCounters(num_hits=1, num_opened=2, num_reused_tokens=30, num_prompt_tokens=50))
+    metrics.record(ReuseCounters(num_hits=1, num_opened=3, num_reused_tokens=30, num_prompt_tokens=57))
+    assert pb.values == {
+        "lookahead_kv_sequences_total": 3,
+        "lookahead_kv_prefix_hits_total": 1,
+        "lookahead_kv_prompt_tokens_total": 57,
+        "lookahead_kv_reused_tokens_total": 30,
+    }
+    metrics.close()

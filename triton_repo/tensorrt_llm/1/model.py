@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import threading
+import time
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,9 +25,12 @@ from pipeline.engine.torch.load import create_scheduler
 from pipeline.errors import RequestError, UserError
 from pipeline.serving.engine_answers import EngineCall
 from pipeline.serving.engine_calls import engine_call, rows_of
+from pipeline.serving.reuse_metrics import ReuseMetrics
 from pipeline.serving.strict import require_outputs, strict_call, strict_engine, strict_profile
 from pipeline.serving.tensors import Tensors, flag
 from pipeline.serving.triton import Client, error_response, is_decoupled, parameter, tensors_of
+
+METRICS_PERIOD_S = 1.0
 
 
 @dataclass(slots=True)
@@ -64,6 +68,7 @@ class TritonPythonModel:
         self._lock = threading.Lock()
         self._closing = threading.Event()
         period_s = int(parameter(config, "cancellation_check_period_ms")) / 1000
+        self._reuse = ReuseMetrics(pb_utils)
         self._watch = threading.Thread(target=self._watch_clients, args=(period_s,), name="cancellation", daemon=True)
         self._watch.start()
 
@@ -74,6 +79,7 @@ class TritonPythonModel:
     def finalize(self) -> None:
         self._closing.set()
         self._watch.join()
+        self._reuse.close()
         self._scheduler.close()
 
     def _accept(self, request: Any) -> None:
@@ -147,8 +153,12 @@ class TritonPythonModel:
             self._scheduler.cancel(row_id)
 
     def _watch_clients(self, period_s: float) -> None:
-        """Cancel the requests of clients that are gone."""
+        """Cancel the requests of clients that are gone; enter what the engine counts, now and then."""
+        entered = time.monotonic()
         while not self._closing.wait(period_s):
+            if time.monotonic() - entered > METRICS_PERIOD_S:
+                entered = time.monotonic()
+                self._reuse.record(self._scheduler.engine.reuse)
             for request in self._unfinished():
                 if request.client.is_gone():
                     self._cancel(request)
