@@ -9,7 +9,7 @@ the longest path that agrees with the output and one more token. Regimes:
 
     cold        nothing known from other requests
     warm        what is learnt is kept over the rows of one dataset, in file order
-    prewarmed   cold, but after the outputs of all other rows of the same dataset were taken in
+    prewarmed   cold, but after all other rows of the same dataset were served, without drafts
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from pipeline.decoding.request import StepResult
 from pipeline.decoding.sources import create_source
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.sources.supplied import SuppliedSource
-from pipeline.decoding.tree import EMPTY_TREE, DraftTree, FloatArray, IntArray, agreeing_path, chain
+from pipeline.decoding.tree import EMPTY_TREE, DraftTree, IntArray, agreeing_path
 from pipeline.errors import UserError
 
 Regime = Literal["cold", "warm", "prewarmed"]
@@ -189,7 +189,7 @@ def _replay_one(drafter: Drafter, row: ReplayRow, budget: DraftBudget) -> _Tally
     text = np.concatenate((row.prompt_ids, row.output_ids))
     start = len(row.prompt_ids)
     request_id = "replay"
-    drafter.start(request_id, row.prompt_ids, "", frozenset(source.name for source in drafter.sources))
+    _start(drafter, row, request_id)
     if row.prediction_ids is not None:
         for source in drafter.sources:
             if isinstance(source, SuppliedSource):
@@ -198,13 +198,13 @@ def _replay_one(drafter: Drafter, row: ReplayRow, budget: DraftBudget) -> _Tally
     position = start
     while position < len(text):
         tree = EMPTY_TREE
-        depth = min(budget.max_depth, len(text) - position - 1)
-        # The first step is the prefill.
-        if position > start and depth > 0:
+        # The first step is the prefill. In later ones nobody knows how near the end is.
+        if position > start:
             asked = time.perf_counter()
-            tree = drafter.propose(request_id, text[:position], DraftBudget(budget.max_nodes, depth))
+            tree = drafter.propose(request_id, text[:position], budget)
             tally.ask_seconds.append(time.perf_counter() - asked)
-        nodes = agreeing_path(tree, text[position:-1].tolist())
+        nodes = agreeing_path(tree, text[position:].tolist())
+        # Behind a path down to the last token nothing is known of the target's own one.
         emitted = text[position : position + len(nodes) + 1].tolist()
         drafter.update(request_id, _step(row, text, position, tree, nodes, emitted))
         position += len(emitted)
@@ -220,8 +220,8 @@ def _step(
 ) -> StepResult:
     top_ids, top_probs = None, None
     if row.top_ids is not None and row.top_probs is not None:
-        # What followed the rejected nodes is not known.
-        known = np.asarray([0, *(node + 1 for node in nodes)])
+        # What followed the rejected nodes, or the end, is not known.
+        known = np.asarray([0, *(node + 1 for node in nodes)])[: len(emitted)]
         offset = position - len(row.prompt_ids)
         top_ids = np.full((len(tree) + 1, row.top_ids.shape[1]), -1, np.int32)
         top_probs = np.zeros(top_ids.shape, np.float32)
@@ -231,18 +231,14 @@ def _step(
 
 
 def _take_in(drafter: Drafter, row: ReplayRow) -> None:
-    """Let the sources learn an output as if it had been generated in one step behind its own first token."""
-    first, rest = row.output_ids[:1], row.output_ids[1:]
-    if not len(rest):
-        return
-    drafter.start("earlier", first, "", frozenset(source.name for source in drafter.sources))
-    tree = chain(rest[:-1].tolist())
-    behind_first = ReplayRow(row.dataset, row.task, first, rest, *_after_first(row))
-    drafter.update("earlier", _step(behind_first, row.output_ids, 1, tree, list(range(len(tree))), rest.tolist()))
+    """Let the sources learn an output as if it had been served, a token at a time. With drafts it would come in longer
+    pieces, which teaches the same for several times the work."""
+    text = np.concatenate((row.prompt_ids, row.output_ids))
+    _start(drafter, row, "earlier")
+    for position in range(len(row.prompt_ids), len(text)):
+        drafter.update("earlier", _step(row, text, position, EMPTY_TREE, [], [int(text[position])]))
     drafter.stop("earlier")
 
 
-def _after_first(row: ReplayRow) -> tuple[IntArray | None, FloatArray | None]:
-    if row.top_ids is None or row.top_probs is None:
-        return None, None
-    return row.top_ids[1:], row.top_probs[1:]
+def _start(drafter: Drafter, row: ReplayRow, request_id: str) -> None:
+    drafter.start(request_id, row.prompt_ids, "", frozenset(source.name for source in drafter.sources))

@@ -9,7 +9,10 @@ import pytest
 
 from pipeline.bench.known_outputs import ReplayRow, load_replay_rows
 from pipeline.bench.replay import replay, result_rows, source_parts
+from pipeline.decoding.request import StepResult
+from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.sources.prompt import PromptSource
+from pipeline.decoding.tree import DraftTree, IntArray, chain
 from pipeline.errors import UserError
 
 PERIOD = [5, 6, 7, 8]
@@ -95,6 +98,40 @@ def test_regimes_differ_in_what_is_known_from_other_rows() -> None:
     assert steps(same, "recycling", "prewarmed") == 6
     elsewhere = [row([1, 2], output, dataset=name, **candidates(output)) for name in "abc"]
     assert steps(elsewhere, "recycling", "warm") == steps(elsewhere, "recycling", "prewarmed") == 18
+
+
+def test_a_prewarmed_source_has_served_the_other_rows_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[int]] = []
+    started = PromptSource.start
+    updated = PromptSource.update
+
+    def start(self: PromptSource, request_id: str, prompt_ids: IntArray, namespace: str) -> None:
+        seen.append([])
+        started(self, request_id, prompt_ids, namespace)
+
+    def update(self: PromptSource, request_id: str, step: StepResult, nodes: IntArray) -> None:
+        seen[-1] = [*step.context.tolist(), *step.token_ids]
+        updated(self, request_id, step, nodes)
+
+    monkeypatch.setattr(PromptSource, "start", start)
+    monkeypatch.setattr(PromptSource, "update", update)
+    texts = [[1, 2, 3, 4, 5], [6, 7, 8]]
+    replay([row(text[:2], text[2:]) for text in texts], "prompt", [8], ["prewarmed"])
+    assert seen == [texts[1], texts[0], texts[0], texts[1]]
+
+
+def test_drafts_are_asked_for_as_if_the_end_were_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[DraftBudget] = []
+
+    def propose(self: PromptSource, request_id: str, context: IntArray, budget: DraftBudget) -> DraftTree:
+        asked.append(budget)
+        return chain([3] * budget.max_depth)
+
+    monkeypatch.setattr(PromptSource, "propose", propose)
+    # Prefill 9; then 3 3 and 8; then only 3, which ends the output and was the first of two draft tokens.
+    (result, _) = replay([row([1], [9, 3, 3, 8, 3])], "prompt", [2], ["cold"], max_draft_len=2)
+    assert asked == [DraftBudget(2, 2)] * 2
+    assert (result.tokens, result.steps, result.draft_tokens_per_step) == (5, 3, 2.0)
 
 
 def test_a_prediction_is_used() -> None:
