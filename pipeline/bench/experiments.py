@@ -12,8 +12,8 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from pipeline.bench.known_outputs import ReplayRow
-from pipeline.bench.replay import ALL_TASKS, replay
+from pipeline.bench.known_outputs import ALL_TASKS, ReplayRow
+from pipeline.bench.replay import replay
 from pipeline.config.schema import LookaheadConfig, TrieDraftConfig, WindowDraftConfig
 from pipeline.decoding.drafter import Drafter
 from pipeline.decoding.lookahead import flops_multiple, max_draft_len

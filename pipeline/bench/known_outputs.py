@@ -8,14 +8,20 @@ output token, and "prediction_ids", what a client would have predicted.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from pipeline.bench.json_lines import json_rows, reading
+from pipeline.bench.token_rows import token_list
 from pipeline.decoding.tree import FloatArray, IntArray
 from pipeline.errors import UserError
+
+# The name of all tasks together, beside those of the rows.
+ALL_TASKS = "all"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,39 +38,31 @@ class ReplayRow:
     prediction_ids: IntArray | None = None
 
     def token_arrays(self) -> list[IntArray]:
-        """All arrays of token ids that it has."""
-        arrays = (self.prompt_ids, self.output_ids, self.top_ids, self.prediction_ids)
-        return [ids for ids in arrays if ids is not None and ids.size]
+        """All arrays of token ids that it has, none of them empty."""
+        return [ids for ids in (self.prompt_ids, self.output_ids, self.top_ids, self.prediction_ids) if ids is not None]
 
 
 def load_replay_rows(path: Path) -> list[ReplayRow]:
     """Rows of a JSON Lines file of known outputs, or of what `lookahead bench --json` wrote (the rows of strategy
-    "none", or of its first strategy). Raises UserError, saying which row, if something is missing or is no token
-    list."""
-    try:
+    "none", or of its first strategy). Raises UserError, saying which row, if something is missing or makes no
+    sense."""
+    with reading(path):
         text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}. Give a file of known outputs.") from error
     values = _bench_rows(text, path)
     if values is None:
-        values = []
-        for number, line in enumerate(text.split("\n"), 1):
-            if line.strip():
-                try:
-                    values.append((f"line {number}", json.loads(line)))
-                except json.JSONDecodeError as error:
-                    raise UserError(f"{path}, line {number}: no JSON ({error}).") from error
-    rows = [_replay_row(value, f"{path}, {where}") for where, value in values]
+        # Not splitlines(): a JSON string may hold U+2028 and its like as they are.
+        values = json_rows(text.split("\n"), path)
+    rows = [_replay_row(value, where) for where, value in values]
     if not rows:
         raise UserError(f"{path} holds no outputs; give rows with prompt_ids and output_ids.")
     return rows
 
 
-def _bench_rows(text: str, path: Path) -> list[tuple[str, Any]] | None:
+def _bench_rows(text: str, path: Path) -> Iterable[tuple[str, Any]] | None:
     """The requests of a bench file, or None if the text is no such file."""
     try:
         value = json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(value, dict) or "requests" not in value:
         return None
@@ -75,7 +73,7 @@ def _bench_rows(text: str, path: Path) -> list[tuple[str, Any]] | None:
     chosen = "none" if "none" in strategies else next(iter(strategies), None)
     # A bench may have run its workload more than once.
     return [
-        (f"request {number}", request)
+        (f"{path}, request {number}", request)
         for number, request in enumerate(requests, 1)
         if request.get("strategy") == chosen and not request.get("repeat")
     ]
@@ -86,33 +84,51 @@ def _replay_row(value: Any, where: str) -> ReplayRow:
         raise UserError(
             f"{where}: a row must be an object with prompt_ids and output_ids, found {type(value).__name__}."
         )
-    prompt_ids, output_ids = (_token_ids(value, key, where) for key in ("prompt_ids", "output_ids"))
+    prompt_ids, output_ids = (_some_tokens(value, key, where) for key in ("prompt_ids", "output_ids"))
+    task = str(_first_of(value, "task", "category", default="task"))
+    if task == ALL_TASKS:
+        raise UserError(f"{where}: the task {task!r} has the name of all tasks together; give it another.")
     top_ids, top_probs = None, None
-    top_k = value.get("topk")
-    if top_k is not None:
-        try:
-            top_ids = np.asarray(top_k["top_ids"], np.int32)
-            top_probs = np.asarray(top_k["top_probs"], np.float32)
-        except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{where}: topk must hold the lists top_ids and top_probs ({error!r}).") from error
-        if top_ids.ndim != 2 or top_ids.shape != top_probs.shape or len(top_ids) != len(output_ids):
-            raise UserError(
-                f"{where}: topk needs {len(output_ids)} lists of one length in top_ids and in top_probs, one per "
-                f"output token; found shapes {top_ids.shape} and {top_probs.shape}."
-            )
+    if value.get("topk") is not None:
+        top_ids, top_probs = _candidates(value["topk"], len(output_ids), f"{where}: topk")
     return ReplayRow(
-        dataset=str(value.get("dataset", "")),
-        task=str(value.get("task", value.get("category", "task"))),
+        dataset=str(_first_of(value, "dataset", default="")),
+        task=task,
         prompt_ids=prompt_ids,
         output_ids=output_ids,
         top_ids=top_ids,
         top_probs=top_probs,
-        prediction_ids=_token_ids(value, "prediction_ids", where) if "prediction_ids" in value else None,
+        prediction_ids=_some_tokens(value, "prediction_ids", where) if "prediction_ids" in value else None,
     )
 
 
-def _token_ids(value: dict[str, Any], key: str, where: str) -> IntArray:
-    ids = value.get(key)
-    if not isinstance(ids, list) or not ids or not all(type(token) is int and 0 <= token < 1 << 31 for token in ids):
-        raise UserError(f"{where}: {key} must be a list of one or more token ids.")
-    return np.asarray(ids, np.int32)
+def _first_of(value: dict[str, Any], *keys: str, default: str) -> Any:
+    return next((value[key] for key in keys if value.get(key) is not None), default)
+
+
+def _some_tokens(value: dict[str, Any], key: str, where: str) -> IntArray:
+    ids = token_list(value.get(key), f"{where}: {key}")
+    if not len(ids):
+        raise UserError(f"{where}: {key} is empty; it must hold at least one token id.")
+    return ids
+
+
+def _candidates(value: Any, num_tokens: int, where: str) -> tuple[IntArray, FloatArray]:
+    """[num_tokens, k] top_ids and top_probs of a row."""
+    ids, probs = _lists(value, "top_ids"), _lists(value, "top_probs")
+    widths = {len(found) for found in (*ids, *probs)}
+    if not len(ids) == len(probs) == num_tokens or len(widths) != 1 or 0 in widths:
+        raise UserError(
+            f"{where} must hold {num_tokens} lists of one length in top_ids and in top_probs, one per output token."
+        )
+    tokens = token_list([token for found in ids for token in found], f"{where}: top_ids of a token")
+    numbers = [number for found in probs for number in found]
+    if not all(type(number) in (int, float) and 0 <= number <= 1 for number in numbers):
+        raise UserError(f"{where}: top_probs of a token must be a list of numbers from 0 to 1.")
+    return tokens.reshape(num_tokens, -1), np.asarray(numbers, np.float32).reshape(num_tokens, -1)
+
+
+def _lists(value: Any, key: str) -> list[list[Any]]:
+    """The lists below a key; none if there is anything else."""
+    found = value.get(key) if isinstance(value, dict) else None
+    return found if isinstance(found, list) and all(isinstance(each, list) for each in found) else []

@@ -22,7 +22,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from pipeline.bench.known_outputs import ReplayRow
+from pipeline.bench.known_outputs import ALL_TASKS, ReplayRow
 from pipeline.config.schema import (
     LookaheadConfig,
     PromptDraftConfig,
@@ -42,7 +42,6 @@ from pipeline.errors import UserError
 
 Regime = Literal["cold", "warm", "prewarmed"]
 REGIMES: tuple[Regime, ...] = get_args(Regime)
-ALL_TASKS = "all"
 HYBRID = ("trie", "recycling", "supplied")
 SOURCES = ("trie", "prompt", "pool", "recycling", "supplied")
 
@@ -113,12 +112,7 @@ def replay(
     for budget in budgets:
         if budget < 1:
             raise UserError(f"budget is {budget}; a draft needs at least one node")
-    vocab_size = 1 + max(
-        int(ids.max(initial=0))
-        for row in rows
-        for ids in (row.prompt_ids, row.output_ids, row.top_ids)
-        if ids is not None
-    )
+    vocab_size = 1 + max(int(ids.max()) for row in rows for ids in row.token_arrays())
     create = partial(_drafter, names, vocab_size, trie or TrieDraftConfig(branch_length=branch_length), branch_length)
     results: list[ReplayResult] = []
     for budget in budgets:
@@ -144,6 +138,8 @@ def source_parts(source: str) -> tuple[str, ...]:
             raise UserError(
                 f"source is {part!r}; it must be hybrid, or one or more (joined by +) of {', '.join(SOURCES)}"
             )
+    if len(set(parts)) != len(parts):
+        raise UserError(f"source {source!r} names one source twice; name each once (window is another word for pool)")
     return parts
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from pipeline.bench.json_lines import json_rows, reading
 from pipeline.decoding.tree import IntArray
 from pipeline.errors import UserError
 
+# A trie stores a token as the next higher number, in 32 bits.
 MAX_TOKEN = (1 << 31) - 2
 Encode = Callable[[str], list[int]]
 
@@ -20,42 +21,33 @@ def token_sequences(path: Path, encode: Encode | None = None, with_prompts: bool
     """The sequences of a file. A row of a .jsonl file holds `token_ids`, or `output_ids` (with `prompt_ids`, which
     come first if asked for), or `text`, which `encode` turns into tokens; any other file is one text. Raises
     UserError, saying which line, where something is missing."""
-    try:
-        with path.open(encoding="utf-8") as file:
-            if path.suffix != ".jsonl":
-                yield _encoded(file.read(), encode, str(path))
-                return
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield _row(line, f"{path}, line {number}", encode, with_prompts)
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is no UTF-8 text ({error.reason} at byte {error.start}).") from error
+    with reading(path), path.open(encoding="utf-8") as file:
+        if path.suffix != ".jsonl":
+            yield _encoded(file.read(), encode, str(path))
+            return
+        for where, value in json_rows(file, path):
+            yield _row(value, where, encode, with_prompts)
 
 
-def _row(line: str, where: str, encode: Encode | None, with_prompts: bool) -> IntArray:
-    try:
-        value = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{where}: no JSON ({error}).") from error
+def token_list(value: Any, where: str) -> IntArray:
+    """[len] token ids that stood in JSON. Raises UserError if they are none; where: as the sentence begins."""
+    if not isinstance(value, list) or not all(type(token) is int and 0 <= token <= MAX_TOKEN for token in value):
+        raise UserError(f"{where} must be a list of token ids, whole numbers from 0 to {MAX_TOKEN}.")
+    return np.asarray(value, np.int32)
+
+
+def _row(value: Any, where: str, encode: Encode | None, with_prompts: bool) -> IntArray:
     if isinstance(value, dict):
         if "token_ids" in value:
-            return _ids(value["token_ids"], f"{where}: token_ids")
+            return token_list(value["token_ids"], f"{where}: token_ids")
         if "output_ids" in value:
-            output = _ids(value["output_ids"], f"{where}: output_ids")
+            output = token_list(value["output_ids"], f"{where}: output_ids")
             if with_prompts and "prompt_ids" in value:
-                return np.concatenate((_ids(value["prompt_ids"], f"{where}: prompt_ids"), output))
+                return np.concatenate((token_list(value["prompt_ids"], f"{where}: prompt_ids"), output))
             return output
         if isinstance(value.get("text"), str):
             return _encoded(value["text"], encode, where)
     raise UserError(f"{where}: a row must be an object with token_ids, output_ids or text.")
-
-
-def _ids(value: Any, where: str) -> IntArray:
-    if not isinstance(value, list) or not all(type(token) is int and 0 <= token <= MAX_TOKEN for token in value):
-        raise UserError(f"{where} must be a list of token ids, whole numbers from 0 to {MAX_TOKEN}.")
-    return np.asarray(value, np.int32)
 
 
 def _encoded(text: str, encode: Encode | None, where: str) -> IntArray:

@@ -6,7 +6,6 @@ before anything is measured, so that a fault in its last line does not cost an h
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from jinja2 import TemplateError
 
+from pipeline.bench.json_lines import json_rows, reading
 from pipeline.decoding.request import as_token_ids
 from pipeline.decoding.tree import IntArray
 from pipeline.errors import RequestError, UserError
@@ -67,27 +67,17 @@ class Tokenizer(Protocol):
 def load_workload(path: Path, limit: int | None = None, tasks: Iterable[str] | None = None) -> list[WorkloadRow]:
     """Rows in file order. limit: the first so many of each file (after `tasks`, the tasks to keep). Raises UserError,
     naming the line, for the first fault."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise UserError(f"There is no data file {path}; give a JSON Lines file with --data.") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"The data file {path} cannot be read: {error}.") from error
-    # Not splitlines(): a JSON string may hold U+2028 and its like as they are.
-    lines = text.split("\n")
+    if not path.exists():
+        raise UserError(f"There is no data file {path}; give a JSON Lines file with --data.")
     rows: list[WorkloadRow] = []
-    seen: dict[str, int] = {}
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        where = f"{path}, line {number}"
-        row = _row_of(line, where)
-        if row.row_id in seen:
-            raise UserError(
-                f"{where}: the id {row.row_id!r} is that of line {seen[row.row_id]}; each row needs its own."
-            )
-        seen[row.row_id] = number
-        rows.append(row)
+    seen: dict[str, str] = {}
+    with reading(path), path.open(encoding="utf-8") as file:
+        for where, value in json_rows(file, path):
+            row = _row_of(value, where)
+            if row.row_id in seen:
+                raise UserError(f"{where}: the id {row.row_id!r} is taken by {seen[row.row_id]}; give each its own.")
+            seen[row.row_id] = where
+            rows.append(row)
     if tasks is not None:
         wanted = set(tasks)
         unknown = sorted(wanted - {row.task for row in rows})
@@ -101,11 +91,7 @@ def load_workload(path: Path, limit: int | None = None, tasks: Iterable[str] | N
     return rows[:limit]
 
 
-def _row_of(line: str, where: str) -> WorkloadRow:
-    try:
-        data = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{where} is no JSON: {error.msg} at column {error.colno}.") from error
+def _row_of(data: Any, where: str) -> WorkloadRow:
     if not isinstance(data, dict):
         raise UserError(f"{where} should be a JSON object with id, task and prompt; found a {type(data).__name__}.")
     row_id = data.get("id")

@@ -180,14 +180,19 @@ def test_of_a_bench_file_the_plain_outputs_count_once(
     ("text", "complaint"),
     [
         ("", "no outputs"),
-        ("{", "line 1: no JSON"),
+        ("{", "line 1 is no JSON"),
+        ("[" * 100_000, "line 1 is nested too deeply"),
+        (f'{{"prompt_ids": [{"9" * 5000}]}}', "line 1 holds a number of too many digits"),
         ("[1]", "must be an object"),
         ('{"prompt_ids": [1]}', "line 1: output_ids"),
-        ('{"prompt_ids": [], "output_ids": [1]}', "prompt_ids must be"),
+        ('{"prompt_ids": [], "output_ids": [1]}', "prompt_ids is empty"),
         ('{"prompt_ids": [1.5], "output_ids": [1]}', "prompt_ids must be"),
         ('{"prompt_ids": [-1], "output_ids": [1]}', "prompt_ids must be"),
         ('{"prompt_ids": [1], "output_ids": [1], "topk": {"top_ids": [[1]]}}', "top_probs"),
         ('{"prompt_ids": [1], "output_ids": [1], "topk": {"top_ids": [[1],[2]], "top_probs": [[1],[1]]}}', "1 lists"),
+        ('{"prompt_ids": [1], "output_ids": [2147483647]}', "line 1: output_ids must be .* 0 to 2147483646"),
+        ('{"prompt_ids": [1], "output_ids": [1], "task": "all"}', "line 1: the task 'all'"),
+        ('{"prompt_ids": [1], "output_ids": [1], "category": "all"}', "line 1: the task 'all'"),
         ('{"requests": 3}', "requests must be"),
         ('{"requests": []}', "no outputs"),
     ],
@@ -199,12 +204,57 @@ def test_files_that_cannot_be_replayed_are_refused_with_a_reason(tmp_path: Path,
         load_replay_rows(path)
 
 
+@pytest.mark.parametrize(
+    ("top_ids", "top_probs", "complaint"),
+    [
+        ("[[1, 1000000000000]]", "[[0.5, 0.1]]", "top_ids of a token must be a list of token ids"),
+        ("[[1, 2.5]]", "[[0.5, 0.1]]", "top_ids of a token must be"),
+        ("[[1, -7]]", "[[0.5, 0.1]]", "top_ids of a token must be"),
+        ("[[1, true]]", "[[0.5, 0.1]]", "top_ids of a token must be"),
+        ("[[1, 2]]", "[[0.5, NaN]]", "top_probs of a token must be a list of numbers from 0 to 1"),
+        ("[[1, 2]]", "[[0.5, -5]]", "top_probs of a token must be"),
+        ("[[1, 2]]", "[[Infinity, 0]]", "top_probs of a token must be"),
+        ("[[1, 2]]", '[[0.5, "0.1"]]', "top_probs of a token must be"),
+        ("[[1, 2]]", "[[0.5]]", "1 lists of one length"),
+        ("[[]]", "[[]]", "1 lists of one length"),
+        ("null", "null", "1 lists of one length"),
+    ],
+)
+def test_candidates_that_are_none_are_refused(tmp_path: Path, top_ids: str, top_probs: str, complaint: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    topk = f'{{"top_ids": {top_ids}, "top_probs": {top_probs}}}'
+    path.write_text(f'{{"prompt_ids": [1], "output_ids": [1], "topk": {topk}}}')
+    with pytest.raises(UserError, match=f"rows.jsonl, line 1: topk.*{complaint}"):
+        load_replay_rows(path)
+
+
+def test_a_row_without_a_task_is_of_the_task_named_task(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.jsonl", [{"prompt_ids": [1], "output_ids": [2], "task": None, "dataset": None}])
+    (found,) = load_replay_rows(path)
+    assert (found.task, found.dataset) == ("task", "")
+
+
+def test_a_file_that_is_no_text_is_the_users(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b"\xff\xfe{}")
+    with pytest.raises(UserError, match="cannot be read as UTF-8 text"):
+        load_replay_rows(path)
+
+
+def test_a_prediction_may_hold_tokens_that_the_outputs_do_not(tmp_path: Path) -> None:
+    predicted = row([1], [2, 3, 4, 5], prediction_ids=np.asarray([2, 3, 500_000], np.int32))
+    assert steps([predicted], "hybrid", "cold") == 3
+
+
 def test_a_missing_file_a_wrong_word_or_number_is_the_users(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be read"):
         load_replay_rows(tmp_path / "none.jsonl")
     rows = [row([1], [2])]
     with pytest.raises(UserError, match="source is 'oracle'"):
         source_parts("trie+oracle")
+    for twice in ("trie+trie", "pool+window"):
+        with pytest.raises(UserError, match="names one source twice"):
+            source_parts(twice)
     with pytest.raises(UserError, match="regime is 'hot'"):
         replay(rows, "pool", [4], ["hot"])
     with pytest.raises(UserError, match="budget is 0"):

@@ -75,7 +75,9 @@ def test_limit_counts_rows_after_the_choice_of_tasks(tmp_path: Path) -> None:
         ('{"id": "b", "task": 3, "prompt": "p"}', "key 'task'"),
         ('{"task": "t", "prompt": "p"}', "key 'id'"),
         ('{"id": true, "prompt": "p"}', "key 'id'"),
-        ('{"id": "a", "prompt": "again"}', "that of line 1"),
+        ('{"id": "a", "prompt": "again"}', "is taken by"),
+        ("[" * 100_000, "nested too deeply"),
+        (f'{{"id": {"9" * 5000}}}', "too many digits"),
     ],
 )
 def test_a_fault_is_one_sentence_with_its_line_number(tmp_path: Path, line: str, what: str) -> None:

@@ -61,7 +61,8 @@ def test_build_inspect_prune_and_merge(app: typer.Typer, rows: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("{", "line 1: no JSON"),
+        ("{", "line 1 is no JSON"),
+        ("[" * 100_000, "line 1 is nested too deeply"),
         ('{"output_ids": [1, -1]}', "output_ids must be a list of token ids"),
         ('{"prompt": "x"}', "token_ids, output_ids or text"),
         ('{"text": "x"}', "--tokenizer"),
