@@ -83,12 +83,8 @@ def by_capacity(rows: Sequence[ReplayRow], capacities: Sequence[int], decoding_l
     return results
 
 
-def by_lookahead_sizes(
-    rows: Sequence[ReplayRow], engine: Engine, sizes: Sequence[LookaheadConfig], prefill_chunk: int, on_row: OnRow
-) -> Iterator[Row]:
-    """Steps that lookahead decoding takes on the engine for each (W, N, G), against the arithmetic of a step. The
-    outputs are generated anew; how many are the known ones is counted. Raises UserError for sizes the engine cannot
-    verify in one step."""
+def require_fit(sizes: Sequence[LookaheadConfig], engine: Engine) -> None:
+    """Raises UserError for sizes that the engine cannot verify in one step."""
     limit = engine.limits.max_draft_tokens
     for lookahead in sizes:
         w, n, g = (lookahead.max_window_size, lookahead.max_ngram_size, lookahead.max_verification_set_size)
@@ -97,6 +93,14 @@ def by_lookahead_sizes(
                 f"W, N, G = {w}, {n}, {g} drafts {max_draft_len(w, n, g)} tokens per step; the engine verifies at most "
                 f"{limit}. Leave it out, or build with --set engine.max_draft_tokens={max_draft_len(w, n, g)}."
             )
+
+
+def by_lookahead_sizes(
+    rows: Sequence[ReplayRow], engine: Engine, sizes: Sequence[LookaheadConfig], prefill_chunk: int, on_row: OnRow
+) -> Iterator[Row]:
+    """Steps that lookahead decoding takes on the engine for each (W, N, G), against the arithmetic of a step. The
+    outputs are generated anew; how many are the known ones is counted. Raises UserError as `require_fit` does."""
+    require_fit(sizes, engine)
     for lookahead in sizes:
         w, n, g = (lookahead.max_window_size, lookahead.max_ngram_size, lookahead.max_verification_set_size)
         drafter = Drafter([WindowSource(WindowDraftConfig(), lookahead)], engine.limits.vocab_size)

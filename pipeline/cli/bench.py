@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from pipeline.bench.results import BenchResults, RequestRecord
 
 
+# Requests in flight at once: each has a thread of its own here.
+MOST_REQUESTS = 1024
+
+
 def register(app: typer.Typer) -> None:
     app.command()(bench)
     app.command()(load)
@@ -84,7 +88,7 @@ def bench(
     if json_path is not None:
         require_writable(json_path)
     check_url(url, allow_remote)
-    levels = numbers("--concurrency", concurrency) if concurrency else []
+    levels = numbers("--concurrency", concurrency, MOST_REQUESTS) if concurrency else []
     artifact = built_artifact(model, profile, overrides)
     chosen = choose_strategies(artifact, None if strategies is None else words("--strategies", strategies))
     codec = codec_of(artifact)

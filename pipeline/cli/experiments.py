@@ -22,6 +22,8 @@ DECODING_LENGTHS = (2, 4, 8, 16, 32, 64, 128)
 BRANCH_LENGTHS = (1, 2, 4, 8, 12, 16, 24, 32)
 CAPACITIES = tuple(1 << exponent for exponent in range(16, 25))
 DECODING_LENGTH = 64
+# As many as an engine can be split among.
+MOST_RANKS = 64
 SIZES = "3,3,3;5,3,5;10,3,10;3,5,3;5,5,5;7,5,7"
 
 
@@ -51,21 +53,32 @@ def experiments(
 ) -> None:
     """Acceptance length against decoding length, branch length, trie memory and, with --model, W, N and G, or ranks."""
     from pipeline.bench.experiment_plots import plot_capacity, plot_lengths
-    from pipeline.bench.experiments import RETRIEVALS, by_branch_length, by_capacity, by_decoding_length
+    from pipeline.bench.experiments import (
+        RETRIEVALS,
+        by_branch_length,
+        by_capacity,
+        by_decoding_length,
+        require_fit,
+    )
     from pipeline.bench.known_outputs import load_replay_rows
     from pipeline.bench.results import require_writable
 
-    chosen = _sizes(sizes)
+    chosen = [_size("--sizes", part) for part in sizes.split(";")]
     rows = load_replay_rows(outputs)[:limit]
     if ranks:
         if model is None:
             raise UserError("--ranks runs a model; name the outputs' own with --model.")
         require_writable(out / "ranks.json")
-        _run_ranks(rows, out, model, profile, overrides, sorted(numbers("--ranks", ranks)), _size(rank_size))
+        counts, one = sorted(numbers("--ranks", ranks, MOST_RANKS)), _size("--rank-size", rank_size)
+        _run_ranks(rows, out, *_engine(model, profile, overrides), counts, one)
         output.say(f"results are in {out}")
         return
     for name in ("decoding_length", "branch_length", "capacity", "lookahead"):
         require_writable(out / f"{name}.json")
+    # First what can be refused: the trie's experiments take their time.
+    loaded = None if model is None else _engine(model, profile, overrides)
+    if loaded is not None:
+        require_fit(chosen, loaded[0])
     num_runs = len(RETRIEVALS) * (len(DECODING_LENGTHS) + len(BRANCH_LENGTHS)) + len(CAPACITIES)
     with output.progress() as bar:
         task = bar.add_task("replaying", total=num_runs * len(rows))
@@ -82,23 +95,21 @@ def experiments(
         found = by_capacity(rows, CAPACITIES, DECODING_LENGTH, on_row)
         _save(out / "capacity.json", found)
         plot_capacity(out / "capacity.png", found)
-    if model is not None:
-        _run_lookahead(rows, out, model, profile, overrides, chosen)
+    if loaded is not None:
+        _run_lookahead(rows, out, *loaded, chosen)
     output.say(f"results are in {out}")
 
 
 def _run_lookahead(
     rows: list[ReplayRow],
     out: Path,
-    model: str,
-    profile: str,
-    overrides: list[str] | None,
+    engine: LoadedEngine,
+    resolved: ResolvedConfig,
     sizes: list[LookaheadConfig],
 ) -> None:
     from pipeline.bench.experiment_plots import plot_compression
     from pipeline.bench.experiments import by_lookahead_sizes
 
-    engine, resolved = _engine(model, profile, overrides)
     found = []
     with output.progress() as bar:
         task = bar.add_task("generating", total=len(sizes) * len(rows))
@@ -114,16 +125,14 @@ def _run_lookahead(
 def _run_ranks(
     rows: list[ReplayRow],
     out: Path,
-    model: str,
-    profile: str,
-    overrides: list[str] | None,
+    engine: LoadedEngine,
+    resolved: ResolvedConfig,
     ranks: list[int],
     one: LookaheadConfig,
 ) -> None:
     from pipeline.bench.experiment_plots import plot_ranks
     from pipeline.bench.parallel_experiment import by_ranks
 
-    engine, resolved = _engine(model, profile, overrides)
     found: list[dict[str, Any]] = []
     with output.progress() as bar:
         task = bar.add_task("generating", total=len(ranks) * len(rows))
@@ -152,11 +161,7 @@ def _short(value: object) -> object:
     return f"{value:.2f}" if isinstance(value, float) else value
 
 
-def _sizes(text: str) -> list[LookaheadConfig]:
-    return [_size(part) for part in text.split(";")]
-
-
-def _size(text: str) -> LookaheadConfig:
+def _size(option: str, text: str) -> LookaheadConfig:
     from pydantic import ValidationError
 
     from pipeline.config.schema import LookaheadConfig
@@ -165,7 +170,7 @@ def _size(text: str) -> LookaheadConfig:
         w, n, g = (int(number) for number in text.split(","))
         return LookaheadConfig(max_window_size=w, max_ngram_size=n, max_verification_set_size=g)
     except (ValueError, ValidationError) as error:
-        raise UserError(f"--sizes holds {text!r}; give W,N,G as whole numbers, such as 5,5,5;10,3,10.") from error
+        raise UserError(f"{option} holds {text!r}; give W,N,G as whole numbers, such as 5,3,5.") from error
 
 
 def _save(path: Path, rows: list[dict[str, Any]]) -> None:

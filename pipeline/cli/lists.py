@@ -15,12 +15,17 @@ def words(option: str, text: str) -> list[str]:
     return found
 
 
-def numbers(option: str, text: str) -> list[int]:
-    """The numbers of `1,2,4`. Raises UserError for anything but different whole numbers from 1 on."""
+def numbers(option: str, text: str, most: int) -> list[int]:
+    """The numbers of `1,2,4`. Raises UserError for anything but different whole numbers from 1 to `most`."""
     found = words(option, text)
-    if not all(word.isdecimal() and int(word) for word in found):
-        raise UserError(f"{option} takes numbers from 1 on, separated by commas; found {text!r}.")
+    # Compared by length first: Python does not turn thousands of digits into a number.
+    if not all(word.isdecimal() and len(word) <= len(str(most)) and 1 <= int(word) <= most for word in found):
+        raise UserError(f"{option} takes numbers from 1 to {most}, separated by commas; found {_short(text)!r}.")
     return [int(word) for word in found]
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def one_of(option: str, word: str, known: tuple[str, ...]) -> None:

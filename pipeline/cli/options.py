@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_PROFILE = "latency"
+# Largest draft tree that is measured: the largest that an engine can be built for.
+MOST_DRAFT_TOKENS = 2048
 
 Model = Annotated[
     str,

@@ -9,6 +9,7 @@ import typer
 
 from pipeline.cli import output
 from pipeline.cli.lists import numbers, words
+from pipeline.cli.options import MOST_DRAFT_TOKENS
 
 
 def register(app: typer.Typer) -> None:
@@ -48,7 +49,7 @@ def replay(
     from pipeline.bench.replay import result_rows, source_parts
     from pipeline.bench.results import require_writable, save_text
 
-    budgets = numbers("--budget", budget)
+    budgets = numbers("--budget", budget, MOST_DRAFT_TOKENS)
     regimes = words("--regime", regime)
     sources = words("--source", source)
     for name in sources:

@@ -10,7 +10,7 @@ import typer
 
 from pipeline.cli import output
 from pipeline.cli.lists import words
-from pipeline.cli.options import Json
+from pipeline.cli.options import MOST_DRAFT_TOKENS, Json
 from pipeline.errors import UserError
 
 if TYPE_CHECKING:
@@ -18,7 +18,11 @@ if TYPE_CHECKING:
     from pipeline.decoding.trie import Trie
 
 BranchLength = Annotated[int, typer.Option("--branch-length", help="Tokens stored per branch.", min=1, max=64)]
-MaxMib = Annotated[float, typer.Option("--max-mib", help="Hard memory limit in MiB.", min=0.0625)]
+# 64 GiB: the rows of a trie are numbered with 31 bits.
+MOST_MIB = 65536
+# Tokens of the largest stream that fits into the memory of an ordinary machine, with a trie of them.
+MOST_TOKENS = 10**8
+MaxMib = Annotated[float, typer.Option("--max-mib", help="Hard memory limit in MiB.", min=0.0625, max=MOST_MIB)]
 Tokenizer = Annotated[
     Path | None,
     typer.Option("--tokenizer", help="Folder with tokenizer.json, for rows of text."),
@@ -141,14 +145,14 @@ def bench_trie(
     sizes: Annotated[
         str, typer.Option("--sizes", help="Tokens to measure at; a list such as 1e5,1e6,1e7.")
     ] = "1e5,1e6",
-    nodes: Annotated[int, typer.Option("--nodes", help="Nodes of a draft tree.", min=1, max=2048)] = 64,
+    nodes: Annotated[int, typer.Option("--nodes", help="Nodes of a draft tree.", min=1, max=MOST_DRAFT_TOKENS)] = 64,
     branch_length: BranchLength = 12,
     max_mib: Annotated[
         float | None,
-        typer.Option("--max-mib", help="Memory limit in MiB; unbounded if not given.", min=0.0625),
+        typer.Option("--max-mib", help="Memory limit in MiB; unbounded if not given.", min=0.0625, max=MOST_MIB),
     ] = None,
     queries: Annotated[int, typer.Option("--queries", help="Draft trees asked for at each size.", min=1)] = 2000,
-    seed: Annotated[int, typer.Option("--seed", help="Of the synthetic stream.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Of the synthetic stream.", min=0)] = 0,
     peers: Annotated[str, typer.Option("--peers", help="Measured as well: prompt-lookup (transformers).")] = "",
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the figures here as JSON.")] = None,
 ) -> None:
@@ -164,8 +168,8 @@ def bench_trie(
         numbers = sorted(int(float(part)) for part in sizes.split(","))
     except (ValueError, OverflowError) as error:
         raise UserError(f"--sizes is {sizes!r}; give numbers separated by commas, such as 1e5,1e6.") from error
-    if numbers[0] < 1:
-        raise UserError(f"--sizes is {sizes!r}; every size must be at least 1.")
+    if not 1 <= numbers[0] <= numbers[-1] <= MOST_TOKENS:
+        raise UserError(f"--sizes is {sizes!r}; every size must be in 1 .. {MOST_TOKENS:,}.")
     if json_path is not None and not json_path.parent.is_dir():
         raise UserError(f"There is no folder {json_path.parent} to write {json_path.name} to.")
     if files:
@@ -179,9 +183,8 @@ def bench_trie(
     names = choose_peers(words("--peers", peers) if peers else [])
     room = sum(map(len, sequences))
     others = {name: PEERS[name](room, trie_bench.CONTEXT_LEN, nodes) for name in names}
-    max_bytes = None if max_mib is None else int(max_mib * (1 << 20))
-    if max_bytes is not None:
-        _new_trie(branch_length, max_mib or 0)
+    # Refuses what makes no trie before anything is measured.
+    max_bytes = None if max_mib is None else _new_trie(branch_length, max_mib).max_bytes
     with output.progress() as bar:
         task = bar.add_task("insert", total=numbers[-1])
         results = trie_bench.bench_trie(
@@ -255,6 +258,8 @@ def _new_trie(branch_length: int, max_mib: float) -> Trie:
         return Trie(branch_length, int(max_mib * (1 << 20)))
     except ValueError as error:
         raise UserError(f"--max-mib is {max_mib}: {error}.") from error
+    except (MemoryError, OSError) as error:
+        raise UserError(f"--max-mib is {max_mib:g}; this machine does not have that much memory.") from error
 
 
 def _encoder(folder: Path | None) -> Callable[[str], list[int]] | None:

@@ -43,12 +43,16 @@ def test_replay_writes_a_row_per_source_budget_regime_and_task(
 @pytest.mark.parametrize(
     ("more", "complaint"),
     [
-        (["--budget", "many"], "--budget takes numbers from 1 on, separated by commas; found 'many'"),
-        (["--budget", "16,0"], "--budget takes numbers from 1 on, separated by commas; found '16,0'"),
+        (["--budget", "many"], "--budget takes numbers from 1 to 2048, separated by commas; found 'many'"),
+        (["--budget", "16,0"], "--budget takes numbers from 1 to 2048, separated by commas; found '16,0'"),
+        (["--budget", "2000000000"], "--budget takes numbers from 1 to 2048"),
+        (["--budget", "9" * 5000], "--budget takes numbers from 1 to 2048"),
         (["--budget", ""], "--budget names nothing"),
         (["--source", "trie,trie"], "--source names one thing twice"),
         (["--regime", "hot"], "--regime is 'hot'"),
         (["--source", "oracle"], "source is 'oracle'"),
+        (["--source", "trie+trie"], "source 'trie+trie' names one source twice"),
+        (["--source", "pool+window"], "source 'pool+window' names one source twice"),
     ],
 )
 def test_wrong_words_are_the_users_to_mend(
@@ -69,3 +73,20 @@ def test_experiments_leave_json_and_pictures(tmp_path: Path) -> None:
 def test_experiments_refuse_sizes_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("experiments", "--outputs", str(outputs(tmp_path)), "--sizes", "5,5") == 2
     assert "--sizes holds '5,5'" in capsys.readouterr().err
+
+
+def test_experiments_refuse_an_unknown_model_before_they_replay(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "results"
+    assert run("experiments", "--outputs", str(outputs(tmp_path)), "--out", str(target), "--model", "nope") == 2
+    assert "nope" in capsys.readouterr().err
+    assert not list(target.iterdir())
+
+
+def test_experiments_refuse_ranks_that_no_engine_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["experiments", "--outputs", str(outputs(tmp_path)), "--out", str(tmp_path), "--model", "nope"]
+    assert run(*arguments, "--ranks", "65") == 2
+    assert "--ranks takes numbers from 1 to 64" in capsys.readouterr().err
+    assert run(*arguments, "--ranks", "2", "--rank-size", "3,3") == 2
+    assert "--rank-size holds '3,3'" in capsys.readouterr().err

@@ -82,6 +82,31 @@ def test_a_limit_too_small_for_the_branch_length_is_refused(app: typer.Typer, ro
         run(app, "trie", "build", rows, "-o", tmp_path / "a", "--max-mib", 0.1, "--branch-length", 64)
 
 
+@pytest.mark.parametrize("mib", ["inf", "nan", "1e9", "0"])
+def test_a_limit_that_no_machine_has_is_refused(app: typer.Typer, rows: Path, tmp_path: Path, mib: str):
+    for arguments in (["trie", "build", rows, "-o", tmp_path / "a"], ["bench-trie"]):
+        result = CliRunner().invoke(app, [*map(str, arguments), "--max-mib", mib])
+        assert result.exit_code == 2
+        assert "--max-mib" in result.output
+
+
+def test_memory_that_this_machine_does_not_have_is_the_users(
+    app: typer.Typer, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def fail(*arguments: object) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr("pipeline.decoding.trie.structure.empty_arrays", fail)
+    with pytest.raises(UserError, match="does not have that much memory"):
+        run(app, "trie", "build", rows, "-o", tmp_path / "a", "--max-mib", 60000)
+
+
+@pytest.mark.parametrize("sizes", ["1e30", "1e9", "0", "inf", "nan", "many"])
+def test_sizes_that_cannot_be_measured_are_refused(app: typer.Typer, sizes: str):
+    with pytest.raises(UserError, match=f"--sizes is '{sizes}'"):
+        run(app, "bench-trie", "--sizes", sizes)
+
+
 def test_bench_trie_measures_a_synthetic_stream_and_rows(app: typer.Typer, rows: Path, tmp_path: Path):
     out = tmp_path / "figures.json"
     shown = run(app, "bench-trie", "--sizes", "2000,9000", "--queries", 20, "--json", out, "--max-mib", 0.25)
