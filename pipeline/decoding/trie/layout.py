@@ -33,7 +33,8 @@ PARENT, TOKEN, COUNT, START, BUCKET_NEXT, FIRST_CHILD, NEXT, PREVIOUS = range(8)
 # COUNT of a node seen once whose continuation is read from the text.
 TAIL = 0
 # Entries of meta. HEAD and OLDEST are positions counted from the beginning, slots are positions modulo ring_len.
-FREE, FRESH, HEAD, OLDEST, OLDEST_ROOT, NUM_NODES, EPOCH, BRANCH_LENGTH = range(8)
+NUM_COUNTERS = 8
+FREE, FRESH, HEAD, OLDEST, OLDEST_ROOT, NUM_NODES, EPOCH, BRANCH_LENGTH = range(NUM_COUNTERS)
 
 NODE_BYTES = 8 * 4
 # Most strings that are looked for are unknown; an empty bucket says so without a look at any node.
@@ -93,18 +94,19 @@ def _zeros(length: int) -> IntArray:
 def empty_arrays(num_nodes: int, branch_length: int, ring_len: int | None = None) -> TrieArrays:
     """Room for num_nodes nodes, and for as much text as they may need. Memory is taken from the system only as it
     is used."""
-    meta = np.zeros(8, np.int64)
+    meta = np.zeros(NUM_COUNTERS, np.int64)
     meta[FRESH] = 1
     meta[BRANCH_LENGTH] = branch_length
     return TrieArrays(
         _zeros(num_nodes * 8).reshape(num_nodes, 8),
         _zeros(BUCKETS_PER_NODE * num_nodes),
-        _zeros(_ring_len(num_nodes, branch_length) if ring_len is None else ring_len),
+        _zeros(slots_for(num_nodes, branch_length) if ring_len is None else ring_len),
         meta,
     )
 
 
-def _ring_len(num_nodes: int, branch_length: int) -> int:
+def slots_for(num_nodes: int, branch_length: int) -> int:
+    """How much text goes with so many nodes."""
     return max(int(num_nodes * RING_SHARE), 4 * branch_length + 16)
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.decoding.trie import Trie
+from pipeline.decoding.trie.layout import EPOCH
 from pipeline.decoding.trie.retrieval import Estimator
 from pipeline.decoding.trie.snapshot import load_trie, save_trie
 from pipeline.errors import UserError
@@ -66,8 +69,6 @@ def test_a_file_cut_short_is_refused(content: bytes, tmp_path: Path, length: int
 
 
 def test_a_foreign_file_a_missing_one_and_another_version_are_told_apart(content: bytes, tmp_path: Path):
-    import hashlib
-
     path = tmp_path / "a.trie"
     with pytest.raises(UserError, match="cannot be read"):
         load_trie(path)
@@ -75,9 +76,88 @@ def test_a_foreign_file_a_missing_one_and_another_version_are_told_apart(content
     with pytest.raises(UserError, match="not a trie snapshot"):
         load_trie(path)
     newer = content[:8] + (99).to_bytes(4, "little") + content[12:-32]
-    path.write_bytes(newer + hashlib.sha256(newer).digest())
+    path.write_bytes(signed(newer))
     with pytest.raises(UserError, match="version 99"):
         load_trie(path)
+
+
+def signed(content: bytes) -> bytes:
+    return content + hashlib.sha256(content).digest()
+
+
+def with_header(content: bytes, **changes: object) -> bytes:
+    """The snapshot with other values in its header, and a checksum that fits."""
+    end = 16 + int.from_bytes(content[12:16], "little")
+    header = json.dumps({**json.loads(content[16:end]), **changes}).encode()
+    return signed(content[:12] + len(header).to_bytes(4, "little") + header + content[end:-32])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"ring_len": 5},
+        {"ring_len": 10**9},
+        {"num_nodes": 1},
+        {"num_nodes": 10**15},
+        {"num_used": 0},
+        {"num_used": 10**6},
+        {"num_used": -1},
+        {"num_used": 10**400},
+        {"num_used": 2.5},
+        {"branch_length": 0},
+        {"branch_length": 7},
+        {"branch_length": 10**6},
+        {"max_bytes": 1},
+        {"max_bytes": "many"},
+        {"namespaces": {"": 99_999}},
+        {"namespaces": {"": 0}},
+        {"namespaces": {"": "1"}},
+        {"namespaces": None},
+        {"num_namespaces_ever": None},
+    ],
+)
+def test_a_header_that_does_not_fit_the_file_is_refused(content: bytes, tmp_path: Path, changes: dict[str, object]):
+    path = tmp_path / "a.trie"
+    path.write_bytes(with_header(content))
+    load_trie(path).check()
+    path.write_bytes(with_header(content, **changes))
+    with pytest.raises(UserError, match="is not as this program writes it"):
+        load_trie(path)
+
+
+@pytest.mark.parametrize("header", [b"[]", b"{", b"", b"[" * 100_000, b"\xff\xff"])
+def test_a_header_that_is_none_is_refused(content: bytes, tmp_path: Path, header: bytes):
+    path = tmp_path / "a.trie"
+    path.write_bytes(signed(content[:12] + len(header).to_bytes(4, "little") + header + content[100:-32]))
+    with pytest.raises(UserError, match="is not as this program writes it"):
+        load_trie(path)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_numbers_that_point_outside_are_refused_or_harmless(content: bytes, tmp_path: Path, data: st.DataObject):
+    begin = 16 + int.from_bytes(content[12:16], "little")
+    place = data.draw(st.integers(begin, len(content) - 36))
+    path = tmp_path / "a.trie"
+    path.write_bytes(signed(content[:place] + data.draw(st.binary(min_size=4, max_size=4)) + content[place + 4 : -32]))
+    try:
+        trie = load_trie(path)
+    except UserError:
+        return
+    assert trie.statistics.num_nodes >= 0
+    assert trie.count(np.asarray([1, 2, 3], np.int32)) >= 0
+
+
+@pytest.mark.parametrize("counter", range(8))
+def test_counters_beyond_the_arrays_are_refused(content: bytes, tmp_path: Path, counter: int):
+    path = tmp_path / "a.trie"
+    place = len(content) - 32 - 8 * (8 - counter)
+    path.write_bytes(signed(content[:place] + (1 << 40).to_bytes(8, "little") + content[place + 8 : -32]))
+    if counter == EPOCH:
+        load_trie(path).check()
+    else:
+        with pytest.raises(UserError, match="is not as this program writes it"):
+            load_trie(path)
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_litter(trie: Trie, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
