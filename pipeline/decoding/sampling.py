@@ -18,30 +18,52 @@ from pipeline.decoding.request import GenerationRequest, SamplingParams
 from pipeline.decoding.tree import FloatArray, IntArray
 from pipeline.errors import RequestError
 
+# Logits have 32 bits, and so has whatever is done to them.
+LARGEST = float(np.finfo(np.float32).max)
+SMALLEST = float(np.finfo(np.float32).tiny)
+
 
 def check_sampling(params: SamplingParams, vocab_size: int) -> None:
-    """Raise RequestError, one sentence per fault, if a value lies outside its range."""
+    """Raise RequestError, one sentence per fault, if a value lies outside its range. A value that is not finite would
+    make NaN of logits, and NaN would let banned tokens through."""
+    finite = f"in {-LARGEST:.1e} .. {LARGEST:.1e}"
     faults = [
         f"{name} is {value}; it must be {rule}"
         for name, value, rule, good in (
-            ("temperature", params.temperature, ">= 0", params.temperature >= 0),
+            ("temperature", params.temperature, f"in 0 .. {LARGEST:.1e}", 0 <= params.temperature <= LARGEST),
             ("top_k", params.top_k, ">= 0", params.top_k >= 0),
             ("top_p", params.top_p, "in (0, 1]", 0 < params.top_p <= 1),
             ("min_p", params.min_p, "in [0, 1]", 0 <= params.min_p <= 1),
-            ("repetition_penalty", params.repetition_penalty, "> 0", params.repetition_penalty > 0),
-            ("presence_penalty", params.presence_penalty, "a finite number", np.isfinite(params.presence_penalty)),
-            ("frequency_penalty", params.frequency_penalty, "a finite number", np.isfinite(params.frequency_penalty)),
+            (
+                "repetition_penalty",
+                params.repetition_penalty,
+                f"in {SMALLEST:.1e} .. {LARGEST:.1e}",
+                SMALLEST <= params.repetition_penalty <= LARGEST,
+            ),
+            ("presence_penalty", params.presence_penalty, finite, is_finite(params.presence_penalty)),
+            ("frequency_penalty", params.frequency_penalty, finite, is_finite(params.frequency_penalty)),
             ("prompt_ignore_length", params.prompt_ignore_length, ">= 0", params.prompt_ignore_length >= 0),
             ("seed", params.seed, "in 0 .. 2**64 - 1", 0 <= params.seed < 1 << 64),
         )
         if not good
     ]
-    if params.embedding_bias is not None and params.embedding_bias.shape != (vocab_size,):
-        faults.append(f"embedding_bias has shape {params.embedding_bias.shape}; it must be ({vocab_size},)")
+    bias = params.embedding_bias
+    if bias is not None and bias.shape != (vocab_size,):
+        faults.append(f"embedding_bias has shape {bias.shape}; it must be ({vocab_size},)")
+    elif bias is not None and not (np.abs(bias) <= LARGEST).all():
+        token = int(np.argmin(np.abs(bias) <= LARGEST))
+        faults.append(f"embedding_bias of token {token} is {bias[token]}; it must be {finite}")
+    if not all(params.bad_words):
+        faults.append("bad_words hold a word without tokens")
     if any(not 0 <= token < vocab_size for word in params.bad_words for token in word):
         faults.append(f"bad_words hold a token outside the vocabulary 0 .. {vocab_size - 1}")
     if faults:
         raise RequestError("; ".join(faults))
+
+
+def is_finite(value: float) -> bool:
+    """Whether a number is finite in the 32 bits of logits."""
+    return -LARGEST <= value <= LARGEST
 
 
 def gumbel_noise(seed: int, position: int, vocab_size: int) -> FloatArray:
@@ -71,16 +93,18 @@ def choose_token(request: GenerationRequest, logits: FloatArray, context: IntArr
     """The request's next token after context [len] (prompt and output so far), given the target's logits [vocab]."""
     params = request.sampling
     scores = logits.astype(np.float32, copy=True)
-    if params.embedding_bias is not None:
-        scores += params.embedding_bias
-    _penalise(scores, params, context)
+    with np.errstate(over="ignore"):
+        if params.embedding_bias is not None:
+            scores = _limited(scores + params.embedding_bias.astype(np.float32, copy=False))
+        _penalise(scores, params, context)
     _ban(scores, _completed_bad_words(params.bad_words, context))
     if len(context) - len(request.prompt_ids) < request.min_new_tokens:
         _ban(scores, request.end_ids | request.late_ids)
     if params.greedy:
         return int(scores.argmax())
-    # The best score becomes 0 first, so that a tiny temperature cannot overflow.
-    scores = (scores - scores.max()) / np.float32(params.temperature)
+    # The best score becomes 0 first, so that a tiny temperature can only make the others smaller.
+    with np.errstate(over="ignore"):
+        scores = (scores - scores.max()) / np.float32(max(params.temperature, SMALLEST))
     _truncate(scores, params)
     return int((scores + gumbel_noise(params.seed, len(context), len(scores))).argmax())
 
@@ -91,11 +115,18 @@ def _penalise(scores: FloatArray, params: SamplingParams, context: IntArray) -> 
         seen = np.unique(context)
         values = scores[seen]
         penalty = np.float32(params.repetition_penalty)
-        scores[seen] = np.where(values > 0, values / penalty, values * penalty)
+        scores[seen] = _limited(np.where(values > 0, values / penalty, values * penalty))
     if params.presence_penalty != 0.0 or params.frequency_penalty != 0.0:
         tokens, counts = np.unique(context[params.prompt_ignore_length :], return_counts=True)
-        scores[tokens] -= np.float32(params.presence_penalty)
-        scores[tokens] -= np.float32(params.frequency_penalty) * counts.astype(np.float32)
+        presence = np.float32(params.presence_penalty)
+        frequency = np.float32(params.frequency_penalty) * counts.astype(np.float32)
+        scores[tokens] = _limited(_limited(scores[tokens] - presence) - frequency)
+
+
+def _limited(scores: FloatArray) -> FloatArray:
+    """Scores too large for 32 bits as the largest that fit: the difference of two infinite ones would be NaN."""
+    limited: FloatArray = np.clip(scores, np.float32(-LARGEST), np.float32(LARGEST))
+    return limited
 
 
 def _completed_bad_words(bad_words: Iterable[Sequence[int]], context: IntArray) -> list[int]:

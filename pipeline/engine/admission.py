@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from pipeline.decoding.sampling import check_sampling
 from pipeline.decoding.strategy import source_names
-from pipeline.decoding.tree import check_tree
+from pipeline.decoding.tree import IntArray, check_tree
 from pipeline.engine.contract import EngineLimits
 from pipeline.engine.submission import Submission
 from pipeline.errors import RequestError
@@ -35,4 +37,17 @@ def check_submission(submission: Submission, limits: EngineLimits) -> None:
         check_tree(submission.supplied, limits.vocab_size)
     except ValueError as error:
         raise RequestError(str(error)) from error
+    check_prediction(submission.prediction, limits.vocab_size)
     check_sampling(request.sampling, limits.vocab_size)
+
+
+def check_prediction(prediction: IntArray, vocab_size: int) -> None:
+    """Raise RequestError if a predicted output [len] holds a token that the target does not have: while that token lies
+    ahead, nothing of the prediction could be drafted."""
+    wrong = np.flatnonzero((prediction < 0) | (prediction >= vocab_size))
+    if len(wrong):
+        place = int(wrong[0])
+        raise RequestError(
+            f"the prediction has token {int(prediction[place])} at position {place}; the vocabulary is "
+            f"0 .. {vocab_size - 1}"
+        )

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.decoding.sampling import is_finite
 from pipeline.decoding.tree import IntArray
 from pipeline.errors import RequestError
 
@@ -36,10 +37,10 @@ def scalar(tensors: Tensors, name: str) -> Any:
 
 
 def number(tensors: Tensors, name: str) -> float | None:
-    """A finite float, or None."""
+    """A float that is finite in 32 bits, or None."""
     value = scalar(tensors, name)
-    if value is not None and not np.isfinite(value):
-        raise RequestError(f"{name} is {value}; it must be a finite number")
+    if value is not None and not is_finite(value):
+        raise RequestError(f"{name} is {value}; it must be a finite number of 32 bits")
     return None if value is None else float(value)
 
 

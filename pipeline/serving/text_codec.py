@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.decoding.sampling import is_finite
 from pipeline.decoding.tree import FloatArray, IntArray
 from pipeline.errors import RepositoryError, RequestError
 
@@ -61,6 +62,9 @@ class TextCodec:
             )
         if not words:
             return None
+        for weight in weights:
+            if not is_finite(weight):
+                raise RequestError(f"embedding_bias_weights holds {weight}; they must be finite numbers of 32 bits")
         bias = np.zeros(self.vocab_size, np.float32)
         for word, weight in zip(self.encode_words(words), weights, strict=True):
             bias[list(set(word))] += weight

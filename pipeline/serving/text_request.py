@@ -9,6 +9,7 @@ import numpy as np
 from pipeline.decoding.request import GenerationRequest
 from pipeline.decoding.strategy import STRATEGIES
 from pipeline.decoding.tree import IntArray
+from pipeline.engine.admission import check_prediction
 from pipeline.errors import RequestError
 from pipeline.serving.engine_calls import sampling_params
 from pipeline.serving.tensors import Tensors, flag, integer, number, require_one_row, scalar, text, texts
@@ -67,7 +68,9 @@ def text_request(
     if not 0 <= min_tokens <= max_tokens:
         raise RequestError(f"min_tokens is {min_tokens}; it must be in 0 .. {max_tokens} (max_tokens)")
     prompt_ids, prompt = _prompt(codec, tensors)
-    prediction = text(tensors, "prediction")
+    predicted = text(tensors, "prediction")
+    prediction = codec.encode(predicted, add_special_tokens=False) if predicted else np.empty(0, np.int32)
+    check_prediction(prediction, codec.vocab_size)
     words = texts(tensors, "embedding_bias_words")
     weights = tensors.get("embedding_bias_weights", np.empty(0, np.float32)).reshape(-1).tolist()
     excluded = scalar(tensors, "exclude_input_in_output")
@@ -98,7 +101,7 @@ def text_request(
         ),
         strategy=strategy,
         stop_words=tuple(texts(tensors, "stop_words")),
-        prediction=codec.encode(prediction, add_special_tokens=False) if prediction else np.empty(0, np.int32),
+        prediction=prediction,
         stream=stream,
         echo="" if stream or (exclude_input if excluded is None else bool(excluded)) else prompt,
         lookahead=_lookahead(tensors),

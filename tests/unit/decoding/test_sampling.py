@@ -101,6 +101,48 @@ def test_all_faults_of_sampling_parameters_are_named_together() -> None:
     check_sampling(SamplingParams(temperature=0.7, top_k=5, top_p=1.0), VOCAB_SIZE)
 
 
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"temperature": float("inf")}, "temperature is inf"),
+        ({"temperature": 1e39}, "temperature is 1e"),
+        ({"temperature": float("nan")}, "temperature is nan"),
+        ({"repetition_penalty": float("inf")}, "repetition_penalty is inf"),
+        ({"repetition_penalty": 1e-46}, "repetition_penalty is 1e-46"),
+        ({"presence_penalty": -1e39}, "presence_penalty is -1e"),
+        ({"frequency_penalty": float("nan")}, "frequency_penalty is nan"),
+        ({"min_p": float("nan")}, "min_p is nan"),
+        ({"embedding_bias": np.asarray([0, np.nan] + [0] * 22, np.float32)}, "embedding_bias of token 1 is nan"),
+        ({"embedding_bias": np.asarray([0, -np.inf] + [0] * 22, np.float32)}, "embedding_bias of token 1 is -inf"),
+        ({"embedding_bias": np.full(24, 1e300)}, "embedding_bias of token 0 is 1e"),
+        ({"bad_words": ((1,), ())}, "bad_words hold a word without tokens"),
+    ],
+)
+def test_values_that_would_make_nan_of_logits_are_refused(fields: dict[str, object], sentence: str) -> None:
+    with pytest.raises(RequestError, match=sentence):
+        check_sampling(SamplingParams(**fields), VOCAB_SIZE)  # type: ignore[arg-type]
+
+
+def any_finite(least: float = -3.4e38) -> st.SearchStrategy[float]:
+    return st.floats(least, 3.4e38) | st.sampled_from([least, 3.4e38, 1.0])
+
+
+@given(
+    temperature=any_finite(0.0) | st.just(1e-320),
+    repetition_penalty=any_finite(1.2e-38),
+    presence_penalty=any_finite(),
+    frequency_penalty=any_finite(),
+    bias=st.lists(any_finite(), min_size=5, max_size=5),
+    seed=st.integers(0, 100),
+)
+def test_whatever_is_allowed_lets_no_banned_token_through(bias: list[float], **fields: float) -> None:
+    params = SamplingParams(**fields, bad_words=((1,), (3,)), embedding_bias=np.asarray(bias, np.float32))  # type: ignore[arg-type]
+    check_sampling(params, len(LOGITS))
+    request = make_request(CONTEXT.tolist(), sampling=params, min_new_tokens=1, end_ids=frozenset({2}))
+    with np.errstate(all="raise", under="ignore"):
+        assert choose_token(request, LOGITS, CONTEXT) in {0, 4}
+
+
 @given(st.integers(0, 2**64 - 1), st.floats(0.1, 2.0), st.integers(0, 5), st.floats(0.1, 1.0))
 def test_the_same_seed_gives_the_same_token(seed: int, temperature: float, top_k: int, top_p: float) -> None:
     params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)

@@ -222,6 +222,12 @@ def test_more_requests_than_may_wait_are_told_so():
         ({"system_prompt": "be brief"}, "set use_chat_template"),
         ({"lookahead_ngram_size": 3}, "belong together"),
         ({"embedding_bias_words": ["a"], "embedding_bias_weights": [1.0, 2.0]}, "1 words"),
+        ({"embedding_bias_words": ["a"], "embedding_bias_weights": [float("nan")]}, "embedding_bias_weights holds nan"),
+        ({"temperature": float("inf")}, "temperature is inf"),
+        ({"repetition_penalty": float("inf")}, "repetition_penalty is inf"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty is 0"),
+        ({"presence_penalty": float("nan")}, "presence_penalty is nan"),
+        ({"prediction": "bcz"}, "the prediction has token 25 at position 2; the vocabulary is 0 .. 23"),
         ({"text": "b" * 300}, "300 tokens, the engine holds 256"),
     ],
 )
