@@ -104,6 +104,7 @@ class Drafter:
     def start(self, request_id: str, prompt_ids: IntArray, namespace: str, names: frozenset[str]) -> None:
         """A request begins. names: the sources that take part; those that this drafter does not have are left out."""
         self._requests[request_id] = _Request(names)
+        prompt_ids = _read_only(prompt_ids)
         for source in self._taking_part(names):
             self._guarded(source, None, source.start, request_id, prompt_ids, namespace)
 
@@ -118,6 +119,7 @@ class Drafter:
         request.grown, request.tree, request.own_nodes = None, EMPTY_TREE, {}
         if budget.max_nodes <= 0 or budget.max_depth <= 0:
             return EMPTY_TREE
+        context = _read_only(context)
         trees: list[tuple[int, DraftTree]] = []
         table, table_key = NO_TABLE, np.uint64(0)
         for index, source in enumerate(self.sources):
@@ -158,6 +160,7 @@ class Drafter:
             accepted = accepted_nodes[verified]
             learn_from_step(self._weights, grown, verified, accepted, LEARNING_RATE)
             places = np.where(grown.places < 0, -1, verified[grown.places]) if len(verified) else grown.places
+        step = _to_look_at(step)
         for index, source in enumerate(self.sources):
             if source.name in request.names:
                 nodes = places[request.own_nodes.get(index, slice(0, 0))]
@@ -206,6 +209,27 @@ class Drafter:
                     "draft source %r failed; it is left out of this step, and not reported again", source.name
                 )
             return otherwise
+
+
+def _read_only(tokens: IntArray) -> IntArray:
+    """A view through which a source cannot change what has been generated. Kernels are compiled once more for such
+    arrays, so all that sources are given should be one."""
+    view = tokens.view()
+    view.setflags(write=False)
+    return view
+
+
+def _to_look_at(step: StepResult) -> StepResult:
+    """A step of which a source can change nothing that others use."""
+    return StepResult(
+        _read_only(step.context),
+        step.tree,
+        list(step.nodes),
+        list(step.token_ids),
+        step.choices,
+        step.top_ids,
+        step.top_probs,
+    )
 
 
 def _joined(trees: Sequence[tuple[int, DraftTree]], own_nodes: dict[int, slice]) -> Proposals:

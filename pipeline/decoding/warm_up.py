@@ -13,24 +13,35 @@ from pipeline.decoding.drafter import Drafter
 from pipeline.decoding.request import StepResult
 from pipeline.decoding.sources import create_source
 from pipeline.decoding.sources.base import DraftBudget
+from pipeline.decoding.trie import Trie
+from pipeline.decoding.trie.structure import FIRST_NODES
 
 VOCAB_SIZE = 32
+REQUESTS = ("warm-up 1", "warm-up 2")
 
 
 def warm_up() -> None:
-    """Run a few steps of a throwaway drafter with every kind of source that compiles something."""
+    """Run a few steps of a throwaway drafter with every kind of source that compiles something, for two requests at
+    once, and let a trie grow and forget."""
     lookahead = LookaheadConfig(max_window_size=2, max_ngram_size=3, max_verification_set_size=2)
     configs = (TrieDraftConfig(max_bytes=1 << 16), RecyclingDraftConfig(top_k=2), WindowDraftConfig())
     drafter = Drafter([create_source(config, lookahead) for config in configs], VOCAB_SIZE)
     text = np.tile(np.arange(8, dtype=np.int32), 4)
-    drafter.start("warm-up", text[:16], "", frozenset(source.name for source in drafter.sources))
+    names = frozenset(source.name for source in drafter.sources)
+    for request_id in REQUESTS:
+        drafter.start(request_id, text[:16], "", names)
     for length in range(16, 20):
-        tree = drafter.propose("warm-up", text[:length], DraftBudget(8, 4))
-        top_ids = np.tile(np.asarray([1, 2], np.int32), (len(tree) + 1, 1))
-        top_probs = np.full(top_ids.shape, 0.4, np.float32)
-        drafter.update(
-            "warm-up",
-            StepResult(text[:length], tree, [], [int(text[length])], top_ids[:, 0].copy(), top_ids, top_probs),
-        )
-    drafter.stop("warm-up")
+        for request_id in REQUESTS:
+            tree = drafter.propose(request_id, text[:length], DraftBudget(8, 4))
+            top_ids = np.tile(np.asarray([1, 2], np.int32), (len(tree) + 1, 1))
+            top_probs = np.full(top_ids.shape, 0.4, np.float32)
+            drafter.update(
+                request_id,
+                StepResult(text[:length], tree, [], [int(text[length])], top_ids[:, 0].copy(), top_ids, top_probs),
+            )
+    for request_id in REQUESTS:
+        drafter.stop(request_id)
     drafter.require_sound()
+    trie = Trie()
+    trie.insert(np.arange(2 * FIRST_NODES, dtype=np.int32))
+    trie.remove("")

@@ -16,12 +16,12 @@ import numpy as np
 from pipeline.config.resolution import load_resolved
 from pipeline.config.schema import ResolvedConfig
 from pipeline.decoding.create import BLS_KINDS, create_drafter
-from pipeline.decoding.request import GenerationRequest
-from pipeline.decoding.session import Session, outcome_of_tokens
+from pipeline.decoding.session import Session
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.sources.supplied import SuppliedSource
 from pipeline.decoding.sources.trie import TrieSource
 from pipeline.decoding.strategy import source_names
+from pipeline.decoding.warm_up import warm_up
 from pipeline.engine.artifact import ENGINE, RESOLVED, TOKENIZER
 from pipeline.errors import BusyError, RepositoryError, RequestError
 from pipeline.serving.call_costs import CallCosts
@@ -34,7 +34,6 @@ from pipeline.serving.tensors import Array, Tensors
 from pipeline.serving.text_codec import TextCodec, load_codec
 from pipeline.serving.text_request import TextRequest, text_request
 
-_WARMUP = "lookahead: warm-up"
 OnEnd = Callable[[RequestMetrics, TrieMetrics], None]
 
 
@@ -129,18 +128,6 @@ class Bls:
         text = request.echo + "".join(parts)
         yield TextAnswer({"text_output": _string(text), **_index(), **_last_tensors(generation, started)}, last=True)
 
-    def warm_up(self) -> None:
-        """Compile what is compiled on first use, before a client has to wait for it."""
-        prompt = np.asarray([0, 1, 0, 1, 0, 1], np.int32)
-        request = GenerationRequest("warmup", prompt, max_new_tokens=8, namespace=_WARMUP)
-        session = Session(request, self._drafter, self._source_names, self._budget, self._models[0].max_seq_len)
-        while not session.finished:
-            tree = session.propose()
-            session.advance(tree, outcome_of_tokens(tree, [0, 1]))
-        session.close()
-        if self._trie is not None:
-            self._trie.remove(_WARMUP)
-
     def _generation(self, request: TextRequest, engine: Engine) -> Generation:
         names = source_names(engine.strategy, self._source_names)
         budget = self._budget
@@ -188,9 +175,8 @@ def load_bls(artifact_dir: Path, vocab_size: int, targets: Mapping[str, Target],
                 f"The config of lookahead_bls names no model for {name}, which tensorrt_llm.speculation "
                 f"{resolved.profile.tensorrt_llm.speculation!r} needs. Render it again with `lookahead repo`."
             )
-    bls = Bls(resolved, codec, [targets[name] for name in names], exclude_input)
-    bls.warm_up()
-    return bls
+    warm_up()  # before a client has to wait for it
+    return Bls(resolved, codec, [targets[name] for name in names], exclude_input)
 
 
 def _require_fit(request: TextRequest, traits: TargetTraits) -> None:

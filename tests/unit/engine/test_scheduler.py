@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from pipeline.decoding.drafter import Drafter
 from pipeline.decoding.planner import FixedPlanner
-from pipeline.decoding.request import FinishReason, GenerationRequest, SamplingParams
+from pipeline.decoding.request import FinishReason, GenerationRequest, SamplingParams, StepResult
 from pipeline.decoding.sources.base import DraftBudget
-from pipeline.decoding.tree import DraftTree, chain, tree_from_lists
+from pipeline.decoding.tree import DraftTree, IntArray, chain, tree_from_lists
 from pipeline.engine.contract import EngineLimits
 from pipeline.engine.scheduler import Scheduler
 from pipeline.engine.submission import StepEvent, Submission
@@ -156,6 +156,41 @@ def test_a_bad_request_is_refused_with_a_sentence_and_harms_nobody(
     good = make_request()
     (result,) = scheduler.run([Submission(good)])
     assert result.output_ids == plain_decode(good)
+
+
+class Scribbler(HostileSource):
+    """Writes into everything that it is given in one of the calls."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(broken=0.0)
+        self._where = where
+
+    def start(self, request_id: str, prompt_ids: IntArray, namespace: str) -> None:
+        if self._where == "start":
+            prompt_ids[:] = 7
+
+    def propose(self, request_id: str, context: IntArray, budget: DraftBudget) -> DraftTree:
+        tree = super().propose(request_id, context, budget)
+        if self._where == "propose":
+            context.sort()
+        return tree
+
+    def update(self, request_id: str, step: StepResult, nodes: IntArray) -> None:
+        if self._where == "lists":
+            step.token_ids.clear()
+            step.nodes.append(3)
+        if self._where == "update":
+            step.context[:] = 0
+
+
+@pytest.mark.parametrize("where", ["start", "propose", "update", "lists"])
+def test_a_source_that_writes_into_what_it_is_given_changes_no_token(where: str) -> None:
+    scheduler = make_scheduler(source=Scribbler(where))
+    sampling = SamplingParams(temperature=0.7, seed=3, repetition_penalty=2.0, bad_words=((5, 6),))
+    request = make_request((1, 2, 3), 30, sampling=sampling, stop_sequences=((1, 1),))
+    (result,) = scheduler.run([Submission(request, "trie")])
+    assert result.output_ids == plain_decode(request)
+    assert bool(scheduler.drafter.failures["trie"]) is (where != "lists")
 
 
 def test_a_full_queue_answers_busy() -> None:

@@ -259,11 +259,3 @@ def test_metrics_of_a_request_add_up():
     assert request.num_calls >= request.num_calls_without_draft
     assert trie.num_nodes > 0
     assert trie.num_failures == 0
-
-
-def test_warming_up_leaves_nothing_in_the_trie():
-    bls = make_bls()
-    bls.warm_up()
-
-    assert bls._trie is not None
-    assert bls._trie.statistics.num_namespaces == 0
