@@ -250,6 +250,7 @@ def settled_metrics(server: RunningServer) -> dict[str, float]:
 
 
 def test_metrics_count_what_happened(server):
+    ask(server, max_tokens=10, strategy="trie")
     before = settled_metrics(server)
     ask(server, max_tokens=10, strategy="none")
     after = settled_metrics(server)
