@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import psutil
 import torch
 
 from pipeline.decoding.tree import IntArray
-from pipeline.errors import BusyError
+from pipeline.errors import BuildError, BusyError
 
 
 @dataclass(slots=True, eq=False)
@@ -32,6 +34,12 @@ class Slot:
     @property
     def num_pending(self) -> int:
         return self.num_tokens - self.num_cached_tokens
+
+
+def _available_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available)
 
 
 @dataclass(slots=True)
@@ -66,7 +74,16 @@ class SlotCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> SlotCache:
+        """Raises BuildError if the device has less memory than that."""
         shape = (num_layers, num_slots, num_kv_heads, max_seq_len, head_dim)
+        num_bytes = 2 * math.prod(shape) * dtype.itemsize
+        available = _available_bytes(device)
+        if num_bytes > available:
+            raise BuildError(
+                f"A KV cache of {num_slots} sequences (engine.max_batch_size, and as many that are kept for reuse) of "
+                f"engine.max_seq_len = {max_seq_len} tokens takes {num_bytes / 1e9:.1f} GB; {available / 1e9:.1f} GB "
+                f"are available on {device}. Lower one of the two."
+            )
         keys = torch.empty(shape, dtype=dtype, device=device)
         slots = [Slot(index, np.zeros(max_seq_len, np.int32)) for index in range(num_slots)]
         return cls(keys, torch.empty_like(keys), slots)

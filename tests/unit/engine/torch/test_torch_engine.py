@@ -13,8 +13,9 @@ from pipeline.decoding.tree import DraftTree, chain, path_to, tree_from_lists
 from pipeline.engine.contract import EngineLimits, VerifyItem
 from pipeline.engine.scheduler import Scheduler
 from pipeline.engine.submission import Submission
+from pipeline.engine.torch import kv_cache
 from pipeline.engine.torch.engine import TorchEngine, num_rows
-from pipeline.errors import BusyError, RequestError
+from pipeline.errors import BuildError, BusyError, RequestError
 from tests.fakes import HostileSource, make_request
 
 VOCAB_SIZE = 24
@@ -251,3 +252,9 @@ def test_rows_of_no_sequence_change_nothing(engine: TorchEngine, monkeypatch: py
 
     assert len(padded) == 4
     np.testing.assert_allclose(padded, rows(), rtol=1e-4, atol=1e-4)
+
+
+def test_a_cache_that_does_not_fit_is_refused_with_what_would_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_cache, "_available_bytes", lambda device: 1000)
+    with pytest.raises(BuildError, match=r"A KV cache of \d+ sequences .* takes .* GB; 0.0 GB are available on cpu"):
+        TorchEngine(tiny_model(), LIMITS)
