@@ -18,7 +18,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -153,11 +153,16 @@ def build_lock(places: Places, model: str, on_wait: Callable[[str], None]) -> It
         except BlockingIOError:
             on_wait(f"another build of {model} is running; waiting for it")
             fcntl.flock(file, fcntl.LOCK_EX)
-        for leftover in (places.engines / model).glob(
-            f"{PARTIAL}*"
-        ):  # of a build that was killed; nobody else writes here now
+        folder = places.engines / model
+        for leftover in folder.glob(f"{PARTIAL}*"):  # of a build that was killed; nobody else writes here now
             shutil.rmtree(leftover)
-        yield
+        try:
+            yield
+        finally:
+            with suppress(
+                OSError
+            ):  # a first build that failed leaves it empty; else it holds something, or is not there
+                folder.rmdir()
 
 
 def _read_manifest(folder: Path, mend: str) -> Manifest:

@@ -131,6 +131,16 @@ def test_a_failing_build_keeps_the_old_engine_and_leaves_nothing_else(
     assert sorted(path.name for path in built.parent.iterdir()) == ["latency"]
 
 
+def test_a_first_build_that_fails_leaves_no_folder(where: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> None:
+        raise CheckpointError("no weights")
+
+    monkeypatch.setattr(torch_build, "write_weights", fail)
+    with pytest.raises(CheckpointError):
+        build_engine(tiny(), where)
+    assert [path.name for path in where.engines.iterdir()] == [".locks"]
+
+
 def test_too_little_memory_is_said_before_the_weights_are_read(where: Places, monkeypatch: pytest.MonkeyPatch) -> None:
     import psutil
 
