@@ -5,7 +5,7 @@ An architecture stands on the list because a test compares it, as a tiny random 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,8 +82,8 @@ REFUSED = {
 }
 
 # Rotary embeddings that change for all positions with the longest one: a drafted token past the limit would change the
-# tokens before it, so drafts would not be lossless.
-MOVING_ROPE = ("dynamic", "longrope")
+# tokens before it, so drafts would not be lossless. "su" is the first name of longrope.
+MOVING_ROPE = ("dynamic", "longrope", "su")
 
 # GGUF files name the architecture in their own words. Mistral is written as "llama" there.
 GGUF_ARCHITECTURES = {
@@ -104,12 +104,20 @@ def check_architecture(name: str, where: str) -> None:
 
 
 def check_rope(config: Mapping[str, Any], where: str) -> None:
-    """Raises CheckpointError for rotary embeddings under which drafts would not be lossless."""
-    settings = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if not isinstance(settings, Mapping):
-        raise CheckpointError(f"{where}: rope_scaling in config.json should be an object; found {settings!r}.")
-    kinds = [settings.get("rope_type") or settings.get("type")]
-    kinds += [inner.get("rope_type") for inner in settings.values() if isinstance(inner, Mapping)]  # one per layer type
+    """Raises CheckpointError for rotary embeddings under which drafts would not be lossless, under whichever of its
+    names and keys config.json, or transformers' reading of it, has them."""
+    kinds: list[object] = []
+    for key in ("rope_parameters", "rope_scaling"):
+        settings = config.get(key) or {}
+        if not isinstance(settings, Mapping):
+            raise CheckpointError(f"{where}: {key} in config.json should be an object; found {settings!r}.")
+        for part in (settings, *(inner for inner in settings.values() if isinstance(inner, Mapping))):  # by layer type
+            kinds += [part.get("rope_type"), part.get("type")]
+    refuse_moving_rope(kinds, where)
+
+
+def refuse_moving_rope(kinds: Iterable[object], where: str) -> None:
+    """Raises CheckpointError if one of the kinds of rotary embeddings moves."""
     if moving := [kind for kind in kinds if kind in MOVING_ROPE]:
         raise CheckpointError(
             f"{where} uses rotary embeddings of type '{moving[0]}', which change for all tokens once a text is long; "

@@ -3,46 +3,67 @@ tokenizer."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from pipeline.checkpoint.checkpoint import Checkpoint
+from pipeline.checkpoint.gguf import num_weights
+from pipeline.checkpoint.model_config import check_model, loading_errors, reason
 from pipeline.config.schema import Dtype
 from pipeline.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel
+
+# Causal masks that older releases of transformers saved as tensors (GPT-2, GPT-J, GPT-NeoX). It knows most of them.
+_SAVED_MASKS = re.compile(r"\.(attn|attention)\.(masked_)?bias$")
 
 
-def write_weights(checkpoint: Checkpoint, dtype: Dtype, folder: Path) -> None:
+def write_weights(checkpoint: Checkpoint, config: PretrainedConfig, dtype: Dtype, folder: Path) -> None:
     """Load through transformers and save as safetensors. Raises CheckpointError as `load_weights` does."""
-    load_weights(checkpoint, dtype).save_pretrained(folder)
+    load_weights(checkpoint, config, dtype).save_pretrained(folder)
 
 
-def load_weights(checkpoint: Checkpoint, dtype: Dtype) -> PreTrainedModel:
-    """The checkpoint as transformers' model, ready to be saved. Raises CheckpointError if tensors are missing or do
-    not fit."""
+def load_weights(checkpoint: Checkpoint, config: PretrainedConfig, dtype: Dtype) -> PreTrainedModel:
+    """The checkpoint as transformers' model, ready to be saved. config: by `read_config`. Raises CheckpointError if
+    tensors are missing, do not fit or have no place, and as `check_model` does."""
     import torch
     import transformers
-    from huggingface_hub.errors import StrictDataclassError
 
+    where = str(checkpoint.folder)
+    if quantization := getattr(config, "quantization_config", None):
+        quantization["dequantize"] = True  # else transformers keeps the layers quantised where it finds a GPU
     model_class = getattr(transformers, checkpoint.architecture)
     arguments: dict[str, Any] = {"gguf_file": checkpoint.gguf_file} if checkpoint.gguf_file else {}
     try:
         model, report = model_class.from_pretrained(
-            checkpoint.folder, dtype=getattr(torch, dtype), output_loading_info=True, local_files_only=True, **arguments
+            checkpoint.folder,
+            config=config,
+            dtype=getattr(torch, dtype),
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # the report names them; the error does not
+            local_files_only=True,
+            **arguments,
         )
-    except (OSError, ValueError, RuntimeError, KeyError, StrictDataclassError) as error:
+    except loading_errors() as error:
+        raise CheckpointError(f"{where} cannot be loaded as {checkpoint.architecture}: {reason(error)}.") from error
+    other_shapes = [
+        f"{name} ({list(found)} in the file, {list(wanted)} by config.json)"
+        for name, found, wanted in sorted(report["mismatched_keys"])
+    ]
+    if wrong := sorted(report["missing_keys"]) or other_shapes:
         raise CheckpointError(
-            f"{checkpoint.folder} cannot be loaded as {checkpoint.architecture}: {_reason(error)}."
-        ) from error
-    missing = sorted(report["missing_keys"])
-    if missing or report["mismatched_keys"]:
-        wrong = missing or sorted(str(key) for key in report["mismatched_keys"])
-        raise CheckpointError(
-            f"{checkpoint.folder} lacks tensors of {checkpoint.architecture}, or has them in another shape: "
-            f"{', '.join(wrong[:3])}{' ...' if len(wrong) > 3 else ''} ({len(wrong)} in all)."
+            f"{where} lacks tensors of {checkpoint.architecture}, or has them in another shape: {_some(wrong)}."
         )
+    if unknown := sorted(key for key in report["unexpected_keys"] if not _SAVED_MASKS.search(key)):
+        raise CheckpointError(
+            f"{where} holds tensors that a {checkpoint.architecture} of its config.json has no place for: "
+            f"{_some(unknown)}. Correct config.json, or fetch the checkpoint again."
+        )
+    if checkpoint.gguf_file is not None:
+        _check_gguf_weights(checkpoint, model)
+    check_model(model, where)
     # Weights from GGUF are dequantised, but transformers keeps the quantiser attached and then refuses to save.
     model.hf_quantizer = None
     if hasattr(model.config, "quantization_config"):
@@ -60,11 +81,21 @@ def write_tokenizer(checkpoint: Checkpoint, folder: Path) -> None:
         tokenizer = AutoTokenizer.from_pretrained(
             checkpoint.folder, local_files_only=True, trust_remote_code=False, **arguments
         )
-    except (OSError, ValueError, KeyError) as error:
-        raise CheckpointError(f"The tokenizer of {checkpoint.folder} cannot be read: {_reason(error)}.") from error
+    except loading_errors() as error:
+        raise CheckpointError(f"The tokenizer of {checkpoint.folder} cannot be read: {reason(error)}.") from error
     tokenizer.save_pretrained(folder)
 
 
-def _reason(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".") if lines else type(error).__name__
+def _check_gguf_weights(checkpoint: Checkpoint, model: PreTrainedModel) -> None:
+    """transformers takes the tensors that it knows from a GGUF file and is silent about others (biases, say)."""
+    (path,) = checkpoint.weight_files
+    found, taken = num_weights(path), sum(1 for _ in model.parameters())
+    if found != taken:
+        raise CheckpointError(
+            f"{path} holds {found} tensors; the {checkpoint.architecture} that transformers reads from it has {taken}. "
+            "Use the checkpoint's safetensors instead (source: hub or local)."
+        )
+
+
+def _some(names: list[str]) -> str:
+    return f"{', '.join(names[:3])}{' ...' if len(names) > 3 else ''} ({len(names)} in all)"

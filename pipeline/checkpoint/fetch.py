@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from pipeline.checkpoint.checkpoint import Checkpoint
@@ -16,8 +17,11 @@ from pipeline.config.schema import (
 )
 
 
-def fetch(model: ModelConfig, cache_dir: Path) -> Checkpoint:
-    """Download, make or open the checkpoint, and check it. Raises CheckpointError with one sentence."""
+def fetch(
+    model: ModelConfig, cache_dir: Path, check_config: Callable[[Path], object] = lambda folder: None
+) -> Checkpoint:
+    """Download, make or open the checkpoint, and check it. check_config: what whoever wants it has against a folder's
+    config.json, asked before a long download. Raises CheckpointError with one sentence."""
     match model.checkpoint:
         case LocalCheckpoint() as source:
             from pipeline.checkpoint.local import open_folder
@@ -28,7 +32,9 @@ def fetch(model: ModelConfig, cache_dir: Path) -> Checkpoint:
         case HubCheckpoint() as source:
             from pipeline.checkpoint.hub import fetch_from_hub
 
-            return fetch_from_hub(source, model.architecture, cache_dir, with_code=model.trust_remote_code)
+            return fetch_from_hub(
+                source, model.architecture, cache_dir, check_config, with_code=model.trust_remote_code
+            )
         case GgufCheckpoint() as source:
             from pipeline.checkpoint.gguf import open_gguf
 

@@ -4,11 +4,18 @@ loaded."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from pipeline.checkpoint.architectures import GGUF_ARCHITECTURES
 from pipeline.checkpoint.checkpoint import Checkpoint
 from pipeline.checkpoint.hashing import remembered_sha256
 from pipeline.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from gguf import GGUFReader
+
+# Factors by which single frequencies of rotary embeddings are divided; no weights of the model.
+_ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
 def open_gguf(path: Path, architecture: str, cache_dir: Path) -> Checkpoint:
@@ -23,6 +30,48 @@ def open_gguf(path: Path, architecture: str, cache_dir: Path) -> Checkpoint:
             f"Supported in GGUF files: {known}."
         )
     return Checkpoint(path.parent, path.name, architecture, remembered_sha256(path, cache_dir), (path,), ())
+
+
+def check_settings(path: Path, architecture: str) -> int | None:
+    """The sliding window, None without one. Raises CheckpointError for settings that transformers passes over when it
+    reads a GGUF file: the model would be another one. They are read as llama.cpp reads them."""
+    from gguf import GGUFReader
+
+    reader = GGUFReader(path)
+    kind = _setting(reader, "rope.scaling.type") or "linear"
+    factor = _setting(reader, "rope.scaling.factor") or _setting(reader, "rope.scale_linear") or 1.0
+    if kind not in ("none", "linear") or (kind == "linear" and factor != 1.0):
+        raise CheckpointError(
+            f"{path} scales its rotary embeddings (rope.scaling.type '{kind}', factor {factor:g}), which transformers "
+            "does not read from GGUF files. Use the checkpoint's safetensors instead (source: hub or local)."
+        )
+    for tensor in reader.tensors:
+        if tensor.name in _ROPE_FACTORS and not bool((tensor.data == 1).all()):
+            raise CheckpointError(
+                f"{path} scales its rotary embeddings (tensor {tensor.name}, as Llama 3.1 has it), which transformers "
+                "does not read from GGUF files. Use the checkpoint's safetensors instead (source: hub or local)."
+            )
+    window: int | None = _setting(reader, "attention.sliding_window") or None
+    if window is not None and architecture != "MistralForCausalLM":
+        raise CheckpointError(
+            f"{path} has a sliding window of {window} tokens, which transformers does not read from GGUF files for a "
+            f"{architecture}. Use the checkpoint's safetensors instead (source: hub or local)."
+        )
+    return window
+
+
+def num_weights(path: Path) -> int:
+    """Tensors that are weights of the model."""
+    from gguf import GGUFReader
+
+    return sum(tensor.name not in _ROPE_FACTORS for tensor in GGUFReader(path).tensors)
+
+
+def _setting(reader: GGUFReader, name: str) -> Any:
+    """A setting of the file's architecture, None if it is not there."""
+    architecture = reader.get_field("general.architecture")
+    field = reader.get_field(f"{architecture.contents()}.{name}") if architecture is not None else None
+    return field.contents() if field is not None else None
 
 
 def _architecture(path: Path) -> str:

@@ -6,13 +6,13 @@ The token comes from the environment (HF_TOKEN) or the hub's login; HF_HUB_OFFLI
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 
 from pipeline.checkpoint.checkpoint import Checkpoint
 from pipeline.checkpoint.disk import require_space
-from pipeline.checkpoint.local import CODE_FILES, open_folder
+from pipeline.checkpoint.local import CODE_FILES, check_config_file, open_folder
 from pipeline.config.schema import HubCheckpoint
 from pipeline.errors import CheckpointError
 
@@ -21,9 +21,16 @@ _NEEDED = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt"
 _NOT_NEEDED = ("*/*", "consolidated*")
 
 
-def fetch_from_hub(source: HubCheckpoint, architecture: str, cache_dir: Path, *, with_code: bool = False) -> Checkpoint:
-    """The snapshot of one commit, downloaded as far as it is not in the cache. with_code: its Python code too. Raises
-    CheckpointError."""
+def fetch_from_hub(
+    source: HubCheckpoint,
+    architecture: str,
+    cache_dir: Path,
+    check_config: Callable[[Path], object],
+    *,
+    with_code: bool = False,
+) -> Checkpoint:
+    """The snapshot of one commit, downloaded as far as it is not in the cache. check_config: is shown the folder when
+    it holds config.json, before anything large is fetched. with_code: its Python code too. Raises CheckpointError."""
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -35,6 +42,9 @@ def fetch_from_hub(source: HubCheckpoint, architecture: str, cache_dir: Path, *,
     needed = (*_NEEDED, *CODE_FILES) if with_code else _NEEDED
     name = f"{source.repo_id} (revision {source.revision})"
     try:
+        folder = Path(snapshot_download(source.repo_id, revision=source.revision, allow_patterns=["config.json"]))
+        check_config_file(folder, architecture)
+        check_config(folder)
         if not constants.HF_HUB_OFFLINE:
             _require_space(source, needed, Path(constants.HF_HUB_CACHE))
         folder = Path(

@@ -38,13 +38,7 @@ def open_folder(
     CheckpointError."""
     if not folder.is_dir():
         raise CheckpointError(f"There is no checkpoint folder {folder}. Correct the path in the model config.")
-    config = _read_json(folder / "config.json", "a checkpoint needs one")
-    found = config.get("architectures") or ["(none named)"]
-    if found[0] != architecture:
-        raise CheckpointError(
-            f"{folder} is a {found[0]}; the model config says architecture: {architecture}. Correct the config."
-        )
-    check_rope(config, str(folder))
+    check_config_file(folder, architecture)
     weights = _weight_files(folder)
     for path in weights:
         check_safetensors(path)
@@ -55,7 +49,19 @@ def open_folder(
     if content_hash is None:
         others = [path for name in ("config.json", "generation_config.json") if (path := folder / name).is_file()]
         content_hash = _hash_files((*others, *tokenizer, *weights, *(code or ())), cache_dir)
-    return Checkpoint(folder, None, found[0], content_hash, weights, tokenizer, code)
+    return Checkpoint(folder, None, architecture, content_hash, weights, tokenizer, code)
+
+
+def check_config_file(folder: Path, architecture: str) -> None:
+    """Raises CheckpointError for a config.json of another architecture, or with rotary embeddings that no backend
+    serves."""
+    config = _read_json(folder / "config.json", "a checkpoint needs one")
+    found = config.get("architectures") or ["(none named)"]
+    if found[0] != architecture:
+        raise CheckpointError(
+            f"{folder} is a {found[0]}; the model config says architecture: {architecture}. Correct the config."
+        )
+    check_rope(config, str(folder))
 
 
 def check_safetensors(path: Path) -> None:

@@ -53,9 +53,9 @@ def build_engine(
             # Something will be built: whoever lacks a GPU or the memory is told before a long download.
             builder.require_resources(resolved, folder)
         if force:
-            return _build(resolved, builder, folder, _fetch(resolved, places, note), places, note)
+            return _build(resolved, builder, folder, _fetch(resolved, builder, places, note), places, note)
         present = _usable(folder, places, note)
-        content_hash, checkpoint = _identify(resolved, present, places, note)
+        content_hash, checkpoint = _identify(resolved, builder, present, places, note)
         fingerprint = builder.fingerprint(resolved, content_hash)
         if present is not None and present.manifest.fingerprint == fingerprint:
             if present.resolved == resolved:
@@ -66,18 +66,18 @@ def build_engine(
             note(f"weights: shared with profile {sibling.manifest.profile}")
             share = partial(share_engine, sibling)
             return BuildResult(write_artifact(folder, resolved, fingerprint, share, places.cache), "shared")
-        return _build(resolved, builder, folder, checkpoint or _fetch(resolved, places, note), places, note)
+        return _build(resolved, builder, folder, checkpoint or _fetch(resolved, builder, places, note), places, note)
 
 
 def _identify(
-    resolved: ResolvedConfig, present: Artifact | None, places: Places, note: Note
+    resolved: ResolvedConfig, builder: EngineBuilder, present: Artifact | None, places: Places, note: Note
 ) -> tuple[str, Checkpoint | None]:
     """Content hash of the checkpoint, and the checkpoint itself if only fetching it could tell."""
     content_hash = known_content_hash(resolved.model)
     if content_hash is not None:
         return content_hash, None
     try:
-        checkpoint = _fetch(resolved, places, note)
+        checkpoint = _fetch(resolved, builder, places, note)
     except CheckpointError as error:
         source = resolved.model.checkpoint
         if source.source != "hub" or present is None or present.resolved.model.checkpoint != source:
@@ -88,9 +88,9 @@ def _identify(
     return checkpoint.content_hash, checkpoint
 
 
-def _fetch(resolved: ResolvedConfig, places: Places, note: Note) -> Checkpoint:
+def _fetch(resolved: ResolvedConfig, builder: EngineBuilder, places: Places, note: Note) -> Checkpoint:
     note(f"checkpoint: {describe_source(resolved.model)}")
-    return fetch(resolved.model, places.cache)
+    return fetch(resolved.model, places.cache, partial(builder.check_config, resolved))
 
 
 def _build(

@@ -27,6 +27,10 @@ class EngineBuilder(Protocol):
     def check(self, resolved: ResolvedConfig) -> None:
         """Raise ConfigError or BuildError for what cannot work, before anything is downloaded or written."""
 
+    def check_config(self, resolved: ResolvedConfig, folder: Path) -> object:
+        """Raise CheckpointError for a checkpoint's config.json that this backend does not serve. The folder may hold
+        nothing else yet: asked before a long download."""
+
     def plan(self, resolved: ResolvedConfig) -> Mapping[str, Any]:
         """What a build would do: sizes, stages, commands. JSON values. No network, no files, on any machine."""
 

@@ -23,12 +23,16 @@ from pipeline.engine.tensorrt_llm.stages import Note, Run, run_build, run_conver
 from pipeline.engine.tensorrt_llm.text import summary
 from pipeline.errors import BuildError
 
-__all__ = ["check", "execute", "fingerprint", "plan", "plan_for", "require_resources", "write_engine"]
+__all__ = ["check", "check_config", "execute", "fingerprint", "plan", "plan_for", "require_resources", "write_engine"]
 
 
 def check(resolved: ResolvedConfig) -> None:
     """Raises ConfigError with everything that is wrong."""
     rules.check(resolved)
+
+
+def check_config(resolved: ResolvedConfig, folder: Path) -> None:
+    """Nothing yet: what a converter reads, and in which formats, is for it to say."""
 
 
 def plan(resolved: ResolvedConfig) -> Mapping[str, Any]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from pipeline.checkpoint.checkpoint import Checkpoint
 from pipeline.checkpoint.convert import write_tokenizer, write_weights
+from pipeline.checkpoint.model_config import read_config
 from pipeline.config.schema import Dtype, ModelShape
 from pipeline.engine.tensorrt_llm.container import DROPPED_VARIABLES
 from pipeline.engine.tensorrt_llm.normalize import expected_rotary, normalized
@@ -85,7 +86,8 @@ def write_source(checkpoint: Checkpoint, dtype: Dtype, folder: Path) -> dict[str
     Code of the checkpoint comes along only if it may be run."""
     folder.mkdir(parents=True)
     if checkpoint.gguf_file is not None:
-        write_weights(checkpoint, dtype, folder)
+        read = read_config(checkpoint.folder, checkpoint.architecture, checkpoint.gguf_file)
+        write_weights(checkpoint, read, dtype, folder)
         write_tokenizer(checkpoint, folder)
     else:
         for path in checkpoint.folder.iterdir():

@@ -5,16 +5,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.checkpoint.architectures import UNQUANTIZED, check_architecture
 from pipeline.checkpoint.checkpoint import Checkpoint
 from pipeline.checkpoint.convert import load_weights, write_tokenizer, write_weights
 from pipeline.checkpoint.disk import gigabytes, require_space
+from pipeline.checkpoint.model_config import check_config as check_model_config
+from pipeline.checkpoint.model_config import check_positions, read_config
 from pipeline.config.schema import Dtype, ResolvedConfig
 from pipeline.engine.artifact import ENGINE, TOKENIZER
 from pipeline.engine.fingerprint import Fingerprint, Flag, device_architecture, library_versions
 from pipeline.errors import BuildError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 _BYTES_PER_PARAMETER: dict[Dtype, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
 # The tokenizer and the small files.
@@ -40,6 +45,14 @@ def check(resolved: ResolvedConfig) -> None:
             f"engine.quantization = 'int8' runs on the CPU only so far, and the device is {resolved.device}. "
             "Use engine.quantization = 'none', or device: cpu."
         )
+
+
+def check_config(resolved: ResolvedConfig, folder: Path, gguf_file: str | None = None) -> PretrainedConfig:
+    """What transformers reads in the folder. Raises CheckpointError for what the torch engine does not serve."""
+    config = read_config(folder, resolved.model.architecture, gguf_file)
+    check_model_config(config, str(folder))
+    check_positions(config, resolved.model.max_position_embeddings, str(folder))
+    return config
 
 
 def plan(resolved: ResolvedConfig) -> Mapping[str, Any]:
@@ -93,13 +106,14 @@ def require_resources(resolved: ResolvedConfig, folder: Path) -> None:
 def write_engine(resolved: ResolvedConfig, checkpoint: Checkpoint, folder: Path) -> None:
     """Write engine/ and tokenizer/ below folder. Raises CheckpointError if the checkpoint does not load and BuildError
     if it cannot be quantised as it should be."""
+    config = check_config(resolved, checkpoint.folder, checkpoint.gguf_file)
     write_tokenizer(checkpoint, folder / TOKENIZER)
     if _is_int8(resolved):
         from pipeline.engine.torch.quantized_files import save_quantized  # brings torch with it
 
-        save_quantized(load_weights(checkpoint, resolved.dtype), folder / ENGINE)
+        save_quantized(load_weights(checkpoint, config, resolved.dtype), folder / ENGINE)
     else:
-        write_weights(checkpoint, resolved.dtype, folder / ENGINE)
+        write_weights(checkpoint, config, resolved.dtype, folder / ENGINE)
 
 
 def _check_tensor_parallel(architecture: str) -> None:

@@ -192,6 +192,12 @@ def spoil_layered_rope(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
+def spoil_second_rope(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config["rope_scaling"] = {"type": "su", "factor": 2.0}  # beside rope_parameters, which say "default"
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+
+
 def spoil_other_architecture(folder: Path) -> None:
     (folder / "config.json").write_text('{"architectures": ["Qwen2ForCausalLM"]}', encoding="utf-8")
 
@@ -212,6 +218,7 @@ def spoil_other_architecture(folder: Path) -> None:
         ),
         (spoil_rope, "rotary embeddings of type 'dynamic'"),
         (spoil_layered_rope, "rotary embeddings of type 'longrope'"),
+        (spoil_second_rope, "rotary embeddings of type 'su'"),
         (spoil_other_architecture, "the model config says architecture: LlamaForCausalLM"),
         (lambda folder: (folder / "model.safetensors").unlink(), "holds no weights"),
         (lambda folder: (folder / "config.json").unlink(), "holds no config.json"),
@@ -396,11 +403,26 @@ def test_hub_snapshot(hub: dict[str, Any], folder: Path, tmp_path: Path) -> None
     pinned = model_of(HubCheckpoint(repo_id="someone/something", revision=commit))
     assert found.content_hash == known_content_hash(pinned)
     assert known_content_hash(model_of(hub_source())) is None, "a branch may move"
-    patterns = hub["asked"][0][1]
+    patterns = hub["asked"][-1][1]
     assert "*.safetensors" in patterns["allow_patterns"]
     assert "*/*" in patterns["ignore_patterns"]
     (hub["answer"] / "model.safetensors").unlink()
     assert "holds no weights" in fault(hub_source(), tmp_path)
+
+
+def test_a_config_that_is_refused_is_told_before_the_weights_are_fetched(
+    hub: dict[str, Any], folder: Path, tmp_path: Path
+) -> None:
+    hub["answer"] = folder
+
+    def refuse(folder: Path) -> None:
+        raise CheckpointError(f"refused: {(folder / 'config.json').is_file()}")
+
+    with pytest.raises(CheckpointError, match="refused: True"):
+        fetch(model_of(hub_source()), tmp_path, refuse)
+    spoil_rope(folder)
+    assert "rotary embeddings of type 'dynamic'" in fault(hub_source(), tmp_path)
+    assert [options["allow_patterns"] for _, options in hub["asked"]] == [["config.json"]] * 2
 
 
 def hub_errors() -> list[tuple[str, str]]:

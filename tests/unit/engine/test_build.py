@@ -141,6 +141,27 @@ def test_a_first_build_that_fails_leaves_no_folder(where: Places, monkeypatch: p
     assert [path.name for path in where.engines.iterdir()] == [".locks"]
 
 
+def test_a_config_that_the_backend_refuses_is_told_before_the_weights_are_loaded(
+    where: Places, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Learned positions end at the checkpoint's number: a longer prompt would fail, and with it its whole pass."""
+    monkeypatch.setattr(torch_build, "write_weights", lambda *arguments: pytest.fail("weights are loaded"))
+    monkeypatch.setattr(torch_build, "write_tokenizer", lambda *arguments: pytest.fail("the tokenizer is loaded"))
+    with pytest.raises(CheckpointError, match=r"max_position_embeddings: found 8192; .* made for at most 4096 pos"):
+        build_engine(tiny("model.max_position_embeddings=8192"), where, force=True)
+    for key, value, expected in (
+        ("quantization_config", {"quant_method": "awq"}, "quant_method 'awq'"),
+        ("num_attention_heads", 0, "is no config of a LlamaForCausalLM"),
+    ):
+        folder = tmp_path / key
+        shutil.copytree(built / "engine", folder)
+        shutil.copytree(built / "tokenizer", folder, dirs_exist_ok=True)
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        (folder / "config.json").write_text(json.dumps({**config, key: value}), encoding="utf-8")
+        with pytest.raises(CheckpointError, match=expected):
+            build_engine(resolve_config(str(folder), "latency", where=places({}), hardware=CPU), where)
+
+
 def test_too_little_memory_is_said_before_the_weights_are_read(where: Places, monkeypatch: pytest.MonkeyPatch) -> None:
     import psutil
 
@@ -160,7 +181,7 @@ def test_a_built_engine_from_the_hub_is_used_without_the_hub(
         return tiny(f"model.checkpoint={{source: hub, repo_id: {repo_id}}}", *overrides)
 
     local = fetch(tiny().model, where.cache)
-    monkeypatch.setattr("pipeline.engine.build.fetch", lambda model, cache_dir: local)
+    monkeypatch.setattr("pipeline.engine.build.fetch", lambda model, cache_dir, check_config: local)
     build_engine(of_hub("a/b"), where)
     monkeypatch.setattr("pipeline.engine.build.fetch", unreachable)
     notes: list[str] = []

@@ -1,0 +1,132 @@
+"""A checkpoint's config as transformers itself reads it, and what the torch engine refuses in it.
+
+transformers renames, merges and completes settings while it reads them (a Phi-3 'yarn' becomes a 'longrope'), so only
+its own reading says which model will be computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.checkpoint.architectures import check_rope, refuse_moving_rope
+from pipeline.checkpoint.gguf import check_settings
+from pipeline.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+# Quantised weights that transformers turns back into plain ones without further packages.
+_DEQUANTISED = ("fp8",)
+
+
+def read_config(folder: Path, architecture: str, gguf_file: str | None = None) -> PretrainedConfig:
+    """Raises CheckpointError if transformers cannot read it, or would read another model than the file holds."""
+    import transformers
+
+    config_class = getattr(transformers, architecture).config_class
+    arguments: dict[str, Any] = {}
+    if gguf_file is not None:
+        window = check_settings(folder / gguf_file, architecture)
+        arguments["gguf_file"] = gguf_file
+    try:
+        config: PretrainedConfig = config_class.from_pretrained(folder, local_files_only=True, **arguments)
+    except loading_errors() as error:
+        raise CheckpointError(
+            f"{folder / (gguf_file or 'config.json')} is no config of a {architecture}: {reason(error)}."
+        ) from error
+    if gguf_file is not None and hasattr(config, "sliding_window"):
+        config.sliding_window = window  # a Mistral's config has a window of its own where none is stated
+    return config
+
+
+def check_config(config: PretrainedConfig, where: str) -> None:
+    """Raises CheckpointError for a model that the torch engine would compute wrongly or not at all."""
+    check_rope(config.to_dict(), where)
+    if getattr(config, "use_bidirectional_attention", False):
+        raise CheckpointError(
+            f"{where} says use_bidirectional_attention: true in config.json: its tokens see those after them, so it is "
+            "no model that text is generated with. Use a causal variant of the model."
+        )
+    if getattr(config, "slow_but_exact", False) and config.pretraining_tp > 1:
+        raise CheckpointError(
+            f"{where} says slow_but_exact with pretraining_tp {config.pretraining_tp} in config.json, which is not "
+            "computed here. Set slow_but_exact: false there; the sums are the same up to rounding."
+        )
+    for key in ("quantization_config", "compression_config"):
+        quantization = getattr(config, key, None)
+        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization
+        if quantization is not None and method not in _DEQUANTISED:
+            raise CheckpointError(
+                f"{where} holds quantised weights ({key} in config.json, quant_method {method!r}), which the torch "
+                "engine does not read. Name the checkpoint that it was made from, or a GGUF file; "
+                "engine.quantization: int8 quantises here."
+            )
+
+
+def check_positions(config: PretrainedConfig, max_position_embeddings: int, where: str) -> None:
+    """Raises CheckpointError if the model config promises a longer context than the checkpoint was made for: learned
+    positions end there, and rotary ones beyond it were never trained."""
+    limit = _longest_context(config)
+    if limit is not None and max_position_embeddings > limit:
+        raise CheckpointError(
+            f"model.max_position_embeddings: found {max_position_embeddings}; {where} was made for at most {limit} "
+            "positions. Lower it to that."
+        )
+
+
+def check_model(model: PreTrainedModel, where: str) -> None:
+    """As `check_config`, of the layers that transformers made from a config."""
+    for module in model.modules():
+        kinds = getattr(module, "rope_type", None)
+        refuse_moving_rope(kinds.values() if isinstance(kinds, Mapping) else [kinds], where)
+        if getattr(module, "is_causal", True) is False:
+            raise CheckpointError(
+                f"{where} has attention in which tokens see those after them, so it is no model that text is generated "
+                "with. Use a causal variant of the model."
+            )
+
+
+def loading_errors() -> tuple[type[Exception], ...]:
+    """What transformers raises for files that are damaged or contradict each other, or that need a package which is
+    not here."""
+    from huggingface_hub.errors import StrictDataclassError
+
+    return (
+        OSError,
+        ValueError,
+        RuntimeError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        ArithmeticError,
+        ImportError,
+        StrictDataclassError,
+    )
+
+
+def reason(error: Exception) -> str:
+    """One line without a full stop."""
+    from huggingface_hub.errors import StrictDataclassError
+
+    lines = [line.strip() for line in str(error).strip().splitlines()]
+    if isinstance(error, StrictDataclassError):
+        lines = [" ".join(lines)]  # the setting stands in the first line, its fault in the last
+    if not lines or isinstance(error, LookupError):
+        return " ".join([type(error).__name__, *lines])  # a KeyError says no more than the key
+    return lines[0].rstrip(".")
+
+
+def _longest_context(config: PretrainedConfig) -> int | None:
+    """None for positions without an end (ALiBi)."""
+    stated: int | None = getattr(config, "max_position_embeddings", None)
+    if stated is None:
+        return None
+    rope = getattr(config, "rope_parameters", None) or {}
+    limits = [stated]
+    for settings in (rope, *(inner for inner in rope.values() if isinstance(inner, Mapping))):
+        # Publishers state the length before scaling (Qwen 2.5, Vicuna) or after it (Llama 3.1).
+        original = settings.get("original_max_position_embeddings") or stated
+        limits.append(int(original * (settings.get("factor") or 1)))
+    return max(limits)

@@ -1,0 +1,291 @@
+"""What transformers reads as the config of a checkpoint, and what is refused in it before and after weights load."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+import transformers
+from gguf import GGUFWriter, RopeScalingType
+from safetensors.torch import load_file, save_file
+
+from pipeline.checkpoint.checkpoint import Checkpoint
+from pipeline.checkpoint.convert import load_weights
+from pipeline.checkpoint.model_config import check_config, check_model, check_positions, read_config
+from pipeline.errors import CheckpointError
+
+TINY: dict[str, Any] = {
+    "vocab_size": 40,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+}
+
+
+def write_config(folder: Path, architecture: str, changes: Mapping[str, Any]) -> Path:
+    """config.json alone; a change to None takes the key away."""
+    config = getattr(transformers, architecture).config_class(**TINY).to_dict()
+    settings = {name: value for name, value in {**config, **changes}.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps({**settings, "architectures": [architecture]}), encoding="utf-8")
+    return folder
+
+
+def checked(folder: Path, architecture: str, max_positions: int = 64) -> None:
+    config = read_config(folder, architecture)
+    check_config(config, "here")
+    check_positions(config, max_positions, "here")
+
+
+FACTORS = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+PHI3 = {"rope_parameters": None, "rope_theta": 10000.0, "original_max_position_embeddings": 24}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "expected"),
+    [
+        ("Phi3ForCausalLM", {**PHI3, "rope_scaling": {"type": "yarn", **FACTORS}}, "of type 'longrope'"),
+        ("Phi3ForCausalLM", {**PHI3, "rope_scaling": {"type": "longrope", **FACTORS}}, "of type 'longrope'"),
+        ("LlamaForCausalLM", {"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "of type 'dynamic'"),
+        ("LlamaForCausalLM", {"rope_parameters": {"rope_type": "default", "type": "dynamic"}}, "of type 'dynamic'"),
+        ("Gemma3ForCausalLM", {"use_bidirectional_attention": True}, "tokens see those after them"),
+        ("BloomForCausalLM", {"slow_but_exact": True, "pretraining_tp": 2}, "slow_but_exact with pretraining_tp 2"),
+        ("LlamaForCausalLM", {"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quant_method 'gptq'"),
+        ("LlamaForCausalLM", {"quantization_config": {"quant_method": "awq"}}, "quant_method 'awq'"),
+        ("LlamaForCausalLM", {"quantization_config": {"load_in_4bit": True}}, "quant_method None"),
+        ("LlamaForCausalLM", {"compression_config": {"quant_method": "compressed-tensors"}}, "(compression_config in"),
+        ("LlamaForCausalLM", {"num_attention_heads": 3}, "is not a multiple of the number of attention heads"),
+        ("LlamaForCausalLM", {"num_attention_heads": 0}, "is no config of a LlamaForCausalLM: integer modulo by zero"),
+        ("LlamaForCausalLM", {"hidden_size": "32"}, "Field 'hidden_size' expected int, got str"),
+    ],
+)
+def test_what_would_be_computed_wrongly_or_not_at_all_is_refused(
+    architecture: str, changes: dict[str, Any], expected: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        checked(write_config(tmp_path, architecture, changes), architecture)
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes"),
+    [
+        ("LlamaForCausalLM", {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}}),
+        ("LlamaForCausalLM", {"quantization_config": {"quant_method": "fp8"}}),
+        ("BloomForCausalLM", {"slow_but_exact": True}),
+        ("BloomForCausalLM", {"pretraining_tp": 2}),
+    ],
+)
+def test_their_harmless_neighbours_are_not(architecture: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    checked(write_config(tmp_path, architecture, changes), architecture)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "longest"),
+    [
+        ("GPT2LMHeadModel", {}, 64),
+        ("OPTForCausalLM", {}, 64),
+        ("LlamaForCausalLM", {}, 64),
+        ("LlamaForCausalLM", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, 256),  # as Qwen 2.5 tells to
+        ("LlamaForCausalLM", {"rope_parameters": {"rope_type": "linear", "factor": 4.0}}, 256),  # Vicuna 16k
+        (
+            "LlamaForCausalLM",
+            {
+                "rope_parameters": {
+                    "rope_type": "llama3",
+                    "factor": 2.0,
+                    "low_freq_factor": 1.0,
+                    "high_freq_factor": 4.0,
+                    "original_max_position_embeddings": 16,
+                }
+            },
+            64,
+        ),
+        ("BloomForCausalLM", {"max_position_embeddings": None}, None),
+    ],
+)
+def test_no_longer_context_is_promised_than_the_checkpoint_has(
+    architecture: str, changes: dict[str, Any], longest: int | None, tmp_path: Path
+) -> None:
+    write_config(tmp_path, architecture, changes)
+    checked(tmp_path, architecture, longest or 1_000_000)
+    if longest is not None:
+        with pytest.raises(CheckpointError, match=rf"found {longest + 1}; here was made for at most {longest} pos"):
+            checked(tmp_path, architecture, longest + 1)
+
+
+def test_layers_have_the_last_word() -> None:
+    """A config class may hide what its layers do."""
+    for architecture, changes in (
+        ("Gemma2ForCausalLM", {"use_bidirectional_attention": True}),
+        ("LlamaForCausalLM", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}),
+        (
+            "Gemma3ForCausalLM",
+            {"rope_parameters": {"sliding_attention": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}},
+        ),
+    ):
+        model_class = getattr(transformers, architecture)
+        check_model(model_class(model_class.config_class(**TINY)), "here")
+        with pytest.raises(CheckpointError, match=r"here (has attention|uses rotary)"):
+            check_model(model_class(model_class.config_class(**TINY, **changes)), "here")
+
+
+# --- weights --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    folder = tmp_path / "llama"
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**TINY)).save_pretrained(folder)
+    return folder
+
+
+def loaded(folder: Path, gguf_file: str | None = None, architecture: str = "LlamaForCausalLM") -> Any:
+    path = folder / (gguf_file or "model.safetensors")
+    config = read_config(folder, architecture, gguf_file)
+    return load_weights(Checkpoint(folder, gguf_file, architecture, "", (path,), ()), config, "float32")
+
+
+def change_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_tensors_without_a_place_are_refused(llama: Path) -> None:
+    change_tensors(llama, lambda tensors: tensors.update({"model.layers.1.self_attn.q_proj.bias": torch.ones(32)}))
+    with pytest.raises(CheckpointError, match=r"has no place for: model\.layers\.1\.self_attn\.q_proj\.bias \(1 in"):
+        loaded(llama)
+
+
+def test_fewer_layers_in_the_config_than_in_the_file_are_refused(llama: Path) -> None:
+    write_config(llama, "LlamaForCausalLM", {"num_hidden_layers": 1})
+    with pytest.raises(CheckpointError, match=r"model\.layers\.1\.input_layernorm\.weight, .* \(9 in all\)"):
+        loaded(llama)
+
+
+def test_tensors_of_another_shape_are_named(llama: Path) -> None:
+    change_tensors(llama, lambda tensors: tensors.update({"model.norm.weight": torch.ones(31)}))
+    with pytest.raises(
+        CheckpointError, match=r"shape: model\.norm\.weight \(\[31\] in the file, \[32\] by config\.json\)"
+    ):
+        loaded(llama)
+
+
+def test_what_older_releases_saved_beside_the_weights_is_not_missed(tmp_path: Path, llama: Path) -> None:
+    change_tensors(
+        llama, lambda tensors: tensors.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)})
+    )
+    loaded(llama)
+    folder = tmp_path / "gptj"
+    transformers.GPTJForCausalLM(transformers.GPTJConfig(**TINY, rotary_dim=4)).save_pretrained(folder)
+    masks = {"transformer.h.0.attn.bias": torch.ones(1, 1, 8, 8), "transformer.h.0.attn.masked_bias": torch.ones(1)}
+    change_tensors(folder, lambda tensors: tensors.update(masks))
+    loaded(folder, architecture="GPTJForCausalLM")
+
+
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_fp8_weights_come_back_whole_also_beside_a_gpu(
+    has_gpu: bool, llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = load_file(llama / "model.safetensors")
+
+    def quantise(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in tensors if "proj" in name]:
+            scale = tensors[name].abs().max() / 448
+            tensors[name] = (tensors[name] / scale).to(torch.float8_e4m3fn)
+            tensors[f"{name}_scale_inv"] = scale.reshape(1, 1)
+
+    change_tensors(llama, quantise)
+    settings = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+    write_config(llama, "LlamaForCausalLM", {"quantization_config": settings})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *device: (9, 0))
+    after = loaded(llama).state_dict()
+    assert after.keys() == before.keys()
+    for name, tensor in after.items():
+        torch.testing.assert_close(tensor, before[name], rtol=0.07, atol=0.001)
+
+
+# --- GGUF -----------------------------------------------------------------------------------------------------------
+
+
+def write_gguf(folder: Path, *settings: Callable[[GGUFWriter], object], **tensors: npt.NDArray[np.float32]) -> Path:
+    """A Llama of one layer."""
+    writer = GGUFWriter(folder / "a.gguf", "llama")
+    writer.add_context_length(64)
+    writer.add_block_count(1)
+    writer.add_embedding_length(32)
+    writer.add_feed_forward_length(48)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_rope_dimension_count(8)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(40)
+    for setting in settings:
+        setting(writer)
+    shapes = {"token_embd": (40, 32), "output": (40, 32), "output_norm": (32,), "blk.0.attn_q": (32, 32)}
+    shapes |= {f"blk.0.{name}_norm": (32,) for name in ("attn", "ffn")}
+    shapes |= {"blk.0.attn_k": (16, 32), "blk.0.attn_v": (16, 32), "blk.0.attn_output": (32, 32)}
+    shapes |= {"blk.0.ffn_up": (48, 32), "blk.0.ffn_gate": (48, 32), "blk.0.ffn_down": (32, 48)}
+    for name, shape in shapes.items():
+        writer.add_tensor(f"{name}.weight", np.ones(shape, dtype=np.float32))
+    for name, values in tensors.items():
+        writer.add_tensor(name.replace("__", "."), values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return folder
+
+
+def scaling(kind: RopeScalingType, factor: float) -> list[Callable[[GGUFWriter], object]]:
+    return [lambda writer: writer.add_rope_scaling_type(kind), lambda writer: writer.add_rope_scaling_factor(factor)]
+
+
+def floats(*values: float) -> npt.NDArray[np.float32]:
+    return np.array(values, dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    ("settings", "tensors", "expected"),
+    [
+        (scaling(RopeScalingType.LINEAR, 4.0), {}, "(rope.scaling.type 'linear', factor 4)"),
+        (scaling(RopeScalingType.YARN, 4.0), {}, "(rope.scaling.type 'yarn', factor 4)"),
+        ([lambda writer: writer.add_float32("llama.rope.scale_linear", 4.0)], {}, "factor 4"),
+        ([], {"rope_freqs__weight": floats(1, 1, 4, 8)}, "(tensor rope_freqs.weight, as Llama 3.1 has it)"),
+        ([lambda writer: writer.add_sliding_window(7)], {}, "a sliding window of 7 tokens"),
+        ([], {"blk__0__attn_q__bias": floats(*range(32))}, "holds 13 tensors; the LlamaForCausalLM"),
+    ],
+)
+def test_what_transformers_passes_over_in_a_gguf_file_is_refused(
+    settings: list[Any], tensors: dict[str, Any], expected: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        loaded(write_gguf(tmp_path, *settings, **tensors), "a.gguf")
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_scaling_by_one_changes_nothing(tmp_path: Path) -> None:
+    write_gguf(tmp_path, *scaling(RopeScalingType.LINEAR, 1.0), rope_freqs__weight=floats(1, 1, 1, 1))
+    assert loaded(tmp_path, "a.gguf").config.rope_parameters["rope_type"] == "default"
+    with pytest.raises(CheckpointError, match="found 65; here was made for at most 64 positions"):
+        check_positions(read_config(tmp_path, "LlamaForCausalLM", "a.gguf"), 65, "here")
+
+
+@pytest.mark.parametrize("window", [None, 7])
+def test_a_mistral_has_the_window_of_its_gguf_file(window: int | None, tmp_path: Path) -> None:
+    settings = [] if window is None else [lambda writer: writer.add_sliding_window(window)]
+    model = loaded(write_gguf(tmp_path, *settings), "a.gguf", "MistralForCausalLM")
+    assert model.config.sliding_window == window
