@@ -39,6 +39,7 @@ def open_folder(
     if not folder.is_dir():
         raise CheckpointError(f"There is no checkpoint folder {folder}. Correct the path in the model config.")
     check_config_file(folder, architecture)
+    _check_generation_config(folder / "generation_config.json")
     weights = _weight_files(folder)
     for path in weights:
         check_safetensors(path)
@@ -79,6 +80,17 @@ def check_safetensors(path: Path) -> None:
     expected = 8 + header_size + max(ends, default=0)
     if size != expected:
         raise CheckpointError(f"{path} should have {expected} bytes by its header; it has {size}. Fetch it again.")
+
+
+def _check_generation_config(path: Path) -> None:
+    """transformers passes over a damaged file, and generation would not end at the tokens that it names."""
+    if not path.is_file():
+        return
+    ends = _read_json(path, "it names the end tokens").get("eos_token_id")
+    if not all(isinstance(end, int) for end in (ends if isinstance(ends, list) else [ends or 0])):
+        raise CheckpointError(
+            f"{path}: eos_token_id should be a token id or a list of them; found {ends!r}. Correct it."
+        )
 
 
 def _weight_files(folder: Path) -> tuple[Path, ...]:

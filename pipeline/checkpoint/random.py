@@ -3,18 +3,28 @@ same bytes."""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import importlib.metadata
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipeline.checkpoint.architectures import check_architecture
 from pipeline.checkpoint.byte_tokenizer import byte_tokenizer
 from pipeline.checkpoint.checkpoint import Checkpoint
 from pipeline.checkpoint.disk import require_space, whole_folder
 from pipeline.checkpoint.local import open_folder
+from pipeline.checkpoint.model_config import loading_errors, reason
+from pipeline.config.faults import did_you_mean
 from pipeline.config.schema import RandomCheckpoint
 from pipeline.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+# Needed whatever the class: the tokenizer is made with them.
+_NEEDED = ("vocab_size", "max_position_embeddings")
 
 # Changes when this file makes other bytes from the same settings.
 _RECIPE = 1
@@ -42,21 +52,31 @@ def make_random(source: RandomCheckpoint, architecture: str, num_parameters: int
 def _write(source: RandomCheckpoint, architecture: str, folder: Path) -> None:
     import torch
     import transformers
-    from huggingface_hub.errors import StrictDataclassError
 
-    vocab_size, max_len = source.config.get("vocab_size"), source.config.get("max_position_embeddings")
+    vocab_size, max_len = (source.config.get(name) for name in _NEEDED)
     if not isinstance(vocab_size, int) or not isinstance(max_len, int):
-        raise CheckpointError("A random checkpoint's config needs vocab_size and max_position_embeddings as integers.")
+        raise CheckpointError(f"A random checkpoint's config needs {' and '.join(_NEEDED)} as integers.")
     tokenizer = byte_tokenizer(vocab_size, max_len)
     model_class = getattr(transformers, architecture)
     special = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
     with torch.random.fork_rng():
         torch.manual_seed(source.seed)
         try:
-            model = model_class(model_class.config_class(**{**special, **source.config}))
-        except (TypeError, ValueError, RuntimeError, AttributeError, StrictDataclassError) as error:
-            reason = str(error).strip().splitlines()[-1].strip().rstrip(".")
-            raise CheckpointError(f"{architecture} cannot be made from checkpoint.config: {reason}.") from error
+            config = model_class.config_class(**{**special, **source.config})
+            _refuse_unknown(source, config)
+            model = model_class(config)
+        except loading_errors() as error:
+            raise CheckpointError(f"{architecture} cannot be made from checkpoint.config: {reason(error)}.") from error
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def _refuse_unknown(source: RandomCheckpoint, config: PretrainedConfig) -> None:
+    """A config class keeps what it does not know as an attribute; older names that it does know, it takes in."""
+    known = {*_NEEDED, *(field.name for field in dataclasses.fields(config)), *config.attribute_map}
+    for key in source.config:
+        if key not in known and hasattr(config, key):
+            raise CheckpointError(
+                f"model.checkpoint.config.{key}: {type(config).__name__} has no such setting.{did_you_mean(key, known)}"
+            )

@@ -102,6 +102,8 @@ def test_random_tokenizer_gives_any_text_back(text: str, made: Checkpoint) -> No
         ({"vocab_size": 10}, "vocab_size should lie between 260 and"),
         ({"vocab_size": "many"}, "needs vocab_size and max_position_embeddings as integers"),
         ({"num_attention_heads": 3}, "cannot be made from checkpoint.config"),
+        ({"num_attention_heads": 0}, "cannot be made from checkpoint.config: integer division or modulo by zero"),
+        ({"hidden_sizes": 16}, "config.hidden_sizes: LlamaConfig has no such setting. Did you mean 'hidden_size'?"),
     ],
 )
 def test_impossible_random_config_is_refused_and_leaves_nothing(
@@ -109,6 +111,12 @@ def test_impossible_random_config_is_refused_and_leaves_nothing(
 ) -> None:
     assert expected in fault(RandomCheckpoint(config={**TINY, **change}), tmp_path)
     assert list((tmp_path / "random").iterdir()) == []
+
+
+def test_older_names_of_a_setting_are_known(tmp_path: Path) -> None:
+    made = fetch(model_of(RandomCheckpoint(config={**TINY, "rope_theta": 500.0})), tmp_path)
+    config = json.loads((made.folder / "config.json").read_text(encoding="utf-8"))
+    assert config["rope_parameters"]["rope_theta"] == 500.0
 
 
 # --- local ----------------------------------------------------------------------------------------------------------
@@ -219,6 +227,11 @@ def spoil_other_architecture(folder: Path) -> None:
         (spoil_rope, "rotary embeddings of type 'dynamic'"),
         (spoil_layered_rope, "rotary embeddings of type 'longrope'"),
         (spoil_second_rope, "rotary embeddings of type 'su'"),
+        (lambda folder: (folder / "generation_config.json").write_text("{"), "generation_config.json is no valid JSON"),
+        (
+            lambda folder: (folder / "generation_config.json").write_text('{"eos_token_id": ["</s>"]}'),
+            "eos_token_id should be a token id or a list of them; found ['</s>']",
+        ),
         (spoil_other_architecture, "the model config says architecture: LlamaForCausalLM"),
         (lambda folder: (folder / "model.safetensors").unlink(), "holds no weights"),
         (lambda folder: (folder / "config.json").unlink(), "holds no config.json"),
