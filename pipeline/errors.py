@@ -22,6 +22,10 @@ class BuildError(UserError):
     """An engine cannot be built, or the artefact on disk cannot be used."""
 
 
+class EngineError(UserError):
+    """A running engine has lost what it needs; every request in it has failed."""
+
+
 class RepositoryError(UserError):
     """The Triton model repository cannot be written or is not valid."""
 

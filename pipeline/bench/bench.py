@@ -156,6 +156,6 @@ def _cost_curve(opened: InProcess, progress: Progress) -> list[CostRow]:
     artifact = opened.artifact
     grid = FINE if artifact.resolved.device == "cpu" else WIDE
     points = measure_cost_curve(opened.engine, grid, on_point=tell)
-    path = save_cost_curve(artifact.folder, artifact.manifest.fingerprint_digest, tuple(points))
+    path = save_cost_curve(artifact, tuple(points))
     progress.on_note(f"cost curve: {path}")
     return [CostRow(**asdict(point)) for point in points]

@@ -49,7 +49,7 @@ def tune(
     output.note("measuring the cost of passes")
     points = measure_cost_curve(opened.engine)
     artifact = opened.artifact
-    save_cost_curve(artifact.folder, artifact.manifest.fingerprint_digest, tuple(points))
+    save_cost_curve(artifact, tuple(points))
     options = MeasureOptions(
         max_new_tokens=max_new_tokens, end_ids=opened.end_ids, warmth="warm", raw=not resolved.model.chat_template
     )

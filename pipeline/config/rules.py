@@ -124,6 +124,13 @@ def _conflicts_of_ranks(model: ModelConfig, profile: ProfileConfig) -> Iterator[
             f"found {parallel}, and model.parallelism.tensor is {tensor}; the torch backend has one or the other. "
             "Set one of them to 1.",
         )
+    if model.shape is not None and (num_heads := model.shape.num_key_value_heads) % tensor:
+        yield Conflict(
+            "model.parallelism.tensor",
+            ("model.parallelism.tensor", "model.shape.num_key_value_heads"),
+            f"found {tensor}, which does not divide the {num_heads} key/value heads of {model.name}. "
+            "Choose a number that does.",
+        )
     if tensor > 1 and profile.engine.quantization != "none":
         yield Conflict(
             "engine.quantization",

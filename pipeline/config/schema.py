@@ -342,3 +342,9 @@ class ResolvedConfig(Frozen):
     device: Device
     dtype: Dtype
     lookahead: LookaheadConfig
+
+    @property
+    def ranks(self) -> tuple[str, int]:
+        """The setting that spreads the torch engine over processes, and their number; one or the other is 1."""
+        tensor, parallel = self.model.parallelism.tensor, self.profile.engine.lookahead_parallel
+        return ("model.parallelism.tensor", tensor) if tensor > 1 else ("engine.lookahead_parallel", parallel)

@@ -1,4 +1,7 @@
-"""The cost curve beside an artefact: what `tuning.cost_curve` measured on this machine, for the draft planner."""
+"""The cost curves beside an artefact: what `tuning.cost_curve` measured on this machine, for the draft planner.
+
+There is one for each number of processes that the engine has run in. It is no matter of the build, but passes cost
+something else: the processes share the cores, split the trees and wait for each other."""
 
 from __future__ import annotations
 
@@ -9,9 +12,8 @@ from pydantic import Field, ValidationError
 
 from pipeline.config.schema import Frozen
 from pipeline.decoding.cost import CostCurve, CostPoint, cost_curve
+from pipeline.engine.artifact import Artifact
 from pipeline.errors import BuildError
-
-COST_CURVE = "cost_curve.json"
 
 
 class CostRow(Frozen):
@@ -30,15 +32,22 @@ class CostCurveFile(Frozen):
     points: tuple[CostRow, ...] = Field(min_length=1)
 
 
-def save_cost_curve(folder: Path, fingerprint_digest: str, points: tuple[CostPoint, ...]) -> Path:
+def cost_curve_path(artifact: Artifact) -> Path:
+    """Where the curve of an artefact lies, for as many processes as its settings ask for."""
+    setting, num_ranks = artifact.resolved.ranks
+    kind = "" if num_ranks == 1 else f"-{setting.rpartition('.')[2]}-{num_ranks}"
+    return artifact.folder / f"cost_curve{kind}.json"
+
+
+def save_cost_curve(artifact: Artifact, points: tuple[CostPoint, ...]) -> Path:
     """Store a curve in an artefact's folder, in place of an older one."""
     rows = tuple(
         CostRow(num_tokens=p.num_tokens, batch_size=p.batch_size, context_len=p.context_len, seconds=p.seconds)
         for p in points
     )
-    path = folder / COST_CURVE
-    partial = folder / f".{COST_CURVE}.{os.getpid()}.partial"
-    content = CostCurveFile(fingerprint_digest=fingerprint_digest, points=rows)
+    path = cost_curve_path(artifact)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    content = CostCurveFile(fingerprint_digest=artifact.manifest.fingerprint_digest, points=rows)
     try:
         partial.write_text(content.model_dump_json(indent=1) + "\n", encoding="utf-8")
         partial.replace(path)
@@ -48,10 +57,10 @@ def save_cost_curve(folder: Path, fingerprint_digest: str, points: tuple[CostPoi
     return path
 
 
-def load_cost_curve(folder: Path, fingerprint_digest: str) -> CostCurve | None:
-    """The curve stored with an artefact; None if none was measured, or with another build. Raises BuildError if the
-    file is damaged."""
-    path = folder / COST_CURVE
+def load_cost_curve(artifact: Artifact) -> CostCurve | None:
+    """The curve stored with an artefact; None if none was measured, or with another build or number of processes.
+    Raises BuildError if the file is damaged."""
+    path = cost_curve_path(artifact)
     try:
         stored = CostCurveFile.model_validate_json(path.read_bytes())
     except FileNotFoundError:
@@ -61,6 +70,6 @@ def load_cost_curve(folder: Path, fingerprint_digest: str) -> CostCurve | None:
             f"{path} cannot be read as a cost curve; measure it again with `lookahead bench --cost-curve`, "
             "or delete it."
         ) from error
-    if stored.fingerprint_digest != fingerprint_digest:
+    if stored.fingerprint_digest != artifact.manifest.fingerprint_digest:
         return None
     return cost_curve((p.num_tokens, p.batch_size, p.context_len, p.seconds) for p in stored.points)

@@ -32,7 +32,7 @@ from pipeline.engine.admission import check_submission
 from pipeline.engine.contract import Engine, NodeLogits, VerifyItem
 from pipeline.engine.contract import Sequence as EngineSequence
 from pipeline.engine.submission import GenerationResult, OnEvent, StepEvent, Submission
-from pipeline.errors import BusyError, RequestError
+from pipeline.errors import BusyError, EngineError, RequestError
 
 logger = logging.getLogger(__name__)
 
@@ -176,6 +176,8 @@ class Scheduler:
                 continue
             try:
                 self._advance(running, item.tree, logits)
+            except EngineError:  # no request's fault
+                raise
             except Exception as error:  # one request's fault must not end the others; the requester is told
                 logger.exception("request %s failed", running.submission.request.request_id)
                 self._end(running, [], error=error)

@@ -27,16 +27,23 @@ def planned_engine(
 
 
 def needs_cost_curve(artifact: Artifact) -> bool:
-    """Whether the planner is adaptive and nothing was measured with this build. TensorRT-LLM has none."""
+    """Whether the planner is adaptive and nothing was measured with this build in as many processes. TensorRT-LLM has
+    none."""
     resolved = artifact.resolved
     if resolved.backend != "torch" or resolved.profile.drafting.planner != "adaptive":
         return False
-    return load_cost_curve(artifact.folder, artifact.manifest.fingerprint_digest) is None
+    return load_cost_curve(artifact) is None
 
 
 def measure_cost_curve(artifact: Artifact) -> None:
     """Measure a coarse curve and store it; `lookahead bench --cost-curve` puts a finer one in its place."""
+    from pipeline.engine.parallel import ParallelEngine
     from pipeline.engine.torch.load import load_engine  # slow to import, and not needed when nothing is to be done
 
-    points = measure(load_engine(artifact), COARSE if artifact.resolved.device == "cpu" else WIDE)
-    save_cost_curve(artifact.folder, artifact.manifest.fingerprint_digest, tuple(points))
+    engine = load_engine(artifact)
+    try:
+        points = measure(engine, COARSE if artifact.resolved.device == "cpu" else WIDE)
+    finally:
+        if isinstance(engine, ParallelEngine):
+            engine.close()  # the caller's own engine needs the line between the processes
+    save_cost_curve(artifact, tuple(points))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.distributed import DistributedConfig
 from transformers.utils import logging as transformers_logging
 
@@ -29,8 +29,8 @@ LoadedEngine = TorchEngine | ParallelEngine
 def load_engine(artifact: Artifact) -> LoadedEngine:
     """Load the weights and claim the KV cache; with engine.lookahead_parallel or model.parallelism.tensor, in that many
     processes, which end with this one. Raises BuildError if the artefact asks for a device that is not here."""
-    resolved = artifact.resolved
-    if resolved.profile.engine.lookahead_parallel == resolved.model.parallelism.tensor == 1:
+    _, num_ranks = artifact.resolved.ranks
+    if num_ranks == 1:
         return load_rank(artifact)
     from pipeline.engine.torch.ranks import start_ranks
 
@@ -83,15 +83,8 @@ def head_shards(config: PretrainedConfig, num_shards: int) -> int:
 
 
 def _load_shard(artifact: Artifact, dtype: torch.dtype, num_shards: int) -> PreTrainedModel:
-    """This rank's part of the model, by the plan that transformers has for its family (`build.check` has seen to it
-    that there is one)."""
-    config = AutoConfig.from_pretrained(artifact.engine_dir, local_files_only=True)
-    num_kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    if num_kv_heads % num_shards:
-        raise BuildError(
-            f"model.parallelism.tensor = {num_shards} does not divide the {num_kv_heads} key/value heads of "
-            f"{artifact.manifest.model}; choose a number that does."
-        )
+    """This rank's part of the model, by the plan that transformers has for its family. `build.check` has seen to it
+    that there is one, `start_ranks` that it can be cut into so many parts."""
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         artifact.engine_dir,
         dtype=dtype,
@@ -122,7 +115,7 @@ def create_scheduler(
 def _create_planner(artifact: Artifact) -> Planner:
     if artifact.resolved.profile.drafting.planner == "fixed":
         return FixedPlanner()
-    curve = load_cost_curve(artifact.folder, artifact.manifest.fingerprint_digest)
+    curve = load_cost_curve(artifact)
     if curve is None:
         raise BuildError(
             f"drafting.planner is adaptive and the engine in {artifact.folder} has no cost curve of this build; "

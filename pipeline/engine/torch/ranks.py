@@ -6,10 +6,14 @@ from __future__ import annotations
 import atexit
 import multiprocessing
 import os
+import signal
 import socket
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
-from multiprocessing.connection import Connection
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -17,25 +21,35 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import distributed
+from transformers import AutoConfig
 
 from pipeline.config.schema import Device
+from pipeline.decoding.split import split_tree
 from pipeline.decoding.tree import FloatArray
 from pipeline.engine.artifact import Artifact
 from pipeline.engine.parallel import ParallelEngine, whole_tree
 from pipeline.engine.rank import Order, Rank, follow
 from pipeline.engine.torch.load import load_rank
-from pipeline.errors import BuildError
+from pipeline.errors import BuildError, EngineError, UserError
 
 # A follower waits in a collective operation for the next step, which may come after any time.
 _FOREVER = timedelta(days=1000)
+# How long after the line has broken a process may take to end because of which it broke.
+_ENDING_S = 10.0
 
 
 class DistributedLeader:
-    """Rank 0's end of the line. See `pipeline.engine.parallel.Leader`."""
+    """Rank 0's end of the line. See `pipeline.engine.parallel.Leader`. It answers for the followers from their start
+    on, so that they end with it whatever happens."""
 
-    def __init__(self, device: torch.device, followers: Sequence[BaseProcess]) -> None:
+    def __init__(self, device: torch.device, followers: Sequence[BaseProcess], setting: str) -> None:
+        """setting: by which there are several ranks, for the messages."""
         self._device = device
         self._followers = followers
+        self._setting = setting
+        self._num_threads = torch.get_num_threads()
+        # Whether all followers wait for orders: only then can they be told anything.
+        self._idle = False
         self._closed = False
         atexit.register(self.close)
 
@@ -44,7 +58,9 @@ class DistributedLeader:
         return len(self._followers) + 1
 
     def tell(self, orders: Sequence[Order]) -> None:
-        distributed.broadcast_object_list([list(orders)], src=0, device=self._device)
+        self._idle = False
+        with self._told_of_losses():
+            distributed.broadcast_object_list([list(orders)], src=0, device=self._device)
 
     def collect_ints(self, mine: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
         return self._sum(mine)
@@ -57,92 +73,164 @@ class DistributedLeader:
             return
         self._closed = True
         atexit.unregister(self.close)
-        if all(process.is_alive() for process in self._followers):
+        if self._idle and all(process.is_alive() for process in self._followers):
             distributed.broadcast_object_list([None], src=0, device=self._device)
+            for process in self._followers:
+                process.join(timeout=10)
         for process in self._followers:
-            process.join(timeout=10)
             process.terminate()
-        distributed.destroy_process_group()
+            process.join()
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
+        torch.set_num_threads(self._num_threads)
 
     def _sum(self, mine: npt.NDArray[Any]) -> npt.NDArray[Any]:
         total = torch.from_numpy(mine.copy()).to(self._device)
-        distributed.reduce(total, dst=0)
+        with self._told_of_losses():
+            distributed.reduce(total, dst=0)
+        self._idle = True
         result: npt.NDArray[Any] = total.cpu().numpy()
         return result
 
+    @contextmanager
+    def _told_of_losses(self) -> Iterator[None]:
+        """Raises EngineError where the line breaks because a follower has ended."""
+        try:
+            yield
+        except RuntimeError as error:
+            if not wait([process.sentinel for process in self._followers], timeout=_ENDING_S):
+                raise
+            ended = [process for process in self._followers if process.exitcode is not None]
+            # A process that was killed has a negative exit code; those that went because of it have not.
+            first = min(ended, key=lambda process: process.exitcode or 0)
+            raise EngineError(
+                f"Process {first.name} of {self._setting} = {self.num_ranks} has ended in the middle of the work "
+                f"(exit code {first.exitcode}), so the engine has ended, too. Run the command again; if the system "
+                "killed the process for memory, with fewer processes."
+            ) from error
+
 
 class DistributedFollower:
-    """Another rank's end. See `pipeline.engine.rank.Follower`."""
+    """Another rank's end. See `pipeline.engine.rank.Follower`. Where the line breaks, this process ends without a word:
+    what has happened is for the leader to say, if there still is one."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def hear(self) -> list[Order] | None:
         heard: list[list[Order] | None] = [None]
-        distributed.broadcast_object_list(heard, src=0, device=self._device)
+        try:
+            distributed.broadcast_object_list(heard, src=0, device=self._device)
+        except RuntimeError:
+            sys.exit(1)
         return heard[0]
 
     def give(self, mine: npt.NDArray[Any]) -> None:
-        distributed.reduce(torch.from_numpy(mine.copy()).to(self._device), dst=0)
+        part = torch.from_numpy(mine.copy()).to(self._device)
+        try:
+            distributed.reduce(part, dst=0)
+        except RuntimeError:
+            sys.exit(1)
 
 
 def start_ranks(artifact: Artifact) -> ParallelEngine:
     """Load the model in this process and in as many new ones as the settings ask for. Raises BuildError if there are
-    too few CUDA devices or a process does not come up."""
-    device, shards = artifact.resolved.device, artifact.resolved.model.parallelism.tensor
-    num_ranks = max(shards, artifact.resolved.profile.engine.lookahead_parallel)
-    setting = "engine.lookahead_parallel" if shards == 1 else "model.parallelism.tensor"
+    too few CUDA devices, the model cannot be cut into so many parts, or a process does not come up."""
+    device, (setting, num_ranks) = artifact.resolved.device, artifact.resolved.ranks
+    is_spread = artifact.resolved.model.parallelism.tensor > 1
     if device == "cuda" and torch.cuda.device_count() < num_ranks:
         raise BuildError(f"{setting} = {num_ranks} needs as many CUDA devices; {torch.cuda.device_count()} are here.")
+    if is_spread:
+        _check_heads(artifact, num_ranks)
     # On a CPU the ranks share its cores.
     num_threads = max(1, torch.get_num_threads() // num_ranks)
-    context = multiprocessing.get_context("spawn")
     port = _free_port()
-    started: list[tuple[BaseProcess, Connection]] = []
-    for rank in range(1, num_ranks):
-        mine, theirs = context.Pipe()
-        arguments = (artifact, rank, num_ranks, port, num_threads, theirs)
-        process: BaseProcess = context.Process(target=_follower, args=arguments, name=f"rank-{rank}", daemon=True)
-        process.start()
-        theirs.close()
-        started.append((process, mine))
-    if device == "cpu":
-        torch.set_num_threads(num_threads)
-    followers = [process for process, _ in started]
-    engine = None if shards > 1 else load_rank(artifact)
-    for process, mine in started:
-        _await_ready(process, mine, followers, setting)
-    leader = DistributedLeader(_join(device, 0, num_ranks, port), followers)
-    if engine is not None:
-        return ParallelEngine(engine, leader)
-    return ParallelEngine(load_rank(artifact), leader, whole_tree)
-
-
-def _await_ready(process: BaseProcess, line: Connection, followers: Sequence[BaseProcess], setting: str) -> None:
+    started = _start_followers(artifact, num_ranks, port, num_threads)
+    leader = DistributedLeader(_device(device, 0), [process for process, _ in started], setting)
     try:
-        line.recv()
+        if device == "cpu":
+            torch.set_num_threads(num_threads)
+        engine = None if is_spread else load_rank(artifact)
+        for process, line in started:
+            _await_ready(process, line, f"{setting} = {num_ranks}")
+        _join(device, 0, num_ranks, port)
+        return ParallelEngine(engine or load_rank(artifact), leader, whole_tree if is_spread else split_tree)
+    except BaseException:
+        leader.close()
+        raise
+
+
+def _check_heads(artifact: Artifact, num_shards: int) -> None:
+    config = AutoConfig.from_pretrained(artifact.engine_dir, local_files_only=True)
+    num_kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    if num_kv_heads % num_shards:
+        raise BuildError(
+            f"model.parallelism.tensor = {num_shards} does not divide the {num_kv_heads} key/value heads of "
+            f"{artifact.manifest.model}; choose a number that does."
+        )
+
+
+def _start_followers(
+    artifact: Artifact, num_ranks: int, port: int, num_threads: int
+) -> list[tuple[BaseProcess, Connection]]:
+    context = multiprocessing.get_context("spawn")
+    started: list[tuple[BaseProcess, Connection]] = []
+    with _interrupts_held_back():
+        for rank in range(1, num_ranks):
+            mine, theirs = context.Pipe()
+            arguments = (artifact, rank, num_ranks, port, num_threads, theirs)
+            process: BaseProcess = context.Process(target=_follower, args=arguments, name=f"rank-{rank}", daemon=True)
+            process.start()
+            theirs.close()
+            started.append((process, mine))
+    return started
+
+
+@contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """Ctrl-C reaches all processes of a terminal. Those started here are deaf to it, as a process has the signals
+    blocked that its parent had: it is the leader that ends them."""
+    resource_tracker.ensure_running()  # first, as it takes the block away when it starts
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _await_ready(process: BaseProcess, line: Connection, setting: str) -> None:
+    try:
+        refusal = line.recv()
     except EOFError as error:
-        for follower in followers:
-            follower.terminate()
         process.join()
         raise BuildError(
-            f"Process {process.name} of {setting} = {len(followers) + 1} ended while it loaded the "
-            f"model (exit code {process.exitcode}); its own message stands above. Is there memory for so many copies?"
+            f"Process {process.name} of {setting} ended while it loaded the model (exit code {process.exitcode}); "
+            "its own message stands above. Is there memory for so many copies?"
         ) from error
+    if refusal is not None:
+        raise BuildError(refusal)
 
 
 def _follower(artifact: Artifact, rank: int, num_ranks: int, port: int, num_threads: int, ready: Connection) -> None:
     torch.set_num_threads(num_threads)
-    # A model that is spread over the ranks is loaded by all of them together.
-    engine = None if artifact.resolved.model.parallelism.tensor > 1 else load_rank(artifact, rank)
-    ready.send(True)
-    device = _join(artifact.resolved.device, rank, num_ranks, port)
+    try:
+        # A model that is spread over the ranks is loaded by all of them together.
+        engine = None if artifact.resolved.model.parallelism.tensor > 1 else load_rank(artifact, rank)
+    except UserError as error:
+        ready.send(str(error))  # for the leader to say, once
+        return
+    ready.send(None)
+    _join(artifact.resolved.device, rank, num_ranks, port)
     engine = engine or load_rank(artifact, rank)
-    follow(Rank(engine, rank), DistributedFollower(device))
+    follow(Rank(engine, rank), DistributedFollower(_device(artifact.resolved.device, rank)))
     distributed.destroy_process_group()
 
 
-def _join(device: Device, rank: int, num_ranks: int, port: int) -> torch.device:
+def _device(device: Device, rank: int) -> torch.device:
+    return torch.device("cuda", rank) if device == "cuda" else torch.device("cpu")
+
+
+def _join(device: Device, rank: int, num_ranks: int, port: int) -> None:
     os.environ["LOCAL_RANK"] = str(rank)  # by which transformers chooses the device of a shard
     if device == "cuda":
         torch.cuda.set_device(rank)
@@ -153,7 +241,6 @@ def _join(device: Device, rank: int, num_ranks: int, port: int) -> torch.device:
         world_size=num_ranks,
         timeout=_FOREVER,
     )
-    return torch.device("cuda", rank) if device == "cuda" else torch.device("cpu")
 
 
 def _free_port() -> int:

@@ -183,6 +183,14 @@ def test_all_faults_are_reported_at_once_with_file_key_and_remedy() -> None:
             "engine.lookahead_parallel: found 2, and model.parallelism.tensor is 2; the torch backend has one",
         ),
         (
+            [
+                "model.parallelism.tensor=3",
+                "model.shape={hidden_size: 64, intermediate_size: 96, num_layers: 2, num_attention_heads: 4, "
+                "num_key_value_heads: 2, head_size: 16, vocab_size: 512}",
+            ],
+            "model.parallelism.tensor: found 3, which does not divide the 2 key/value heads",
+        ),
+        (
             ["model.parallelism.tensor=2", "engine.quantization=int8"],
             "found 'int8', which is not spread over model.parallelism.tensor = 2 ranks",
         ),

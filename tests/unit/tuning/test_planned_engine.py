@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from pipeline.config.places import Places
 from pipeline.config.resolution import resolve_config
-from pipeline.engine.cost_curve import COST_CURVE, load_cost_curve
-from pipeline.engine.torch.load import create_scheduler
+from pipeline.engine.artifact import load_artifact
+from pipeline.engine.cost_curve import cost_curve_path, load_cost_curve
+from pipeline.engine.parallel import ParallelEngine
+from pipeline.engine.torch.load import create_scheduler, load_engine
 from pipeline.tuning.planned_engine import planned_engine
 
 
@@ -29,12 +33,29 @@ def test_the_curve_is_measured_once_and_again_after_a_new_build(where: Places) -
     assert len(first) == 1
     assert not second
     assert len(changed) == 1
-    assert (folder / COST_CURVE).is_file()
+    assert (folder / "cost_curve.json").is_file()
+
+
+def test_each_number_of_processes_has_a_curve_of_its_own_and_leaves_the_engine_to_be_loaded(where: Places) -> None:
+    measured(where)
+    threads = torch.get_num_threads()
+    folder, parallel = measured(where, "engine.lookahead_parallel=2")
+    plain = planned_engine(tiny(), where).artifact  # type: ignore[arg-type]
+    _, again = measured(where, "engine.lookahead_parallel=2")
+    artifact = load_artifact(folder, where.cache)
+
+    assert (len(parallel), len(again)) == (1, 0)
+    assert cost_curve_path(plain) != cost_curve_path(artifact)
+    assert load_cost_curve(plain) != load_cost_curve(artifact)
+    assert torch.get_num_threads() == threads
+    engine = load_engine(artifact)
+    assert isinstance(engine, ParallelEngine)
+    engine.close()
 
 
 def test_the_scheduler_plans_by_it(where: Places) -> None:
     artifact = planned_engine(tiny(), where).artifact  # type: ignore[arg-type]
-    curve = load_cost_curve(artifact.folder, artifact.manifest.fingerprint_digest)
+    curve = load_cost_curve(artifact)
 
     assert curve is not None
     assert curve.seconds(64, 1, 128) >= curve.seconds(1, 1, 128) > 0
@@ -45,4 +66,4 @@ def test_a_fixed_planner_needs_none(where: Places) -> None:
     folder, notes = measured(where, "drafting.planner=fixed", "engine.max_batch_size=3")
 
     assert not notes
-    assert not (folder / COST_CURVE).exists()
+    assert not (folder / "cost_curve.json").exists()

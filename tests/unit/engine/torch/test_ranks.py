@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
+import time
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +17,11 @@ from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import ResolvedConfig
 from pipeline.decoding.request import SamplingParams
 from pipeline.engine.artifact import Artifact
+from pipeline.engine.contract import VerifyItem
 from pipeline.engine.parallel import ParallelEngine
 from pipeline.engine.submission import Submission
 from pipeline.engine.torch.load import create_scheduler, load_engine
-from pipeline.errors import BuildError, ServerError
+from pipeline.errors import BuildError, EngineError, ServerError
 from pipeline.serving.road import prepare
 from pipeline.tuning.planned_engine import planned_engine
 from tests.fakes import make_request
@@ -85,6 +90,53 @@ def test_too_few_devices_are_said_before_a_process_is_started(where: Places, mon
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     with pytest.raises(BuildError, match="needs as many CUDA devices; 1 are here"):
         load_engine(Artifact(artifact.folder, artifact.manifest, cuda))
+
+
+def test_heads_that_cannot_be_shared_out_are_said_before_a_process_is_started(
+    where: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    artifact = planned_engine(tiny("model.parallelism.tensor=3"), where).artifact
+    monkeypatch.setattr("pipeline.engine.torch.ranks._start_followers", None)
+    with pytest.raises(BuildError, match=r"tensor = 3 does not divide the 2 key/value heads of tiny-random-llama"):
+        load_engine(artifact)
+
+
+def test_ctrl_c_is_the_leaders_affair_and_a_lost_process_one_sentence(
+    where: Places, capfd: pytest.CaptureFixture[str]
+) -> None:
+    engine = load_engine(planned_engine(tiny("engine.lookahead_parallel=3"), where).artifact)
+    assert isinstance(engine, ParallelEngine)
+    followers = multiprocessing.active_children()
+    sequence = engine.open(np.arange(5, dtype=np.int32))
+    for follower in followers:
+        os.kill(follower.pid or 0, signal.SIGINT)
+    engine.verify([VerifyItem(sequence)])
+    victim = next(follower for follower in followers if follower.name == "rank-2")
+    victim.kill()
+    victim.join()
+    engine.commit(sequence, [], [7])
+    with pytest.raises(EngineError, match=r"Process rank-2 of engine\.lookahead_parallel = 3 has ended .*exit code -9"):
+        engine.verify([VerifyItem(sequence)])
+    started = time.monotonic()
+    engine.close()
+    assert time.monotonic() - started < 5
+    assert not any(follower.is_alive() for follower in followers)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_what_a_process_refuses_is_said_once(
+    where: Places, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    artifact = planned_engine(tiny("engine.lookahead_parallel=2"), where).artifact
+    from pipeline.engine.torch import ranks
+
+    whole = ranks.load_rank(artifact)
+    monkeypatch.setattr(ranks, "load_rank", lambda artifact: whole)
+    elsewhere = artifact.resolved.model_copy(update={"device": "cuda"})
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    with pytest.raises(BuildError, match="no CUDA device is available here"):
+        load_engine(Artifact(artifact.folder, artifact.manifest, elsewhere))
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_a_server_refuses_it(where: Places) -> None:
