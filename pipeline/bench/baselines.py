@@ -22,11 +22,13 @@ PROMPT_LOOKUP_NUM_TOKENS = 10
 
 
 class HuggingFaceBaseline:
-    """`model.generate` without sampling. Steps are counted as forward passes; each call starts from an empty cache."""
+    """`model.generate` without sampling. Steps are counted as forward passes; each call starts from an empty cache.
+    max_seq_len: room of our engine for prompt and output, where its outputs end and these have to end as well."""
 
-    def __init__(self, name: str, model: Any, prompt_lookup_num_tokens: int | None) -> None:
+    def __init__(self, name: str, model: Any, max_seq_len: int, prompt_lookup_num_tokens: int | None) -> None:
         self.name = name
         self._model = model
+        self._max_seq_len = max_seq_len
         self._prompt_lookup_num_tokens = prompt_lookup_num_tokens
 
     def forget(self) -> None:
@@ -43,7 +45,7 @@ class HuggingFaceBaseline:
                 prompt_ids,
                 attention_mask=torch.ones_like(prompt_ids),
                 do_sample=False,
-                max_new_tokens=request.max_new_tokens,
+                max_new_tokens=min(request.max_new_tokens, self._max_seq_len - len(request.prompt_ids)),
                 eos_token_id=sorted(request.end_ids) or None,
                 pad_token_id=min(request.end_ids, default=0),
                 prompt_lookup_num_tokens=self._prompt_lookup_num_tokens,
@@ -97,10 +99,11 @@ class _PassWatch:
 
 
 def load_baselines(
-    names: list[str], engine_dir: Path, dtype: Dtype, device: Device, quantization: str = "none"
+    names: list[str], engine_dir: Path, dtype: Dtype, device: Device, max_seq_len: int, quantization: str = "none"
 ) -> list[Contender]:
     """The named baselines over one model instance of their own (our engine repacks its weights, so that they cannot be
-    shared), with the engine's weights and, where these are int8, its kernels. Raises UserError for an unknown name."""
+    shared), with the engine's weights and, where these are int8, its kernels. max_seq_len: see `HuggingFaceBaseline`.
+    Raises UserError for an unknown name."""
     unknown = [name for name in names if name not in BASELINES]
     if unknown:
         raise UserError(f"There is no baseline {unknown[0]!r}; --baselines takes {', '.join(BASELINES)}.")
@@ -120,4 +123,4 @@ def load_baselines(
     model.generation_config = type(model.generation_config)()
     gc.collect()
     lookup = {"hf": None, "hf-prompt-lookup": PROMPT_LOOKUP_NUM_TOKENS}
-    return [HuggingFaceBaseline(name, model, lookup[name]) for name in names]
+    return [HuggingFaceBaseline(name, model, max_seq_len, lookup[name]) for name in names]

@@ -12,15 +12,16 @@ from pipeline.bench.concurrency import measure_concurrency
 from pipeline.bench.contender import Contender
 from pipeline.bench.in_process import InProcess, open_in_process
 from pipeline.bench.manifest import manifest_of
-from pipeline.bench.measure import MeasureOptions, measure
+from pipeline.bench.measure import MeasureOptions, measure, turn_id
 from pipeline.bench.remote import RemoteContender
 from pipeline.bench.results import BenchResults, ConcurrencyRow, RequestRecord
 from pipeline.bench.summary import summarise
-from pipeline.bench.workload import Tokenizer, WorkloadRow, first_prompts
+from pipeline.bench.workload import Prompt, Tokenizer, WorkloadRow, first_prompts, prompt_ids_of
 from pipeline.decoding.cost import CostPoint
 from pipeline.engine.artifact import Artifact
 from pipeline.engine.cost_curve import CostRow, save_cost_curve
 from pipeline.errors import UserError
+from pipeline.serving.target import TargetTraits, traits_of
 from pipeline.tuning.cost_curve import FINE, WIDE
 from pipeline.tuning.cost_curve import measure as measure_cost_curve
 
@@ -45,7 +46,9 @@ class Progress:
     on_note: Callable[[str], None] = lambda text: None
 
 
-def check_plan(artifact: Artifact, plan: BenchPlan, options: MeasureOptions) -> None:
+def check_plan(
+    artifact: Artifact, tokenizer: Tokenizer, rows: Sequence[WorkloadRow], plan: BenchPlan, options: MeasureOptions
+) -> None:
     """Raise UserError for what would fail or mislead only after minutes."""
     most = artifact.resolved.profile.engine.max_batch_size
     too_many = [level for level in plan.concurrency if level > most]
@@ -61,6 +64,45 @@ def check_plan(artifact: Artifact, plan: BenchPlan, options: MeasureOptions) -> 
         raise UserError(
             f"{option} is measured in process; leave out --url (`lookahead load` puts a server under load)."
         )
+    if options.turns == "all":
+        _check_turn_ids(rows)
+    longest = min(traits.longest_prompt for traits in _targets(artifact, plan))
+    for row in rows:
+        _check_lengths(tokenizer, row, longest, options)
+
+
+def _check_turn_ids(rows: Sequence[WorkloadRow]) -> None:
+    row_ids = {row.row_id for row in rows}
+    for row in rows:
+        for number in range(1, len(row.turns)):
+            name = turn_id(row, number)
+            if name in row_ids:
+                raise UserError(
+                    f"The row id {name!r} is what turn {number + 1} of row {row.row_id!r} is called under --turns all. "
+                    "Give the row another id."
+                )
+
+
+def _check_lengths(tokenizer: Tokenizer, row: WorkloadRow, longest: int, options: MeasureOptions) -> None:
+    """The first turn is known; of later ones, what they hold besides the answers."""
+    messages: list[str] = []
+    for number, turn in enumerate(row.turns if options.turns == "all" else row.turns[:1]):
+        messages.append(turn)
+        num_tokens = len(prompt_ids_of(tokenizer, Prompt(tuple(messages), options.raw)))
+        if num_tokens > longest:
+            which = f"turn {number + 1} of row {row.row_id!r}" if number else f"row {row.row_id!r}"
+            raise UserError(
+                f"The prompt of {which} has {num_tokens} tokens{', answers not counted' if number else ''}; the engine "
+                f"takes at most {longest}. Shorten the row or leave it out, or use a larger engine.max_seq_len."
+            )
+        messages.append("")
+
+
+def _targets(artifact: Artifact, plan: BenchPlan) -> list[TargetTraits]:
+    """The models that serve the strategies."""
+    targets = traits_of(artifact.resolved)
+    wanted = set(plan.strategies)
+    return [traits for traits in targets if "auto" in wanted or traits.strategies & wanted] or [*targets]
 
 
 def run_bench(
@@ -72,7 +114,7 @@ def run_bench(
     progress: Progress,
 ) -> BenchResults:
     """Measure a plan. A cost curve is also stored with the artefact."""
-    check_plan(artifact, plan, options)
+    check_plan(artifact, tokenizer, rows, plan, options)
     load, num_cpus = os.getloadavg()[0], os.cpu_count() or 1
     if load > num_cpus / 2:
         progress.on_note(f"this machine is busy (load average {load:.1f} on {num_cpus} CPUs): speeds will scatter")
@@ -140,8 +182,9 @@ def _measure(
 ) -> list[RequestRecord]:
     resolved = artifact.resolved
     quantization = resolved.profile.engine.quantization
+    max_seq_len = min(traits.max_seq_len for traits in _targets(artifact, plan))
     contenders += load_baselines(
-        list(plan.baselines), artifact.engine_dir, resolved.dtype, resolved.device, quantization
+        list(plan.baselines), artifact.engine_dir, resolved.dtype, resolved.device, max_seq_len, quantization
     )
     return measure(contenders, rows, tokenizer, options, progress.on_record)
 

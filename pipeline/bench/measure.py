@@ -113,15 +113,20 @@ def _measure_row(
         for index in order:
             generations[index] = contenders[index].generate(make_request(options, prompt_ids), prompt)
         baseline = generations[0]
-        turn_id = row.row_id if number == 0 else f"{row.row_id}#{number + 1}"
+        record_id = turn_id(row, number)
         records += [
             record_of(
-                turn_id, row.task, contenders[index].name, repeat, prompt_ids, generations[index], baseline.output_ids
+                record_id, row.task, contenders[index].name, repeat, prompt_ids, generations[index], baseline.output_ids
             )
             for index in range(len(contenders))
         ]
         messages.append(tokenizer.decode(baseline.output_ids, skip_special_tokens=True))
     return records
+
+
+def turn_id(row: WorkloadRow, number: int) -> str:
+    """What the records of a turn are called; the first is number 0."""
+    return row.row_id if number == 0 else f"{row.row_id}#{number + 1}"
 
 
 def record_of(

@@ -45,10 +45,12 @@ def sections_of(results: BenchResults) -> list[Section]:
 
 
 def headline(results: BenchResults) -> str:
-    """One paragraph: how much faster, and whether the outputs are the same."""
+    """One paragraph: how much faster our best strategy is, how others' decoding compares, and whether the outputs are
+    the same."""
+    config = results.manifest.get("config", {})
     rows = [row for row in results.summary if row.task == OVERALL]
-    baseline = next((row for row in rows if row.strategy == results.baseline), None)
-    ours = [row for row in rows if row.strategy != results.baseline]
+    others = [row for row in rows if row.strategy in config.get("baselines", ())]
+    ours = [row for row in rows if row not in others and row.strategy != results.baseline]
     counts = [(row.num_requests, row.num_identical) for row in rows]
     counts += [(row.num_requests, row.num_identical) for row in results.concurrency]
     total, identical = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0)
@@ -58,19 +60,23 @@ def headline(results: BenchResults) -> str:
         if different == 0
         else f"**{different} of {total} outputs differ from those of `{results.baseline}`.**"
     )
-    if different and results.manifest.get("config", {}).get("dtype") in ("float16", "bfloat16"):
+    if different and config.get("dtype") in ("float16", "bfloat16"):
         same += " In 16 bit that may be rounding: `lookahead verify` tells near-ties from faults."
-    if baseline is None or not ours:
-        return same
-    best = max(ours, key=lambda row: row.speedup or 0.0)
-    if best.speedup is None:
-        return same
-    verdict = "is fastest" if best.speedup >= 1 else "is the fastest of those that draft, and slower than none"
-    return (
-        f"`{best.strategy}` {verdict}: {best.speedup:.2f} times `{results.baseline}`{_interval(best)}, with "
-        f"{best.acceptance_length:.2f} tokens per step over {best.num_prompts} prompts, "
-        f"draft sources {results.warmth}. {same}"
-    )
+    sentences = []
+    best = max(ours, key=lambda row: row.speedup or 0.0, default=None)
+    if best is not None and best.speedup is not None:
+        verdict = "is fastest" if not others else "is the fastest of our strategies"
+        if best.speedup < 1:
+            verdict = "is the fastest of those that draft, and slower than none"
+        sentences.append(
+            f"`{best.strategy}` {verdict}: {best.speedup:.2f} times `{results.baseline}`{_interval(best)}, with "
+            f"{best.acceptance_length:.2f} tokens per step over {best.num_prompts} prompts, "
+            f"draft sources {results.warmth}."
+        )
+    compared = [f"`{row.strategy}` runs at {row.speedup:.2f}" for row in others if row.speedup is not None]
+    if compared:
+        sentences.append(f"By comparison, {' and '.join(compared)} times `{results.baseline}`.")
+    return " ".join([*sentences, same])
 
 
 def summary_table(results: BenchResults, tasks: Sequence[str]) -> Table:

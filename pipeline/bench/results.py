@@ -97,7 +97,7 @@ def save_json(path: Path, value: BaseModel) -> None:
 def save_text(path: Path, text: str) -> None:
     """Write a file that appears whole or not at all. Raises UserError if the folder cannot be written."""
     require_writable(path)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial = _partial(path)
     try:
         partial.write_text(text, encoding="utf-8")
         partial.replace(path)
@@ -107,14 +107,20 @@ def save_text(path: Path, text: str) -> None:
 
 
 def require_writable(path: Path) -> None:
-    """Raise UserError if a file cannot be written there, before hours of measuring are lost on it."""
+    """Raise UserError if a file cannot be written there, before hours of measuring are lost on it. Only trying tells:
+    permissions say nothing of file systems that take no files."""
+    if path.is_dir():
+        raise UserError(f"{path} cannot be written: it is a folder.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        _partial(path).touch()
+        _partial(path).unlink()
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror}.") from error
-    if path.is_dir() or not os.access(path.parent, os.W_OK):
-        reason = "it is a folder" if path.is_dir() else "its folder is not writable"
-        raise UserError(f"{path} cannot be written: {reason}.")
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.partial")
 
 
 def load_results(path: Path) -> BenchResults:

@@ -14,9 +14,11 @@ from typing import Any, Literal, NamedTuple, Protocol
 from jinja2 import TemplateError
 
 from pipeline.bench.json_lines import json_rows, reading
+from pipeline.bench.results import OVERALL
 from pipeline.decoding.request import as_token_ids
 from pipeline.decoding.tree import IntArray
 from pipeline.errors import RequestError, UserError
+from pipeline.serving.text_codec import check_text
 
 Turns = Literal["first", "all"]
 # A dozen short prompts for `lookahead verify`: several scripts, code, repetition.
@@ -100,14 +102,18 @@ def _row_of(data: Any, where: str) -> WorkloadRow:
     task = data.get("task", "default")
     if not isinstance(task, str) or not task:
         raise UserError(f"{where}: key 'task' should be a text; found {task!r}.")
+    if task == OVERALL:
+        raise UserError(f"{where}: key 'task' is {task!r}, the name of the total over all tasks; give it another.")
     if ("prompt" in data) == ("turns" in data):
         raise UserError(
             f"{where} should have either 'prompt' or 'turns'; it has {'both' if 'prompt' in data else 'none'}."
         )
+    key, right = ("prompt", "a text") if "prompt" in data else ("turns", "a list of texts")
     turns = [data["prompt"]] if "prompt" in data else data["turns"]
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
-        key, right = ("prompt", "a text") if "prompt" in data else ("turns", "a list of texts")
         raise UserError(f"{where}: key '{key}' should be {right}, not empty; found {str(data[key])[:60]!r}.")
+    for name, value in (("id", str(row_id)), ("task", task), *((key, turn) for turn in turns)):
+        check_text(value, f"{where}: key '{name}'")
     return WorkloadRow(str(row_id), task, tuple(turns))
 
 

@@ -36,7 +36,8 @@ class TextCodec:
         return self.end_id if self.tokenizer.pad_token_id is None else int(self.tokenizer.pad_token_id)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> IntArray:
-        """[len] token ids of a text."""
+        """[len] token ids of a text. Raises RequestError if it holds what is no character."""
+        check_text(text, "the text")
         return np.asarray(self.tokenizer.encode(text, add_special_tokens=add_special_tokens), np.int32)
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> IntArray:
@@ -76,6 +77,18 @@ class TextCodec:
             list(token_ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
         return text
+
+
+def check_text(text: str, name: str) -> None:
+    """Raise RequestError if a text holds lone surrogates: JSON can spell them, and bytes that are not UTF-8 are read as
+    such, but they are no characters. name: of the text, for the message."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"{name} holds {text[error.start]!a}, half of a surrogate pair or a byte that is not UTF-8, which is no "
+            "character; send whole characters in UTF-8"
+        ) from error
 
 
 def load_codec(tokenizer_dir: Path, engine_dir: Path | None = None, vocab_size: int | None = None) -> TextCodec:

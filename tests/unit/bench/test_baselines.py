@@ -34,7 +34,7 @@ def engine_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def baselines(engine_dir: Path) -> list[Contender]:
-    return load_baselines(["hf", "hf-prompt-lookup"], engine_dir, "float32", "cpu")
+    return load_baselines(["hf", "hf-prompt-lookup"], engine_dir, "float32", "cpu", max_seq_len=80)
 
 
 def test_both_give_the_same_tokens_and_their_steps_add_up(baselines: list[Contender]) -> None:
@@ -60,9 +60,16 @@ def test_an_end_token_ends_the_output_and_is_part_of_it(baselines: list[Contende
         assert generation.finish_reason == "end_token"
 
 
+def test_outputs_end_where_the_engine_is_full(baselines: list[Contender]) -> None:
+    for baseline in baselines:
+        generation = baseline.generate(make_request(PROMPT, 100), TEXT)
+        assert len(PROMPT) + len(generation.output_ids) == 80
+        assert generation.finish_reason == "length"
+
+
 def test_sampling_and_unknown_names_are_refused(baselines: list[Contender], engine_dir: Path) -> None:
     with pytest.raises(UserError, match="greedy"):
         baselines[0].generate(make_request(sampling=SamplingParams(temperature=1.0)), TEXT)
     with pytest.raises(UserError, match="no baseline 'other'"):
-        load_baselines(["other"], engine_dir, "float32", "cpu")
-    assert load_baselines([], engine_dir, "float32", "cpu") == []
+        load_baselines(["other"], engine_dir, "float32", "cpu", 80)
+    assert load_baselines([], engine_dir, "float32", "cpu", 80) == []

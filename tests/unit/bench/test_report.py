@@ -45,6 +45,15 @@ def test_the_headline_names_the_fastest_strategy_its_interval_and_identity() -> 
     assert "All 12 outputs are token for token those of `none`" in text
 
 
+def test_the_headline_praises_ours_and_sets_the_baselines_beside_it() -> None:
+    records = [record(name, seconds, id=str(number)) for number in range(3)
+               for name, seconds in (("none", 2.0), ("trie", 1.0), ("hf", 0.5), ("hf-prompt-lookup", 4.0))]  # fmt: skip
+    manifest = {"config": {"baselines": ["hf", "hf-prompt-lookup"]}}
+    text = headline(BenchResults(manifest=manifest, requests=records, summary=summarise(records)))
+    assert text.startswith("`trie` is the fastest of our strategies: 2.00 times `none`")
+    assert "By comparison, `hf` runs at 4.00 and `hf-prompt-lookup` runs at 0.50 times `none`." in text
+
+
 def test_the_headline_says_loudly_when_outputs_differ() -> None:
     assert "**6 of 12 outputs differ" in headline(results(identical=False))
 

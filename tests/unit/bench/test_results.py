@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.bench.results import BenchResults, load_results, save_json
+from pipeline.bench.results import BenchResults, load_results, require_writable, save_json
 from pipeline.engine.cost_curve import CostRow
 from pipeline.errors import UserError
 from tests.unit.bench.test_summary import record
@@ -51,3 +51,13 @@ def test_missing_file_and_unwritable_folder_are_user_errors(tmp_path: Path) -> N
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written"):
         save_json(tmp_path / "file" / "out.json", results())
+
+
+def test_that_a_file_can_be_written_is_tried(tmp_path: Path) -> None:
+    require_writable(tmp_path / "new" / "out.json")
+    assert not list((tmp_path / "new").iterdir())
+    # A folder in which root may do everything by its permissions, and nobody can make a file.
+    with pytest.raises(UserError, match=r"/proc/out\.json cannot be written"):
+        require_writable(Path("/proc/out.json"))
+    with pytest.raises(UserError, match="it is a folder"):
+        require_writable(tmp_path)

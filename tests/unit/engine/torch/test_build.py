@@ -71,7 +71,7 @@ def test_drafts_change_no_token_of_it_and_transformers_agrees(where: Places, dty
     plain = run("none")
     if dtype == "float32":  # in 16 bit, near-ties of a random model fall either way
         assert run("hybrid") == plain
-        (baseline,) = load_baselines(["hf"], artifact.engine_dir, "float32", "cpu", "int8")
+        (baseline,) = load_baselines(["hf"], artifact.engine_dir, "float32", "cpu", 4096, "int8")
         assert baseline.generate(make_request(prompt, 24), Prompt(("",))).output_ids == plain
     assert len(run("lookahead")) == len(plain) == 24
 

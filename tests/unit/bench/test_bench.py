@@ -1,0 +1,48 @@
+"""What a bench would fail at is said before anything is measured, and for which row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.bench.bench import BenchPlan, check_plan
+from pipeline.bench.measure import MeasureOptions
+from pipeline.bench.workload import WorkloadRow
+from pipeline.config.resolution import resolve_config
+from pipeline.engine.artifact import Artifact
+from pipeline.errors import UserError
+from tests.unit.bench.test_workload import FakeTokenizer
+
+# With its special token a raw prompt of the fake tokenizer is one token longer than its text.
+LONGEST = 255
+
+
+def check(*rows: WorkloadRow, turns: str = "first", strategies: tuple[str, ...] = ("none", "trie")) -> None:
+    overrides = ("backend=torch", "device=cpu", "engine.max_seq_len=256")
+    resolved = resolve_config("tiny-random-llama", "latency", overrides)
+    artifact = Artifact(Path("engine"), manifest=None, resolved=resolved)  # type: ignore[arg-type]
+    options = MeasureOptions(turns=turns, raw=True)  # type: ignore[arg-type]
+    check_plan(artifact, FakeTokenizer(), rows, BenchPlan(strategies), options)
+
+
+@pytest.mark.parametrize("strategies", [("none",), ("none", "auto")])
+def test_a_prompt_that_does_not_fit_is_refused_with_its_row(strategies: tuple[str, ...]) -> None:
+    short, fits = WorkloadRow("a", "t", ("x",)), WorkloadRow("b", "t", ("x" * (LONGEST - 1),))
+    check(short, fits, strategies=strategies)
+    with pytest.raises(UserError, match="The prompt of row 'c' has 256 tokens; the engine takes at most 255"):
+        check(short, fits, WorkloadRow("c", "t", ("x" * LONGEST,)), strategies=strategies)
+
+
+def test_later_turns_count_with_all_that_is_known_of_them() -> None:
+    row = WorkloadRow("a", "t", ("x" * 200, "y" * 60))
+    check(row)
+    with pytest.raises(UserError, match="turn 2 of row 'a' has 261 tokens, answers not counted"):
+        check(row, turns="all")
+
+
+def test_a_row_is_not_called_like_a_turn_of_another() -> None:
+    rows = [WorkloadRow("1", "t", ("x", "y")), WorkloadRow("1#2", "t", ("z",))]
+    check(*rows)
+    with pytest.raises(UserError, match="The row id '1#2' is what turn 2 of row '1' is called"):
+        check(*rows, turns="all")
