@@ -11,7 +11,7 @@ import typer
 
 from pipeline.cli import output
 from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, Json, Model, Profile, Set, resolve
-from pipeline.errors import ServerError
+from pipeline.errors import RequestError, ServerError
 
 if TYPE_CHECKING:
     from pipeline.serving.client import Completion, TextQuery
@@ -62,7 +62,7 @@ def generate(
     from pipeline.serving.client import TextQuery
 
     query = TextQuery(
-        text_input=sys.stdin.read() if prompt is None else prompt,
+        text_input=_piped_text() if prompt is None else prompt,
         max_tokens=max_tokens,
         strategy=strategy,
         temperature=temperature,
@@ -137,6 +137,13 @@ def demo(
     signal.signal(signal.SIGTERM, leave)
     ports = [f"server.{name}_port=0" for name in ("http", "grpc", "metrics")]
     run_demo(resolve(model, profile, [*ports, *(overrides or [])]), places(), max_tokens)
+
+
+def _piped_text() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise RequestError(f"Standard input is no UTF-8 text ({error}); convert it first.") from error
 
 
 def _show(query: TextQuery, url: str, protocol: Literal["grpc", "http"], quiet: bool = False) -> Completion:

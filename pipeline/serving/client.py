@@ -21,8 +21,11 @@ from tritonclient.utils import InferenceServerException
 from pipeline.errors import RequestError, ServerError
 from pipeline.repository.names import FRONT_MODEL
 from pipeline.serving.tensors import Array
+from pipeline.serving.text_codec import check_text
 
 _FLOATS = frozenset({"temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"})
+_SEEDS = range(1 << 64)
+_INT32 = range(-(1 << 31), 1 << 31)
 # How tritonclient says that a stream has ended before a request could be sent over it.
 _DEAD_STREAM = "no longer in valid state"
 Protocol = Literal["grpc", "http"]
@@ -57,9 +60,13 @@ class TextQuery:
     return_statistics: bool | None = None
 
     def sent(self) -> dict[str, Any]:
-        """Names and values of what is sent."""
+        """Names and values of what is sent. Raises RequestError for a value that its tensor cannot hold."""
         values = ((field.name, getattr(self, field.name)) for field in fields(self))
-        return {name: list(v) if isinstance(v, list | tuple) else v for name, v in values if v is not None and v != ()}
+        sent = {name: list(v) if isinstance(v, list | tuple) else v for name, v in values if v is not None and v != ()}
+        for name, value in sent.items():
+            for item in value if isinstance(value, list) else [value]:
+                _check_value(name, item)
+        return sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +186,15 @@ def _grpc_inputs(query: TextQuery) -> list[Any]:
         tensor.set_data_from_numpy(array)
         inputs.append(tensor)
     return inputs
+
+
+def _check_value(name: str, value: Any) -> None:
+    if isinstance(value, str):
+        check_text(value, name)
+    elif isinstance(value, int) and name not in _FLOATS:
+        bounds = _SEEDS if name == "seed" else _INT32
+        if value not in bounds:
+            raise RequestError(f"{name} is {value}; it must be in {bounds[0]} .. {bounds[-1]}")
 
 
 def _array(name: str, value: Any) -> tuple[Array, str]:

@@ -140,6 +140,8 @@ def sampling_params(
         raise RequestError(f"top_k is {top_k}; it must be >= 0")
     if top_p is not None and not 0 <= top_p <= 1:
         raise RequestError(f"top_p is {top_p:g}; it must be in 0 .. 1")
+    if min_p is not None and not 0 <= min_p <= 1:
+        raise RequestError(f"min_p is {min_p:g}; it must be in 0 .. 1")
     if temperature is not None and temperature < 0:
         raise RequestError(f"temperature is {temperature:g}; it must be >= 0")
     if seed is not None and seed < 0:

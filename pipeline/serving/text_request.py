@@ -138,6 +138,8 @@ def _end_ids(codec: TextCodec, tensors: Tensors) -> frozenset[int]:
     end_id = integer(tensors, "end_id")
     if end_id is None:
         return codec.end_ids
+    if not -1 <= end_id < codec.vocab_size:
+        raise RequestError(f"end_id is {end_id}; it must be in -1 (none) .. {codec.vocab_size - 1}")
     return frozenset() if end_id < 0 else frozenset({end_id})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import io
 import json
 import os
 import subprocess
@@ -59,6 +60,15 @@ def test_a_users_mistake_is_one_message_and_exit_2(capsys: pytest.CaptureFixture
     assert captured.out == ""
     assert captured.err.startswith("error: There is no model 'smolm2-135m'. Did you mean 'smollm2-135m'?")
     assert "Traceback" not in captured.err
+
+
+def test_a_prompt_that_is_not_utf8_is_one_message_and_exit_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for errors, sentence in (("strict", "Standard input is no UTF-8 text"), ("surrogateescape", "text_input holds")):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\xff"), encoding="utf-8", errors=errors))
+        assert run("generate", "--url", "127.0.0.1:1") == 2
+        assert capsys.readouterr().err.startswith(f"error: {sentence}")
 
 
 def test_a_wrong_option_is_exit_2(capsys: pytest.CaptureFixture[str]) -> None:

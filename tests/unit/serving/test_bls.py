@@ -211,6 +211,9 @@ def test_more_requests_than_may_wait_are_told_so():
         ({"strategy": "magic"}, "strategy is 'magic'"),
         ({"min_tokens": 99}, "min_tokens is 99"),
         ({"temperature": -1.0}, "temperature is -1"),
+        ({"min_p": -1.0}, r"min_p is -1; it must be in 0 \.\. 1"),
+        ({"end_id": -5}, r"end_id is -5; it must be in -1 \(none\) \.\. 23"),
+        ({"end_id": 99999}, r"end_id is 99999; it must be in -1 \(none\) \.\. 23"),
         ({"num_draft_tokens": -4}, "num_draft_tokens is -4"),
         ({"beam_width": 2}, "beam_width is 2"),
         ({"return_log_probs": True}, "return_log_probs is not supported"),
@@ -244,6 +247,15 @@ def test_bad_utf8_gets_a_sentence():
 
     with pytest.raises(RequestError, match="not valid UTF-8"):
         run_in(make_bls(), tensors)
+
+
+def test_half_a_surrogate_pair_in_messages_gets_a_sentence():
+    codec = letter_codec()
+    codec.tokenizer.chat_template = "template"
+    codec.tokenizer.apply_chat_template = lambda messages, **keywords: messages[0]["content"]
+    bls = Bls(small_config(), codec, [TableTarget()], exclude_input=True)
+    with pytest.raises(RequestError, match=r"holds '\\ud800', half of a surrogate pair"):
+        run_in(bls, text_tensors("b", 5, messages=json.dumps([{"role": "user", "content": "\ud800"}])))
 
 
 def test_metrics_of_a_request_add_up():

@@ -78,3 +78,21 @@ def test_a_deadline_is_a_server_error_that_says_so(monkeypatch):
 def test_a_refused_request_is_a_request_error_with_the_servers_sentence(monkeypatch):
     with pytest.raises(RequestError, match=r"^max_tokens is 0$"):
         answer_of(monkeypatch, InferenceServerException("max_tokens is 0"), None)
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"seed": -1}, r"seed is -1; it must be in 0 \.\. 18446744073709551615"),
+        ({"seed": 10**23}, "seed is 100000000000000000000000"),
+        ({"max_tokens": 99999999999}, r"max_tokens is 99999999999; .* 2147483647"),
+        ({"top_k": -(2**40)}, "top_k is -1099511627776"),
+        ({"text_input": "a\udcff"}, r"text_input holds '\\udcff'"),
+        ({"stop_words": ["fine", "\ud800"]}, r"stop_words holds '\\ud800'"),
+    ],
+)
+def test_what_a_tensor_cannot_hold_is_refused_before_anything_is_sent(wrong, sentence, protocol):
+    query = TextQuery(**({"text_input": "the rat", "max_tokens": 4} | wrong))
+    with pytest.raises(RequestError, match=sentence):
+        complete(query, "127.0.0.1:1" if protocol == "grpc" else "http://127.0.0.1:1", protocol, timeout_s=5)

@@ -49,6 +49,7 @@ def test_greedy_follows_from_what_was_sent_as_in_tensorrt_llm(sent, greedy):
     [
         ({"runtime_top_k": [[-1]]}, "top_k is -1"),
         ({"runtime_top_p": [[1.5]]}, "top_p is 1.5"),
+        ({"runtime_min_p": [[-1.0]]}, "min_p is -1"),
         ({"temperature": [[-0.5]]}, "temperature is -0.5"),
         ({"temperature": [[np.inf]]}, "temperature is inf; it must be a finite number"),
         ({"temperature": [[1e39]]}, "temperature is 1e"),
