@@ -1,7 +1,7 @@
 """In-flight batching: many requests share one engine, a step at a time.
 
 Requests join and leave between steps. One pass serves the verify steps of running sequences first and fills what is
-left of `max_num_tokens` with chunks of prompts, oldest first, so neither starves the other:
+left of `max_num_tokens` with chunks of prompts in order of admission, so neither starves the other:
 
     admit waiting -> plan items -> engine.verify -> per sequence: choose, accept, commit, advance -> tell requester
 
@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass
 
 from pipeline.decoding.accept import accept
 from pipeline.decoding.drafter import Drafter
@@ -31,31 +33,30 @@ from pipeline.decoding.tree import EMPTY_TREE, DraftTree
 from pipeline.engine.admission import check_submission
 from pipeline.engine.contract import Engine, NodeLogits, VerifyItem
 from pipeline.engine.contract import Sequence as EngineSequence
+from pipeline.engine.inbox import HOLD_S, Inbox, Waiting
 from pipeline.engine.submission import GenerationResult, OnEvent, StepEvent, Submission
-from pipeline.errors import BusyError, EngineError, RequestError
+from pipeline.errors import EngineError, RequestError
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
 class _Running:
+    """A request with a place in the engine. continues: it goes on with one that has ended."""
+
     submission: Submission
     on_event: OnEvent
+    continues: bool
     session: Session
     sequence: EngineSequence
     needs_logits: bool
     top_k: int
     num_steps: int = 0
 
-
-@dataclass(slots=True)
-class _Inbox:
-    """What other threads have asked for since the last step."""
-
-    waiting: deque[tuple[Submission, OnEvent]] = field(default_factory=deque)
-    cancelled: set[str] = field(default_factory=set)
-    known: set[str] = field(default_factory=set)
-    closed: bool = False
+    def is_decoding(self, max_draft_tokens: int) -> bool:
+        """Whether there is no prompt to compute. What a step leaves to the next is at most its drafts and one more
+        token; where more is missing, the KV cache of the steps before is lost."""
+        return self.num_steps > 0 or (self.continues and len(self.sequence.pending) <= max_draft_tokens + 1)
 
 
 class Scheduler:
@@ -78,10 +79,9 @@ class Scheduler:
         self._supplied = next((source for source in drafter.sources if isinstance(source, SuppliedSource)), None)
         self._window = next((source for source in drafter.sources if isinstance(source, WindowSource)), None)
         self._default_budget = default_budget
-        self._max_queue_size = max_queue_size
         self._prefill_chunk = prefill_chunk
         self._running: list[_Running] = []
-        self._inbox = _Inbox()
+        self._inbox = Inbox(max_queue_size, engine.limits.max_batch_size)
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
@@ -97,18 +97,8 @@ class Scheduler:
         """Queue a request. on_event is called from the scheduler's thread after every step of it; the last event is
         `done`. Raises RequestError if it can never be served and BusyError if the queue is full."""
         check_submission(submission, self._engine.limits)
-        request_id = submission.request.request_id
         with self._changed:
-            if self._inbox.closed:
-                raise BusyError("the engine is shutting down; send the request to another server")
-            if request_id in self._inbox.known:
-                raise RequestError(f"request id {request_id!r} is in use by an unfinished request; choose another")
-            if len(self._inbox.waiting) >= self._max_queue_size:
-                raise BusyError(
-                    f"busy: {self._max_queue_size} requests are waiting already; send the request again later"
-                )
-            self._inbox.known.add(request_id)
-            self._inbox.waiting.append((submission, on_event))
+            self._inbox.add(submission, on_event)
             self._changed.notify()
 
     def cancel(self, request_id: str) -> None:
@@ -131,7 +121,7 @@ class Scheduler:
 
         todo = deque(submissions)
         while todo or self._has_work():
-            while todo and len(self._inbox.waiting) < self._max_queue_size:
+            while todo and len(self._inbox.waiting) < self._inbox.max_queue_size:
                 self.submit(todo.popleft(), collect)
             self.step()
         for submission in submissions:
@@ -185,7 +175,8 @@ class Scheduler:
     def _serve(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._inbox.closed or self._inbox.cancelled or self._has_work())
+                # The end of a hold wakes nobody.
+                self._changed.wait_for(self._is_wanted, timeout=HOLD_S if self._inbox.holds_places else None)
                 if self._inbox.closed:
                     break
             try:
@@ -199,54 +190,61 @@ class Scheduler:
         self._apply_cancellations()
 
     def _has_work(self) -> bool:
-        return bool(self._running or self._inbox.waiting)
+        return bool(self._running or self._inbox.has_waiting)
+
+    def _is_wanted(self) -> bool:
+        inbox = self._inbox
+        return bool(
+            self._running
+            or inbox.can_take(self._engine.limits.max_batch_size, time.monotonic())
+            or inbox.cancelled
+            or inbox.closed
+        )
 
     def _apply_cancellations(self) -> None:
         with self._changed:
-            cancelled, self._inbox.cancelled = self._inbox.cancelled, set()
-            dropped = [entry for entry in self._inbox.waiting if entry[0].request.request_id in cancelled]
-            self._inbox.waiting = deque(entry for entry in self._inbox.waiting if entry not in dropped)
-            self._inbox.known -= {submission.request.request_id for submission, _ in dropped}
-        for submission, on_event in dropped:
-            _tell(on_event, _ended(submission, FinishReason.CANCELLED))
+            cancelled, dropped = self._inbox.take_cancelled()
+        for entry in dropped:
+            _tell(entry.on_event, _ended(entry.submission, FinishReason.CANCELLED))
         for running in list(self._running):
             if running.submission.request.request_id in cancelled:
                 running.session.cancel()
                 self._end(running, [])
 
     def _admit(self) -> None:
-        while len(self._running) < self._engine.limits.max_batch_size:
+        while num_free := self._engine.limits.max_batch_size - len(self._running):
             with self._changed:
-                if not self._inbox.waiting:
-                    return
-                submission, on_event = self._inbox.waiting.popleft()
+                entry = self._inbox.take(num_free, time.monotonic())
+            if entry is None:
+                return
             try:
-                self._running.append(self._begin(submission, on_event))
-            except RequestError as error:
+                self._running.append(self._begin(entry))
+            except Exception as error:  # whatever it is, the requester is told and the others go on
+                if not isinstance(error, RequestError):
+                    logger.exception("request %s could not begin", entry.request_id)
                 with self._changed:
-                    self._inbox.known.discard(submission.request.request_id)
-                _tell(on_event, _ended(submission, None, error))
+                    self._inbox.forget(entry.request_id)
+                _tell(entry.on_event, _ended(entry.submission, None, error))
 
-    def _begin(self, submission: Submission, on_event: OnEvent) -> _Running:
-        """Claim a place in the engine and start the draft sources. Raises RequestError and leaves nothing behind."""
-        request, limits = submission.request, self._engine.limits
+    def _begin(self, entry: Waiting) -> _Running:
+        """Claim a place in the engine and start the draft sources. Leaves nothing behind if it raises."""
+        submission, request, limits = entry.submission, entry.submission.request, self._engine.limits
         names = source_names(submission.strategy, self._source_names, submission.lookahead is not None)
         budget = self._budget(submission, names)
-        sequence = self._engine.open(request.prompt_ids)
-        session = Session(request, self._drafter, names, budget, limits.max_seq_len)
-        session.statistics.num_reused_tokens = sequence.num_reused_tokens
-        try:
+        with ExitStack() as stack:
+            sequence = self._engine.open(request.prompt_ids)
+            stack.callback(self._engine.release, sequence)
+            session = Session(request, self._drafter, names, budget, limits.max_seq_len)
+            stack.callback(session.close)
+            session.statistics.num_reused_tokens = sequence.num_reused_tokens
             if self._supplied is not None and self._supplied.name in names:
                 self._supplied.supply(request.request_id, submission.supplied)
                 self._supplied.predict(request.request_id, submission.prediction)
             if self._window is not None and self._window.name in names and submission.lookahead is not None:
                 self._window.configure(request.request_id, submission.lookahead)
-        except RequestError:
-            session.close()
-            self._engine.release(sequence)
-            raise
-        top_k = self._drafter.needs_top_k(request.request_id) if names else 0
-        return _Running(submission, on_event, session, sequence, needs_logits(request), top_k)
+            top_k = self._drafter.needs_top_k(request.request_id) if names else 0
+            stack.pop_all()
+        return _Running(submission, entry.on_event, entry.continues, session, sequence, needs_logits(request), top_k)
 
     def _budget(self, submission: Submission, names: frozenset[str]) -> DraftBudget:
         """The submission's drafts per step, and at least what its window and candidates take: a window is verified
@@ -259,10 +257,11 @@ class Scheduler:
 
     def _plan(self) -> list[tuple[_Running, VerifyItem]]:
         """Items of the next pass, within `max_num_tokens`: verify steps first, then prompt chunks, then drafts."""
-        room = max_num_tokens = self._engine.limits.max_num_tokens
+        limits = self._engine.limits
+        room = max_num_tokens = limits.max_num_tokens
         chosen: list[_Running] = []
         items: list[PlanItem] = []
-        for running in sorted(self._running, key=lambda running: len(running.sequence.pending)):
+        for running in sorted(self._running, key=lambda running: not running.is_decoding(limits.max_draft_tokens)):
             num_pending = len(running.sequence.pending)
             chunk = min(num_pending, self._prefill_chunk, room)
             if chunk <= 0:
@@ -299,12 +298,14 @@ class Scheduler:
 
     def _end(self, running: _Running, emitted: Iterable[int], error: Exception | None = None) -> None:
         request_id = running.submission.request.request_id
-        running.session.close()
+        session = running.session
+        session.close()
         self._engine.release(running.sequence)
         self._running.remove(running)
         with self._changed:
-            self._inbox.known.discard(request_id)
-        session = running.session
+            self._inbox.forget(request_id)
+            if error is None and session.finish_reason in (None, FinishReason.LENGTH):
+                self._inbox.remember(session.context, running.continues, time.monotonic())
         _tell(
             running.on_event,
             StepEvent(request_id, list(emitted), session.statistics, session.finish_reason, error, done=True),

@@ -194,11 +194,87 @@ def test_a_source_that_writes_into_what_it_is_given_changes_no_token(where: str)
 
 
 def test_a_full_queue_answers_busy() -> None:
-    scheduler = make_scheduler(max_queue_size=2)
-    for _ in range(2):
+    """Whoever finds a place does not wait: three may, beside those for whom the engine has room."""
+    scheduler = make_scheduler(limits=EngineLimits(2, 256, 128, 64, VOCAB_SIZE), max_queue_size=3)
+    for _ in range(2 + 3):
         scheduler.submit(Submission(make_request()), lambda event: None)
-    with pytest.raises(BusyError, match="2 requests are waiting"):
-        scheduler.submit(Submission(make_request()), lambda event: None)
+    for _ in range(2):  # before the first pass, and when two run
+        with pytest.raises(BusyError, match="3 requests are waiting"):
+            scheduler.submit(Submission(make_request()), lambda event: None)
+        scheduler.step()
+
+
+def stream_steps(scheduler: Scheduler, count: int, output: list[int]) -> None:
+    """Steps of one stream as the BLS model makes them: each a request that goes on with the one before."""
+    for _ in range(count):
+        step = Submission(make_request([1, 2, 3, *output], 1), "none")
+        scheduler.submit(step, lambda event: output.extend(event.token_ids))
+        length = len(output)
+        while len(output) == length:
+            scheduler.step()
+
+
+def test_a_stream_of_steps_is_not_refused_for_new_requests_and_waits_for_none_of_them() -> None:
+    """The one place is the stream's between its steps, too, while as many new requests wait as may."""
+    scheduler = make_scheduler(limits=EngineLimits(1, 256, 128, 64, VOCAB_SIZE), max_queue_size=2)
+    output: list[int] = []
+    new: list[StepEvent] = []
+    stream_steps(scheduler, 2, output)
+    for _ in range(3):
+        scheduler.submit(Submission(make_request(max_new_tokens=100), "none"), new.append)
+    stream_steps(scheduler, 18, output)
+    assert output == plain_decode(make_request(max_new_tokens=20))
+    assert not new
+
+
+def test_new_requests_run_when_a_stream_of_steps_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("pipeline.engine.scheduler.time.monotonic", lambda: now)
+    scheduler = make_scheduler(limits=EngineLimits(1, 256, 128, 64, VOCAB_SIZE))
+    stream_steps(scheduler, 3, [])
+    new: list[StepEvent] = []
+    scheduler.submit(Submission(make_request(max_new_tokens=2), "none"), new.append)
+    scheduler.step()
+    assert not new  # the place is held for the next step, which does not come
+    now += 1.0
+    scheduler.step()
+    assert len(new) == 1
+
+
+def test_a_hold_ends_by_itself_in_the_schedulers_thread() -> None:
+    scheduler = make_scheduler(limits=EngineLimits(1, 256, 128, 64, VOCAB_SIZE))
+    prompt, output = [1, 2, 3], []
+    done = threading.Semaphore(0)
+
+    def on_event(event: StepEvent) -> None:
+        output.extend(event.token_ids)
+        done.release()
+
+    scheduler.start()
+    try:
+        for _ in range(3):
+            scheduler.submit(Submission(make_request(prompt + output, 1), "none"), on_event)
+            assert done.acquire(timeout=10)
+        scheduler.submit(Submission(make_request([5], 1), "none"), lambda event: done.release())
+        assert done.acquire(timeout=10)
+    finally:
+        scheduler.close()
+
+
+def test_an_ended_request_is_continued_once() -> None:
+    """Else whoever sends one prompt again and again would always go first."""
+    scheduler = make_scheduler(limits=EngineLimits(1, 256, 128, 64, VOCAB_SIZE))
+    output = [*plain_decode(make_request(max_new_tokens=1))]
+    scheduler.run([Submission(make_request(max_new_tokens=1), "none")])
+    order: list[str] = []
+    first, continuation, again = make_request(), make_request([1, 2, 3, *output]), make_request([1, 2, 3, *output])
+    for request in (first, continuation, again):
+        scheduler.submit(
+            Submission(request, "none"), lambda event: order.append(event.request_id) if event.done else None
+        )
+    while len(order) < 3:
+        scheduler.step()
+    assert order == [continuation.request_id, first.request_id, again.request_id]
 
 
 def test_two_requests_with_one_id_are_refused() -> None:
@@ -273,6 +349,55 @@ def test_a_failing_pass_ends_the_requests_in_it_with_the_error_and_the_server_li
     assert engine.held == []
 
 
+def test_a_request_that_cannot_begin_is_told_whatever_the_reason_and_its_id_is_free_again() -> None:
+    scheduler = make_scheduler()
+    engine, request = scheduler.engine, make_request(max_new_tokens=2)
+    open_sequence, failures = engine.open, iter([True])
+
+    def fails_once(token_ids: IntArray) -> object:
+        if next(failures, False):
+            raise MemoryError("no memory for this request")
+        return open_sequence(token_ids)
+
+    engine.open = fails_once  # type: ignore[method-assign, assignment]
+    events: list[StepEvent] = []
+    scheduler.submit(Submission(request), events.append)
+    scheduler.step()
+    assert [type(event.error) for event in events if event.done] == [MemoryError]
+    (result,) = scheduler.run([Submission(request)])
+    assert result.output_ids == plain_decode(request)
+
+
+def test_a_draft_source_that_fails_at_the_start_leaves_the_place_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = make_scheduler()
+
+    def fails(request_id: str) -> int:
+        raise ValueError("what a source may raise")
+
+    monkeypatch.setattr(scheduler.drafter, "needs_top_k", fails)
+    events: list[StepEvent] = []
+    scheduler.submit(Submission(make_request()), events.append)
+    scheduler.step()
+    assert isinstance(events[-1].error, ValueError)
+    assert scheduler.engine.held == []  # type: ignore[attr-defined]
+
+
+def test_a_cancellation_that_comes_too_late_does_not_meet_the_next_request_of_that_id() -> None:
+    scheduler = make_scheduler()
+    engine, request = scheduler.engine, make_request(max_new_tokens=1)
+    verify = engine.verify
+
+    def cancelled_meanwhile(items: object) -> object:
+        scheduler.cancel(request.request_id)
+        return verify(items)  # type: ignore[arg-type]
+
+    engine.verify = cancelled_meanwhile  # type: ignore[method-assign, assignment]
+    (first,) = scheduler.run([Submission(request)])
+    engine.verify = verify  # type: ignore[method-assign]
+    (second,) = scheduler.run([Submission(request)])
+    assert first.finish_reason is second.finish_reason is FinishReason.LENGTH
+
+
 def test_closing_tells_unfinished_requests() -> None:
     scheduler = make_scheduler()
     ended = threading.Event()
@@ -302,6 +427,24 @@ def test_long_prompts_do_not_hold_up_running_requests() -> None:
     for step in range(6):
         scheduler.step()
         assert len(tokens) == step + 2
+
+
+def test_short_prompts_do_not_hold_up_a_long_one() -> None:
+    """Passes of 16 tokens and never fewer than three short prompts behind a long one: it is computed first."""
+    scheduler = make_scheduler(limits=EngineLimits(4, 256, 16, 0, VOCAB_SIZE))
+    ended: list[str] = []
+
+    def submit(request: GenerationRequest) -> None:
+        scheduler.submit(
+            Submission(request, "none"), lambda event: ended.append(event.request_id) if event.done else None
+        )
+
+    long = make_request([1] * 200, 1)
+    submit(long)
+    for _ in range(13):
+        submit(make_request([2] * 16, 1))
+        scheduler.step()
+    assert ended == [long.request_id]
 
 
 def test_lookup_table_is_deterministic() -> None:

@@ -1,0 +1,128 @@
+"""What other threads ask of the scheduler: who waits for a place in the engine, who is refused, who is cancelled.
+
+Requests wait in order of arrival, but for continuations: a request whose prompt is exactly the prompt and the output of
+one that has ended lately goes on with it, as each step of the BLS model does. It goes first, since its stream is under
+way. Nobody gains by that who did not wait at first, and each ended request is continued once, so it ends at the longest
+sequence like any other: new requests wait no longer than for requests that run.
+
+Between two steps the place of such a stream is free. From its second step on it is held for a moment, else a new
+request would take it, and with it the stream's KV cache, for as long as that request runs.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+
+from pipeline.decoding.tree import IntArray
+from pipeline.engine.submission import OnEvent, Submission
+from pipeline.errors import BusyError, RequestError
+
+# How long a place is held for the next step of a stream: some times what the BLS model takes to draft and call again.
+HOLD_S = 0.05
+# Ended requests that are remembered; who goes on later than so many others have ended waits like a new request.
+_NUM_REMEMBERED = 4096
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Waiting:
+    """A request without a place. continues: goes on with one that has ended."""
+
+    submission: Submission
+    on_event: OnEvent
+    continues: bool
+
+    @property
+    def request_id(self) -> str:
+        return self.submission.request.request_id
+
+
+@dataclass(slots=True)
+class Inbox:
+    """Not thread safe. known: ids of all unfinished requests, waiting or running. now: seconds of a clock that only
+    goes forward."""
+
+    max_queue_size: int
+    num_places: int
+    waiting: deque[Waiting] = field(default_factory=deque)
+    continuing: deque[Waiting] = field(default_factory=deque)
+    cancelled: set[str] = field(default_factory=set)
+    known: set[str] = field(default_factory=set)
+    closed: bool = False
+    # By their tokens: how many ended requests may be continued, and for whom a place is held until when, oldest first.
+    _ended: OrderedDict[int, int] = field(default_factory=OrderedDict)
+    _held: deque[tuple[int, float]] = field(default_factory=deque)
+
+    @property
+    def has_waiting(self) -> bool:
+        return bool(self.waiting or self.continuing)
+
+    @property
+    def holds_places(self) -> bool:
+        return bool(self._held)
+
+    def add(self, submission: Submission, on_event: OnEvent) -> None:
+        """Queue a request. Raises RequestError if its id is in use and BusyError if there are too many."""
+        request = submission.request
+        if self.closed:
+            raise BusyError("the engine is shutting down; send the request to another server")
+        if request.request_id in self.known:
+            raise RequestError(f"request id {request.request_id!r} is in use by an unfinished request; choose another")
+        key = _key(request.prompt_ids)
+        continues = self._ended.get(key, 0) > 0
+        # Requests for which there is a place do not count as waiting, though they do until the next pass. Neither do
+        # new requests keep out those that go on.
+        if len(self.continuing if continues else self.known) >= self.max_queue_size + self.num_places:
+            raise BusyError(f"busy: {self.max_queue_size} requests are waiting already; send the request again later")
+        if continues:
+            self._continue(key)
+        (self.continuing if continues else self.waiting).append(Waiting(submission, on_event, continues))
+        self.known.add(request.request_id)
+
+    def can_take(self, num_free: int, now: float) -> bool:
+        """Whether one of the free places goes to somebody who waits."""
+        while self._held and self._held[0][1] <= now:
+            self._held.popleft()
+        return num_free > 0 and bool(self.continuing or (self.waiting and num_free > len(self._held)))
+
+    def take(self, num_free: int, now: float) -> Waiting | None:
+        """Who gets a free place next, if anybody."""
+        if not self.can_take(num_free, now):
+            return None
+        return (self.continuing or self.waiting).popleft()
+
+    def take_cancelled(self) -> tuple[set[str], list[Waiting]]:
+        """Ids cancelled since the last time, and those of them that waited, who wait no longer."""
+        cancelled, self.cancelled = self.cancelled, set()
+        dropped = [entry for entry in (*self.continuing, *self.waiting) if entry.request_id in cancelled]
+        self.continuing = deque(entry for entry in self.continuing if entry not in dropped)
+        self.waiting = deque(entry for entry in self.waiting if entry not in dropped)
+        for entry in dropped:
+            self.forget(entry.request_id)
+        return cancelled, dropped
+
+    def forget(self, request_id: str) -> None:
+        """A request is over: its id is free, and a cancellation that came too late must not meet the id's next user."""
+        self.known.discard(request_id)
+        self.cancelled.discard(request_id)
+
+    def remember(self, token_ids: IntArray, hold: bool, now: float) -> None:
+        """A request has ended that may be continued. token_ids: prompt and output. hold: keep its place for that."""
+        key = _key(token_ids)
+        self._ended[key] = min(self._ended.pop(key, 0) + 1, self.num_places)
+        if len(self._ended) > _NUM_REMEMBERED:
+            self._ended.popitem(last=False)
+        if hold:
+            self._held.append((key, now + HOLD_S))
+
+    def _continue(self, key: int) -> None:
+        self._ended[key] -= 1
+        if not self._ended[key]:
+            del self._ended[key]
+        held = next((entry for entry in self._held if entry[0] == key), None)
+        if held is not None:
+            self._held.remove(held)
+
+
+def _key(token_ids: IntArray) -> int:
+    return hash(token_ids.tobytes())
