@@ -45,6 +45,7 @@ def torch_target(resolved: ResolvedConfig, artifact: Artifact) -> pb.ModelConfig
     outputs = contract.outputs if strict else contract.outputs + TENSORRT_LLM_OUTPUTS
     config = _config(TARGET_MODEL, resolved, inputs, outputs)
     config.model_transaction_policy.decoupled = resolved.profile.scheduling.decoupled
+    # Its queue is bounded behind Triton's, where it is known who finds a place and who goes on with a request.
     set_batching(config, resolved)
     set_parameters(
         config,
@@ -71,6 +72,7 @@ def preprocessing(resolved: ResolvedConfig, artifact: Artifact) -> pb.ModelConfi
     contract = model_contract("preprocessing", engine_dtypes(resolved))
     config = _config("preprocessing", resolved, contract.inputs, contract.outputs)
     set_batching(config, resolved)
+    set_queue_bound(config, resolved)
     config.instance_group[0].count = resolved.profile.scheduling.tokenizer_instances
     set_parameters(config, {"tokenizer_dir": str(artifact.tokenizer_dir), "add_special_tokens": "true"})
     return config
@@ -184,11 +186,15 @@ def _reshape(entry: pb.ModelInput | pb.ModelOutput, tensor: Tensor) -> None:
 
 
 def set_batching(config: pb.ModelConfig, resolved: ResolvedConfig) -> None:
-    """Queue policy of the profile."""
+    """How Triton fills a batch, by the profile."""
     scheduling = resolved.profile.scheduling
     config.dynamic_batching.preferred_batch_size.append(config.max_batch_size)
     config.dynamic_batching.max_queue_delay_microseconds = scheduling.max_queue_delay_microseconds
-    config.dynamic_batching.default_queue_policy.max_queue_size = scheduling.max_queue_size
+
+
+def set_queue_bound(config: pb.ModelConfig, resolved: ResolvedConfig) -> None:
+    """Let Triton refuse more waiting requests than the profile allows."""
+    config.dynamic_batching.default_queue_policy.max_queue_size = resolved.profile.scheduling.max_queue_size
 
 
 def set_parameters(config: pb.ModelConfig, values: Mapping[str, str]) -> None:

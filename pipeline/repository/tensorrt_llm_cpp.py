@@ -73,6 +73,7 @@ def target(case: Case, instance: Instance, engine: Path, artifact: Artifact) -> 
     config.instance_group.add(count=1, kind=pb.ModelInstanceGroup.KIND_CPU)
     model_config.add_tensors(config, contract.inputs, contract.outputs)
     model_config.set_batching(config, case.resolved)
+    model_config.set_queue_bound(config, case.resolved)
     values = parameter_values(case, instance, engine, artifact.tokenizer_dir)
     model_config.set_parameters(config, {name: _text(value) for name, value in values.items()})
     return config

@@ -9,6 +9,7 @@ the chain and one token more, a chunk as many tokens as were asked for, unless a
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
@@ -18,15 +19,20 @@ from pipeline.decoding.request import FinishReason
 from pipeline.decoding.session import GenerationStatistics, Session, StepOutcome, outcome_of_tokens
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree
 from pipeline.engine.tensorrt_llm.speculation import Triple
-from pipeline.errors import RequestError
+from pipeline.errors import BusyError, RequestError
 from pipeline.serving.call_costs import CallCosts
 from pipeline.serving.call_tensors import call_tensors, first_end_id, late_ids
 from pipeline.serving.steps import CHUNK_TOKENS, PIECE_TOKENS, ChainSteps, Step, main_chain, next_piece
 from pipeline.serving.target import Target, TargetTraits
-from pipeline.serving.tensors import Tensors, integer, text, token_ids
+from pipeline.serving.tensors import Array, Tensors, integer, text, token_ids
 from pipeline.serving.text_codec import TextCodec
 from pipeline.serving.text_request import TextRequest
 from pipeline.serving.text_stream import TextStream
+
+# A target that is too busy for the next step of a stream is asked again after so long, and twice as long each time.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.5
+# Until it has been busy for so long.
+BUSY_PATIENCE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,11 +141,9 @@ class Generation:
         tensors = call_tensors(
             self.request, self.session, self.codec, traits, step, self.strategy, self.engine.lookahead, self.num_calls
         )
-        request_id = f"{self.request.generation.request_id}.{self.num_calls}"
+        response, started = await self._response(tensors)
         self.num_calls += 1
         self.num_calls_without_draft += not len(step.tree)
-        started = time.perf_counter()
-        response = await self.engine.target.call(tensors, traits.outputs, request_id)
         ids = token_ids(response, "output_ids").tolist()
         num_received = len(ids)
         if self._ended_by_end_token(step.tree, ids, response):
@@ -157,6 +161,21 @@ class Generation:
             passes = 1 if len(step.tree) else num_received
             self.engine.costs.record(passes, len(step.tree), time.perf_counter() - started)
         return piece
+
+    async def _response(self, tensors: dict[str, Array]) -> tuple[Tensors, float]:
+        """The target's response and when it was asked. A request that has not begun may be refused as there are too
+        many; one that runs waits until there is room, or its client leaves."""
+        request_id = f"{self.request.generation.request_id}.{self.num_calls}"
+        patient_until, pause = time.perf_counter() + BUSY_PATIENCE_S, _FIRST_PAUSE_S
+        while True:
+            started = time.perf_counter()
+            try:
+                return await self.engine.target.call(tensors, self.engine.traits.outputs, request_id), started
+            except BusyError:
+                if not self.num_calls or started + pause > patient_until:
+                    raise
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     def _take(self, tree: DraftTree, ids: list[int], response: Tensors | None = None) -> str:
         """Enter a response's tokens into the session; the text that they add."""

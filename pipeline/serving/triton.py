@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pipeline.errors import BusyError, RepositoryError, RequestError, UserError
-from pipeline.serving.tensors import Array
+from pipeline.serving.tensors import Array, Tensors
+
+# How Triton refuses a request to a model whose queue is full. Its code says so to clients, but not to other models.
+_QUEUE_IS_FULL = "Exceeds maximum queue size"
 
 
 def parameter(config: Mapping[str, Any], name: str, default: str | None = None) -> str:
@@ -115,9 +118,18 @@ def tensors_of(request: Any) -> dict[str, Array]:
     return {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
 
 
-def output_tensors_of(response: Any) -> dict[str, Array]:
-    """Output tensors of a response to a call of ours."""
-    return {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()}
+def outputs_of_call(responses: Iterable[Any]) -> Tensors:
+    """Output tensors of the responses to a call of ours. Raises RequestError if the model refused it, BusyError if it
+    was too busy."""
+    found: dict[str, Array] = {}
+    for response in responses:
+        if response.has_error():
+            raise request_error(response.error())
+        # A response without outputs only says that it is the last. Copies, as the memory is the response's.
+        found |= {tensor.name(): tensor.as_numpy().copy() for tensor in response.output_tensors()}
+    if not found:  # every answer has outputs: at times Triton loses the error with which its full queue refused
+        raise BusyError("busy: the model gave no answer; send the request again later")
+    return found
 
 
 def response_of(tensors: Mapping[str, Array]) -> Any:
@@ -145,5 +157,5 @@ def request_error(error: Any) -> RequestError:
     sentence = error.message()
     for prefix in ("Error when running inference: ", "due to the following error: "):
         sentence = sentence.rpartition(prefix)[2]
-    busy = error.code() == pb_utils.TritonError.UNAVAILABLE
+    busy = error.code() == pb_utils.TritonError.UNAVAILABLE or _QUEUE_IS_FULL in sentence
     return BusyError(sentence) if busy else RequestError(sentence)

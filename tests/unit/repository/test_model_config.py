@@ -119,7 +119,8 @@ def test_settings_of_the_profile_arrive_in_the_configs(tmp_path):
 
     target = configs["tensorrt_llm"]
     assert target.model_transaction_policy.decoupled
-    assert target.dynamic_batching.default_queue_policy.max_queue_size == 7
+    assert not target.dynamic_batching.HasField("default_queue_policy")  # the engine's own queue is bounded
+    assert configs["preprocessing"].dynamic_batching.default_queue_policy.max_queue_size == 7
     assert target.dynamic_batching.max_queue_delay_microseconds == 11
     assert list(target.dynamic_batching.preferred_batch_size) == [3]
     assert target.instance_group[0].count == 1

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import ClassVar
 
+import numpy as np
 import pytest
 
 from pipeline.errors import BusyError, RequestError
-from pipeline.serving.triton import CallResponses, Client, error_response, request_error
+from pipeline.serving.triton import CallResponses, Client, error_response, outputs_of_call, request_error
 
 FINAL = 1
 
@@ -173,6 +174,46 @@ def test_the_targets_error_is_passed_on_in_its_own_words_and_kind():
     assert isinstance(busy, BusyError)
     assert str(busy) == "busy"
 
+    # The code that Triton gives to another model.
+    full = request_error(Error("Error when running inference: [request id: 3] Exceeds maximum queue size", "internal"))
+    assert isinstance(full, BusyError)
+
     wrong = request_error(Error("Executor failed due to the following error: the prompt is too long", "internal"))
     assert not isinstance(wrong, BusyError)
     assert str(wrong) == "the prompt is too long"
+
+
+class Response:
+    """A response to a call of ours."""
+
+    def __init__(self, *outputs: SimpleNamespace, error: Error | None = None) -> None:
+        self._outputs, self._error = outputs, error
+
+    def has_error(self) -> bool:
+        return self._error is not None
+
+    def error(self) -> Error | None:
+        return self._error
+
+    def output_tensors(self) -> tuple[SimpleNamespace, ...]:
+        return self._outputs
+
+
+def test_outputs_of_a_call_are_copies_of_those_of_its_responses():
+    value = np.ones(2)
+    output = SimpleNamespace(name=lambda: "output_ids", as_numpy=lambda: value)
+
+    outputs = outputs_of_call([Response(output), Response()])
+    value[:] = 0
+
+    assert outputs["output_ids"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    "responses",
+    [[], [Response()], [Response(error=Error("Exceeds maximum queue size"))]],
+    ids=["none", "empty", "error"],
+)
+def test_a_call_that_a_full_queue_refused_may_be_made_again(responses):
+    with pytest.raises(BusyError):
+        outputs_of_call(responses)

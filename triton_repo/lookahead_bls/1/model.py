@@ -27,9 +27,8 @@ from pipeline.serving.triton import (
     Client,
     error_response,
     hide_torch,
-    output_tensors_of,
+    outputs_of_call,
     parameter,
-    request_error,
     tensors_of,
 )
 
@@ -52,13 +51,7 @@ class TritonTarget:
             await self._cancel(request_id)
             await call
             raise
-        found: dict[str, Array] = {}
-        for response in responses:
-            if response.has_error():
-                raise request_error(response.error())
-            # A response without outputs only says that it is the last. Copies, as the memory is the response's.
-            found |= {name: value.copy() for name, value in output_tensors_of(response).items()}
-        return found
+        return outputs_of_call(responses)
 
     async def _cancel(self, request_id: str) -> None:
         one = np.ones((1, 1), np.int32)
