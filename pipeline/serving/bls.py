@@ -7,8 +7,10 @@ import itertools
 import json
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +36,9 @@ from pipeline.serving.tensors import Array, Tensors
 from pipeline.serving.text_codec import TextCodec, load_codec
 from pipeline.serving.text_request import TextRequest, text_request
 
+# Bytes of text that are tokenised in the event loop: about as long as another request may have to wait for them.
+_SHORT_TEXT = 4096
+_WORD_BYTES = 32
 OnEnd = Callable[[RequestMetrics, TrieMetrics], None]
 
 
@@ -86,6 +91,8 @@ class Bls:
         self._source_names = frozenset(source.name for source in self._drafter.sources)
         self._trie = next((source.trie for source in self._drafter.sources if isinstance(source, TrieSource)), None)
         self._supplied = next((s for s in self._drafter.sources if isinstance(s, SuppliedSource)), None)
+        self._longest_prompt = max(traits.longest_prompt for traits in self._models)
+        self._readers = ThreadPoolExecutor(1, "tokeniser")
         self._max_waiting = profile.scheduling.max_queue_size
         self._num_waiting = 0
         self._numbers = itertools.count()
@@ -96,8 +103,7 @@ class Bls:
         """The responses to one request. Leaving the iteration early cancels it. on_end: told of what it was, once it is
         over. Raises RequestError or BusyError, one sentence, if it cannot be served."""
         started = time.perf_counter()
-        # The client's own ids need not be unique, ours must be.
-        request = text_request(self._codec, tensors, f"bls-{next(self._numbers)}", self._strategy, self._exclude_input)
+        request = await self._read(tensors)
         route = route_of(self._models, request)
         served = self._served[route.model]
         _require_fit(request, served.traits)
@@ -115,6 +121,17 @@ class Bls:
                 raise
             finally:
                 on_end(_request_metrics(generation, outcome, started), self._trie_metrics())
+
+    async def _read(self, tensors: Tensors) -> TextRequest:
+        """The request, long texts tokenised beside the event loop: one at a time, the others go on."""
+        # The client's own ids need not be unique, ours must be.
+        request_id = f"bls-{next(self._numbers)}"
+        read = partial(
+            text_request, self._codec, tensors, request_id, self._strategy, self._exclude_input, self._longest_prompt
+        )
+        if _num_text_bytes(tensors) <= _SHORT_TEXT:
+            return read()
+        return await asyncio.get_running_loop().run_in_executor(self._readers, read)
 
     async def _responses(self, generation: Generation, started: float) -> AsyncGenerator[TextAnswer, None]:
         request = generation.request
@@ -176,7 +193,16 @@ def load_bls(artifact_dir: Path, vocab_size: int, targets: Mapping[str, Target],
                 f"{resolved.profile.tensorrt_llm.speculation!r} needs. Render it again with `lookahead repo`."
             )
     warm_up()  # before a client has to wait for it
+    # A tokenizer is set up by its first use, which must not happen in two threads at once.
+    codec.encode("a")
+    _ = codec.bytes_per_token  # takes a while to find out
     return Bls(resolved, codec, [targets[name] for name in names], exclude_input)
+
+
+def _num_text_bytes(tensors: Tensors) -> int:
+    """Bytes of all texts; a list of words is tokenised word by word, so each counts for some."""
+    values = [value for value in tensors.values() if value.dtype == np.object_]
+    return sum(_WORD_BYTES * value.size + sum(map(len, value.reshape(-1))) for value in values)
 
 
 def _require_fit(request: TextRequest, traits: TargetTraits) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from pipeline.decoding.sampling import is_finite
 from pipeline.decoding.tree import FloatArray, IntArray
 from pipeline.errors import RepositoryError, RequestError
+from pipeline.serving.token_bytes import bytes_per_token
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -35,21 +37,26 @@ class TextCodec:
     def pad_id(self) -> int:
         return self.end_id if self.tokenizer.pad_token_id is None else int(self.tokenizer.pad_token_id)
 
+    @cached_property
+    def bytes_per_token(self) -> int | None:
+        """Most bytes of a text that one token can stand for, if there is such a bound."""
+        return bytes_per_token(self.tokenizer)
+
     def encode(self, text: str, add_special_tokens: bool = True) -> IntArray:
         """[len] token ids of a text. Raises RequestError if it holds what is no character."""
         check_text(text, "the text")
         return np.asarray(self.tokenizer.encode(text, add_special_tokens=add_special_tokens), np.int32)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> IntArray:
-        """[len] token ids of a conversation, ready for the assistant's turn. Raises RequestError if the model has no
-        chat template or it does not take these messages."""
+    def chat_text(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """A conversation as the model's prompt, ready for the assistant's turn, special tokens included. Raises
+        RequestError if the model has no chat template or it does not take these messages."""
         if not self.tokenizer.chat_template:
             raise RequestError("this model has no chat template; send the prompt as plain text_input")
         try:
             text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
         except Exception as error:  # templates raise what they like: it is the conversation that they refuse
             raise RequestError(f"the chat template does not take these messages: {error}") from error
-        return self.encode(text, add_special_tokens=False)  # the template writes them itself
+        return str(text)
 
     def encode_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Token sequences of stop or bad words."""

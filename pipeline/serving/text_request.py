@@ -30,6 +30,10 @@ _UNSUPPORTED = (
 )
 _UNSUPPORTED_FLAGS = ("return_log_probs", "return_context_logits", "return_generation_logits", "use_draft_logits")
 _FIXED = {"beam_width": 1, "num_return_sequences": 1}
+# A request's words, each list of them: more would take other requests' time at every token.
+_MAX_WORDS, _MAX_WORD_BYTES = 1024, 65536
+# Of a prediction so many characters are read for each token that the engine holds; few texts have more.
+_PREDICTION_CHARS = 16
 _LOOKAHEAD = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size")
 
 
@@ -53,9 +57,15 @@ class TextRequest:
 
 
 def text_request(
-    codec: TextCodec, tensors: Tensors, request_id: str, default_strategy: str, exclude_input: bool = True
+    codec: TextCodec,
+    tensors: Tensors,
+    request_id: str,
+    default_strategy: str,
+    exclude_input: bool = True,
+    longest_prompt: int | None = None,
 ) -> TextRequest:
-    """Read a request. Raises RequestError, one sentence, if it makes no sense or asks for what is not supported."""
+    """Read a request. longest_prompt: tokens of the longest one that can be served, if it is known. Raises
+    RequestError, one sentence, if it makes no sense or asks for what is not supported."""
     require_one_row(tensors)
     _refuse_unsupported(tensors)
     strategy = text(tensors, "strategy") or default_strategy
@@ -67,11 +77,10 @@ def text_request(
     min_tokens = integer(tensors, "min_tokens") or 0
     if not 0 <= min_tokens <= max_tokens:
         raise RequestError(f"min_tokens is {min_tokens}; it must be in 0 .. {max_tokens} (max_tokens)")
-    prompt_ids, prompt = _prompt(codec, tensors)
-    predicted = text(tensors, "prediction")
-    prediction = codec.encode(predicted, add_special_tokens=False) if predicted else np.empty(0, np.int32)
+    words, bad_words, stop_words = (_words(tensors, n) for n in ("embedding_bias_words", "bad_words", "stop_words"))
+    prompt_ids, prompt = _prompt(codec, tensors, longest_prompt)
+    prediction = _prediction(codec, tensors, longest_prompt)
     check_prediction(prediction, codec.vocab_size)
-    words = texts(tensors, "embedding_bias_words")
     weights = tensors.get("embedding_bias_weights", np.empty(0, np.float32)).reshape(-1).tolist()
     excluded = scalar(tensors, "exclude_input_in_output")
     stream = flag(tensors, "stream")
@@ -94,13 +103,13 @@ def text_request(
                 presence_penalty=number(tensors, "presence_penalty"),
                 frequency_penalty=number(tensors, "frequency_penalty"),
                 seed=integer(tensors, "seed"),
-                bad_words=codec.encode_words(texts(tensors, "bad_words")),
+                bad_words=codec.encode_words(bad_words),
                 embedding_bias=codec.embedding_bias(words, weights if words else []),
             ),
             namespace=text(tensors, "namespace") or "",
         ),
         strategy=strategy,
-        stop_words=tuple(texts(tensors, "stop_words")),
+        stop_words=tuple(stop_words),
         prediction=prediction,
         stream=stream,
         echo="" if stream or (exclude_input if excluded is None else bool(excluded)) else prompt,
@@ -113,7 +122,44 @@ def text_request(
     )
 
 
-def _prompt(codec: TextCodec, tensors: Tensors) -> tuple[IntArray, str]:
+def _words(tensors: Tensors, name: str) -> list[str]:
+    words = texts(tensors, name)
+    num_bytes = sum(_num_bytes(word) for word in words)
+    if len(words) > _MAX_WORDS or num_bytes > _MAX_WORD_BYTES:
+        raise RequestError(
+            f"{name} holds {len(words)} words of {num_bytes} bytes; at most {_MAX_WORDS} words of {_MAX_WORD_BYTES} "
+            "bytes in all can be sent"
+        )
+    return words
+
+
+def _prediction(codec: TextCodec, tensors: Tensors, longest_prompt: int | None) -> IntArray:
+    """Token ids of the guess at the output: as much of it as an output can have."""
+    prediction = text(tensors, "prediction")
+    if not prediction:
+        return np.empty(0, np.int32)
+    if longest_prompt is not None:
+        prediction = prediction[: _PREDICTION_CHARS * longest_prompt]
+    return codec.encode(prediction, add_special_tokens=False)[:longest_prompt]
+
+
+def _encoded_prompt(codec: TextCodec, prompt: str, longest: int | None, add_special_tokens: bool = True) -> IntArray:
+    """Token ids of a prompt, unless its length alone tells that they are too many."""
+    if longest is not None and codec.bytes_per_token is not None:
+        num_bytes = _num_bytes(prompt)
+        if num_bytes > longest * codec.bytes_per_token:
+            raise RequestError(
+                f"the prompt has {num_bytes} bytes, so more than {longest} tokens; the engine holds {longest + 1} with "
+                "the output; shorten it or build with a larger engine.max_seq_len"
+            )
+    return codec.encode(prompt, add_special_tokens)
+
+
+def _num_bytes(text: str) -> int:
+    return len(text.encode(errors="surrogatepass"))
+
+
+def _prompt(codec: TextCodec, tensors: Tensors, longest: int | None) -> tuple[IntArray, str]:
     """Token ids and text of the prompt."""
     prompt = text(tensors, "text_input") or ""
     messages, system = text(tensors, "messages"), text(tensors, "system_prompt")
@@ -128,10 +174,11 @@ def _prompt(codec: TextCodec, tensors: Tensors) -> tuple[IntArray, str]:
             "system_prompt was sent for plain text_input; set use_chat_template, or put it into the text"
         )
     else:
-        return codec.encode(prompt), prompt
+        return _encoded_prompt(codec, prompt, longest), prompt
     if system:
         conversation.insert(0, {"role": "system", "content": system})
-    return codec.encode_chat(conversation), prompt
+    # The template writes special tokens itself.
+    return _encoded_prompt(codec, codec.chat_text(conversation), longest, add_special_tokens=False), prompt
 
 
 def _end_ids(codec: TextCodec, tensors: Tensors) -> frozenset[int]:

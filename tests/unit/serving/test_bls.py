@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -302,6 +303,64 @@ def test_a_wrong_request_gets_a_sentence_and_the_next_one_works(wrong, sentence)
         run_in(bls, text_tensors(**({"text": "bcd", "max_tokens": 5} | wrong)))
 
     assert text_of(run_in(bls, text_tensors("bcd", 5)))
+
+
+@pytest.mark.parametrize("name", ["bad_words", "stop_words", "embedding_bias_words"])
+@pytest.mark.parametrize("words", [["b"] * 2000, ["b" * 70000]], ids=["many", "long"])
+def test_word_lists_that_would_take_others_time_are_refused(name, words):
+    with pytest.raises(RequestError, match=f"{name} holds .* at most 1024 words of 65536 bytes"):
+        run_in(make_bls(), text_tensors("bcd", 5, **{name: words}))
+
+
+def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenised(monkeypatch):
+    codec = letter_codec()
+    codec.bytes_per_token = 3
+    bls = Bls(small_config(), codec, [TableTarget()], exclude_input=True)
+    encode, encoded = codec.encode, []
+    monkeypatch.setattr(codec, "encode", lambda text, *more: encoded.append(len(text)) or encode(text, *more))
+
+    with pytest.raises(RequestError, match="766 bytes, so more than 255 tokens; the engine holds 256"):
+        run_in(bls, text_tensors("b" * 766, 5))
+    assert encoded == []
+    with pytest.raises(RequestError, match="765 tokens, the engine holds 256"):  # as they might have been 255
+        run_in(bls, text_tensors("b" * 765, 5))
+
+
+def test_of_a_long_prediction_only_what_an_output_can_have_is_read(monkeypatch):
+    codec = letter_codec()
+    bls = Bls(small_config(), codec, [TableTarget()], exclude_input=True)
+    encode, encoded = codec.encode, []
+    monkeypatch.setattr(codec, "encode", lambda text, *more, **named: encoded.append(len(text)) or encode(text, False))
+    right = letters(expected_ids("ccddccddcc", 30))
+
+    asked = text_tensors("ccddccddcc", 30, strategy="trie", prediction=right + "b" * 1_000_000, return_statistics=True)
+    statistics = statistics_of(run_in(bls, asked))
+
+    assert max(encoded) == 16 * 255
+    assert statistics["mean_acceptance_length"] > 4
+
+
+def test_other_requests_go_on_while_a_long_text_is_tokenised(monkeypatch):
+    codec = letter_codec()
+    bls = Bls(small_config(), codec, [TableTarget()], exclude_input=True)
+    encode, over = codec.encode, threading.Event()
+
+    def slow(text: str, *more: Any) -> Any:
+        if len(text) > 200:
+            assert over.wait(10), "the short request waited for the long one"
+        return encode(text, *more)
+
+    monkeypatch.setattr(codec, "encode", slow)
+
+    async def together() -> None:
+        long = asyncio.ensure_future(answers_of(bls, text_tensors("b" * 5000, 5)))
+        await asyncio.sleep(0)
+        assert text_of(await answers_of(bls, text_tensors("bcd", 5))) == letters(expected_ids("bcd", 5))
+        over.set()
+        with pytest.raises(RequestError, match="5000 tokens"):
+            await long
+
+    run(together())
 
 
 def test_bad_utf8_gets_a_sentence():
