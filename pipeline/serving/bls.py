@@ -195,7 +195,7 @@ def load_bls(artifact_dir: Path, vocab_size: int, targets: Mapping[str, Target],
     warm_up()  # before a client has to wait for it
     # A tokenizer is set up by its first use, which must not happen in two threads at once.
     codec.encode("a")
-    _ = codec.bytes_per_token  # takes a while to find out
+    _ = codec.token_bytes  # takes a while to find out
     return Bls(resolved, codec, [targets[name] for name in names], exclude_input)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from pipeline.decoding.sampling import is_finite
 from pipeline.decoding.tree import FloatArray, IntArray
 from pipeline.errors import RepositoryError, RequestError
-from pipeline.serving.token_bytes import bytes_per_token
+from pipeline.serving.token_bytes import TokenBytes, token_bytes
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -38,9 +38,9 @@ class TextCodec:
         return self.end_id if self.tokenizer.pad_token_id is None else int(self.tokenizer.pad_token_id)
 
     @cached_property
-    def bytes_per_token(self) -> int | None:
-        """Most bytes of a text that one token can stand for, if there is such a bound."""
-        return bytes_per_token(self.tokenizer)
+    def token_bytes(self) -> TokenBytes | None:
+        """How much text a token can stand for, if that is known."""
+        return token_bytes(self.tokenizer)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> IntArray:
         """[len] token ids of a text. Raises RequestError if it holds what is no character."""

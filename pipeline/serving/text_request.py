@@ -145,13 +145,11 @@ def _prediction(codec: TextCodec, tensors: Tensors, longest_prompt: int | None) 
 
 def _encoded_prompt(codec: TextCodec, prompt: str, longest: int | None, add_special_tokens: bool = True) -> IntArray:
     """Token ids of a prompt, unless its length alone tells that they are too many."""
-    if longest is not None and codec.bytes_per_token is not None:
-        num_bytes = _num_bytes(prompt)
-        if num_bytes > longest * codec.bytes_per_token:
-            raise RequestError(
-                f"the prompt has {num_bytes} bytes, so more than {longest} tokens; the engine holds {longest + 1} with "
-                "the output; shorten it or build with a larger engine.max_seq_len"
-            )
+    if longest is not None and codec.token_bytes is not None and codec.token_bytes.fewest_tokens(prompt) > longest:
+        raise RequestError(
+            f"the prompt has {_num_bytes(prompt)} bytes, so more than {longest} tokens; the engine holds {longest + 1} "
+            "with the output; shorten it or build with a larger engine.max_seq_len"
+        )
     return codec.encode(prompt, add_special_tokens)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 # Steps in front of the model that keep every character of the text, or make more of it. "Replace" and "Split" may.
@@ -13,33 +14,49 @@ _KEEPING_PRE_TOKENIZERS = frozenset({"ByteLevel", "Digits", "Metaspace"})
 # Steps that put fewer bytes for more: at most 3.5 and 4 to 1, over all characters of Unicode.
 _COMPOSING_NORMALIZERS = frozenset({"NFC", "NFKC"})
 _COMPOSED = 4
+# All that a character of white space may consist of.
+_SPACE_BYTES = bytes(sorted({byte for code in range(0x3001) if chr(code).isspace() for byte in chr(code).encode()}))
 
 
-def bytes_per_token(tokenizer: Any) -> int | None:
-    """An upper bound of the bytes of UTF-8 behind one token of a text; None if none is known, as where a tokenizer
-    drops characters, or has one token for a word or a run of spaces of any length."""
+@dataclass(frozen=True, slots=True)
+class TokenBytes:
+    """One token stands for at most so many bytes of UTF-8, not counting any of `ignored`."""
+
+    most: int
+    ignored: bytes = b""
+
+    def fewest_tokens(self, text: str) -> int:
+        """A text has at least so many tokens."""
+        counted = text.encode(errors="surrogatepass").translate(None, self.ignored)
+        return -(-len(counted) // self.most)
+
+
+def token_bytes(tokenizer: Any) -> TokenBytes | None:
+    """The bound that holds for a tokenizer; None if none is known, as where it drops characters, or has one token for
+    unknown words of any length."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return None
     parts = json.loads(backend.to_str())
     vocab = backend.get_vocab(with_added_tokens=True)
-    normalizers, pre_tokenizers = _steps(parts["normalizer"]), list(_steps(parts["pre_tokenizer"]))
-    factor = 1
-    is_byte_level = any(step["type"] == "ByteLevel" for step in pre_tokenizers)
-    for step in normalizers:
-        if step["type"] in _COMPOSING_NORMALIZERS:
-            factor *= _COMPOSED
-        elif step["type"] not in _KEEPING_NORMALIZERS and not _replaces_by_as_much(step):
-            return None
-        is_byte_level |= step["type"] == "ByteLevel"
+    normalizers, pre_tokenizers = list(_steps(parts["normalizer"])), list(_steps(parts["pre_tokenizer"]))
+    composes = any(step["type"] in _COMPOSING_NORMALIZERS for step in normalizers)
+    if not all(
+        step["type"] in _KEEPING_NORMALIZERS | _COMPOSING_NORMALIZERS or _replaces_by_as_much(step)
+        for step in normalizers
+    ):
+        return None
     if not all(step["type"] in _KEEPING_PRE_TOKENIZERS or _splits_only(step) for step in pre_tokenizers):
         return None
-    if not _takes_every_byte(parts["model"], vocab, is_byte_level):
+    unknown = _unknown_bytes(parts["model"], vocab, any(s["type"] == "ByteLevel" for s in normalizers + pre_tokenizers))
+    if unknown is None:
         return None
-    if any(token["lstrip"] or token["rstrip"] for token in parts["added_tokens"]):  # they take all spaces beside them
+    takes_spaces = any(token["lstrip"] or token["rstrip"] for token in parts["added_tokens"])
+    ignored = unknown + (_SPACE_BYTES if takes_spaces else b"")
+    if composes and ignored:  # which bytes become those that count for nothing is more than we know
         return None
     # Tokens spell a byte with one character or more.
-    return factor * max(len(token.encode()) for token in vocab)
+    return TokenBytes((_COMPOSED if composes else 1) * max(len(token.encode()) for token in vocab), ignored)
 
 
 def _steps(entry: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
@@ -60,12 +77,14 @@ def _splits_only(step: Mapping[str, Any]) -> bool:
     return step["type"] in ("Split", "Punctuation") and step["behavior"] != "Removed"
 
 
-def _takes_every_byte(model: Mapping[str, Any], vocab: Mapping[str, int], is_byte_level: bool) -> bool:
-    """Whether the model has a token for each byte, so that it never puts one "unknown" for many, or nothing."""
-    from tokenizers.pre_tokenizers import ByteLevel
+def _unknown_bytes(model: Mapping[str, Any], vocab: Mapping[str, int], is_byte_level: bool) -> bytes | None:
+    """Bytes for which the model has no token, so that it drops them, or has one "unknown" for many; None if it takes
+    other things than bytes for unknown."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     if model["type"] != "BPE":
-        return False
+        return None
     if is_byte_level:
-        return all(letter in vocab for letter in ByteLevel.alphabet())
-    return bool(model["byte_fallback"]) and all(f"<0x{byte:02X}>" in vocab for byte in range(256))
+        return bytes(byte for byte, letter in bytes_to_unicode().items() if letter not in vocab)
+    complete = model["byte_fallback"] and all(f"<0x{byte:02X}>" in vocab for byte in range(256))
+    return b"" if complete else None

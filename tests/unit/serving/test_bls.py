@@ -14,6 +14,7 @@ import pytest
 from pipeline.errors import BusyError, RequestError
 from pipeline.serving.bls import Bls, TextAnswer
 from pipeline.serving.metrics import RequestMetrics, TrieMetrics
+from pipeline.serving.token_bytes import TokenBytes
 from tests.fakes import make_request, plain_decode
 from tests.unit.serving.serving_fakes import END_ID, TableTarget, letter_codec, small_config, text_tensors
 
@@ -314,7 +315,7 @@ def test_word_lists_that_would_take_others_time_are_refused(name, words):
 
 def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenised(monkeypatch):
     codec = letter_codec()
-    codec.bytes_per_token = 3
+    codec.token_bytes = TokenBytes(3)
     bls = Bls(small_config(), codec, [TableTarget()], exclude_input=True)
     encode, encoded = codec.encode, []
     monkeypatch.setattr(codec, "encode", lambda text, *more: encoded.append(len(text)) or encode(text, *more))

@@ -7,7 +7,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 from pipeline.checkpoint.byte_tokenizer import SPECIAL_TOKENS, byte_tokenizer
-from pipeline.serving.token_bytes import bytes_per_token
+from pipeline.serving.token_bytes import TokenBytes, token_bytes
 
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
@@ -32,24 +32,56 @@ def falling_back(*tokens: str, **more: object) -> PreTrainedTokenizerFast:
     return fast(core)
 
 
-TEXTS = st.text() | st.lists(st.sampled_from([*SPECIAL_TOKENS, " ", "\n", "K", "ΐ", "𝐚", "ﷺ", "er", "日"])).map("".join)
+def without(*tokens: str) -> PreTrainedTokenizerFast:
+    """Like SmolLM2's: has no token for some bytes, and drops them."""
+    core = json.loads(byte_tokenizer(260, 100).backend_tokenizer.to_str())
+    for token in tokens:
+        del core["model"]["vocab"][token]
+    return fast(Tokenizer.from_str(json.dumps(core)))
 
 
-@pytest.mark.parametrize(
-    "tokenizer", [byte_tokenizer(300, 100), composing(), falling_back()], ids=["bytes", "nfkc", "spm"]
-)
+def greedy_token() -> PreTrainedTokenizerFast:
+    """Like Phi-3's: a special token takes all the spaces behind it."""
+    tokenizer = byte_tokenizer(300, 100)
+    tokenizer.add_special_tokens({"sep_token": AddedToken("<|sep|>", rstrip=True)})
+    return tokenizer
+
+
+PIECES = [*SPECIAL_TOKENS, "<|sep|>", " ", "\n", "\u3000", "\u00a0", "K", "ΐ", "𝐚", "ﷺ", "er", "日", "A", "e"]
+TEXTS = st.text() | st.lists(st.sampled_from(PIECES)).map("".join)
+BOUND = {
+    "bytes": byte_tokenizer(300, 100),
+    "nfkc": composing(),
+    "spm": falling_back(),
+    "dropped": without("A", "e"),
+    "spaces": greedy_token(),
+}
+
+
+@pytest.mark.parametrize("tokenizer", BOUND.values(), ids=BOUND)
 @given(text=TEXTS)
 def test_no_text_has_fewer_tokens_than_its_bytes_say(tokenizer, text):
-    bound = bytes_per_token(tokenizer)
+    bound = token_bytes(tokenizer)
 
     assert bound is not None
-    assert len(tokenizer.encode(text, add_special_tokens=False)) * bound >= len(text.encode())
+    assert len(tokenizer.encode(text, add_special_tokens=False)) >= bound.fewest_tokens(text)
 
 
 def test_the_bound_follows_the_longest_token():
-    assert bytes_per_token(byte_tokenizer(300, 100)) == max(map(len, SPECIAL_TOKENS))
-    assert bytes_per_token(composing()) == 4 * max(map(len, SPECIAL_TOKENS))
-    assert bytes_per_token(falling_back("日" * 20)) == 60
+    assert token_bytes(byte_tokenizer(300, 100)) == TokenBytes(max(map(len, SPECIAL_TOKENS)))
+    assert token_bytes(composing()) == TokenBytes(4 * max(map(len, SPECIAL_TOKENS)))
+    assert token_bytes(falling_back("日" * 20)) == TokenBytes(60)
+    assert TokenBytes(10).fewest_tokens("a" * 91) == 10
+
+
+def test_what_a_tokenizer_drops_or_takes_along_does_not_count():
+    dropping, greedy = token_bytes(without("A", "e")), token_bytes(greedy_token())
+
+    assert dropping is not None
+    assert greedy is not None
+    assert dropping.fewest_tokens("Ae" * 1000) == 0
+    assert dropping.fewest_tokens("Aeb" * 1000) == -(-1000 // dropping.most)
+    assert greedy.fewest_tokens(" \n\u3000" * 1000) == 0
 
 
 def word_pieces() -> PreTrainedTokenizerFast:
@@ -65,10 +97,9 @@ def without_a_byte() -> PreTrainedTokenizerFast:
     return fast(Tokenizer.from_str(json.dumps(core)))
 
 
-def greedy_token() -> PreTrainedTokenizerFast:
-    """Like Phi-3's: a special token takes all the spaces behind it."""
-    tokenizer = byte_tokenizer(300, 100)
-    tokenizer.add_special_tokens({"sep_token": AddedToken("<|sep|>", rstrip=True)})
+def composing_and_greedy() -> PreTrainedTokenizerFast:
+    tokenizer = greedy_token()
+    tokenizer.backend_tokenizer.normalizer = normalizers.NFC()
     return tokenizer
 
 
@@ -90,7 +121,7 @@ def pre_tokenized(pre_tokenizer: object) -> PreTrainedTokenizerFast:
         object(),
         word_pieces(),
         without_a_byte(),
-        greedy_token(),
+        composing_and_greedy(),
         normalized(normalizers.Strip()),
         normalized(normalizers.Replace("  ", " ")),
         normalized(normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])),
@@ -100,4 +131,4 @@ def pre_tokenized(pre_tokenizer: object) -> PreTrainedTokenizerFast:
     ids=["slow", "unknown words", "no byte", "spaces", "strip", "shorter", "lowercase", "whitespace", "removed"],
 )
 def test_there_is_no_bound_where_a_token_may_stand_for_any_length(tokenizer):
-    assert bytes_per_token(tokenizer) is None
+    assert token_bytes(tokenizer) is None
