@@ -5,8 +5,8 @@ one that has ended lately goes on with it, as each step of the BLS model does. I
 way. Nobody gains by that who did not wait at first, and each ended request is continued once, so it ends at the longest
 sequence like any other: new requests wait no longer than for requests that run.
 
-Between two steps the place of such a stream is free. From its second step on it is held for a moment, else a new
-request would take it, and with it the stream's KV cache, for as long as that request runs.
+Between two steps the place of such a stream is free. From its second step on, and if it says that there are more, it
+is held for a moment, else a new request would take it, and with it the stream's KV cache, for as long as that runs.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from pipeline.decoding.tree import IntArray
 from pipeline.engine.submission import OnEvent, Submission
 from pipeline.errors import BusyError, RequestError
 
-# How long a place is held for the next step of a stream: some times what the BLS model takes to draft and call again.
-HOLD_S = 0.05
+# How long a place is held for the next step of a stream. The BLS model takes milliseconds to draft and call again, and
+# more when a burst of requests comes in.
+HOLD_S = 0.2
 # Ended requests that are remembered; who goes on later than so many others have ended waits like a new request.
 _NUM_REMEMBERED = 4096
 

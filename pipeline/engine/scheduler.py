@@ -305,7 +305,8 @@ class Scheduler:
         with self._changed:
             self._inbox.forget(request_id)
             if error is None and session.finish_reason in (None, FinishReason.LENGTH):
-                self._inbox.remember(session.context, running.continues, time.monotonic())
+                hold = running.continues and running.submission.to_be_continued
+                self._inbox.remember(session.context, hold, time.monotonic())
         _tell(
             running.on_event,
             StepEvent(request_id, list(emitted), session.statistics, session.finish_reason, error, done=True),

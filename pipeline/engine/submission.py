@@ -19,7 +19,8 @@ class Submission:
     """A request as the scheduler takes it. budget: drafts per step, None for the scheduler's default. supplied: a tree
     that the requester wants verified in the first step. prediction: [len] the requester's guess at the whole output, or
     empty; both take part under strategies with supplied drafts. lookahead: W, N, G of this request, None for the
-    engine's. max_steps: end after that many steps; None: no limit."""
+    engine's. max_steps: end after that many steps; None: no limit. to_be_continued: the requester means to go on with
+    the output in a request of its own."""
 
     request: GenerationRequest
     strategy: str = "auto"
@@ -28,6 +29,7 @@ class Submission:
     prediction: IntArray = field(default_factory=lambda: np.empty(0, np.int32))
     lookahead: LookaheadConfig | None = None
     max_steps: int | None = None
+    to_be_continued: bool = False
 
 
 @dataclass(frozen=True, slots=True)

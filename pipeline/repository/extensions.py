@@ -24,6 +24,8 @@ TENSORRT_LLM_INPUTS = (
     _input("runtime_min_p", "FP32", scalar=True),
     # Tokens that do not come among the first min_tokens, as end_id does not: for clients that end at several tokens.
     _input("late_ids", "INT32", (-1,)),
+    # Another request is to go on with this one's output: from the second on, their place is kept for a moment.
+    _input("to_be_continued", "BOOL", scalar=True),
 )
 
 TENSORRT_LLM_OUTPUTS = (

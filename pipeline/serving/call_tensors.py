@@ -67,6 +67,7 @@ def call_tensors(
         tensors |= {name: _int(value) for name, value in zip(names, lookahead, strict=True)}
     if traits.extended:
         tensors |= _extended_tensors(request, step.tree, strategy)
+        tensors["to_be_continued"] = np.asarray([[step.num_tokens < session.num_remaining_tokens]])
     return tensors
 
 

@@ -81,6 +81,7 @@ def engine_call(
         supplied=tree,
         lookahead=lookahead_config(tensors),
         max_steps=1 if len(tree) else None,
+        to_be_continued=flag(tensors, "to_be_continued"),
     )
     return call_of(tensors, submission, exclude_input)
 

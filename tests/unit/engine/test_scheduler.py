@@ -207,7 +207,7 @@ def test_a_full_queue_answers_busy() -> None:
 def stream_steps(scheduler: Scheduler, count: int, output: list[int]) -> None:
     """Steps of one stream as the BLS model makes them: each a request that goes on with the one before."""
     for _ in range(count):
-        step = Submission(make_request([1, 2, 3, *output], 1), "none")
+        step = Submission(make_request([1, 2, 3, *output], 1), "none", to_be_continued=True)
         scheduler.submit(step, lambda event: output.extend(event.token_ids))
         length = len(output)
         while len(output) == length:
@@ -241,6 +241,18 @@ def test_new_requests_run_when_a_stream_of_steps_has_ended(monkeypatch: pytest.M
     assert len(new) == 1
 
 
+def test_no_place_is_held_for_a_stream_that_has_said_that_it_ends() -> None:
+    scheduler = make_scheduler(limits=EngineLimits(1, 256, 128, 64, VOCAB_SIZE))
+    output: list[int] = []
+    new: list[StepEvent] = []
+    stream_steps(scheduler, 3, output)
+    scheduler.submit(Submission(make_request([1, 2, 3, *output], 1), "none"), lambda event: None)
+    scheduler.submit(Submission(make_request(), "none"), new.append)
+    scheduler.step()
+    scheduler.step()
+    assert len(new) == 1
+
+
 def test_a_hold_ends_by_itself_in_the_schedulers_thread() -> None:
     scheduler = make_scheduler(limits=EngineLimits(1, 256, 128, 64, VOCAB_SIZE))
     prompt, output = [1, 2, 3], []
@@ -253,7 +265,7 @@ def test_a_hold_ends_by_itself_in_the_schedulers_thread() -> None:
     scheduler.start()
     try:
         for _ in range(3):
-            scheduler.submit(Submission(make_request(prompt + output, 1), "none"), on_event)
+            scheduler.submit(Submission(make_request(prompt + output, 1), "none", to_be_continued=True), on_event)
             assert done.acquire(timeout=10)
         scheduler.submit(Submission(make_request([5], 1), "none"), lambda event: done.release())
         assert done.acquire(timeout=10)

@@ -204,6 +204,17 @@ def test_more_requests_than_may_wait_are_told_so():
     assert any(isinstance(result, list) for result in results)
 
 
+@pytest.mark.parametrize("strategy", ["none", "trie"])
+def test_the_engine_is_told_whether_more_steps_follow(strategy):
+    target = TableTarget()
+
+    run_in(make_bls(target), text_tensors("ccddccddcc", 40, strategy=strategy, stream=True))
+
+    told = [bool(call["to_be_continued"]) for call in target.calls]
+    assert told[0]
+    assert not told[-1]
+
+
 class BusyTarget(TableTarget):
     """Refuses the calls of these numbers."""
 
