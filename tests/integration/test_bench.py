@@ -104,7 +104,7 @@ def test_the_cost_curve_is_stored_with_the_engine(tmp_path: Path) -> None:
         (["--data", "DATA", "--strategies", "trie,trie"], "twice"),
         (["--data", "DATA", "--warm", "hot"], "cold or warm"),
         (["--data", "DATA", "--turns", "two"], "first or all"),
-        (["--data", "DATA", "--concurrency", "0"], "numbers from 1 on"),
+        (["--data", "DATA", "--concurrency", "0"], "numbers from 1 to 1024"),
         (["--data", "DATA", "--concurrency", "64"], "--set engine.max_batch_size=64"),
         (["--data", "DATA", "--baselines", "vllm"], "no baseline 'vllm'"),
         (["--data", "DATA", "--baselines", "hf", "--temperature", "1"], "baselines are greedy"),
