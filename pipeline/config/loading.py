@@ -17,7 +17,7 @@ from pipeline.config.faults import Fault, KeyPath, did_you_mean
 from pipeline.config.places import Places
 from pipeline.errors import ConfigError
 
-LOOKAHEAD_SIZES = ("max_window_size", "max_ngram_size", "max_verification_set_size")
+_LOOKAHEAD_SIZES = ("max_window_size", "max_ngram_size", "max_verification_set_size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +210,7 @@ def _restate_origins(data: Mapping[str, Any], written: Set[KeyPath], origin: str
     values before does not hold."""
     lookahead = data.get("lookahead")
     for name, sizes in lookahead.items() if isinstance(lookahead, dict) else ():
-        new = {key for key in LOOKAHEAD_SIZES if ("lookahead", name, key) in written}
+        new = {key for key in _LOOKAHEAD_SIZES if ("lookahead", name, key) in written}
         if isinstance(sizes, dict) and new and ("lookahead", name, "origin") not in written:
             sizes["origin"] = origin
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ParamSpec, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -221,15 +221,7 @@ def _read_only(tokens: IntArray) -> IntArray:
 
 def _to_look_at(step: StepResult) -> StepResult:
     """A step of which a source can change nothing that others use."""
-    return StepResult(
-        _read_only(step.context),
-        step.tree,
-        list(step.nodes),
-        list(step.token_ids),
-        step.choices,
-        step.top_ids,
-        step.top_probs,
-    )
+    return replace(step, context=_read_only(step.context), nodes=list(step.nodes), token_ids=list(step.token_ids))
 
 
 def _joined(trees: Sequence[tuple[int, DraftTree]], own_nodes: dict[int, slice]) -> Proposals:

@@ -62,37 +62,38 @@ class AdaptivePlanner:
         room = max_num_tokens - pending
         if room <= 0 or not any(len(item.tree) for item in items):
             return [EMPTY_TREE] * len(items)
-        plain = sum(item.yields_token for item in items) / self._times(items, pending)[pending]
+        context_len = round(sum(item.context_len for item in items) / len(items))
+        num_nodes = min(room, sum(len(item.tree) for item in items))
+        # Of passes without any node, with one, and so on.
+        times = self._curve.seconds_up_to(pending + num_nodes, len(items), context_len)[pending:]
+        plain = sum(item.yields_token for item in items) / times[0]
         kept, num_fixed = _kept_windows(items, room)
-        rate, trees = self._best(items, kept, pending, room)
+        rate, trees = _best(items, kept, room, times)
         # A window earns nothing by itself, its n-grams do later; so it is sent while the nodes of this step pay for
         # it, too. If they do not, they may still be worth their own time.
         if rate <= plain and num_fixed:
-            rate, trees = self._best(items, [False] * len(items), pending, room)
+            rate, trees = _best(items, [False] * len(items), room, times)
         return trees if rate > plain else [EMPTY_TREE] * len(items)
-
-    def _best(
-        self, items: Sequence[PlanItem], kept: Sequence[bool], pending: int, room: int
-    ) -> tuple[float, list[DraftTree]]:
-        """The number of nodes beside the windows kept that gives most tokens per second: that rate, and the trees."""
-        num_fixed = _num_fixed(items, kept)
-        order = _by_probability(items, kept)[: room - num_fixed]
-        times = self._times(items, pending + num_fixed + len(order))
-        certain = sum(item.yields_token for item in items)
-        expected = certain + np.concatenate(([0.0], np.cumsum([entry.probability for entry in order])))
-        rates = expected / times[pending + num_fixed :]
-        best = int(rates.argmax())
-        return float(rates[best]), _trees(items, kept, order[:best])
-
-    def _times(self, items: Sequence[PlanItem], num_tokens: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        context_len = round(sum(item.context_len for item in items) / len(items))
-        return self._curve.seconds_up_to(num_tokens, len(items), context_len)
 
 
 class _Entry(NamedTuple):
     probability: float
     item: int
     node: int
+
+
+def _best(
+    items: Sequence[PlanItem], kept: Sequence[bool], room: int, times: np.ndarray[tuple[int], np.dtype[np.float64]]
+) -> tuple[float, list[DraftTree]]:
+    """The number of nodes beside the windows kept that gives most tokens per second: that rate, and the trees. times:
+    of passes with so many nodes, windows included."""
+    num_fixed = _num_fixed(items, kept)
+    order = _by_probability(items, kept)[: room - num_fixed]
+    certain = sum(item.yields_token for item in items)
+    expected = certain + np.concatenate(([0.0], np.cumsum([entry.probability for entry in order])))
+    rates = expected / times[num_fixed : num_fixed + len(expected)]
+    best = int(rates.argmax())
+    return float(rates[best]), _trees(items, kept, order[:best])
 
 
 def _kept_windows(items: Sequence[PlanItem], room: int) -> tuple[list[bool], int]:

@@ -159,9 +159,8 @@ def build_lock(places: Places, model: str, on_wait: Callable[[str], None]) -> It
         try:
             yield
         finally:
-            with suppress(
-                OSError
-            ):  # a first build that failed leaves it empty; else it holds something, or is not there
+            # A first build that failed leaves it empty; else it holds something, or is not there.
+            with suppress(OSError):
                 folder.rmdir()
 
 

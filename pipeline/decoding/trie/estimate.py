@@ -7,9 +7,9 @@ shorter one:
     p(token) = sum over contexts, longest first, of  escape so far * T / (T + S) * share of the token in that context
 
 S, the doubt, is learnt online (see `learning`) for each trie, order (context length) and class of context (how often
-seen, always with the same continuation or not). A context
-that occurred as often as the longer one before it is the same place in the text and is passed over. Contexts longer
-than a branch are followed in the text itself (the *match*), as in PPM*.
+seen, always with the same continuation or not). A context that occurred as often as the longer one before it is the
+same place in the text and is passed over. Contexts longer than a branch are followed in the text itself (the *match*),
+as in PPM*.
 """
 
 from __future__ import annotations
