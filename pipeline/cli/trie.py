@@ -160,6 +160,7 @@ def bench_trie(
     import json
 
     from pipeline.bench import trie_bench
+    from pipeline.bench.results import require_writable, save_text
     from pipeline.bench.token_rows import token_sequences
     from pipeline.bench.trie_bench import SEQUENCE_LEN, synthetic_sequences
     from pipeline.bench.trie_peers import PEERS, choose_peers
@@ -170,8 +171,8 @@ def bench_trie(
         raise UserError(f"--sizes is {sizes!r}; give numbers separated by commas, such as 1e5,1e6.") from error
     if not 1 <= numbers[0] <= numbers[-1] <= MOST_TOKENS:
         raise UserError(f"--sizes is {sizes!r}; every size must be in 1 .. {MOST_TOKENS:,}.")
-    if json_path is not None and not json_path.parent.is_dir():
-        raise UserError(f"There is no folder {json_path.parent} to write {json_path.name} to.")
+    if json_path is not None:
+        require_writable(json_path)
     if files:
         encode = _encoder(tokenizer)
         texts = [tokens for path in files for tokens in token_sequences(path, encode, with_prompts=True)]
@@ -198,10 +199,7 @@ def bench_trie(
             others,
         )
     if json_path is not None:
-        try:
-            json_path.write_text(json.dumps(trie_bench.measurement_rows(results), indent=1) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"The figures cannot be written to {json_path}: {error.strerror}.") from error
+        save_text(json_path, json.dumps(trie_bench.measurement_rows(results), indent=1) + "\n")
     output.table(
         [
             "tokens",

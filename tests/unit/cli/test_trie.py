@@ -108,7 +108,7 @@ def test_sizes_that_cannot_be_measured_are_refused(app: typer.Typer, sizes: str)
 
 
 def test_bench_trie_measures_a_synthetic_stream_and_rows(app: typer.Typer, rows: Path, tmp_path: Path):
-    out = tmp_path / "figures.json"
+    out = tmp_path / "made" / "figures.json"
     shown = run(app, "bench-trie", "--sizes", "2000,9000", "--queries", 20, "--json", out, "--max-mib", 0.25)
     assert "B/token" in shown
     first, second = json.loads(out.read_text())
@@ -119,6 +119,8 @@ def test_bench_trie_measures_a_synthetic_stream_and_rows(app: typer.Typer, rows:
     assert {row["source"] for row in (first, second)} == {"trie"}
     with pytest.raises(UserError, match="fewer than 100"):
         run(app, "bench-trie", rows, "--sizes", "100")
+    with pytest.raises(UserError, match="cannot be written: it is a folder"):
+        run(app, "bench-trie", "--sizes", "2000", "--json", tmp_path)
 
 
 def test_bench_trie_asks_peers_the_same(app: typer.Typer, tmp_path: Path):
