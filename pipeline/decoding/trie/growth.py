@@ -6,7 +6,8 @@ import numpy as np
 from numba import njit
 
 from pipeline.decoding.tree import FloatArray, IntArray
-from pipeline.decoding.trie.estimate import Pair, enter, find_context, gather, look_ahead
+from pipeline.decoding.trie.contexts import Pair, enter, find_context, look_ahead
+from pipeline.decoding.trie.estimate import gather
 from pipeline.decoding.trie.layout import LongArray, view_from
 from pipeline.decoding.trie.memory import int32, int64, store32
 from pipeline.decoding.trie.workspace import MAX_CANDIDATES, workspace_from

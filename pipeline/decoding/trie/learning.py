@@ -7,9 +7,8 @@ import numpy as np
 from numba import njit
 
 from pipeline.decoding.tree import FloatArray, IntArray
-from pipeline.decoding.trie.estimate import (
+from pipeline.decoding.trie.contexts import (
     Pair,
-    doubt_cell,
     enter,
     find_context,
     highest_order,
@@ -17,6 +16,7 @@ from pipeline.decoding.trie.estimate import (
     seen,
     trie_of,
 )
+from pipeline.decoding.trie.estimate import doubt_cell
 from pipeline.decoding.trie.layout import COUNT, LongArray, view_from
 from pipeline.decoding.trie.memory import int32, load32, load_float, store32, store_float
 from pipeline.decoding.trie.nodes import find_child, get

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.decoding.trie import (
+    contexts,
     estimate,
     growth,
     kernels,
@@ -84,7 +85,7 @@ checked: dict[str, Any] = {
     "prefetch": prefetch,
     "int64": int,
 }
-for module in (estimate, growth, kernels, layout, learning, memory, nodes, workspace):
+for module in (contexts, estimate, growth, kernels, layout, learning, memory, nodes, workspace):
     for name in checked.keys() & vars(module).keys():
         setattr(module, name, checked[name])
 
