@@ -3,7 +3,6 @@ backend."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,11 +22,9 @@ from pipeline.engine.artifact import (
     share_engine,
     write_artifact,
 )
-from pipeline.engine.builder import EngineBuilder, builder_for
+from pipeline.engine.builder import EngineBuilder, Note, builder_for
 from pipeline.engine.fingerprint import Fingerprint
 from pipeline.errors import BuildError, CheckpointError
-
-Note = Callable[[str], None]
 
 # built: from the checkpoint. shared: weights taken from another profile. updated: only settings that the engine does
 # not depend on. reused: nothing to do.
@@ -100,7 +97,7 @@ def _build(
     size = f"{checkpoint.num_bytes / 1e6:.0f} MB of weights"
     note(f"engine: {size} into {resolved.dtype} for {resolved.backend} on {resolved.device}")
     fingerprint = builder.fingerprint(resolved, checkpoint.content_hash)
-    write = partial(builder.write_engine, resolved, checkpoint)
+    write = partial(builder.write_engine, resolved, checkpoint, note)
     return BuildResult(write_artifact(folder, resolved, fingerprint, write, places.cache), "built")
 
 

@@ -4,8 +4,7 @@ module."""
 from __future__ import annotations
 
 import importlib
-import importlib.util
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -13,7 +12,9 @@ from pipeline.checkpoint.checkpoint import Checkpoint
 from pipeline.config.rules import Conflict
 from pipeline.config.schema import Backend, ResolvedConfig
 from pipeline.engine.fingerprint import Fingerprint
-from pipeline.errors import BuildError
+
+# Told of each step of something long.
+Note = Callable[[str], None]
 
 _MODULES: dict[Backend, str] = {
     "torch": "pipeline.engine.torch.build",
@@ -40,14 +41,13 @@ class EngineBuilder(Protocol):
     def require_resources(self, resolved: ResolvedConfig, folder: Path) -> None:
         """Raise BuildError if disk, memory or GPU memory will not do."""
 
-    def write_engine(self, resolved: ResolvedConfig, checkpoint: Checkpoint, folder: Path) -> None:
-        """Write folder/engine and folder/tokenizer. `folder` exists, is empty, and vanishes if this raises."""
+    def write_engine(self, resolved: ResolvedConfig, checkpoint: Checkpoint, note: Note, folder: Path) -> None:
+        """Write folder/engine and folder/tokenizer. `folder` exists, is empty, and vanishes if this raises. `note` is
+        told of each stage."""
 
 
 def builder_for(backend: Backend) -> EngineBuilder:
-    """The builder of a backend; its module imports on every machine. Raises BuildError if this version has none."""
-    if importlib.util.find_spec(_MODULES[backend]) is None:
-        raise BuildError(f"This version does not build {backend} engines yet. Use --set backend=torch.")
+    """The builder of a backend; its module imports on every machine."""
     return cast(EngineBuilder, importlib.import_module(_MODULES[backend]))
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from pipeline.checkpoint.checkpoint import Checkpoint
 from pipeline.checkpoint.convert import write_tokenizer
@@ -12,6 +15,7 @@ from pipeline.checkpoint.disk import require_space
 from pipeline.config.places import Places, places
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.artifact import ENGINE, TOKENIZER, share_folder
+from pipeline.engine.builder import Note
 from pipeline.engine.fingerprint import Fingerprint
 from pipeline.engine.tensorrt_llm import rules
 from pipeline.engine.tensorrt_llm.case import case_of
@@ -19,11 +23,9 @@ from pipeline.engine.tensorrt_llm.conversion import calibration_folder
 from pipeline.engine.tensorrt_llm.environment import detect, engine_libraries, require_ready
 from pipeline.engine.tensorrt_llm.plan import Plan, plan_for
 from pipeline.engine.tensorrt_llm.shape import shape_of
-from pipeline.engine.tensorrt_llm.stages import Note, Run, run_build, run_conversion, run_process
+from pipeline.engine.tensorrt_llm.stages import Run, run_build, run_conversion, run_process
 from pipeline.engine.tensorrt_llm.text import summary
 from pipeline.errors import BuildError
-
-__all__ = ["check", "check_config", "execute", "fingerprint", "plan", "plan_for", "require_resources", "write_engine"]
 
 
 def check(resolved: ResolvedConfig) -> None:
@@ -32,7 +34,7 @@ def check(resolved: ResolvedConfig) -> None:
 
 
 def check_config(resolved: ResolvedConfig, folder: Path) -> None:
-    """Nothing yet: what a converter reads, and in which formats, is for it to say."""
+    """Raises nothing: what a converter reads, and in which formats, is for it to say."""
 
 
 def plan(resolved: ResolvedConfig) -> Mapping[str, Any]:
@@ -61,8 +63,6 @@ def fingerprint(resolved: ResolvedConfig, checkpoint_hash: str) -> Fingerprint:
 
 def require_resources(resolved: ResolvedConfig, folder: Path) -> None:
     """Raises BuildError if TensorRT-LLM, the GPU, disk or memory will not do, or calibration texts are missing."""
-    import psutil
-
     whole = plan_for(resolved)
     texts = calibration_folder(case_of(resolved))
     if texts is not None and not texts.is_dir():
@@ -80,17 +80,17 @@ def require_resources(resolved: ResolvedConfig, folder: Path) -> None:
         )
 
 
-def write_engine(resolved: ResolvedConfig, checkpoint: Checkpoint, folder: Path) -> None:
+def write_engine(resolved: ResolvedConfig, checkpoint: Checkpoint, note: Note, folder: Path) -> None:
     """Write folder/engine and folder/tokenizer."""
-    execute(plan_for(resolved, checkpoint_hash=checkpoint.content_hash), resolved, checkpoint, folder)
+    execute(plan_for(resolved, checkpoint_hash=checkpoint.content_hash), resolved, checkpoint, note, folder)
 
 
 def execute(
     whole: Plan,
     resolved: ResolvedConfig,
     checkpoint: Checkpoint,
+    note: Note,
     folder: Path,
-    note: Note = lambda text: None,
     run: Run = run_process,
 ) -> None:
     """Run the stages of a plan that are not done, and put engine/ and tokenizer/ into `folder`.
@@ -118,8 +118,6 @@ def plan_path(where: Places, resolved: ResolvedConfig) -> Path:
 
 def write_plan(whole: Mapping[str, Any], resolved: ResolvedConfig, where: Places | None = None) -> Path:
     """A plan as JSON; returns the file."""
-    import json
-
     path = plan_path(where or places(), resolved)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")

@@ -19,6 +19,7 @@ from pipeline.checkpoint.checkpoint import Checkpoint
 from pipeline.checkpoint.convert import write_tokenizer, write_weights
 from pipeline.checkpoint.model_config import read_config
 from pipeline.config.schema import Dtype, ModelShape
+from pipeline.engine.builder import Note
 from pipeline.engine.tensorrt_llm.container import DROPPED_VARIABLES
 from pipeline.engine.tensorrt_llm.normalize import expected_rotary, normalized
 from pipeline.engine.tensorrt_llm.plan import EngineStage, Plan
@@ -29,7 +30,6 @@ from pipeline.errors import BuildError, CheckpointError
 STAGE = "stage.json"
 LOG = "log.txt"
 
-Note = Callable[[str], None]
 # Runs a call with extra variables in a folder, its output to a log; returns the exit code.
 Run = Callable[[Sequence[str], Mapping[str, str], Path, Path], int]
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from pipeline.checkpoint.architectures import UNQUANTIZED, check_architecture
 from pipeline.checkpoint.checkpoint import Checkpoint
 from pipeline.checkpoint.convert import load_weights, write_tokenizer, write_weights
@@ -15,6 +17,7 @@ from pipeline.checkpoint.model_config import check_config as check_model_config
 from pipeline.checkpoint.model_config import check_positions, read_config
 from pipeline.config.schema import Dtype, ResolvedConfig
 from pipeline.engine.artifact import ENGINE, TOKENIZER
+from pipeline.engine.builder import Note
 from pipeline.engine.fingerprint import Fingerprint, Flag, device_architecture, library_versions
 from pipeline.errors import BuildError
 
@@ -92,8 +95,6 @@ def stored_bytes(resolved: ResolvedConfig) -> int:
 
 def require_resources(resolved: ResolvedConfig, folder: Path) -> None:
     """Raises BuildError if disk or memory will not do."""
-    import psutil
-
     require_space(folder, stored_bytes(resolved) + _OTHER_BYTES, f"The engine of {resolved.model.name}", BuildError)
     needed, available = weight_bytes(resolved), psutil.virtual_memory().available
     if needed > available:
@@ -103,7 +104,7 @@ def require_resources(resolved: ResolvedConfig, folder: Path) -> None:
         )
 
 
-def write_engine(resolved: ResolvedConfig, checkpoint: Checkpoint, folder: Path) -> None:
+def write_engine(resolved: ResolvedConfig, checkpoint: Checkpoint, note: Note, folder: Path) -> None:
     """Write engine/ and tokenizer/ below folder. Raises CheckpointError if the checkpoint does not load and BuildError
     if it cannot be quantised as it should be."""
     config = check_config(resolved, checkpoint.folder, checkpoint.gguf_file)

@@ -14,6 +14,8 @@ from pipeline.checkpoint.convert import write_tokenizer
 from pipeline.checkpoint.fetch import fetch
 from pipeline.config.places import places
 from pipeline.config.schema import ModelConfig
+from pipeline.engine.build import build_engine
+from pipeline.engine.tensorrt_llm import build as trt_build
 from pipeline.engine.tensorrt_llm import facts
 from pipeline.engine.tensorrt_llm.build import execute
 from pipeline.engine.tensorrt_llm.plan import Plan, plan_for
@@ -73,8 +75,25 @@ def build(where, run_of, *overrides: str, target: str = "artifact") -> tuple[Sta
     plan = plan_for(resolved, where, checkpoint.content_hash)
     run = run_of(plan)
     folder = where.engines / target
-    execute(plan, resolved, checkpoint, folder, run=run)
+    execute(plan, resolved, checkpoint, silent, folder, run)
     return run, folder
+
+
+def silent(text: str) -> None:
+    """For builds whose progress nobody follows."""
+
+
+def test_a_build_tells_of_each_stage_and_its_log(where, monkeypatch):
+    monkeypatch.setenv("LOOKAHEAD_ENGINES", str(where.engines))
+    monkeypatch.setattr(trt_build, "require_ready", lambda *arguments: None)
+    monkeypatch.setattr(trt_build, "execute", lambda plan, *rest: execute(plan, *rest, StandIn(plan)))
+    notes: list[str] = []
+    for profile in ("latency", "balanced"):
+        build_engine(trt_config("tiny-random-llama", profile), where, note=notes.append)
+    plan = plan_for(trt_config("tiny-random-llama"), where)
+    assert f"conversion: from_hugging_face ({plan.conversion.folder}/log.txt)" in notes
+    assert f"engine 'lookahead': trtllm-build ({plan.engines[0].folder}/log.txt)" in notes
+    assert f"converted checkpoint: reused ({plan.conversion.output})" in notes
 
 
 def test_stages_run_once_and_are_found_again(where):
@@ -171,7 +190,7 @@ def test_a_tokenizer_that_cannot_be_read_is_told_before_the_stages(where):
     plan = plan_for(resolved, where, checkpoint.content_hash)
     run = StandIn(plan)
     with pytest.raises(CheckpointError, match="tokenizer"):
-        execute(plan, resolved, replace(checkpoint, folder=folder), where.engines / "artifact", run=run)
+        execute(plan, resolved, replace(checkpoint, folder=folder), silent, where.engines / "artifact", run)
     assert run.calls == []
 
 
@@ -277,7 +296,7 @@ def test_another_model_than_planned_is_refused(where):
     )  # fmt: skip
     plan = plan_for(shaped, where, checkpoint.content_hash)
     with pytest.raises(CheckpointError, match="num_layers 2 instead of 3"):
-        execute(plan, shaped, checkpoint, where.engines / "artifact", run=StandIn(plan))
+        execute(plan, shaped, checkpoint, silent, where.engines / "artifact", StandIn(plan))
 
 
 def test_a_program_that_is_not_there_is_named(tmp_path):
