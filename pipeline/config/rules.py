@@ -212,10 +212,3 @@ def _conflicts_of_backend(profile: ProfileConfig) -> Iterator[Conflict]:
             f"found {profile.engine.lookahead_parallel}; TensorRT-LLM has no lookahead parallelism. Use 1, or "
             "backend: torch.",
         )
-    if profile.drafting.strategy == "hybrid":
-        yield Conflict(
-            "drafting.strategy",
-            ("drafting.strategy", "backend"),
-            "found 'hybrid'; a TensorRT-LLM engine has one speculative mode. Use 'lookahead', 'trie' or 'auto', "
-            "or backend: torch.",
-        )

@@ -176,7 +176,6 @@ def test_all_faults_are_reported_at_once_with_file_key_and_remedy() -> None:
         (["drafting.strategy=trie", "drafting.sources=[{kind: prompt}]"], "lacks 'trie'"),
         (["device=cuda"], "torch finds no CUDA device"),
         (["backend=tensorrt_llm", "device=cpu"], "backend tensorrt_llm needs a GPU"),
-        (["backend=tensorrt_llm", "drafting.strategy=hybrid"], "one speculative mode"),
         (["model.parallelism.pipeline=2"], "the torch backend has no pipeline parallelism"),
         (
             ["model.parallelism.tensor=2", "engine.lookahead_parallel=2"],
@@ -425,6 +424,14 @@ def test_the_torch_engines_sizes_are_not_asked_of_tensorrt_llm() -> None:
     with pytest.raises(ConfigError, match="3 faults"):
         resolve_config("llama2-13b", "latency", ("backend=torch", "device=cpu", *overrides), where=SHIPPED)
     assert resolve_config("llama2-13b", "latency", ("backend=tensorrt_llm", *overrides), where=SHIPPED)
+
+
+def test_a_fault_of_the_backend_alone_is_told_once() -> None:
+    overrides = ["backend=tensorrt_llm", "drafting.strategy=hybrid"]
+    with pytest.raises(ConfigError) as caught:
+        resolve_config("llama2-13b", "latency", overrides, where=SHIPPED, backend_rules=conflicts_with_backend)
+    assert [key for key, _ in caught.value.faults] == ["drafting.strategy"]
+    assert "a TensorRT-LLM engine has one speculative mode" in str(caught.value)
 
 
 def test_faults_of_the_backend_come_with_those_of_the_files() -> None:

@@ -243,9 +243,8 @@ def default_strategy_has_its_engine(case: Case) -> Iterator[Problem]:
     if strategy == "hybrid":
         yield Problem(
             "drafting.strategy",
-            "found 'hybrid'; a TensorRT-LLM engine has one speculative mode. Use 'auto' with "
-            "tensorrt_llm.speculation = "
-            "'both', which serves two engines side by side.",
+            "found 'hybrid'; a TensorRT-LLM engine has one speculative mode. Use 'auto' with tensorrt_llm.speculation = "
+            "'both', which serves two engines side by side, or backend: torch.",
         )
 
 
