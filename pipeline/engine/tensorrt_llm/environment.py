@@ -161,8 +161,7 @@ def require_ready(found: Environment, resolved: ResolvedConfig, world_size: int)
         raise BuildError(
             "TensorRT-LLM is not installed here and docker was not found. Work in the container "
             f"{facts.IMAGE.format(tag=trt.container_tag)}, install docker with the NVIDIA container toolkit, or use "
-            f"--set "
-            "backend=torch."
+            "--set backend=torch."
         )
     if found.version is not None and not found.version.startswith(f"{facts.RELEASE_LINE}."):
         raise BuildError(
@@ -172,7 +171,7 @@ def require_ready(found: Environment, resolved: ResolvedConfig, world_size: int)
     if found.where == "here" and found.loader_switched_off:
         raise BuildError(
             f"{facts.LOADER_SWITCH} is set, which switches the checkpoint loader off that conversions rely on. Unset "
-            f"it."
+            "it."
         )
     if not found.gpus:
         raise BuildError(
@@ -187,6 +186,5 @@ def require_ready(found: Environment, resolved: ResolvedConfig, world_size: int)
     if others := sorted({gpu.compute_capability for gpu in found.gpus[:world_size]} - {trt.compute_capability}):
         raise BuildError(
             f"tensorrt_llm.compute_capability is {trt.compute_capability}; the GPU here has {others[0]}, and engines "
-            f"run "
-            f"only on the kind of GPU that built them. Use --set tensorrt_llm.compute_capability={others[0]}."
+            f"run only on the kind of GPU that built them. Use --set tensorrt_llm.compute_capability={others[0]}."
         )

@@ -28,8 +28,7 @@ def normalized(config: Mapping[str, Any], where: str) -> dict[str, Any]:
             if config.get(name) not in (None, value):
                 raise CheckpointError(
                     f"{where}: {name} is {config[name]!r}, but rope_parameters says {value!r}. Correct the "
-                    f"checkpoint's "
-                    "config.json."
+                    "checkpoint's config.json."
                 )
             result[name] = value
     if "dtype" in config:
@@ -63,8 +62,7 @@ def _older_form(rope: Mapping[str, Any], where: str) -> dict[str, Any]:
     if any(other != first for other in others):
         raise CheckpointError(
             f"{where}: rope_parameters differ between layers ({', '.join(inner)}), which the converters cannot read. "
-            f"Use "
-            "backend: torch."
+            "Use backend: torch."
         )
     return first
 

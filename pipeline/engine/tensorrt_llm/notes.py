@@ -23,7 +23,7 @@ def notes_of(case: Case) -> Iterator[str]:
     strategy = case.resolved.profile.drafting.strategy
     if strategy == "trie" and "trie" not in case.modes:
         yield (
-            f"drafting.strategy = 'trie' belongs to the torch engine here; with tensorrt_llm.speculation = "
+            "drafting.strategy = 'trie' belongs to the torch engine here; with tensorrt_llm.speculation = "
             f"'{case.trt.speculation}' there is no engine that verifies drafts from outside."
         )
     if (texts := calibration_folder(case)) is not None:

@@ -42,8 +42,7 @@ def require_equal(differences: list[str], folder: Path, stage: str) -> None:
     if differences:
         raise BuildError(
             f"The {stage} in {folder} is not what was asked for: {'; '.join(differences)}. TensorRT-LLM changed or "
-            f"dropped "
-            "settings; do not serve it. Check the container's version with `lookahead doctor`."
+            "dropped settings; do not serve it. Check the container's version with `lookahead doctor`."
         )
 
 

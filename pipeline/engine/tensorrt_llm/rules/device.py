@@ -30,8 +30,7 @@ def gpu_has_the_number_formats(case: Case) -> Iterator[Problem]:
         yield Problem(
             "tensorrt_llm.quantization",
             f"found '{trt.quantization}'; FP8 needs compute capability 89 or newer, and {_KEY} is {gpu}. Use "
-            f"'int8_wo', "
-            "'int4_awq' or 'none'.",
+            "'int8_wo', 'int4_awq' or 'none'.",
         )
     if trt.quantization == "nvfp4" and gpu < 100:
         yield Problem(
@@ -75,8 +74,7 @@ def container_is_known(case: Case) -> Iterator[Problem]:
         yield Problem(
             key,
             f"found '{tag}' with TensorRT-LLM {found.trtllm}; its Triton backend has no lookahead parameters before "
-            f"0.19. "
-            f"Use '{newest}'.",
+            f"0.19. Use '{newest}'.",
         )
     elif found.release != facts.release_of(facts.RELEASE_LINE + ".0"):
         yield Problem(
@@ -95,9 +93,8 @@ def engines_fit_into_the_gpu(case: Case) -> Iterator[Problem]:
         yield Problem(
             "tensorrt_llm.gpu_memory_gib",
             f"found {case.trt.gpu_memory_gib:g}; {len(case.modes)} engine(s) of {case.model.name} need about "
-            f"{need.minimum_bytes / _GIB:.1f} GiB per GPU with one sequence. Raise model.parallelism.tensor, "
-            f"quantise, lower "
-            "engine.max_seq_len, or state a larger GPU.",
+            f"{need.minimum_bytes / _GIB:.1f} GiB per GPU with one sequence. Raise model.parallelism.tensor, quantise, "
+            "lower engine.max_seq_len, or state a larger GPU.",
         )
 
 

@@ -175,7 +175,7 @@ def pp_reduce_scatter_is_for_mixtral(case: Case) -> Iterator[Problem]:
         yield Problem(
             build_flag("pp_reduce_scatter"),
             f"found 'enable' for {case.model.architecture}; the builder takes it for MixtralForCausalLM only. Remove "
-            f"it.",
+            "it.",
         )
 
 

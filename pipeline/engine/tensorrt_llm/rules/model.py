@@ -93,15 +93,13 @@ def expert_ranks(case: Case) -> Iterator[Problem]:
         yield Problem(
             key,
             f"found moe_tensor_parallel {trt.moe_tensor_parallel} x moe_expert_parallel {trt.moe_expert_parallel}; "
-            f"their "
-            f"product must be model.parallelism.tensor = {tensor}.",
+            f"their product must be model.parallelism.tensor = {tensor}.",
         )
     if trt.moe_expert_parallel > 1 and method_of(case) in ("quantize", "quantize.py"):
         yield Problem(
             "tensorrt_llm.moe_expert_parallel",
-            f"found {trt.moe_expert_parallel}; calibration for tensorrt_llm.quantization = '{trt.quantization}' "
-            f"takes no "
-            "expert parallelism. Set it to 1 or -1.",
+            f"found {trt.moe_expert_parallel}; calibration for tensorrt_llm.quantization = '{trt.quantization}' takes "
+            "no expert parallelism. Set it to 1 or -1.",
         )
 
 

@@ -87,9 +87,8 @@ def guided_decoding_is_not_for_lookahead(case: Case) -> Iterator[Problem]:
     if "lookahead" in case.modes and case.parameter("guided_decoding_backend"):
         yield Problem(
             parameter("guided_decoding_backend"),
-            f"found {case.parameter('guided_decoding_backend')!r}; guided decoding and lookahead decoding exclude "
-            f"each other. "
-            "Remove it, or set tensorrt_llm.speculation to 'trie' or 'none'.",
+            f"found {case.parameter('guided_decoding_backend')!r}; guided decoding and lookahead decoding exclude each "
+            "other. Remove it, or set tensorrt_llm.speculation to 'trie' or 'none'.",
         )
 
 
@@ -99,7 +98,7 @@ def guided_decoding_has_its_tokens(case: Case) -> Iterator[Problem]:
         yield Problem(
             parameter("guided_decoding_backend"),
             f"found {backend!r} without xgrammar_tokenizer_info_path; the C++ backend reads the tokens from that "
-            f"file. Add it.",
+            "file. Add it.",
         )
 
 
@@ -117,8 +116,7 @@ def weights_are_on_the_gpu(case: Case) -> Iterator[Problem]:
         yield Problem(
             parameter("gpu_weights_percent"),
             f"found {percent}; only an engine built with tensorrt_llm.build_flags.weight_streaming = true keeps "
-            f"weights "
-            "elsewhere. Add that, or remove this.",
+            "weights elsewhere. Add that, or remove this.",
         )
 
 
@@ -185,8 +183,7 @@ def two_engines_share_the_cache(case: Case) -> Iterator[Problem]:
         yield Problem(
             parameter("max_tokens_in_paged_kv_cache"),
             f"found {case.parameter('max_tokens_in_paged_kv_cache')!r}; with tensorrt_llm.speculation = 'both' each "
-            f"engine "
-            "gets its own by tensorrt_llm.lookahead_kv_share. Remove it.",
+            "engine gets its own by tensorrt_llm.lookahead_kv_share. Remove it.",
         )
 
 

@@ -19,8 +19,7 @@ def drafts_leave_room(case: Case) -> Iterator[Problem]:
             yield Problem(
                 "engine.max_seq_len",
                 f"found {case.engine.max_seq_len}; the '{mode}' engine reserves {case.max_draft_len(mode)} draft "
-                f"tokens "
-                f"of it, which leaves {left} for prompt and output. Raise it, or draft less "
+                f"tokens of it, which leaves {left} for prompt and output. Raise it, or draft less "
                 f"({_draft_key(case, mode)}).",
             )
 
@@ -59,10 +58,8 @@ def external_prefix_fits_into_a_pass(case: Case) -> Iterator[Problem]:
         yield Problem(
             "engine.max_num_tokens",
             f"found {case.engine.max_num_tokens}; with tensorrt_llm.speculation = '{case.trt.speculation}' each step "
-            f"sends "
-            f"prompt, output and drafts again, up to engine.max_seq_len = {case.engine.max_seq_len} tokens in one "
-            f"pass. "
-            "Raise it to that, or set tensorrt_llm.enable_chunked_context to true.",
+            f"sends prompt, output and drafts again, up to engine.max_seq_len = {case.engine.max_seq_len} tokens in "
+            "one pass. Raise it to that, or set tensorrt_llm.enable_chunked_context to true.",
         )
 
 
@@ -76,8 +73,7 @@ def max_input_len_is_left_alone(case: Case) -> Iterator[Problem]:
         yield Problem(
             build_flag("max_input_len"),
             f"found {case.flag('max_input_len')}; the builder ignores it while remove_input_padding and context_fmha "
-            f"are on."
-            " Remove it; engine.max_seq_len and engine.max_num_tokens bound the prompt.",
+            "are on. Remove it; engine.max_seq_len and engine.max_num_tokens bound the prompt.",
         )
 
 
@@ -107,8 +103,7 @@ def vendor_limit_of_drafts(case: Case) -> Iterator[Problem]:
         yield Problem(
             "model.lookahead",
             f"W, N, G of '{case.resolved.profile.name}' need {found} draft tokens per step; engines beyond 2048 are "
-            f"not "
-            "known to work. Choose smaller values.",
+            "not known to work. Choose smaller values.",
         )
 
 

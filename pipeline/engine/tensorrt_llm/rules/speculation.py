@@ -65,8 +65,7 @@ def lookahead_has_a_kernel(case: Case) -> Iterator[Problem]:
         yield Problem(
             "tensorrt_llm.speculation",
             f"found '{case.trt.speculation}'; lookahead decoding of {case.model.architecture} is known to fail for "
-            f"lack of "
-            "a kernel. Use 'trie' or 'none'.",
+            "lack of a kernel. Use 'trie' or 'none'.",
         )
     if case.shape is None:
         return
@@ -142,14 +141,13 @@ def lookahead_ranks(case: Case) -> Iterator[Problem]:
         yield Problem(
             "tensorrt_llm.context_parallel",
             f"found {case.trt.context_parallel}; lookahead decoding does not work with context parallelism. Set it "
-            f"to 1.",
+            "to 1.",
         )
     if case.model.parallelism.pipeline > 1 and not case.trt.allow_unvalidated:
         yield Problem(
             "model.parallelism.pipeline",
-            f"found {case.model.parallelism.pipeline}; lookahead decoding is documented with tensor parallelism "
-            f"only. Set "
-            f"it to 1. {_OPT_IN}.",
+            f"found {case.model.parallelism.pipeline}; lookahead decoding is documented with tensor parallelism only. "
+            f"Set it to 1. {_OPT_IN}.",
         )
 
 
@@ -162,9 +160,8 @@ def lookahead_on_tested_numbers(case: Case) -> Iterator[Problem]:
     ):
         yield Problem(
             "tensorrt_llm.quantization",
-            f"found '{case.trt.quantization}'; lookahead decoding is documented for 16-bit and FP8 weights. Use "
-            f"'none' or "
-            f"'fp8', or tensorrt_llm.speculation = 'trie'. {_OPT_IN}.",
+            f"found '{case.trt.quantization}'; lookahead decoding is documented for 16-bit and FP8 weights. Use 'none' "
+            f"or 'fp8', or tensorrt_llm.speculation = 'trie'. {_OPT_IN}.",
         )
 
 
@@ -237,14 +234,13 @@ def default_strategy_has_its_engine(case: Case) -> Iterator[Problem]:
         yield Problem(
             "drafting.strategy",
             f"found 'lookahead', for which tensorrt_llm.speculation = '{case.trt.speculation}' builds no engine. Use "
-            f"'auto', "
-            "or set the latter to 'lookahead' or 'both'.",
+            "'auto', or set the latter to 'lookahead' or 'both'.",
         )
     if strategy == "hybrid":
         yield Problem(
             "drafting.strategy",
-            "found 'hybrid'; a TensorRT-LLM engine has one speculative mode. Use 'auto' with tensorrt_llm.speculation = "
-            "'both', which serves two engines side by side, or backend: torch.",
+            "found 'hybrid'; a TensorRT-LLM engine has one speculative mode. Use 'auto' with tensorrt_llm.speculation "
+            "= 'both', which serves two engines side by side, or backend: torch.",
         )
 
 
