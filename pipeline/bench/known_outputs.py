@@ -7,8 +7,6 @@ output token, and "prediction_ids", what a client would have predicted.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.bench.json_lines import json_rows, reading
-from pipeline.bench.token_rows import token_list
+from pipeline.bench.token_rows import bench_requests, token_list
 from pipeline.decoding.tree import FloatArray, IntArray
 from pipeline.errors import UserError
 
@@ -48,7 +46,7 @@ def load_replay_rows(path: Path) -> list[ReplayRow]:
     sense."""
     with reading(path):
         text = path.read_text(encoding="utf-8")
-    values = _bench_rows(text, path)
+    values = bench_requests(text, path)
     if values is None:
         # Not splitlines(): a JSON string may hold U+2028 and its like as they are.
         values = json_rows(text.split("\n"), path)
@@ -56,27 +54,6 @@ def load_replay_rows(path: Path) -> list[ReplayRow]:
     if not rows:
         raise UserError(f"{path} holds no outputs; give rows with prompt_ids and output_ids.")
     return rows
-
-
-def _bench_rows(text: str, path: Path) -> Iterable[tuple[str, Any]] | None:
-    """The requests of a bench file, or None if the text is no such file."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(value, dict) or "requests" not in value:
-        return None
-    requests = value["requests"]
-    if not isinstance(requests, list) or not all(isinstance(request, dict) for request in requests):
-        raise UserError(f"{path}: requests must be a list of objects, as `lookahead bench --json` writes them.")
-    strategies = [request.get("strategy") for request in requests]
-    chosen = "none" if "none" in strategies else next(iter(strategies), None)
-    # A bench may have run its workload more than once.
-    return [
-        (f"{path}, request {number}", request)
-        for number, request in enumerate(requests, 1)
-        if request.get("strategy") == chosen and not request.get("repeat")
-    ]
 
 
 def _replay_row(value: Any, where: str) -> ReplayRow:

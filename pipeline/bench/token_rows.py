@@ -1,8 +1,9 @@
-"""Token sequences from files of the user: JSON Lines of token ids or of text, or plain text files."""
+"""Token sequences from files of the user: JSON Lines of token ids or of text, results of a bench, or plain texts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,42 @@ Encode = Callable[[str], list[int]]
 
 def token_sequences(path: Path, encode: Encode | None = None, with_prompts: bool = False) -> Iterator[IntArray]:
     """The sequences of a file. A row of a .jsonl file holds `token_ids`, or `output_ids` (with `prompt_ids`, which
-    come first if asked for), or `text`, which `encode` turns into tokens; any other file is one text. Raises
-    UserError, saying which line, where something is missing."""
+    come first if asked for), or `text`, which `encode` turns into tokens. A .json file may be what `lookahead bench`
+    wrote; any other file is one text. Raises UserError, saying which row, where something is missing."""
     with reading(path), path.open(encoding="utf-8") as file:
-        if path.suffix != ".jsonl":
-            yield _encoded(file.read(), encode, str(path))
+        if path.suffix == ".jsonl":
+            for where, value in json_rows(file, path):
+                yield _row(value, where, encode, with_prompts)
             return
-        for where, value in json_rows(file, path):
-            yield _row(value, where, encode, with_prompts)
+        text = file.read()
+    requests = bench_requests(text, path) if path.suffix == ".json" else None
+    if requests is None:
+        yield _encoded(text, encode, str(path))
+        return
+    for where, value in requests:
+        yield _row(value, where, encode, with_prompts)
+
+
+def bench_requests(text: str, path: Path) -> Iterable[tuple[str, Any]] | None:
+    """The requests of strategy "none" (or of the first strategy) in a bench's results, each with where it stands; None
+    if the text is no such file."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(value, dict) or "requests" not in value:
+        return None
+    requests = value["requests"]
+    if not isinstance(requests, list) or not all(isinstance(request, dict) for request in requests):
+        raise UserError(f"{path}: requests must be a list of objects, as `lookahead bench --json` writes them.")
+    strategies = [request.get("strategy") for request in requests]
+    chosen = "none" if "none" in strategies else next(iter(strategies), None)
+    # A bench may have run its workload more than once.
+    return [
+        (f"{path}, request {number}", request)
+        for number, request in enumerate(requests, 1)
+        if request.get("strategy") == chosen and not request.get("repeat")
+    ]
 
 
 def token_list(value: Any, where: str) -> IntArray:

@@ -41,7 +41,8 @@ def register(app: typer.Typer) -> None:
 
 def build(
     files: Annotated[
-        list[Path], typer.Argument(help="JSON Lines of {token_ids}, {prompt_ids, output_ids} or {text}, or texts.")
+        list[Path],
+        typer.Argument(help="JSON Lines of {token_ids}, {prompt_ids, output_ids} or {text}, a bench's JSON, or texts."),
     ],
     out: Out,
     tokenizer: Tokenizer = None,

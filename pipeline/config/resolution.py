@@ -34,6 +34,7 @@ from pipeline.config.schema import (
     ModelConfig,
     ProfileConfig,
     ResolvedConfig,
+    TrieDraftConfig,
 )
 from pipeline.errors import ConfigError
 
@@ -151,7 +152,7 @@ def _parse(data: dict[str, object], schema: type[_Schema]) -> _Schema:
 
 
 def _settled(model: ModelConfig, profile: ProfileConfig, backend: Backend, device: Device) -> ResolvedConfig:
-    model = _with_absolute_paths(model)
+    model, profile = _with_absolute_checkpoint(model), _with_absolute_snapshots(profile)
     return ResolvedConfig(
         model=model,
         profile=profile,
@@ -192,9 +193,22 @@ def _path(key: str) -> KeyPath:
     return tuple(key.split("."))
 
 
-def _with_absolute_paths(model: ModelConfig) -> ModelConfig:
+def _with_absolute_checkpoint(model: ModelConfig) -> ModelConfig:
     checkpoint = model.checkpoint
     if not isinstance(checkpoint, LocalCheckpoint | GgufCheckpoint):
         return model
-    path = str(Path(checkpoint.path).expanduser().resolve())
-    return model.model_copy(update={"checkpoint": checkpoint.model_copy(update={"path": path})})
+    return model.model_copy(update={"checkpoint": checkpoint.model_copy(update={"path": _absolute(checkpoint.path)})})
+
+
+def _with_absolute_snapshots(profile: ProfileConfig) -> ProfileConfig:
+    sources = tuple(
+        source.model_copy(update={"snapshot": _absolute(source.snapshot)})
+        if isinstance(source, TrieDraftConfig) and source.snapshot is not None
+        else source
+        for source in profile.drafting.sources
+    )
+    return profile.model_copy(update={"drafting": profile.drafting.model_copy(update={"sources": sources})})
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().resolve())

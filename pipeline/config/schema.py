@@ -189,6 +189,9 @@ class TrieDraftConfig(Frozen):
     )
     branch_length: int = Field(12, ge=1, le=64, description="Longest drafted path; tokens stored per branch.")
     max_bytes: int = Field(64 << 20, ge=1 << 16, description="Hard memory bound of the shared trie.")
+    snapshot: str | None = Field(
+        None, min_length=1, description="What the shared trie starts with: a file that `lookahead trie build` made."
+    )
 
 
 class PromptDraftConfig(Frozen):

@@ -57,14 +57,20 @@ def container_name(server_id: str) -> str:
 
 
 def run_argv(
-    tag: str, argv: Sequence[str], server_id: str, variables: Mapping[str, str], places: Places
+    tag: str,
+    argv: Sequence[str],
+    server_id: str,
+    variables: Mapping[str, str],
+    places: Places,
+    files: Sequence[Path] = (),
 ) -> tuple[str, ...]:
-    """`docker run` around the command of a server. variables: of the server's environment."""
+    """`docker run` around the command of a server. variables: of the server's environment. files: what it reads from
+    elsewhere."""
     words = docker_argv(
         serving_image(tag),
         argv,
         writable=[places.engines],
-        readable=[places.home],
+        readable=[places.home, *files],
         work_dir=places.home,
         environment=variables,
     )

@@ -10,6 +10,8 @@ import psutil
 
 from pipeline.config.places import Places
 from pipeline.config.schema import ResolvedConfig
+from pipeline.decoding.create import create_drafter
+from pipeline.decoding.sources.trie import TrieSource
 from pipeline.engine.artifact import Artifact, artifact_dir
 from pipeline.errors import ServerError
 from pipeline.repository.render import REPOSITORY, ModelRepository, render, repository_dir
@@ -53,7 +55,7 @@ def prepare(
     resolved: ResolvedConfig, places: Places, out_dir: Path | None = None, note: Note = lambda text: None
 ) -> Served:
     """Build the engine and render the repository, to out_dir or beside the engine. Raises ServerError for settings that
-    only work in process."""
+    only work in process, and what `create_drafter` and `planned_engine` raise."""
     if resolved.backend == "torch" and resolved.model.parallelism.tensor > 1:
         raise ServerError(
             f"model.parallelism.tensor = {resolved.model.parallelism.tensor} of the torch backend runs in process only "
@@ -64,6 +66,8 @@ def prepare(
             f"engine.lookahead_parallel = {resolved.profile.engine.lookahead_parallel} runs in process only (bench, "
             "verify, tune, experiments); a server runs the engine in one process. Use engine.lookahead_parallel = 1."
         )
+    # A snapshot that cannot be read is told here rather than in the log of a server that does not come up.
+    create_drafter(resolved.profile.drafting.sources, resolved.lookahead, vocab_size=1, kinds={TrieSource.name})
     result = planned_engine(resolved, places, note=note)
     note(f"engine: {result.outcome} ({result.artifact.folder})")
     target = repository_dir(result.artifact) if out_dir is None else out_dir

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipeline.config.places import Places
-from pipeline.config.schema import ResolvedConfig
+from pipeline.config.schema import ResolvedConfig, TrieDraftConfig
 from pipeline.engine.tensorrt_llm.case import case_of
 from pipeline.engine.tensorrt_llm.environment import gpus
 from pipeline.engine.tensorrt_llm.instance import instance_of
@@ -141,5 +141,10 @@ def with_ports(options: LaunchOptions, ports: Ports, server_id: str) -> LaunchOp
 def _in_container(resolved: ResolvedConfig, launch: Launch, server_id: str, places: Places) -> StartCommand:
     variables = {"PYTHONPATH": str(places.home), **served_variables(places), **launch.environment, MARK: server_id}
     tag = resolved.profile.tensorrt_llm.container_tag
-    argv = run_argv(tag, launch.argv, server_id, variables, places)
+    snapshots = [
+        Path(source.snapshot)
+        for source in resolved.profile.drafting.sources
+        if isinstance(source, TrieDraftConfig) and source.snapshot is not None
+    ]
+    argv = run_argv(tag, launch.argv, server_id, variables, places, snapshots)
     return StartCommand(argv, dict(os.environ), remove_argv(server_id))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree, IntArray
 from pipeline.decoding.trie import Trie, TrieStream
 from pipeline.decoding.trie.retrieval import Estimator
+from pipeline.decoding.trie.snapshot import load_trie
 from pipeline.errors import ConfigError
 
 
@@ -33,10 +35,13 @@ class TrieSource:
     needs_top_k = 0
 
     def __init__(self, config: TrieDraftConfig) -> None:
+        """Raises ConfigError if the limits hold no trie or the snapshot has others, UserError if it cannot be read."""
         try:
             self.trie = Trie(config.branch_length, config.max_bytes)
         except ValueError as error:
             raise ConfigError(f"draft source 'trie': {error}") from error
+        if config.snapshot is not None:
+            self.trie.merge(_snapshot(Path(config.snapshot), config.branch_length))
         self._branch_length = config.branch_length
         self._estimator = Estimator(config.branch_length, config.retrieval)
         self._requests: dict[str, _Request] = {}
@@ -68,3 +73,13 @@ class TrieSource:
         request = self._requests.pop(request_id, None)
         if request is not None:
             request.output.close()
+
+
+def _snapshot(path: Path, branch_length: int) -> Trie:
+    trie = load_trie(path)
+    if trie.branch_length != branch_length:
+        raise ConfigError(
+            f"draft source 'trie': branch_length is {branch_length}, that of the snapshot {path} {trie.branch_length}. "
+            f"Set branch_length: {trie.branch_length}, or build it again with --branch-length {branch_length}."
+        )
+    return trie

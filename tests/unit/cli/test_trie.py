@@ -40,6 +40,21 @@ def count(path: Path, *tokens: int, namespace: str = "") -> int:
     return load_trie(path).count(np.asarray(tokens, np.int32), namespace)
 
 
+def test_build_takes_the_results_of_a_bench(app: typer.Typer, tmp_path: Path):
+    requests = [
+        {"strategy": "trie", "prompt_ids": [9], "output_ids": [7, 8]},
+        {"strategy": "none", "prompt_ids": [9], "output_ids": [1, 2, 3]},
+        {"strategy": "none", "prompt_ids": [9], "output_ids": [1, 2, 3], "repeat": 1},
+    ]
+    results = tmp_path / "out.json"
+    results.write_text(json.dumps({"requests": requests}))
+    run(app, "trie", "build", results, "-o", tmp_path / "a.trie")
+    assert [count(tmp_path / "a.trie", *tokens) for tokens in ([1, 2, 3], [7, 8], [9])] == [1, 0, 0]
+    results.write_text('{"other": 1}')
+    with pytest.raises(UserError, match=r"out\.json holds text; name the folder of a tokenizer"):
+        run(app, "trie", "build", results, "-o", tmp_path / "b.trie")
+
+
 def test_build_inspect_prune_and_merge(app: typer.Typer, rows: Path, tmp_path: Path):
     one, two, both = (tmp_path / name for name in ("one.trie", "two.trie", "both.trie"))
     run(app, "trie", "build", rows, "-o", one, "--max-mib", 1)

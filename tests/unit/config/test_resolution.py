@@ -16,7 +16,7 @@ from pipeline.config.loading import names_in
 from pipeline.config.places import Places, places
 from pipeline.config.resolution import dump_resolved, load_model, load_profile, load_resolved, resolve_config
 from pipeline.config.rules import LOOKAHEAD_OFF
-from pipeline.config.schema import LookaheadConfig
+from pipeline.config.schema import LookaheadConfig, TrieDraftConfig
 from pipeline.engine.builder import conflicts_with_backend
 from pipeline.errors import ConfigError
 
@@ -116,6 +116,16 @@ def test_overrides_reach_profile_and_model() -> None:
     assert resolved.profile.drafting.sources[0].branch_length == 5  # type: ignore[union-attr]
     assert resolved.profile.server.http_port == 0
     assert resolved.profile.engine.max_seq_len == 4096, "the rest of the section stays"
+
+
+def test_the_path_of_a_snapshot_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    overrides = ["drafting.sources.0.snapshot=past.trie"]
+    first, *_ = resolve_config(
+        "smollm2-135m", "latency", overrides, where=SHIPPED, hardware=CPU
+    ).profile.drafting.sources
+    assert isinstance(first, TrieDraftConfig)
+    assert first.snapshot == str(tmp_path / "past.trie")
 
 
 def test_a_model_without_lookahead_values_has_it_off() -> None:

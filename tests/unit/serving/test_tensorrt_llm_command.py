@@ -175,8 +175,10 @@ def test_too_few_gpus_are_named(machine, tmp_path):
 
 def test_without_the_backend_the_server_runs_in_docker_from_an_image_that_is_built_once(machine, tmp_path):
     record = machine(tensorrt_llm=False, docker=True)
+    snapshot = tmp_path / "past.trie"
+    sources = f"drafting.sources=[{{kind: trie, snapshot: {snapshot}}}]"
     for _ in range(2):
-        server = start(tmp_path, "model.parallelism.tensor=2")
+        server = start(tmp_path, "model.parallelism.tensor=2", sources)
         server.stop()
         assert_nothing_left(server)
 
@@ -193,6 +195,7 @@ def test_without_the_backend_the_server_runs_in_docker_from_an_image_that_is_bui
     assert {"--gpus", "--ipc=host"} <= set(run)
     assert f"{MARK}={server.state.server_id}" in run
     assert f"PYTHONPATH={places().home}" in run
+    assert f"{snapshot}:{snapshot}:ro" in run
     inside = run[run.index("lookahead-serving:26.07") + 1 :]
     assert inside[:5] == ["mpirun", "--allow-run-as-root", "-n", "1", "/opt/tritonserver/bin/tritonserver"]
     assert remove == ["rm", "--force", name]

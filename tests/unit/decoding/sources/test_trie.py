@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,9 @@ from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.sources.prompt import PromptSource
 from pipeline.decoding.sources.trie import TrieSource
 from pipeline.decoding.tree import EMPTY_TREE, chain
-from pipeline.errors import ConfigError
+from pipeline.decoding.trie import Trie
+from pipeline.decoding.trie.snapshot import save_trie
+from pipeline.errors import ConfigError, UserError
 
 NONE = np.empty(0, np.int32)
 PROMPT = np.asarray([2, 10, 11, 12, 13, 14, 15, 2, 10, 11], np.int32)
@@ -91,6 +95,26 @@ def test_the_retrieval_strategy_of_the_config_is_followed(how, fan):
 def test_a_limit_too_small_for_the_branch_length_is_a_config_error():
     with pytest.raises(ConfigError, match="needs at least"):
         TrieSource(TrieDraftConfig(branch_length=64, max_bytes=1 << 16))
+
+
+def test_the_shared_trie_starts_with_a_snapshot(tmp_path: Path):
+    past = Trie(12)
+    past.insert(np.asarray([10, 11, 30, 31, 32], np.int32))
+    save_trie(past, tmp_path / "past.trie")
+    source = trie_source(snapshot=str(tmp_path / "past.trie"))
+    source.start("r", np.asarray([5, 10, 11], np.int32), "")
+    assert {30, 31, 32} <= set(drafted(source, "r", [5, 10, 11]))
+    source.start("other tenant", np.asarray([5, 10, 11], np.int32), "tenant")
+    assert not {30, 31, 32} & set(drafted(source, "other tenant", [5, 10, 11]))
+
+
+def test_a_snapshot_that_does_not_fit_or_is_not_there_is_told(tmp_path: Path):
+    path = tmp_path / "short.trie"
+    save_trie(Trie(8), path)
+    with pytest.raises(ConfigError, match=r"branch_length is 12, that of the snapshot .*short\.trie 8\."):
+        trie_source(snapshot=str(path))
+    with pytest.raises(UserError, match=r"gone\.trie cannot be read: No such file"):
+        trie_source(snapshot=str(tmp_path / "gone.trie"))
 
 
 def test_nothing_is_drafted_without_a_budget():
