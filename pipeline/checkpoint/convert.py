@@ -27,7 +27,7 @@ def write_weights(checkpoint: Checkpoint, config: PretrainedConfig, dtype: Dtype
 
 def load_weights(checkpoint: Checkpoint, config: PretrainedConfig, dtype: Dtype) -> PreTrainedModel:
     """The checkpoint as transformers' model, ready to be saved. config: by `read_config`. Raises CheckpointError if
-    tensors are missing, do not fit or have no place, and as `check_model` does."""
+    tensors are missing, do not fit, have no place or are not finite in that dtype, and as `check_model` does."""
     import torch
     import transformers
 
@@ -64,6 +64,7 @@ def load_weights(checkpoint: Checkpoint, config: PretrainedConfig, dtype: Dtype)
     if checkpoint.gguf_file is not None:
         _check_gguf_weights(checkpoint, model)
     check_model(model, where)
+    _check_finite(model, dtype, where)
     # Weights from GGUF are dequantised, but transformers keeps the quantiser attached and then refuses to save.
     model.hf_quantizer = None
     if hasattr(model.config, "quantization_config"):
@@ -81,9 +82,25 @@ def write_tokenizer(checkpoint: Checkpoint, folder: Path) -> None:
         tokenizer = AutoTokenizer.from_pretrained(
             checkpoint.folder, local_files_only=True, trust_remote_code=False, **arguments
         )
-    except loading_errors() as error:
+    except Exception as error:  # the tokenizers library raises no other class
         raise CheckpointError(f"The tokenizer of {checkpoint.folder} cannot be read: {reason(error)}.") from error
     tokenizer.save_pretrained(folder)
+
+
+def _check_finite(model: PreTrainedModel, dtype: Dtype, where: str) -> None:
+    """A weight beyond the dtype's range becomes infinite, and every output with it."""
+    import torch
+
+    broken = [
+        name
+        for name, weight in model.named_parameters()
+        if weight.numel() and not all(bound.isfinite() for bound in torch.aminmax(weight.detach()))
+    ]
+    if broken:
+        raise CheckpointError(
+            f"{where} holds weights that are no finite numbers in {dtype}: {_some(broken)}. Use a dtype with a wider "
+            "range (--set model.dtype=float32 or bfloat16); if that does not help, fetch the checkpoint again."
+        )
 
 
 def _check_gguf_weights(checkpoint: Checkpoint, model: PreTrainedModel) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from pipeline.checkpoint.architectures import check_rope
 from pipeline.checkpoint.checkpoint import Checkpoint
 from pipeline.checkpoint.hashing import remembered_sha256
+from pipeline.config.folder import json_object, named_architecture
 from pipeline.errors import CheckpointError
 
 _TOKENIZER_FILES = (
@@ -28,6 +29,7 @@ _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 # Code of the checkpoint's own, and the vocabularies that only such code reads.
 CODE_FILES = ("*.py", "*.tiktoken")
 _INDEX = "model.safetensors.index.json"
+_GIT_LFS = b"version https://git-lfs.github.com/spec/"  # how a file begins that git-lfs has not fetched
 
 
 def open_folder(
@@ -57,29 +59,41 @@ def check_config_file(folder: Path, architecture: str) -> None:
     """Raises CheckpointError for a config.json of another architecture, or with rotary embeddings that no backend
     serves."""
     config = _read_json(folder / "config.json", "a checkpoint needs one")
-    found = config.get("architectures") or ["(none named)"]
-    if found[0] != architecture:
+    found = named_architecture(config)
+    if found != architecture:
         raise CheckpointError(
-            f"{folder} is a {found[0]}; the model config says architecture: {architecture}. Correct the config."
+            f"{folder} is a {found or '(none named)'}; the model config says architecture: {architecture}. "
+            "Correct the config."
         )
     check_rope(config, str(folder))
 
 
 def check_safetensors(path: Path) -> None:
     """Raises CheckpointError if the header and the size of a safetensors file do not fit together."""
+    from safetensors import SafetensorError, safe_open
+
     size = path.stat().st_size
     with path.open("rb") as file:
-        header_size = int.from_bytes(file.read(8), "little")
+        start = file.read(len(_GIT_LFS))
+        if start == _GIT_LFS:
+            raise CheckpointError(f"{path} is git-lfs's note about the file, not the file. Run `git lfs pull` there.")
+        header_size = int.from_bytes(start[:8], "little")
         if size < 8 or header_size > size - 8:
             raise CheckpointError(f"{path} is cut short or no safetensors file ({size} bytes). Fetch it again.")
+        file.seek(8)
         try:
             header = json.loads(file.read(header_size))
-            ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            ends = [int(entry["data_offsets"][1]) for name, entry in header.items() if name != "__metadata__"]
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise CheckpointError(f"{path} has no valid safetensors header. Fetch it again.") from error
     expected = 8 + header_size + max(ends, default=0)
     if size != expected:
         raise CheckpointError(f"{path} should have {expected} bytes by its header; it has {size}. Fetch it again.")
+    try:
+        with safe_open(path, framework="np"):  # reads and checks the header
+            pass
+    except SafetensorError as error:
+        raise CheckpointError(f"{path} has no valid safetensors header ({error}). Fetch it again.") from error
 
 
 def _check_generation_config(path: Path) -> None:
@@ -87,19 +101,23 @@ def _check_generation_config(path: Path) -> None:
     if not path.is_file():
         return
     ends = _read_json(path, "it names the end tokens").get("eos_token_id")
-    if not all(isinstance(end, int) for end in (ends if isinstance(ends, list) else [ends or 0])):
+    if ends is not None and not all(type(end) is int for end in (ends if isinstance(ends, list) else [ends])):
         raise CheckpointError(
             f"{path}: eos_token_id should be a token id or a list of them; found {ends!r}. Correct it."
         )
 
 
 def _weight_files(folder: Path) -> tuple[Path, ...]:
+    if (folder / "model.safetensors").is_file():
+        return (folder / "model.safetensors",)  # transformers reads it even if there are shards, too
     index_path = folder / _INDEX
     if index_path.is_file():
         index = _read_json(index_path, "it lists the shards")
         tensors = index.get("weight_map")
         if not isinstance(tensors, dict) or not tensors:
             raise CheckpointError(f"{index_path} has no weight_map, so the shards are not known. Fetch it again.")
+        if wrong := [name for name in tensors.values() if not isinstance(name, str) or Path(name).name != name]:
+            raise CheckpointError(f"{index_path} should name files beside it; found {wrong[0]!r}. Fetch it again.")
         shards = tuple(folder / name for name in sorted(set(tensors.values())))
         missing = [path.name for path in shards if not path.is_file()]
         if missing:
@@ -107,8 +125,6 @@ def _weight_files(folder: Path) -> tuple[Path, ...]:
                 f"{folder} lacks {', '.join(missing)}, which {_INDEX} names. Fetch the missing files."
             )
         return shards
-    if (folder / "model.safetensors").is_file():
-        return (folder / "model.safetensors",)
     if any(folder.glob("*.gguf")):
         raise CheckpointError(f"{folder} holds a GGUF file; name that file, with source: gguf in the model config.")
     if any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth")):
@@ -126,12 +142,6 @@ def _hash_files(paths: tuple[Path, ...], cache_dir: Path) -> str:
 
 
 def _read_json(path: Path, why: str) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path.parent} holds no {path.name}; {why}.") from error
-    except ValueError as error:
-        raise CheckpointError(f"{path} is no valid JSON: {error}.") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} should hold a JSON object.")
-    return value
+    if not path.exists():
+        raise CheckpointError(f"{path.parent} holds no {path.name}; {why}.")
+    return json_object(path, CheckpointError)

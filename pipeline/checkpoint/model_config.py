@@ -6,6 +6,7 @@ its own reading says which model will be computed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,7 +69,7 @@ def check_config(config: PretrainedConfig, where: str) -> None:
 def check_positions(config: PretrainedConfig, max_position_embeddings: int, where: str) -> None:
     """Raises CheckpointError if the model config promises a longer context than the checkpoint was made for: learned
     positions end there, and rotary ones beyond it were never trained."""
-    limit = _longest_context(config)
+    limit = _longest_context(config, where)
     if limit is not None and max_position_embeddings > limit:
         raise CheckpointError(
             f"model.max_position_embeddings: found {max_position_embeddings}; {where} was made for at most {limit} "
@@ -92,6 +93,7 @@ def loading_errors() -> tuple[type[Exception], ...]:
     """What transformers raises for files that are damaged or contradict each other, or that need a package which is
     not here."""
     from huggingface_hub.errors import StrictDataclassError
+    from safetensors import SafetensorError
 
     return (
         OSError,
@@ -102,6 +104,8 @@ def loading_errors() -> tuple[type[Exception], ...]:
         AttributeError,
         ArithmeticError,
         ImportError,
+        AssertionError,
+        SafetensorError,
         StrictDataclassError,
     )
 
@@ -113,12 +117,14 @@ def reason(error: Exception) -> str:
     lines = [line.strip() for line in str(error).strip().splitlines()]
     if isinstance(error, StrictDataclassError):
         lines = [" ".join(lines)]  # the setting stands in the first line, its fault in the last
+    if isinstance(error, KeyError):
+        return f"transformers looks in vain for {' '.join(lines)}"  # a KeyError says no more than the key
     if not lines or isinstance(error, LookupError):
-        return " ".join([type(error).__name__, *lines])  # a KeyError says no more than the key
+        return " ".join([type(error).__name__, *lines])
     return lines[0].rstrip(".")
 
 
-def _longest_context(config: PretrainedConfig) -> int | None:
+def _longest_context(config: PretrainedConfig, where: str) -> int | None:
     """None for positions without an end (ALiBi)."""
     stated: int | None = getattr(config, "max_position_embeddings", None)
     if stated is None:
@@ -128,5 +134,11 @@ def _longest_context(config: PretrainedConfig) -> int | None:
     for settings in (rope, *(inner for inner in rope.values() if isinstance(inner, Mapping))):
         # Publishers state the length before scaling (Qwen 2.5, Vicuna) or after it (Llama 3.1).
         original = settings.get("original_max_position_embeddings") or stated
-        limits.append(int(original * (settings.get("factor") or 1)))
+        factor = settings.get("factor") or 1
+        if not all(isinstance(value, int | float) and math.isfinite(value) for value in (original, factor)):
+            raise CheckpointError(
+                f"{where}: the factor and original_max_position_embeddings of rotary embeddings in config.json should "
+                f"be numbers; found {factor!r} and {original!r}."
+            )
+        limits.append(int(original * factor))
     return max(limits)

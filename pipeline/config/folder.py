@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pipeline.config.faults import KeyPath
 from pipeline.config.loading import Draft, shown
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, UserError
 
 # Names that config.json uses for the longest context; most families have the first.
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "seq_length")
@@ -18,12 +19,14 @@ _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "seq_length"
 def draft_from_checkpoint_folder(folder: Path) -> Draft:
     """Reads config.json and the sizes of the weight files. Lookahead values are not known and stay off."""
     config_path = folder / "config.json"
-    try:
-        config = json.loads(config_path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ConfigError(f"{shown(folder)} is no checkpoint: it holds no config.json.") from error
-    except ValueError as error:
-        raise ConfigError(f"{shown(config_path)} is no valid JSON: {error}.") from error
+    if (folder / "adapter_config.json").is_file() and not config_path.exists():
+        raise ConfigError(
+            f"{shown(folder)} is an adapter (LoRA), no whole model. Merge it into the model that it was made for "
+            "(`merge_and_unload` of peft), and name the folder that this is saved to."
+        )
+    if not config_path.exists():
+        raise ConfigError(f"{shown(folder)} is no checkpoint: it holds no config.json.")
+    config = json_object(config_path, ConfigError)
     data: dict[str, Any] = {
         "name": re.sub(r"[^a-z0-9._-]+", "-", folder.resolve().name.lower()).strip("-._") or "checkpoint",
         "description": f"Checkpoint folder {shown(folder)}",
@@ -31,9 +34,8 @@ def draft_from_checkpoint_folder(folder: Path) -> Draft:
         "num_parameters": max(1, _num_parameters(folder)),
         "chat_template": _has_chat_template(folder),
     }
-    architectures = config.get("architectures")
-    if architectures:
-        data["architecture"] = architectures[0]
+    if architecture := named_architecture(config):
+        data["architecture"] = architecture
     for key in _CONTEXT_KEYS:
         if isinstance(config.get(key), int):
             data["max_position_embeddings"] = config[key]
@@ -42,21 +44,42 @@ def draft_from_checkpoint_folder(folder: Path) -> Draft:
     return Draft(data, origins)
 
 
+def json_object(path: Path, error: type[UserError]) -> dict[str, Any]:
+    """What a JSON file of a checkpoint holds. Raises `error` unless that is an object."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as cause:
+        raise error(f"{shown(path)} cannot be read: {cause.strerror}.") from cause
+    except (ValueError, RecursionError) as cause:
+        raise error(f"{shown(path)} is no valid JSON: {cause}.") from cause
+    if not isinstance(value, dict):
+        raise error(f"{shown(path)} should hold a JSON object.")
+    return value
+
+
+def named_architecture(config: Mapping[str, Any]) -> str | None:
+    """The class that config.json names, None if it names none."""
+    match config.get("architectures"):
+        case [str(name), *_]:
+            return name
+    return None
+
+
 def _num_parameters(folder: Path) -> int:
     """From the headers of the safetensors files; unreadable ones are reported when the checkpoint is opened."""
     from math import prod
 
     total = 0
     for path in folder.glob("*.safetensors"):
-        with path.open("rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            if size > path.stat().st_size:
-                continue
-            try:
+        try:
+            with path.open("rb") as file:
+                size = int.from_bytes(file.read(8), "little")
+                if size > path.stat().st_size:
+                    continue
                 header = json.loads(file.read(size))
-            except ValueError:
-                continue
-        total += sum(prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+            total += sum(int(prod(entry["shape"])) for name, entry in header.items() if name != "__metadata__")
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            continue
     return total
 
 
@@ -64,9 +87,7 @@ def _has_chat_template(folder: Path) -> bool:
     if (folder / "chat_template.jinja").is_file():
         return True
     path = folder / "tokenizer_config.json"
-    if not path.is_file():
-        return False
     try:
-        return bool(json.loads(path.read_text(encoding="utf-8")).get("chat_template"))
-    except ValueError:
-        return False
+        return path.is_file() and bool(json_object(path, ConfigError).get("chat_template"))
+    except ConfigError:
+        return False  # told when the tokenizer is read

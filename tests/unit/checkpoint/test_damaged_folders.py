@@ -1,0 +1,178 @@
+"""A checkpoint folder named on the command line, damaged in every file: one sentence each, nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from pipeline.checkpoint.byte_tokenizer import byte_tokenizer
+from pipeline.checkpoint.local import open_folder
+from pipeline.config.hardware import Hardware
+from pipeline.config.places import Places, places
+from pipeline.config.resolution import resolve_config
+from pipeline.engine.build import build_engine
+from pipeline.errors import UserError
+
+CPU = Hardware(gpu=None, compute_capability=0, has_tensorrt_llm=False)
+Spoil = Callable[[Path], object]
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("good")
+    config = transformers.LlamaConfig(
+        vocab_size=300,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=4096,
+        pad_token_id=1,
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    byte_tokenizer(300, 4096).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(good: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(good, tmp_path / "checkpoint"))
+
+
+def built(folder: Path, *overrides: str) -> Path:
+    where = Places(home=places({}).home, engines=folder.parent / "engines", cache=folder.parent / "cache")
+    resolved = resolve_config(str(folder), "latency", overrides, where=places({}), hardware=CPU)
+    return build_engine(resolved, where).artifact.folder
+
+
+def text(name: str, content: str) -> Spoil:
+    return lambda folder: (folder / name).write_text(content, encoding="utf-8")
+
+
+def setting(name: str, **values: Any) -> Spoil:
+    def spoil(folder: Path) -> None:
+        held = json.loads((folder / name).read_text(encoding="utf-8"))
+        (folder / name).write_text(json.dumps({**held, **values}), encoding="utf-8")
+
+    return spoil
+
+
+def header(change: Callable[[dict[str, Any]], object]) -> Spoil:
+    """Another header before the same weights."""
+
+    def spoil(folder: Path) -> None:
+        data = (folder / "model.safetensors").read_bytes()
+        (size,) = struct.unpack("<Q", data[:8])
+        entries = json.loads(data[8 : 8 + size])
+        change(entries)
+        written = json.dumps(entries).encode()
+        (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(written)) + written + data[8 + size :])
+
+    return spoil
+
+
+def tensor(**values: Any) -> Spoil:
+    return header(lambda entries: entries["model.norm.weight"].update(values))
+
+
+def shards(*, metadata: bool = True, **names: Any) -> Spoil:
+    def spoil(folder: Path) -> None:
+        (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+        index = {"metadata": {}, "weight_map": {"model.norm.weight": "model-00001-of-00001.safetensors", **names}}
+        if not metadata:
+            del index["metadata"]
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+
+    return spoil
+
+
+def scale(factor: float) -> Spoil:
+    def spoil(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        tensors["lm_head.weight"] = torch.full_like(tensors["lm_head.weight"], factor)
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+    return spoil
+
+
+def as_folder(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    (folder / "config.json").mkdir()
+
+
+def as_adapter(folder: Path) -> None:
+    (folder / "config.json").rename(folder / "adapter_config.json")
+
+
+def as_merges(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    (folder / "vocab.json").write_text('{"a": 0, "b": 1, "ab": 2}', encoding="utf-8")
+    (folder / "merges.txt").write_text("#version: 0.2\na b c\n", encoding="utf-8")
+    setting("tokenizer_config.json", tokenizer_class="GPT2Tokenizer")(folder)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "expected"),
+    [
+        (text("config.json", "[]"), "config.json should hold a JSON object"),
+        (text("config.json", "[" * 100_000), "config.json is no valid JSON"),
+        (as_folder, "config.json cannot be read: Is a directory"),
+        (as_adapter, "is an adapter (LoRA), no whole model"),
+        (setting("config.json", architectures="LlamaForCausalLM"), "architecture: is missing"),
+        (setting("config.json", architectures={"a": 1}), "architecture: is missing"),
+        (setting("config.json", rope_scaling={"type": "linear", "factor": "x"}), "should be numbers; found 'x'"),
+        (setting("config.json", hidden_act="nope"), "transformers looks in vain for 'nope'"),
+        (setting("config.json", pad_token_id=99999), "Padding_idx must be within num_embeddings"),
+        (setting("generation_config.json", eos_token_id={}), "should be a token id or a list of them; found {}"),
+        (setting("generation_config.json", eos_token_id=True), "should be a token id or a list of them; found True"),
+        (tensor(data_offsets=["a", "b"]), "no valid safetensors header"),
+        (tensor(data_offsets=[0]), "no valid safetensors header"),
+        (tensor(shape="x"), "no valid safetensors header"),
+        (tensor(shape=[7, 7]), "no valid safetensors header"),
+        (tensor(dtype="Q4"), "no valid safetensors header"),
+        (header(lambda entries: entries.update({"model.norm.weight": 5})), "no valid safetensors header"),
+        (header(lambda entries: entries["model.norm.weight"].pop("shape")), "no valid safetensors header"),
+        (text("model.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:0\n"), "Run `git lfs pull`"),
+        (scale(float("nan")), "no finite numbers in float32: lm_head.weight"),
+        (shards(metadata=False), "transformers looks in vain for 'metadata'"),
+        (shards(x=5), "should name files beside it; found 5"),
+        (shards(x=["a"]), "should name files beside it; found ['a']"),
+        (shards(x="/etc/hostname"), "should name files beside it; found '/etc/hostname'"),
+        (as_merges, "The tokenizer of"),
+    ],
+)
+def test_each_damage_is_one_sentence(spoil: Spoil, expected: str, folder: Path) -> None:
+    spoil(folder)
+    with pytest.raises(UserError) as caught:
+        built(folder)
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not list((folder.parent / "engines").glob("checkpoint*"))
+    assert not (folder.parent / "cache").exists()
+
+
+def test_what_does_not_fit_into_16_bit_is_refused_there_alone(folder: Path) -> None:
+    scale(1e6)(folder)
+    with pytest.raises(UserError, match=r"no finite numbers in float16: lm_head\.weight"):
+        built(folder, "model.dtype=float16")
+    built(folder)
+
+
+def test_the_weights_that_transformers_reads_are_those_that_count(folder: Path, tmp_path: Path) -> None:
+    """It takes model.safetensors even where there are shards as well."""
+    single = (folder / "model.safetensors").read_bytes()
+    shards()(folder)
+    (folder / "model.safetensors").write_bytes(single)
+    before = open_folder(folder, "LlamaForCausalLM", tmp_path)
+    assert before.weight_files == (folder / "model.safetensors",)
+    scale(0.0)(folder)
+    assert open_folder(folder, "LlamaForCausalLM", tmp_path).content_hash != before.content_hash
