@@ -21,7 +21,7 @@ from pipeline.cli.measuring import (
     running_server,
 )
 from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, Json, Model, Profile, Set
-from pipeline.errors import ServerError, UserError
+from pipeline.errors import ServerError
 
 if TYPE_CHECKING:
     from pipeline.bench.load import LoadResult
@@ -73,16 +73,16 @@ def bench(
     json_path: Annotated[Path | None, typer.Option("--json", help="Write everything measured here.")] = None,
 ) -> None:
     """Measure strategies against plain decoding, alternately and in one process, and check every output."""
-    if data is None and not cost_curve:
-        raise UserError("Nothing to measure: give a workload with --data FILE.jsonl, or --cost-curve.")
     from pipeline.bench.bench import BenchPlan, Progress, run_bench
     from pipeline.bench.in_process import choose_strategies, codec_of
     from pipeline.bench.measure import MeasureOptions
     from pipeline.bench.results import require_writable, save_json
-    from pipeline.bench.workload import load_workload
+    from pipeline.bench.workload import DEFAULT_PROMPTS, load_workload
     from pipeline.decoding.request import SamplingParams
 
-    rows = [] if data is None else load_workload(data, limit, None if tasks is None else words("--tasks", tasks))
+    chosen_tasks = None if tasks is None else words("--tasks", tasks)
+    only_the_curve = cost_curve and data is None
+    rows = [] if only_the_curve else load_workload(data or DEFAULT_PROMPTS, limit, chosen_tasks)
     one_of("--warm", warm, ("cold", "warm"))
     one_of("--turns", turns, ("first", "all"))
     if json_path is not None:

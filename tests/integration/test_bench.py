@@ -89,6 +89,11 @@ def test_a_sampled_bench_is_identical_too(data: Path) -> None:
     assert "All 4 outputs are token for token those of `none`" in result.output
 
 
+def test_without_data_the_prompts_that_come_with_the_program_are_measured() -> None:
+    result = lookahead("bench", *MODEL, "--limit", 2, "--max-new-tokens", 4, "--strategies", "trie")
+    assert "All 2 outputs are token for token those of `none`" in result.output
+
+
 def test_the_cost_curve_is_stored_with_the_engine(tmp_path: Path) -> None:
     result = lookahead("bench", *MODEL, "--cost-curve", "--json", tmp_path / "out.json")
     assert result.exit_code == 0, result.output
@@ -98,7 +103,6 @@ def test_the_cost_curve_is_stored_with_the_engine(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
-        ([], "Nothing to measure"),
         (["--data", "none.jsonl"], "no data file"),
         (["--data", "DATA", "--strategies", "tree"], "no strategy 'tree'"),
         (["--data", "DATA", "--strategies", "trie,trie"], "twice"),
