@@ -88,7 +88,7 @@ def _check_lengths(tokenizer: Tokenizer, row: WorkloadRow, longest: int, options
     messages: list[str] = []
     for number, turn in enumerate(row.turns if options.turns == "all" else row.turns[:1]):
         messages.append(turn)
-        num_tokens = len(prompt_ids_of(tokenizer, Prompt(tuple(messages), options.raw)))
+        num_tokens = len(prompt_ids_of(tokenizer, Prompt(tuple(messages), options.raw, row.system)))
         if num_tokens > longest:
             which = f"turn {number + 1} of row {row.row_id!r}" if number else f"row {row.row_id!r}"
             raise UserError(

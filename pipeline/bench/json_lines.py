@@ -26,6 +26,8 @@ def json_rows(lines: Iterable[str], path: Path) -> Iterator[tuple[str, Any]]:
     """Where each row of a file stands ("FILE, line N") and its value; empty lines are left out. Raises UserError at
     the first line that is no JSON."""
     for number, line in enumerate(lines, 1):
+        if number == 1:  # some editors put a byte order mark there
+            line = line.removeprefix("\ufeff")
         if not line.strip():
             continue
         where = f"{path}, line {number}"

@@ -87,7 +87,7 @@ def rotated(count: int, shift: int) -> list[int]:
 def warm_up(contenders: Sequence[Contender], row: WorkloadRow, tokenizer: Tokenizer, options: MeasureOptions) -> None:
     """Compile, page in and tune what the first requests would otherwise pay for; nothing of it is kept."""
     short = replace(options, max_new_tokens=min(options.max_new_tokens, WARM_UP_TOKENS))
-    prompt = Prompt(row.turns[:1], options.raw)
+    prompt = row.first_prompt(options.raw)
     prompt_ids = prompt_ids_of(tokenizer, prompt)
     for _ in range(WARM_UP_ROUNDS):
         for contender in contenders:
@@ -107,7 +107,7 @@ def _measure_row(
     records: list[RequestRecord] = []
     for number, turn in enumerate(turns):
         messages.append(turn)
-        prompt = Prompt(tuple(messages), options.raw)
+        prompt = Prompt(tuple(messages), options.raw, row.system)
         prompt_ids = prompt_ids_of(tokenizer, prompt)
         generations: dict[int, Generation] = {}
         for index in order:

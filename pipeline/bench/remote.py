@@ -61,9 +61,9 @@ def generate(url: str, ask: Ask, timeout_s: float = TIMEOUT_S) -> Answer:
 
 def _query(ask: Ask) -> TextQuery:
     prompt, sampling = ask.prompt, ask.sampling
-    is_conversation = not prompt.raw and len(prompt.messages) > 1
+    is_conversation = not prompt.raw and (len(prompt.messages) > 1 or bool(prompt.system))
     return TextQuery(
-        text_input="".join(prompt.messages) if prompt.raw else prompt.messages[-1],
+        text_input=prompt.raw_text if prompt.raw else prompt.messages[-1],
         max_tokens=ask.max_new_tokens,
         strategy=ask.strategy,
         namespace=ask.namespace,

@@ -142,7 +142,7 @@ def load(
     Exit code 1 if a request failed, or did not end within half a minute after the duration."""
     from pipeline.bench.load import LoadPlan, run_load, summary_of
     from pipeline.bench.remote import Ask, generate
-    from pipeline.bench.workload import DEFAULT_PROMPTS, Prompt, load_workload
+    from pipeline.bench.workload import DEFAULT_PROMPTS, load_workload
     from pipeline.decoding.request import SamplingParams
 
     rows = load_workload(data or DEFAULT_PROMPTS)
@@ -152,7 +152,7 @@ def load(
     check_url(target, allow_remote)
     names: list[str | None] = [None] if strategies is None else [*words("--strategies", strategies)]
     sampling = SamplingParams(temperature=temperature, seed=seed)
-    asks = [Ask(Prompt(row.turns[:1], raw), max_new_tokens, name, sampling) for row in rows for name in names]
+    asks = [Ask(row.first_prompt(raw), max_new_tokens, name, sampling) for row in rows for name in names]
     plan = LoadPlan(concurrency, duration, max_requests, rate)
     with output.progress() as bar:
         task = bar.add_task("sending", total=max_requests)

@@ -13,7 +13,9 @@ from pipeline.cli.options import resolve
 if TYPE_CHECKING:
     from pipeline.engine.artifact import Artifact
 
-Data = Annotated[Path | None, typer.Option("--data", help="JSON Lines of {id, task, prompt} or {id, task, turns}.")]
+Data = Annotated[
+    Path | None, typer.Option("--data", help="JSON Lines of {id, task, prompt} or {id, task, turns}, or text.")
+]
 Strategies = Annotated[
     str | None, typer.Option("--strategies", help="E.g. none,trie,hybrid; default: all that the profile drafts for.")
 ]

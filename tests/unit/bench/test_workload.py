@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.bench.workload import Prompt, load_workload, prompt_ids_of
+from pipeline.bench.workload import Prompt, WorkloadRow, load_workload, prompt_ids_of
 from pipeline.errors import RequestError, UserError
 
 
@@ -55,6 +55,41 @@ def test_prompt_and_turns_rows_are_read_in_file_order_and_other_keys_ignored(tmp
     ]
 
 
+def test_rows_of_public_data_sets_are_read_as_they_are(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        '\ufeff{"task_id": "HumanEval/0", "prompt": "def f():", "entry_point": "f", "test": ""}\r',
+        '{"question_id": 81, "category": "writing", "turns": ["Write.", "Again."]}',
+        '{"question": "How many?", "answer": "#### 72"}',
+        '{"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}, '
+        '{"role": "assistant", "content": "Hello"}, {"role": "user", "content": "Bye"}]}',
+    )
+    assert load_workload(path) == [
+        WorkloadRow("HumanEval/0", "default", ("def f():",)),
+        WorkloadRow("81", "writing", ("Write.", "Again.")),
+        WorkloadRow("3", "default", ("How many?",)),
+        WorkloadRow("4", "default", ("Hi", "Bye"), "Be brief."),
+    ]
+
+
+def test_each_line_of_a_text_file_is_a_prompt(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.txt"
+    path.write_bytes("\ufeffTell a story.\r\n\r\nWhat is é?".encode())
+    assert [(row.row_id, row.turns) for row in load_workload(path)] == [
+        ("1", ("Tell a story.",)),
+        ("2", ("What is é?",)),
+    ]
+
+
+def test_a_system_message_goes_in_front(tmp_path: Path) -> None:
+    row = WorkloadRow("a", "t", ("hi", "more"), "brief")
+    assert (
+        FakeTokenizer().decode(prompt_ids_of(FakeTokenizer(), row.first_prompt(raw=False)).tolist())
+        == "S<s>brief<u>hi<a>"
+    )
+    assert FakeTokenizer().decode(prompt_ids_of(FakeTokenizer(), row.first_prompt(raw=True)).tolist()) == "briefhi"
+
+
 def test_limit_counts_rows_after_the_choice_of_tasks(tmp_path: Path) -> None:
     lines = [json.dumps({"id": i, "task": "ab"[i % 2], "prompt": "p"}) for i in range(10)]
     rows = load_workload(write(tmp_path, *lines), limit=3, tasks=["b"])
@@ -66,8 +101,17 @@ def test_limit_counts_rows_after_the_choice_of_tasks(tmp_path: Path) -> None:
     [
         ("{", "line 2 is no JSON"),
         ("[1]", "should be a JSON object"),
-        ('{"id": "b", "task": "t"}', "either 'prompt' or 'turns'; it has none"),
-        ('{"id": "b", "task": "t", "prompt": "p", "turns": ["p"]}', "it has both"),
+        ('{"id": "b", "task": "t"}', "one of prompt, turns, question, messages; it has none"),
+        ('{"id": "b", "task": "t", "prompt": "p", "turns": ["p"]}', "it has prompt and turns"),
+        ('{"id": "b", "question": 3}', "key 'question' should be a text"),
+        ('{"id": "b", "messages": "hi"}', "key 'messages' should be a list"),
+        ('{"id": "b", "messages": [{"role": "tool", "content": "x"}]}', "key 'messages'"),
+        ('{"id": "b", "messages": [{"role": "assistant", "content": "x"}]}', "key 'messages'"),
+        ('{"id": "b", "messages": [{"role": "user", "content": [1]}]}', "key 'messages'"),
+        (
+            '{"id": "b", "messages": [{"role": "user", "content": "x"}, {"role": "system", "content": "y"}]}',
+            "'messages'",
+        ),
         ('{"id": "b", "task": "t", "prompt": ""}', "key 'prompt'"),
         ('{"id": "b", "task": "t", "prompt": ["p"]}', "key 'prompt'"),
         ('{"id": "b", "task": "t", "turns": []}', "key 'turns'"),
@@ -77,7 +121,8 @@ def test_limit_counts_rows_after_the_choice_of_tasks(tmp_path: Path) -> None:
         ('{"id": "b", "prompt": "p \\ud800"}', "key 'prompt' holds '\\ud800', half of a surrogate pair"),
         ('{"id": "b", "turns": ["p", "\\udc00"]}', "key 'turns' holds '\\udc00'"),
         ('{"id": "\\ud800", "prompt": "p"}', "key 'id' holds"),
-        ('{"task": "t", "prompt": "p"}', "key 'id'"),
+        ('{"id": null, "prompt": "p"}', "key 'id'"),
+        ('{"question_id": [1], "prompt": "p"}', "key 'question_id'"),
         ('{"id": true, "prompt": "p"}', "key 'id'"),
         ('{"id": "a", "prompt": "again"}', "is taken by"),
         ("[" * 100_000, "nested too deeply"),
