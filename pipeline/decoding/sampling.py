@@ -152,7 +152,8 @@ def _truncate(scores: FloatArray, params: SamplingParams) -> None:
     if params.top_p < 1.0 or params.min_p > 0.0:
         weights = np.exp(scores, dtype=np.float64)  # relative to the best score, which is 0
         if params.top_p < 1.0:
-            order = np.argsort(-weights, kind="stable")
+            # By the scores: at a huge temperature the weights are all alike.
+            order = np.argsort(-scores, kind="stable")
             before = np.cumsum(weights[order]) - weights[order]
             scores[order[before >= params.top_p * weights.sum()]] = -np.inf
         scores[weights < params.min_p] = -np.inf

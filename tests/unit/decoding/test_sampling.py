@@ -67,6 +67,10 @@ def test_a_tiny_temperature_is_greedy_and_finite() -> None:
         assert chosen(temperature=1e-30, seed=5) == 1
 
 
+def test_a_huge_temperature_leaves_the_best_token_in_the_nucleus() -> None:
+    assert {chosen(temperature=1e30, top_p=1e-6, seed=seed) for seed in range(20)} == {1}
+
+
 def test_repetition_penalty_divides_positive_and_multiplies_negative_scores() -> None:
     logits = np.asarray([4.0, 3.0, -1.0], np.float32)
     assert chosen(np.asarray([0], np.int32), logits, repetition_penalty=1.5) == 1
