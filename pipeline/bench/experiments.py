@@ -16,7 +16,6 @@ from pipeline.bench.known_outputs import ALL_TASKS, ReplayRow
 from pipeline.bench.replay import replay
 from pipeline.config.schema import LookaheadConfig, TrieDraftConfig, WindowDraftConfig
 from pipeline.decoding.drafter import Drafter
-from pipeline.decoding.lookahead import flops_multiple, max_draft_len
 from pipeline.decoding.planner import FixedPlanner
 from pipeline.decoding.request import GenerationRequest
 from pipeline.decoding.sources.base import DraftBudget
@@ -88,10 +87,10 @@ def require_fit(sizes: Sequence[LookaheadConfig], engine: Engine) -> None:
     limit = engine.limits.max_draft_tokens
     for lookahead in sizes:
         w, n, g = (lookahead.max_window_size, lookahead.max_ngram_size, lookahead.max_verification_set_size)
-        if max_draft_len(w, n, g) > limit:
+        if (drafts := lookahead.max_draft_len) > limit:
             raise UserError(
-                f"W, N, G = {w}, {n}, {g} drafts {max_draft_len(w, n, g)} tokens per step; the engine verifies at most "
-                f"{limit}. Leave it out, or build with --set engine.max_draft_tokens={max_draft_len(w, n, g)}."
+                f"W, N, G = {w}, {n}, {g} drafts {drafts} tokens per step; the engine verifies at most {limit}. "
+                f"Leave it out, or build with --set engine.max_draft_tokens={drafts}."
             )
 
 
@@ -108,7 +107,7 @@ def by_lookahead_sizes(
             engine,
             drafter,
             FixedPlanner(),
-            default_budget=DraftBudget(max_draft_len(w, n, g), max(n - 1, 1)),
+            default_budget=DraftBudget(lookahead.max_draft_len, max(n - 1, 1)),
             max_queue_size=1,
             prefill_chunk=prefill_chunk,
         )
@@ -124,7 +123,7 @@ def by_lookahead_sizes(
             "max_window_size": w,
             "max_ngram_size": n,
             "max_verification_set_size": g,
-            "flops_multiple": flops_multiple(w, n, g),
+            "flops_multiple": lookahead.max_draft_len + 1,  # tokens that a step computes; plain decoding computes one
             "tokens": tokens,
             "steps": steps,
             "step_compression": tokens / steps,

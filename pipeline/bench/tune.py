@@ -18,7 +18,6 @@ from pipeline.bench.results import OVERALL, RequestRecord, SummaryRow
 from pipeline.bench.summary import summarise
 from pipeline.bench.workload import WorkloadRow
 from pipeline.config.schema import LookaheadConfig, ResolvedConfig
-from pipeline.decoding.lookahead import max_draft_len
 from pipeline.engine.torch.load import create_scheduler
 from pipeline.errors import UserError
 
@@ -41,15 +40,12 @@ def candidates(resolved: ResolvedConfig) -> list[Candidate]:
     room = resolved.profile.engine.max_draft_tokens
     kinds = {source.kind for source in resolved.profile.drafting.sources}
     found = [Candidate(f"budget {size}", "hybrid", size) for size in BUDGETS if size <= room and kinds]
-    for window, ngram, verification in LOOKAHEADS:
-        if "window" in kinds and max_draft_len(window, ngram, verification) <= room:
-            config = LookaheadConfig(
-                max_window_size=window,
-                max_ngram_size=ngram,
-                max_verification_set_size=verification,
-                origin="lookahead tune",
-            )
-            found.append(Candidate(f"W,N,G {window},{ngram},{verification}", "lookahead", lookahead=config))
+    for w, n, g in LOOKAHEADS:
+        config = LookaheadConfig(
+            max_window_size=w, max_ngram_size=n, max_verification_set_size=g, origin="lookahead tune"
+        )
+        if "window" in kinds and config.max_draft_len <= room:
+            found.append(Candidate(f"W,N,G {w},{n},{g}", "lookahead", lookahead=config))
     if not found:
         raise UserError(
             f"Profile {resolved.profile.name} leaves nothing to tune: engine.max_draft_tokens is {room} and "

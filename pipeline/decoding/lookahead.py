@@ -25,17 +25,6 @@ def window_size(max_window_size: int, max_ngram_size: int) -> int:
     return max(max_window_size * (max_ngram_size - 1) - 1, 0)
 
 
-def max_draft_len(max_window_size: int, max_ngram_size: int, max_verification_set_size: int) -> int:
-    """Draft tokens of one step with window W, n-gram size N and G candidates, as TensorRT-LLM counts them."""
-    levels = max_ngram_size - 1
-    return max(levels - 1, 0) + (max_window_size - 1 + max_verification_set_size) * levels
-
-
-def flops_multiple(max_window_size: int, max_ngram_size: int, max_verification_set_size: int) -> int:
-    """Tokens that one step computes, and so about how many times the arithmetic of a step of plain decoding."""
-    return max_draft_len(max_window_size, max_ngram_size, max_verification_set_size) + 1
-
-
 class Window:
     """The guesses of one request. rows: [levels] arrays; row 0 holds columns 1 .. W - 1, the others columns 0 .. W -
     1."""

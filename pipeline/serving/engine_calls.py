@@ -227,6 +227,8 @@ def _tree(tensors: Tensors) -> DraftTree:
 
 
 def lookahead_config(tensors: Tensors) -> LookaheadConfig | None:
+    """W, N and G of a request; None if it has none. Raises RequestError for some of the three, and for sizes that no
+    engine has."""
     window, ngram, candidates = (integer(tensors, f"lookahead_{name}") for name in _LOOKAHEAD)
     if window is None and ngram is None and candidates is None:
         return None
@@ -235,8 +237,14 @@ def lookahead_config(tensors: Tensors) -> LookaheadConfig | None:
     try:
         return LookaheadConfig(max_window_size=window, max_ngram_size=ngram, max_verification_set_size=candidates)
     except ValidationError as error:
-        faults = "; ".join(str(fault["msg"]) for fault in error.errors())
+        faults = "; ".join(_in_words(fault["msg"], fault["loc"]) for fault in error.errors())
         raise RequestError(f"lookahead sizes ({window}, {ngram}, {candidates}) are not possible: {faults}") from error
+
+
+def _in_words(text: str, setting: tuple[int | str, ...]) -> str:
+    """What pydantic has against W, N or G, which it calls Input, under the name of the tensor."""
+    name = "".join(map(str, setting)).replace("max_", "lookahead_")
+    return text.removeprefix("Value error, ").replace("Input", name)
 
 
 def _are_probabilities(values: FloatArray, count: int) -> bool:

@@ -10,7 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pipeline.engine.tensorrt_llm.speculation import AUTOREGRESSIVE, Triple, not_for_lookahead, triple_for_request
+from pipeline.engine.tensorrt_llm.speculation import (
+    AUTOREGRESSIVE,
+    Triple,
+    not_for_lookahead,
+    triple_for_request,
+    triple_of,
+)
 from pipeline.errors import RequestError
 from pipeline.serving.target import TargetTraits
 from pipeline.serving.text_request import TextRequest
@@ -36,7 +42,7 @@ def route_of(models: Sequence[TargetTraits], request: TextRequest) -> Route:
     if strategy != "auto" and strategy not in strategies:
         raise RequestError(f"strategy is {strategy!r}; this engine offers {', '.join(sorted(strategies))} and auto")
     if models[0].extended:
-        triple = None if request.lookahead is None else Triple(*request.lookahead)
+        triple = None if request.lookahead is None else triple_of(request.lookahead)
         return Route(0, "hybrid" if strategy == "auto" else strategy, triple)
     if strategy == "auto":
         strategy = _choose(strategies, request)
@@ -46,8 +52,7 @@ def route_of(models: Sequence[TargetTraits], request: TextRequest) -> Route:
         _require_trie_tensors(request, strategy)
         return Route(model, strategy, None)
     _require_greedy(request)
-    asked = request.lookahead or (None, None, None)
-    triple = triple_for_request(instance, asked, len(request.generation.prompt_ids))
+    triple = triple_for_request(instance, request.lookahead, len(request.generation.prompt_ids))
     off = strategy == "none" or request.max_draft_tokens == 0
     return Route(model, strategy, AUTOREGRESSIVE if off else triple)
 

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pipeline.config.schema import LookaheadConfig
 from pipeline.decoding.request import GenerationRequest
 from pipeline.decoding.strategy import STRATEGIES
 from pipeline.decoding.tree import IntArray
 from pipeline.engine.admission import check_prediction
 from pipeline.errors import RequestError
-from pipeline.serving.engine_calls import sampling_params
+from pipeline.serving.engine_calls import lookahead_config, sampling_params
 from pipeline.serving.tensors import Tensors, flag, integer, number, require_one_row, scalar, text, texts
 from pipeline.serving.text_codec import TextCodec, parse_messages
 
@@ -34,7 +35,6 @@ _FIXED = {"beam_width": 1, "num_return_sequences": 1}
 _MAX_WORDS, _MAX_WORD_BYTES = 1024, 65536
 # Of a prediction so many characters are read for each token that the engine holds; few texts have more.
 _PREDICTION_CHARS = 16
-_LOOKAHEAD = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class TextRequest:
     prediction: IntArray
     stream: bool
     echo: str
-    lookahead: tuple[int, int, int] | None
+    lookahead: LookaheadConfig | None
     max_draft_tokens: int | None
     return_statistics: bool
     return_perf_metrics: bool
@@ -113,7 +113,7 @@ def text_request(
         prediction=prediction,
         stream=stream,
         echo="" if stream or (exclude_input if excluded is None else bool(excluded)) else prompt,
-        lookahead=_lookahead(tensors),
+        lookahead=lookahead_config(tensors),
         max_draft_tokens=max_draft_tokens,
         return_statistics=flag(tensors, "return_statistics"),
         return_perf_metrics=flag(tensors, "return_perf_metrics"),
@@ -186,17 +186,6 @@ def _end_ids(codec: TextCodec, tensors: Tensors) -> frozenset[int]:
     if not -1 <= end_id < codec.vocab_size:
         raise RequestError(f"end_id is {end_id}; it must be in -1 (none) .. {codec.vocab_size - 1}")
     return frozenset() if end_id < 0 else frozenset({end_id})
-
-
-def _lookahead(tensors: Tensors) -> tuple[int, int, int] | None:
-    sent = [integer(tensors, name) for name in _LOOKAHEAD]
-    found = [value for value in sent if value is not None]
-    if not found:
-        return None
-    if len(found) < len(_LOOKAHEAD):
-        raise RequestError(f"{', '.join(_LOOKAHEAD)} belong together; send all three or none")
-    window, ngram, candidates = found
-    return window, ngram, candidates
 
 
 def _refuse_unsupported(tensors: Tensors) -> None:

@@ -1,4 +1,5 @@
-"""Sizes of speculation: what W, N and G cost, which triples are legal, and how a request's length bounds its drafts.
+"""Sizes of speculation: how many drafts an engine holds, what of W, N and G a request may ask for, and how its length
+bounds its drafts.
 
 A TensorRT-LLM engine holds one number, `max_draft_len`. Lookahead's W, N and G stand beside it three times: where the
 engine was built (our manifest), at the served instance (config.pbtxt) and in a request; `max_draft_len` must be the
@@ -41,52 +42,18 @@ def triple_of(config: LookaheadConfig) -> Triple:
     return Triple(config.max_window_size, config.max_ngram_size, config.max_verification_set_size)
 
 
-def max_draft_len(triple: Triple) -> int:
-    """Draft tokens that one step may hold."""
-    w, n, g = triple
-    return (0 if n == 1 else n - 2) + (w - 1 + g) * (n - 1)
-
-
-def max_path_len(triple: Triple) -> int:
-    """Most tokens that one step can emit."""
-    return triple.ngram_size
-
-
-def packed_mask_words(triple: Triple) -> int:
-    """int32 words per token of the engine's tree mask."""
-    return -(-(max_draft_len(triple) + 1) // 32)
-
-
 def effective_branches(triple: Triple) -> int:
     """Candidates that are really verified: the pool's answer is cut to W."""
     return min(triple.verification_set_size, triple.window_size)
 
 
-def illegal(triple: Triple) -> str | None:
-    """Why TensorRT-LLM would not take a triple; None if it does."""
-    w, n, g = triple
-    if w < 1 or n < 1 or g < 0:
-        return "W and N must be at least 1 and G at least 0"
-    if n == 1 and (w, g) != (1, 0):
-        return "N = 1 switches lookahead off and needs W = 1 and G = 0"
-    return None
-
-
-def triple_for_request(instance: Triple, asked: tuple[int | None, int | None, int | None], prompt_len: int) -> Triple:
-    """The triple to send with a request, given what it asks for (None: nothing) and its prompt's length in tokens.
+def triple_for_request(instance: Triple, asked: LookaheadConfig | None, prompt_len: int) -> Triple:
+    """The triple to send with a request, given what it asks for and its prompt's length in tokens.
 
     The backend checks none of this before a step runs, and a wrong triple then fails the whole batch. Raises
-    RequestError for one or two values of three, for more than the instance has, and for an illegal triple. A prompt
-    shorter than N - 1 tokens would make the engine read before its beginning, so N is lowered to prompt_len + 1."""
-    given = [value for value in asked if value is not None]
-    if given and len(given) != 3:
-        raise RequestError(
-            "lookahead_window_size, lookahead_ngram_size and lookahead_verification_set_size go together: "
-            f"found {len(given)} of 3; send all three or none"
-        )
-    triple = Triple(*given) if given else instance
-    if reason := illegal(triple):
-        raise RequestError(f"lookahead (W, N, G) is {tuple(triple)}: {reason}")
+    RequestError for more than the instance has. A prompt shorter than N - 1 tokens would make the engine read before
+    its beginning, so N is lowered to prompt_len + 1."""
+    triple = instance if asked is None else triple_of(asked)
     if any(mine > limit for mine, limit in zip(triple, instance, strict=True)):
         raise RequestError(
             f"lookahead (W, N, G) is {tuple(triple)}; the server runs {tuple(instance)}, and no value may be larger"
@@ -160,7 +127,7 @@ def draft_len_of(resolved: ResolvedConfig, mode: Mode) -> int:
     """`max_draft_len` of an engine."""
     match mode:
         case "lookahead":
-            return max_draft_len(triple_of(resolved.lookahead))
+            return resolved.lookahead.max_draft_len
         case "trie":
             return resolved.profile.tensorrt_llm.max_external_draft_len
         case "none":

@@ -16,7 +16,7 @@ from pipeline.config.loading import names_in
 from pipeline.config.places import Places, places
 from pipeline.config.resolution import dump_resolved, load_model, load_profile, load_resolved, resolve_config
 from pipeline.config.rules import LOOKAHEAD_OFF
-from pipeline.config.schema import LookaheadConfig, TrieDraftConfig
+from pipeline.config.schema import TrieDraftConfig
 from pipeline.engine.builder import conflicts_with_backend
 from pipeline.errors import ConfigError
 
@@ -89,13 +89,6 @@ def test_lookahead_values_are_those_of_their_origin(
     found = (lookahead.max_window_size, lookahead.max_ngram_size, lookahead.max_verification_set_size)
     assert found == (w, n, g)
     assert lookahead.max_draft_len == draft_len
-
-
-@pytest.mark.parametrize(("wng", "draft_len"), [((7, 7, 7), 83), ((8, 3, 3), 21), ((2, 2, 1), 2), ((1, 1, 0), 0)])
-def test_max_draft_len_follows_the_published_examples(wng: tuple[int, int, int], draft_len: int) -> None:
-    w, n, g = wng
-    config = LookaheadConfig(max_window_size=w, max_ngram_size=n, max_verification_set_size=g)
-    assert config.max_draft_len == draft_len
 
 
 def test_overrides_reach_profile_and_model() -> None:

@@ -1,38 +1,19 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.decoding.lookahead import Window, flops_multiple, max_draft_len, window_size
+from pipeline.config.schema import LookaheadConfig
+from pipeline.decoding.lookahead import Window, window_size
 from pipeline.decoding.tree import ancestor_mask, check_tree, depths
 
 
-@pytest.mark.parametrize(
-    ("sizes", "expected"),
-    [
-        ((1, 1, 0), 0),
-        ((1, 2, 0), 0),
-        ((2, 2, 1), 2),
-        ((5, 5, 5), 39),
-        ((4, 4, 4), 23),
-        ((7, 5, 7), 55),
-        ((15, 5, 15), 119),
-    ],
-)
-def test_max_draft_len_follows_the_formula(sizes: tuple[int, int, int], expected: int) -> None:
-    assert max_draft_len(*sizes) == expected
-
-
-def test_a_step_costs_one_token_more_than_it_drafts() -> None:
-    assert flops_multiple(15, 5, 15) == 120
-
-
 @settings(deadline=None)
-@given(st.integers(1, 20), st.integers(1, 9), st.integers(0, 20))
+@given(st.integers(1, 20), st.integers(2, 9), st.integers(0, 20))
 def test_window_and_candidates_add_up_to_max_draft_len(width: int, ngram: int, candidates: int) -> None:
-    assert window_size(width, ngram) + candidates * (ngram - 1) == max_draft_len(width, ngram, candidates)
+    sizes = LookaheadConfig(max_window_size=width, max_ngram_size=ngram, max_verification_set_size=candidates)
+    assert window_size(width, ngram) + candidates * (ngram - 1) == sizes.max_draft_len
 
 
 def filled_window(width: int, ngram: int) -> Window:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pipeline.engine.tensorrt_llm.case import Case
 from pipeline.engine.tensorrt_llm.rules.problem import Problem, Rule, build_flag
-from pipeline.engine.tensorrt_llm.speculation import illegal, triple_of
+from pipeline.engine.tensorrt_llm.speculation import triple_of
 
 # Which of the query heads per key/value head, and which head sizes, the tree-attention kernels exist for.
 _MAX_QUERIES_PER_KV = 32
@@ -21,14 +21,11 @@ def triple_makes_drafts(case: Case) -> Iterator[Problem]:
     """trtllm-build takes a lookahead engine of max_draft_len 0 without a word."""
     if "lookahead" not in case.modes:
         return
-    triple = triple_of(case.resolved.lookahead)
-    key = f"model.lookahead.{case.resolved.profile.name}"
-    if reason := illegal(triple):
-        yield Problem(key, f"found (W, N, G) = {tuple(triple)}: {reason}.")
-    elif case.max_draft_len("lookahead") == 0:
+    lookahead = case.resolved.lookahead
+    if lookahead.max_draft_len == 0:
         yield Problem(
-            key,
-            f"found (W, N, G) = {tuple(triple)} (origin: {case.resolved.lookahead.origin}), which makes no drafts. Set "
+            f"model.lookahead.{case.resolved.profile.name}",
+            f"found (W, N, G) = {tuple(triple_of(lookahead))} (origin: {lookahead.origin}), which makes no drafts. Set "
             "values in the model config, at least (2, 2, 1), or tensorrt_llm.speculation to 'none'.",
         )
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pipeline.config.schema import LookaheadConfig, WindowDraftConfig
 from pipeline.decoding.accept import accept
-from pipeline.decoding.lookahead import max_draft_len, window_size
+from pipeline.decoding.lookahead import window_size
 from pipeline.decoding.request import StepResult
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.sources.window import WindowSource
@@ -86,7 +86,7 @@ def test_a_full_step_has_at_most_max_draft_len_nodes(ngram: int) -> None:
     for _ in range(10):
         tree, _ = step(source, tokens)
         most = max(most, len(tree))
-        assert len(tree) <= max_draft_len(4, ngram, 3)
+        assert len(tree) <= sizes(4, ngram, 3).max_draft_len
     assert tree.num_fixed == window_size(4, ngram)
     assert most > window_size(4, ngram)
 
