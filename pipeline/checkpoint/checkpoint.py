@@ -10,16 +10,14 @@ from pathlib import Path
 class Checkpoint:
     """folder: what `from_pretrained` takes. gguf_file: name inside the folder, or None for safetensors.
     architecture: class name as in config.json. content_hash: changes whenever weights, config or tokenizer do.
-    weight_files, tokenizer_files: absolute paths; a GGUF file carries its tokenizer itself, so the latter is then
-    empty. code_files: Python code that came along, and what it reads, for converters that run it; None if they must
-    not."""
+    weight_files: absolute paths. code_files: Python code that came along, and what it reads, for converters that run
+    it; None if they must not."""
 
     folder: Path
     gguf_file: str | None
     architecture: str
     content_hash: str
     weight_files: tuple[Path, ...]
-    tokenizer_files: tuple[Path, ...]
     code_files: tuple[Path, ...] | None = None
 
     @property

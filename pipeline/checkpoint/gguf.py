@@ -29,7 +29,7 @@ def open_gguf(path: Path, architecture: str, cache_dir: Path) -> Checkpoint:
             f"{path} holds architecture '{found}'; the model config says {architecture}. "
             f"Supported in GGUF files: {known}."
         )
-    return Checkpoint(path.parent, path.name, architecture, remembered_sha256(path, cache_dir), (path,), ())
+    return Checkpoint(path.parent, path.name, architecture, remembered_sha256(path, cache_dir), (path,))
 
 
 def check_settings(path: Path, architecture: str) -> int | None:

@@ -52,7 +52,7 @@ def open_folder(
     if content_hash is None:
         others = [path for name in ("config.json", "generation_config.json") if (path := folder / name).is_file()]
         content_hash = _hash_files((*others, *tokenizer, *weights, *(code or ())), cache_dir)
-    return Checkpoint(folder, None, architecture, content_hash, weights, tokenizer, code)
+    return Checkpoint(folder, None, architecture, content_hash, weights, code)
 
 
 def check_config_file(folder: Path, architecture: str) -> None:

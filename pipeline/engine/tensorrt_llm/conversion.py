@@ -23,15 +23,6 @@ EXAMPLES_ROOT = "/app"
 # Formats that need no calibration.
 _PLAIN = ("none", "int8_wo", "int4_wo")
 _WEIGHT_ONLY_PRECISION = {"int8_wo": "int8", "int4_wo": "int4"}
-_QFORMATS = {
-    "none": "full_prec",
-    "fp8": "fp8",
-    "int8_wo": "int8_wo",
-    "int4_wo": "int4_wo",
-    "int4_awq": "int4_awq",
-    "w4a8_awq": "w4a8_awq",
-    "nvfp4": "nvfp4",
-}
 # Which example folder converts a model class.
 _FAMILIES = {
     "LLaMAForCausalLM": "llama",
@@ -243,7 +234,7 @@ def _quantize_argv(case: Case, source: Path, output: Path) -> tuple[str, ...]:
         "model_dir": source,
         "output_dir": output,
         "dtype": case.resolved.dtype,
-        "qformat": _QFORMATS[trt.quantization],
+        "qformat": "full_prec" if trt.quantization == "none" else trt.quantization,
         "kv_cache_dtype": trt.kv_cache_dtype,
         "calib_dataset": calib_dataset_of(case),
         "calib_size": trt.calib_size,

@@ -1,8 +1,8 @@
-"""TensorRT-LLM checkpoint -> engine: every option of trtllm-build, the same as BuildConfig, and what must come out.
+"""TensorRT-LLM checkpoint -> engine: every option of trtllm-build, and what must come out.
 
 The builder changes what it is given: a speculative mode adds max_draft_len to max_seq_len. `engine.max_seq_len` in our
-configs includes the drafts, so less is asked for. A BuildConfig from JSON ignores keys that it does not know and wants
-the speculative mode as a number; both forms are written here from one table, and `readback` compares the result.
+configs includes the drafts, so less is asked for. The engine's config.json holds the options as fields of BuildConfig,
+the speculative mode as a number; `readback` compares them with what is expected here.
 """
 
 from __future__ import annotations
@@ -22,18 +22,17 @@ _SEVERAL_FIELDS = {"gather_all_token_logits": ("gather_context_logits", "gather_
 # Options that choose no size or kernel, so that they stay out of BuildConfig.
 _NOT_IN_BUILD_CONFIG = ("checkpoint_dir", "output_dir", "workers", "log_level", "logits_dtype", "fast_build")
 
-# Fields of BuildConfig that say nothing of the engine; what is written of them is not compared.
+# Fields of BuildConfig that say nothing of the engine; they are not compared.
 _OF_THE_BUILD_ALONE = ("input_timing_cache", "output_timing_cache", "visualize_network")
 
 
 @dataclass(frozen=True, slots=True)
 class EngineBuild:
-    """flags: every option that is set, by name. argv: the call. build_config: the same as keyword arguments of
-    BuildConfig, in the types of its JSON form. expected: what the engine's config.json must hold in build_config."""
+    """flags: every option that is set, by name. argv: the call. expected: what the engine's config.json must hold in
+    build_config."""
 
     flags: dict[str, FlagValue]
     argv: tuple[str, ...]
-    build_config: dict[str, Any]
     expected: dict[str, Any]
 
 
@@ -43,7 +42,6 @@ def build_of(case: Case, mode: Mode, checkpoint: Path, output: Path) -> EngineBu
     return EngineBuild(
         flags=flags,
         argv=("trtllm-build", *_arguments(flags)),
-        build_config=build_config_of(flags, case.resolved.dtype),
         expected=_expected(case, mode, flags),
     )
 
@@ -86,9 +84,9 @@ def build_flags_of(case: Case, mode: Mode, checkpoint: Path, output: Path) -> di
     return flags
 
 
-def build_config_of(flags: Mapping[str, FlagValue], dtype: str) -> dict[str, Any]:
-    """Options of the command line as keyword arguments of BuildConfig, with those of PluginConfig inside. dtype: what
-    "auto" means there."""
+def _build_config(flags: Mapping[str, FlagValue], dtype: str) -> dict[str, Any]:
+    """Options of the command line as BuildConfig in its JSON form, with PluginConfig inside. dtype: what "auto" means
+    there."""
     known = facts.build_flags()
     config: dict[str, Any] = {}
     plugins: dict[str, Any] = {"dtype": dtype}
@@ -135,7 +133,7 @@ def _arguments(flags: Mapping[str, FlagValue]) -> list[str]:
 def _expected(case: Case, mode: Mode, flags: Mapping[str, FlagValue]) -> dict[str, Any]:
     """build_config as the engine's config.json must show it: all that was asked for, with the one change that the
     builder always makes. The rules refuse what it would change besides."""
-    config = build_config_of(flags, case.resolved.dtype)
+    config = _build_config(flags, case.resolved.dtype)
     # In the place of "auto" the type may stand that it means.
     plugins = {name: value for name, value in config["plugin_config"].items() if value != "auto"}
     return {

@@ -129,6 +129,11 @@ def plugin_config_fields() -> frozenset[str]:
     return frozenset(_facts()["plugin_config_fields"])
 
 
+def quant_algos() -> frozenset[str]:
+    """Members of QuantAlgo: formats of weights and of the KV cache."""
+    return frozenset(_facts()["quant_algos"]) | frozenset(_facts()["kv_cache_quant_algos"])
+
+
 def mode_number(name: str) -> int:
     """The number that an engine's config.json holds for a speculative mode, e.g. LOOKAHEAD_DECODING -> 8."""
     return int(_facts()["speculative_decoding_modes"][name])

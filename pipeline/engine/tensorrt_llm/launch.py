@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.errors import ServerError
-
 CONTAINER_SERVER = "/opt/tritonserver/bin/tritonserver"
 
 
@@ -22,9 +20,8 @@ CONTAINER_SERVER = "/opt/tritonserver/bin/tritonserver"
 class LaunchOptions:
     """world_size: ranks that mpirun starts; an orchestrator that spawns those of its engines is one. engine_models:
     Triton models that hold an engine. log_file: verbose log of rank 0. gpus: GPU numbers, for orchestrator mode.
-    use_mpi: also for one rank, as the stock launcher does by default. llmapi: start through trtllm-llmapi-launch. host:
-    address to listen on; None: all, as the stock launcher. shm_prefix: how names of shared memory begin; the rank
-    follows."""
+    use_mpi: also for one rank, as the stock launcher does by default. host: address to listen on; None: all, as the
+    stock launcher. shm_prefix: how names of shared memory begin; the rank follows."""
 
     repository: Path
     http_port: int = 8000
@@ -34,13 +31,11 @@ class LaunchOptions:
     world_size: int = 1
     engine_models: tuple[str, ...] = ("tensorrt_llm",)
     use_mpi: bool = True
-    oversubscribe: bool = False
     exit_timeout_s: int | None = None
     log_file: Path | None = None
     orchestrator: bool = False
     spawn_processes: bool = True
     gpus: tuple[int, ...] = (0,)
-    llmapi: bool = False
     host: str | None = None
     shm_prefix: str = "prefix"
 
@@ -54,19 +49,10 @@ class Launch:
 
 
 def launch_of(options: LaunchOptions) -> Launch:
-    """The command. Raises ServerError for combinations that the stock launcher refuses."""
-    if options.world_size < 1:
-        raise ServerError(f"world_size is {options.world_size}; at least one rank is needed.")
-    if not options.use_mpi and options.world_size > 1:
-        raise ServerError(
-            f"world_size is {options.world_size} without mpirun; only one rank runs without it. Install Open MPI, or "
-            "work in NVIDIA's container."
-        )
-    if options.orchestrator and options.spawn_processes and options.world_size > 1:
-        raise ServerError(
-            f"world_size is {options.world_size} in orchestrator mode; that starts its own workers, so it must be 1. "
-            "Set tensorrt_llm.spawn_processes to false or leave orchestrator mode."
-        )
+    """The command."""
+    assert options.use_mpi or options.world_size == 1, "mpirun starts ranks besides the first"
+    spawns = options.orchestrator and options.spawn_processes
+    assert not spawns or options.world_size == 1, "an orchestrator that spawns its ranks is one process"
     environment = {}
     if options.orchestrator:
         environment = {
@@ -75,7 +61,7 @@ def launch_of(options: LaunchOptions) -> Launch:
         }
     words: list[str] = []
     if options.use_mpi:
-        words += ["mpirun", "--allow-run-as-root", *(["--oversubscribe"] if options.oversubscribe else [])]
+        words += ["mpirun", "--allow-run-as-root"]
     for rank in range(options.world_size):
         words += _of_rank(rank, options)
     return Launch(tuple(words), environment)
@@ -88,7 +74,6 @@ def _of_rank(rank: int, options: LaunchOptions) -> Sequence[str]:
         f"--metrics-port={options.metrics_port}",
     ]
     words = ["-n", "1"] if options.use_mpi else []
-    words += ["trtllm-llmapi-launch"] if options.llmapi else []
     words += [options.tritonserver, f"--model-repository={options.repository}"]
     if options.exit_timeout_s is not None:
         words.append(f"--exit-timeout-secs={options.exit_timeout_s}")

@@ -173,7 +173,7 @@ def _expected_checkpoint(case: Case) -> dict[str, Any]:
     shape = case.shape
     assert shape is not None, "the rules refuse models of unknown shape"
     ranks = case.model.parallelism
-    expected: dict[str, Any] = {
+    return {
         "dtype": case.resolved.dtype,
         "hidden_size": shape.hidden_size,
         "num_hidden_layers": shape.num_layers,
@@ -184,7 +184,6 @@ def _expected_checkpoint(case: Case) -> dict[str, Any]:
             "kv_cache_quant_algo": KV_QUANT_ALGOS[case.trt.kv_cache_dtype],
         },
     }
-    return expected
 
 
 def _engine_stage(

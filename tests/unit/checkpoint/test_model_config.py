@@ -152,7 +152,7 @@ def llama(tmp_path: Path) -> Path:
 def loaded(folder: Path, gguf_file: str | None = None, architecture: str = "LlamaForCausalLM") -> Any:
     path = folder / (gguf_file or "model.safetensors")
     config = read_config(folder, architecture, gguf_file)
-    return load_weights(Checkpoint(folder, gguf_file, architecture, "", (path,), ()), config, "float32")
+    return load_weights(Checkpoint(folder, gguf_file, architecture, "", (path,)), config, "float32")
 
 
 def change_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:

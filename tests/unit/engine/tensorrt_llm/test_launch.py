@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from pipeline.engine.tensorrt_llm.launch import LaunchOptions, launch_of
-from pipeline.errors import ServerError
 
 REPOSITORY = Path("/repo")
 PORTS = ["--grpc-port=8001", "--http-port=8000", "--metrics-port=8002"]
@@ -31,11 +28,11 @@ def test_leader_mode_starts_a_server_per_rank_and_only_engines_on_the_others():
 
 
 def test_options_stand_where_the_stock_launcher_puts_them():
-    options = LaunchOptions(REPOSITORY, oversubscribe=True, exit_timeout_s=30, log_file=Path("/log"), llmapi=True)
+    options = LaunchOptions(REPOSITORY, exit_timeout_s=30, log_file=Path("/log"))
     words = list(launch_of(options).argv)
-    assert words[:6] == ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "1", "trtllm-llmapi-launch"]
-    assert words[6:9] == [SERVER, "--model-repository=/repo", "--exit-timeout-secs=30"]
-    assert words[12:14] == ["--log-verbose=3", "--log-file=/log"]
+    assert words[:4] == ["mpirun", "--allow-run-as-root", "-n", "1"]
+    assert words[4:7] == [SERVER, "--model-repository=/repo", "--exit-timeout-secs=30"]
+    assert words[10:12] == ["--log-verbose=3", "--log-file=/log"]
 
 
 def test_our_additions_stand_at_the_end_and_are_off_unless_asked_for():
@@ -50,8 +47,6 @@ def test_one_rank_runs_without_mpi_on_request():
     words = launch_of(LaunchOptions(REPOSITORY, use_mpi=False)).argv
     assert words[0] == SERVER
     assert ":" not in words
-    with pytest.raises(ServerError, match="without mpirun"):
-        launch_of(LaunchOptions(REPOSITORY, use_mpi=False, world_size=2))
 
 
 def test_orchestrator_mode_has_its_variables_and_small_pools():
@@ -60,10 +55,6 @@ def test_orchestrator_mode_has_its_variables_and_small_pools():
     pools = ["--pinned-memory-pool-byte-size=0", "--enable-peer-access=false"]
     pools += ["--cuda-memory-pool-byte-size=0:0", "--cuda-memory-pool-byte-size=1:0"]
     assert list(launch.argv) == ["mpirun", "--allow-run-as-root", *rank_words(0, *pools)]
-    with pytest.raises(ServerError, match="must be 1"):
-        launch_of(LaunchOptions(REPOSITORY, orchestrator=True, world_size=2))
     unspawned = launch_of(LaunchOptions(REPOSITORY, orchestrator=True, world_size=2, spawn_processes=False))
     assert unspawned.environment["TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES"] == "0"
     assert not [word for word in unspawned.argv if "pool" in word]  # only where workers are spawned
-    with pytest.raises(ServerError, match="at least one"):
-        launch_of(LaunchOptions(REPOSITORY, world_size=0))

@@ -86,19 +86,19 @@ def test_every_shipped_plan_is_complete_and_keeps_the_rules(model, profile, spec
 
 
 @pytest.mark.parametrize("speculation", SPECULATIONS)
-def test_the_python_form_says_the_same_as_the_command_line(speculation):
+def test_the_engines_config_is_expected_to_say_what_the_command_line_asks(speculation):
     for stage in plan(f".speculation={speculation}", ".build_flags.gather_generation_logits=true").engines:
-        config, flags = stage.build.build_config, stage.build.flags
+        config, flags = stage.build.expected, stage.build.flags
         assert set(config) - {"plugin_config"} <= facts.build_config_fields()
         assert set(config["plugin_config"]) <= facts.plugin_config_fields()
-        assert config["max_seq_len"] == flags["max_seq_len"]
+        assert config["max_seq_len"] == flags["max_seq_len"] + stage.instance.max_draft_len
         assert config["speculative_decoding_mode"] == {"lookahead": 8, "trie": 2, "none": 1}[stage.instance.mode]
         assert config["plugin_config"]["use_paged_context_fmha"] is True
         assert config["plugin_config"]["tokens_per_block"] == 32
         assert config["gather_generation_logits"] is True
 
 
-def test_user_flags_arrive_in_both_forms():
+def test_user_flags_are_asked_for_and_expected():
     flags = (
         ".build_flags.multiple_profiles=enable",
         ".build_flags.fast_build=true",
@@ -107,7 +107,7 @@ def test_user_flags_arrive_in_both_forms():
     (stage,) = plan(*flags).engines
     assert "--fast_build" in stage.build.argv
     assert "--opt_num_tokens" not in stage.build.argv
-    plugins = stage.build.build_config["plugin_config"]
+    plugins = stage.build.expected["plugin_config"]
     assert (plugins["multiple_profiles"], plugins["manage_weights"], plugins["gemm_plugin"]) == (True, True, None)
 
 
