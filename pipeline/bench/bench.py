@@ -22,7 +22,7 @@ from pipeline.engine.artifact import Artifact
 from pipeline.engine.cost_curve import CostRow, save_cost_curve
 from pipeline.errors import UserError
 from pipeline.serving.target import TargetTraits, traits_of
-from pipeline.tuning.cost_curve import FINE, WIDE
+from pipeline.tuning.cost_curve import grid_for
 from pipeline.tuning.cost_curve import measure as measure_cost_curve
 
 
@@ -197,7 +197,7 @@ def _cost_curve(opened: InProcess, progress: Progress) -> list[CostRow]:
         )
 
     artifact = opened.artifact
-    grid = FINE if artifact.resolved.device == "cpu" else WIDE
+    grid = grid_for(artifact.resolved.device, fine=True)
     points = measure_cost_curve(opened.engine, grid, on_point=tell)
     path = save_cost_curve(artifact, tuple(points))
     progress.on_note(f"cost curve: {path}")

@@ -32,6 +32,8 @@ def tune(
     """Measure the cost of a pass, then draft budgets and W, N, G against plain decoding; say what to write where."""
     from dataclasses import asdict
 
+    import yaml
+
     from pipeline.bench.in_process import open_in_process
     from pipeline.bench.measure import MeasureOptions
     from pipeline.bench.tune import best, candidates
@@ -40,6 +42,7 @@ def tune(
     from pipeline.config.places import places
     from pipeline.engine.build import build_engine
     from pipeline.engine.cost_curve import save_cost_curve
+    from pipeline.tuning.cost_curve import critical_decoding_length, grid_for
     from pipeline.tuning.cost_curve import measure as measure_cost_curve
 
     resolved = resolve(model, profile, overrides)
@@ -47,7 +50,8 @@ def tune(
     chosen = candidates(resolved)
     opened = open_in_process(build_engine(resolved, places(), note=output.note).artifact)
     output.note("measuring the cost of passes")
-    points = measure_cost_curve(opened.engine)
+    points = measure_cost_curve(opened.engine, grid_for(resolved.device, fine=True))
+    critical_len = critical_decoding_length(points)
     artifact = opened.artifact
     save_cost_curve(artifact, tuple(points))
     options = MeasureOptions(
@@ -69,6 +73,7 @@ def tune(
         output.print_json(
             {
                 "cost_curve": [asdict(point) for point in points],
+                "critical_decoding_length": critical_len,
                 "summary": [row.model_dump() for row in summary],
                 "max_draft_tokens": max_draft_tokens,
                 "lookahead": None if lookahead is None else lookahead.model_dump(),
@@ -82,12 +87,14 @@ def tune(
             for row in summary
         ],
     )
+    output.say(f"Critical decoding length: {critical_len} draft tokens make a pass at most a tenth slower.")
     name = resolved.profile.name
     if max_draft_tokens is None:
         output.say(f"No draft budget beat plain decoding; profile {name}: set drafting.strategy to none.")
     else:
         output.say(f"Profile {name}: set drafting.max_draft_tokens to {max_draft_tokens}.")
-    if window is None:
+    if lookahead is None:
         output.say("No window beat plain decoding; leave `window` out of drafting.sources.")
     else:
-        output.say(f"Model {resolved.model.name}: set lookahead.{name} to {window.strategy}.")
+        flow = yaml.safe_dump(lookahead.model_dump(), default_flow_style=True, sort_keys=False, width=1000).strip()
+        output.say(f"Model {resolved.model.name}: set lookahead.{name} to {flow}")

@@ -1,7 +1,7 @@
 """Measuring the cost curve: time of a verify pass by tokens in the pass, sequences and context length.
 
-The trie paper calls the number of draft tokens up to which a pass costs hardly more than for one token the critical
-decoding length (arXiv 2312.12728, section 3); the planner needs the whole curve, as on a CPU there is no flat part.
+The planner needs the whole curve, as on a CPU there is no flat part, which would end at one number of tokens (see
+`critical_decoding_length`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.decoding.cost import CostPoint
+from pipeline.config.schema import Device
+from pipeline.decoding.cost import CostCurve, CostPoint
 from pipeline.decoding.tree import IntArray, chain
 from pipeline.engine.contract import Engine, EngineLimits, VerifyItem
 from pipeline.engine.contract import Sequence as EngineSequence
@@ -36,8 +37,25 @@ COARSE = CostGrid((1, 2, 4, 8, 16, 24, 32, 64), (1, 4, 16), max_pass_tokens=128,
 WIDE = CostGrid(max_pass_tokens=2048)
 
 
+def grid_for(device: Device, *, fine: bool) -> CostGrid:
+    """What to measure on a device. fine: for whoever asked for the curve, rather than in passing at a build."""
+    if device == "cuda":
+        return WIDE
+    return FINE if fine else COARSE
+
+
+def critical_decoding_length(points: Sequence[CostPoint], tolerance: float = 0.1) -> int:
+    """Draft tokens up to which a pass over one sequence costs hardly more than one without drafts (arXiv 2312.12728,
+    section 3): its time grows by no more than the tolerance. Of the context lengths measured, the shortest one's."""
+    alone = [point for point in points if point.batch_size == 1]
+    shortest = min(point.context_len for point in alone)
+    most = max(point.num_tokens for point in alone if point.context_len == shortest)
+    times = CostCurve(tuple(alone)).seconds_up_to(most, 1, shortest)
+    return int(np.flatnonzero(times <= (1 + tolerance) * times[1])[-1]) - 1
+
+
 def measure(
-    engine: Engine, grid: CostGrid = FINE, *, seed: int = 0, on_point: Callable[[CostPoint], None] = lambda point: None
+    engine: Engine, grid: CostGrid, *, seed: int = 0, on_point: Callable[[CostPoint], None] = lambda point: None
 ) -> list[CostPoint]:
     """Least times of passes with chains of random drafts, for all sizes that fit the engine's limits.
 
@@ -45,8 +63,11 @@ def measure(
     the repeats the least time counts, as disturbances only add."""
     random = np.random.default_rng(seed)
     points: list[CostPoint] = []
+    # An engine of short sequences is measured in the middle of them.
+    fitting = [length for length in grid.context_lengths if sizes_that_fit(engine.limits, grid, 1, length)]
+    lengths = fitting or [engine.limits.max_seq_len // 4]
     for batch_size in (size for size in grid.batch_sizes if size <= engine.limits.max_batch_size):
-        for context_len in grid.context_lengths:
+        for context_len in lengths:
             sizes = sizes_that_fit(engine.limits, grid, batch_size, context_len)
             if not sizes:
                 continue
@@ -66,8 +87,8 @@ def sizes_that_fit(limits: EngineLimits, grid: CostGrid, batch_size: int, contex
         if size - 1 <= limits.max_draft_tokens and size * batch_size <= longest
     ]
     # Every pass, the one that warms up included, leaves one token behind.
-    grown = context_len + 1 + len(possible) * (grid.num_repeats + 1)
-    return [size for size in possible if grown + size <= limits.max_seq_len]
+    room = limits.max_seq_len - context_len - 1
+    return [size for number, size in enumerate(possible, 1) if number * (grid.num_repeats + 1) + size <= room]
 
 
 def _measure_batch(

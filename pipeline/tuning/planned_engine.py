@@ -9,7 +9,7 @@ from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.artifact import Artifact
 from pipeline.engine.build import BuildResult, build_engine
 from pipeline.engine.cost_curve import load_cost_curve, save_cost_curve
-from pipeline.tuning.cost_curve import COARSE, WIDE, measure
+from pipeline.tuning.cost_curve import grid_for, measure
 
 Note = Callable[[str], None]
 
@@ -42,7 +42,7 @@ def measure_cost_curve(artifact: Artifact) -> None:
 
     engine = load_engine(artifact)
     try:
-        points = measure(engine, COARSE if artifact.resolved.device == "cpu" else WIDE)
+        points = measure(engine, grid_for(artifact.resolved.device, fine=False))
     finally:
         if isinstance(engine, ParallelEngine):
             engine.close()  # the caller's own engine needs the line between the processes

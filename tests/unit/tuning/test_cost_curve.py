@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Sequence
+from typing import Literal
 
 import pytest
 
-from pipeline.decoding.cost import CostCurve
+from pipeline.decoding.cost import CostCurve, CostPoint
 from pipeline.engine.contract import VerifyItem
-from pipeline.tuning.cost_curve import CostGrid, measure, sizes_that_fit
+from pipeline.tuning.cost_curve import CostGrid, critical_decoding_length, grid_for, measure, sizes_that_fit
 from tests.fakes import TableEngine, TableLogits
 
 
@@ -44,9 +45,33 @@ def test_sizes_that_would_outgrow_a_sequence_are_left_out() -> None:
     limits = dataclasses.replace(TableEngine().limits, max_seq_len=64, max_draft_tokens=16)
     grid = CostGrid(num_repeats=2)
     assert sizes_that_fit(limits, grid, 1, 16) == [1, 2, 4, 8, 12, 16]
-    assert sizes_that_fit(limits, grid, 1, 40) == [1, 2, 4]
+    assert sizes_that_fit(limits, grid, 1, 40) == [1, 2, 4, 8]
     assert sizes_that_fit(limits, grid, 1, 64) == []
-    assert measure(Counting(max_seq_len=32), CostGrid(context_lengths=(1000,))) == []
+
+
+@pytest.mark.parametrize("max_seq_len", [16, 17, 40, 100, 129])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_an_engine_of_any_size_gets_a_curve(max_seq_len: int, device: Literal["cpu", "cuda"]) -> None:
+    engine = Counting(max_seq_len=max_seq_len, max_num_tokens=8, max_draft_tokens=3)
+    for fine in (False, True):
+        points = measure(engine, grid_for(device, fine=fine))
+        assert CostCurve(tuple(points)).seconds(4, 1, max_seq_len) > 0
+        assert {point.context_len for point in points} == {max_seq_len // 4}
+
+
+def test_the_critical_decoding_length_ends_where_a_pass_gets_slower() -> None:
+    def points(*times: float, context_len: int = 128, batch_size: int = 1) -> list[CostPoint]:
+        return [
+            CostPoint(tokens * batch_size, batch_size, context_len, seconds)
+            for tokens, seconds in zip((1, 2, 4, 8), times, strict=True)
+        ]
+
+    others = [*points(9, 9, 9, 9, batch_size=4), *points(1, 5, 5, 5, context_len=1024)]
+    assert critical_decoding_length([*points(1.0, 1.05, 1.1, 1.5), *others]) == 3
+    assert critical_decoding_length([*points(1.0, 1.02, 1.05, 1.09), *others]) == 7
+    assert critical_decoding_length([*points(1.0, 2.0, 4.0, 8.0), *others]) == 0
+    # Between two measured passes time is linear: 6 tokens take 1.1.
+    assert critical_decoding_length([*points(1.0, 1.0, 1.0, 1.2), *others]) == 5
 
 
 def test_long_contexts_are_prefilled_in_passes_that_fit() -> None:

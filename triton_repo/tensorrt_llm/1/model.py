@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import triton_python_backend_utils as pb_utils
@@ -21,7 +21,8 @@ from pipeline.decoding.request import GenerationRequest, as_token_ids
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.engine.artifact import load_artifact
 from pipeline.engine.submission import StepEvent, Submission
-from pipeline.engine.torch.load import create_scheduler
+from pipeline.engine.tensorrt_llm.speculation import Mode
+from pipeline.engine.torch.load import create_scheduler, load_rank
 from pipeline.errors import RequestError, UserError
 from pipeline.serving.engine_answers import EngineCall
 from pipeline.serving.engine_calls import engine_call, rows_of
@@ -56,9 +57,10 @@ class TritonPythonModel:
         mode = parameter(config, "strict_tensorrt_llm", default="no")
         if mode != "no":
             artifact = replace(artifact, resolved=strict_profile(artifact.resolved))
-        self._scheduler = create_scheduler(artifact, ENGINE_KINDS)
-        vocab_size = self._scheduler.engine.limits.vocab_size
-        self._strict = None if mode == "no" else strict_engine(artifact.resolved, mode, vocab_size)
+        self._engine = load_rank(artifact)
+        self._scheduler = create_scheduler(artifact, ENGINE_KINDS, self._engine)
+        vocab_size = self._engine.limits.vocab_size
+        self._strict = None if mode == "no" else strict_engine(artifact.resolved, cast(Mode, mode), vocab_size)
         # Compiles and packs what is compiled and packed on first use, before a client has to wait for it.
         warmup = GenerationRequest("warmup", as_token_ids([0, 1, 2, 3]), max_new_tokens=4)
         self._scheduler.run([Submission(warmup, "auto")])
@@ -158,7 +160,7 @@ class TritonPythonModel:
         while not self._closing.wait(period_s):
             if time.monotonic() - entered > METRICS_PERIOD_S:
                 entered = time.monotonic()
-                self._reuse.record(self._scheduler.engine.reuse)
+                self._reuse.record(self._engine.reuse)
             for request in self._unfinished():
                 if request.client.is_gone():
                     self._cancel(request)
