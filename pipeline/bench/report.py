@@ -37,7 +37,7 @@ def sections_of(results: BenchResults) -> list[Section]:
         text = "Requests in flight over the whole workload; the next one joins as one ends."
         sections.append(Section("Concurrency", text, concurrency_table(results)))
     if results.cost_curve:
-        sections.append(Section("Time of a pass", "Median milliseconds by tokens in the pass.", cost_table(results)))
+        sections.append(Section("Time of a pass", "Least milliseconds by tokens in the pass.", cost_table(results)))
     if results.summary:
         sections.append(Section("How to read this", definitions(results)))
     sections.append(Section("Environment", "", _manifest_table(results.manifest), is_measured=False))

@@ -104,7 +104,7 @@ def schema(
         bool, typer.Option("--check", help="Only say whether the files are fresh; exit 2 if not.")
     ] = False,
 ) -> None:
-    """Write the JSON schemas of configs and manifests, for editors that complete and check YAML."""
+    """Write the JSON schemas of models, profiles and resolved configs, for editors that complete and check YAML."""
     from pipeline.config.places import places
     from pipeline.config.schema_files import stale_schemas, write_schemas
     from pipeline.errors import ConfigError

@@ -2,10 +2,11 @@
 changed.
 
     <engines>/<model>/<profile>/
-        engine/          what the backend loads: config.json and weights in safetensors (torch), rank files (TensorRT-
-        LLM) tokenizer/       what AutoTokenizer.from_pretrained loads resolved.yaml    the ResolvedConfig manifest.json
-        fingerprint, sizes and hashes of all files above, command, time, commit ...              later stages add
-        folders of their own (repository/, cost curves); they are not part of the manifest
+        engine/          what the backend loads: config.json and weights (safetensors; rank files for TensorRT-LLM)
+        tokenizer/       what AutoTokenizer.from_pretrained loads
+        resolved.yaml    the ResolvedConfig
+        manifest.json    fingerprint, sizes and hashes of all files above, command, time, commit
+        ...              later stages add their own (repository/, cost curves), which are not part of the manifest
 
 Profiles whose weights are the same share them through hard links.
 """

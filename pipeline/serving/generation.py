@@ -1,7 +1,7 @@
 """One request's way through the BLS model: the decode loop of `Session`, with a Triton model as the one who verifies.
 
     trie, hybrid        draft here -> call the target with prefix and drafts -> text -> again
-    none, lookahead     one call to the target, which decodes to the end and streams
+    none, lookahead     the target decodes by itself: a piece a call, or all in one if the client does not stream
 
 TensorRT-LLM tells nothing but tokens. That an end token came shows by its absence: a step returns the accepted part of
 the chain and one token more, a chunk as many tokens as were asked for, unless an end token came first.

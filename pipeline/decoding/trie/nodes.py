@@ -1,9 +1,5 @@
 """The nodes of a trie, as compiled functions: find, make, drop, and keep siblings in order. See `layout` for the
-arrays.
-
-Numba keeps compiled functions on disk and notices a change of their own file only: after changing a constant or a
-function that another file of this folder uses, remove the folder's __pycache__.
-"""
+arrays."""
 
 from __future__ import annotations
 

@@ -1,12 +1,4 @@
-"""Tries on disk: a versioned, checksummed binary file, written aside and renamed into place (docs/trie-format.md).
-
-magic       8 bytes, b"LKTRIE\\r\\n"
-version     u32, little-endian like all numbers
-header_len  u32
-header      UTF-8 JSON: what is needed to lay out the arrays, and their lengths
-arrays      int32: used rows of nodes, ring, roots; int64: meta
-checksum    32 bytes, SHA-256 of everything before
-"""
+"""Tries on disk: a versioned, checksummed binary file, written aside and renamed into place (docs/trie-format.md)."""
 
 from __future__ import annotations
 
