@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from pipeline.bench.workload import Prompt
@@ -25,6 +25,7 @@ class Generation:
     ttft_s: float
     draft_seconds: float
     finish_reason: str | None
+    accepted_by_source: dict[str, int] = field(default_factory=dict)
 
 
 class Contender(Protocol):
@@ -101,4 +102,5 @@ def generation_of(result: GenerationResult, seconds: float) -> Generation:
         ttft_s=statistics.time_to_first_token_s,
         draft_seconds=statistics.draft_seconds,
         finish_reason=None if result.finish_reason is None else result.finish_reason.value,
+        accepted_by_source=dict(statistics.accepted_by_source),
     )

@@ -149,6 +149,7 @@ def record_of(
         steps=generation.steps,
         draft_tokens=generation.draft_tokens,
         accepted_tokens=generation.accepted_tokens,
+        accepted_by_source=generation.accepted_by_source,
         acceptance_lengths=generation.acceptance_lengths,
         seconds=generation.seconds,
         ttft_s=generation.ttft_s,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -33,6 +34,10 @@ def sections_of(results: BenchResults) -> list[Section]:
         sections.append(Section("Result", headline(results), summary_table(results, [OVERALL])))
     if len(tasks) > 1:
         sections.append(Section("By task", "", summary_table(results, tasks)))
+    sources = source_table(results)
+    if sources.rows:
+        text = "Share of the accepted draft tokens by the source that was surest of them."
+        sections.append(Section("Whose drafts were accepted", text, sources))
     if results.concurrency:
         text = "Requests in flight over the whole workload; the next one joins as one ends."
         sections.append(Section("Concurrency", text, concurrency_table(results)))
@@ -114,6 +119,20 @@ def summary_table(results: BenchResults, tasks: Sequence[str]) -> Table:
         if row.task in tasks
     ]
     return Table(columns, rows)
+
+
+def source_table(results: BenchResults) -> Table:
+    """One row per strategy that knows it; a column per draft source."""
+    accepted: dict[str, Counter[str]] = {}
+    for record in results.requests:
+        accepted.setdefault(record.strategy, Counter()).update(record.accepted_by_source)
+    names = sorted({name for counts in accepted.values() for name in counts})
+    rows = [
+        (strategy, *(f"{100 * counts[name] / counts.total():.1f}%" for name in names))
+        for strategy, counts in accepted.items()
+        if counts.total()
+    ]
+    return Table(("strategy", *names), rows)
 
 
 def concurrency_table(results: BenchResults) -> Table:

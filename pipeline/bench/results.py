@@ -33,6 +33,9 @@ class RequestRecord(_Value):
     steps: int = Field(ge=0, description="Passes of the target that emitted tokens; the prefill counts as one.")
     draft_tokens: int = Field(ge=0)
     accepted_tokens: int = Field(ge=0)
+    accepted_by_source: dict[str, int] = Field(
+        default={}, description="Accepted draft tokens by the source that was surest of them; in process only."
+    )
     acceptance_lengths: list[int] = Field(description="Tokens emitted per step.")
     seconds: float = Field(ge=0)
     ttft_s: float = Field(ge=0)

@@ -81,6 +81,7 @@ class Drafter:
         if len(set(names)) != len(names):
             raise ValueError(f"draft sources must have different names, found {names}")
         self.sources = tuple(sources)
+        self.names = tuple(names)
         self.failures: dict[str, int] = dict.fromkeys(names, 0)
         self._vocab_size = vocab_size
         self._requests: dict[str, _Request] = {}

@@ -13,24 +13,16 @@ a test) drives a session in the same way, so that what is tested, measured and s
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
+from pipeline.decoding.drafter import Drafter
 from pipeline.decoding.request import FinishReason, GenerationRequest, StepResult
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree, FloatArray, IntArray, agreeing_path
-
-
-class Drafts(Protocol):
-    """What a session needs of `drafter.Drafter`."""
-
-    def start(self, request_id: str, prompt_ids: IntArray, namespace: str, names: frozenset[str]) -> None: ...
-    def propose(self, request_id: str, context: IntArray, budget: DraftBudget) -> DraftTree: ...
-    def update(self, request_id: str, step: StepResult) -> None: ...
-    def stop(self, request_id: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +40,14 @@ class StepOutcome:
 
 @dataclass(slots=True)
 class GenerationStatistics:
-    """Counts and times of one request. The step that computes the prompt counts, as it yields the first token."""
+    """Counts and times of one request. The step that computes the prompt counts, as it yields the first token.
+
+    accepted_by_source: accepted draft tokens by the name of the source that was surest of them."""
 
     num_steps: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    accepted_by_source: Counter[str] = field(default_factory=Counter)
     num_reused_tokens: int = 0
     acceptance_lengths: list[int] = field(default_factory=list)
     draft_seconds: float = 0.0
@@ -68,7 +63,7 @@ class Session:
     """State of one request. Not thread safe."""
 
     def __init__(
-        self, request: GenerationRequest, drafter: Drafts, names: frozenset[str], budget: DraftBudget, max_seq_len: int
+        self, request: GenerationRequest, drafter: Drafter, names: frozenset[str], budget: DraftBudget, max_seq_len: int
     ) -> None:
         """names: the draft sources that take part. max_seq_len: room for prompt, output and drafts together."""
         self.request = request
@@ -134,7 +129,7 @@ class Session:
             self._learn(self._drafter, before, tree, outcome, kept)
         return kept
 
-    def _learn(self, drafter: Drafts, before: int, tree: DraftTree, outcome: StepOutcome, kept: list[int]) -> None:
+    def _learn(self, drafter: Drafter, before: int, tree: DraftTree, outcome: StepOutcome, kept: list[int]) -> None:
         started = time.perf_counter()
         step = StepResult(
             context=self._tokens[:before],
@@ -191,7 +186,11 @@ class Session:
         statistics.total_seconds = time.perf_counter() - self._started_at
         statistics.num_steps += outcome.num_steps
         statistics.num_draft_tokens += len(tree)
-        statistics.num_accepted_tokens += min(len(outcome.nodes), num_kept)
+        accepted = outcome.nodes[:num_kept]
+        statistics.num_accepted_tokens += len(accepted)
+        if accepted and self._drafter is not None and tree.sources is not None:
+            names = self._drafter.names
+            statistics.accepted_by_source.update(names[source] for source in tree.sources[accepted].tolist())
         if outcome.num_steps == 1:
             statistics.acceptance_lengths.append(num_kept)
         else:

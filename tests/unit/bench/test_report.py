@@ -6,7 +6,7 @@ import re
 from html.parser import HTMLParser
 
 from pipeline.bench.plots import plots_of
-from pipeline.bench.report import cost_table, headline, html_of, markdown_of, summary_table
+from pipeline.bench.report import cost_table, headline, html_of, markdown_of, source_table, summary_table
 from pipeline.bench.results import OVERALL, BenchResults, ConcurrencyRow
 from pipeline.bench.summary import summarise
 from pipeline.engine.cost_curve import CostRow
@@ -36,6 +36,18 @@ def full_results() -> BenchResults:
     ]  # fmt: skip
     curve = [CostRow(num_tokens=n, batch_size=1, context_len=8, seconds=0.001 * n) for n in (1, 2, 4)]
     return results(concurrency=rows, cost_curve=curve)
+
+
+def test_the_sources_that_drafted_what_was_accepted_have_their_shares() -> None:
+    records = [
+        record("none", 2.0, id="1"),
+        record("hybrid", 1.0, id="1", accepted_by_source={"trie": 2, "window": 1}),
+        record("hybrid", 1.0, id="2", accepted_by_source={"trie": 1}),
+    ]
+    table = source_table(BenchResults(manifest={}, requests=records, summary=[]))
+    assert table.columns == ("strategy", "trie", "window")
+    assert table.rows == [("hybrid", "75.0%", "25.0%")]
+    assert "Whose drafts" not in markdown_of(results())
 
 
 def test_the_headline_names_the_fastest_strategy_its_interval_and_identity() -> None:
