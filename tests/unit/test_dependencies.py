@@ -1,0 +1,99 @@
+"""What the code imports is declared, with bounds: in pyproject.toml for all of it, in docker/requirements.txt for the
+models that our image serves beside TensorRT-LLM's."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import re
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+import pipeline
+
+HOME = Path(pipeline.__file__).parent.parent
+# What Triton and TensorRT-LLM bring themselves, where they run our code.
+OF_THE_SERVER = {"triton_python_backend_utils", "tensorrt_llm"}
+# Nobody imports these: transformers needs the first to load GGUF files, and the second is a server in a wheel.
+NOT_IMPORTED = {"accelerate", "nvidia-pytriton"}
+SERVED_IN_THE_IMAGE = ("lookahead_bls", "preprocessing", "postprocessing")
+
+
+def imported(paths: Iterable[Path]) -> set[str]:
+    """Modules that files import, wherever in them: top level names of others' code."""
+    names: set[str] = set()
+    for path in paths:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                names.add(node.module.split(".")[0])
+            elif isinstance(node, ast.Import):
+                names |= {alias.name.split(".")[0] for alias in node.names}
+    return names - sys.stdlib_module_names - OF_THE_SERVER - {"pipeline"}
+
+
+def providers(module: str) -> set[str]:
+    """Distributions that a module comes from; several share a namespace such as google."""
+    return {name.lower().replace("_", "-") for name in importlib.metadata.packages_distributions()[module]}
+
+
+def declared_lines() -> list[str]:
+    text = (HOME / "pyproject.toml").read_text(encoding="utf-8")
+    return text.split("\ndependencies = [\n", 1)[1].split("\n]\n", 1)[0].splitlines()
+
+
+def declared() -> dict[str, Requirement]:
+    found = [Requirement(line.split('"')[1]) for line in declared_lines()]
+    return {requirement.name.lower(): requirement for requirement in found}
+
+
+def image_requirements() -> dict[str, Requirement]:
+    lines = (HOME / "docker" / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    found = [Requirement(line.split("#")[0]) for line in lines if not line.startswith("#")]
+    return {requirement.name.lower(): requirement for requirement in found}
+
+
+def test_what_is_imported_is_declared_and_the_other_way_round() -> None:
+    modules = imported([*(HOME / "pipeline").rglob("*.py"), *(HOME / "triton_repo").rglob("*.py")])
+    names = set(declared())
+    assert {module for module in modules if not providers(module) & names} == set()
+    assert names - set().union(*(providers(module) for module in modules)) == NOT_IMPORTED
+
+
+@pytest.mark.parametrize("line", declared_lines())
+def test_each_dependency_has_both_bounds_and_a_reason(line: str) -> None:
+    operators = {specifier.operator for specifier in Requirement(line.split('"')[1]).specifier}
+    assert operators in ({">=", "<"}, {"=="})
+    assert re.search(r'",\s+# \S', line)
+
+
+def test_the_image_gets_all_that_the_served_models_import() -> None:
+    """Found by importing what the models import, in a process that has no torch, as those that serve them."""
+    files = [HOME / "triton_repo" / name / "1" / "model.py" for name in SERVED_IN_THE_IMAGE]
+    imports = "\n".join(
+        ast.unparse(node)
+        for path in files
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("pipeline.")
+    )
+    code = (
+        "import sys\nsys.modules['torch'] = None\n"
+        f"{imports}\n"
+        "print(*(module.__file__ for name, module in list(sys.modules.items()) if name.startswith('pipeline')))"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=HOME)
+    modules = imported([*files, *map(Path, loaded.stdout.split())]) - {"torch"}
+    wanted = image_requirements()
+    assert {module for module in modules if not providers(module) & wanted.keys()} == set()
+    # Chat templates take jinja2, which transformers imports when it meets one.
+    assert wanted.keys() - set().union(*(providers(module) for module in modules)) == {"jinja2"}
+
+
+@pytest.mark.parametrize("requirement", image_requirements().values(), ids=str)
+def test_the_image_is_tested_with_what_it_takes(requirement: Requirement) -> None:
+    assert requirement.specifier.contains(importlib.metadata.version(requirement.name))
+    assert {specifier.operator for specifier in requirement.specifier} == {">="}  # the container's own are kept
