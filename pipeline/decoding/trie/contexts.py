@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from numba import njit
-
+from pipeline.decoding.compiled import compiled
 from pipeline.decoding.tree import IntArray
 from pipeline.decoding.trie.layout import COUNT, FIRST_CHILD, NEXT, NODE_BYTES, START, TAIL, TrieView
 from pipeline.decoding.trie.memory import int32, int64, load32, prefetch, store32
@@ -34,17 +33,17 @@ class Pair(NamedTuple):
     shared_root: int
 
 
-@njit(cache=True)
+@compiled
 def trie_of(pair: Pair, which: int) -> TrieView:
     return pair.own if which == 0 else pair.shared
 
 
-@njit(cache=True)
+@compiled
 def _cell(work: Workspace, row: int, which: int, order: int) -> int:
     return (row * NUM_TRIES + which) * work.orders + order
 
 
-@njit(cache=True)
+@compiled
 def _extended(trie: TrieView, place: int, token: int, depth: int) -> int:
     """Where the context at `place` lies with one token more; depth: its length before."""
     if place == 0:
@@ -60,7 +59,7 @@ def _extended(trie: TrieView, place: int, token: int, depth: int) -> int:
     return -1 - wrapped(trie, slot + 1)
 
 
-@njit(cache=True)
+@compiled
 def find_context(pair: Pair, context: IntArray, work: Workspace) -> None:
     """Fill row 0 with the real context [len]."""
     for which in range(NUM_TRIES):
@@ -91,7 +90,7 @@ def find_context(pair: Pair, context: IntArray, work: Workspace) -> None:
             store32(work.lengths, which, int32(length))
 
 
-@njit(cache=True)
+@compiled
 def _begin_match(trie: TrieView, work: Workspace, which: int, row: int) -> int:
     """If the longest suffix that the trie can hold is known, follow one occurrence of it from here on."""
     order = work.orders - 1
@@ -106,7 +105,7 @@ def _begin_match(trie: TrieView, work: Workspace, which: int, row: int) -> int:
     return place
 
 
-@njit(cache=True)
+@compiled
 def enter(pair: Pair, work: Workspace, row: int) -> None:
     """Prepare a row whose token and parent are set."""
     parent = load32(work.parents, row)
@@ -127,7 +126,7 @@ def enter(pair: Pair, work: Workspace, row: int) -> None:
             _begin_match(trie, work, which, row)
 
 
-@njit(cache=True)
+@compiled
 def look_ahead(trie: TrieView, work: Workspace, which: int, parent: int, token: int, rows: bool) -> None:
     """A row with this parent and token will soon be entered: ask for the buckets, or (later) the nodes that it
     will need."""
@@ -143,7 +142,7 @@ def look_ahead(trie: TrieView, work: Workspace, which: int, parent: int, token: 
                 prefetch(trie.heads + 4 * bucket)
 
 
-@njit(cache=True)
+@compiled
 def _extend_longest(trie: TrieView, work: Workspace, which: int, row: int, parent: int) -> None:
     """Find the longest known suffix of a row's context; the shorter ones are found when they are asked for."""
     longest = min(int64(load32(work.longest, parent * NUM_TRIES + which)) + 1, work.orders - 1)
@@ -160,7 +159,7 @@ def _extend_longest(trie: TrieView, work: Workspace, which: int, row: int, paren
     store32(work.longest, row * NUM_TRIES + which, int32(longest))
 
 
-@njit(cache=True)
+@compiled
 def _place_of(trie: TrieView, work: Workspace, which: int, row: int, order: int) -> int:
     """Where the suffix of `order` tokens of a row's context lies; worked out from the rows above it when first
     asked for."""
@@ -179,7 +178,7 @@ def _place_of(trie: TrieView, work: Workspace, which: int, row: int, order: int)
     return place
 
 
-@njit(cache=True)
+@compiled
 def highest_order(work: Workspace, row: int) -> int:
     cell = row * NUM_TRIES
     if load32(work.matches, cell) or load32(work.matches, cell + 1):
@@ -187,7 +186,7 @@ def highest_order(work: Workspace, row: int) -> int:
     return max(load32(work.longest, cell), load32(work.longest, cell + 1))
 
 
-@njit(cache=True)
+@compiled
 def seen(trie: TrieView, place: int) -> tuple[int, int, int]:
     """What followed the context at `place`: first child (or the slot of the only token, as -1 - slot; 0 if nothing
     did), how many tokens altogether, and whether they differ."""
@@ -201,7 +200,7 @@ def seen(trie: TrieView, place: int) -> tuple[int, int, int]:
     return child, int64(get(trie, place, COUNT)), 1
 
 
-@njit(cache=True)
+@compiled
 def next_context(pair: Pair, work: Workspace, row: int, order: int, which: int) -> int:
     """Place of the context of this order (`orders`: the match), or 0 if it has nothing new to say."""
     if order == work.orders:

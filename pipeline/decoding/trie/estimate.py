@@ -14,8 +14,8 @@ same place in the text and is passed over.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from pipeline.decoding.compiled import compiled
 from pipeline.decoding.tree import FloatArray, IntArray
 from pipeline.decoding.trie.contexts import LONGEST_MATCH, Pair, highest_order, next_context, seen, trie_of
 from pipeline.decoding.trie.layout import COUNT, NEXT, START, TOKEN
@@ -33,7 +33,7 @@ RECENT = np.float32(0.5)
 MAX_CHILDREN = 12
 
 
-@njit(cache=True)
+@compiled
 def doubt_cell(work: Workspace, which: int, row: int, order: int, total: int, differ: int) -> int:
     """Where the doubt lies of a context that has seen `total` tokens."""
     if order == work.orders:
@@ -43,7 +43,7 @@ def doubt_cell(work: Workspace, which: int, row: int, order: int, total: int, di
     return (which * (work.orders + MATCH_CLASSES) + order) * NUM_CLASSES + size + 4 * differ
 
 
-@njit(cache=True)
+@compiled
 def _add(tokens: IntArray, probs: FloatArray, size: int, token: int, share: float) -> int:
     """Add to what is known of a token; returns how many tokens there are."""
     at = 0
@@ -58,7 +58,7 @@ def _add(tokens: IntArray, probs: FloatArray, size: int, token: int, share: floa
     return size
 
 
-@njit(cache=True)
+@compiled
 def gather(
     pair: Pair,
     work: Workspace,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from pipeline.decoding.compiled import compiled
 from pipeline.decoding.tree import FloatArray, IntArray
 from pipeline.decoding.trie.contexts import Pair, enter, find_context, look_ahead
 from pipeline.decoding.trie.estimate import gather
 from pipeline.decoding.trie.layout import LongArray, view_from
-from pipeline.decoding.trie.memory import int32, int64, store32
+from pipeline.decoding.trie.memory import float32, int32, int64, store32
 from pipeline.decoding.trie.workspace import MAX_CANDIDATES, workspace_from
 
 # Paths less likely than this are not worth a node.
@@ -18,7 +18,7 @@ LEAST_PROBABILITY = np.float32(2e-4)
 WORTH_OPENING = np.float32(4.0)
 
 
-@njit(cache=True)
+@compiled
 def grow_tree(
     own: LongArray,
     shared: LongArray,
@@ -57,7 +57,7 @@ def grow_tree(
         if depth[taken] < max_depth and path > WORTH_OPENING * least:
             if taken:
                 enter(pair, work, taken)
-            found = gather(pair, work, taken, doubts, tokens, probs, least / path)
+            found = gather(pair, work, taken, doubts, tokens, probs, float32(least / path))
             limit = fan if taken else root_fan
             for index in range(min(found, limit)):
                 best = index

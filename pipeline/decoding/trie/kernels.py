@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from pipeline.decoding.compiled import compiled
 from pipeline.decoding.tree import IntArray
 from pipeline.decoding.trie.layout import (
     BUCKET_NEXT,
@@ -41,7 +41,7 @@ from pipeline.decoding.trie.nodes import (
 MAX_COUNT = 1 << 30
 
 
-@njit(cache=True)
+@compiled
 def _visit(trie: TrieView, row: int, depth: int, start: int, oldest: int) -> None:
     """A suffix that starts in slot `start` goes through a known node of this depth. oldest: slot of the oldest text."""
     count = get(trie, row, COUNT)
@@ -68,7 +68,7 @@ def _visit(trie: TrieView, row: int, depth: int, start: int, oldest: int) -> Non
         link(trie, row, get(trie, row, PARENT), count)
 
 
-@njit(cache=True)
+@compiled
 def forget_oldest(trie: TrieView) -> None:
     """Let go of the oldest slot of the ring, and of all nodes that only its suffix still holds."""
     slot = load64(trie.meta, OLDEST) % trie.ring_len
@@ -99,7 +99,7 @@ def forget_oldest(trie: TrieView) -> None:
             last = above
 
 
-@njit(cache=True)
+@compiled
 def has_room(trie: TrieView) -> bool:
     """Whether one more token fits in any case."""
     free = trie.num_nodes - 1 - load64(trie.meta, NUM_NODES)
@@ -107,7 +107,7 @@ def has_room(trie: TrieView) -> bool:
     return free > 2 * trie.branch_length and held < trie.ring_len - 2
 
 
-@njit(cache=True)
+@compiled
 def make_room(trie: TrieView, may_forget: bool) -> bool:
     """See to it that one more token fits; False if that would need more memory."""
     while not has_room(trie):
@@ -117,7 +117,7 @@ def make_room(trie: TrieView, may_forget: bool) -> bool:
     return True
 
 
-@njit(cache=True)
+@compiled
 def _move_suffixes(trie: TrieView, root: int, text: IntArray, old: int, new: int) -> None:
     """The end of a sequence, text [len], was repeated: suffixes that start at position old + i start at new + i now."""
     for begin in range(len(text)):
@@ -137,7 +137,7 @@ def _move_suffixes(trie: TrieView, root: int, text: IntArray, old: int, new: int
                 break
 
 
-@njit(cache=True)
+@compiled
 def make_room_for_run(trie: TrieView, num_repeated: int, may_forget: bool) -> bool:
     """See to it that a run can be opened with so many tokens of its sequence; False if that would need more memory."""
     while not has_room(trie) or load64(trie.meta, HEAD) - load64(trie.meta, OLDEST) + num_repeated >= trie.ring_len - 4:
@@ -147,7 +147,7 @@ def make_room_for_run(trie: TrieView, num_repeated: int, may_forget: bool) -> bo
     return True
 
 
-@njit(cache=True)
+@compiled
 def open_run(trie: TrieView, root: int, repeated: IntArray, old: int) -> int:
     """Open a run with the last tokens of its sequence, which are held and end before position `old`. There is room
     for it. Returns the position of the next token."""
@@ -163,7 +163,7 @@ def open_run(trie: TrieView, root: int, repeated: IntArray, old: int) -> int:
     return begin + len(repeated)
 
 
-@njit(cache=True)
+@compiled
 def reserve(trie: TrieView, num_slots: int) -> None:
     """Keep the next slots of the ring for the run that ends there, forgetting the oldest text if need be."""
     bump(trie, HEAD, num_slots)
@@ -171,7 +171,7 @@ def reserve(trie: TrieView, num_slots: int) -> None:
         forget_oldest(trie)
 
 
-@njit(cache=True)
+@compiled
 def write_run(trie: TrieView, root: int, text: IntArray, first_new: int, position: int, may_forget: bool) -> int:
     """Take in text[first_new:], the first of them at `position`; the tokens before them stand in the ring just before
     it.
@@ -215,7 +215,7 @@ def write_run(trie: TrieView, root: int, text: IntArray, first_new: int, positio
     return len(text) - first_new
 
 
-@njit(cache=True)
+@compiled
 def halve(trie: TrieView) -> None:
     """Halve all counts and drop what falls to nothing (the paper's pruning)."""
     fresh = load64(trie.meta, FRESH)
@@ -231,7 +231,7 @@ def halve(trie: TrieView) -> None:
     bump(trie, EPOCH, 1)
 
 
-@njit(cache=True)
+@compiled
 def drop_namespace(trie: TrieView, root: int) -> None:
     """Drop a root, everything below it, and its text."""
     owner = load64(trie.meta, OLDEST_ROOT)
@@ -262,7 +262,7 @@ def drop_namespace(trie: TrieView, root: int) -> None:
     bump(trie, EPOCH, 1)
 
 
-@njit(cache=True)
+@compiled
 def rehash(trie: TrieView) -> None:
     """Fill empty heads from the nodes."""
     for row in range(1, load64(trie.meta, FRESH)):

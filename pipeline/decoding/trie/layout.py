@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from pipeline.decoding.compiled import compiled
 from pipeline.decoding.tree import IntArray
 
 LongArray = npt.NDArray[np.int64]
@@ -72,7 +72,7 @@ def view_of(arrays: TrieArrays) -> TrieView:
     return TrieView(nodes, heads, ring, meta, len(arrays.nodes), len(arrays.ring), int(arrays.meta[BRANCH_LENGTH]))
 
 
-@njit(cache=True)
+@compiled
 def view_from(numbers: LongArray) -> TrieView:
     """The view whose fields were handed over in an array, which is faster than as a tuple."""
     return TrieView(numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], numbers[5], numbers[6])

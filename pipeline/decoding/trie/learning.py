@@ -4,8 +4,8 @@ that came."""
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from pipeline.decoding.compiled import compiled
 from pipeline.decoding.tree import FloatArray, IntArray
 from pipeline.decoding.trie.contexts import (
     Pair,
@@ -28,7 +28,7 @@ LEAST_BELIEF = np.float32(1e-30)
 LEAST_DOUBT, MOST_DOUBT = np.float32(0.0067), np.float32(148.0)
 
 
-@njit(cache=True)
+@compiled
 def _learn_token(pair: Pair, work: Workspace, row: int, doubts: FloatArray, token: int, rate: float) -> None:
     """One step of gradient ascent on the log probability of `token` after a row's context."""
     num = 0
@@ -71,7 +71,7 @@ def _learn_token(pair: Pair, work: Workspace, row: int, doubts: FloatArray, toke
         escape *= np.float32(1.0) - weight
 
 
-@njit(cache=True)
+@compiled
 def learn_tokens(
     own: LongArray,
     shared: LongArray,

@@ -45,6 +45,7 @@ _INT32, _INT64, _FLOAT32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
 # Casts, for the compiler's sake.
 int32: Any = np.int32
 int64: Any = np.int64
+float32: Any = np.float32
 
 load32: Any = _loader(types.int32, _INT32)
 store32: Any = _storer(types.int32, _INT32)
@@ -54,10 +55,7 @@ load_float: Any = _loader(types.float32, _FLOAT32)
 store_float: Any = _storer(types.float32, _FLOAT32)
 
 
-@intrinsic
-def prefetch(typingctx: Any, address: Any) -> Any:
-    """Ask for the cache line at an address, without waiting."""
-
+def _prefetch(typingctx: Any, address: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = builder.inttoptr(args[0], ir.IntType(8).as_pointer())
         kind = ir.FunctionType(ir.VoidType(), [pointer.type, _INT32, _INT32, _INT32])
@@ -67,3 +65,7 @@ def prefetch(typingctx: Any, address: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(types.int64), generate
+
+
+# Ask for the cache line at an address, without waiting.
+prefetch: Any = intrinsic(_prefetch)

@@ -4,8 +4,8 @@ arrays."""
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from pipeline.decoding.compiled import compiled
 from pipeline.decoding.tree import IntArray
 from pipeline.decoding.trie.layout import (
     BUCKET_NEXT,
@@ -29,28 +29,28 @@ from pipeline.decoding.trie.memory import int32, int64, load32, load64, store32,
 NUM_FREQUENT = 6
 
 
-@njit(cache=True)
+@compiled
 def get(trie: TrieView, row: int, column: int) -> int:
     return load32(trie.nodes, row * 8 + column)
 
 
-@njit(cache=True)
+@compiled
 def put(trie: TrieView, row: int, column: int, value: int) -> None:
     store32(trie.nodes, row * 8 + column, int32(value))
 
 
-@njit(cache=True)
+@compiled
 def bump(trie: TrieView, entry: int, by: int) -> None:
     store64(trie.meta, entry, load64(trie.meta, entry) + by)
 
 
-@njit(cache=True)
+@compiled
 def wrapped(trie: TrieView, slot: int) -> int:
     """The slot of the ring for a number less than once past its end."""
     return slot - trie.ring_len if slot >= trie.ring_len else slot
 
 
-@njit(cache=True)
+@compiled
 def bucket_of(trie: TrieView, parent: int, token: int) -> int:
     mixed = (np.uint64(parent) << np.uint64(32)) ^ np.uint64(token)
     mixed *= np.uint64(0x9E3779B97F4A7C15)
@@ -59,7 +59,7 @@ def bucket_of(trie: TrieView, parent: int, token: int) -> int:
     return int64(((mixed >> np.uint64(32)) * np.uint64(BUCKETS_PER_NODE * trie.num_nodes)) >> np.uint64(32))
 
 
-@njit(cache=True)
+@compiled
 def find_child(trie: TrieView, parent: int, token: int) -> int:
     """The child's row, or 0."""
     row = int64(load32(trie.heads, bucket_of(trie, parent, token)))
@@ -68,7 +68,7 @@ def find_child(trie: TrieView, parent: int, token: int) -> int:
     return row
 
 
-@njit(cache=True)
+@compiled
 def locate(trie: TrieView, root: int, text: IntArray, begin: int, end: int) -> int:
     """Where text[begin:end] lies: its node's row, or -1 - slot of the token that follows it if it lies in a tail
     (the slot may be unwritten), or 0 if it is unknown."""
@@ -87,7 +87,7 @@ def locate(trie: TrieView, root: int, text: IntArray, begin: int, end: int) -> i
     return row
 
 
-@njit(cache=True)
+@compiled
 def link(trie: TrieView, row: int, parent: int, count: int) -> None:
     """Put a node into its parent's list of children: in front, but behind the first few if they were seen more
     often."""
@@ -106,7 +106,7 @@ def link(trie: TrieView, row: int, parent: int, count: int) -> None:
         put(trie, after, PREVIOUS, row)
 
 
-@njit(cache=True)
+@compiled
 def unlink(trie: TrieView, row: int) -> None:
     """Take a node out of its parent's list of children."""
     before, after = get(trie, row, PREVIOUS), get(trie, row, NEXT)
@@ -118,7 +118,7 @@ def unlink(trie: TrieView, row: int) -> None:
         put(trie, after, PREVIOUS, before)
 
 
-@njit(cache=True)
+@compiled
 def new_node(trie: TrieView, parent: int, token: int, count: int, start: int) -> int:
     """Make a child; parent 0 makes a root. The caller has seen to it that a row is free."""
     row = load64(trie.meta, FREE)
@@ -143,7 +143,7 @@ def new_node(trie: TrieView, parent: int, token: int, count: int, start: int) ->
     return row
 
 
-@njit(cache=True)
+@compiled
 def drop_node(trie: TrieView, row: int) -> None:
     """Free a node; its children, if any, must be dropped as well."""
     bucket = bucket_of(trie, get(trie, row, PARENT), get(trie, row, TOKEN))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from pipeline.decoding.compiled import compiled
 from pipeline.decoding.tree import IntArray
 from pipeline.decoding.trie.layout import LongArray
 
@@ -37,7 +37,7 @@ class Workspace(NamedTuple):
     orders: int
 
 
-@njit(cache=True)
+@compiled
 def workspace_from(numbers: LongArray) -> Workspace:
     """The workspace whose fields were handed over in an array, which is faster than as a tuple."""
     return Workspace(
