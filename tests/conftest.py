@@ -15,6 +15,6 @@ from pipeline.config.places import Places, places
 
 @pytest.fixture(scope="module")
 def where(tmp_path_factory: pytest.TempPathFactory) -> Places:
-    """Engines and caches of a test file's own."""
-    folder = tmp_path_factory.mktemp("places")
+    """Engines and caches of a test file's own, in a folder whose name a shell would split and expand."""
+    folder = tmp_path_factory.mktemp("places (of & tests)")
     return replace(places(), engines=folder / "engines", cache=folder / "cache")

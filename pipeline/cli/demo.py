@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -11,9 +14,9 @@ from typing import NamedTuple
 from pipeline.cli import output
 from pipeline.config.places import Places
 from pipeline.config.schema import ResolvedConfig
-from pipeline.errors import ServerError
+from pipeline.errors import ServerError, UserError
 from pipeline.serving.client import Completion, Protocol, TextQuery, complete
-from pipeline.serving.road import launch, prepare
+from pipeline.serving.road import check_start, launch, prepare
 from pipeline.serving.server import ServerState
 
 PROMPT = (
@@ -33,6 +36,7 @@ _WAYS = (_Way("grpc", True), _Way("grpc", False), _Way("http", True), _Way("http
 
 def run_demo(resolved: ResolvedConfig, places: Places, max_tokens: int) -> None:
     """Raises ServerError if a way gives another text than the others: drafts must change nothing."""
+    check_start(resolved, places)
     served = prepare(resolved, places, note=output.note)
     query = TextQuery(
         PROMPT,
@@ -40,8 +44,8 @@ def run_demo(resolved: ResolvedConfig, places: Places, max_tokens: int) -> None:
         use_chat_template=served.resolved.model.chat_template or None,
         return_statistics=True,
     )
-    with tempfile.TemporaryDirectory(prefix="lookahead-demo-") as folder:
-        running = launch(served, places, Path(folder), note=output.note)
+    with _run_folder() as folder:
+        running = launch(served, places, folder, note=output.note)
         try:
             state = running.state
             output.say(f"{state.model} ({state.profile}) on gRPC {state.grpc_url} and HTTP {state.http_url}\n")
@@ -51,6 +55,20 @@ def run_demo(resolved: ResolvedConfig, places: Places, max_tokens: int) -> None:
             output.note("stopping the server")
             running.stop()
     _report(rows)
+
+
+@contextmanager
+def _run_folder() -> Iterator[Path]:
+    """Removed at the end, unless that is an error, which may speak of the log in it."""
+    folder = Path(tempfile.mkdtemp(prefix="lookahead-demo-"))
+    try:
+        yield folder
+    except UserError:
+        raise
+    except BaseException:
+        shutil.rmtree(folder)
+        raise
+    shutil.rmtree(folder)
 
 
 class _Row(NamedTuple):

@@ -23,7 +23,7 @@ def examine() -> list[Finding]:
     from pipeline.cli.health_tensorrt_llm import examine_tensorrt_llm
 
     where = places()
-    machine = [_python(), *_packages(), _compiler(), *_hardware(), *_room(where), *_server()]
+    machine = [_python(), *_packages(), _compiler(), *_hardware(), *_room(where), *_server(where)]
     return [*machine, *examine_tensorrt_llm(), _hub()]
 
 
@@ -109,13 +109,12 @@ def _room(where: Places) -> Iterator[Finding]:
             yield Finding(part, "ok", found)
 
 
-def _server() -> Iterator[Finding]:
+def _server(where: Places) -> Iterator[Finding]:
     from pipeline.errors import ServerError
-    from pipeline.serving.installation import backends_dir, check_interpreter, find_installation
+    from pipeline.serving.installation import backends_dir, usable_installation
 
     try:
-        installation = find_installation()
-        check_interpreter(installation)
+        installation = usable_installation(where)
     except ServerError as error:
         yield Finding("tritonserver", "fail", "none that can serve here", str(error))
     else:

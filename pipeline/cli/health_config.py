@@ -40,20 +40,10 @@ def _build(resolved: ResolvedConfig) -> Finding:
 
 
 def _serve(resolved: ResolvedConfig) -> Finding:
-    from pipeline.serving.installation import check_interpreter, find_installation
-    from pipeline.serving.ports import choose_ports
-    from pipeline.serving.tensorrt_llm_command import find_site, require_startable
+    from pipeline.serving.road import check_start
 
     try:
-        if resolved.backend == "tensorrt_llm":
-            site = find_site()
-            require_startable(resolved, site)
-            found = "in docker" if site.executable is None else str(site.executable)
-        else:
-            installation = find_installation()
-            check_interpreter(installation)
-            found = str(installation.executable)
-        choose_ports(resolved.profile.server)
+        found = check_start(resolved, places())
     except UserError as error:
         return Finding("serve here", "fail", "refused", str(error))
     return Finding("serve here", "ok", found)

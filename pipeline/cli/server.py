@@ -70,7 +70,8 @@ def serve(
     """Start the server and wait until it is ready; engine and repository are made first if needed."""
     resolved = resolve(model, profile, overrides)
     from pipeline.config.places import places
-    from pipeline.serving.road import launch, prepare, run_dir, start_commands
+    from pipeline.serving.road import check_start, launch, prepare, run_dir, start_commands
+    from pipeline.serving.server import require_none
 
     where = places()
     if dry_run:
@@ -82,6 +83,8 @@ def serve(
         )
         return
     signal.signal(signal.SIGTERM, leave)
+    require_none(run_dir(where))
+    check_start(resolved, where)
     served = prepare(resolved, where, note=output.note)
     running = launch(served, where, run_dir(where), detach=background, verbose=verbose_log, note=output.note)
     try:

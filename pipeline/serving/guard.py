@@ -16,9 +16,9 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from pipeline.serving.log import write_end
@@ -35,7 +35,8 @@ _CLEAN_UP_SECONDS = 30.0
 @dataclass(frozen=True, slots=True)
 class GuardSpec:
     """What to run and what to remove afterwards. server_id: value of MARK, and how its shared memory is named.
-    watch_parent: end when standard input closes. clean_up: command that removes what outlives the processes."""
+    watch_parent: end when standard input closes. clean_up: command that removes what outlives the processes. links: to
+    make first, named as shared memory is, and removed with it."""
 
     command: Sequence[str]
     environment: dict[str, str]
@@ -44,9 +45,25 @@ class GuardSpec:
     server_id: str
     watch_parent: bool
     clean_up: Sequence[str] = ()
+    links: Mapping[str, str] = field(default_factory=dict)
 
     def dump(self) -> str:
         return json.dumps(asdict(self))
+
+
+def start_guard(spec: GuardSpec, path: Path, home: Path) -> subprocess.Popen[bytes]:
+    """A guard for a server. path: where to write the spec, which holds the environment. home: folder of our package."""
+    path.touch(mode=0o600)
+    path.write_text(spec.dump(), encoding="utf-8")
+    return subprocess.Popen(
+        [sys.executable, "-m", "pipeline.serving.guard", str(path)],
+        cwd=home,
+        env=spec.environment | {"PYTHONPATH": str(home)},
+        stdin=subprocess.PIPE if spec.watch_parent else subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
 
 
 def shm_files(prefix: str) -> list[Path]:
@@ -84,6 +101,8 @@ def main() -> int:
     signal.set_wakeup_fd(wake_write)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD):
         signal.signal(number, lambda number, frame: None)
+    for name, target in spec.links.items():
+        Path(name).symlink_to(target)
     with Path(spec.log_path).open("wb") as log:
         server = subprocess.Popen(
             spec.command,

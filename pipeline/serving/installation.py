@@ -81,6 +81,14 @@ def prepare_backends(installation: Installation, folder: Path) -> Path | None:
     return folder
 
 
+def usable_installation(places: Places) -> Installation:
+    """As `find_installation`; also raises ServerError if this environment or our folders do not suit its backend."""
+    installation = find_installation()
+    check_interpreter(installation)
+    check_paths(places)
+    return installation
+
+
 def check_interpreter(installation: Installation) -> None:
     """Raises ServerError if this environment cannot host the wheel's Python backend."""
     if installation.wheel_dir is None:
@@ -98,6 +106,18 @@ def check_interpreter(installation: Installation) -> None:
             " Use a Python built with --enable-shared (pyenv: PYTHON_CONFIGURE_OPTS=--enable-shared), or the system's "
             "with its libpython package."
         )
+
+
+def check_paths(places: Places) -> None:
+    """Raises ServerError if stubs could not open their files: their Python takes every path for ASCII."""
+    for folder in (Path(sys.prefix), places.home, places.engines):
+        if not str(folder).isascii():
+            moved = folder == places.engines and str(places.home).isascii()
+            remedy = "Set LOOKAHEAD_ENGINES to one" if moved else "Move the project to one and run `make setup` there"
+            raise ServerError(
+                f"{folder} has letters outside of ASCII; Triton's Python backend can open files only in a folder "
+                f"without. {remedy}. What runs in process (bench, verify, tune) works here."
+            )
 
 
 def server_environment(

@@ -17,8 +17,8 @@ from pipeline.errors import ServerError
 from pipeline.repository.render import REPOSITORY, ModelRepository, render, repository_dir
 from pipeline.serving.command import SHOWN_ID, VERBOSE_LOG, MakeCommand, StartCommand, single_process
 from pipeline.serving.docker import ensure_image, serving_image
-from pipeline.serving.installation import find_installation
-from pipeline.serving.ports import Ports
+from pipeline.serving.installation import find_installation, usable_installation
+from pipeline.serving.ports import Ports, choose_ports
 from pipeline.serving.server import BACKENDS, RunningServer, start_server
 from pipeline.serving.tensorrt_llm_command import (
     find_site,
@@ -49,6 +49,16 @@ class Served:
 def run_dir(places: Places) -> Path:
     """The run folder of `lookahead serve`."""
     return places.engines / RUN
+
+
+def check_start(resolved: ResolvedConfig, places: Places) -> str:
+    """What will serve here. Raises ServerError for what would prevent it; asked before an engine is built."""
+    choose_ports(resolved.profile.server)
+    if resolved.backend == "torch":
+        return str(usable_installation(places).executable)
+    site = find_site()
+    require_startable(resolved, site)
+    return "in docker" if site.executable is None else str(site.executable)
 
 
 def prepare(

@@ -11,7 +11,6 @@ import json
 import secrets
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -25,7 +24,7 @@ from pipeline.config.places import Places
 from pipeline.config.schema import Frozen, ServerConfig
 from pipeline.errors import ServerError
 from pipeline.serving import gate
-from pipeline.serving.command import VERBOSE_LOG, MakeCommand, StartCommand, single_process
+from pipeline.serving.command import VERBOSE_LOG, MakeCommand, single_process
 from pipeline.serving.failure import explain_failure, is_port_conflict
 from pipeline.serving.guard import (
     DRAIN_SECONDS,
@@ -35,8 +34,9 @@ from pipeline.serving.guard import (
     marked_processes,
     remove_shm,
     run_clean_up,
+    start_guard,
 )
-from pipeline.serving.installation import check_interpreter, find_installation, prepare_backends, server_environment
+from pipeline.serving.installation import prepare_backends, server_environment, usable_installation
 from pipeline.serving.log import LOG, keep_previous, log_tail, write_end
 from pipeline.serving.ports import choose_ports
 
@@ -132,11 +132,7 @@ def start_server(
         make_command = _local(repository, run_dir, server, places, verbose_log, note)
     run_dir.mkdir(parents=True, exist_ok=True)
     with _locked(run_dir):
-        if (running := find_server(run_dir)) is not None:
-            raise ServerError(
-                f"A server for {running.model} ({running.profile}) already runs from {run_dir} on {running.http_url}. "
-                "Stop it with `lookahead stop`, or give it another profile with `lookahead switch`."
-            )
+        require_none(run_dir)
         if (kept := keep_previous(run_dir)) is not None:
             note(f"the previous server ended by itself; its log is kept as {kept}")
         (run_dir / VERBOSE_LOG).unlink(missing_ok=True)
@@ -144,7 +140,17 @@ def start_server(
             ports = choose_ports(server)
             server_id = f"la{secrets.token_hex(6)}"
             command = make_command(ports, server_id)
-            guard = _start_guard(command, server_id, run_dir, places.home, watch_parent=not detach)
+            spec = GuardSpec(
+                command.argv,
+                {**command.environment, MARK: server_id},
+                str(run_dir / LOG),
+                str(run_dir / STATE),
+                server_id,
+                not detach,
+                command.clean_up,
+                command.links,
+            )
+            guard = start_guard(spec, run_dir / SPEC, places.home)
             state = ServerState(
                 server_id=server_id,
                 guard_pid=guard.pid,
@@ -173,6 +179,15 @@ def start_server(
                 raise error
             return running_server
     raise AssertionError("the last attempt returns or raises")
+
+
+def require_none(run_dir: Path) -> None:
+    """Raises ServerError if a server runs from run_dir."""
+    if (running := find_server(run_dir)) is not None:
+        raise ServerError(
+            f"A server for {running.model} ({running.profile}) already runs from {run_dir} on {running.http_url}. "
+            "Stop it with `lookahead stop`, or give it another profile with `lookahead switch`."
+        )
 
 
 def find_server(run_dir: Path) -> ServerState | None:
@@ -221,34 +236,12 @@ def is_ready(state: ServerState) -> bool:
 def _local(
     repository: Path, run_dir: Path, server: ServerConfig, places: Places, verbose_log: Path | None, note: Note
 ) -> MakeCommand:
-    installation = find_installation()
-    check_interpreter(installation)
+    installation = usable_installation(places)
     note(f"tritonserver: {installation.executable} ({installation.origin})")
     run_dir.mkdir(parents=True, exist_ok=True)
     backends = prepare_backends(installation, run_dir / BACKENDS)
     environment = server_environment(places, installation)
     return single_process(installation, backends, repository, server.host, environment, verbose_log)
-
-
-def _start_guard(
-    command: StartCommand, server_id: str, run_dir: Path, home: Path, watch_parent: bool
-) -> subprocess.Popen[bytes]:
-    environment = {**command.environment, MARK: server_id}
-    spec = GuardSpec(
-        command.argv, environment, str(run_dir / LOG), str(run_dir / STATE), server_id, watch_parent, command.clean_up
-    )
-    path = run_dir / SPEC
-    path.touch(mode=0o600)
-    path.write_text(spec.dump(), encoding="utf-8")
-    return subprocess.Popen(
-        [sys.executable, "-m", "pipeline.serving.guard", str(path)],
-        cwd=home,
-        env=environment | {"PYTHONPATH": str(home)},
-        stdin=subprocess.PIPE if watch_parent else subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
 
 
 def _wait_until_ready(server: RunningServer, timeout_s: float, note: Note) -> None:

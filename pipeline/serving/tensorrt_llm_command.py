@@ -15,7 +15,7 @@ from pipeline.engine.tensorrt_llm.environment import gpus
 from pipeline.engine.tensorrt_llm.instance import instance_of
 from pipeline.engine.tensorrt_llm.launch import CONTAINER_SERVER, Launch, LaunchOptions, launch_of
 from pipeline.errors import ServerError
-from pipeline.serving.command import SHOWN_ID, MakeCommand, StartCommand
+from pipeline.serving.command import SHOWN_ID, MakeCommand, StartCommand, is_plain, plain_names
 from pipeline.serving.docker import build_image_argv, remove_argv, run_argv
 from pipeline.serving.guard import DRAIN_SECONDS, MARK
 from pipeline.serving.installation import (
@@ -122,11 +122,20 @@ def make_tensorrt_llm_command(
     """The command of a server with this engine."""
 
     def make(ports: Ports, server_id: str) -> StartCommand:
-        launch = launch_of(with_ports(options, ports, server_id))
         if site.executable is None:
-            return _in_container(resolved, launch, server_id, places)
-        environment = server_environment(places, Installation(site.executable, "TensorRT-LLM"))
-        return StartCommand(launch.argv, {**environment, **launch.environment}, shown=launch.environment)
+            if not is_plain(options.repository):
+                raise ServerError(
+                    f"Triton's Python backend cannot open files in {options.repository}: the path has a blank or "
+                    "another character that a shell reads. Set LOOKAHEAD_ENGINES to a folder without."
+                )
+            return _in_container(resolved, launch_of(with_ports(options, ports, server_id)), server_id, places)
+        names, links = plain_names(server_id, repository=options.repository)
+        launch = launch_of(replace(with_ports(options, ports, server_id), repository=names["repository"]))
+        environment = {
+            **server_environment(places, Installation(site.executable, "TensorRT-LLM")),
+            **launch.environment,
+        }
+        return StartCommand(launch.argv, environment, shown=launch.environment, links=links)
 
     return make
 

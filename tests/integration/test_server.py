@@ -50,7 +50,7 @@ def served(where: Places) -> Served:
 
 @pytest.fixture(scope="module")
 def server(served: Served, where: Places, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    running = launch(served, where, tmp_path_factory.mktemp("run"))
+    running = launch(served, where, tmp_path_factory.mktemp("run folder é"))
     yield running
     running.stop()
     assert not left_over(running.state)

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,10 @@ import pytest
 from pipeline.config.places import places
 from pipeline.config.schema import ServerConfig
 from pipeline.errors import ServerError
-from pipeline.serving.command import StartCommand
+from pipeline.serving.command import StartCommand, is_plain, plain_names
 from pipeline.serving.failure import explain_failure
 from pipeline.serving.guard import MARK, shm_files
-from pipeline.serving.installation import VARIABLE, find_installation
+from pipeline.serving.installation import VARIABLE, check_paths, find_installation
 from pipeline.serving.log import crash_log
 from pipeline.serving.ports import Ports, choose_ports
 from pipeline.serving.server import RunningServer, find_server, start_server, stop_server
@@ -106,6 +107,33 @@ def test_a_stopped_server_leaves_nothing_behind(fake, tmp_path):
     server.stop()
 
     assert_gone(server)
+
+
+def test_paths_that_a_shell_would_split_get_other_names_that_go_with_the_server(fake, tmp_path):
+    repository = tmp_path / "models of é & co"
+    repository.mkdir()
+    server = start_server(repository, tmp_path / "run", FREE, places=places(), model="m", profile="p")
+    (tritonserver,) = (p for p in processes_of(server.state.server_id) if str(fake) in p.cmdline())
+    (name,) = (word.partition("=")[2] for word in tritonserver.cmdline() if word.startswith("--model-repository="))
+    assert is_plain(Path(name))
+    assert Path(name).samefile(repository)
+    assert server.state.repository == str(repository)
+
+    server.stop()
+
+    assert_gone(server)
+
+
+def test_plain_paths_keep_their_names():
+    names, links = plain_names("la1", repository=Path("/srv/my-engines/v1.2_a"))
+    assert names == {"repository": Path("/srv/my-engines/v1.2_a")}
+    assert not links
+
+
+@pytest.mark.parametrize(("folder", "remedy"), [("home", "Move the project"), ("engines", "Set LOOKAHEAD_ENGINES")])
+def test_folders_that_the_backend_cannot_open_are_refused(folder, remedy):
+    with pytest.raises(ServerError, match=rf"/srv/modèles has letters outside of ASCII; .*{remedy}"):
+        check_paths(replace(places(), **{folder: Path("/srv/modèles")}))
 
 
 def test_another_process_can_stop_it(fake, tmp_path):
