@@ -1,19 +1,18 @@
 # Each target is one call of the `lookahead` command; `make` alone lists them.
 #   MODEL=llama2-13b PROFILE=latency   what is served, and how
 #   ARGS="--set engine.max_batch_size=8"   further options of the command
+#   PYTHON=python3.12                  for .venv; left out: the first on PATH that fits
 
 MODEL   ?= smollm2-135m
 PROFILE ?= latency
 ARGS    ?=
-PYTHON  ?= python3
+PYTHON  ?=
 VENV    ?= .venv
 
 LOOKAHEAD := $(VENV)/bin/lookahead
 WHICH     := --model $(MODEL) --profile $(PROFILE)
-STAMP     := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.DELETE_ON_ERROR:
 .PHONY: help setup engine repo serve stop switch status generate chat verify tune bench load report doctor models \
 	profiles demo validate-gpu versions test check format schema clean
 
@@ -21,13 +20,8 @@ help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@echo "Variables: MODEL=$(MODEL) PROFILE=$(PROFILE) ARGS=\"$(ARGS)\""
 
-setup: $(STAMP) ## Create .venv and install the package with its tested versions
-
-$(STAMP): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if (3, 10) <= v[:2] <= (3, 12) else "error: Python 3.10, 3.11 or 3.12 is needed; $(PYTHON) is %d.%d. Name another with PYTHON=." % v[:2])'
-	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --disable-pip-version-check --progress-bar on --constraint constraints.txt --editable '.[dev]'
-	@touch $@
+setup: ## Create .venv and install the package with its tested versions
+	@sh setup.sh "$(VENV)" "$(PYTHON)"
 
 demo: setup ## The whole road with the small model: engine, server, clients, speed with and without drafts
 	$(LOOKAHEAD) demo $(WHICH) $(ARGS)

@@ -1,0 +1,69 @@
+#!/bin/sh
+# Makes the virtual environment and installs the package with its tested versions: sh setup.sh VENV [PYTHON]
+#
+# Done again when pyproject.toml or constraints.txt changed, and from nothing when it was interrupted before or the
+# folder was moved or copied: scripts of a virtual environment hold its path. Without PYTHON the first fitting one is taken.
+set -eu
+
+venv=$1 named=${2:-} stamp=$1/.installed here=$(pwd -P)
+
+fail() {
+    echo "error: $*" >&2
+    exit 2
+}
+
+# Prints "<what it is good for> <version>". Triton's Python stub needs numpy < 2, which has wheels for 3.10 - 3.12, and
+# the interpreter as a library.
+probe='
+import os, sys
+version = "%d.%d" % sys.version_info[:2]
+if not (3, 10) <= sys.version_info[:2] <= (3, 12):
+    sys.exit(print("wrong " + version))
+try:
+    import ensurepip, venv
+except ImportError:
+    sys.exit(print("venvless " + version))
+from sysconfig import get_config_var as value
+folders = [value("LIBDIR"), sys.base_prefix + "/lib", value("LIBPL")]
+folders += [root + str(value("MULTIARCH")) for root in ("/usr/lib/", "/lib/")]
+library = "libpython" + version + ".so.1.0"
+serves = any(folder and os.path.isfile(os.path.join(folder, library)) for folder in folders)
+print(("serves " if serves else "builds ") + version)
+'
+
+find_python() {
+    builds='' venvless='' found=''
+    if [ -n "$named" ]; then set -- "$named"; else set -- python3 python3.12 python3.11 python3.10 python; fi
+    for candidate; do
+        # A name on PATH may be a shim for a version that is not there.
+        answer=$("$candidate" -c "$probe" 2>/dev/null) || continue
+        version=${answer#* }
+        case $answer in
+            serves\ *) python=$candidate && return ;;
+            builds\ *) builds=${builds:-$candidate} ;;
+            venvless\ *) venvless=${venvless:-$candidate} ;;
+        esac
+        found="$found${found:+, }$candidate is $version"
+    done
+    # It can do everything but run the server, which says so itself.
+    python=$builds
+    [ -z "$python" ] || return 0
+    [ -z "$venvless" ] || fail "$venvless cannot make virtual environments: it lacks ensurepip. Install it (Debian and" \
+        "Ubuntu: apt install $("$venvless" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])'))," \
+        "or name another Python 3.10, 3.11 or 3.12 with PYTHON=."
+    fail "Python 3.10, 3.11 or 3.12 is needed; ${found:-${named:-python3} does not run}. Install one, or name it with" \
+        "PYTHON=/path/to/python3.12."
+}
+
+if [ "$(cat "$stamp" 2>/dev/null)" = "$here" ]; then
+    [ pyproject.toml -nt "$stamp" ] || [ constraints.txt -nt "$stamp" ] || exit 0
+    rm "$stamp"
+else
+    find_python
+    [ "$python" = "${named:-python3}" ] || echo "Using $python; ${found:-there is no python3}." >&2
+    "$python" -m venv --clear "$venv" || fail "$python could not make the virtual environment $venv."
+fi
+"$venv/bin/python" -m pip install --disable-pip-version-check --progress-bar on \
+    --constraint constraints.txt --editable '.[dev]' || fail "The packages could not be installed; pip says why above." \
+    "Check the network, pip's index settings and the free disk space, and run it again."
+echo "$here" >"$stamp"
