@@ -140,6 +140,12 @@ def _text(entry: dict[str, Any], path: KeyPath, schema: type[BaseModel], data: M
             return f"needs the key {context['discriminator']}, which says which settings follow."
         case "value_error":
             return f"{context['error']}."
+        case "string_pattern_mismatch":
+            hint = " It is that of the file, so rename the file." if path == ("name",) else ""
+            return f"found {found!r}; should be of the form {context['pattern']}.{hint}"
+        case "string_type" if isinstance(found, bool):
+            word = "true" if found else "false"
+            return f"found {word}, which YAML also reads yes, no, on and off as; should be a text. Put it in quotes."
         case "string_type" if isinstance(found, int | float):
             return f"found the number {found!r}; should be a text. Put it in quotes."
         case _:

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from pipeline.config.faults import Fault, KeyPath, did_you_mean
 from pipeline.config.places import Places
+from pipeline.config.yaml_text import parse_yaml
 from pipeline.errors import ConfigError
 
 _LOOKAHEAD_SIZES = ("max_window_size", "max_ngram_size", "max_verification_set_size")
@@ -88,21 +87,23 @@ def read_draft(path: Path) -> Draft:
     return Draft(data, origins, tuple(faults))
 
 
-def with_overrides(draft: Draft, overrides: Sequence[tuple[str, Any]]) -> Draft:
-    """Settings with (dotted key, value) laid over them."""
+def with_overrides(draft: Draft, overrides: Sequence[tuple[str, Any]], prefix: KeyPath = ()) -> Draft:
+    """Settings with (dotted key, value) laid over them. prefix: how their keys are shown to begin."""
     data, origins, faults = _deep_copy(draft.data), dict(draft.origins), list(draft.faults)
     for key, value in overrides:
         path = tuple(int(part) if part.isdigit() else part for part in key.split("."))
         where = "--set"
         if path == ("name",):
-            faults.append(Fault(where, path, f"found {value!r}; the name is that of the file. Copy the file instead."))
+            text = f"found {value!r}; the name is that of the file. Copy the file instead."
+            faults.append(Fault(where, prefix + path, text))
         elif _put(data, path, value):
             origins = {known: origin for known, origin in origins.items() if known[: len(path)] != path}
             origins[path] = where
+            for length in range(1, len(path)):  # mappings that the override made, unknown ones among them
+                origins.setdefault(path[:length], where)
         else:
-            faults.append(
-                Fault(where, path, "cannot be reached: a part of the key is no mapping and no list with that entry.")
-            )
+            text = "cannot be reached: a part of the key is no mapping and no list with that entry."
+            faults.append(Fault(where, prefix + path, text))
     _restate_origins(data, {tuple(key.split(".")) for key, _ in overrides}, "set on the command line")
     return Draft(data, origins, tuple(faults))
 
@@ -119,14 +120,15 @@ def parse_overrides(texts: Sequence[str]) -> tuple[list[tuple[str, Any]], list[t
             faults.append(Fault("--set", (), f"found {text!r}; should be KEY=VALUE, e.g. engine.max_batch_size=8."))
             continue
         try:
-            value = yaml.safe_load(written)
-        except yaml.YAMLError:
-            faults.append(Fault("--set", (key,), f"found {written!r}; should be a value as in YAML."))
+            found = parse_yaml(written)
+        except ValueError as error:
+            faults.append(Fault("--set", (key,), f"found {written!r:.60}; should be a value as in YAML ({error})."))
             continue
+        faults += [Fault("--set", (key, *inner), "is written twice; remove one.") for inner, line in found.repeated]
         if key.startswith("model."):
-            model.append((key.removeprefix("model."), value))
+            model.append((key.removeprefix("model."), found.data))
         else:
-            profile.append((key.removeprefix("profile."), value))
+            profile.append((key.removeprefix("profile."), found.data))
     return model, profile, faults
 
 
@@ -143,36 +145,17 @@ def _read_yaml(path: Path) -> Draft:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{shown(path)} cannot be read: {error}.") from error
-    loader = yaml.SafeLoader(text)
-    origins: dict[KeyPath, str] = {(): shown(path)}
-    faults: list[Fault] = []
-
-    def value_of(node: yaml.Node, at: KeyPath) -> Any:
-        if isinstance(node, yaml.SequenceNode):
-            return [value_of(child, (*at, index)) for index, child in enumerate(node.value)]
-        if not isinstance(node, yaml.MappingNode):
-            return loader.construct_object(node)
-        mapping: dict[str, Any] = {}
-        for key_node, value_node in node.value:
-            key = str(loader.construct_object(key_node))
-            where = f"{shown(path)}:{key_node.start_mark.line + 1}"
-            if key in mapping:
-                faults.append(Fault(where, (*at, key), "is written twice; remove one."))
-            here = (*at, key)
-            origins[here] = where
-            mapping[key] = value_of(value_node, here)
-        return mapping
-
     try:
-        root = loader.get_single_node()
-        data = value_of(root, ()) if root is not None else {}
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{shown(path)} is no valid YAML: {' '.join(str(error).split())}.") from error
-    finally:
-        loader.dispose()
+        found = parse_yaml(text)
+    except ValueError as error:
+        raise ConfigError(f"{shown(path)} is no valid YAML: {error}.") from error
+    data = {} if found.data is None else found.data
     if not isinstance(data, dict):
         raise ConfigError(f"{shown(path)} should hold keys and values; found a {type(data).__name__}.")
-    return Draft(data, origins, tuple(faults))
+    origins: dict[KeyPath, str] = {(): shown(path)}
+    origins |= {key: f"{shown(path)}:{line}" for key, line in found.lines.items()}
+    repeated = (Fault(f"{shown(path)}:{line}", key, "is written twice; remove one.") for key, line in found.repeated)
+    return Draft(data, origins, tuple(repeated))
 
 
 def _merge(base: Draft, over: Draft) -> tuple[dict[str, Any], dict[KeyPath, str]]:

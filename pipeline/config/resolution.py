@@ -62,7 +62,7 @@ def resolve_config(
     may hold other faults. Raises ConfigError with all faults of both files and of their combination."""
     where = where or places()
     model_overrides, profile_overrides, faults = parse_overrides(overrides)
-    model_draft = with_overrides(_model_draft(find_model(model, where)), model_overrides)
+    model_draft = with_overrides(_model_draft(find_model(model, where)), model_overrides, ("model",))
     profile_draft = with_overrides(read_draft(find_profile(profile, where)), profile_overrides)
 
     checked_model = _validate(model_draft, ModelConfig, ("model",))

@@ -316,6 +316,13 @@ def test_a_checkpoint_of_another_source_replaces_that_of_the_base(tmp_path: Path
         ("base: nowhere.yaml\n", "there is no file"),
         ("name: other\n", "should be 'own', as the file"),
         ("", "architecture: is missing"),
+        ("~\n", "architecture: is missing"),
+        (
+            "description: no\n",
+            "own.yaml:1: model.description: found false, which YAML also reads yes, no",
+        ),
+        ("on: 1\n", "own.yaml:1: model.on: unknown key"),
+        ("a: &a [*a]\n", "own.yaml is no valid YAML: lists and mappings are nested too deeply, or an anchor"),
     ],
 )
 def test_broken_files(text: str, expected: str, tmp_path: Path) -> None:
@@ -455,3 +462,23 @@ def test_faults_of_the_backend_come_with_those_of_the_files() -> None:
         "tensorrt_llm.tokens_per_block",
         "tensorrt_llm.speculation",
     ]
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("enginee.max_seq_len=1", "--set: enginee: unknown key. Did you mean 'engine'?"),
+        ("model.name=x", "--set: model.name: found 'x'; the name is that of the file"),
+        ("model.dtype.x=1", "--set: model.dtype.x: cannot be reached"),
+        ("engine.max_seq_len=2020-99-99", "--set: engine.max_seq_len: found '2020-99-99'"),
+        ("engine.max_seq_len=" + 5000 * "9", "should be a value as in YAML (Exceeds the limit"),
+        ("engine={max_seq_len: 1, max_seq_len: 2}", "--set: engine.max_seq_len: is written twice"),
+        ("server.host=on", "--set: server.host: found true, which YAML also reads"),
+    ],
+)
+def test_faults_of_overrides_name_the_override_and_the_whole_key(override: str, expected: str) -> None:
+    assert expected in faults_of(override)
+
+
+def test_a_name_that_no_model_can_have_is_told_with_what_to_do(tmp_path: Path) -> None:
+    assert "rename the file" in faults_of(model=str(write(tmp_path / "My Model.yaml", "dtype: float32\n")))

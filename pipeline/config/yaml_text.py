@@ -1,0 +1,91 @@
+"""YAML text -> settings, with the line of each key.
+
+Only what a config can hold: texts, numbers, truth values, nothing, lists and mappings; anchors, and merges of mappings
+(`<<`). Keys are texts as they are written (`on` is no truth value), and dates are texts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from pipeline.config.faults import KeyPath
+
+_TAG = "tag:yaml.org,2002:"
+
+
+@dataclass(frozen=True, slots=True)
+class YamlText:
+    """data: None if there is none. lines: where each key of a mapping stands, from 1. repeated: the lines of keys that
+    their mapping holds already."""
+
+    data: Any = None
+    lines: dict[KeyPath, int] = field(default_factory=dict)
+    repeated: list[tuple[KeyPath, int]] = field(default_factory=list)
+
+
+class _Loader(yaml.SafeLoader):
+    """Dates stay texts."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != f"{_TAG}timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def parse_yaml(text: str) -> YamlText:
+    """Raises ValueError with one line that says what is wrong and where."""
+    result = YamlText()
+    try:
+        loader = _Loader(text)
+        root = loader.get_single_node()
+        if root is None:
+            return result
+        return YamlText(_value_of(root, (), loader, result), result.lines, result.repeated)
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split()).replace('in "<unicode string>", ', "in ")) from error
+    except RecursionError as error:
+        raise ValueError("lists and mappings are nested too deeply, or an anchor is used inside of itself") from error
+
+
+def _value_of(node: yaml.Node, at: KeyPath, loader: _Loader, result: YamlText) -> Any:
+    if isinstance(node, yaml.SequenceNode) and node.tag == f"{_TAG}seq":
+        return [_value_of(child, (*at, index), loader, result) for index, child in enumerate(node.value)]
+    if isinstance(node, yaml.MappingNode) and node.tag == f"{_TAG}map":
+        return _mapping_of(node, at, loader, result)
+    try:
+        value = loader.construct_object(node, deep=True)
+    except ValueError as error:  # a number of thousands of digits, a date that is none
+        raise yaml.MarkedYAMLError(problem=str(error), problem_mark=node.start_mark) from error
+    if value is not None and not isinstance(value, str | int | float):
+        raise yaml.MarkedYAMLError(problem=f"the type {node.tag} is not used here", problem_mark=node.start_mark)
+    if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
+        raise yaml.MarkedYAMLError(problem="half of a surrogate pair is no character", problem_mark=node.start_mark)
+    return value
+
+
+def _mapping_of(node: yaml.MappingNode, at: KeyPath, loader: _Loader, result: YamlText) -> dict[str, Any]:
+    mapping: dict[str, Any] = {}
+    merged = [value for key, value in node.value if key.tag == f"{_TAG}merge"]
+    # Of several mappings that are merged the first wins, and what is written here wins over all.
+    parts = [part for value in merged for part in (value.value if isinstance(value, yaml.SequenceNode) else [value])]
+    for value in reversed(parts):
+        if not isinstance(value, yaml.MappingNode):
+            raise yaml.MarkedYAMLError(problem="<< merges mappings only", problem_mark=value.start_mark)
+        mapping |= _value_of(value, at, loader, result)
+    own = set()
+    for key_node, value_node in node.value:
+        if key_node.tag == f"{_TAG}merge":
+            continue
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise yaml.MarkedYAMLError(problem="a key should be a text", problem_mark=key_node.start_mark)
+        here, line = (*at, key_node.value), key_node.start_mark.line + 1
+        if here in own:
+            result.repeated.append((here, line))
+        own.add(here)
+        result.lines[here] = line
+        mapping[key_node.value] = _value_of(value_node, here, loader, result)
+    return mapping

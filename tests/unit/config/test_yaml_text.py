@@ -1,0 +1,60 @@
+"""What YAML texts are read as, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.config.yaml_text import parse_yaml
+
+
+def test_values_keys_and_lines() -> None:
+    found = parse_yaml("\ufeffa:\n  on: [1, 2.5, true, ~, no]\n  2020-01-01: 2020-01-01\n1: {b: x}\n")
+    assert found.data == {"a": {"on": [1, 2.5, True, None, False], "2020-01-01": "2020-01-01"}, "1": {"b": "x"}}
+    assert found.lines == {("a",): 1, ("a", "on"): 2, ("a", "2020-01-01"): 3, ("1",): 4, ("1", "b"): 4}
+    assert not found.repeated
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "~", "---\n...\n"])
+def test_nothing(text: str) -> None:
+    assert parse_yaml(text).data is None
+
+
+def test_merges_yield_to_what_is_written_in_their_place() -> None:
+    found = parse_yaml("a: &a {x: 1, y: 1}\nb: &b {x: 2, z: 2}\nc:\n  z: 3\n  <<: [*a, *b]\nd: *a\n")
+    assert found.data["c"] == {"x": 1, "y": 1, "z": 3}
+    assert found.data["d"] == {"x": 1, "y": 1}
+    assert found.lines["c", "z"] == 4
+    assert not found.repeated
+
+
+def test_repeated_keys_are_reported_with_their_line() -> None:
+    assert parse_yaml("a: 1\nb:\n  c: 1\n  c: 2\na: 3\n").repeated == [(("b", "c"), 4), (("a",), 5)]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("a:\tb\n\tc: d", "cannot start any token in line 1, column 3"),
+        ("a: &x [*x]", "an anchor is used inside of itself"),
+        ("a: &x {b: *x}", "an anchor is used inside of itself"),
+        ("a: " + 3000 * "[" + 3000 * "]", "nested too deeply"),
+        ("a: *x", "found undefined alias 'x'"),
+        ("a: b\0", "unacceptable character #x0000"),
+        ("a: " + 5000 * "9", "Exceeds the limit"),
+        ("a: !!timestamp 2020-99-99", "month must be in 1..12"),
+        ("a: !!timestamp 2020-01-01", "is not used here in line 1"),
+        ("a: !!binary aGk=", "is not used here in line 1"),
+        ("a: !!set {b, c}", "is not used here in line 1"),
+        ("a: !!python/object/apply:os.system [id]", "could not determine a constructor"),
+        ("a: !mine {b: c}", "could not determine a constructor"),
+        ("? [a]\n: b", "a key should be a text in line 1, column 3"),
+        ("a: {<<: b}", "<< merges mappings only in line 1, column 9"),
+        ('a: "\\ud800"', "half of a surrogate pair"),
+        ("a: 1\n---\nb: 2", "expected a single document"),
+    ],
+)
+def test_what_no_config_can_mean_is_refused_in_one_line(text: str, told: str) -> None:
+    with pytest.raises(ValueError, match="") as caught:
+        parse_yaml(text)
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
