@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
 import sys
 from datetime import datetime, timezone
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import psutil
 
 from pipeline import __version__
 from pipeline.engine.artifact import Artifact
+from pipeline.engine.provenance import commit, version_of
 
 PACKAGES = ("torch", "transformers", "numpy", "numba", "tokenizers", "safetensors", "tritonclient", "nvidia-pytriton")
 
@@ -29,7 +28,7 @@ def manifest_of(artifact: Artifact | None, config: dict[str, Any]) -> dict[str, 
         "config": config,
         "env": environment(),
         "versions": {"lookahead-pipeline": __version__, "python": platform.python_version()}
-        | {name: version for name in PACKAGES if (version := _version(name)) is not None},
+        | {name: version for name in PACKAGES if (version := version_of(name)) is not None},
     }
     if artifact is not None:
         manifest["fingerprint"] = artifact.manifest.fingerprint_digest
@@ -57,26 +56,9 @@ def environment() -> dict[str, Any]:
     return found
 
 
-def commit() -> str | None:
-    """Commit of the checkout that the package runs from, marked if files were changed since."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return None  # no git here; the commit is a convenience
-    return done.stdout.strip() if done.returncode == 0 else None
-
-
 def _cpu_name() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return platform.processor()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None

@@ -35,6 +35,14 @@ def gigabytes(num_bytes: int) -> str:
     return f"{num_bytes / 1e9:.1f} GB"
 
 
+def link_or_copy(source: str | Path, target: str | Path) -> None:
+    """The same file under another name; a copy of it where the disk is another or has no hard links."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
 @contextmanager
 def whole_folder(target: Path) -> Iterator[Path]:
     """A folder to fill; becomes `target` when the block ends well and is removed otherwise. An older target is

@@ -12,8 +12,10 @@ from collections.abc import Iterator, Sequence
 
 from packaging.requirements import Requirement
 
+from pipeline.checkpoint.disk import gigabytes
 from pipeline.cli.finding import Finding
 from pipeline.config.places import Places, places
+from pipeline.engine.provenance import version_of
 
 _DISTRIBUTION = "lookahead-pipeline"
 
@@ -57,14 +59,14 @@ def _packages() -> Iterator[Finding]:
     for requirement in map(Requirement, declared):
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
-        version = _version(requirement.name)
+        version = version_of(requirement.name)
         if version is None or not requirement.specifier.contains(version, prereleases=True):
             wrong.append(f"{requirement} (found {version or 'none'})")
     if wrong:
         yield Finding("packages", "fail", "; ".join(wrong), "Run `make setup`, which installs the tested versions.")
     else:
         names = ("torch", "transformers", "numpy", "tritonclient")
-        yield Finding("packages", "ok", ", ".join(f"{name} {_version(name)}" for name in names))
+        yield Finding("packages", "ok", ", ".join(f"{name} {version_of(name)}" for name in names))
 
 
 def _compiler() -> Finding:
@@ -88,7 +90,7 @@ def _room(where: Places) -> Iterator[Finding]:
     import psutil
 
     memory = psutil.virtual_memory()
-    found = f"{memory.available / 1e9:.1f} of {memory.total / 1e9:.1f} GB available"
+    found = f"{gigabytes(memory.available)} of {gigabytes(memory.total)} available"
     enough = memory.available >= 4e9
     yield Finding(
         "memory",
@@ -96,15 +98,15 @@ def _room(where: Places) -> Iterator[Finding]:
         found,
         "" if enough else "The default model needs 4 GB; close other programs.",
     )
-    for part, folder, needed in (("engines", where.engines, 1e9), ("cache", where.cache, 0.5e9)):
+    for part, folder, needed in (("engines", where.engines, 1_000_000_000), ("cache", where.cache, 500_000_000)):
         existing = next(path for path in (folder, *folder.parents) if path.exists())
         free = shutil.disk_usage(existing).free
-        found = f"{folder}, {free / 1e9:.1f} GB free"
+        found = f"{folder}, {gigabytes(free)} free"
         variable = f"LOOKAHEAD_{part.upper()}"
         if not os.access(existing, os.W_OK):
             yield Finding(part, "fail", f"{found}, not writable", f"Set {variable} to a folder that you may write to.")
         elif free < needed:
-            yield Finding(part, "fail", found, f"Free {needed / 1e9:.1f} GB, or set {variable} to a larger disk.")
+            yield Finding(part, "fail", found, f"Free {gigabytes(needed)}, or set {variable} to a larger disk.")
         else:
             yield Finding(part, "ok", found)
 
@@ -127,10 +129,3 @@ def _hub() -> Finding:
     offline = os.environ.get("HF_HUB_OFFLINE", "") not in ("", "0")
     token = "HF_TOKEN is set" if os.environ.get("HF_TOKEN") else "no HF_TOKEN: gated models cannot be fetched"
     return Finding("hub", "note", f"offline (HF_HUB_OFFLINE is set); {token}" if offline else token)
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None

@@ -16,7 +16,6 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -26,12 +25,13 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
-from pipeline.checkpoint.disk import PARTIAL, whole_folder
+from pipeline.checkpoint.disk import PARTIAL, link_or_copy, whole_folder
 from pipeline.checkpoint.hashing import remembered_sha256
 from pipeline.config.places import Places
 from pipeline.config.resolution import dump_resolved, load_resolved
 from pipeline.config.schema import Frozen, ResolvedConfig
 from pipeline.engine.fingerprint import Fingerprint, device_architecture, library_versions
+from pipeline.engine.provenance import commit
 from pipeline.errors import BuildError, ConfigError
 
 ENGINE, TOKENIZER, RESOLVED, MANIFEST = "engine", "tokenizer", "resolved.yaml", "manifest.json"
@@ -133,14 +133,7 @@ def share_engine(source: Artifact, folder: Path) -> None:
 
 def share_folder(source: Path, target: Path) -> None:
     """Hard links where the file system has them, else copies."""
-
-    def link(old: str, new: str) -> None:
-        try:
-            os.link(old, new)
-        except OSError:
-            shutil.copyfile(old, new)
-
-    shutil.copytree(source, target, copy_function=link)
+    shutil.copytree(source, target, copy_function=link_or_copy)
 
 
 @contextmanager
@@ -220,7 +213,7 @@ def _describe(folder: Path, resolved: ResolvedConfig, fingerprint: Fingerprint, 
         files=tuple(entries),
         command=("lookahead", *sys.argv[1:]),
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        commit=_commit(),
+        commit=commit(),
     )
     _replace_text(folder / MANIFEST, manifest.model_dump_json(indent=2) + "\n")
 
@@ -237,12 +230,3 @@ def _files(folder: Path) -> Iterator[Path]:
         yield from (path for path in (folder / name).rglob("*") if path.is_file())
     if (folder / RESOLVED).is_file():
         yield folder / RESOLVED
-
-
-def _commit() -> str | None:
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return None  # no git here; the commit is a convenience
-    return done.stdout.strip() if done.returncode == 0 else None

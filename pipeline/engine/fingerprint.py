@@ -4,7 +4,6 @@ means a new build."""
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import json
 import platform
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from collections.abc import Iterator
 from pydantic import Field
 
 from pipeline.config.schema import Backend, Device, Dtype, Frozen
+from pipeline.engine.provenance import version_of
 from pipeline.errors import BuildError
 
 Flag = str | int | float | bool
@@ -41,7 +41,7 @@ class Fingerprint(Frozen):
     @property
     def digest(self) -> str:
         """Hash of all of it."""
-        return _digest(self.model_dump(mode="json"))
+        return digest_of(self.model_dump(mode="json"))
 
     @property
     def weights_digest(self) -> str:
@@ -51,7 +51,7 @@ class Fingerprint(Frozen):
             return self.digest
         names = ("format", "checkpoint", "architecture", "backend", "libraries", "dtype")
         quantization = self.flags.get("engine.quantization", "none")
-        return _digest({**{name: getattr(self, name) for name in names}, "quantization": quantization})
+        return digest_of({**{name: getattr(self, name) for name in names}, "quantization": quantization})
 
     def differences(self, other: Fingerprint) -> Iterator[str]:
         """One phrase per entry that differs: "transformers 5.17.0 instead of 5.23.0"."""
@@ -67,7 +67,13 @@ class Fingerprint(Frozen):
 
 def library_versions(backend: Backend) -> dict[str, str]:
     """Installed versions of the libraries that a backend's engines depend on. Raises BuildError if one is missing."""
-    return {name: _version(name, backend) for name in _LIBRARIES[backend]}
+    found: dict[str, str] = {}
+    for name in _LIBRARIES[backend]:
+        version = version_of(name)
+        if version is None:
+            raise BuildError(f"The {backend} backend needs the package {name}, which is not installed here.")
+        found[name] = version
+    return found
 
 
 def device_architecture(device: Device) -> str:
@@ -82,12 +88,6 @@ def device_architecture(device: Device) -> str:
     return f"cuda-sm{major}{minor}"
 
 
-def _version(name: str, backend: Backend) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError as error:
-        raise BuildError(f"The {backend} backend needs the package {name}, which is not installed here.") from error
-
-
-def _digest(value: object) -> str:
+def digest_of(value: object) -> str:
+    """Hash of a JSON value."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -16,7 +16,7 @@ from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.artifact import Artifact
 from pipeline.engine.tensorrt_llm.case import Case, case_of
 from pipeline.engine.tensorrt_llm.facts import parameters
-from pipeline.engine.tensorrt_llm.instance import LOOKAHEAD_MODEL, Instance, instance_of
+from pipeline.engine.tensorrt_llm.instance import LOOKAHEAD_MODEL, Instance, engine_dir, instance_of
 from pipeline.repository import model_config
 from pipeline.repository.contract import model_contract
 from pipeline.repository.vocabulary import vocab_size
@@ -45,7 +45,7 @@ def model_configs(resolved: ResolvedConfig, artifact: Artifact) -> list[pb.Model
     """The configs of all models of a repository: one or two with an engine, and those around them."""
     case = case_of(resolved)
     instances = [instance_of(case, index) for index in range(len(case.modes))]
-    folders = [engine_dir(artifact, instance, len(instances)) for instance in instances]
+    folders = [engine_dir(artifact.engine_dir, instance, len(instances)) for instance in instances]
     front = model_config.lookahead_bls(resolved, artifact, vocab_size(folders[0]))
     if len(instances) > 1:
         model_config.set_parameters(front, {"tensorrt_llm_lookahead_model_name": LOOKAHEAD_MODEL})
@@ -56,11 +56,6 @@ def model_configs(resolved: ResolvedConfig, artifact: Artifact) -> list[pb.Model
         front,
         model_config.ensemble(resolved),
     ]
-
-
-def engine_dir(artifact: Artifact, instance: Instance, num_instances: int) -> Path:
-    """Folder of an instance's engine: with two of them, each has one below engine/."""
-    return artifact.engine_dir if num_instances == 1 else artifact.engine_dir / instance.triton_model
 
 
 def target(case: Case, instance: Instance, engine: Path, artifact: Artifact) -> pb.ModelConfig:

@@ -6,13 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from pipeline.config.places import Places
 from pipeline.config.schema import ResolvedConfig
 from pipeline.decoding.create import create_drafter
 from pipeline.decoding.sources.trie import TrieSource
 from pipeline.engine.artifact import Artifact, artifact_dir
+from pipeline.engine.memory import require_memory
 from pipeline.errors import ServerError
 from pipeline.repository.render import REPOSITORY, ModelRepository, render, repository_dir
 from pipeline.serving.command import SHOWN_ID, VERBOSE_LOG, MakeCommand, StartCommand, single_process
@@ -97,7 +96,7 @@ def launch(
 ) -> RunningServer:
     """Start a server on what was prepared. folder: its run folder. verbose: Triton's log of every step, beside the
     server's. Raises ServerError, also if memory or GPUs will not do."""
-    require_memory(served)
+    _require_memory(served)
     resolved = served.resolved
     log = folder / VERBOSE_LOG if verbose else None
     make = _tensorrt_llm(served, places, folder, log, note) if resolved.backend == "tensorrt_llm" else None
@@ -140,14 +139,10 @@ def _tensorrt_llm(served: Served, places: Places, folder: Path, log: Path | None
     return make_tensorrt_llm_command(resolved, options, site, places)
 
 
-def require_memory(served: Served) -> None:
+def _require_memory(served: Served) -> None:
     """Raises ServerError if the engine will not fit into the machine's memory."""
     if served.resolved.device != "cpu":
         return
     needed = int(served.artifact.manifest.num_bytes * _MEMORY_FACTOR) + _OTHER_BYTES
-    available = psutil.virtual_memory().available
-    if needed > available:
-        raise ServerError(
-            f"Serving {served.resolved.model.name} needs {needed / 1e9:.1f} GB of memory; {available / 1e9:.1f} GB "
-            "are available. Close other programs, serve a smaller model, or build with --set model.dtype=bfloat16."
-        )
+    remedy = "Close other programs, serve a smaller model, or build with --set model.dtype=bfloat16."
+    require_memory(needed, f"Serving {served.resolved.model.name}", remedy, ServerError)

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from pipeline.checkpoint.checkpoint import Checkpoint
 from pipeline.checkpoint.convert import write_tokenizer
 from pipeline.checkpoint.disk import require_space
@@ -17,10 +15,12 @@ from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.artifact import ENGINE, TOKENIZER, share_folder
 from pipeline.engine.builder import Note
 from pipeline.engine.fingerprint import Fingerprint
+from pipeline.engine.memory import require_memory
 from pipeline.engine.tensorrt_llm import rules
 from pipeline.engine.tensorrt_llm.case import case_of
 from pipeline.engine.tensorrt_llm.conversion import calibration_folder
 from pipeline.engine.tensorrt_llm.environment import detect, engine_libraries, require_ready
+from pipeline.engine.tensorrt_llm.instance import engine_dir
 from pipeline.engine.tensorrt_llm.plan import Plan, plan_for
 from pipeline.engine.tensorrt_llm.shape import shape_of
 from pipeline.engine.tensorrt_llm.stages import Run, run_build, run_conversion, run_process
@@ -72,12 +72,8 @@ def require_resources(resolved: ResolvedConfig, folder: Path) -> None:
         )
     require_ready(detect(), resolved, whole.world_size)
     require_space(folder, whole.estimate.disk_bytes, f"The engine of {resolved.model.name}", BuildError)
-    needed, available = whole.estimate.host_bytes, psutil.virtual_memory().available
-    if needed > available:
-        raise BuildError(
-            f"Building {resolved.model.name} needs about {needed / 1e9:.1f} GB of memory; {available / 1e9:.1f} GB are "
-            "available. Close other programs, or convert on a larger machine."
-        )
+    remedy = "Close other programs, or convert on a larger machine."
+    require_memory(whole.estimate.host_bytes, f"Building {resolved.model.name}", remedy, BuildError)
 
 
 def write_engine(resolved: ResolvedConfig, checkpoint: Checkpoint, note: Note, folder: Path) -> None:
@@ -103,12 +99,7 @@ def execute(
     run_conversion(whole, checkpoint, resolved.dtype, shape, note, run)
     for stage in whole.engines:
         run_build(whole, stage, note, run)
-        share_folder(stage.output, engine_dir(folder / ENGINE, whole, stage.instance.triton_model))
-
-
-def engine_dir(root: Path, whole: Plan, triton_model: str) -> Path:
-    """Folder of one engine below an artefact's engine/."""
-    return root if len(whole.engines) == 1 else root / triton_model
+        share_folder(stage.output, engine_dir(folder / ENGINE, stage.instance, len(whole.engines)))
 
 
 def plan_path(where: Places, resolved: ResolvedConfig) -> Path:

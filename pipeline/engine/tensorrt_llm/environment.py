@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import shutil
@@ -13,6 +12,7 @@ from functools import cache
 from typing import Literal
 
 from pipeline.config.schema import ResolvedConfig
+from pipeline.engine.provenance import version_of
 from pipeline.engine.tensorrt_llm import facts
 from pipeline.errors import BuildError
 
@@ -79,7 +79,7 @@ def package_versions(environment: Mapping[str, str] = os.environ) -> Mapping[str
 
     In NVIDIA's container the packages belong to the container's own python3, and this program to a virtual environment;
     `trtllm-build` on PATH tells that they are there. Empty without TensorRT-LLM."""
-    here = {name: version for name in PACKAGES if (version := _version(name)) is not None}
+    here = {name: version for name in PACKAGES if (version := version_of(name)) is not None}
     if "tensorrt_llm" in here:
         return here
     search = environment.get("PATH")
@@ -103,13 +103,6 @@ def _versions_in(python: str) -> Mapping[str, str]:
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return {}  # a python3 that cannot run is no home of TensorRT-LLM
     return found
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def gpus(environment: Mapping[str, str] = os.environ) -> tuple[Gpu, ...]:

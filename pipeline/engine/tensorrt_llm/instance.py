@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from pipeline.engine.tensorrt_llm.case import Case
 from pipeline.engine.tensorrt_llm.estimate import kv_share, kv_tokens_of
@@ -55,3 +56,8 @@ def instance_of(case: Case, index: int) -> Instance:
         kv_tokens=None if len(case.modes) == 1 or case.shape is None else kv_tokens_of(case, case.shape, mode),
         participant_ids=case.participant_ids(index),
     )
+
+
+def engine_dir(root: Path, instance: Instance, num_engines: int) -> Path:
+    """Folder of an instance's engine below an artefact's engine/: with two of them, each has its own."""
+    return root if num_engines == 1 else root / instance.triton_model

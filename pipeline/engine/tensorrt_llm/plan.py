@@ -10,7 +10,6 @@ after a failed one, starts where it can. `plan_for` touches no network and runs 
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -20,6 +19,7 @@ from typing import Any
 from pipeline.checkpoint.fetch import describe_source, known_content_hash
 from pipeline.config.places import Places, places
 from pipeline.config.schema import ResolvedConfig
+from pipeline.engine.fingerprint import digest_of
 from pipeline.engine.tensorrt_llm import STAGES, facts
 from pipeline.engine.tensorrt_llm.case import KV_QUANT_ALGOS, QUANT_ALGOS, Case
 from pipeline.engine.tensorrt_llm.container import docker_argv, image_of
@@ -164,7 +164,7 @@ def _conversion_stage(
         docker_argv=_in_docker(image, conversion.argv, folder, environment, where, [texts] if texts else []),
         expected=_expected_checkpoint(case),
         fingerprint=fingerprint,
-        digest=_digest(fingerprint),
+        digest=digest_of(fingerprint),
     )
 
 
@@ -220,7 +220,7 @@ def _engine_stage(
             "build_config": build.expected,
         },
         fingerprint=fingerprint,
-        digest=_digest(fingerprint),
+        digest=digest_of(fingerprint),
     )
 
 
@@ -245,7 +245,3 @@ def _refuse_sniffed(folder: Path, resolved: ResolvedConfig) -> None:
             f"LOOKAHEAD_ENGINES: found {folder}; TensorRT-LLM's Llama loader takes '{word}' in a path for another kind "
             "of model and loads wrong weights. Set it to a folder without that word."
         )
-
-
-def _digest(value: object) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

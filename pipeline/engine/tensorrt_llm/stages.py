@@ -17,6 +17,7 @@ from typing import Any
 
 from pipeline.checkpoint.checkpoint import Checkpoint
 from pipeline.checkpoint.convert import write_tokenizer, write_weights
+from pipeline.checkpoint.disk import link_or_copy
 from pipeline.checkpoint.model_config import read_config
 from pipeline.config.schema import Dtype, ModelShape
 from pipeline.engine.builder import Note
@@ -92,9 +93,9 @@ def write_source(checkpoint: Checkpoint, dtype: Dtype, folder: Path) -> dict[str
     else:
         for path in checkpoint.folder.iterdir():
             if path.is_file() and path.suffix in (".json", ".safetensors", ".model", ".txt", ".jinja"):
-                _link(path.resolve(), folder / path.name)
+                link_or_copy(path.resolve(), folder / path.name)
     for path in checkpoint.code_files or ():
-        _link(path.resolve(), folder / path.name)
+        link_or_copy(path.resolve(), folder / path.name)
     config = normalized(_read_json(folder / "config.json"), str(checkpoint.folder))
     tokenizer = folder / "tokenizer_config.json"
     if checkpoint.code_files is None:
@@ -161,10 +162,3 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:
     path.unlink()  # it may be a link to the checkpoint's own file, which must stay as it is
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-
-
-def _link(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)  # another disk

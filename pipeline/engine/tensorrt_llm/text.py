@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 
+from pipeline.checkpoint.disk import gigabytes
 from pipeline.engine.tensorrt_llm.plan import EngineStage, Plan
 
 _WHERE = {
@@ -24,10 +25,10 @@ def summary(plan: Plan) -> dict[str, str]:
         "ranks": str(plan.world_size),
         "conversion": f"{plan.conversion.conversion.method} -> {plan.conversion.output}",
         **{f"engine {stage.instance.triton_model}": _engine_line(stage) for stage in plan.engines},
-        "disk": f"about {_gb(estimate.disk_bytes)}",
-        "host memory": f"about {_gb(estimate.host_bytes)}",
+        "disk": f"about {gigabytes(estimate.disk_bytes)}",
+        "host memory": f"about {gigabytes(estimate.host_bytes)}",
         "GPU memory": (
-            f"about {_gb(estimate.gpu.minimum_bytes)} per GPU with one sequence per engine; room for "
+            f"about {gigabytes(estimate.gpu.minimum_bytes)} per GPU with one sequence per engine; room for "
             f"{estimate.kv_tokens} KV tokens"
         ),
     }
@@ -68,7 +69,3 @@ def _engine_line(stage: EngineStage) -> str:
         f"{expected['max_batch_size']}; {expected['max_num_tokens']} tokens per pass; longest prompt "
         f"{instance.longest_prompt}; prompt + output {instance.usable_seq_len}"
     )
-
-
-def _gb(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.1f} GB"

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
 from pipeline.checkpoint.architectures import UNQUANTIZED, check_architecture
 from pipeline.checkpoint.checkpoint import Checkpoint
 from pipeline.checkpoint.convert import load_weights, write_tokenizer, write_weights
@@ -19,6 +17,7 @@ from pipeline.config.schema import Dtype, ResolvedConfig
 from pipeline.engine.artifact import ENGINE, TOKENIZER
 from pipeline.engine.builder import Note
 from pipeline.engine.fingerprint import Fingerprint, Flag, device_architecture, library_versions
+from pipeline.engine.memory import require_memory
 from pipeline.errors import BuildError
 
 if TYPE_CHECKING:
@@ -96,12 +95,9 @@ def stored_bytes(resolved: ResolvedConfig) -> int:
 def require_resources(resolved: ResolvedConfig, folder: Path) -> None:
     """Raises BuildError if disk or memory will not do."""
     require_space(folder, stored_bytes(resolved) + _OTHER_BYTES, f"The engine of {resolved.model.name}", BuildError)
-    needed, available = weight_bytes(resolved), psutil.virtual_memory().available
-    if needed > available:
-        raise BuildError(
-            f"Building {resolved.model.name} in {resolved.dtype} needs {gigabytes(needed)} of memory; "
-            f"{gigabytes(available)} are available. Use a smaller model, or --set model.dtype=bfloat16."
-        )
+    remedy = "Use a smaller model, or --set model.dtype=bfloat16."
+    purpose = f"Building {resolved.model.name} in {resolved.dtype}"
+    require_memory(weight_bytes(resolved), purpose, remedy, BuildError)
 
 
 def write_engine(resolved: ResolvedConfig, checkpoint: Checkpoint, note: Note, folder: Path) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import psutil
 import torch
 
+from pipeline.checkpoint.disk import gigabytes
 from pipeline.decoding.tree import IntArray
 from pipeline.errors import BuildError, BusyError
 
@@ -81,7 +82,7 @@ class SlotCache:
         if num_bytes > available:
             raise BuildError(
                 f"A KV cache of {num_slots} sequences (engine.max_batch_size, and as many that are kept for reuse) of "
-                f"engine.max_seq_len = {max_seq_len} tokens takes {num_bytes / 1e9:.1f} GB; {available / 1e9:.1f} GB "
+                f"engine.max_seq_len = {max_seq_len} tokens takes {gigabytes(num_bytes)}; {gigabytes(available)} "
                 f"are available on {device}. Lower one of the two."
             )
         keys = torch.empty(shape, dtype=dtype, device=device)
