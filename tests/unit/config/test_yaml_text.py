@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from pipeline.config.yaml_text import parse_yaml
@@ -54,7 +56,6 @@ def test_repeated_keys_are_reported_with_their_line() -> None:
     ],
 )
 def test_what_no_config_can_mean_is_refused_in_one_line(text: str, told: str) -> None:
-    with pytest.raises(ValueError, match="") as caught:
+    with pytest.raises(ValueError, match=re.escape(told)) as caught:
         parse_yaml(text)
-    assert told in str(caught.value)
     assert "\n" not in str(caught.value)
