@@ -61,8 +61,8 @@ _COMMON_FLAGS = ("model_dir", "output_dir", "dtype", "tp_size")
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """method: which way. call: for the two ways through Python, class and arguments as `convert` takes them; else
-    empty. argv: what to run."""
+    """method: which way. call: for the two ways through Python, class and arguments as `conversion_script` takes them;
+    else empty. argv: what to run."""
 
     method: Method
     call: dict[str, Any]
@@ -190,7 +190,7 @@ def conversion_of(case: Case, source: Path, output: Path, request: Path) -> Conv
             "random_seed": 1234,
             "tokenizer_max_seq_length": 2048,
         }
-    return Conversion(method, call, ("python3", "-m", "pipeline.engine.tensorrt_llm.convert", str(request)))
+    return Conversion(method, call, ("python3", "-m", "pipeline.engine.tensorrt_llm.conversion_script", str(request)))
 
 
 def _convert_argv(case: Case, source: Path, output: Path) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ import pytest
 from pipeline.config.places import places
 from pipeline.engine.tensorrt_llm import facts
 from pipeline.engine.tensorrt_llm.conversion import conversion_of
-from pipeline.engine.tensorrt_llm.convert import convert, main
+from pipeline.engine.tensorrt_llm.conversion_script import convert, main
 from tests.trt_configs import trt_case
 
 
@@ -116,7 +116,7 @@ def test_the_command_reads_its_request(tmp_path, tensorrt_llm, capsys):
 def test_the_worker_needs_nothing_but_the_standard_library(tmp_path):
     """The container has TensorRT-LLM, but other versions of what we use."""
     code = (
-        "import sys; import pipeline.engine.tensorrt_llm.convert; "
+        "import sys; import pipeline.engine.tensorrt_llm.conversion_script; "
         "print(sorted({name.split('.')[0] for name in sys.modules} - sys.stdlib_module_names))"
     )
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Runs one conversion beside TensorRT-LLM: `python3 -m pipeline.engine.tensorrt_llm.convert request.json`.
+"""Runs one conversion beside TensorRT-LLM: `python3 -m pipeline.engine.tensorrt_llm.conversion_script request.json`.
 
 This is the only module of ours that is imported where TensorRT-LLM is installed but our other requirements may not be:
 it needs the standard library and `tensorrt_llm` alone. `request.json` holds `Conversion.call`.
@@ -65,7 +65,7 @@ def _quant_config(call: Mapping[str, Any]) -> Any:
 def main(arguments: list[str]) -> int:
     """Exit code of the command."""
     if len(arguments) != 1:
-        print("usage: python3 -m pipeline.engine.tensorrt_llm.convert request.json", file=sys.stderr)
+        print("usage: python3 -m pipeline.engine.tensorrt_llm.conversion_script request.json", file=sys.stderr)
         return 2
     convert(json.loads(Path(arguments[0]).read_text(encoding="utf-8")))
     return 0
