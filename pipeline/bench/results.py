@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pipeline.engine.cost_curve import CostRow
 from pipeline.errors import UserError
+from pipeline.files import partial_path, write_whole
 
 OVERALL = "overall"
 
@@ -100,12 +100,9 @@ def save_json(path: Path, value: BaseModel) -> None:
 def save_text(path: Path, text: str) -> None:
     """Write a file that appears whole or not at all. Raises UserError if the folder cannot be written."""
     require_writable(path)
-    partial = _partial(path)
     try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
+        write_whole(path, text)
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise UserError(f"{path} cannot be written: {error.strerror}.") from error
 
 
@@ -116,14 +113,11 @@ def require_writable(path: Path) -> None:
         raise UserError(f"{path} cannot be written: it is a folder.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _partial(path).touch()
-        _partial(path).unlink()
+        trial = partial_path(path)
+        trial.touch()
+        trial.unlink()
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror}.") from error
-
-
-def _partial(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}.partial")
 
 
 def load_results(path: Path) -> BenchResults:

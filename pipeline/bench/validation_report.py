@@ -14,6 +14,7 @@ from pipeline.bench.results import load_results
 from pipeline.bench.validation import StageResult, ValidationPlan, has_passed
 from pipeline.engine.tensorrt_llm.environment import gpus, package_versions
 from pipeline.errors import UserError
+from pipeline.files import write_whole
 
 REPORT_JSON, REPORT_MARKDOWN, BENCH_JSON = "report.json", "report.md", "bench.json"
 
@@ -35,8 +36,8 @@ def report_of(plan: ValidationPlan, results: Sequence[StageResult]) -> dict[str,
 def write_report(out_dir: Path, report: dict[str, Any]) -> tuple[Path, Path]:
     """report.md and report.json in out_dir."""
     markdown, data = out_dir / REPORT_MARKDOWN, out_dir / REPORT_JSON
-    data.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    markdown.write_text(report_markdown(report, out_dir / BENCH_JSON), encoding="utf-8")
+    write_whole(data, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+    write_whole(markdown, report_markdown(report, out_dir / BENCH_JSON))
     return markdown, data
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
+from contextlib import suppress
 from pathlib import Path
+
+from pipeline.files import write_whole
 
 # Smaller files are always hashed: it takes milliseconds.
 _REMEMBER_FROM_BYTES = 16 << 20
@@ -19,8 +20,11 @@ _MAX_REMEMBERED = 4096
 
 def file_sha256(path: Path) -> str:
     """Hash of a file's bytes, in hex."""
+    digest = hashlib.sha256()
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _digest(path)
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def remembered_sha256(path: Path, cache_dir: Path) -> str:
@@ -39,14 +43,6 @@ def remembered_sha256(path: Path, cache_dir: Path) -> str:
     return known[key]
 
 
-def _digest(path: Path) -> str:  # Python 3.10 has no hashlib.file_digest
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
 def _read(store: Path) -> dict[str, str]:
     try:
         known = json.loads(store.read_text(encoding="utf-8"))
@@ -56,11 +52,6 @@ def _read(store: Path) -> dict[str, str]:
 
 
 def _write(store: Path, known: dict[str, str]) -> None:
-    try:
+    with suppress(OSError):  # a cache that cannot be written only costs time
         store.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=store.parent, prefix=".hashes-")
-    except OSError:
-        return  # a cache that cannot be written only costs time
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        json.dump(known, file)
-    os.replace(temporary, store)
+        write_whole(store, json.dumps(known))

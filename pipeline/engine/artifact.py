@@ -33,6 +33,7 @@ from pipeline.config.schema import Frozen, ResolvedConfig
 from pipeline.engine.fingerprint import Fingerprint, device_architecture, library_versions
 from pipeline.engine.provenance import commit
 from pipeline.errors import BuildError, ConfigError
+from pipeline.files import write_whole
 
 ENGINE, TOKENIZER, RESOLVED, MANIFEST = "engine", "tokenizer", "resolved.yaml", "manifest.json"
 LOCKS = ".locks"
@@ -112,7 +113,7 @@ def write_artifact(
     """Let `fill` write engine/ and tokenizer/ into a folder aside, describe it, and put it in the place of `folder`."""
     with whole_folder(folder) as partial:
         fill(partial)
-        _replace_text(partial / RESOLVED, dump_resolved(resolved))
+        write_whole(partial / RESOLVED, dump_resolved(resolved))
         _describe(partial, resolved, fingerprint, cache_dir)
     return load_artifact(folder, cache_dir)
 
@@ -120,7 +121,7 @@ def write_artifact(
 def refresh_resolved(artifact: Artifact, resolved: ResolvedConfig, cache_dir: Path) -> Artifact:
     """The same engine under settings that differ only where the engine does not depend on them (server, drafting).
     Everything else in the folder stays as it is, so that a server which runs from it is not disturbed."""
-    _replace_text(artifact.folder / RESOLVED, dump_resolved(resolved))
+    write_whole(artifact.folder / RESOLVED, dump_resolved(resolved))
     _describe(artifact.folder, resolved, artifact.manifest.fingerprint, cache_dir)
     return load_artifact(artifact.folder, cache_dir)
 
@@ -215,14 +216,7 @@ def _describe(folder: Path, resolved: ResolvedConfig, fingerprint: Fingerprint, 
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         commit=commit(),
     )
-    _replace_text(folder / MANIFEST, manifest.model_dump_json(indent=2) + "\n")
-
-
-def _replace_text(path: Path, text: str) -> None:
-    """Write a file so that a reader finds the old text or the new one."""
-    temporary = path.with_name(f"{PARTIAL}{path.name}")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    write_whole(folder / MANIFEST, manifest.model_dump_json(indent=2) + "\n")
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -5,7 +5,6 @@ something else: the processes share the cores, split the trees and wait for each
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from pydantic import Field, ValidationError
@@ -14,6 +13,7 @@ from pipeline.config.schema import Frozen
 from pipeline.decoding.cost import CostCurve, CostPoint, cost_curve
 from pipeline.engine.artifact import Artifact
 from pipeline.errors import BuildError
+from pipeline.files import write_whole
 
 
 class CostRow(Frozen):
@@ -46,13 +46,10 @@ def save_cost_curve(artifact: Artifact, points: tuple[CostPoint, ...]) -> Path:
         for p in points
     )
     path = cost_curve_path(artifact)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     content = CostCurveFile(fingerprint_digest=artifact.manifest.fingerprint_digest, points=rows)
     try:
-        partial.write_text(content.model_dump_json(indent=1) + "\n", encoding="utf-8")
-        partial.replace(path)
+        write_whole(path, content.model_dump_json(indent=1) + "\n")
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise BuildError(f"The cost curve cannot be written to {path}: {error.strerror}.") from error
     return path
 

@@ -23,6 +23,7 @@ from pydantic import Field, ValidationError
 from pipeline.config.places import Places
 from pipeline.config.schema import Frozen, ServerConfig
 from pipeline.errors import ServerError
+from pipeline.files import write_whole
 from pipeline.serving import gate
 from pipeline.serving.command import VERBOSE_LOG, MakeCommand, single_process
 from pipeline.serving.failure import explain_failure, is_port_conflict
@@ -164,7 +165,7 @@ def start_server(
                 started=time.time(),
                 clean_up=tuple(command.clean_up),
             )
-            (run_dir / STATE).write_text(state.model_dump_json(indent=2) + "\n", encoding="utf-8")
+            write_whole(run_dir / STATE, state.model_dump_json(indent=2) + "\n")
             running_server = RunningServer(state, run_dir, guard)
             try:
                 _wait_until_ready(running_server, server.startup_timeout_s, note)
@@ -198,7 +199,7 @@ def find_server(run_dir: Path) -> ServerState | None:
     except FileNotFoundError:
         return None
     except ValidationError:
-        path.unlink(missing_ok=True)  # half written by a process that was killed; its guard sees to the rest
+        path.unlink(missing_ok=True)  # of another version of this program
         return None
     if _is_ours(state.guard_pid, state.server_id):
         return state

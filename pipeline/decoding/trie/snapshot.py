@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import struct
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +34,7 @@ from pipeline.decoding.trie.layout import (
 )
 from pipeline.decoding.trie.structure import Trie
 from pipeline.errors import UserError
+from pipeline.files import write_whole
 
 MAGIC = b"LKTRIE\r\n"
 VERSION = 1
@@ -68,20 +67,10 @@ def save_trie(trie: Trie, path: Path) -> None:
         arrays.meta.astype("<i8", copy=False).tobytes(),
     ]
     checksum = hashlib.sha256()
+    for piece in pieces:
+        checksum.update(piece)
     try:
-        descriptor, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                for piece in pieces:
-                    checksum.update(piece)
-                    file.write(piece)
-                file.write(checksum.digest())
-                file.flush()
-                os.fsync(file.fileno())
-            Path(aside).replace(path)
-        except BaseException:
-            Path(aside).unlink(missing_ok=True)
-            raise
+        write_whole(path, [*pieces, checksum.digest()])
     except OSError as error:
         raise UserError(f"The trie cannot be written to {path}: {error.strerror}.") from error
 

@@ -26,6 +26,7 @@ from pipeline.engine.tensorrt_llm.shape import shape_of
 from pipeline.engine.tensorrt_llm.stages import Run, run_build, run_conversion, run_process
 from pipeline.engine.tensorrt_llm.text import summary
 from pipeline.errors import BuildError
+from pipeline.files import write_whole
 
 
 def check(resolved: ResolvedConfig) -> None:
@@ -111,5 +112,5 @@ def write_plan(whole: Mapping[str, Any], resolved: ResolvedConfig, where: Places
     """A plan as JSON; returns the file."""
     path = plan_path(where or places(), resolved)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
+    write_whole(path, json.dumps(whole, indent=2) + "\n")
     return path

@@ -27,6 +27,7 @@ from pipeline.engine.tensorrt_llm.plan import EngineStage, Plan
 from pipeline.engine.tensorrt_llm.readback import checkpoint_differences, engine_differences, require_equal
 from pipeline.engine.tensorrt_llm.shape import differences, shape_from_config
 from pipeline.errors import BuildError, CheckpointError
+from pipeline.files import write_whole
 
 STAGE = "stage.json"
 LOG = "log.txt"
@@ -124,10 +125,8 @@ def begin(folder: Path) -> None:
 
 def finish(folder: Path, fingerprint: Mapping[str, Any], digest: str) -> None:
     """Mark a stage as finished, in one step."""
-    partial = folder / f"{STAGE}.partial"
     text = json.dumps({"digest": digest, "fingerprint": fingerprint}, indent=2)
-    partial.write_text(text + "\n", encoding="utf-8")
-    os.replace(partial, folder / STAGE)
+    write_whole(folder / STAGE, text + "\n")
 
 
 def _run(plan: Plan, argv: Sequence[str], docker_argv: Sequence[str], folder: Path, what: str, run: Run) -> None:

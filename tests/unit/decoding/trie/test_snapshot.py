@@ -167,7 +167,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(trie: Trie, tmp_path: 
     def fail(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("pipeline.decoding.trie.snapshot.os.fsync", fail)
+    monkeypatch.setattr("pipeline.files.os.fsync", fail)
     with pytest.raises(UserError, match="No space left"):
         save_trie(trie, path)
     assert path.read_bytes() == b"old"
