@@ -14,7 +14,6 @@ Profiles whose weights are the same share them through hard links.
 from __future__ import annotations
 
 import fcntl
-import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
