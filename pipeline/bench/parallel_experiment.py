@@ -14,8 +14,7 @@ from pipeline.bench.known_outputs import ReplayRow
 from pipeline.config.schema import LookaheadConfig
 from pipeline.decoding.split import split_tree
 from pipeline.decoding.tree import IntArray
-from pipeline.engine.contract import Engine, EngineLimits, NodeLogits, VerifyItem
-from pipeline.engine.contract import Sequence as EngineSequence
+from pipeline.engine.contract import Engine, EngineLimits, EngineSequence, NodeLogits, VerifyItem
 
 
 class SplitCounter:

@@ -25,14 +25,14 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 LEARNING_RATE = 0.015
-# The estimates are low on average, and far too low while text repeats: probabilities of paths are therefore raised to
-# the power of a request's confidence, which starts at this value and falls as more than expected is accepted.
-LEAST_CONFIDENCE = 0.9
-MOST_CONFIDENCE = 0.1
-CONFIDENCE_RATE = 0.2
+# The estimates are low on average, and far too low while text repeats: probabilities of paths are therefore raised to a
+# power of the request's own, which starts at the largest value and falls as more than expected is accepted.
+MAX_EXPONENT = 0.9
+MIN_EXPONENT = 0.1
+EXPONENT_RATE = 0.2
 # Steps that count, and how many tokens more than seen it takes to believe in a change.
-CONFIDENCE_DECAY = 0.9
-CONFIDENCE_PRIOR = 3.0
+EXPONENT_DECAY = 0.9
+EXPONENT_PRIOR = 3.0
 # Conditional probability of nodes that a source gives no estimate for.
 UNKNOWN_PROBABILITY = 0.5
 
@@ -53,24 +53,25 @@ class TableSource(DraftSource, Protocol):
 @dataclass(slots=True)
 class _Request:
     """names: who takes part. tree, grown: the last proposal, until it was judged. own_nodes: by a source's index, where
-    its nodes stand in `grown.places`. num_expected, num_accepted: draft tokens of the last steps."""
+    its nodes stand in `grown.places`. exponent: see `MAX_EXPONENT`. num_expected, num_accepted: draft tokens of the
+    last steps."""
 
     names: frozenset[str]
     tree: DraftTree = EMPTY_TREE
     grown: Grown | None = None
     own_nodes: dict[int, slice] = field(default_factory=dict)
-    confidence: float = LEAST_CONFIDENCE
+    exponent: float = MAX_EXPONENT
     num_expected: float = 0.0
     num_accepted: float = 0.0
 
-    def learn_confidence(self, verified: DraftTree, num_accepted: int) -> None:
+    def learn_exponent(self, verified: DraftTree, num_accepted: int) -> None:
         """Compare what the estimates promised for the verified nodes with what came."""
         if not len(verified) or verified.probabilities is None:
             return
-        self.num_expected = CONFIDENCE_DECAY * self.num_expected + float(verified.probabilities.sum())
-        self.num_accepted = CONFIDENCE_DECAY * self.num_accepted + num_accepted
-        ratio = (self.num_accepted + CONFIDENCE_PRIOR) / (self.num_expected + CONFIDENCE_PRIOR)
-        self.confidence = min(max(self.confidence * ratio**-CONFIDENCE_RATE, MOST_CONFIDENCE), LEAST_CONFIDENCE)
+        self.num_expected = EXPONENT_DECAY * self.num_expected + float(verified.probabilities.sum())
+        self.num_accepted = EXPONENT_DECAY * self.num_accepted + num_accepted
+        ratio = (self.num_accepted + EXPONENT_PRIOR) / (self.num_expected + EXPONENT_PRIOR)
+        self.exponent = min(max(self.exponent * ratio**-EXPONENT_RATE, MIN_EXPONENT), MAX_EXPONENT)
 
 
 class Drafter:
@@ -142,7 +143,7 @@ class Drafter:
         request.tree = DraftTree(
             grown.token_ids,
             grown.parents,
-            grown.probabilities**request.confidence,
+            grown.probabilities**request.exponent,
             self._credited(grown.said),
             grown.num_fixed,
         )
@@ -151,7 +152,7 @@ class Drafter:
     def update(self, request_id: str, step: StepResult) -> None:
         """Let the sources, and the weights that combine them, learn from a step."""
         request = self._requests[request_id]
-        request.learn_confidence(step.tree, len(step.nodes))
+        request.learn_exponent(step.tree, len(step.nodes))
         grown, places = request.grown, np.empty(0, np.int32)
         if grown is not None:
             verified = _places_in(request.tree, step.tree)

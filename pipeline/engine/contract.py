@@ -9,7 +9,7 @@ pending tokens and, behind the last of them (the root), the nodes of a draft tre
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -28,7 +28,7 @@ class EngineLimits:
     vocab_size: int
 
 
-class Sequence(Protocol):
+class EngineSequence(Protocol):
     """A sequence held by an engine. Only the engine changes it."""
 
     @property
@@ -40,7 +40,7 @@ class Sequence(Protocol):
         """Tokens whose KV was found in the cache when the sequence was opened."""
 
     @property
-    def pending(self) -> Seq[int]:
+    def pending(self) -> Sequence[int]:
         """Known tokens whose KV is not computed yet; never empty between steps."""
 
 
@@ -48,7 +48,7 @@ class Sequence(Protocol):
 class VerifyItem:
     """One sequence's part of a pass: its first `num_pending` pending tokens (None: all), behind the last one a tree."""
 
-    sequence: Sequence
+    sequence: EngineSequence
     tree: DraftTree = EMPTY_TREE
     num_pending: int | None = None
 
@@ -73,17 +73,17 @@ class Engine(Protocol):
     @property
     def limits(self) -> EngineLimits: ...
 
-    def open(self, token_ids: IntArray) -> Sequence:
+    def open(self, token_ids: IntArray) -> EngineSequence:
         """Claim a place for token_ids [len >= 1], reusing the KV of the longest known prefix (at most len - 1 tokens).
         Raises BusyError if no place is free and RequestError if the tokens do not fit or lie outside the vocabulary."""
 
-    def verify(self, items: Seq[VerifyItem]) -> list[NodeLogits | None]:
+    def verify(self, items: Sequence[VerifyItem]) -> list[NodeLogits | None]:
         """One pass over all items. None for an item that leaves tokens pending. Changes no KV that a later step could
         see, except that pending tokens become cached."""
 
-    def commit(self, sequence: Sequence, nodes: Seq[int], token_ids: Seq[int]) -> None:
+    def commit(self, sequence: EngineSequence, nodes: Sequence[int], token_ids: Sequence[int]) -> None:
         """After `verify` with a tree: keep the KV of the accepted path `nodes`, forget the other nodes, and append
         token_ids (the path's tokens and one more, which becomes pending)."""
 
-    def release(self, sequence: Sequence) -> None:
+    def release(self, sequence: EngineSequence) -> None:
         """Give the place back; its KV may be reused by later sequences with the same prefix. Twice does nothing."""

@@ -26,8 +26,7 @@ import numpy.typing as npt
 
 from pipeline.decoding.split import split_tree
 from pipeline.decoding.tree import DraftTree, FloatArray, IntArray
-from pipeline.engine.contract import EngineLimits, NodeLogits, VerifyItem
-from pipeline.engine.contract import Sequence as EngineSequence
+from pipeline.engine.contract import EngineLimits, EngineSequence, NodeLogits, VerifyItem
 from pipeline.engine.rank import CachingEngine, Order, Rank, Share
 
 

@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.decoding.tree import DraftTree, FloatArray, IntArray, select_nodes
-from pipeline.engine.contract import Engine, NodeLogits, VerifyItem
-from pipeline.engine.contract import Sequence as EngineSequence
+from pipeline.engine.contract import Engine, EngineSequence, NodeLogits, VerifyItem
 
 
 class Order(NamedTuple):

@@ -31,8 +31,7 @@ from pipeline.decoding.sources.window import WindowSource
 from pipeline.decoding.strategy import source_names
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree
 from pipeline.engine.admission import check_submission
-from pipeline.engine.contract import Engine, NodeLogits, VerifyItem
-from pipeline.engine.contract import Sequence as EngineSequence
+from pipeline.engine.contract import Engine, EngineSequence, NodeLogits, VerifyItem
 from pipeline.engine.inbox import HOLD_S, Inbox, Waiting
 from pipeline.engine.submission import GenerationResult, OnEvent, StepEvent, Submission
 from pipeline.errors import EngineError, RequestError

@@ -15,8 +15,7 @@ import numpy as np
 from pipeline.config.schema import Device
 from pipeline.decoding.cost import CostCurve, CostPoint
 from pipeline.decoding.tree import IntArray, chain
-from pipeline.engine.contract import Engine, EngineLimits, VerifyItem
-from pipeline.engine.contract import Sequence as EngineSequence
+from pipeline.engine.contract import Engine, EngineLimits, EngineSequence, VerifyItem
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from pipeline.decoding.tree import BoolArray, FloatArray, IntArray, check_tree
-from pipeline.engine.contract import EngineLimits, NodeLogits, VerifyItem
-from pipeline.engine.contract import Sequence as EngineSequence
+from pipeline.engine.contract import EngineLimits, EngineSequence, NodeLogits, VerifyItem
 from pipeline.engine.torch.attention import Segment, SlotAttention, segment_mask, segment_positions
 from pipeline.engine.torch.fusion import fuse_layers
 from pipeline.engine.torch.kv_cache import ReuseCounters, Slot, SlotCache
