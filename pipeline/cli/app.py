@@ -38,6 +38,7 @@ GROUPS = (
     "verify",
     "tune",
     "replay",
+    "experiments",
     "trie",
     "validate",
 )

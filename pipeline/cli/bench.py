@@ -48,14 +48,15 @@ def bench(
         str, typer.Option("--baselines", help="Of hf,hf-prompt-lookup: generate of transformers on the same weights.")
     ] = "",
     max_new_tokens: MaxNewTokens = 128,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only the first so many rows.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only the first N rows.")] = None,
     tasks: Annotated[str | None, typer.Option("--tasks", help="Only these tasks of the file.")] = None,
     warm: Annotated[
         str, typer.Option("--warm", help="cold: draft sources emptied before each prompt. warm: kept over prompts.")
     ] = "cold",
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Passes over the workload.")] = 1,
     concurrency: Annotated[
-        str, typer.Option("--concurrency", help="Also measure tokens/s with so many requests in flight, e.g. 1,2,4,8.")
+        str,
+        typer.Option("--concurrency", help="Also measure tokens/s with N requests in flight; a list such as 1,2,4,8."),
     ] = "",
     turns: Annotated[
         str, typer.Option("--turns", help="first, or all: feed answers back as a conversation.")
@@ -120,9 +121,9 @@ def load(
     url: Annotated[
         str | None, typer.Option("--url", help="gRPC address of the server, host:port; default: the running one.")
     ] = None,
-    concurrency: Annotated[int, typer.Option("--concurrency", min=1, max=1024, help="Clients.")] = 4,
+    concurrency: Annotated[int, typer.Option("--concurrency", min=1, max=MOST_REQUESTS, help="Clients.")] = 4,
     duration: Annotated[float, typer.Option("--duration", min=0.1, help="Seconds in which requests are sent.")] = 30.0,
-    max_requests: Annotated[int | None, typer.Option("--max-requests", min=1, help="End after so many.")] = None,
+    max_requests: Annotated[int | None, typer.Option("--max-requests", min=1, help="End after N requests.")] = None,
     rate: Annotated[
         float | None, typer.Option("--rate", min=0.01, help="Most requests per second over all clients.")
     ] = None,

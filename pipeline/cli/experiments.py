@@ -36,7 +36,7 @@ def experiments(
         Path, typer.Option("--outputs", help="JSON Lines of {prompt_ids, output_ids, task}, or a `bench --json` file.")
     ],
     out: Annotated[Path, typer.Option("--out", help="Folder for the JSON and PNG files.")] = Path("results"),
-    limit: Annotated[int | None, typer.Option("--limit", help="Only the first so many outputs.", min=1)] = None,
+    limit: Annotated[int | None, typer.Option("--limit", help="Only the first N outputs.", min=1)] = None,
     model: Annotated[
         str | None,
         typer.Option("--model", "-m", help="Run W, N, G on this model's engine as well; it is the outputs'."),
@@ -45,7 +45,8 @@ def experiments(
     overrides: Set = None,
     sizes: Annotated[str, typer.Option("--sizes", help="W,N,G to run, separated by semicolons.")] = SIZES,
     ranks: Annotated[
-        str, typer.Option("--ranks", help="With --model: only lookahead parallelism by so many ranks, e.g. 1,2,4,8.")
+        str,
+        typer.Option("--ranks", help="With --model: only lookahead parallelism, by N ranks; a list such as 1,2,4,8."),
     ] = "",
     rank_size: Annotated[
         str, typer.Option("--rank-size", help="W,N,G of one rank; n ranks run n W and n G.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -135,8 +136,5 @@ def _count(number: int) -> str:
     )
 
 
-def _built(folder: object) -> str:
-    from pathlib import Path
-
-    assert isinstance(folder, Path)
+def _built(folder: Path) -> str:
     return ", ".join(sorted(path.parent.name for path in folder.glob("*/manifest.json"))) or "-"

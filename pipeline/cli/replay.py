@@ -13,10 +13,7 @@ from pipeline.cli.options import MOST_DRAFT_TOKENS
 
 
 def register(app: typer.Typer) -> None:
-    from pipeline.cli import experiments
-
     app.command()(replay)
-    experiments.register(app)
 
 
 def replay(
@@ -37,7 +34,7 @@ def replay(
         int, typer.Option("--branch-length", help="Tokens per stored branch.", min=1, max=64)
     ] = 12,
     max_draft_len: Annotated[int, typer.Option("--max-draft-len", help="Longest drafted path.", min=1, max=256)] = 32,
-    limit: Annotated[int | None, typer.Option("--limit", help="Only the first so many rows.", min=1)] = None,
+    limit: Annotated[int | None, typer.Option("--limit", help="Only the first N rows.", min=1)] = None,
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the rows here as JSON.")] = None,
 ) -> None:
     """Count the verify steps that known outputs would have taken with a draft source."""

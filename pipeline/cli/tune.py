@@ -25,7 +25,7 @@ def tune(
     data: Annotated[
         Path | None, typer.Option("--data", help="JSON Lines of prompts; default: a dozen of ours.")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="Only the first so many prompts.")] = 6,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Only the first N prompts.")] = 6,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="Longest output.")] = 96,
     as_json: Json = False,
 ) -> None:

@@ -42,7 +42,7 @@ def verify(
     overrides: Set = None,
     strategies: Strategies = None,
     data: Data = None,
-    num_prompts: Annotated[int | None, typer.Option("--num-prompts", min=1, help="Only the first so many.")] = None,
+    num_prompts: Annotated[int | None, typer.Option("--num-prompts", min=1, help="Only the first N.")] = None,
     max_new_tokens: MaxNewTokens = 64,
     raw: Raw = False,
     seed: Seed = 0,

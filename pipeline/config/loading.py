@@ -6,6 +6,7 @@ reported together.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,7 +90,7 @@ def read_draft(path: Path) -> Draft:
 
 def with_overrides(draft: Draft, overrides: Sequence[tuple[str, Any]], prefix: KeyPath = ()) -> Draft:
     """Settings with (dotted key, value) laid over them. prefix: how their keys are shown to begin."""
-    data, origins, faults = _deep_copy(draft.data), dict(draft.origins), list(draft.faults)
+    data, origins, faults = copy.deepcopy(draft.data), dict(draft.origins), list(draft.faults)
     for key, value in overrides:
         path = tuple(int(part) if part.isdigit() else part for part in key.split("."))
         where = "--set"
@@ -217,9 +218,3 @@ def _put(data: Any, path: KeyPath, value: Any) -> bool:
         else:
             return False
     return True
-
-
-def _deep_copy(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _deep_copy(entry) for key, entry in value.items()}
-    return [_deep_copy(entry) for entry in value] if isinstance(value, list) else value

@@ -301,8 +301,8 @@ class TensorRTLLMConfig(Frozen):
         0.5, gt=0, lt=1, description="With speculation 'both': the lookahead engine's share of the KV memory."
     )
     context_parallel: int = Field(1, ge=1, le=64, description="Context parallel ranks.")
-    moe_tensor_parallel: int = Field(-1, ge=-1, description="Tensor parallel ranks of expert layers; -1: as it comes.")
-    moe_expert_parallel: int = Field(-1, ge=-1, description="Expert parallel ranks of expert layers; -1: as it comes.")
+    moe_tensor_parallel: int = Field(-1, ge=-1, description="Tensor parallel ranks of expert layers; -1: its default.")
+    moe_expert_parallel: int = Field(-1, ge=-1, description="Expert parallel ranks of expert layers; -1: its default.")
     calib_dataset: str = Field("cnn_dailymail", min_length=1, description="Texts that quantisation is calibrated with.")
     calib_size: int = Field(512, ge=1, description="Number of those texts.")
     build_flags: dict[str, bool | int | str] = Field(

@@ -1,7 +1,7 @@
 """The cost curves beside an artefact: what `tuning.cost_curve` measured on this machine, for the draft planner.
 
-There is one for each number of processes that the engine has run in. It is no matter of the build, but passes cost
-something else: the processes share the cores, split the trees and wait for each other."""
+There is one for each number of processes that the engine has run in. The build does not depend on it, but the cost of a
+pass does: the processes share the cores, split the trees and wait for each other."""
 
 from __future__ import annotations
 

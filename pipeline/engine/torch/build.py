@@ -65,7 +65,7 @@ def plan(resolved: ResolvedConfig) -> Mapping[str, Any]:
 
 def fingerprint(resolved: ResolvedConfig, checkpoint_hash: str) -> Fingerprint:
     """Of a torch engine built here and now. Raises BuildError if a library or the device is missing."""
-    # How many processes share the work is no matter of the build.
+    # An engine does not depend on how many processes share the work.
     sizes = resolved.profile.engine.model_dump(mode="json", exclude={"lookahead_parallel"})
     flags: dict[str, Flag] = {f"engine.{name}": value for name, value in sizes.items()}
     return Fingerprint(
