@@ -13,6 +13,7 @@ _FAILED_MODEL = re.compile(
 )
 _OUR_ERRORS = re.compile(r"^(?:\w+Error: )(?P<sentence>[A-Z].*)", re.S)
 _CONFLICT = re.compile(r"already in use|Address already in use|failed to start (?:HTTP|GRPC|Metrics) service", re.I)
+_DEAD_PROCESS = re.compile(r"Stub process '\S+' is not healthy")
 _MISSING_LIBRARY = re.compile(r"error while loading shared libraries: (?P<library>\S+):")
 TAIL_LINES = 15
 
@@ -39,6 +40,8 @@ def explain_failure(log_path: Path) -> str:
         reason = found["reason"].replace("\\n", "\n").replace('\\"', '"')
         if ours := _OUR_ERRORS.match(reason):
             reason = ours["sentence"]
+        if _DEAD_PROCESS.search(reason):
+            reason = "its process died. Too little memory is the usual cause, which the kernel's log (`dmesg`) tells."
         return f"The model {found['model']} could not be loaded: {reason}\nLog: {log_path}"
     tail = "\n".join(text.splitlines()[-TAIL_LINES:])
     return f"The server ended before it was ready. End of {log_path}:\n{tail}"

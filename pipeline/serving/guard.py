@@ -1,8 +1,9 @@
 """Runs a server and sees to its end: `python -m pipeline.serving.guard SPEC`, a process between us and tritonserver.
 
 The guard ends the server when it is told to (SIGTERM; SIGUSR1: give running requests time to finish), when the one who
-started it is gone (its standard input closes), or when the server dies; in every case it kills what is left of the
-server's processes, removes its shared memory, its container and the state file, and writes into the log how it ended.
+started it is gone (its standard input closes), when a model's process dies, or when the server does; in every case it
+kills what is left of the server's processes, removes its shared memory, its container and the state file, and writes
+into the log how it ended.
 If the guard itself is killed, the kernel ends the server. Standard library only: it starts fast and stays small.
 """
 
@@ -30,6 +31,11 @@ STOP_SECONDS = 15.0
 DRAIN_SECONDS = 60.0
 _PR_SET_PDEATHSIG = 1
 _CLEAN_UP_SECONDS = 30.0
+# How often the models' processes are looked at, and how long a server that lost one may take to end by itself.
+_WATCH_SECONDS = 1.0
+_CRIPPLED_SECONDS = 2.0
+# Triton runs each Python model in a process of this name, as far as the kernel keeps it.
+_MODEL_PROCESS = "triton_python_backend_stub"[:15]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +92,21 @@ def marked_processes(server_id: str) -> list[int]:
     return [pid for pid in found if pid != os.getpid()]
 
 
+def model_processes(server_id: str) -> dict[int, str]:
+    """Processes in which a server runs Python models, by pid: the model of each."""
+    mark, found = f"{MARK}={server_id}".encode(), {}
+    for path in glob.glob("/proc/[0-9]*/comm"):
+        with suppress(OSError):  # gone, or not ours to look at
+            folder = Path(path).parent
+            if Path(path).read_text().strip() != _MODEL_PROCESS:
+                continue
+            if mark in (folder / "environ").read_bytes().split(b"\0"):
+                arguments = (folder / "cmdline").read_text().split("\0")
+                code = next((Path(argument) for argument in arguments if argument.endswith("/model.py")), None)
+                found[int(folder.name)] = "" if code is None else code.parts[-3]  # MODEL/VERSION/model.py
+    return found
+
+
 def run_clean_up(command: Sequence[str]) -> None:
     """Remove a container. It is gone already after a server that ended well, which is no fault."""
     if command:
@@ -113,10 +134,11 @@ def main() -> int:
             start_new_session=True,
             preexec_fn=_die_with_guard,
         )
-    reason: str | None = None
+    end = _End()
     try:
-        reason, patience = _wait_for_end(server, wake_read, spec.watch_parent)
-        return _stop(server, patience)
+        end = _wait_for_end(server, wake_read, spec)
+        code = _stop(server, end.patience)
+        return 1 if end.reason and not end.wanted else code
     finally:
         with suppress(ProcessLookupError):
             os.killpg(server.pid, signal.SIGKILL)
@@ -126,21 +148,38 @@ def main() -> int:
         run_clean_up(spec.clean_up)
         remove_shm(spec.server_id)
         Path(spec.state_path).unlink(missing_ok=True)
-        write_end(Path(spec.log_path), reason is not None, reason or f"exit code {server.poll()}")
+        write_end(Path(spec.log_path), end.wanted, end.reason or f"exit code {server.poll()}")
 
 
-def _wait_for_end(server: subprocess.Popen[bytes], wake_fd: int, watch_parent: bool) -> tuple[str | None, float]:
-    """Why the server should end (None: it has), and for how long it may take."""
-    fds = [wake_fd, sys.stdin.fileno()] if watch_parent else [wake_fd]
+@dataclass(frozen=True, slots=True)
+class _End:
+    """Why the server should end; empty if it has. wanted: somebody asked for it. patience: for how long it may take."""
+
+    reason: str = ""
+    wanted: bool = False
+    patience: float = 0.0
+
+
+def _wait_for_end(server: subprocess.Popen[bytes], wake_fd: int, spec: GuardSpec) -> _End:
+    fds = [wake_fd, sys.stdin.fileno()] if spec.watch_parent else [wake_fd]
+    models: dict[int, str] = {}
     while True:
-        ready, _, _ = select.select(fds, [], [])
+        ready, _, _ = select.select(fds, [], [], _WATCH_SECONDS)
         if wake_fd in ready and (told := set(os.read(wake_fd, 64)) - {signal.SIGCHLD}):
             name = signal.Signals(min(told)).name
-            return name, DRAIN_SECONDS if told == {signal.SIGUSR1} else STOP_SECONDS
+            return _End(name, True, DRAIN_SECONDS if told == {signal.SIGUSR1} else STOP_SECONDS)
         if server.poll() is not None:
-            return None, 0.0
+            return _End()
         if len(fds) > 1 and fds[1] in ready and not os.read(fds[1], 1):
-            return "who started it is gone", STOP_SECONDS
+            return _End("who started it is gone", True, STOP_SECONDS)
+        alive = model_processes(spec.server_id)
+        if dead := models.keys() - alive.keys():
+            # Triton starts none of them again, calls itself ready all the same, and leaves their requests unanswered.
+            with suppress(subprocess.TimeoutExpired):
+                server.wait(_CRIPPLED_SECONDS)  # one that fails to load a model says why, and ends by itself
+                return _End()
+            return _End(f"the process of the model {models[min(dead)]} died; was there too little memory?")
+        models = alive
 
 
 def _stop(server: subprocess.Popen[bytes], patience: float) -> int:

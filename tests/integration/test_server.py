@@ -29,7 +29,7 @@ from pipeline.errors import RequestError, ServerError
 from pipeline.repository.names import FRONT_MODEL
 from pipeline.serving.client import Completion, Protocol, TextQuery, complete, stream_text
 from pipeline.serving.figures import read_metrics
-from pipeline.serving.guard import MARK, shm_files
+from pipeline.serving.guard import MARK, model_processes, shm_files
 from pipeline.serving.road import Served, launch, prepare
 from pipeline.serving.server import RunningServer, ServerState, find_server, is_ready, stop_server
 from pipeline.serving.text_codec import load_codec
@@ -297,6 +297,23 @@ def test_after_kill_9_nothing_is_left_and_a_new_start_works(served, where, tmp_p
     again.wait()
     assert find_server(tmp_path) is None
     assert not left_over(again.state)
+
+
+def test_clients_of_an_engine_that_died_are_told_and_its_server_ends(served, where, tmp_path):
+    running = launch(served, where, tmp_path)
+    chunks = stream_text(TextQuery(PROMPT, 4000, strategy="none", end_id=-1), running.state.grpc_url, "grpc")
+    next(chunks)
+    models = {model: pid for pid, model in model_processes(running.state.server_id).items()}
+    assert models.keys() == {"preprocessing", "tensorrt_llm", "postprocessing", FRONT_MODEL}
+
+    os.kill(models["tensorrt_llm"], signal.SIGKILL)
+
+    with pytest.raises((RequestError, ServerError)):
+        list(chunks)
+    assert running.wait() == 1
+    assert "ended by itself (the process of the model tensorrt_llm died" in running.log_path.read_text()
+    assert not left_over(running.state)
+    running.stop()
 
 
 def test_an_engine_that_was_tampered_with_is_named(served, where, tmp_path):
