@@ -121,7 +121,7 @@ def parse_messages(text: str) -> list[dict[str, str]]:
     """A conversation from JSON. Raises RequestError unless it is a list of {"role", "content"} with text in both."""
     try:
         messages = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RequestError(f"messages is not valid JSON: {error}") from error
     if not isinstance(messages, list) or not messages:
         raise RequestError('messages must be a list like [{"role": "user", "content": "..."}] with at least one entry')

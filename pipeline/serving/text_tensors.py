@@ -42,14 +42,25 @@ def preprocess(codec: TextCodec, tensors: Tensors, add_special_tokens: bool) -> 
 def postprocess(codec: TextCodec, tensors: Tensors, skip_special_tokens: bool) -> dict[str, Array]:
     """Text of TOKENS_BATCH [rows, beams, len] up to SEQUENCE_LENGTH [rows, beams]."""
     tokens, lengths = tensors["TOKENS_BATCH"], tensors["SEQUENCE_LENGTH"]
+    if lengths.shape != tokens.shape[:2]:
+        raise RequestError(
+            f"SEQUENCE_LENGTH has shape {list(lengths.shape)}, TOKENS_BATCH {list(tokens.shape)}; each beam needs one "
+            "length"
+        )
     rows = [
-        [
-            codec.decode(beam[:length].tolist(), skip_special_tokens).encode()
-            for beam, length in zip(row, row_lengths.reshape(-1).tolist(), strict=True)
-        ]
+        [_decoded(codec, *beam, skip_special_tokens) for beam in zip(row, row_lengths.tolist(), strict=True)]
         for row, row_lengths in zip(tokens, lengths, strict=True)
     ]
     return {"OUTPUT": np.asarray(rows, np.object_).reshape(len(rows), -1)}
+
+
+def _decoded(codec: TextCodec, beam: Array, length: int, skip_special_tokens: bool) -> bytes:
+    if length < 0:
+        raise RequestError(f"SEQUENCE_LENGTH holds {length}; it must be at least 0")
+    ids = beam[:length].tolist()
+    if any(token < 0 for token in ids):
+        raise RequestError(f"TOKENS_BATCH holds the token {min(ids)} within the first {length}; tokens are at least 0")
+    return codec.decode(ids, skip_special_tokens).encode()
 
 
 def _one(value: int) -> Array:
