@@ -14,14 +14,14 @@ from pipeline.errors import UserError
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run one command and leave the process with its exit code."""
-    from pipeline.cli.app import build_app
-
     # Read once, when torch is loaded. Where other processes want the cores too, threads that spin at every barrier wait
     # for one that was put aside: measured next to one busy process on two cores, a step took seven times as long.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # So that what is half done is taken back on `kill` as on Ctrl-C.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
+        from pipeline.cli.app import build_app
+
         build_app()(args=None if arguments is None else list(arguments), prog_name="lookahead")
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

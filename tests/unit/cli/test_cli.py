@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import typer
@@ -90,6 +91,15 @@ def test_ctrl_c_is_quiet_and_exit_130(monkeypatch: pytest.MonkeyPatch, capsys: p
     monkeypatch.setattr("pipeline.cli.app.build_app", lambda: app_that_raises(KeyboardInterrupt()))
     assert run() == 130
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_ctrl_c_is_quiet_while_the_command_is_still_being_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Loading(ModuleType):
+        def __getattr__(self, name: str) -> object:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "pipeline.cli.app", Loading("pipeline.cli.app"))
+    assert run() == 130
 
 
 def test_our_bug_keeps_its_trace() -> None:
