@@ -20,6 +20,7 @@ from tritonclient.utils import InferenceServerException
 
 from pipeline.errors import RequestError, ServerError
 from pipeline.repository.names import FRONT_MODEL
+from pipeline.serving.proxies import is_behind_proxy
 from pipeline.serving.tensors import Array
 from pipeline.serving.text_codec import check_text
 
@@ -28,6 +29,12 @@ _SEEDS = range(1 << 64)
 _INT32 = range(-(1 << 31), 1 << 31)
 # How tritonclient says that a stream has ended before a request could be sent over it.
 _DEAD_STREAM = "no longer in valid state"
+# These take the place of tritonclient's own options, which lift the limits on messages.
+_DIRECT = [
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.enable_http_proxy", 0),
+]
 Protocol = Literal["grpc", "http"]
 
 
@@ -114,7 +121,8 @@ def complete(
 def _stream_http(query: TextQuery, url: str, timeout_s: float) -> Iterator[TextChunk]:
     endpoint = f"{url}/v2/models/{FRONT_MODEL}/{'generate_stream' if query.stream else 'generate'}"
     try:
-        with httpx.stream("POST", endpoint, json=query.sent(), timeout=timeout_s) as response:
+        trust = is_behind_proxy(url)
+        with httpx.stream("POST", endpoint, json=query.sent(), timeout=timeout_s, trust_env=trust) as response:
             if response.status_code != 200 or not query.stream:
                 body = response.read()
                 try:
@@ -166,7 +174,7 @@ def _error_of_stream(answers: queue.Queue[tuple[Any, Exception | None]]) -> Exce
 
 @contextmanager
 def _grpc_client(url: str) -> Iterator[Any]:
-    client = triton.InferenceServerClient(url)
+    client = triton.InferenceServerClient(url, channel_args=None if is_behind_proxy(url) else _DIRECT)
     try:
         yield client
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from contextlib import ExitStack
 from typing import NamedTuple
@@ -35,6 +36,11 @@ def choose_ports(server: ServerConfig) -> Ports:
             except PermissionError as error:
                 raise ServerError(f"Port {port} (server.{name}) needs privileges; choose one from 1024 on.") from error
             except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise ServerError(
+                        f"server.host is {server.host}, where this machine cannot listen: {error.strerror}. Set it to "
+                        "an IPv4 address or a name of this machine: 127.0.0.1, or 0.0.0.0 for all of them."
+                    ) from error
                 raise ServerError(
                     f"Port {port} (server.{name}) on {server.host} cannot be used: {error.strerror}. Stop what listens "
                     f"there (`lookahead stop`, if it is ours), or take another: --set server.{name}=0 finds a free one."

@@ -228,8 +228,8 @@ def stop_server(run_dir: Path, drain: bool = False) -> ServerState | None:
 
 def is_ready(state: ServerState) -> bool:
     """Whether all models answer."""
-    try:
-        return httpx.get(f"{state.http_url}/v2/health/ready", timeout=2.0).status_code == 200
+    try:  # of this machine, so without the environment's proxy
+        return httpx.get(f"{state.http_url}/v2/health/ready", timeout=2.0, trust_env=False).status_code == 200
     except httpx.HTTPError:
         return False
 

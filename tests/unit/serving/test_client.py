@@ -43,7 +43,7 @@ class BrokenClient:
 
 
 def answer_of(monkeypatch: pytest.MonkeyPatch, told: Exception | None, raised: Exception | None) -> None:
-    monkeypatch.setattr(client.triton, "InferenceServerClient", lambda url: BrokenClient(told, raised))
+    monkeypatch.setattr(client.triton, "InferenceServerClient", lambda url, **options: BrokenClient(told, raised))
     complete(QUERY, "127.0.0.1:9", "grpc", timeout_s=2)
 
 
@@ -52,6 +52,21 @@ def test_nobody_listening_is_a_server_error_on_either_protocol(closed_port):
         complete(QUERY, f"127.0.0.1:{closed_port}", "grpc", timeout_s=5)
     with pytest.raises(ServerError, match="cannot be reached"):
         complete(QUERY, f"http://127.0.0.1:{closed_port}", "http", timeout_s=5)
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_a_proxy_is_asked_for_other_machines_only(monkeypatch, closed_port, protocol):
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        proxy.setblocking(False)
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        scheme = "http://" if protocol == "http" else ""
+        with pytest.raises(ServerError, match="cannot be reached"):
+            complete(QUERY, f"{scheme}127.0.0.1:{closed_port}", protocol, timeout_s=5)
+        with pytest.raises(BlockingIOError):
+            proxy.accept()
+        with pytest.raises(ServerError):
+            complete(QUERY, f"{scheme}host.invalid:80", protocol, timeout_s=0.5)
+        proxy.accept()[0].close()
 
 
 def test_a_stream_that_is_dead_before_the_request_is_sent_is_a_server_error(monkeypatch):

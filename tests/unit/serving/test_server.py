@@ -22,11 +22,18 @@ from pipeline.config.schema import ServerConfig
 from pipeline.errors import ServerError
 from pipeline.serving.command import StartCommand, is_plain, plain_names
 from pipeline.serving.failure import explain_failure
+from pipeline.serving.figures import read_metrics
 from pipeline.serving.guard import MARK, shm_files
 from pipeline.serving.installation import VARIABLE, check_paths, find_installation
 from pipeline.serving.log import crash_log
 from pipeline.serving.ports import Ports, choose_ports
-from pipeline.serving.server import RunningServer, find_server, start_server, stop_server
+from pipeline.serving.server import (
+    RunningServer,
+    find_server,
+    is_ready,
+    start_server,
+    stop_server,
+)
 
 FREE = ServerConfig(http_port=0, grpc_port=0, metrics_port=0, startup_timeout_s=20)
 
@@ -288,6 +295,20 @@ def test_free_ports_differ_and_taken_or_equal_ones_are_named():
         choose_ports(ServerConfig(http_port=8001))
 
 
+@pytest.mark.parametrize("host", ["no.host.invalid", "192.0.2.1", "::1"])
+def test_a_host_that_is_not_this_machine_is_refused_as_such(host):
+    with pytest.raises(ServerError, match=f"server.host is {host}, where this machine cannot listen"):
+        choose_ports(ServerConfig(host=host, http_port=0, grpc_port=0, metrics_port=0))
+
+
+def test_a_proxy_is_not_asked_for_our_own_server(fake, tmp_path, monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    server = start(tmp_path)
+
+    assert is_ready(server.state)
+    assert read_metrics(server.state.http_url) == {}
+
+
 def test_a_variable_that_names_no_server_is_refused(tmp_path):
     with pytest.raises(ServerError, match=f"{VARIABLE} is .*no executable"):
         find_installation({VARIABLE: str(tmp_path / "nothing")})
@@ -313,6 +334,11 @@ def test_the_variable_wins_over_the_container_and_that_over_the_path(tmp_path):
             "E11 m.cc:642] \"failed to load 'tensorrt_llm' version 1: Internal: BuildError: There is no engine in /x. "
             'Build it with `lookahead engine`.\\n\\nAt:\\n  /r/model.py(8): initialize\\n"',
             "The model tensorrt_llm could not be loaded: There is no engine in /x. Build it with `lookahead engine`.",
+        ),
+        (
+            "E11 m.cc:642] \"failed to load 'tensorrt_llm' version 1: Internal: Stub process 'tensorrt_llm_0_0' is not "
+            'healthy."',
+            "The model tensorrt_llm could not be loaded: its process died. Too little memory",
         ),
         ("x: error while loading shared libraries: libre2.so.9: cannot open", "needs libre2.so.9"),
         ("failed to start HTTP service: Unavailable - Socket '127.0.0.1:8000' already in use", "A port of the server"),
