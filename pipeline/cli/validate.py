@@ -13,6 +13,7 @@ from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, Json, Model, Pr
 from pipeline.errors import BuildError, UserError
 
 if TYPE_CHECKING:
+    from pipeline.bench.validation import StageResult, ValidationPlan
     from pipeline.config.schema import Backend, ResolvedConfig
     from pipeline.engine.tensorrt_llm.environment import Gpu
 
@@ -41,30 +42,16 @@ def validate_gpu(
     """Build a small model, serve it, verify, bench, load and switch it, and write a report to attach.
 
     A stage that fails is reported with its log, and those that do not need it go on. Exit code 1 if not all passed."""
-    chosen = _backend(backend)
-    given = tuple(overrides or ())
-    first_only: tuple[str, ...] = ()
-    if chosen == "tensorrt_llm":
-        from pipeline.engine.tensorrt_llm.rules.speculation import UNTESTED_GPUS
-
-        gpu = _first_gpu()
-        memory = f"tensorrt_llm.gpu_memory_gib={gpu.memory_mib / 1024:.0f}"
-        given = (f"tensorrt_llm.compute_capability={gpu.compute_capability}", memory, *given)
-        # Plain decoding, lookahead and trie on one server, so that they can be compared.
-        modes = "both" if gpu.compute_capability < UNTESTED_GPUS else "trie"
-        first_only = (f"tensorrt_llm.speculation={modes}",)
-    from pipeline.bench.validation import ValidationPlan, has_passed, private_places, run_stages, stages_of
+    from pipeline.bench.validation import ValidationPlan, has_passed
     from pipeline.bench.validation_report import report_of, write_report
     from pipeline.bench.workload import DEFAULT_PROMPTS
-    from pipeline.config.places import places
-    from pipeline.serving.road import run_dir
-    from pipeline.serving.server import find_server
 
+    chosen = _backend(backend)
+    of_gpu, first_only = _settings_for(_first_gpu()) if chosen == "tensorrt_llm" else ((), ())
+    given = (*of_gpu, *(overrides or ()))
     resolved = resolve(model, profile, (f"backend={chosen}", *first_only, *given))
     resolve(model, other_profile, (f"backend={chosen}", *given))
-    folder = (out or Path(f"validation-{time.strftime('%Y%m%d-%H%M%S')}")).resolve()
-    if folder.exists() and any(folder.iterdir()):
-        raise UserError(f"{folder} is not empty; name a new folder with --out.")
+    folder = _new_folder(out)
     plan = ValidationPlan(
         model=model,
         profile=profile,
@@ -79,15 +66,7 @@ def validate_gpu(
         data=DEFAULT_PROMPTS,
         stage_timeout_s=stage_timeout,
     )
-    own, environment = private_places(places(), folder)
-
-    def server_address() -> str | None:
-        state = find_server(run_dir(own))
-        return None if state is None else state.grpc_url
-
-    results = run_stages(
-        stages_of(plan, folder), folder, environment, server_address, plan.stage_timeout_s, output.note
-    )
+    results = _run(plan, folder)
     report = report_of(plan, results)
     markdown, data = write_report(folder, report)
     if as_json:
@@ -106,6 +85,40 @@ def _backend(name: str) -> Backend:
     if name == "tensorrt_llm":
         return "tensorrt_llm"
     raise UserError(f"There is no backend {name!r}; --backend takes tensorrt_llm or torch.")
+
+
+def _new_folder(out: Path | None) -> Path:
+    folder = (out or Path(f"validation-{time.strftime('%Y%m%d-%H%M%S')}")).resolve()
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(f"{folder} is not empty; name a new folder with --out.")
+    return folder
+
+
+def _run(plan: ValidationPlan, folder: Path) -> list[StageResult]:
+    """All stages, with engines and a server of their own in the folder."""
+    from pipeline.bench.validation import private_places, run_stages, stages_of
+    from pipeline.config.places import places
+    from pipeline.serving.road import run_dir
+    from pipeline.serving.server import find_server
+
+    own, environment = private_places(places(), folder)
+
+    def server_address() -> str | None:
+        state = find_server(run_dir(own))
+        return None if state is None else state.grpc_url
+
+    return run_stages(stages_of(plan, folder), folder, environment, server_address, plan.stage_timeout_s, output.note)
+
+
+def _settings_for(gpu: Gpu) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Overrides that fit a GPU, and those of the first profile besides."""
+    from pipeline.engine.tensorrt_llm.rules.speculation import UNTESTED_GPUS
+
+    memory = f"tensorrt_llm.gpu_memory_gib={gpu.memory_mib / 1024:.0f}"
+    # Plain decoding, lookahead and trie on one server, so that they can be compared.
+    modes = "both" if gpu.compute_capability < UNTESTED_GPUS else "trie"
+    of_gpu = (f"tensorrt_llm.compute_capability={gpu.compute_capability}", memory)
+    return of_gpu, (f"tensorrt_llm.speculation={modes}",)
 
 
 def _first_gpu() -> Gpu:
