@@ -56,6 +56,8 @@ def call_tensors(
             tensors["late_ids"] = np.asarray([late], np.int32)
         elif step.num_tokens <= num_missing:  # else one of them may be what ends the output
             bad_words = (*bad_words, *((token,) for token in late))
+    if stops := _stop_tokens(wanted, codec):
+        tensors["stop_words_list"] = pack_word_list(stops)[None]
     if bad_words:
         tensors["bad_words_list"] = pack_word_list(bad_words)[None]
     if params.embedding_bias is not None:
@@ -81,6 +83,13 @@ def late_ids(request: GenerationRequest, num_output_tokens: int, codec: TextCode
     if num_output_tokens >= request.min_new_tokens or not request.end_ids:
         return []
     return sorted(request.end_ids - {first_end_id(request.end_ids, codec)})
+
+
+def _stop_tokens(request: GenerationRequest, codec: TextCodec) -> list[tuple[int, ...]]:
+    """Behind which the target need not decode on: end tokens that it does not know to be such, and stop words that are
+    tokens. The session sees to both in any case."""
+    known = {first_end_id(request.end_ids, codec)} if request.end_ids else set()
+    return [*((token,) for token in sorted(request.end_ids - known)), *request.stop_sequences]
 
 
 def _extended_tensors(request: TextRequest, tree: DraftTree, strategy: str) -> dict[str, Array]:

@@ -112,7 +112,8 @@ class Generation:
     def _next_step(self) -> Step:
         remaining = self.session.num_remaining_tokens
         if (piece := PIECE_TOKENS.get(self.strategy)) is not None:
-            piece = piece if self.request.stream else remaining
+            # Of what stop words the text will have, the target knows nothing: it must not run on behind them for long.
+            piece = piece if self.request.stream or self.request.stop_words else remaining
             return next_piece(piece, self.engine.traits.limits, len(self.session.context), remaining)
         tree = self.session.propose()
         if self._chain is not None:

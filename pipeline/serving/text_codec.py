@@ -62,6 +62,10 @@ class TextCodec:
         """Token sequences of stop or bad words."""
         return tuple(tuple(self.encode(word, add_special_tokens=False).tolist()) for word in words if word)
 
+    def special_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Of some words, those that are a special token each: no text shows them, so they are looked for in tokens."""
+        return tuple(ids for ids in self.encode_words(words) if len(ids) == 1 and ids[0] in self.special_ids)
+
     def embedding_bias(self, words: Sequence[str], weights: Sequence[float]) -> FloatArray | None:
         """[vocab] bias that adds each word's weight to all of its tokens; None without words."""
         if len(words) != len(weights):

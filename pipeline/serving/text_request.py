@@ -94,6 +94,7 @@ def text_request(
             max_new_tokens=max_tokens,
             min_new_tokens=min_tokens,
             end_ids=_end_ids(codec, tensors),
+            stop_sequences=codec.special_words(stop_words),
             sampling=sampling_params(
                 temperature=number(tensors, "temperature"),
                 top_k=integer(tensors, "top_k"),

@@ -14,6 +14,7 @@ import pytest
 from pipeline.errors import BusyError, RequestError
 from pipeline.serving.bls import Bls, TextAnswer
 from pipeline.serving.metrics import RequestMetrics, TrieMetrics
+from pipeline.serving.text_codec import TextCodec
 from pipeline.serving.token_bytes import TokenBytes
 from tests.fakes import make_request, plain_decode
 from tests.unit.serving.serving_fakes import END_ID, TableTarget, letter_codec, small_config, text_tensors
@@ -147,6 +148,30 @@ def test_a_stop_word_ends_the_output_is_not_shown_and_ends_the_engines_work(stra
     assert text_of(answers) == whole[: whole.index(word)]
     assert answers[-1].tensors["finish_reason"].tolist() == [[b"stop_words"]]
     assert not target.engine.held
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_target_does_not_decode_on_behind_what_ends_the_output(strategy):
+    """A stop word in the text, one that is a special token, and an end token that the target is not told of."""
+    output = expected_ids("ccddccddcc", 200, frozenset())
+    place = next(i for i in range(12, 40) if output[i] not in (END_ID, *output[:i]))
+    token = output[place]
+    cases: list[tuple[TextCodec, dict[str, object], str]] = [
+        (letter_codec(), {"stop_words": [letters([token])]}, "stop_words"),
+        (letter_codec(), {"stop_words": [letters([token])]}, "stop_words"),
+        (letter_codec(frozenset({END_ID, token})), {}, "end_token"),
+    ]
+    cases[1][0].special_ids = frozenset({token})
+    for codec, more, reason in cases:
+        if reason == "stop_words":
+            more["end_id"] = -1
+        target = TableTarget()
+        bls = Bls(small_config(), codec, [target], exclude_input=True)
+        answers = run_in(bls, text_tensors("ccddccddcc", 200, strategy=strategy, return_statistics=True, **more))
+        assert statistics_of(answers)["output_ids"] == output[: place + 1]
+        assert text_of(answers) == letters(output[:place])
+        assert answers[-1].tensors["finish_reason"].tolist() == [[reason.encode()]]
+        assert target.engine.num_passes <= place + 1 + 16
 
 
 def test_the_input_is_echoed_only_if_asked_for():
