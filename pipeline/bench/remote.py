@@ -13,6 +13,7 @@ from typing import Any
 from pipeline.bench.contender import Generation
 from pipeline.bench.workload import Prompt, conversation_of
 from pipeline.decoding.request import GenerationRequest, SamplingParams
+from pipeline.decoding.tree import IntArray
 from pipeline.errors import ServerError
 from pipeline.repository.names import FRONT_MODEL
 from pipeline.serving.client import TextChunk, TextQuery, stream_text
@@ -89,7 +90,7 @@ class RemoteContender:
 
     def generate(self, request: GenerationRequest, prompt: Prompt) -> Generation:
         ask = Ask(prompt, request.max_new_tokens, self.name, request.sampling, self._namespace)
-        return generation_of_answer(generate(self._url, ask))
+        return generation_of_answer(generate(self._url, ask), request.prompt_ids)
 
 
 def fresh_namespace() -> str:
@@ -97,14 +98,20 @@ def fresh_namespace() -> str:
     return f"bench-{time.time_ns():x}-{next(_namespace_numbers)}"
 
 
-def generation_of_answer(answer: Answer) -> Generation:
-    """What the server counted, with times as the client saw them. Raises ServerError if it does not count."""
+def generation_of_answer(answer: Answer, prompt_ids: IntArray) -> Generation:
+    """What the server counted, with times as the client saw them. prompt_ids: [prompt_len] the prompt as our own
+    tokenizer has it. Raises ServerError if the server's are others, or it does not count."""
     counted = answer.statistics
-    missing = [name for name in ("output_ids", "num_steps", "num_draft_tokens") if name not in counted]
+    missing = [name for name in ("prompt_ids", "output_ids", "num_steps", "num_draft_tokens") if name not in counted]
     if missing:
         raise ServerError(
             f"The server's statistics lack {', '.join(missing)}; its {FRONT_MODEL} is of another version than this "
             "program."
+        )
+    if counted["prompt_ids"] != prompt_ids.tolist():
+        raise ServerError(
+            "The server makes other tokens of a prompt than this engine's tokenizer does: it serves another model. "
+            "Name the one that it serves with --model and --profile."
         )
     return Generation(
         output_ids=list(counted["output_ids"]),

@@ -57,7 +57,7 @@ def verify_remote(
 
     def ask(prompt: NamedPrompt, strategy: str) -> list[int]:
         asked = Ask(prompt.prompt, options.max_new_tokens, strategy, greedy.sampling, namespace)
-        return without_end(generation_of_answer(generate(url, asked)).output_ids, options.end_ids)
+        return without_end(generation_of_answer(generate(url, asked), prompt.prompt_ids).output_ids, options.end_ids)
 
     references = {prompt.prompt_id: ask(prompt, strategies[0]) for prompt in prompts}
     pairs = [(prompt, strategy) for strategy in strategies[1:] for prompt in prompts]

@@ -50,7 +50,7 @@ def verify_server(
                 dtype,
                 request,
                 expected,
-                generation_of_answer(answer).output_ids,
+                generation_of_answer(answer, prompt.prompt_ids).output_ids,
                 prompt_id=prompt.prompt_id,
                 strategy=str(ask.strategy),
                 where=where,

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 
+import numpy as np
 import pytest
 
 from pipeline.bench.load import MAX_ERROR_KINDS, LoadPlan, LoadResult, percentiles, run_load, summary_of
@@ -13,6 +14,7 @@ from pipeline.bench.remote import Answer, Ask, check_address, generation_of_answ
 from pipeline.bench.workload import Prompt
 from pipeline.errors import RequestError, ServerError
 
+PROMPT_IDS = np.asarray([7, 8], np.int32)
 ASKS = [Ask(Prompt((text,)), 4) for text in ("a", "b", "c")]
 
 
@@ -98,7 +100,9 @@ def test_latencies_come_from_the_arrivals() -> None:
 
 
 def test_a_generation_takes_counts_from_the_server_and_times_from_the_client() -> None:
-    generation = generation_of_answer(answer(num_accepted_tokens=1, acceptance_lengths=[1, 2], draft_seconds=0.01))
+    generation = generation_of_answer(
+        answer(prompt_ids=[7, 8], num_accepted_tokens=1, acceptance_lengths=[1, 2], draft_seconds=0.01), PROMPT_IDS
+    )
     assert generation.output_ids == [1, 2, 3]
     assert (generation.steps, generation.draft_tokens, generation.accepted_tokens) == (2, 4, 1)
     assert (generation.seconds, generation.ttft_s, generation.draft_seconds) == (0.5, 0.1, 0.01)
@@ -106,7 +110,12 @@ def test_a_generation_takes_counts_from_the_server_and_times_from_the_client() -
 
 def test_a_server_that_does_not_count_is_another_version() -> None:
     with pytest.raises(ServerError, match="output_ids, num_steps"):
-        generation_of_answer(Answer("", (), 0.1, None, {"num_draft_tokens": 0}))
+        generation_of_answer(Answer("", (), 0.1, None, {"num_draft_tokens": 0}), PROMPT_IDS)
+
+
+def test_a_server_of_another_model_is_refused() -> None:
+    with pytest.raises(ServerError, match="serves another model"):
+        generation_of_answer(answer(prompt_ids=[7, 9]), PROMPT_IDS)
 
 
 def test_a_listening_port_of_this_machine_is_fine() -> None:

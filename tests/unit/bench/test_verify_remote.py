@@ -26,7 +26,7 @@ def answer_with(outputs: dict[str, list[int]]) -> Any:
 
     def generate(url: str, ask: Ask) -> Answer:
         tokens = [ord(ask.prompt.messages[0]), *outputs[str(ask.strategy)]]
-        counted = {"output_ids": tokens, "num_steps": len(tokens), "num_draft_tokens": 0}
+        counted = {"prompt_ids": [1, 2], "output_ids": tokens, "num_steps": len(tokens), "num_draft_tokens": 0}
         return Answer("", (), 0.1, "length", counted)
 
     return generate
