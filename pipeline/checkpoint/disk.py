@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -14,12 +15,21 @@ from pipeline.errors import UserError
 # Room left for everything else on the disk.
 _SPARE_BYTES = 256 << 20
 
+_ELSEWHERE = "Mend that, or point LOOKAHEAD_CACHE or LOOKAHEAD_ENGINES to another disk."
+
 # Names of folders that are not whole yet begin with this.
 PARTIAL = ".partial-"
 
 
-def require_space(folder: Path, num_bytes: int, purpose: str, error: type[UserError]) -> None:
-    """Raises `error` if the disk that holds `folder` has less than num_bytes (and a little more) free."""
+def require_space(
+    folder: Path,
+    num_bytes: int,
+    purpose: str,
+    error: type[UserError],
+    moved_by: str = "LOOKAHEAD_CACHE or LOOKAHEAD_ENGINES",
+) -> None:
+    """Raises `error` if the disk that holds `folder` has less than num_bytes (and a little more) free. moved_by: what
+    points the folder elsewhere."""
     existing = folder
     while not existing.exists():
         existing = existing.parent
@@ -27,7 +37,7 @@ def require_space(folder: Path, num_bytes: int, purpose: str, error: type[UserEr
     if free < num_bytes + _SPARE_BYTES:
         raise error(
             f"{purpose} needs about {gigabytes(num_bytes + _SPARE_BYTES)} of disk in {folder}; "
-            f"{gigabytes(free)} are free. Free some, or point LOOKAHEAD_CACHE or LOOKAHEAD_ENGINES to a larger disk."
+            f"{gigabytes(free)} are free. Free some, or point {moved_by} to a larger disk."
         )
 
 
@@ -43,18 +53,40 @@ def link_or_copy(source: str | Path, target: str | Path) -> None:
         shutil.copyfile(source, target)
 
 
+def make_folder(folder: Path) -> None:
+    """The folder and what is above it. Raises UserError if it cannot be made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"The folder {folder} cannot be made: {error.strerror}. {_ELSEWHERE}") from error
+
+
 @contextmanager
 def whole_folder(target: Path) -> Iterator[Path]:
     """A folder to fill; becomes `target` when the block ends well and is removed otherwise. An older target is
-    replaced."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(dir=target.parent, prefix=f"{PARTIAL}{target.name}-"))
+    replaced. Raises UserError if the disk takes no more."""
+    make_folder(target.parent)
+    try:
+        partial = Path(tempfile.mkdtemp(dir=target.parent, prefix=f"{PARTIAL}{target.name}-"))
+    except OSError as error:
+        raise UserError(f"{target.parent} cannot be written: {error.strerror}. {_ELSEWHERE}") from error
     try:
         yield partial
         partial.chmod(0o755)  # mkdtemp makes folders private
         replace_folder(partial, target)
+    except Exception as error:
+        if not is_full(error):
+            raise
+        raise UserError(f"The disk of {target} is full. {_ELSEWHERE}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def is_full(error: Exception) -> bool:
+    """Whether a disk, or what a user may write to it, was full. Libraries in Rust have no class for that."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return any(f"(os error {number})" in str(error) for number in (errno.ENOSPC, errno.EDQUOT))
 
 
 def replace_folder(source: Path, target: Path) -> None:

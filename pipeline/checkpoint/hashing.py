@@ -46,7 +46,7 @@ def remembered_sha256(path: Path, cache_dir: Path) -> str:
 def _read(store: Path) -> dict[str, str]:
     try:
         known = json.loads(store.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
+    except (OSError, ValueError):
         return {}  # a cache: what cannot be read is computed again
     return known if isinstance(known, dict) else {}
 

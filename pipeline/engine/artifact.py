@@ -24,7 +24,7 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
-from pipeline.checkpoint.disk import PARTIAL, link_or_copy, whole_folder
+from pipeline.checkpoint.disk import PARTIAL, link_or_copy, make_folder, whole_folder
 from pipeline.checkpoint.hashing import remembered_sha256
 from pipeline.config.places import Places
 from pipeline.config.resolution import dump_resolved, load_resolved
@@ -140,7 +140,7 @@ def share_folder(source: Path, target: Path) -> None:
 def build_lock(places: Places, model: str, on_wait: Callable[[str], None]) -> Iterator[None]:
     """One build per model at a time; a second one waits, and then finds the first one's result."""
     locks = places.engines / LOCKS
-    locks.mkdir(parents=True, exist_ok=True)
+    make_folder(locks)
     with (locks / model).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -201,7 +201,8 @@ def _check_runnable(folder: Path, fingerprint: Fingerprint, resolved: ResolvedCo
 def _describe(folder: Path, resolved: ResolvedConfig, fingerprint: Fingerprint, cache_dir: Path) -> None:
     entries = []
     for path in sorted(_files(folder)):
-        path.chmod(0o644)
+        if path.stat().st_mode & 0o777 != 0o644:  # a change of no effect would make its remembered hash void
+            path.chmod(0o644)
         name = path.relative_to(folder).as_posix()
         entries.append(FileEntry(path=name, size=path.stat().st_size, sha256=remembered_sha256(path, cache_dir)))
     manifest = Manifest(

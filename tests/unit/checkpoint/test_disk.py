@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
+from safetensors import SafetensorError
 
-from pipeline.checkpoint.disk import require_space, whole_folder
-from pipeline.errors import BuildError
+from pipeline import cli
+from pipeline.checkpoint.disk import make_folder, require_space, whole_folder
+from pipeline.checkpoint.hashing import remembered_sha256
+from pipeline.errors import BuildError, UserError
+
+NO_SPACE = OSError(errno.ENOSPC, "No space left on device")
+
+
+def fail(error: Exception) -> NoReturn:
+    raise error
 
 
 def test_folder_appears_at_the_end_and_replaces_an_older_one(tmp_path: Path) -> None:
@@ -39,3 +50,46 @@ def test_space_is_looked_up_on_the_disk_of_a_folder_that_is_still_to_be_made(tmp
     require_space(tmp_path / "a" / "b", 1, "A test", BuildError)
     with pytest.raises(BuildError, match="A test needs about"):
         require_space(tmp_path / "a" / "b", 1 << 60, "A test", BuildError)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        NO_SPACE,
+        # As the libraries in Rust say it: safetensors, tokenizers.
+        SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+        Exception("No space left on device (os error 28)"),
+    ],
+)
+def test_a_full_disk_is_a_sentence_whoever_writes(error: Exception, tmp_path: Path) -> None:
+    def fill() -> None:
+        with whole_folder(tmp_path / "target") as partial:
+            (partial / "half").touch()
+            fail(error)
+
+    with pytest.raises(UserError, match=r"The disk of .*target is full"):
+        fill()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="cannot be made: Not a directory"):
+        make_folder(tmp_path / "file" / "below")
+
+
+def test_a_full_disk_ends_a_command_with_exit_code_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("pipeline.cli.app.build_app", lambda: lambda **_: fail(NO_SPACE))
+    with pytest.raises(SystemExit) as left:
+        cli.main([])
+    assert left.value.code == 2
+    assert capsys.readouterr().err.startswith("error: A disk is full")
+
+
+def test_hashes_that_cannot_be_stored_only_cost_time(tmp_path: Path) -> None:
+    large = tmp_path / "large"
+    large.write_bytes(bytes(16 << 20))
+    no_folder = large
+    assert remembered_sha256(large, cache_dir=no_folder).startswith("080acf35")

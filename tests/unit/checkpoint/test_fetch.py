@@ -444,7 +444,7 @@ def hub_errors() -> list[tuple[str, str]]:
         ("RepositoryNotFoundError", "is not on the hub, or is private"),
         ("RevisionNotFoundError", "has no revision 'main'"),
         ("LocalEntryNotFoundError", "is not in the local cache, and HF_HUB_OFFLINE is set"),
-        ("HfHubHTTPError", "cannot be fetched from the hub (HfHubHTTPError)"),
+        ("HfHubHTTPError", "the hub denies access (HTTP 403)"),
     ]
 
 

@@ -68,7 +68,11 @@ class Hub(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
         self.asked.append((path, self.headers.get("Authorization")))
-        if "/some/gated" in path:
+        if "/some/answer-" in path:
+            self.answer(b"<html>", status=int(path.split("/some/answer-")[1][:3]))
+        elif "/some/pickled" in path:
+            self.send_config_alone(path)
+        elif "/some/gated" in path:
             self.refuse(403, "GatedRepo")
         elif "/some/public" not in path:
             self.refuse(404, "RepoNotFound")
@@ -83,6 +87,16 @@ class Hub(BaseHTTPRequestHandler):
             data = FILES[path.split(f"/resolve/{COMMIT}/")[1]]
             etag = hashlib.sha1(data).hexdigest()
             self.answer(data, {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT})
+
+    def send_config_alone(self, path: str) -> None:
+        files = ("config.json", "pytorch_model.bin")
+        if "/tree/" in path:
+            self.answer(json.dumps([self.entry("config.json")]).encode())
+        elif path.startswith("/api/"):
+            siblings = [{"rfilename": name, "size": 1} for name in files]
+            self.answer(json.dumps({"id": "some/pickled", "sha": COMMIT, "siblings": siblings}).encode())
+        else:
+            self.answer(FILES["config.json"], {"ETag": '"1"', "X-Repo-Commit": COMMIT})
 
     def entry(self, name: str) -> dict[str, Any]:
         return {"type": "file", "path": name, "size": len(FILES[name]), "oid": hashlib.sha1(FILES[name]).hexdigest()}
@@ -144,6 +158,27 @@ def test_needed_files_are_fetched_with_the_token_and_refusals_are_sentences(endp
     )
     assert unreachable[0] == public, "the cache serves without a connection too"
     assert "the hub cannot be reached" in unreachable[1]
+
+
+def test_each_answer_has_its_own_sentence(endpoint: str, tmp_path: Path) -> None:
+    names = ("answer-401", "answer-403", "answer-500", "answer-200", "pickled", "two--dashes")
+    told = fetch_all([(f"some/{name}", "main") for name in names], tmp_path, HF_ENDPOINT=endpoint, HF_TOKEN=TOKEN)
+    for text, expected in zip(
+        told,
+        (
+            "the hub does not know the token. Set HF_TOKEN",
+            "the hub denies access (HTTP 403). Set HF_TOKEN",
+            "the hub answers with HTTP 500. Run the command again later",
+            "or its answer not be read (Expecting value",
+            "some/pickled (revision main) holds no safetensors; it has .bin files",
+            "the hub has no such names: Cannot have -- or .. in repo_id",
+        ),
+        strict=True,
+    ):
+        assert expected in text
+        assert TOKEN not in text
+    (file,) = fetch_all([("some/public", "main")], tmp_path, HF_ENDPOINT=endpoint, HF_HOME="/dev/null")
+    assert "cannot be written to /dev/null/hub: Not a directory" in file
 
 
 def test_code_is_fetched_only_for_who_trusts_it(endpoint: str, tmp_path: Path) -> None:
