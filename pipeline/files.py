@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all, and the end of a log."""
 
 from __future__ import annotations
 
@@ -27,3 +27,11 @@ def write_whole(path: Path, content: str | Iterable[bytes]) -> None:
 def partial_path(path: Path) -> Path:
     """A hidden name beside path that no other writer has."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+
+
+def log_tail(path: Path, num_lines: int = 20) -> str:
+    """The last lines of a log."""
+    try:
+        return "\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-num_lines:])
+    except FileNotFoundError:
+        return ""

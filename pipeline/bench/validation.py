@@ -19,7 +19,7 @@ from typing import Literal
 
 from pipeline.config.places import Places
 from pipeline.config.schema import Backend
-from pipeline.serving.log import log_tail
+from pipeline.files import log_tail
 
 Outcome = Literal["passed", "failed", "skipped"]
 Note = Callable[[str], None]

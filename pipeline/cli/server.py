@@ -220,7 +220,7 @@ def _wait(running: RunningServer) -> None:
     output.note("Ctrl-C stops it")
     code = running.wait()
     if code != 0:
-        from pipeline.serving.log import log_tail
+        from pipeline.files import log_tail
 
         raise ServerError(
             f"The server ended by itself (exit code {code}). End of {running.log_path}, which the next start keeps as "

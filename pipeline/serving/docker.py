@@ -14,7 +14,7 @@ from pathlib import Path
 from pipeline.config.places import Places
 from pipeline.engine.tensorrt_llm.container import docker_argv, image_of
 from pipeline.errors import ServerError
-from pipeline.serving.log import log_tail
+from pipeline.files import log_tail
 
 BUILD_LOG = "docker-build.log"
 

@@ -56,13 +56,5 @@ def keep_previous(run_dir: Path) -> Path | None:
     return current.replace(_kept(run_dir, 1))
 
 
-def log_tail(path: Path, num_lines: int = 20) -> str:
-    """The last lines of a log."""
-    try:
-        return "\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-num_lines:])
-    except FileNotFoundError:
-        return ""
-
-
 def _kept(run_dir: Path, number: int) -> Path:
     return run_dir / f"{LOG}.{number}"

@@ -23,7 +23,7 @@ from pydantic import Field, ValidationError
 from pipeline.config.places import Places
 from pipeline.config.schema import Frozen, ServerConfig
 from pipeline.errors import ServerError
-from pipeline.files import write_whole
+from pipeline.files import log_tail, write_whole
 from pipeline.serving import gate
 from pipeline.serving.command import VERBOSE_LOG, MakeCommand, single_process
 from pipeline.serving.failure import explain_failure, is_port_conflict
@@ -38,7 +38,7 @@ from pipeline.serving.guard import (
     start_guard,
 )
 from pipeline.serving.installation import prepare_backends, server_environment, usable_installation
-from pipeline.serving.log import LOG, keep_previous, log_tail, write_end
+from pipeline.serving.log import LOG, keep_previous, write_end
 from pipeline.serving.ports import choose_ports
 
 STATE, SPEC, LOCK, BACKENDS = "server.json", "guard.json", ".lock", "backends"

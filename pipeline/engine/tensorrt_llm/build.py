@@ -103,14 +103,9 @@ def execute(
         share_folder(stage.output, engine_dir(folder / ENGINE, stage.instance, len(whole.engines)))
 
 
-def plan_path(where: Places, resolved: ResolvedConfig) -> Path:
-    """Where `lookahead engine --dry-run` writes the plan."""
-    return where.engines / resolved.model.name / f"{resolved.profile.name}.plan.json"
-
-
 def write_plan(whole: Mapping[str, Any], resolved: ResolvedConfig, where: Places | None = None) -> Path:
-    """A plan as JSON; returns the file."""
-    path = plan_path(where or places(), resolved)
+    """A plan as JSON, beside the engines of its model; returns the file."""
+    path = (where or places()).engines / resolved.model.name / f"{resolved.profile.name}.plan.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, json.dumps(whole, indent=2) + "\n")
     return path

@@ -27,7 +27,7 @@ from pipeline.engine.tensorrt_llm.plan import EngineStage, Plan
 from pipeline.engine.tensorrt_llm.readback import checkpoint_differences, engine_differences, require_equal
 from pipeline.engine.tensorrt_llm.shape import differences, shape_from_config
 from pipeline.errors import BuildError, CheckpointError
-from pipeline.files import write_whole
+from pipeline.files import log_tail, write_whole
 
 STAGE = "stage.json"
 LOG = "log.txt"
@@ -133,10 +133,8 @@ def _run(plan: Plan, argv: Sequence[str], docker_argv: Sequence[str], folder: Pa
     log, start = folder / LOG, time.monotonic()
     code = run(argv if plan.where == "here" else docker_argv, plan.environment, folder, log)
     if code != 0:
-        tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:] if log.is_file() else []
         raise BuildError(
-            f"The {what} failed with code {code} after {time.monotonic() - start:.0f} s. End of {log}:\n"
-            + "\n".join(tail)
+            f"The {what} failed with code {code} after {time.monotonic() - start:.0f} s. End of {log}:\n{log_tail(log)}"
         )
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.serving.log import KEPT_LOGS, LOG, crash_log, keep_previous, kept_log, log_tail, was_stopped, write_end
+from pipeline.files import log_tail
+from pipeline.serving.log import KEPT_LOGS, LOG, crash_log, keep_previous, kept_log, was_stopped, write_end
 
 
 def write(folder: Path, text: str, stopped: bool | None) -> None:
