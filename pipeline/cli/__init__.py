@@ -35,4 +35,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+    except Exception as error:
+        from pipeline.cli.machine import refusal
+
+        if (sentence := refusal(error)) is None:
+            raise
+        print(f"error: {sentence}", file=sys.stderr)
+        sys.exit(2)
     sys.exit(0)

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-# Away from a terminal, tables are as wide as they need rather than 80 columns.
-console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 160)
+# Away from a terminal, tables are as wide as they need rather than 80 columns. There is no stdout if it was closed.
+console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout and sys.stdout.isatty() else 160)
 notes = Console(stderr=True, highlight=False, soft_wrap=True)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.faults import Fault, KeyPath, did_you_mean
-from pipeline.config.places import Places
+from pipeline.config.places import Places, expanded
 from pipeline.config.yaml_text import parse_yaml
 from pipeline.errors import ConfigError
 
@@ -48,7 +48,7 @@ def _find(name: str, folder: Path, kind: str, other: str) -> Path:
     shipped = folder / f"{name}.yaml"
     if shipped.is_file():
         return shipped
-    path = Path(name).expanduser()
+    path = expanded(name)
     if path.suffix in (".yaml", ".yml") and path.is_file():
         return path
     if kind == "model" and path.is_dir():
@@ -137,7 +137,7 @@ def shown(path: Path) -> str:
     """A path as the user would type it: relative to the working folder where it lies below."""
     try:
         return str(path.resolve().relative_to(Path.cwd()))
-    except ValueError:
+    except (ValueError, FileNotFoundError):  # it lies elsewhere, or the working folder was removed
         return str(path)
 
 

@@ -27,12 +27,23 @@ class Places:
         return self.home / "configs" / "profiles"
 
 
+def expanded(written: str) -> Path:
+    """A path as the user wrote it, `~` as the home folder. Raises ConfigError if there is no such folder."""
+    try:
+        return Path(written).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(
+            f"{written}: there is no such user, or this user has no home folder. Write the whole path; the folder of "
+            "downloads is named by LOOKAHEAD_CACHE."
+        ) from error
+
+
 def places(environment: Mapping[str, str] = os.environ) -> Places:
     """LOOKAHEAD_HOME (else the checkout that the package lies in), LOOKAHEAD_ENGINES (else home/engines),
     LOOKAHEAD_CACHE (else XDG_CACHE_HOME/lookahead, else ~/.cache/lookahead). Raises ConfigError if home holds no
     configs."""
     named = environment.get("LOOKAHEAD_HOME")
-    home = Path(named).expanduser() if named else Path(__file__).resolve().parents[2]
+    home = expanded(named) if named else Path(__file__).resolve().parents[2]
     if not (home / "configs" / "models").is_dir():
         found = f"LOOKAHEAD_HOME is {home}" if named else f"the package lies in {home}"
         raise ConfigError(
@@ -40,10 +51,9 @@ def places(environment: Mapping[str, str] = os.environ) -> Places:
             "Set LOOKAHEAD_HOME to a checkout of the project, or install it from one with `pip install -e .`."
         )
     engines = environment.get("LOOKAHEAD_ENGINES")
-    cache = environment.get("LOOKAHEAD_CACHE")
-    user_cache = environment.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    cache = environment.get("LOOKAHEAD_CACHE") or f"{environment.get('XDG_CACHE_HOME') or '~/.cache'}/lookahead"
     return Places(
         home=home.resolve(),
-        engines=Path(engines).expanduser().resolve() if engines else home.resolve() / "engines",
-        cache=Path(cache).expanduser().resolve() if cache else Path(user_cache).expanduser().resolve() / "lookahead",
+        engines=expanded(engines).resolve() if engines else home.resolve() / "engines",
+        cache=expanded(cache).resolve(),
     )

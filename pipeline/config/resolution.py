@@ -23,7 +23,7 @@ from pipeline.config.loading import (
     shown,
     with_overrides,
 )
-from pipeline.config.places import Places, places
+from pipeline.config.places import Places, expanded, places
 from pipeline.config.rules import Conflict, conflicts_of_pair, conflicts_of_profile, lookahead_for
 from pipeline.config.schema import (
     Backend,
@@ -211,4 +211,4 @@ def _with_absolute_snapshots(profile: ProfileConfig) -> ProfileConfig:
 
 
 def _absolute(path: str) -> str:
-    return str(Path(path).expanduser().resolve())
+    return str(expanded(path).resolve())

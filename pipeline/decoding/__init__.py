@@ -12,9 +12,9 @@ def _keep_machine_code_by_source() -> None:
     code in use. Read when numba is imported, hence here, before any module that does."""
     sources = sorted(_Path(__file__).parent.rglob("*.py"))
     digest = _hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
-    cache = _os.environ.get("XDG_CACHE_HOME") or str(_Path.home() / ".cache")
+    cache = _os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     root = _os.environ.get("LOOKAHEAD_CACHE") or _os.path.join(cache, "lookahead")
-    _os.environ.setdefault("NUMBA_CACHE_DIR", _os.path.join(root, "numba", digest))
+    _os.environ.setdefault("NUMBA_CACHE_DIR", _os.path.join(_os.path.expanduser(root), "numba", digest))
 
 
 _keep_machine_code_by_source()

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.config.places import Places
+from pipeline.config.places import Places, expanded
 from pipeline.errors import ServerError
 
 CONTAINER_SERVER = Path("/opt/tritonserver/bin/tritonserver")
@@ -38,7 +38,7 @@ def find_installation(environment: Mapping[str, str] = os.environ, container: Pa
     Raises ServerError if there is none, or if the variable names something else."""
     wheel = _wheel_dir()
     if named := environment.get(VARIABLE):
-        path = Path(named).expanduser()
+        path = expanded(named)
         if not (path.is_file() and os.access(path, os.X_OK)):
             raise ServerError(f"{VARIABLE} is {named}, which is no executable file. Name a tritonserver, or unset it.")
         return _found(path, VARIABLE, wheel)

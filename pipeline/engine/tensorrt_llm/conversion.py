@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from pipeline.config.places import expanded
 from pipeline.config.schema import TensorRTLLMConfig
 from pipeline.engine.tensorrt_llm import facts
 from pipeline.engine.tensorrt_llm.case import KV_QUANT_ALGOS, QUANT_ALGOS, Case
@@ -129,7 +130,7 @@ def calibration_folder(case: Case) -> Path | None:
 
     Whatever looks like a path is one. The stages run in folders of their own, so it is made absolute."""
     written = case.trt.calib_dataset
-    path = Path(written).expanduser()
+    path = expanded(written)
     is_folder = written.startswith(("/", ".", "~")) or path.is_dir()
     return path.resolve() if is_folder and is_calibrated(case) else None
 

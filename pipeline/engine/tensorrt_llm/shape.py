@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from pipeline.config.places import expanded
 from pipeline.config.schema import LocalCheckpoint, ModelConfig, ModelShape, RandomCheckpoint
 from pipeline.engine.tensorrt_llm import facts
 
@@ -34,7 +34,7 @@ def shape_of(model: ModelConfig) -> ModelShape | None:
             return shape_from_config(source.config, model.architecture)
         case LocalCheckpoint() as source:
             try:
-                config = json.loads((Path(source.path).expanduser() / "config.json").read_text(encoding="utf-8"))
+                config = json.loads((expanded(source.path) / "config.json").read_text(encoding="utf-8"))
             except (OSError, ValueError):
                 return None  # fetching the checkpoint says what is wrong with the folder
             return shape_from_config(config, model.architecture)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import importlib.util
 import io
@@ -14,9 +15,11 @@ from types import ModuleType
 
 import pytest
 import typer
+from safetensors import SafetensorError
 
 from pipeline import cli
 from pipeline.cli.app import GROUPS, build_app
+from pipeline.config.places import places
 from pipeline.errors import ConfigError
 
 
@@ -100,6 +103,44 @@ def test_ctrl_c_is_quiet_while_the_command_is_still_being_loaded(monkeypatch: py
 
     monkeypatch.setitem(sys.modules, "pipeline.cli.app", Loading("pipeline.cli.app"))
     assert run() == 130
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (OSError(errno.ENOSPC, "", "/x/y"), "No space left on device (/x/y). Free some, or point LOOKAHEAD_CACHE"),
+        (PermissionError(errno.EACCES, "", "/x"), "Permission denied (/x). Name folders that you may write to"),
+        (OSError(errno.EROFS, ""), "Read-only file system. Name folders"),
+        (NotADirectoryError(errno.ENOTDIR, "", "/x"), "Not a directory (/x). A file stands where a folder should be"),
+        (SafetensorError("I/O error: No space left on device (os error 28)"), "No space left on device. Free some"),
+    ],
+)
+def test_what_the_machine_refuses_is_one_sentence_and_exit_2(
+    error: Exception, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("pipeline.cli.app.build_app", lambda: app_that_raises(error))
+    assert run() == 2
+    assert capsys.readouterr().err.startswith(f"error: {told}")
+
+
+def test_a_missing_file_may_be_our_bug_and_keeps_its_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.cli.app.build_app", lambda: app_that_raises(FileNotFoundError(errno.ENOENT, "", "x")))
+    with pytest.raises(FileNotFoundError):
+        cli.main([])
+
+
+@pytest.mark.parametrize(("output", "code"), [(">/dev/full", 2), (">&-", 0)])
+def test_a_stdout_that_takes_nothing_is_no_trace(output: str, code: int) -> None:
+    command = f"'{sys.executable}' -m pipeline profiles {output}"
+    done = subprocess.run(["sh", "-c", command], cwd=places({}).home, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == code
+    assert "Traceback" not in done.stderr
+
+
+def test_a_home_folder_that_is_not_there_is_told() -> None:
+    for environment in ({"LOOKAHEAD_CACHE": "~nobody-of-that-name/x"}, {"LOOKAHEAD_ENGINES": "~nobody-of-that-name"}):
+        with pytest.raises(ConfigError, match=r"~nobody-of-that-name.*there is no such user"):
+            places(environment)
 
 
 def test_our_bug_keeps_its_trace() -> None:
