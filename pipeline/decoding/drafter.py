@@ -113,7 +113,8 @@ class Drafter:
     def needs_top_k(self, request_id: str) -> int:
         """How many of the target's most probable tokens per node `update` wants to see."""
         names = self._requests[request_id].names
-        return max((source.needs_top_k for source in self._taking_part(names)), default=0)
+        wanted = max((source.needs_top_k for source in self._taking_part(names)), default=0)
+        return min(max(wanted, 0), self._vocab_size)
 
     def propose(self, request_id: str, context: IntArray, budget: DraftBudget) -> DraftTree:
         """One tree out of what all sources of the request propose, within the budget."""
@@ -123,22 +124,21 @@ class Drafter:
             return EMPTY_TREE
         context = _read_only(context)
         trees: list[tuple[int, DraftTree]] = []
-        table, table_key = NO_TABLE, np.uint64(0)
         for index, source in enumerate(self.sources):
-            if source.name not in request.names:
-                continue
-            if source is self._table_source:
-                key = self._guarded(source, None, source.table_key, request_id)
-                if key is not None:
-                    table, table_key = source.table, key
+            if source.name not in request.names or source is self._table_source:
                 continue
             tree = self._guarded(source, EMPTY_TREE, self._checked, source, request_id, context, budget)
             if len(tree):
                 trees.append((index, tree))
         proposals = _joined(trees, request.own_nodes)
-        grown = grow(
-            context, proposals, table, table_key, len(self.sources), self._weights, budget.max_nodes, budget.max_depth
-        )
+        grown: Grown | None = None
+        table_source = self._table_source
+        if table_source is not None and table_source.name in request.names:
+            grown = self._guarded(
+                table_source, None, self._grown_with, table_source, request_id, context, proposals, budget
+            )
+        if grown is None:
+            grown = self._grown(context, proposals, NO_TABLE, np.uint64(0), budget)
         request.grown = grown
         request.tree = DraftTree(
             grown.token_ids,
@@ -199,6 +199,22 @@ class Drafter:
         ):
             raise ValueError("probabilities of draft nodes must be finite numbers, one per node")
         return tree
+
+    def _grown_with(
+        self, source: TableSource, request_id: str, context: IntArray, proposals: Proposals, budget: DraftBudget
+    ) -> Grown:
+        grown = self._grown(context, proposals, source.table, source.table_key(request_id), budget)
+        tokens = grown.token_ids
+        if len(tokens) and not (tokens.min() >= 0 and tokens.max() < self._vocab_size):
+            raise ValueError(f"the table holds a token outside the vocabulary 0..{self._vocab_size - 1}")
+        return grown
+
+    def _grown(
+        self, context: IntArray, proposals: Proposals, table: ContinuationTable, key: np.uint64, budget: DraftBudget
+    ) -> Grown:
+        return grow(
+            context, proposals, table, key, len(self.sources), self._weights, budget.max_nodes, budget.max_depth
+        )
 
     def _guarded(self, source: DraftSource, otherwise: T, call: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
         """The result of a call to a source, or `otherwise` if it fails: a draft must never cost a token."""

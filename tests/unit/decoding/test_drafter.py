@@ -218,6 +218,23 @@ class Renamed(RecyclingSource):
     name = "renamed"
 
 
+def test_a_broken_table_costs_its_own_drafts_only() -> None:
+    recycling = RecyclingSource(RecyclingDraftConfig(top_k=1))
+    sound = Scripted("sound", lambda _: chain([5, 6]))
+    drafter = drafter_of(recycling, sound)
+    ids, probs = np.asarray([[VOCAB]], np.int32), np.asarray([[0.9]], np.float32)
+    drafter.update("r", StepResult(CONTEXT, EMPTY_TREE, [], [4], None, ids, probs))
+    assert drafter.propose("r", CONTEXT, BUDGET).token_ids.tolist() == [5, 6]
+    assert drafter.failures == {"recycling": 1, "sound": 0}
+
+
+@pytest.mark.parametrize(("wanted", "asked"), [(10**6, VOCAB), (-3, 0)])
+def test_no_more_candidates_are_asked_for_than_there_are(wanted: int, asked: int) -> None:
+    greedy = Scripted("greedy", lambda _: EMPTY_TREE)
+    greedy.needs_top_k = wanted
+    assert drafter_of(greedy).needs_top_k("r") == asked
+
+
 def test_a_window_is_taken_whole_and_shares_nodes_with_others() -> None:
     window = tree_from_lists([5, 6, 6, 7], [-1, 0, 0, 1])  # two columns that guess the same
     window = DraftTree(window.token_ids, window.parents, None, None, 4)
