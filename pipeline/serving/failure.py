@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from pipeline.serving.command import VERBOSE_LOG
+from pipeline.serving.log import was_stopped
 
 # Triton reports a failed Python model as "failed to load 'name' version 1: Internal: <Exception>: <text>\n\nAt:\n ...".
 _FAILED_MODEL = re.compile(
@@ -25,6 +26,8 @@ def is_port_conflict(log_path: Path) -> bool:
 
 def explain_failure(log_path: Path) -> str:
     """One sentence for what users can mend; otherwise the end of the log."""
+    if was_stopped(log_path):
+        return "The server was stopped before it was ready."
     text = _text(log_path)
     if found := _MISSING_LIBRARY.search(text):
         return (

@@ -125,15 +125,19 @@ def main() -> int:
     for name, target in spec.links.items():
         Path(name).symlink_to(target)
     with Path(spec.log_path).open("wb") as log:
-        server = subprocess.Popen(
-            spec.command,
-            env=dict(spec.environment),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=_die_with_guard,
-        )
+        try:
+            server = subprocess.Popen(
+                spec.command,
+                env=dict(spec.environment),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_die_with_guard,
+            )
+        except OSError as error:  # nothing has begun; who waits for it removes the rest
+            log.write(f"{spec.command[0]} cannot be run: {error.strerror}\n".encode())
+            return 1
     end = _End()
     try:
         end = _wait_for_end(server, wake_read, spec)

@@ -23,7 +23,9 @@ def write_end(path: Path, stopped: bool, reason: str) -> None:
 
 
 def was_stopped(path: Path) -> bool:
-    """Whether the run that a log belongs to ended because somebody asked for it."""
+    """Whether the run that a log belongs to has ended because somebody asked for it."""
+    if not path.is_file():
+        return False
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - _END_BYTES))
         lines = file.read().decode("utf-8", errors="replace").splitlines()

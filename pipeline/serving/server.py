@@ -38,7 +38,7 @@ from pipeline.serving.guard import (
     start_guard,
 )
 from pipeline.serving.installation import prepare_backends, server_environment, usable_installation
-from pipeline.serving.log import LOG, keep_previous, write_end
+from pipeline.serving.log import LOG, keep_previous, was_stopped, write_end
 from pipeline.serving.ports import choose_ports
 
 STATE, SPEC, LOCK, BACKENDS = "server.json", "guard.json", ".lock", "backends"
@@ -170,12 +170,13 @@ def start_server(
             try:
                 _wait_until_ready(running_server, server.startup_timeout_s, note)
             except BaseException as error:
+                stopped = was_stopped(run_dir / LOG)  # by somebody else
                 running_server.stop()
                 free_ports = 0 in (server.http_port, server.grpc_port, server.metrics_port)
                 if attempt + 1 < _PORT_ATTEMPTS and free_ports and is_port_conflict(run_dir / LOG):
                     note("another program took one of the free ports first; trying others")
                     continue
-                if isinstance(error, ServerError):
+                if isinstance(error, ServerError) and not stopped:
                     write_end(run_dir / LOG, False, "it did not get ready")
                 raise error
             return running_server

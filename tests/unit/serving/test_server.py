@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -28,6 +29,7 @@ from pipeline.serving.installation import VARIABLE, check_paths, find_installati
 from pipeline.serving.log import crash_log
 from pipeline.serving.ports import Ports, choose_ports
 from pipeline.serving.server import (
+    STATE,
     RunningServer,
     find_server,
     is_ready,
@@ -307,6 +309,36 @@ def test_a_proxy_is_not_asked_for_our_own_server(fake, tmp_path, monkeypatch):
 
     assert is_ready(server.state)
     assert read_metrics(server.state.http_url) == {}
+
+
+def test_a_server_that_is_stopped_before_it_is_ready_did_not_crash(fake, tmp_path):
+    write(fake, 'print("loading", flush=True); import time; time.sleep(600)')
+    log = tmp_path / "run" / "server.log"
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            start(tmp_path)
+        except ServerError as error:
+            failures.append(error)
+
+    starting = threading.Thread(target=work)
+    starting.start()
+    while not (log.is_file() and "loading" in log.read_text()):
+        time.sleep(0.05)
+    assert stop_server(tmp_path / "run") is not None
+    starting.join()
+
+    assert "was stopped before it was ready" in str(failures[0])
+    assert crash_log(tmp_path / "run") is None
+
+
+def test_a_server_of_another_kind_of_machine_is_named(fake, tmp_path):
+    fake.write_bytes(b"\x7fELF of another machine")
+
+    with pytest.raises(ServerError, match="tritonserver cannot be run: Exec format error"):
+        start(tmp_path)
+    assert not (tmp_path / "run" / STATE).exists()
 
 
 def test_a_variable_that_names_no_server_is_refused(tmp_path):
