@@ -55,6 +55,8 @@ def test_greedy_follows_from_what_was_sent_as_in_tensorrt_llm(sent, greedy):
         ({"temperature": [[1e39]]}, "temperature is 1e"),
         ({"repetition_penalty": [[np.nan]]}, "repetition_penalty is nan"),
         ({"bad_words_list": [[[1, 2], [0, 2]]]}, "bad_words_list ends a word at 0"),
+        ({"bad_words_list": [5]}, r"bad_words_list has shape \[1\]"),
+        ({"bad_words_list": [[5, 6]]}, r"bad_words_list has shape \[1, 2\]"),
         ({"beam_width": [[4]]}, "beam_width is 4"),
         ({"lora_task_id": [[3]]}, "lora_task_id is not supported"),
         ({"return_log_probs": [[True]]}, "return_log_probs is not supported"),
@@ -164,6 +166,15 @@ def test_the_prompt_is_left_out_if_asked_for():
     assert answer["finish_reason"].tolist() == [[b"step"]]
 
 
+def test_what_the_request_does_not_say_of_the_prompt_the_model_does():
+    cases = ((None, True, True), (None, False, False), ([[False]], True, False), ([[True]], False, True))
+    for sent, default, excluded in cases:
+        call = engine_call(tensors(exclude_input_in_output=sent), "r", exclude_input=default)
+        answer = call.response(event(10, done=True))
+        assert answer is not None
+        assert answer["output_ids"].tolist() == [[[10] if excluded else [5, 6, 7, 10]]]
+
+
 def test_streaming_gives_the_new_tokens_of_each_step():
     call = engine_call(tensors(streaming=[[True]], end_id=[[2]]), "r")
 
@@ -198,6 +209,16 @@ def test_a_request_of_several_rows_is_several_requests():
 def test_what_needs_several_responses_is_refused_where_there_is_one(asked, decoupled, sentence):
     with pytest.raises(RequestError, match=sentence):
         rows_of(tensors(**asked), decoupled)
+
+
+def test_blocks_found_in_the_cache_are_not_new_ones():
+    asked = tensors(input_ids=[[5] * 100], input_lengths=[[100]], return_perf_metrics=[[True]])
+    statistics = GenerationStatistics(num_steps=1, num_reused_tokens=70)
+    answer = engine_call(asked, "r").response(StepEvent("r", [10], statistics, FinishReason.LENGTH, done=True))
+
+    assert answer is not None
+    names = ("kv_cache_alloc_total_blocks", "kv_cache_reused_blocks", "kv_cache_alloc_new_blocks")
+    assert [answer[name].item() for name in names] == [4, 2, 2]
 
 
 def test_performance_figures_are_all_there():
