@@ -1,0 +1,164 @@
+"""The decode loop driven by hand: where an output ends, what is asked of and told to the drafter, what is counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import cast
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.decoding.drafter import Drafter
+from pipeline.decoding.request import FinishReason, GenerationRequest, StepResult
+from pipeline.decoding.session import Session, StepOutcome, outcome_of_tokens
+from pipeline.decoding.sources.base import DraftBudget
+from pipeline.decoding.tree import EMPTY_TREE, DraftTree, IntArray, chain, depths, tree_from_lists
+from tests.fakes import make_request
+
+BUDGET = DraftBudget(8, 6)
+
+
+@dataclass
+class Recorder:
+    """Drafts one branch as long as it may, and first tokens for the rest of the room; keeps all that it is told."""
+
+    started: list[tuple[list[int], str, frozenset[str]]] = field(default_factory=list)
+    asked: list[tuple[list[int], DraftBudget]] = field(default_factory=list)
+    told: list[tuple[list[int], int, list[int], list[int]]] = field(default_factory=list)
+    last: StepResult | None = None
+    num_stops: int = 0
+
+    def start(self, request_id: str, prompt_ids: IntArray, namespace: str, names: frozenset[str]) -> None:
+        self.started.append((prompt_ids.tolist(), namespace, names))
+
+    def propose(self, request_id: str, context: IntArray, budget: DraftBudget) -> DraftTree:
+        self.asked.append((context.tolist(), budget))
+        depth = min(budget.max_nodes, budget.max_depth)
+        tokens = [5] * depth + [*range(6, 6 + budget.max_nodes - depth)]
+        return tree_from_lists(tokens, [*range(-1, depth - 1), *[-1] * (budget.max_nodes - depth)])
+
+    def update(self, request_id: str, step: StepResult) -> None:
+        self.last = step
+        self.told.append((step.context.tolist(), len(step.tree), list(step.nodes), list(step.token_ids)))
+
+    def stop(self, request_id: str) -> None:
+        self.num_stops += 1
+
+
+def session_of(
+    request: GenerationRequest, max_seq_len: int = 100, names: frozenset[str] = frozenset({"trie"})
+) -> tuple[Session, Recorder]:
+    recorder = Recorder()
+    return Session(request, cast(Drafter, recorder), names, BUDGET, max_seq_len), recorder
+
+
+def ended(whole: list[int], room: int, ends: frozenset[int], stops: tuple[tuple[int, ...], ...]) -> tuple[int, str]:
+    """The reference: token by token, how much of a text belongs to the output, and why it ends there."""
+    for length in range(1, len(whole) + 1):
+        if whole[length - 1] in ends:
+            return length, "end_token"
+        if any(tuple(whole[:length][-len(stop) :]) == stop for stop in stops):
+            return length, "stop_words"
+        if length == room:
+            return length, "length"
+    raise AssertionError("the text is longer than any output")
+
+
+@given(
+    st.lists(st.integers(0, 3), min_size=40, max_size=40),
+    st.lists(st.integers(1, 5), min_size=40, max_size=40),
+    st.integers(1, 40),
+    st.integers(4, 43),
+    st.sets(st.integers(3, 9), max_size=2),
+    st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4), max_size=2),
+)
+def test_outputs_end_at_the_same_token_however_many_come_at_once(
+    whole: list[int], sizes: list[int], max_new: int, max_seq_len: int, ends: set[int], stops: list[list[int]]
+) -> None:
+    prompt, end_ids, stop_sequences = [1, 2, 0], frozenset(ends), tuple(map(tuple, stops))
+    request = make_request(prompt, max_new, end_ids=end_ids, stop_sequences=stop_sequences)
+    length, reason = ended(whole, min(max_new, max_seq_len - 3), end_ids, stop_sequences)
+    session, recorder = session_of(request, max_seq_len)
+    sent: list[list[int]] = []
+    while not session.finished:
+        start = len(session.output_ids)
+        tree = session.propose()
+        assert len(tree) <= max_seq_len - 3 - start, "the sequence has no room for the drafts"
+        deepest = int(depths(tree).max(initial=0))
+        room = min(max_new, max_seq_len - 3) - start
+        assert deepest == min(BUDGET.max_depth, room - 1), "the target adds a token of its own"
+        tokens = whole[start : start + min(sizes.pop(0), deepest + 1)]
+        sent.append(tokens)
+        kept = session.advance(tree, StepOutcome(list(range(len(tokens) - 1)), tokens))
+        assert recorder.told[-1] == (prompt + whole[:start], len(tree), list(range(len(tokens) - 1)), kept)
+    assert session.output_ids == whole[:length]
+    assert session.context.tolist() == prompt + whole[:length]
+    assert session.finish_reason is not None
+    assert session.finish_reason.value == reason
+    assert sum(session.statistics.acceptance_lengths) == length
+    assert session.statistics.num_steps == len(session.statistics.acceptance_lengths) == len(sent)
+    last = min(len(sent[-1]) - 1, session.statistics.acceptance_lengths[-1])
+    assert session.statistics.num_accepted_tokens == sum(len(tokens) - 1 for tokens in sent[:-1]) + last
+    assert session.statistics.num_draft_tokens == sum(num for _, num, _, _ in recorder.told)
+    assert recorder.num_stops == 1
+
+
+def test_drafts_keep_to_the_budget_and_to_what_is_asked_for() -> None:
+    session, recorder = session_of(make_request([1, 2], 50, namespace="tenant"))
+    assert [len(session.propose(max_nodes)) for max_nodes in (None, 3, 30)] == [8, 3, 8]
+    assert len(session.propose(max_nodes=0)) == 0
+    assert {budget.max_depth for _, budget in recorder.asked} == {BUDGET.max_depth}
+    assert recorder.started == [([1, 2], "tenant", frozenset({"trie"}))]
+
+
+def test_without_sources_nobody_is_asked_or_told() -> None:
+    session, recorder = session_of(make_request([1, 2], 2), names=frozenset())
+    assert session.propose() is EMPTY_TREE
+    session.advance(EMPTY_TREE, StepOutcome([], [4]))
+    session.advance(EMPTY_TREE, StepOutcome([], [4]))
+    session.close()
+    assert recorder == Recorder()
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_cancelling_ends_what_has_not_ended(finished: bool) -> None:
+    session, recorder = session_of(make_request([1, 2], 1 if finished else 2))
+    session.advance(EMPTY_TREE, StepOutcome([], [4]))
+    session.cancel()
+    assert session.finish_reason is (FinishReason.LENGTH if finished else FinishReason.CANCELLED)
+    assert recorder.num_stops >= 1
+
+
+def test_tokens_of_plain_passes_are_a_step_each() -> None:
+    session, _ = session_of(make_request([1], 20))
+    assert session.statistics.mean_acceptance_length == 0.0
+    session.advance(EMPTY_TREE, StepOutcome([], [4, 5, 6], num_steps=3))
+    first = session.statistics.time_to_first_token_s
+    session.advance(chain([7, 8]), outcome_of_tokens(chain([7, 8]), [7, 9]))
+    assert session.statistics.acceptance_lengths == [1, 1, 1, 2]
+    assert session.statistics.num_steps == 4
+    assert session.statistics.mean_acceptance_length == 5 / 4
+    assert session.statistics.num_accepted_tokens == 1
+    assert 0 < first == session.statistics.time_to_first_token_s < session.statistics.total_seconds < 600
+    assert 0 < session.statistics.draft_seconds < 600
+
+
+def test_the_last_of_the_tokens_told_is_the_targets_own_whatever_was_drafted() -> None:
+    assert outcome_of_tokens(chain([7, 8]), [7, 8]).nodes == [0]
+    assert outcome_of_tokens(chain([7, 8]), [7, 8, 8]).nodes == [0, 1]
+
+
+def test_sources_see_what_the_target_said_beside_its_tokens() -> None:
+    session, recorder = session_of(make_request([1], 20))
+    choices, ids, probs = np.asarray([4], np.int32), np.asarray([[4, 5]], np.int32), np.asarray([[0.5, 0.2]])
+    session.advance(EMPTY_TREE, StepOutcome([], [4], choices, ids, probs))
+    assert recorder.last is not None
+    assert (recorder.last.choices, recorder.last.top_ids, recorder.last.top_probs) == (choices, ids, probs)
+
+
+def test_what_will_be_emitted_is_part_of_the_context_to_come() -> None:
+    session, _ = session_of(make_request([1, 2], 20))
+    np.testing.assert_array_equal(session.context_with([3, 4]), [1, 2, 3, 4])
+    np.testing.assert_array_equal(session.context_with([]), [1, 2])
