@@ -12,10 +12,13 @@ from hypothesis import strategies as st
 from pipeline.bench.measure import MeasureOptions
 from pipeline.bench.verify import (
     Comparison,
+    compare,
     first_difference,
     is_lossless,
     near_tie_threshold,
     scores_after,
+    verdict_sentence,
+    verdict_table,
     verify_in_process,
 )
 from pipeline.bench.workload import NamedPrompt, Prompt
@@ -31,7 +34,9 @@ PROMPTS = [NamedPrompt(f"p{i}", np.asarray([i + 1, i + 2, 3], np.int32), Prompt(
 def run(engine: TableEngine, dtype: Dtype = "float32") -> list[Comparison]:
     reference, trie = contender_over(engine, "none"), contender_over(engine, "trie")
     options = MeasureOptions(max_new_tokens=24)
-    comparisons, references = verify_in_process(engine, dtype, reference, [trie], PROMPTS, options)
+    told: list[Comparison] = []
+    comparisons, references = verify_in_process(engine, dtype, reference, [trie], PROMPTS, options, told.append)
+    assert told == comparisons
     assert set(references) == {(prompt.prompt_id, how) for prompt in PROMPTS for how in ("greedy", "seeded")}
     assert not engine.held
     return comparisons
@@ -69,6 +74,37 @@ def test_in_16_bit_a_near_tie_is_forgiven_and_in_32_bit_it_is_not() -> None:
 
 def test_in_16_bit_a_fault_is_still_a_fault() -> None:
     assert not is_lossless(run(LyingEngine(error=100.0), "bfloat16"))
+
+
+@pytest.mark.parametrize(
+    ("found", "said"), [([5, 6], "the end instead of token 7"), ([5, 6, 7, 8], "token 8 instead of the end")]
+)
+def test_an_output_of_another_length_is_a_fault_in_any_number_of_bits(found: list[int], said: str) -> None:
+    comparison = compare(
+        TableEngine(), "bfloat16", make_request(), [5, 6, 7], found, prompt_id="p", strategy="trie", where="alone"
+    )
+    assert comparison.verdict == "different"
+    assert (comparison.gap, comparison.threshold) == (None, None)
+    position = min(3, len(found))
+    assert verdict_sentence(comparison) == f"p, trie, greedy, alone: output {position} is {said}; a fault."
+
+
+def test_the_table_counts_every_verdict_where_it_fell() -> None:
+    comparisons = [
+        Comparison(f"p{number}", "trie", "greedy", where, verdict, 10, 3, 1, 2, 0.25, 0.5)
+        for number, (where, verdict) in enumerate(
+            [("alone", "identical"), ("alone", "near_tie"), ("alone", "identical"), ("batch", "different")]
+        )
+    ]
+    columns, rows = verdict_table(comparisons)
+    assert columns[3:] == ("outputs", "tokens", "identical", "near-ties", "different")
+    assert rows == [
+        ("trie", "greedy", "alone", "3", "30", "2", "1", "0"),
+        ("trie", "greedy", "batch", "1", "10", "0", "0", "1"),
+    ]
+    ends = "output 3 is token 2 instead of token 1; their scores lie within 0.25 logits, rounding explains up to 0.5: "
+    assert verdict_sentence(comparisons[1]).endswith(f"{ends}a near-tie.")
+    assert verdict_sentence(comparisons[3]).endswith(f"{ends}a fault.")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -67,6 +68,33 @@ def test_a_window_is_sent_whole_or_not_at_all() -> None:
     for planner in (FixedPlanner(), AdaptivePlanner(FLAT)):
         trees = planner.plan([item(0.9, 0.8), window], 2 + 2)
         assert [(len(tree), tree.num_fixed) for tree in trees] == [(2, 0), (0, 0)]
+
+
+@given(plan_items(), st.lists(st.integers(0, 3), min_size=3, max_size=3), st.integers(0, 12))
+def test_fixed_fills_the_room_with_windows_first_and_nothing_below_one_that_is_left_out(
+    items: list[PlanItem], windows: list[int], room: int
+) -> None:
+    items = [
+        it._replace(tree=replace(it.tree, num_fixed=min(n, len(it.tree))))
+        for it, n in zip(items, windows, strict=False)
+    ]
+    free, kept = room, []
+    for it in items:
+        kept.append(it.tree.num_fixed <= free)
+        free -= it.tree.num_fixed if kept[-1] else 0
+    sendable = 0
+    for it, keep in zip(items, kept, strict=True):
+        hidden = set() if keep else set(range(it.tree.num_fixed))
+        for node in range(it.tree.num_fixed, len(it.tree)):
+            hidden |= {node} if it.tree.parents[node] in hidden else set()
+        sendable += len(it.tree) - len(hidden)
+
+    trees = FixedPlanner().plan(items, len(items) + room)
+
+    assert sum(map(len, trees)) == min(room, sendable)
+    for tree, it, keep in zip(trees, items, kept, strict=True):
+        check_tree(tree)
+        assert tree.num_fixed == (it.tree.num_fixed if keep else 0)
 
 
 def test_a_window_that_does_not_pay_is_dropped() -> None:
