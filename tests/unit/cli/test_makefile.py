@@ -47,3 +47,17 @@ def test_constraints_pin_every_declared_dependency() -> None:
     declared = {name.lower() for name in re.findall(r'^\s+"([A-Za-z0-9-]+)', block, flags=re.MULTILINE)}
     assert declared - pinned == set()
     assert "torch" in declared
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+@pytest.mark.parametrize(
+    ("words", "called"),
+    [
+        (["clean"], "clean"),
+        (["clean", "MODEL=llama2-7b"], 'clean --model "llama2-7b"'),
+        (["engine", "MODEL=/a b/c"], 'engine --model "/a b/c" --profile "latency"'),
+    ],
+)
+def test_what_is_called(words: list[str], called: str) -> None:
+    done = subprocess.run(["make", "-n", *words], cwd=HOME, capture_output=True, text=True, timeout=30)
+    assert done.stdout.splitlines()[-1].split("/bin/lookahead ")[1].strip() == called

@@ -18,10 +18,10 @@ from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine import artifact as artifact_room
 from pipeline.engine import fingerprint as fingerprint_room
-from pipeline.engine.artifact import artifact_dir, load_artifact
+from pipeline.engine.artifact import artifact_dir, build_lock, load_artifact
 from pipeline.engine.build import build_engine
 from pipeline.engine.plan import engine_plan
-from pipeline.engine.removal import removable, remove
+from pipeline.engine.removal import removable, remove, require_unused
 from pipeline.engine.torch import build as torch_build
 from pipeline.errors import BuildError, CheckpointError
 
@@ -285,6 +285,20 @@ def test_clean_finds_engines_and_leftovers_only(built: Path, where: Places) -> N
         removable(where, "other", cache=False)
     remove(removable(where, "tiny-random-llama", cache=False))
     assert {path.name for path in built.parent.iterdir()} == {"notes"}
+
+
+def test_clean_leaves_what_is_served_or_being_built(built: Path, where: Places) -> None:
+    folders = removable(where, None, cache=True)
+    require_unused(where, folders, None)
+    require_unused(where, folders, where.engines / "another" / "latency" / "repository")
+    with pytest.raises(BuildError, match=r"latency is being served\. Stop"):
+        require_unused(where, folders, built / "repository")
+    with (
+        build_lock(where, "tiny-random-llama", pytest.fail),
+        pytest.raises(BuildError, match="An engine of tiny-random-llama is being built"),
+    ):
+        require_unused(where, folders, None)
+    require_unused(where, folders, None)
 
 
 def test_what_the_machine_lacks_is_told_before_a_download(where: Places, monkeypatch: pytest.MonkeyPatch) -> None:
