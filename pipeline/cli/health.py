@@ -89,9 +89,11 @@ def _hardware() -> Iterator[Finding]:
 def _room(where: Places) -> Iterator[Finding]:
     import psutil
 
-    memory = psutil.virtual_memory()
-    found = f"{gigabytes(memory.available)} of {gigabytes(memory.total)} available"
-    enough = memory.available >= 4e9
+    from pipeline.engine.memory import available_bytes
+
+    available = available_bytes()
+    found = f"{gigabytes(available)} of {gigabytes(psutil.virtual_memory().total)} available"
+    enough = available >= 4e9
     yield Finding(
         "memory",
         "ok" if enough else "fail",

@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import psutil
 
 from pipeline.checkpoint.disk import gigabytes
 from pipeline.errors import UserError
 
+# Limit and use of a container's memory: control groups of version 2, then 1.
+_LIMITS = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
+
+
+def available_bytes(groups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Memory that can be had without swapping: this machine's, or what the limit of the container leaves of it."""
+    left = min(_left(groups / limit, groups / use) for limit, use in _LIMITS)
+    return int(min(left, psutil.virtual_memory().available))
+
+
+def _left(limit: Path, use: Path) -> float:
+    """What a limit leaves, files in the cache counted as free; infinite without one."""
+    try:
+        counters = dict(line.split() for line in limit.with_name("memory.stat").read_text().splitlines())
+        cached = sum(int(counters.get(f"total_{name}", counters[name])) for name in ("inactive_file", "active_file"))
+        return max(0.0, float(limit.read_text()) - float(use.read_text()) + cached)
+    except (OSError, ValueError, KeyError):  # "max", or no such group
+        return float("inf")
+
 
 def require_memory(num_bytes: int, purpose: str, remedy: str, error: type[UserError]) -> None:
     """Raises `error` if less than num_bytes is available."""
-    available = psutil.virtual_memory().available
+    available = available_bytes()
     if num_bytes > available:
         raise error(
             f"{purpose} needs about {gigabytes(num_bytes)} of memory; {gigabytes(available)} are available. {remedy}"

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import psutil
 import torch
 
 from pipeline.checkpoint.disk import gigabytes
 from pipeline.decoding.tree import IntArray
+from pipeline.engine.memory import available_bytes
 from pipeline.errors import BuildError, BusyError
 
 
@@ -40,7 +40,7 @@ class Slot:
 def _available_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return int(psutil.virtual_memory().available)
+    return available_bytes()
 
 
 @dataclass(slots=True)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
-import psutil
 import pytest
 
+from pipeline.engine import memory
 from pipeline.engine.tensorrt_llm import build
 from pipeline.engine.tensorrt_llm.plan import plan_for
 from pipeline.errors import BuildError
@@ -23,7 +21,7 @@ def ready(monkeypatch):
 def test_too_little_host_memory_is_refused(ready, monkeypatch, tmp_path):
     needed = plan_for(trt_config()).estimate.host_bytes
     for available, refused in ((needed - 1, True), (needed, False)):
-        monkeypatch.setattr(psutil, "virtual_memory", lambda available=available: SimpleNamespace(available=available))
+        monkeypatch.setattr(memory, "available_bytes", lambda available=available: available)
         if refused:
             with pytest.raises(BuildError, match=r"needs about .* GB of memory"):
                 build.require_resources(trt_config(), tmp_path)
@@ -34,7 +32,7 @@ def test_too_little_host_memory_is_refused(ready, monkeypatch, tmp_path):
 def test_too_little_disk_is_refused(ready, monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr(build, "require_space", lambda folder, size, *rest: asked.append((folder, size)))
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1 << 50))
+    monkeypatch.setattr(memory, "available_bytes", lambda: 1 << 50)
     build.require_resources(trt_config(), tmp_path)
     assert asked == [(tmp_path, plan_for(trt_config()).estimate.disk_bytes)]
 
