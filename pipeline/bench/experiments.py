@@ -8,13 +8,13 @@ follows the window's guesses.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 
 from pipeline.bench.known_outputs import ALL_TASKS, ReplayRow
 from pipeline.bench.replay import replay
-from pipeline.config.schema import LookaheadConfig, TrieDraftConfig, WindowDraftConfig
+from pipeline.config.schema import LookaheadConfig, Retrieval, TrieDraftConfig, WindowDraftConfig
 from pipeline.decoding.drafter import Drafter
 from pipeline.decoding.planner import FixedPlanner
 from pipeline.decoding.request import GenerationRequest
@@ -26,7 +26,6 @@ from pipeline.engine.scheduler import Scheduler
 from pipeline.engine.submission import Submission
 from pipeline.errors import UserError
 
-Retrieval = Literal["hierarchical", "parallel", "single"]
 RETRIEVALS: tuple[Retrieval, ...] = get_args(Retrieval)
 
 Row = dict[str, Any]

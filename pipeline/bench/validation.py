@@ -19,10 +19,10 @@ from typing import Literal
 
 from pipeline.config.places import Places
 from pipeline.config.schema import Backend
+from pipeline.engine.builder import Note
 from pipeline.files import log_tail
 
 Outcome = Literal["passed", "failed", "skipped"]
-Note = Callable[[str], None]
 
 TAIL_LINES = 30
 FREE_PORTS = tuple(f"server.{name}_port=0" for name in ("http", "grpc", "metrics"))

@@ -14,6 +14,7 @@ Backend = Literal["torch", "tensorrt_llm"]
 Device = Literal["cpu", "cuda"]
 Strategy = Literal["none", "lookahead", "trie", "hybrid", "auto"]
 Dtype = Literal["float32", "float16", "bfloat16"]
+Retrieval = Literal["hierarchical", "parallel", "single"]
 
 
 class Frozen(BaseModel):
@@ -184,7 +185,7 @@ class TrieDraftConfig(Frozen):
     """Drafts from the trie of prompts and past outputs (arXiv 2312.12728)."""
 
     kind: Literal["trie"] = "trie"
-    retrieval: Literal["hierarchical", "parallel", "single"] = Field(
+    retrieval: Retrieval = Field(
         "hierarchical", description="Merged branches with shared prefixes, separate branches, or the best branch alone."
     )
     branch_length: int = Field(12, ge=1, le=64, description="Longest drafted path; tokens stored per branch.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from pipeline.config.schema import ResolvedConfig
 from pipeline.decoding.create import create_drafter
 from pipeline.decoding.sources.trie import TrieSource
 from pipeline.engine.artifact import Artifact, artifact_dir
+from pipeline.engine.builder import Note
 from pipeline.engine.memory import require_memory
 from pipeline.errors import ServerError
 from pipeline.repository.render import REPOSITORY, ModelRepository, render, repository_dir
@@ -32,8 +32,6 @@ RUN = ".run"
 # The engine in memory is about its weights; packed copies of the layers, buffers and the other models come on top.
 _MEMORY_FACTOR = 1.6
 _OTHER_BYTES = 900 << 20
-
-Note = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)

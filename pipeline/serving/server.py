@@ -12,7 +12,7 @@ import secrets
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from pydantic import Field, ValidationError
 
 from pipeline.config.places import Places
 from pipeline.config.schema import Frozen, ServerConfig
+from pipeline.engine.builder import Note
 from pipeline.errors import ServerError
 from pipeline.files import log_tail, write_whole
 from pipeline.serving import gate
@@ -44,8 +45,6 @@ from pipeline.serving.ports import choose_ports
 STATE, SPEC, LOCK, BACKENDS = "server.json", "guard.json", ".lock", "backends"
 # Free ports are not reserved; another process may take one before the server does.
 _PORT_ATTEMPTS = 3
-
-Note = Callable[[str], None]
 
 
 class ServerState(Frozen):

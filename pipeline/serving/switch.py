@@ -7,7 +7,7 @@ room for a second one. If the new server does not come up, the old one is starte
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,13 +17,11 @@ from pipeline.config.places import Places
 from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.artifact import artifact_dir, load_artifact
-from pipeline.engine.builder import conflicts_with_backend
+from pipeline.engine.builder import Note, conflicts_with_backend
 from pipeline.errors import ServerError
 from pipeline.repository.render import ModelRepository, check_repository
 from pipeline.serving.road import Served, launch
 from pipeline.serving.server import RunningServer, ServerState, find_server, stop_server
-
-Note = Callable[[str], None]
 
 
 def running_served(places: Places, folder: Path) -> Served:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from pipeline.config.places import Places
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.artifact import Artifact
 from pipeline.engine.build import BuildResult, build_engine
+from pipeline.engine.builder import Note
 from pipeline.engine.cost_curve import load_cost_curve, save_cost_curve
 from pipeline.tuning.cost_curve import grid_for, measure
-
-Note = Callable[[str], None]
 
 
 def planned_engine(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 
+from pipeline.config.schema import Retrieval
 from pipeline.decoding.tree import DraftTree, FloatArray, IntArray
 from pipeline.decoding.trie.estimate import MATCH_CLASSES, NUM_CLASSES
 from pipeline.decoding.trie.growth import grow_tree
@@ -14,7 +13,6 @@ from pipeline.decoding.trie.learning import learn_tokens
 from pipeline.decoding.trie.structure import Trie
 from pipeline.decoding.trie.workspace import NUM_TRIES, new_workspace
 
-Retrieval = Literal["hierarchical", "parallel", "single"]
 UNLIMITED = 1 << 30
 # How many children the root and the other nodes of a draft tree may have.
 FANS: dict[Retrieval, tuple[int, int]] = {
