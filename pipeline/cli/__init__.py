@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import sys
@@ -26,12 +25,6 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         build_app()(args=None if arguments is None else list(arguments), prog_name="lookahead")
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        where = f" ({error.filename})" if error.filename else ""
-        print(f"error: A disk is full{where}: free some of it, and run the command again.", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

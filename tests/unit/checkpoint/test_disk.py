@@ -85,7 +85,7 @@ def test_a_full_disk_ends_a_command_with_exit_code_2(
     with pytest.raises(SystemExit) as left:
         cli.main([])
     assert left.value.code == 2
-    assert capsys.readouterr().err.startswith("error: A disk is full")
+    assert capsys.readouterr().err.startswith("error: No space left on device")
 
 
 def test_hashes_that_cannot_be_stored_only_cost_time(tmp_path: Path) -> None:
