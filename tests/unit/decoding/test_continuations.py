@@ -112,3 +112,16 @@ def test_one_namespace_never_finds_what_another_has_stored() -> None:
     store(table, namespace_key("other"), ints(1, 2), ints(3), np.ones(1, np.float32))
     assert found(table, [1, 2], 1) is None
     assert found(table, [1, 2], 2) is None
+
+
+def test_a_row_that_another_text_takes_over_keeps_nothing_of_the_first() -> None:
+    """All keys of a table of one row collide: what one namespace has stored must not come up in another's."""
+    table = empty_table(1, 1, 3)
+    context = np.asarray([1], np.int32)
+    first, second = namespace_key("first"), namespace_key("second")
+    store(table, first, context, np.asarray([5, 6, 7], np.int32), np.asarray([0.5, 0.3, 0.2], np.float32))
+    for _ in range(2):  # the second time it adds to its own
+        store(table, second, context, np.asarray([8, -1, -1], np.int32), np.asarray([0.1, 0.0, 0.0], np.float32))
+        assert table.ids[0, 0].tolist() == [8, -1, -1]
+        assert table.probs[0, 0, 0] == pytest.approx(0.1)
+    assert table.keys[0, 0] == extend_key(second, 1)
