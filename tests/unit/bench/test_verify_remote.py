@@ -85,15 +85,14 @@ def test_a_difference_is_judged_by_scores(monkeypatch, other, verdict):
 
 
 def test_strategies_are_those_of_the_engine():
-    assert remote_strategies(trt_config("llama2-13b", "latency", ".speculation=both"), None) == [
-        "none",
-        "lookahead",
-        "trie",
-    ]
+    both = trt_config("llama2-13b", "latency", ".speculation=both")
+    assert remote_strategies(both, None) == ["none", "lookahead", "trie"]
+    assert remote_strategies(both, ["trie"]) == ["none", "trie"]
+    assert remote_strategies(both, ["trie", "none", "lookahead"]) == ["none", "trie", "lookahead"]
     trie = trt_config("llama2-13b", "latency", ".speculation=trie")
     assert remote_strategies(trie, None) == ["none", "trie"]
     with pytest.raises(UserError, match="no strategy 'lookahead' on this engine; it offers none, trie"):
-        remote_strategies(trie, ["lookahead"])
+        remote_strategies(trie, ["trie", "lookahead"])
     with pytest.raises(UserError, match="speculation=both"):
         remote_strategies(trt_config("llama2-13b", "throughput"), None)
 
