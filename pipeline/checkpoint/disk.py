@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import tempfile
@@ -80,6 +81,20 @@ def whole_folder(target: Path) -> Iterator[Path]:
         raise UserError(f"The disk of {target} is full. {_ELSEWHERE}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """One process at a time makes something in this folder; what a killed one left there is removed."""
+    make_folder(folder)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        for leftover in folder.glob(f"{PARTIAL}*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        yield
+    finally:
+        os.close(handle)
 
 
 def is_full(error: Exception) -> bool:

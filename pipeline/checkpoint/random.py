@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from pipeline.checkpoint.architectures import check_architecture
 from pipeline.checkpoint.byte_tokenizer import byte_tokenizer
 from pipeline.checkpoint.checkpoint import Checkpoint
-from pipeline.checkpoint.disk import require_space, whole_folder
+from pipeline.checkpoint.disk import alone_in, require_space, whole_folder
 from pipeline.checkpoint.local import open_folder
 from pipeline.checkpoint.model_config import loading_errors, reason
 from pipeline.config.faults import did_you_mean
@@ -44,8 +44,10 @@ def make_random(source: RandomCheckpoint, architecture: str, num_parameters: int
     folder = cache_dir / "random" / content_hash[:16]
     if not (folder / "config.json").is_file():
         require_space(folder, 4 * num_parameters, "Making a random checkpoint", CheckpointError)
-        with whole_folder(folder) as partial:
-            _write(source, architecture, partial)
+        with alone_in(folder.parent):
+            if not (folder / "config.json").is_file():  # nor made while this process waited
+                with whole_folder(folder) as partial:
+                    _write(source, architecture, partial)
     return open_folder(folder, architecture, cache_dir, content_hash)
 
 

