@@ -266,7 +266,7 @@ class SchedulingConfig(Frozen):
 class ServerConfig(Frozen):
     """Where the server listens. Port 0 takes a free one."""
 
-    host: str = Field("127.0.0.1", description="Address to listen on.")
+    host: str = Field("127.0.0.1", description="IPv4 address to listen on; 0.0.0.0 for all.")
     http_port: int = Field(8000, ge=0, le=65535)
     grpc_port: int = Field(8001, ge=0, le=65535)
     metrics_port: int = Field(8002, ge=0, le=65535)

@@ -297,9 +297,9 @@ def test_free_ports_differ_and_taken_or_equal_ones_are_named():
         choose_ports(ServerConfig(http_port=8001))
 
 
-@pytest.mark.parametrize("host", ["no.host.invalid", "192.0.2.1", "::1"])
+@pytest.mark.parametrize("host", ["localhost", "no.host.invalid", "192.0.2.1", "::1"])
 def test_a_host_that_is_not_this_machine_is_refused_as_such(host):
-    with pytest.raises(ServerError, match=f"server.host is {host}, where this machine cannot listen"):
+    with pytest.raises(ServerError, match=f"server.host is {host}, where the server cannot listen"):
         choose_ports(ServerConfig(host=host, http_port=0, grpc_port=0, metrics_port=0))
 
 
