@@ -21,7 +21,7 @@ from pipeline.decoding.cost import CostPoint
 from pipeline.engine.artifact import Artifact
 from pipeline.engine.cost_curve import CostRow, save_cost_curve
 from pipeline.errors import UserError
-from pipeline.serving.target import TargetTraits, traits_of
+from pipeline.served.target import TargetTraits, traits_of
 from pipeline.tuning.cost_curve import grid_for
 from pipeline.tuning.cost_curve import measure as measure_cost_curve
 

@@ -12,7 +12,7 @@ from pipeline.decoding.strategy import STRATEGIES, source_names
 from pipeline.engine.artifact import Artifact
 from pipeline.engine.torch.load import LoadedEngine, create_scheduler, load_engine
 from pipeline.errors import UserError
-from pipeline.serving.text_codec import TextCodec, load_codec
+from pipeline.served.text_codec import TextCodec, load_codec
 
 BASELINE = "none"
 

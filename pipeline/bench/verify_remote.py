@@ -22,8 +22,8 @@ from pipeline.decoding.request import SamplingParams
 from pipeline.decoding.strategy import STRATEGIES
 from pipeline.engine.contract import Engine
 from pipeline.errors import UserError
-from pipeline.serving.routing import offered
-from pipeline.serving.target import traits_of
+from pipeline.served.routing import offered
+from pipeline.served.target import traits_of
 
 # Gives the engine that judges differences, and the type in which the other one computes.
 Judge = Callable[[], tuple[Engine, Dtype]]

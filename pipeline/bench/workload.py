@@ -19,7 +19,7 @@ from pipeline.bench.results import OVERALL
 from pipeline.decoding.request import as_token_ids
 from pipeline.decoding.tree import IntArray
 from pipeline.errors import RequestError, UserError
-from pipeline.serving.text_codec import check_text
+from pipeline.served.text_codec import check_text
 
 Turns = Literal["first", "all"]
 # A dozen short prompts for `lookahead verify`: several scripts, code, repetition.

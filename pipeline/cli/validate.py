@@ -142,8 +142,8 @@ def _first_gpu() -> Gpu:
 def _strategies(resolved: ResolvedConfig) -> tuple[str, ...]:
     """What verify and bench compare: all that the engine and the profile's draft sources have, "none" first."""
     from pipeline.decoding.strategy import STRATEGIES, source_names
-    from pipeline.serving.routing import offered
-    from pipeline.serving.target import traits_of
+    from pipeline.served.routing import offered
+    from pipeline.served.target import traits_of
 
     sources = [source.kind for source in resolved.profile.drafting.sources]
     there = [name for name in STRATEGIES if name in offered(traits_of(resolved)) and name != "none"]

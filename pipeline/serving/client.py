@@ -20,9 +20,9 @@ from tritonclient.utils import InferenceServerException
 
 from pipeline.errors import RequestError, ServerError
 from pipeline.repository.names import FRONT_MODEL
+from pipeline.served.tensors import Array
+from pipeline.served.text_codec import check_text
 from pipeline.serving.proxies import is_behind_proxy
-from pipeline.serving.tensors import Array
-from pipeline.serving.text_codec import check_text
 
 _FLOATS = frozenset({"temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"})
 _SEEDS = range(1 << 64)

@@ -25,7 +25,7 @@ from pipeline.config.schema import Frozen, ServerConfig
 from pipeline.engine.builder import Note
 from pipeline.errors import ServerError
 from pipeline.files import log_tail, write_whole
-from pipeline.serving import gate
+from pipeline.served import gate
 from pipeline.serving.command import VERBOSE_LOG, MakeCommand, single_process
 from pipeline.serving.failure import explain_failure, is_port_conflict
 from pipeline.serving.guard import (

@@ -27,13 +27,13 @@ from pipeline.engine.submission import Submission
 from pipeline.engine.torch.load import create_scheduler
 from pipeline.errors import RequestError, ServerError
 from pipeline.repository.names import FRONT_MODEL
+from pipeline.served.text_codec import load_codec
+from pipeline.served.text_request import text_request
 from pipeline.serving.client import Completion, Protocol, TextQuery, complete, stream_text
 from pipeline.serving.figures import read_metrics
 from pipeline.serving.guard import MARK, model_processes, shm_files
 from pipeline.serving.road import Served, launch, prepare
 from pipeline.serving.server import RunningServer, ServerState, find_server, is_ready, stop_server
-from pipeline.serving.text_codec import load_codec
-from pipeline.serving.text_request import text_request
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 

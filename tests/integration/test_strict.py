@@ -26,12 +26,12 @@ from pipeline.engine.tensorrt_llm.instance import LOOKAHEAD_MODEL, TARGET_MODEL
 from pipeline.engine.torch.load import create_scheduler
 from pipeline.errors import RequestError
 from pipeline.repository import model_config
+from pipeline.served.strict import strict_profile
+from pipeline.served.text_codec import TextCodec, load_codec
+from pipeline.served.text_request import text_request
 from pipeline.serving.client import Completion, TextQuery, complete, stream_text
 from pipeline.serving.road import Served, launch, prepare
 from pipeline.serving.server import RunningServer
-from pipeline.serving.strict import strict_profile
-from pipeline.serving.text_codec import TextCodec, load_codec
-from pipeline.serving.text_request import text_request
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 

@@ -17,12 +17,12 @@ import triton_python_backend_utils as pb_utils
 
 from pipeline.engine.tensorrt_llm.instance import LOOKAHEAD_MODEL, TARGET_MODEL
 from pipeline.errors import UserError
-from pipeline.serving.bls import load_bls
-from pipeline.serving.gate import Gate
-from pipeline.serving.metrics import Metrics
-from pipeline.serving.target import REQUIRED_OUTPUTS
-from pipeline.serving.tensors import Array, Tensors
-from pipeline.serving.triton import (
+from pipeline.served.bls import load_bls
+from pipeline.served.gate import Gate
+from pipeline.served.metrics import Metrics
+from pipeline.served.target import REQUIRED_OUTPUTS
+from pipeline.served.tensors import Array, Tensors
+from pipeline.served.triton import (
     CallResponses,
     Client,
     error_response,
@@ -37,7 +37,7 @@ CANCELLATION_CHECK_S = 0.1
 
 
 class TritonTarget:
-    """A model such as `tensorrt_llm` of this server, as a `pipeline.serving.target.Target`."""
+    """A model such as `tensorrt_llm` of this server, as a `pipeline.served.target.Target`."""
 
     def __init__(self, model: str, kept: CallResponses) -> None:
         self._model = model

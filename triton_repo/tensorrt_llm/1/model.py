@@ -24,12 +24,12 @@ from pipeline.engine.submission import StepEvent, Submission
 from pipeline.engine.tensorrt_llm.speculation import Mode
 from pipeline.engine.torch.load import create_scheduler, load_rank
 from pipeline.errors import RequestError, UserError
-from pipeline.serving.engine_answers import EngineCall
-from pipeline.serving.engine_calls import engine_call, rows_of
-from pipeline.serving.reuse_metrics import ReuseMetrics
-from pipeline.serving.strict import require_outputs, strict_call, strict_engine, strict_profile
-from pipeline.serving.tensors import Tensors, flag
-from pipeline.serving.triton import Client, error_response, is_decoupled, parameter, tensors_of
+from pipeline.served.engine_answers import EngineCall
+from pipeline.served.engine_calls import engine_call, rows_of
+from pipeline.served.reuse_metrics import ReuseMetrics
+from pipeline.served.strict import require_outputs, strict_call, strict_engine, strict_profile
+from pipeline.served.tensors import Tensors, flag
+from pipeline.served.triton import Client, error_response, is_decoupled, parameter, tensors_of
 
 METRICS_PERIOD_S = 1.0
 
