@@ -1,7 +1,7 @@
 """The contract of a draft source: something that guesses how a sequence goes on, and learns from what came.
 
 A source never decides a token, it only costs or saves time. A new source is one file here, one config type in
-`pipeline.config.schema`, one line in `pipeline.decoding.sources.create_source`, and its tests.
+`pipeline.config.schema.drafting`, one line in `pipeline.decoding.sources.create_source`, and its tests.
 """
 
 from __future__ import annotations

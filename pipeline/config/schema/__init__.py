@@ -1,0 +1,61 @@
+"""Which settings exist: the typed form of a model file, a profile file, and of the two together.
+
+Every value is frozen, unknown keys are refused, and each field carries its meaning and bounds. `loading` reads YAML
+into these types, `resolution` combines a model with a profile and settles every "auto".
+"""
+
+from pipeline.config.schema.base import Backend, Device, Dtype, Frozen, Retrieval, Strategy
+from pipeline.config.schema.checkpoint import (
+    CheckpointSource,
+    GgufCheckpoint,
+    HubCheckpoint,
+    LocalCheckpoint,
+    RandomCheckpoint,
+    WheelCheckpoint,
+)
+from pipeline.config.schema.drafting import (
+    DraftingConfig,
+    PromptDraftConfig,
+    RecyclingDraftConfig,
+    SourceConfig,
+    SuppliedDraftConfig,
+    TrieDraftConfig,
+    WindowDraftConfig,
+)
+from pipeline.config.schema.lookahead import LookaheadConfig
+from pipeline.config.schema.model import ModelConfig, ModelShape, Parallelism
+from pipeline.config.schema.profile import EngineConfig, ProfileConfig, SchedulingConfig, ServerConfig
+from pipeline.config.schema.resolved import ResolvedConfig
+from pipeline.config.schema.tensorrt_llm import TensorRTLLMConfig
+
+__all__ = [
+    "Backend",
+    "CheckpointSource",
+    "Device",
+    "DraftingConfig",
+    "Dtype",
+    "EngineConfig",
+    "Frozen",
+    "GgufCheckpoint",
+    "HubCheckpoint",
+    "LocalCheckpoint",
+    "LookaheadConfig",
+    "ModelConfig",
+    "ModelShape",
+    "Parallelism",
+    "ProfileConfig",
+    "PromptDraftConfig",
+    "RandomCheckpoint",
+    "RecyclingDraftConfig",
+    "ResolvedConfig",
+    "Retrieval",
+    "SchedulingConfig",
+    "ServerConfig",
+    "SourceConfig",
+    "Strategy",
+    "SuppliedDraftConfig",
+    "TensorRTLLMConfig",
+    "TrieDraftConfig",
+    "WheelCheckpoint",
+    "WindowDraftConfig",
+]

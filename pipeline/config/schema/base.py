@@ -1,0 +1,19 @@
+"""What all settings share: values that never change, and the words that many of them are."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+Backend = Literal["torch", "tensorrt_llm"]
+Device = Literal["cpu", "cuda"]
+Strategy = Literal["none", "lookahead", "trie", "hybrid", "auto"]
+Dtype = Literal["float32", "float16", "bfloat16"]
+Retrieval = Literal["hierarchical", "parallel", "single"]
+
+
+class Frozen(BaseModel):
+    """A value that never changes after validation and knows no unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())

@@ -1,0 +1,57 @@
+"""A model file: what is served."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from pipeline.config.schema.base import Dtype, Frozen
+from pipeline.config.schema.checkpoint import CheckpointSource
+from pipeline.config.schema.lookahead import LookaheadConfig
+
+
+class Parallelism(Frozen):
+    """Devices that one model instance is spread over."""
+
+    tensor: int = Field(1, ge=1, le=64, description="Tensor parallel ranks.")
+    pipeline: int = Field(1, ge=1, le=64, description="Pipeline parallel ranks.")
+
+
+class ModelShape(Frozen):
+    """The sizes that a checkpoint's config.json states, so that an engine is planned before anything is downloaded."""
+
+    hidden_size: int = Field(ge=1, description="Width of the residual stream.")
+    intermediate_size: int = Field(ge=1, description="Width inside a feed-forward block.")
+    num_layers: int = Field(ge=1, description="Transformer blocks.")
+    num_attention_heads: int = Field(ge=1, description="Query heads.")
+    num_key_value_heads: int = Field(ge=1, description="Key/value heads.")
+    head_size: int = Field(ge=1, description="Width of one head.")
+    vocab_size: int = Field(ge=1, description="Entries of the vocabulary.")
+    position_embedding: Literal["rope", "learned_absolute", "alibi"] = Field("rope", description="Kind of positions.")
+    sliding_window: int | None = Field(None, ge=1, description="Tokens that a layer attends to, where it is limited.")
+
+
+class ModelConfig(Frozen):
+    """What is served."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", description="Name on the command line; that of the file.")
+    description: str = Field("", description="One line for `lookahead models`.")
+    architecture: str = Field(description="Class name in the checkpoint's config.json, e.g. LlamaForCausalLM.")
+    checkpoint: CheckpointSource
+    dtype: Dtype = Field("float32", description="Type of weights and activations on the torch backend's CPU path.")
+    gpu_dtype: Dtype = Field("bfloat16", description="Type of weights and activations on a GPU.")
+    num_parameters: int = Field(ge=1, description="Parameters, for memory and disk estimates.")
+    max_position_embeddings: int = Field(ge=1, description="Longest context the model was made for.")
+    trust_remote_code: bool = Field(
+        False,
+        description="Let TensorRT-LLM's converters run Python code of the checkpoint. Nothing else ever runs it.",
+    )
+    chat_template: bool = Field(True, description="Whether the tokenizer brings a chat template that fits the model.")
+    shape: ModelShape | None = Field(
+        None, description="Sizes as in config.json; the TensorRT-LLM backend plans with them."
+    )
+    parallelism: Parallelism = Parallelism()
+    lookahead: dict[str, LookaheadConfig] = Field(
+        default_factory=dict, description="Tuned W, N, G per profile; 'default' serves the others."
+    )

@@ -1,0 +1,85 @@
+"""A profile file: how it is served."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from pipeline.config.schema.base import Frozen
+from pipeline.config.schema.drafting import DraftingConfig
+from pipeline.config.schema.tensorrt_llm import TensorRTLLMConfig
+
+
+class EngineConfig(Frozen):
+    """Sizes that an engine is built for."""
+
+    max_batch_size: int = Field(8, ge=1, le=4096, description="Sequences computed together.")
+    max_seq_len: int = Field(2048, ge=16, description="Prompt + output + drafts of one sequence.")
+    max_num_tokens: int = Field(2048, ge=1, description="Tokens of one pass over all sequences.")
+    max_draft_tokens: int = Field(64, ge=0, le=2048, description="Nodes of one draft tree; 0 builds without drafts.")
+    prefill_chunk: int = Field(512, ge=1, description="Prompt tokens of one sequence per pass.")
+    quantization: Literal["none", "int8"] = Field(
+        "none",
+        description="Weights of the torch engine. int8: linear layers, one scale per output channel, activations as "
+        "they are. TensorRT-LLM's own formats stand under tensorrt_llm.quantization.",
+    )
+    lookahead_parallel: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Processes of the torch backend that each hold the model and share every draft tree "
+        "(lookahead parallelism); for what runs in process: bench, verify, tune, experiments.",
+    )
+    strict_tensorrt_llm: bool = Field(
+        False,
+        description="Torch engine only: take, refuse and return exactly what the TensorRT-LLM engine that the section "
+        "tensorrt_llm describes would, for tests of what is built on top of it.",
+    )
+
+
+class SchedulingConfig(Frozen):
+    """How requests share the engine."""
+
+    max_queue_size: int = Field(128, ge=1, description="Requests that may wait; more are answered 'busy'.")
+    max_queue_delay_microseconds: int = Field(0, ge=0, description="How long Triton waits to fill a batch.")
+    bls_instances: int = Field(1, ge=1, le=64, description="Processes of the BLS model.")
+    tokenizer_instances: int = Field(1, ge=1, le=64, description="Processes each of pre- and postprocessing.")
+    decoupled: bool = Field(
+        True,
+        description="Answer a request in several responses, as streaming needs. false: one response each, for clients "
+        "that call infer; Triton refuses that call where this is true.",
+    )
+    stock_bls: bool = Field(
+        False,
+        description="Serve the BLS model a second time under its name in TensorRT-LLM's repository, tensorrt_llm_bls, "
+        "which returns the prompt as well unless it is asked not to: for TensorRT-LLM's own clients.",
+    )
+
+
+class ServerConfig(Frozen):
+    """Where the server listens. Port 0 takes a free one."""
+
+    host: str = Field("127.0.0.1", description="IPv4 address to listen on; 0.0.0.0 for all.")
+    http_port: int = Field(8000, ge=0, le=65535)
+    grpc_port: int = Field(8001, ge=0, le=65535)
+    metrics_port: int = Field(8002, ge=0, le=65535)
+    startup_timeout_s: float = Field(300.0, gt=0, description="How long to wait until the models are ready.")
+
+
+class ProfileConfig(Frozen):
+    """How it is served."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", description="Name on the command line; that of the file.")
+    description: str = Field("", description="One line for `lookahead profiles`.")
+    backend: Literal["auto", "torch", "tensorrt_llm"] = Field(
+        "auto", description="Engine backend. auto: tensorrt_llm where it is installed beside a fitting GPU, else torch."
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="Device of the torch backend. auto: cuda where torch finds one, else cpu."
+    )
+    engine: EngineConfig = EngineConfig()
+    drafting: DraftingConfig = DraftingConfig()
+    scheduling: SchedulingConfig = SchedulingConfig()
+    server: ServerConfig = ServerConfig()
+    tensorrt_llm: TensorRTLLMConfig = TensorRTLLMConfig()
