@@ -16,46 +16,23 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
 
 from pipeline.decoding.accept import accept
 from pipeline.decoding.drafter import Drafter
 from pipeline.decoding.planner import PlanItem, Planner
 from pipeline.decoding.request import FinishReason
-from pipeline.decoding.sampling import choose_token, needs_logits
-from pipeline.decoding.session import GenerationStatistics, Session, StepOutcome
+from pipeline.decoding.sampling import choose_token
+from pipeline.decoding.session import GenerationStatistics, StepOutcome
 from pipeline.decoding.sources.base import DraftBudget
-from pipeline.decoding.sources.supplied import SuppliedSource
-from pipeline.decoding.sources.window import WindowSource
-from pipeline.decoding.strategy import source_names
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree
 from pipeline.engine.admission import check_submission
-from pipeline.engine.contract import Engine, EngineSequence, NodeLogits, VerifyItem
-from pipeline.engine.inbox import HOLD_S, Inbox, Waiting
+from pipeline.engine.contract import Engine, NodeLogits, VerifyItem
+from pipeline.engine.inbox import HOLD_S, Inbox
+from pipeline.engine.running import Running, Starter
 from pipeline.engine.submission import GenerationResult, OnEvent, StepEvent, Submission
 from pipeline.errors import EngineError, RequestError
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(slots=True, eq=False)
-class _Running:
-    """A request with a place in the engine. continues: it goes on with one that has ended."""
-
-    submission: Submission
-    on_event: OnEvent
-    continues: bool
-    session: Session
-    sequence: EngineSequence
-    needs_logits: bool
-    top_k: int
-    num_steps: int = 0
-
-    def is_decoding(self, max_draft_tokens: int) -> bool:
-        """Whether there is no prompt to compute. What a step leaves to the next is at most its drafts and one more
-        token; where more is missing, the KV cache of the steps before is lost."""
-        return self.num_steps > 0 or (self.continues and len(self.sequence.pending) <= max_draft_tokens + 1)
 
 
 class Scheduler:
@@ -74,12 +51,9 @@ class Scheduler:
         self._engine = engine
         self._drafter = drafter
         self._planner = planner
-        self._source_names = frozenset(source.name for source in drafter.sources)
-        self._supplied = next((source for source in drafter.sources if isinstance(source, SuppliedSource)), None)
-        self._window = next((source for source in drafter.sources if isinstance(source, WindowSource)), None)
-        self._default_budget = default_budget
+        self._starter = Starter(engine, drafter, default_budget)
         self._prefill_chunk = prefill_chunk
-        self._running: list[_Running] = []
+        self._running: list[Running] = []
         self._inbox = Inbox(max_queue_size, engine.limits.max_batch_size)
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -217,7 +191,7 @@ class Scheduler:
             if entry is None:
                 return
             try:
-                self._running.append(self._begin(entry))
+                self._running.append(self._starter.start(entry))
             except Exception as error:  # whatever it is, the requester is told and the others go on
                 if not isinstance(error, RequestError):
                     logger.exception("request %s could not begin", entry.request_id)
@@ -225,40 +199,11 @@ class Scheduler:
                     self._inbox.forget(entry.request_id)
                 _tell(entry.on_event, _ended(entry.submission, None, error))
 
-    def _begin(self, entry: Waiting) -> _Running:
-        """Claim a place in the engine and start the draft sources. Leaves nothing behind if it raises."""
-        submission, request, limits = entry.submission, entry.submission.request, self._engine.limits
-        names = source_names(submission.strategy, self._source_names, submission.lookahead is not None)
-        budget = self._budget(submission, names)
-        with ExitStack() as stack:
-            sequence = self._engine.open(request.prompt_ids)
-            stack.callback(self._engine.release, sequence)
-            session = Session(request, self._drafter, names, budget, limits.max_seq_len)
-            stack.callback(session.close)
-            session.statistics.num_reused_tokens = sequence.num_reused_tokens
-            if self._supplied is not None and self._supplied.name in names:
-                self._supplied.supply(request.request_id, submission.supplied)
-                self._supplied.predict(request.request_id, submission.prediction)
-            if self._window is not None and self._window.name in names and submission.lookahead is not None:
-                self._window.configure(request.request_id, submission.lookahead)
-            top_k = self._drafter.needs_top_k(request.request_id) if names else 0
-            stack.pop_all()
-        return _Running(submission, entry.on_event, entry.continues, session, sequence, needs_logits(request), top_k)
-
-    def _budget(self, submission: Submission, names: frozenset[str]) -> DraftBudget:
-        """The submission's drafts per step, and at least what its window and candidates take: a window is verified
-        whole or not at all."""
-        budget = submission.budget or self._default_budget
-        nodes = budget.max_nodes
-        if self._window is not None and self._window.name in names and nodes > 0:
-            nodes = max(nodes, (submission.lookahead or self._window.limits).max_draft_len)
-        return DraftBudget(min(nodes, self._engine.limits.max_draft_tokens), budget.max_depth)
-
-    def _plan(self) -> list[tuple[_Running, VerifyItem]]:
+    def _plan(self) -> list[tuple[Running, VerifyItem]]:
         """Items of the next pass, within `max_num_tokens`: verify steps first, then prompt chunks, then drafts."""
         limits = self._engine.limits
         room = max_num_tokens = limits.max_num_tokens
-        chosen: list[_Running] = []
+        chosen: list[Running] = []
         items: list[PlanItem] = []
         for running in sorted(self._running, key=lambda running: not running.is_decoding(limits.max_draft_tokens)):
             num_pending = len(running.sequence.pending)
@@ -276,7 +221,7 @@ class Scheduler:
             for running, item, tree in zip(chosen, items, trees, strict=True)
         ]
 
-    def _advance(self, running: _Running, tree: DraftTree, logits: NodeLogits) -> None:
+    def _advance(self, running: Running, tree: DraftTree, logits: NodeLogits) -> None:
         request, session = running.submission.request, running.session
         choices = logits.choices
 
@@ -295,7 +240,7 @@ class Scheduler:
         else:
             _tell(running.on_event, StepEvent(request.request_id, emitted, session.statistics))
 
-    def _end(self, running: _Running, emitted: Iterable[int], error: Exception | None = None) -> None:
+    def _end(self, running: Running, emitted: Iterable[int], error: Exception | None = None) -> None:
         request_id = running.submission.request.request_id
         session = running.session
         session.close()

@@ -1,0 +1,77 @@
+"""A request with a place in the engine, and how it gets there."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from pipeline.decoding.drafter import Drafter
+from pipeline.decoding.sampling import needs_logits
+from pipeline.decoding.session import Session
+from pipeline.decoding.sources.base import DraftBudget
+from pipeline.decoding.sources.supplied import SuppliedSource
+from pipeline.decoding.sources.window import WindowSource
+from pipeline.decoding.strategy import source_names
+from pipeline.engine.contract import Engine, EngineSequence
+from pipeline.engine.inbox import Waiting
+from pipeline.engine.submission import OnEvent, Submission
+
+
+@dataclass(slots=True, eq=False)
+class Running:
+    """continues: it goes on with a request that has ended."""
+
+    submission: Submission
+    on_event: OnEvent
+    continues: bool
+    session: Session
+    sequence: EngineSequence
+    needs_logits: bool
+    top_k: int
+    num_steps: int = 0
+
+    def is_decoding(self, max_draft_tokens: int) -> bool:
+        """Whether there is no prompt to compute. What a step leaves to the next is at most its drafts and one more
+        token; where more is missing, the KV cache of the steps before is lost."""
+        return self.num_steps > 0 or (self.continues and len(self.sequence.pending) <= max_draft_tokens + 1)
+
+
+class Starter:
+    """Starts requests on one engine with one drafter."""
+
+    def __init__(self, engine: Engine, drafter: Drafter, default_budget: DraftBudget) -> None:
+        """default_budget: for requests that bring none."""
+        self._engine = engine
+        self._drafter = drafter
+        self._default_budget = default_budget
+        self._supplied = next((source for source in drafter.sources if isinstance(source, SuppliedSource)), None)
+        self._window = next((source for source in drafter.sources if isinstance(source, WindowSource)), None)
+
+    def start(self, entry: Waiting) -> Running:
+        """Claim a place in the engine and start the draft sources. Leaves nothing behind if it raises."""
+        submission, request, limits = entry.submission, entry.submission.request, self._engine.limits
+        names = source_names(submission.strategy, self._drafter.names, submission.lookahead is not None)
+        budget = self._budget(submission, names)
+        with ExitStack() as stack:
+            sequence = self._engine.open(request.prompt_ids)
+            stack.callback(self._engine.release, sequence)
+            session = Session(request, self._drafter, names, budget, limits.max_seq_len)
+            stack.callback(session.close)
+            session.statistics.num_reused_tokens = sequence.num_reused_tokens
+            if self._supplied is not None and self._supplied.name in names:
+                self._supplied.supply(request.request_id, submission.supplied)
+                self._supplied.predict(request.request_id, submission.prediction)
+            if self._window is not None and self._window.name in names and submission.lookahead is not None:
+                self._window.configure(request.request_id, submission.lookahead)
+            top_k = self._drafter.needs_top_k(request.request_id) if names else 0
+            stack.pop_all()
+        return Running(submission, entry.on_event, entry.continues, session, sequence, needs_logits(request), top_k)
+
+    def _budget(self, submission: Submission, names: frozenset[str]) -> DraftBudget:
+        """The submission's drafts per step, and at least what its window and candidates take: a window is verified
+        whole or not at all."""
+        budget = submission.budget or self._default_budget
+        nodes = budget.max_nodes
+        if self._window is not None and self._window.name in names and nodes > 0:
+            nodes = max(nodes, (submission.lookahead or self._window.limits).max_draft_len)
+        return DraftBudget(min(nodes, self._engine.limits.max_draft_tokens), budget.max_depth)
