@@ -15,13 +15,20 @@ _FAILED_MODEL = re.compile(
 _OUR_ERRORS = re.compile(r"^(?:\w+Error: )(?P<sentence>[A-Z].*)", re.S)
 _CONFLICT = re.compile(r"already in use|Address already in use|failed to start (?:HTTP|GRPC|Metrics) service", re.I)
 _DEAD_PROCESS = re.compile(r"Stub process '\S+' is not healthy")
+# Now and then, mostly on busy machines: https://github.com/triton-inference-server/server/issues/8882
+_BROKEN_LOCK = "boost::interprocess::lock_exception"
 _MISSING_LIBRARY = re.compile(r"error while loading shared libraries: (?P<library>\S+):")
 TAIL_LINES = 15
 
 
-def is_port_conflict(log_path: Path) -> bool:
-    """Whether the server ended because a port was taken."""
-    return bool(_CONFLICT.search(_text(log_path)))
+def passing_failure(log_path: Path, free_ports: bool) -> str | None:
+    """What went wrong, if a new start may well succeed. free_ports: it takes other ports."""
+    text = _text(log_path)
+    if free_ports and _CONFLICT.search(text):
+        return "another program took one of the free ports first"
+    if _BROKEN_LOCK in text:
+        return "Triton's Python backend fell over a lock of its own"
+    return None
 
 
 def explain_failure(log_path: Path) -> str:

@@ -27,7 +27,7 @@ from pipeline.errors import ServerError
 from pipeline.files import log_tail, write_whole
 from pipeline.served import gate
 from pipeline.serving.command import VERBOSE_LOG, MakeCommand, single_process
-from pipeline.serving.failure import explain_failure, is_port_conflict
+from pipeline.serving.failure import explain_failure, passing_failure
 from pipeline.serving.guard import (
     DRAIN_SECONDS,
     MARK,
@@ -43,8 +43,8 @@ from pipeline.serving.log import LOG, keep_previous, was_stopped, write_end
 from pipeline.serving.ports import choose_ports
 
 STATE, SPEC, LOCK, BACKENDS = "server.json", "guard.json", ".lock", "backends"
-# Free ports are not reserved; another process may take one before the server does.
-_PORT_ATTEMPTS = 3
+# Free ports are not reserved, and Triton itself fails to start now and then: see `passing_failure`.
+_ATTEMPTS = 3
 
 
 class ServerState(Frozen):
@@ -136,7 +136,7 @@ def start_server(
         if (kept := keep_previous(run_dir)) is not None:
             note(f"the previous server ended by itself; its log is kept as {kept}")
         (run_dir / VERBOSE_LOG).unlink(missing_ok=True)
-        for attempt in range(_PORT_ATTEMPTS):
+        for attempt in range(_ATTEMPTS):
             ports = choose_ports(server)
             server_id = f"la{secrets.token_hex(6)}"
             command = make_command(ports, server_id)
@@ -172,10 +172,10 @@ def start_server(
                 stopped = was_stopped(run_dir / LOG)  # by somebody else
                 running_server.stop()
                 free_ports = 0 in (server.http_port, server.grpc_port, server.metrics_port)
-                if attempt + 1 < _PORT_ATTEMPTS and free_ports and is_port_conflict(run_dir / LOG):
-                    note("another program took one of the free ports first; trying others")
-                    continue
                 if isinstance(error, ServerError) and not stopped:
+                    if attempt + 1 < _ATTEMPTS and (reason := passing_failure(run_dir / LOG, free_ports)):
+                        note(f"{reason}; starting again")
+                        continue
                     write_end(run_dir / LOG, False, "it did not get ready")
                 raise error
             return running_server
