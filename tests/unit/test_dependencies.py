@@ -19,8 +19,9 @@ import pipeline
 HOME = Path(pipeline.__file__).parent.parent
 # What Triton and TensorRT-LLM bring themselves, where they run our code.
 OF_THE_SERVER = {"triton_python_backend_utils", "tensorrt_llm"}
-# Nobody imports these: transformers needs the first to load GGUF files, and the second is a server in a wheel.
-NOT_IMPORTED = {"accelerate", "nvidia-pytriton"}
+# Nobody imports these: transformers needs the first two to read GGUF files and tokenizers, and the last is a server in
+# a wheel.
+NOT_IMPORTED = {"accelerate", "sentencepiece", "nvidia-pytriton"}
 SERVED_IN_THE_IMAGE = ("lookahead_bls", "preprocessing", "postprocessing")
 
 

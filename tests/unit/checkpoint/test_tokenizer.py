@@ -1,0 +1,44 @@
+"""A tokenizer becomes tokenizer.json with the build, whatever form the checkpoint has it in."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import sentencepiece
+from transformers import AutoTokenizer
+
+from pipeline.checkpoint.checkpoint import Checkpoint
+from pipeline.checkpoint.convert import write_tokenizer
+
+TEXTS = ("the cat sat on the mat", "größe 日本語 🎉", "twice  two\n\nlines", "def f(x):\n    return x")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint's folder with a tokenizer.model alone, as Llama's first checkpoints have it."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([*TEXTS, "the quick brown fox jumps over the lazy dog"] * 4), hard_vocab_limit=False,
+        model_prefix=str(folder / "tokenizer"), model_type="bpe", vocab_size=340, byte_fallback=True,
+        character_coverage=0.98, normalization_rule_name="identity", remove_extra_whitespaces=False,
+        unk_id=0, bos_id=1, eos_id=2, minloglevel=2,
+    )  # fmt: skip
+    (folder / "tokenizer.vocab").unlink()
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}))
+    settings = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_sentencepiece_model_is_converted_and_encodes_as_before(folder: Path, tmp_path: Path, text: str) -> None:
+    write_tokenizer(Checkpoint(folder, None, "LlamaForCausalLM", "", ()), tmp_path)
+    assert (tmp_path / "tokenizer.json").is_file()
+    converted = AutoTokenizer.from_pretrained(tmp_path)
+    original = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
+    ids = converted.encode(text, add_special_tokens=False)
+    assert ids == original.encode(text)
+    assert converted.decode(ids) == text
+    assert converted.bos_token_id == original.bos_id()
