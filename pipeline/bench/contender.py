@@ -91,6 +91,7 @@ class SchedulerContender:
 
 
 def generation_of(result: GenerationResult, seconds: float) -> Generation:
+    """What the scheduler counted. seconds: wall time, measured from outside."""
     statistics = result.statistics
     return Generation(
         output_ids=result.output_ids,

@@ -17,6 +17,8 @@ LONGEST_SHOWN_STEP = 16
 
 
 class Plot(NamedTuple):
+    """svg: the picture, as text to stand in a page."""
+
     title: str
     svg: str
 

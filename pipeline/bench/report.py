@@ -13,6 +13,8 @@ from pipeline.bench.results import OVERALL, BenchResults, SummaryRow
 
 
 class Table(NamedTuple):
+    """columns: their heads. rows: as many texts as there are columns."""
+
     columns: tuple[str, ...]
     rows: list[tuple[str, ...]]
 
@@ -136,6 +138,7 @@ def source_table(results: BenchResults) -> Table:
 
 
 def concurrency_table(results: BenchResults) -> Table:
+    """A row per strategy and number of requests in flight."""
     columns = (
         "in flight",
         "strategy",
@@ -190,6 +193,7 @@ def definitions(results: BenchResults) -> str:
 
 
 def markdown_of(results: BenchResults) -> str:
+    """The report without plots, for places that show Markdown."""
     parts = [f"# {_title(results)}", ""]
     for section in sections_of(results):
         parts += [f"## {section.title}", ""]

@@ -22,6 +22,8 @@ Seconds = npt.NDArray[np.float64]
 
 
 class Interval(NamedTuple):
+    """A 95% bootstrap interval of a ratio."""
+
     low: float
     high: float
 

@@ -10,6 +10,8 @@ State = Literal["ok", "note", "fail"]
 
 
 class Finding(NamedTuple):
+    """part: what was looked at. found: what is there. remedy: what to do about it."""
+
     part: str
     state: State
     found: str

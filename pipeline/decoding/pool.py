@@ -16,6 +16,8 @@ ESCAPE = 0.5
 
 
 class NgramPool:
+    """The pool of one request: see the module's text."""
+
     def __init__(self, max_ngram_size: int, max_verification_set_size: int) -> None:
         """N: length of the n-grams, first token included. G: continuations kept per first token."""
         self._max_ngram_size = max_ngram_size

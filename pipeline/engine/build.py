@@ -33,6 +33,8 @@ Outcome = Literal["built", "shared", "updated", "reused"]
 
 @dataclass(frozen=True, slots=True)
 class BuildResult:
+    """The artefact, and what it took to have it."""
+
     artifact: Artifact
     outcome: Outcome
 

@@ -168,6 +168,7 @@ def sampling_params(
 
 
 def generation_request(tensors: Tensors, request_id: str) -> GenerationRequest:
+    """The request that the tensors of one row state. Raises RequestError for what makes no sense."""
     prompt = token_ids(tensors, "input_ids")
     length = integer(tensors, "input_lengths")
     if length is not None:
@@ -252,6 +253,7 @@ def _are_probabilities(values: FloatArray, count: int) -> bool:
 
 
 def refuse_unsupported(tensors: Tensors) -> None:
+    """Raise RequestError if the tensors ask for something that the torch engine does not do."""
     for name in _UNSUPPORTED:
         if name in tensors and tensors[name].size and np.any(tensors[name]):
             raise RequestError(f"{name} is not supported by the torch engine; leave it out")

@@ -69,6 +69,7 @@ def texts(tensors: Tensors, name: str) -> list[str]:
 
 
 def decode_utf8(value: bytes | str, name: str) -> str:
+    """A text that came as tensor `name`. Raises RequestError if it is not UTF-8."""
     if isinstance(value, str):
         return value
     try:

@@ -13,6 +13,8 @@ from pipeline.errors import ServerError
 
 
 class Ports(NamedTuple):
+    """Where a server listens."""
+
     http: int
     grpc: int
     metrics: int

@@ -45,6 +45,8 @@ RING_SHARE = 0.6
 
 
 class TrieArrays(NamedTuple):
+    """The arrays that the module's text describes."""
+
     nodes: IntArray
     heads: IntArray
     ring: IntArray
