@@ -110,7 +110,8 @@ def choose_token(request: GenerationRequest, logits: FloatArray, context: IntArr
 
 
 def _penalise(scores: FloatArray, params: SamplingParams, context: IntArray) -> None:
-    """Repetition penalty (arXiv 1909.05858) on every token seen, presence and frequency on those not ignored."""
+    """Repetition penalty (arXiv 1909.05858) on every token seen, presence and frequency on those not ignored; all
+    before the temperature, as in transformers and the OpenAI API. (TensorRT-LLM divides by the temperature first.)"""
     if params.repetition_penalty != 1.0:
         seen = np.unique(context)
         values = scores[seen]
