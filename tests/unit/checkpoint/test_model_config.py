@@ -182,15 +182,17 @@ def test_tensors_of_another_shape_are_named(llama: Path) -> None:
 
 
 def test_what_older_releases_saved_beside_the_weights_is_not_missed(tmp_path: Path, llama: Path) -> None:
-    change_tensors(
-        llama, lambda tensors: tensors.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)})
-    )
-    loaded(llama)
-    folder = tmp_path / "gptj"
-    transformers.GPTJForCausalLM(transformers.GPTJConfig(**TINY, rotary_dim=4)).save_pretrained(folder)
+    gptj = tmp_path / "gptj"
+    transformers.GPTJForCausalLM(transformers.GPTJConfig(**TINY, rotary_dim=4)).save_pretrained(gptj)
     masks = {"transformer.h.0.attn.bias": torch.ones(1, 1, 8, 8), "transformer.h.0.attn.masked_bias": torch.ones(1)}
-    change_tensors(folder, lambda tensors: tensors.update(masks))
-    loaded(folder, architecture="GPTJForCausalLM")
+    frequencies = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
+    for folder, architecture, beside in ((llama, "LlamaForCausalLM", frequencies), (gptj, "GPTJForCausalLM", masks)):
+        weights = load_file(folder / "model.safetensors")
+        change_tensors(folder, lambda tensors, beside=beside: tensors.update(beside))
+        after = loaded(folder, architecture=architecture).state_dict()
+        assert not beside.keys() & after.keys()
+        assert weights.keys() <= after.keys()
+        assert all(torch.equal(after[name], tensor) for name, tensor in weights.items())
 
 
 @pytest.mark.parametrize("has_gpu", [False, True])

@@ -1,7 +1,6 @@
-from __future__ import annotations
+"""Drafts of several sources are merged within one budget, and each source hears of its own."""
 
-import logging
-from collections.abc import Callable
+from __future__ import annotations
 
 import numpy as np
 import pytest
@@ -15,66 +14,8 @@ from pipeline.decoding.request import StepResult
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.sources.recycling import RecyclingSource
 from pipeline.decoding.sources.window import WindowSource
-from pipeline.decoding.tree import (
-    EMPTY_TREE,
-    DraftTree,
-    IntArray,
-    chain,
-    check_tree,
-    depths,
-    select_nodes,
-    tree_from_lists,
-)
-
-VOCAB = 50
-CONTEXT = np.asarray([1, 2, 3], np.int32)
-BUDGET = DraftBudget(8, 4)
-
-
-class Scripted:
-    """Proposes what it is told and keeps what it hears."""
-
-    needs_top_k = 0
-
-    def __init__(self, name: str, propose: Callable[[DraftBudget], DraftTree]) -> None:
-        self.name = name
-        self._propose = propose
-        self.heard: list[tuple[StepResult, list[int]]] = []
-        self.active: set[str] = set()
-
-    def start(self, request_id: str, prompt_ids: IntArray, namespace: str) -> None:
-        self.active.add(request_id)
-
-    def propose(self, request_id: str, context: IntArray, budget: DraftBudget) -> DraftTree:
-        return self._propose(budget)
-
-    def update(self, request_id: str, step: StepResult, nodes: IntArray) -> None:
-        self.heard.append((step, nodes.tolist()))
-
-    def stop(self, request_id: str) -> None:
-        self.active.discard(request_id)
-
-
-def fail(budget: DraftBudget) -> DraftTree:
-    raise RuntimeError("out of ideas")
-
-
-def drafter_of(*sources: object) -> Drafter:
-    drafter = Drafter(sources, VOCAB)  # type: ignore[arg-type]
-    drafter.start("r", CONTEXT, "", frozenset(source.name for source in sources))  # type: ignore[attr-defined]
-    return drafter
-
-
-def step_of(tree: DraftTree, nodes: list[int], bonus: int = 0) -> StepResult:
-    return StepResult(CONTEXT, tree, nodes, [*(int(tree.token_ids[node]) for node in nodes), bonus])
-
-
-def paths_of(tree: DraftTree) -> set[tuple[int, ...]]:
-    paths: list[tuple[int, ...]] = []
-    for token, parent in zip(tree.token_ids.tolist(), tree.parents.tolist(), strict=True):
-        paths.append((*(paths[parent] if parent >= 0 else ()), token))
-    assert len(set(paths)) == len(paths)
-    return set(paths)
+from pipeline.decoding.tree import EMPTY_TREE, DraftTree, chain, check_tree, depths, select_nodes, tree_from_lists
+from tests.unit.decoding.scripted import BUDGET, CONTEXT, VOCAB, Scripted, drafter_of, paths_of, step_of
 
 
 def test_shared_prefixes_exist_once_and_each_source_hears_of_its_own_nodes() -> None:
@@ -113,57 +54,6 @@ def test_only_the_sources_named_take_part() -> None:
     drafter.stop("r")
     drafter.stop("r")
     assert not any(source.active for source in sources)
-
-
-@pytest.mark.parametrize(
-    "propose",
-    [
-        fail,
-        lambda _: chain([VOCAB]),
-        lambda _: chain([-1]),
-        lambda _: chain(list(range(9))),
-        lambda _: chain(list(range(5))),
-        lambda _: DraftTree(np.asarray([1, 2], np.int32), np.asarray([1, -1], np.int32)),
-        lambda _: DraftTree(np.asarray([1, 2], np.int32), np.asarray([-1], np.int32)),
-        lambda _: chain([1, 2], [float("nan"), 0.1]),
-        lambda _: DraftTree(np.asarray([1, 2], np.int32), np.asarray([-1, 0], np.int32), np.asarray([0.1], np.float32)),
-        lambda _: DraftTree(np.asarray([1.5, 2.5]), np.asarray([-1, 0], np.int32)),  # type: ignore[arg-type]
-        lambda _: DraftTree(np.asarray([1], np.int32), np.asarray([-1], np.int32), num_fixed=2),
-        lambda _: None,  # type: ignore[return-value, arg-type]
-    ],
-)
-def test_a_broken_source_costs_its_own_drafts_only(
-    propose: Callable[[DraftBudget], DraftTree], caplog: pytest.LogCaptureFixture
-) -> None:
-    broken, good = Scripted("broken", propose), Scripted("good", lambda _: chain([7, 8]))
-    drafter = drafter_of(broken, good)
-    with caplog.at_level(logging.ERROR):
-        for count in (1, 2):
-            tree = drafter.propose("r", CONTEXT, BUDGET)
-            assert paths_of(tree) == {(7,), (7, 8)}
-            drafter.update("r", step_of(tree, [0, 1]))
-            assert drafter.failures == {"broken": count, "good": 0}
-    assert len(caplog.records) == 1
-    assert good.heard[-1][1] == [0, 1]
-
-
-def test_a_source_that_fails_to_start_or_learn_harms_nobody() -> None:
-    class Hopeless(Scripted):
-        def start(self, request_id: str, prompt_ids: IntArray, namespace: str) -> None:
-            raise KeyError(request_id)
-
-        def update(self, request_id: str, step: StepResult, nodes: IntArray) -> None:
-            raise KeyError(request_id)
-
-        def stop(self, request_id: str) -> None:
-            raise KeyError(request_id)
-
-    good = Scripted("good", lambda _: chain([7, 8]))
-    drafter = drafter_of(Hopeless("hopeless", fail), good)
-    drafter.update("r", step_of(drafter.propose("r", CONTEXT, BUDGET), []))
-    drafter.stop("r")
-    assert drafter.failures == {"hopeless": 4, "good": 0}
-    assert good.heard
 
 
 def test_feedback_fits_when_only_a_part_of_the_tree_was_verified() -> None:
@@ -218,16 +108,6 @@ class Renamed(RecyclingSource):
     name = "renamed"
 
 
-def test_a_broken_table_costs_its_own_drafts_only() -> None:
-    recycling = RecyclingSource(RecyclingDraftConfig(top_k=1))
-    sound = Scripted("sound", lambda _: chain([5, 6]))
-    drafter = drafter_of(recycling, sound)
-    ids, probs = np.asarray([[VOCAB]], np.int32), np.asarray([[0.9]], np.float32)
-    drafter.update("r", StepResult(CONTEXT, EMPTY_TREE, [], [4], None, ids, probs))
-    assert drafter.propose("r", CONTEXT, BUDGET).token_ids.tolist() == [5, 6]
-    assert drafter.failures == {"recycling": 1, "sound": 0}
-
-
 @pytest.mark.parametrize(("wanted", "asked"), [(10**6, VOCAB), (-3, 0)])
 def test_no_more_candidates_are_asked_for_than_there_are(wanted: int, asked: int) -> None:
     greedy = Scripted("greedy", lambda _: EMPTY_TREE)
@@ -245,11 +125,6 @@ def test_a_window_is_taken_whole_and_shares_nodes_with_others() -> None:
     assert tree.num_fixed == 3
     drafter.update("r", step_of(tree, []))
     assert fixed.heard[0][1] == [0, 1, 1, 2]
-
-
-def test_two_sources_of_one_name_are_refused() -> None:
-    with pytest.raises(ValueError, match="different names"):
-        drafter_of(Scripted("a", fail), Scripted("a", fail))
 
 
 def test_no_budget_no_draft() -> None:

@@ -1,70 +1,25 @@
-"""Builds are whole, skipped when nothing changed, shared between profiles, and refused if anything changed since."""
+"""Builds are whole, skipped when nothing changed, and shared between profiles."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from pipeline.checkpoint.fetch import fetch
-from pipeline.checkpoint.hashing import file_sha256
-from pipeline.config.hardware import Hardware
 from pipeline.config.places import Places, places
 from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import ResolvedConfig
-from pipeline.engine import artifact as artifact_room
-from pipeline.engine import fingerprint as fingerprint_room
-from pipeline.engine.artifact import artifact_dir, build_lock, load_artifact
+from pipeline.engine.artifact import artifact_dir, load_artifact
 from pipeline.engine.build import build_engine
 from pipeline.engine.plan import engine_plan
-from pipeline.engine.removal import removable, remove, require_unused
+from pipeline.engine.removal import remove
 from pipeline.engine.torch import build as torch_build
 from pipeline.errors import BuildError, CheckpointError
-
-CPU = Hardware(gpu=None, compute_capability=0, has_tensorrt_llm=False)
-
-
-@pytest.fixture
-def where(tmp_path: Path) -> Places:
-    return Places(home=places({}).home, engines=tmp_path / "engines", cache=tmp_path / "cache")
-
-
-@pytest.fixture
-def built(where: Places) -> Path:
-    """The latency engine of the tiny model."""
-    return build_engine(tiny(), where).artifact.folder
-
-
-def tiny(*overrides: str, profile: str = "latency") -> ResolvedConfig:
-    return resolve_config("tiny-random-llama", profile, overrides, where=places({}), hardware=CPU)
-
-
-def fault(folder: Path, where: Places) -> str:
-    with pytest.raises(BuildError) as caught:
-        load_artifact(folder, where.cache)
-    return str(caught.value)
-
-
-def test_the_artefact_holds_what_the_engine_and_the_tokenizer_load(built: Path, where: Places) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    artifact = load_artifact(built, where.cache)
-    assert artifact.resolved == tiny()
-    assert built == artifact_dir(where, "tiny-random-llama", "latency")
-    model = AutoModelForCausalLM.from_pretrained(artifact.engine_dir)
-    assert sum(parameter.numel() for parameter in model.parameters()) == artifact.resolved.model.num_parameters
-    assert str(model.dtype) == "torch.float32"
-    assert model.generation_config.eos_token_id == AutoTokenizer.from_pretrained(artifact.tokenizer_dir).eos_token_id
-    for entry in artifact.manifest.files:
-        path = built / entry.path
-        assert (path.stat().st_size, file_sha256(path)) == (entry.size, entry.sha256)
-        assert path.stat().st_mode & 0o777 == 0o644
-    assert artifact.manifest.fingerprint.libraries.keys() >= {"torch", "transformers"}
-    assert artifact.manifest.fingerprint.flags["engine.max_batch_size"] == 4
+from tests.unit.engine.builds import CPU, tiny
 
 
 def test_dtype_is_that_of_the_config(where: Places) -> None:
@@ -208,71 +163,6 @@ def test_a_checkpoint_with_missing_tensors_is_refused(where: Places, built: Path
         build_engine(resolved, where)
 
 
-def flip_byte(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.unlink()  # hard links of other profiles keep the old bytes
-    path.write_bytes(data)
-
-
-def rename_in_manifest(path: Path) -> None:
-    manifest = json.loads(path.read_text(encoding="utf-8"))
-    path.write_text(json.dumps({**manifest, "model": "another"}), encoding="utf-8")
-
-
-SPOILERS: list[tuple[Callable[[Path], object], str]] = [
-    (lambda folder: flip_byte(folder / "engine" / "model.safetensors"), "SHA-256 differs from the manifest"),
-    (lambda folder: flip_byte(folder / "tokenizer" / "tokenizer.json"), "SHA-256 differs from the manifest"),
-    (lambda folder: flip_byte(folder / "resolved.yaml"), "SHA-256 differs from the manifest"),
-    (lambda folder: (folder / "engine" / "model.safetensors").write_bytes(b""), "has 0 bytes; it was built with"),
-    (lambda folder: (folder / "engine" / "config.json").unlink(), "lacks engine/config.json"),
-    (lambda folder: (folder / "engine" / "extra.safetensors").write_bytes(b"x"), "holds engine/extra.safetensors"),
-    (lambda folder: (folder / "engine" / "extra").symlink_to("/nowhere"), "holds engine/extra"),
-    (lambda folder: rename_in_manifest(folder / "manifest.json"), "names another model or profile than resolved.yaml"),
-    (lambda folder: (folder / "manifest.json").unlink(), "There is no engine in"),
-    (lambda folder: (folder / "manifest.json").write_text("{}", encoding="utf-8"), "cannot be read"),
-    (lambda folder: shutil.rmtree(folder), "There is no engine in"),
-]
-
-
-@pytest.mark.parametrize(("spoil", "expected"), SPOILERS)
-def test_a_changed_artefact_is_refused_with_reason_and_command_and_built_anew(
-    spoil: Callable[[Path], object], expected: str, built: Path, where: Places
-) -> None:
-    spoil(built)
-    text = fault(built, where)
-    assert expected in text
-    assert "lookahead engine --model tiny-random-llama --profile latency" in text
-    assert build_engine(tiny(), where).outcome == "built"
-    load_artifact(built, where.cache)
-
-
-def test_a_fingerprint_edited_in_the_manifest_is_noticed(built: Path, where: Places) -> None:
-    manifest = json.loads((built / "manifest.json").read_text(encoding="utf-8"))
-    manifest["fingerprint"]["flags"]["engine.max_batch_size"] = 64
-    (built / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
-    assert "its fingerprint does not match its digest" in fault(built, where)
-
-
-def test_an_engine_of_another_environment_is_refused_unless_it_is_only_read(
-    built: Path, where: Places, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    versions = fingerprint_room.library_versions("torch") | {"transformers": "9.9"}
-    monkeypatch.setattr(artifact_room, "library_versions", lambda backend: versions)
-    monkeypatch.setattr(artifact_room, "device_architecture", lambda device: "cuda-sm90")
-    text = fault(built, where)
-    assert "device cpu-" in text
-    assert "instead of cuda-sm90" in text
-    assert "instead of 9.9" in text
-    assert load_artifact(built, where.cache, check_runnable=False).resolved == tiny()
-
-
-def test_a_missing_library_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(fingerprint_room._LIBRARIES, "torch", ("no-such-package",))
-    with pytest.raises(BuildError, match="needs the package no-such-package"):
-        fingerprint_room.library_versions("torch")
-
-
 def test_plan_says_what_a_build_would_do(where: Places) -> None:
     assert engine_plan(tiny(), where)["state"] == "not built"
     assert not where.engines.exists(), "a plan writes nothing"
@@ -281,31 +171,6 @@ def test_plan_says_what_a_build_would_do(where: Places) -> None:
     assert engine_plan(tiny("server.http_port=0"), where)["state"] == "engine up to date, settings to be updated"
     state = engine_plan(tiny("engine.max_batch_size=2"), where)["state"]
     assert state == "to be built again: engine.max_batch_size 2 instead of 4"
-
-
-def test_clean_finds_engines_and_leftovers_only(built: Path, where: Places) -> None:
-    (built.parent / ".partial-latency-x").mkdir()
-    (built.parent / "notes").mkdir()
-    found = {path.name for path in removable(where, None, cache=True)}
-    assert found == {"latency", ".partial-latency-x", "random"}
-    with pytest.raises(BuildError, match="no engines of 'other'"):
-        removable(where, "other", cache=False)
-    remove(removable(where, "tiny-random-llama", cache=False))
-    assert {path.name for path in built.parent.iterdir()} == {"notes"}
-
-
-def test_clean_leaves_what_is_served_or_being_built(built: Path, where: Places) -> None:
-    folders = removable(where, None, cache=True)
-    require_unused(where, folders, None)
-    require_unused(where, folders, where.engines / "another" / "latency" / "repository")
-    with pytest.raises(BuildError, match=r"latency is being served\. Stop"):
-        require_unused(where, folders, built / "repository")
-    with (
-        build_lock(where, "tiny-random-llama", pytest.fail),
-        pytest.raises(BuildError, match="An engine of tiny-random-llama is being built"),
-    ):
-        require_unused(where, folders, None)
-    require_unused(where, folders, None)
 
 
 def test_what_the_machine_lacks_is_told_before_a_download(where: Places, monkeypatch: pytest.MonkeyPatch) -> None:

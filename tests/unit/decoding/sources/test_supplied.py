@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -66,8 +67,13 @@ def test_a_supplied_tree_is_offered_once_and_cut_to_the_budget() -> None:
 
 def test_stop_twice_does_nothing() -> None:
     source = predicting([1])
-    source.stop("r")
-    source.stop("r")
+    source.start("other", np.asarray(PROMPT, np.int32), "")
+    source.predict("other", np.asarray([2, 3], np.int32))
+    for _ in range(2):
+        source.stop("r")
+        with pytest.raises(KeyError):
+            source.propose("r", np.asarray(PROMPT, np.int32), BUDGET)
+    assert source.propose("other", np.asarray(PROMPT, np.int32), BUDGET).token_ids.tolist() == [2, 3]
 
 
 @settings(deadline=None)

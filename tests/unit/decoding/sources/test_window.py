@@ -121,8 +121,15 @@ def test_the_same_prompt_gets_the_same_window() -> None:
 
 def test_stop_twice_does_nothing() -> None:
     source = started(sizes(2, 3, 1), [1, 2])
-    source.stop("r")
-    source.stop("r")
+    source.start("other", np.asarray([1, 2], np.int32), "")
+    before = source.propose("other", np.asarray([1, 2], np.int32), LARGE)
+    for _ in range(2):
+        source.stop("r")
+        with pytest.raises(KeyError):
+            source.propose("r", np.asarray([1, 2], np.int32), LARGE)
+    after = source.propose("other", np.asarray([1, 2], np.int32), LARGE)
+    assert len(before)
+    assert after.token_ids.tolist() == before.token_ids.tolist()
 
 
 @settings(deadline=None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,75 +11,16 @@ import pytest
 
 from pipeline.checkpoint.convert import write_tokenizer
 from pipeline.checkpoint.fetch import fetch
-from pipeline.config.places import places
 from pipeline.config.schema import ModelConfig
 from pipeline.engine.build import build_engine
 from pipeline.engine.tensorrt_llm import build as trt_build
 from pipeline.engine.tensorrt_llm import facts
 from pipeline.engine.tensorrt_llm.build import execute
-from pipeline.engine.tensorrt_llm.plan import Plan, plan_for
-from pipeline.engine.tensorrt_llm.readback import checkpoint_differences
+from pipeline.engine.tensorrt_llm.plan import plan_for
 from pipeline.engine.tensorrt_llm.stages import run_process, write_source
 from pipeline.errors import BuildError, CheckpointError
 from tests.trt_configs import trt_config
-
-
-class StandIn:
-    """Answers the calls of a plan by writing their results. spoil: changes a config.json before it is written."""
-
-    def __init__(self, plan: Plan, spoil=lambda name, config: None, code: int = 0) -> None:
-        self.plan, self.spoil, self.code = plan, spoil, code
-        self.calls: list[str] = []
-
-    def __call__(self, argv: Sequence[str], environment: Mapping[str, str], folder: Path, log: Path) -> int:
-        log.write_text("first line\nlast line\n")
-        if self.code:
-            return self.code
-        if any(word == "trtllm-build" for word in argv):
-            stage = next(stage for stage in self.plan.engines if str(stage.output) in argv)
-            self.calls.append(f"build {stage.instance.mode}")
-            config = {"version": "1.2.1", **json.loads(json.dumps(stage.expected))}
-            self.write(stage.output, config, "engine", "engine")
-        else:
-            self.calls.append("convert")
-            stage = self.plan.conversion
-            call = json.loads(Path(argv[-1]).read_text())
-            source = json.loads((Path(call["hf_model_dir"]) / "config.json").read_text())
-            config = {**stage.expected, "rotary_base": float(source["rope_theta"])}
-            self.write(Path(call["output_dir"]), config, "safetensors", "checkpoint")
-        return 0
-
-    def write(self, folder: Path, config: dict, suffix: str, name: str) -> None:
-        self.spoil(name, config)
-        folder.mkdir(parents=True)
-        (folder / "config.json").write_text(json.dumps(config))
-        for rank in range(self.plan.world_size):
-            (folder / f"rank{rank}.{suffix}").write_bytes(b"x")
-
-
-@pytest.fixture
-def where(tmp_path):
-    return places(
-        {
-            "LOOKAHEAD_HOME": str(places().home),
-            "LOOKAHEAD_ENGINES": str(tmp_path / "engines"),
-            "LOOKAHEAD_CACHE": str(tmp_path / "cache"),
-        }
-    )
-
-
-def build(where, run_of, *overrides: str, target: str = "artifact") -> tuple[StandIn, Path]:
-    resolved = trt_config("tiny-random-llama", "latency", *overrides)
-    checkpoint = fetch(resolved.model, where.cache)
-    plan = plan_for(resolved, where, checkpoint.content_hash)
-    run = run_of(plan)
-    folder = where.engines / target
-    execute(plan, resolved, checkpoint, silent, folder, run)
-    return run, folder
-
-
-def silent(text: str) -> None:
-    """For builds whose progress nobody follows."""
+from tests.unit.engine.tensorrt_llm.stand_in import StandIn, build, silent
 
 
 def test_a_build_tells_of_each_stage_and_its_log(where, monkeypatch):
@@ -194,109 +134,9 @@ def test_a_tokenizer_that_cannot_be_read_is_told_before_the_stages(where):
     assert run.calls == []
 
 
-@pytest.mark.parametrize(
-    ("which", "change", "text"),
-    [
-        ("checkpoint", {"rotary_base": 500000.0}, "rotary_base 500000.0 instead of 10000.0"),
-        ("checkpoint", {"dtype": "float32"}, "dtype float32 instead of bfloat16"),
-        ("engine", {"version": "1.1.0"}, "version 1.1.0 instead of 1.2"),
-        ("engine", {"version": None}, "version None instead of 1.2"),
-        ("engine", {"build_config": {}}, "build_config.max_batch_size absent instead of 4"),
-    ],
-)
-def test_what_comes_out_wrong_is_refused_and_not_taken_for_finished(where, which, change, text):
-    def spoil(name: str, config: dict) -> None:
-        if name == which:
-            config |= change
-
-    with pytest.raises(BuildError, match=text.replace(".", r"\.")):
-        build(where, lambda plan: StandIn(plan, spoil))
-    mended, _ = build(where, StandIn)
-    assert f"{'convert' if which == 'checkpoint' else 'build lookahead'}" in mended.calls
-
-
-def test_a_base_that_is_not_written_down_is_the_default(where):
-    def without_base(name: str, config: dict) -> None:
-        config.pop("rotary_base", None)
-
-    run, _ = build(where, lambda plan: StandIn(plan, without_base))
-    assert run.calls == ["convert", "build lookahead"]
-    plan = plan_for(trt_config("tiny-random-llama"), where)
-    expected = {**plan.conversion.expected, "rotary_base": 500042.0}
-    assert "rotary_base 10000.0 instead of 500042.0" in checkpoint_differences(plan.conversion.output, expected)
-
-
-def test_a_dropped_size_is_told(where):
-    def spoil(name: str, config: dict) -> None:
-        if name == "engine":
-            config["build_config"]["max_seq_len"] -= 15
-
-    with pytest.raises(BuildError, match=r"max_seq_len 4081 instead of 4096"):
-        build(where, lambda plan: StandIn(plan, spoil))
-
-
-@pytest.mark.parametrize(
-    ("place", "found", "text"),
-    [
-        ("pretrained_config", {"logits_dtype": "float16"}, "pretrained_config.logits_dtype float16 instead of float32"),
-        ("pretrained_config", {"dtype": "float16"}, "pretrained_config.dtype float16 instead of bfloat16"),
-        (
-            "pretrained_config",
-            {"quantization": {"quant_algo": "W8A16"}},
-            "pretrained_config.quantization.quant_algo W8A16 instead of None",
-        ),
-        (
-            "pretrained_config",
-            {"mapping": {"world_size": 2, "tp_size": 1, "pp_size": 2}},
-            "pretrained_config.mapping.tp_size 1 instead of 2",
-        ),
-        ("plugin_config", {"reduce_fusion": False}, "build_config.plugin_config.reduce_fusion False instead of True"),
-        ("plugin_config", {"moe_plugin": "float16"}, None),  # asked for as auto
-        ("plugin_config", {"gemm_plugin": None}, "build_config.plugin_config.gemm_plugin None instead of bfloat16"),
-        ("build_config", {"profiling_verbosity": "none"}, "build_config.profiling_verbosity none instead of detailed"),
-        ("build_config", {"opt_num_tokens": 1}, "build_config.opt_num_tokens 1 instead of"),
-        ("build_config", {"output_timing_cache": "elsewhere"}, None),
-    ],
-)
-def test_all_that_was_asked_for_is_read_back_from_the_engine(where, place, found, text):
-    def spoil(name: str, config: dict) -> None:
-        if name == "engine":
-            (config["build_config"] if place == "plugin_config" else config)[place] |= found
-
-    flags = ("reduce_fusion=enable", "moe_plugin=auto", "profiling_verbosity=detailed")
-    overrides = ("model.parallelism.tensor=2", *(f".build_flags.{flag}" for flag in flags))
-    if text is None:
-        build(where, lambda plan: StandIn(plan, spoil), *overrides)
-        return
-    with pytest.raises(BuildError, match=text.replace(".", r"\.")):
-        build(where, lambda plan: StandIn(plan, spoil), *overrides)
-
-
 def test_a_failing_call_shows_the_end_of_its_log(where):
     with pytest.raises(BuildError, match=r"(?s)conversion failed with code 3.*last line"):
         build(where, lambda plan: StandIn(plan, code=3))
-
-
-def test_a_missing_rank_is_told(where):
-    class WithoutRanks(StandIn):
-        def write(self, folder: Path, config: dict, suffix: str, name: str) -> None:
-            super().write(folder, config, suffix, name)
-            (folder / f"rank0.{suffix}").unlink()
-
-    with pytest.raises(BuildError, match=r"no rank0\.safetensors"):
-        build(where, WithoutRanks)
-
-
-def test_another_model_than_planned_is_refused(where):
-    resolved = trt_config("tiny-random-llama")
-    checkpoint = fetch(resolved.model, where.cache)
-    shaped = trt_config(
-        "tiny-random-llama", "latency", "model.shape={hidden_size: 64, intermediate_size: 128, num_layers: 3, "
-        "num_attention_heads: 4, num_key_value_heads: 2, head_size: 16, vocab_size: 512}",
-    )  # fmt: skip
-    plan = plan_for(shaped, where, checkpoint.content_hash)
-    with pytest.raises(CheckpointError, match="num_layers 2 instead of 3"):
-        execute(plan, shaped, checkpoint, silent, where.engines / "artifact", StandIn(plan))
 
 
 def test_a_program_that_is_not_there_is_named(tmp_path):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from safetensors import safe_open
@@ -30,11 +28,6 @@ def tiny(*overrides: str, profile: str = "latency", hardware: Hardware = CPU) ->
     return resolve_config(
         "tiny-random-llama", profile, ("drafting.planner=fixed", *overrides), where=places({}), hardware=hardware
     )
-
-
-@pytest.fixture
-def where(tmp_path: Path) -> Places:
-    return Places(home=places({}).home, engines=tmp_path / "engines", cache=tmp_path / "cache")
 
 
 def test_an_int8_engine_is_a_build_of_its_own_and_shared_by_profiles_that_want_it(where: Places) -> None:

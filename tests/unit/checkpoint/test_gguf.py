@@ -1,0 +1,50 @@
+"""GGUF files: whole, cut short, and of another kind."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGUFWriter
+
+from pipeline.checkpoint.fetch import fetch
+from pipeline.config.schema import GgufCheckpoint
+from tests.unit.checkpoint.sources import fault, model_of
+
+
+def write_gguf(path: Path, architecture: str = "llama") -> Path:
+    writer = GGUFWriter(path, architecture)
+    writer.add_tensor("token_embd.weight", np.ones((64, 32), dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_gguf_file(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "a.gguf")
+    found = fetch(model_of(GgufCheckpoint(path=str(path))), tmp_path)
+    assert (found.folder, found.gguf_file) == (tmp_path, "a.gguf")
+    assert found.content_hash == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("share", [0.01, 0.3, 0.6, 0.99])
+def test_truncated_gguf_is_noticed(share: float, tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "a.gguf")
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * share)])
+    text = fault(GgufCheckpoint(path=str(path)), tmp_path)
+    assert "is cut short or damaged" in text or "should have at least" in text
+
+
+def test_gguf_of_another_kind(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "a.gguf", "mamba")
+    text = fault(GgufCheckpoint(path=str(path)), tmp_path)
+    assert "architecture 'mamba'" in text
+    assert "llama (LlamaForCausalLM or MistralForCausalLM)" in text
+    path.write_bytes(b"PK\x03\x04 something else")
+    assert "is no GGUF file" in fault(GgufCheckpoint(path=str(path)), tmp_path)
+    assert "There is no GGUF file" in fault(GgufCheckpoint(path=str(tmp_path / "b.gguf")), tmp_path)

@@ -1,0 +1,154 @@
+"""Folders: what counts for their hash, and one sentence for each way they are spoilt."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.checkpoint.fetch import fetch
+from pipeline.config.schema import LocalCheckpoint
+from tests.unit.checkpoint.sources import fault, model_of, spoil_rope
+
+
+def test_local_folder_and_its_hash_follows_every_file(folder: Path, tmp_path: Path) -> None:
+    source = LocalCheckpoint(path=str(folder))
+    first = fetch(model_of(source), tmp_path)
+    assert first.architecture == "LlamaForCausalLM"
+    assert fetch(model_of(source), tmp_path).content_hash == first.content_hash
+    (folder / "chat_template.jinja").write_text("changed", encoding="utf-8")
+    assert fetch(model_of(source), tmp_path).content_hash != first.content_hash
+
+
+def shard(folder: Path) -> list[Path]:
+    """Split model.safetensors into two shards with an index."""
+    from safetensors.numpy import load_file, save_file
+
+    tensors = load_file(folder / "model.safetensors")
+    names = sorted(tensors)
+    halves = [names[: len(names) // 2], names[len(names) // 2 :]]
+    paths = [folder / f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    for path, half in zip(paths, halves, strict=True):
+        save_file({name: tensors[name] for name in half}, path, metadata={"format": "pt"})
+    weight_map = {name: path.name for path, half in zip(paths, halves, strict=True) for name in half}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}), encoding="utf-8")
+    (folder / "model.safetensors").unlink()
+    return paths
+
+
+def test_sharded_folder(folder: Path, tmp_path: Path) -> None:
+    paths = shard(folder)
+    assert set(fetch(model_of(LocalCheckpoint(path=str(folder))), tmp_path).weight_files) == set(paths)
+    paths[1].unlink()
+    assert f"lacks {paths[1].name}" in fault(LocalCheckpoint(path=str(folder)), tmp_path)
+
+
+def spoil_truncate(folder: Path) -> None:
+    data = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(data[:-1])
+
+
+def spoil_header(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", 10) + b"not json!!" + bytes(100))
+
+
+def spoil_empty(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"")
+
+
+def spoil_index(folder: Path) -> None:
+    shard(folder)
+    (folder / "model.safetensors.index.json").write_text("{}", encoding="utf-8")
+
+
+def spoil_pickle(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def spoil_gguf(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model.gguf")
+
+
+def spoil_config(folder: Path) -> None:
+    (folder / "config.json").write_text("{", encoding="utf-8")
+
+
+def spoil_architecture(folder: Path) -> None:
+    (folder / "config.json").write_text('{"architectures": ["MambaForCausalLM"]}', encoding="utf-8")
+
+
+def spoil_layered_rope(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config["rope_parameters"] = {"full_attention": {"rope_type": "longrope"}, "sliding_attention": {}}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+
+
+def spoil_second_rope(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config["rope_scaling"] = {"type": "su", "factor": 2.0}  # beside rope_parameters, which say "default"
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+
+
+def spoil_other_architecture(folder: Path) -> None:
+    (folder / "config.json").write_text('{"architectures": ["Qwen2ForCausalLM"]}', encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "expected"),
+    [
+        (spoil_truncate, "bytes by its header; it has"),
+        (spoil_header, "no valid safetensors header"),
+        (spoil_empty, "is cut short or no safetensors file (0 bytes)"),
+        (spoil_index, "has no weight_map"),
+        (spoil_pickle, "Convert them to safetensors"),
+        (spoil_gguf, "source: gguf"),
+        (spoil_config, "is no valid JSON"),
+        (
+            spoil_architecture,
+            "is a MambaForCausalLM; the model config says architecture: LlamaForCausalLM. Correct the config.",
+        ),
+        (spoil_rope, "rotary embeddings of type 'dynamic'"),
+        (spoil_layered_rope, "rotary embeddings of type 'longrope'"),
+        (spoil_second_rope, "rotary embeddings of type 'su'"),
+        (lambda folder: (folder / "generation_config.json").write_text("{"), "generation_config.json is no valid JSON"),
+        (
+            lambda folder: (folder / "generation_config.json").write_text('{"eos_token_id": ["</s>"]}'),
+            "eos_token_id should be a token id or a list of them; found ['</s>']",
+        ),
+        (spoil_other_architecture, "the model config says architecture: LlamaForCausalLM"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "holds no weights"),
+        (lambda folder: (folder / "config.json").unlink(), "holds no config.json"),
+        (lambda folder: (folder / "tokenizer.json").unlink(), "holds no tokenizer"),
+        (lambda folder: shutil.rmtree(folder), "There is no checkpoint folder"),
+    ],
+)
+def test_spoilt_folder_is_refused_with_one_sentence(spoil: Any, expected: str, folder: Path, tmp_path: Path) -> None:
+    spoil(folder)
+    text = fault(LocalCheckpoint(path=str(folder)), tmp_path)
+    assert expected in text
+    assert "\n" not in text
+
+
+def test_whether_a_backend_serves_a_kind_of_model_is_not_asked_here(folder: Path, tmp_path: Path) -> None:
+    """TensorRT-LLM converts kinds that the torch engine does not serve; builders judge before anything is fetched."""
+    (folder / "config.json").write_text('{"architectures": ["FalconForCausalLM"]}', encoding="utf-8")
+    found = fetch(model_of(LocalCheckpoint(path=str(folder)), "FalconForCausalLM"), tmp_path)
+    assert found.architecture == "FalconForCausalLM"
+
+
+def test_code_of_a_checkpoint_is_named_and_counts_only_if_it_is_trusted(folder: Path, tmp_path: Path) -> None:
+    model = model_of(LocalCheckpoint(path=str(folder)))
+    trusted = model.model_copy(update={"trust_remote_code": True})
+    plain = fetch(model, tmp_path)
+    (folder / "modeling_own.py").write_text("raise SystemExit", encoding="utf-8")
+    (folder / "own.tiktoken").write_text("", encoding="utf-8")
+    assert fetch(model, tmp_path) == plain
+    assert plain.code_files is None
+    first = fetch(trusted, tmp_path)
+    assert first.code_files == (folder / "modeling_own.py", folder / "own.tiktoken")
+    (folder / "modeling_own.py").write_text("raise SystemExit(1)", encoding="utf-8")
+    assert fetch(trusted, tmp_path).content_hash not in (first.content_hash, plain.content_hash)

@@ -1,0 +1,79 @@
+"""Files of the user's own: their base, their names, and every way to break them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.config.resolution import load_model, resolve_config
+from tests.unit.config.shipped import CPU, SHIPPED, faults_of, write
+
+
+def test_unknown_names_are_answered_with_a_suggestion_and_the_list() -> None:
+    text = faults_of(model="smolm2-135m")
+    assert "Did you mean 'smollm2-135m'?" in text
+    assert "tiny-random-llama" in text
+    assert "Did you mean 'latency'?" in faults_of(profile="latncy")
+
+
+def test_a_model_yaml_of_the_users_own_takes_its_base_and_its_lines_are_named(tmp_path: Path) -> None:
+    write(tmp_path / "family.yaml", {"architecture": "LlamaForCausalLM", "num_parameters": 10, "dtype": "bfloat16"})
+    own = write(
+        tmp_path / "mine.yaml",
+        "base: family.yaml\nnum_parameters: 20\nmax_position_embeddings: 8192\n"
+        "checkpoint: {source: local, path: weights}\n",
+    )
+    resolved = resolve_config(str(own), "latency", where=SHIPPED, hardware=CPU)
+    assert (resolved.model.name, resolved.model.num_parameters, resolved.dtype) == ("mine", 20, "bfloat16")
+    assert resolved.model.checkpoint.path == str(Path.cwd() / "weights")  # type: ignore[union-attr]
+
+    write(tmp_path / "family.yaml", "architecture: LlamaForCausalLM\nnum_parameters: 10\ndtypo: float32\n")
+    text = faults_of(model=str(own))
+    assert "family.yaml:3: model.dtypo: unknown key. Did you mean 'dtype'?" in text
+
+
+def test_a_checkpoint_of_another_source_replaces_that_of_the_base(tmp_path: Path) -> None:
+    write(tmp_path / "base.yaml", {"checkpoint": {"source": "hub", "repo_id": "a/b", "revision": "main"}})
+    own = write(
+        tmp_path / "own.yaml",
+        {
+            "base": "base.yaml",
+            "architecture": "LlamaForCausalLM",
+            "num_parameters": 1,
+            "max_position_embeddings": 4096,
+            "checkpoint": {"source": "gguf", "path": "/x.gguf"},
+        },
+    )
+    assert load_model(str(own), SHIPPED).checkpoint.source == "gguf"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a: [", "is no valid YAML"),
+        ("- 1\n- 2\n", "should hold keys and values; found a list"),
+        ("dtype: float32\ndtype: float16\n", "dtype: is written twice"),
+        ("base: nowhere.yaml\n", "there is no file"),
+        ("name: other\n", "should be 'own', as the file"),
+        ("", "architecture: is missing"),
+        ("~\n", "architecture: is missing"),
+        (
+            "description: no\n",
+            "own.yaml:1: model.description: found false, which YAML also reads yes, no",
+        ),
+        ("on: 1\n", "own.yaml:1: model.on: unknown key"),
+        ("a: &a [*a]\n", "own.yaml is no valid YAML: lists and mappings are nested too deeply, or an anchor"),
+    ],
+)
+def test_broken_files(text: str, expected: str, tmp_path: Path) -> None:
+    assert expected in faults_of(model=str(write(tmp_path / "own.yaml", text)))
+
+
+def test_a_base_has_no_base_of_its_own(tmp_path: Path) -> None:
+    write(tmp_path / "one.yaml", "base: two.yaml\n")
+    assert "a base has no base of its own" in faults_of(model=str(write(tmp_path / "own.yaml", "base: one.yaml\n")))
+
+
+def test_a_name_that_no_model_can_have_is_told_with_what_to_do(tmp_path: Path) -> None:
+    assert "rename the file" in faults_of(model=str(write(tmp_path / "My Model.yaml", "dtype: float32\n")))

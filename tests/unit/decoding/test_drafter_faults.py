@@ -1,0 +1,82 @@
+"""A source that is broken costs its own drafts only."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from pipeline.config.schema import RecyclingDraftConfig
+from pipeline.decoding.request import StepResult
+from pipeline.decoding.sources.base import DraftBudget
+from pipeline.decoding.sources.recycling import RecyclingSource
+from pipeline.decoding.tree import EMPTY_TREE, DraftTree, IntArray, chain
+from tests.unit.decoding.scripted import BUDGET, CONTEXT, VOCAB, Scripted, drafter_of, fail, paths_of, step_of
+
+
+@pytest.mark.parametrize(
+    "propose",
+    [
+        fail,
+        lambda _: chain([VOCAB]),
+        lambda _: chain([-1]),
+        lambda _: chain(list(range(9))),
+        lambda _: chain(list(range(5))),
+        lambda _: DraftTree(np.asarray([1, 2], np.int32), np.asarray([1, -1], np.int32)),
+        lambda _: DraftTree(np.asarray([1, 2], np.int32), np.asarray([-1], np.int32)),
+        lambda _: chain([1, 2], [float("nan"), 0.1]),
+        lambda _: DraftTree(np.asarray([1, 2], np.int32), np.asarray([-1, 0], np.int32), np.asarray([0.1], np.float32)),
+        lambda _: DraftTree(np.asarray([1.5, 2.5]), np.asarray([-1, 0], np.int32)),  # type: ignore[arg-type]
+        lambda _: DraftTree(np.asarray([1], np.int32), np.asarray([-1], np.int32), num_fixed=2),
+        lambda _: None,  # type: ignore[return-value, arg-type]
+    ],
+)
+def test_a_broken_source_costs_its_own_drafts_only(
+    propose: Callable[[DraftBudget], DraftTree], caplog: pytest.LogCaptureFixture
+) -> None:
+    broken, good = Scripted("broken", propose), Scripted("good", lambda _: chain([7, 8]))
+    drafter = drafter_of(broken, good)
+    with caplog.at_level(logging.ERROR):
+        for count in (1, 2):
+            tree = drafter.propose("r", CONTEXT, BUDGET)
+            assert paths_of(tree) == {(7,), (7, 8)}
+            drafter.update("r", step_of(tree, [0, 1]))
+            assert drafter.failures == {"broken": count, "good": 0}
+    assert len(caplog.records) == 1
+    assert good.heard[-1][1] == [0, 1]
+
+
+def test_a_source_that_fails_to_start_or_learn_harms_nobody() -> None:
+    class Hopeless(Scripted):
+        def start(self, request_id: str, prompt_ids: IntArray, namespace: str) -> None:
+            raise KeyError(request_id)
+
+        def update(self, request_id: str, step: StepResult, nodes: IntArray) -> None:
+            raise KeyError(request_id)
+
+        def stop(self, request_id: str) -> None:
+            raise KeyError(request_id)
+
+    good = Scripted("good", lambda _: chain([7, 8]))
+    drafter = drafter_of(Hopeless("hopeless", fail), good)
+    drafter.update("r", step_of(drafter.propose("r", CONTEXT, BUDGET), []))
+    drafter.stop("r")
+    assert drafter.failures == {"hopeless": 4, "good": 0}
+    assert good.heard
+
+
+def test_a_broken_table_costs_its_own_drafts_only() -> None:
+    recycling = RecyclingSource(RecyclingDraftConfig(top_k=1))
+    sound = Scripted("sound", lambda _: chain([5, 6]))
+    drafter = drafter_of(recycling, sound)
+    ids, probs = np.asarray([[VOCAB]], np.int32), np.asarray([[0.9]], np.float32)
+    drafter.update("r", StepResult(CONTEXT, EMPTY_TREE, [], [4], None, ids, probs))
+    assert drafter.propose("r", CONTEXT, BUDGET).token_ids.tolist() == [5, 6]
+    assert drafter.failures == {"recycling": 1, "sound": 0}
+
+
+def test_two_sources_of_one_name_are_refused() -> None:
+    with pytest.raises(ValueError, match="different names"):
+        drafter_of(Scripted("a", fail), Scripted("a", fail))

@@ -1,0 +1,37 @@
+"""Engines and leftovers are removed, what is in use is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.config.places import Places
+from pipeline.engine.artifact import build_lock
+from pipeline.engine.removal import removable, remove, require_unused
+from pipeline.errors import BuildError
+
+
+def test_clean_finds_engines_and_leftovers_only(built: Path, where: Places) -> None:
+    (built.parent / ".partial-latency-x").mkdir()
+    (built.parent / "notes").mkdir()
+    found = {path.name for path in removable(where, None, cache=True)}
+    assert found == {"latency", ".partial-latency-x", "random"}
+    with pytest.raises(BuildError, match="no engines of 'other'"):
+        removable(where, "other", cache=False)
+    remove(removable(where, "tiny-random-llama", cache=False))
+    assert {path.name for path in built.parent.iterdir()} == {"notes"}
+
+
+def test_clean_leaves_what_is_served_or_being_built(built: Path, where: Places) -> None:
+    folders = removable(where, None, cache=True)
+    require_unused(where, folders, None)
+    require_unused(where, folders, where.engines / "another" / "latency" / "repository")
+    with pytest.raises(BuildError, match=r"latency is being served\. Stop"):
+        require_unused(where, folders, built / "repository")
+    with (
+        build_lock(where, "tiny-random-llama", pytest.fail),
+        pytest.raises(BuildError, match="An engine of tiny-random-llama is being built"),
+    ):
+        require_unused(where, folders, None)
+    require_unused(where, folders, None)
