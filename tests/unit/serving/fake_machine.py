@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-# Answers "ready" on rank 0, writes down its words, and leaves shared memory behind.
+# Answers "ready" on rank 0, writes down its words, and leaves shared memory behind. {body}: what else it does before.
 TRITONSERVER = """
-import http.server, json, os, pathlib, sys, time
+import http.server, json, os, pathlib, subprocess, sys, time
 folder = pathlib.Path({record!r})
 flags = dict(word.lstrip("-").split("=", 1) for word in sys.argv[1:] if "=" in word)
 prefix = flags["backend-config"].split("shm-region-prefix-name=")[1]
@@ -15,6 +15,7 @@ pathlib.Path("/dev/shm", prefix + "region").touch()
 words = {{"argv": sys.argv, "orchestrator": {{k: v for k, v in os.environ.items() if k.startswith("TRTLLM_")}}}}
 (folder / (prefix + ".part")).write_text(json.dumps(words))
 os.rename(folder / (prefix + ".part"), folder / (prefix + ".json"))
+{body}
 if "model-control-mode" in flags:
     time.sleep(600)
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -82,6 +83,10 @@ def write_program(path: Path, body: str) -> Path:
     return path
 
 
+def write_tritonserver(path: Path, record: Path, body: str = "") -> Path:
+    return write_program(path, TRITONSERVER.format(record=str(record), body=body))
+
+
 def fake_machine(
     folder: Path,
     *,
@@ -98,7 +103,7 @@ def fake_machine(
     record.mkdir(parents=True)
     programs = folder / "bin"
     programs.mkdir()
-    server = write_program(folder / "tritonserver" / "bin" / "tritonserver", TRITONSERVER.format(record=str(record)))
+    server = write_tritonserver(folder / "tritonserver" / "bin" / "tritonserver", record)
     if tensorrt_llm:
         (folder / "tritonserver" / "backends" / "tensorrtllm").mkdir(parents=True)
     if mpirun:

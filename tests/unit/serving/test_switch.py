@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,10 +18,10 @@ from pipeline.serving.installation import VARIABLE
 from pipeline.serving.road import Served, launch
 from pipeline.serving.server import ServerState, find_server, stop_server
 from pipeline.serving.switch import require_other, resolve_other, switch_server
-from tests.unit.serving.test_server import SERVER
+from tests.servers import FREE_PORTS
+from tests.unit.serving.fake_server import write
 
-FREE = tuple(f"server.{name}_port=0" for name in ("http", "grpc", "metrics"))
-OVERRIDES = ("backend=torch", "device=cpu", *FREE, "model.checkpoint.seed=7")
+OVERRIDES = ("backend=torch", "device=cpu", *FREE_PORTS, "model.checkpoint.seed=7")
 FAILS = 'if "bad" in flags["model-repository"]: sys.exit("error: this one does not load")'
 
 
@@ -30,8 +29,7 @@ FAILS = 'if "bad" in flags["model-repository"]: sys.exit("error: this one does n
 def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Served, ServerState, Path]]:
     """A server under profile latency, its state and its run folder."""
     script = tmp_path / "tritonserver"
-    script.write_text(SERVER.format(python=sys.executable, body=FAILS))
-    script.chmod(0o755)
+    write(script, FAILS)
     monkeypatch.setenv(VARIABLE, str(script))
     served, folder = serve_of(tmp_path, "latency", "good"), tmp_path / "run"
     state = launch(served, places(), folder, detach=True).state

@@ -25,10 +25,9 @@ from pipeline.serving.installation import VARIABLE
 from pipeline.serving.road import Served, launch, start_commands
 from pipeline.serving.server import RunningServer, find_server
 from pipeline.serving.tensorrt_llm_command import find_site
+from tests.servers import FREE_PORTS
 from tests.trt_configs import trt_config
 from tests.unit.serving.fake_machine import fake_machine
-
-FREE = tuple(f"server.{name}_port=0" for name in ("http", "grpc", "metrics"))
 
 
 @pytest.fixture
@@ -45,7 +44,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def served(tmp_path: Path, *overrides: str) -> Served:
-    resolved = trt_config("llama2-13b", "latency", *FREE, "server.startup_timeout_s=20", *overrides)
+    resolved = trt_config("llama2-13b", "latency", *FREE_PORTS, "server.startup_timeout_s=20", *overrides)
     artifact = cast(Any, SimpleNamespace(manifest=SimpleNamespace(num_bytes=1)))
     return Served(resolved, artifact, ModelRepository(tmp_path / "repository", ("tensorrt_llm",)))
 

@@ -1,0 +1,25 @@
+"""Servers as tests start them, and what they leave behind."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import psutil
+
+from pipeline.serving.guard import MARK, shm_files
+
+FREE_PORTS = tuple(f"server.{name}_port=0" for name in ("http", "grpc", "metrics"))
+
+
+def processes_of(server_id: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):  # not ours to look at, or gone
+            if process.environ().get(MARK) == server_id:
+                found.append(process)
+    return found
+
+
+def left_over(server_id: str) -> list[object]:
+    """Processes and shared memory of a server."""
+    return [*shm_files(server_id), *processes_of(server_id)]
