@@ -37,7 +37,7 @@ def sections_of(results: BenchResults) -> list[Section]:
     if len(tasks) > 1:
         sections.append(Section("By task", "", summary_table(results, tasks)))
     sources = source_table(results)
-    if sources.rows:
+    if len(sources.columns) > 2:  # more than one source
         text = "Share of the accepted draft tokens by the source that was surest of them."
         sections.append(Section("Whose drafts were accepted", text, sources))
     if results.concurrency:
