@@ -5,8 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from pipeline.config.threads import WAIT_POLICY
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault(*WAIT_POLICY)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 

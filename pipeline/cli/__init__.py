@@ -9,14 +9,13 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from pipeline.config.threads import WAIT_POLICY
 from pipeline.errors import UserError
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run one command and leave the process with its exit code."""
-    # Read once, when torch is loaded. Where other processes want the cores too, threads that spin at every barrier wait
-    # for one that was put aside: measured next to one busy process on two cores, a step took seven times as long.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault(*WAIT_POLICY)
     # So that what is half done is taken back on `kill` as on Ctrl-C.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.config.places import Places, expanded
+from pipeline.config.threads import WAIT_POLICY
 from pipeline.errors import ServerError
 
 CONTAINER_SERVER = Path("/opt/tritonserver/bin/tritonserver")
@@ -127,8 +128,7 @@ def server_environment(
 
     The stubs find this interpreter, and with it our installed package, through PATH, and its library through
     LD_LIBRARY_PATH; some of them look at PYTHONPATH, too, but the one in the wheel does not. One thread each: only the
-    engine takes all cores, by itself, and its threads sleep while they wait: the server's other processes need the
-    cores too, and a spinning thread keeps them from the one it waits for."""
+    engine takes all cores, by itself."""
     result = dict(environment)
     result["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", os.defpath)])
     result["PYTHONPATH"] = os.pathsep.join(filter(None, [str(places.home), environment.get("PYTHONPATH", "")]))
@@ -136,7 +136,7 @@ def server_environment(
     if installation.wheel_dir is not None and library is not None:
         paths = [str(library.parent), environment.get("LD_LIBRARY_PATH", "")]
         result["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, paths))
-    result.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    result.setdefault(*WAIT_POLICY)
     return result | served_variables(places)
 
 
