@@ -191,6 +191,14 @@ def require_none(run_dir: Path) -> None:
         )
 
 
+def require_server(run_dir: Path, takes_url: bool = False) -> ServerState:
+    """The server that runs from run_dir. Raises ServerError if there is none. takes_url: another can be named."""
+    if (running := find_server(run_dir)) is None:
+        other = ", or name one with --url" if takes_url else ""
+        raise ServerError(f"No server is running. Start one with `lookahead serve --background`{other}.")
+    return running
+
+
 def find_server(run_dir: Path) -> ServerState | None:
     """The server that runs from run_dir. What a killed one left behind is removed on the way."""
     path = run_dir / STATE

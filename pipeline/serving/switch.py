@@ -21,15 +21,13 @@ from pipeline.engine.builder import Note, conflicts_with_backend
 from pipeline.errors import ServerError
 from pipeline.repository.render import ModelRepository, check_repository
 from pipeline.serving.road import Served, launch
-from pipeline.serving.server import RunningServer, ServerState, find_server, stop_server
+from pipeline.serving.server import RunningServer, ServerState, require_server, stop_server
 
 
 def running_served(places: Places, folder: Path) -> Served:
     """What the running server was started from, with the address that it listens on. Raises ServerError if none runs,
     BuildError if its engine is not what it was."""
-    state = find_server(folder)
-    if state is None:
-        raise ServerError("No server is running. Start one with `lookahead serve --background`.")
+    state = require_server(folder)
     artifact = load_artifact(artifact_dir(places, state.model, state.profile), places.cache)
     repository = ModelRepository(Path(state.repository), check_repository(Path(state.repository)))
     return _at(Served(artifact.resolved, artifact, repository), state)
