@@ -3,10 +3,12 @@
 How to add commands
     * Write `pipeline/cli/<group>.py` with `def register(app: typer.Typer) -> None`, which calls
       `app.command()(function)` for each verb (or `app.add_typer(...)` for a verb with sub-verbs, such as `trie`), and
-      name the module in GROUPS below.
-    * At import time a group imports only the standard library, typer, `pipeline.errors`, `pipeline.cli.options` and
-      `pipeline.cli.output`. Everything else (torch, transformers, numpy, pydantic, our own rooms) is imported inside
-      the functions: `lookahead --help` reads every group and must start in a fraction of a second.
+      name the module in GROUPS below. Work of a verb that no room below has a place for lies in modules named after
+      it, such as `doctor_machine`.
+    * At import time a group imports only the standard library, typer, `pipeline.errors`, `pipeline.cli.options`,
+      `pipeline.cli.lists`, `pipeline.cli.measuring` and `pipeline.cli.output`. Everything else (torch, transformers,
+      numpy, pydantic, our own rooms) is imported inside the functions: `lookahead --help` reads every group and must
+      start in a fraction of a second.
     * Options that several verbs share come from `options`: `model: Model = DEFAULT_MODEL`, `profile: Profile =
       DEFAULT_PROFILE`, `overrides: Set = None`, `dry_run: DryRun = False`, `as_json: Json = False`.
       `options.resolve(model, profile, overrides)` gives the ResolvedConfig. Further options are written
@@ -29,11 +31,12 @@ import typer
 
 # As `lookahead --help` shows them: look around, build, serve, measure, tend the trie.
 GROUPS = (
+    "doctor",
     "look",
     "architectures",
     "build",
     "server",
-    "serving",
+    "clients",
     "bench",
     "verify",
     "tune",

@@ -1,4 +1,4 @@
-"""Verbs that look around: doctor, models, profiles, versions."""
+"""Verbs that look around: models, profiles, versions."""
 
 from __future__ import annotations
 
@@ -8,39 +8,13 @@ from typing import Annotated
 import typer
 
 from pipeline.cli import output
-from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, Json, Set
+from pipeline.cli.options import Json
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(doctor)
     app.command()(models)
     app.command()(profiles)
     app.command()(versions)
-
-
-def doctor(
-    model: Annotated[str | None, typer.Option("--model", "-m", help="Also say what would be refused for it.")] = None,
-    profile: Annotated[str | None, typer.Option("--profile", "-p", help="Under this profile.")] = None,
-    overrides: Set = None,
-    as_json: Json = False,
-) -> None:
-    """Check what this machine can build and serve, and say how to mend what is missing.
-
-    With --model, --profile or --set also what would be refused for them, e.g. --set backend=tensorrt_llm."""
-    from pipeline.cli.health import examine, examine_config
-
-    findings = examine()
-    if model is not None or profile is not None or overrides:
-        findings += examine_config(model or DEFAULT_MODEL, profile or DEFAULT_PROFILE, tuple(overrides or ()))
-    if as_json:
-        output.print_json([finding._asdict() for finding in findings])
-    else:
-        output.table(["", "part", "found"], [(_MARKS[f.state], f.part, f.found) for f in findings])
-        for finding in findings:
-            if finding.remedy:
-                output.say(f"{finding.part}: {finding.remedy}")
-    if any(finding.state == "fail" for finding in findings):
-        raise typer.Exit(2)
 
 
 def models(as_json: Json = False) -> None:
@@ -123,9 +97,6 @@ def versions(
         output.table(MATRIX_COLUMNS, matrix_rows())
 
 
-_MARKS = {"ok": "ok", "note": "-", "fail": "FAIL"}
-
-
 def _count(number: int) -> str:
     return (
         f"{number / 1e9:.1f} B"
@@ -137,4 +108,6 @@ def _count(number: int) -> str:
 
 
 def _built(folder: Path) -> str:
-    return ", ".join(sorted(path.parent.name for path in folder.glob("*/manifest.json"))) or "-"
+    from pipeline.engine.artifact import MANIFEST
+
+    return ", ".join(sorted(path.parent.name for path in folder.glob(f"*/{MANIFEST}"))) or "-"

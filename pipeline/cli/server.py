@@ -116,7 +116,7 @@ def status(as_json: Json = False) -> None:
     """Say what is being served, and what it has done so far. Exit code 2 if nothing is running."""
     from pipeline.config.places import places
     from pipeline.serving.figures import read_figures
-    from pipeline.serving.log import crash_log, kept_log
+    from pipeline.serving.log import LOG, crash_log, kept_log
     from pipeline.serving.road import run_dir
     from pipeline.serving.server import find_server, is_ready
 
@@ -145,7 +145,7 @@ def status(as_json: Json = False) -> None:
         ("HTTP", state.http_url),
         ("metrics", state.metrics_url),
         ("repository", state.repository),
-        ("log", str(folder / "server.log")),
+        ("log", str(folder / LOG)),
         *([] if log is None else [("log of a crash", str(log))]),
         *((name, f"{value:.3g}" if value % 1 else f"{value:.0f}") for name, value in figures.items()),
     ]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from pipeline import cli
-from pipeline.cli.finding import Finding
-from pipeline.cli.health_tensorrt_llm import examine_tensorrt_llm
+from pipeline.cli.doctor_finding import Finding
+from pipeline.cli.doctor_tensorrt_llm import examine_tensorrt_llm
 from pipeline.engine.tensorrt_llm import environment
 from pipeline.serving.installation import VARIABLE
 from tests.unit.serving.fake_machine import fake_machine, write_program

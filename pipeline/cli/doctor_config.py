@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from pipeline.cli.finding import Finding
+from pipeline.cli.doctor_finding import Finding
 from pipeline.cli.options import resolve
 from pipeline.config.places import places
 from pipeline.config.schema import ResolvedConfig
 from pipeline.errors import ConfigError, UserError
 
 
-def refusals(model: str, profile: str, overrides: Sequence[str]) -> Iterator[Finding]:
-    """Findings of a config: its settings, the build here, the server here. "ok" where nothing is refused."""
+def examine_config(model: str, profile: str, overrides: Sequence[str]) -> Iterator[Finding]:
+    """What would be refused for a model under a profile: its settings, this machine's means to build it, and to serve
+    it. "ok" where nothing is refused."""
     subject = f"{model} ({profile})"
     try:
         resolved = resolve(model, profile, overrides)

@@ -11,7 +11,7 @@ import typer
 
 from pipeline.cli import output
 from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, Json, Model, Profile, Set, resolve
-from pipeline.errors import RequestError, ServerError
+from pipeline.errors import RequestError
 
 if TYPE_CHECKING:
     from pipeline.serving.client import Completion, TextQuery
@@ -174,11 +174,7 @@ def _url(url: str | None, protocol: Literal["grpc", "http"]) -> str:
         return url
     from pipeline.config.places import places
     from pipeline.serving.road import run_dir
-    from pipeline.serving.server import find_server
+    from pipeline.serving.server import require_server
 
-    state = find_server(run_dir(places()))
-    if state is None:
-        raise ServerError(
-            "No server is running. Start one with `lookahead serve --background`, or name one with --url."
-        )
+    state = require_server(run_dir(places()), takes_url=True)
     return state.grpc_url if protocol == "grpc" else state.http_url

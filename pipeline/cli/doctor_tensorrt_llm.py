@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
 
-from pipeline.cli.finding import Finding
+from pipeline.cli.doctor_finding import Finding
 from pipeline.engine.tensorrt_llm import facts
 from pipeline.engine.tensorrt_llm.environment import Gpu, gpus, package_versions
 from pipeline.engine.tensorrt_llm.versions import requirements, unmet

@@ -1,4 +1,5 @@
-"""What `lookahead doctor` looks at. Each finding says what was found and, if something is missing, how to mend it."""
+"""What `lookahead doctor` looks at on this machine. Each finding says what was found and, if something is missing,
+how to mend it."""
 
 from __future__ import annotations
 
@@ -8,33 +9,25 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from packaging.requirements import Requirement
 
 from pipeline.checkpoint.disk import gigabytes
-from pipeline.cli.finding import Finding
+from pipeline.cli.doctor_finding import Finding
 from pipeline.config.places import Places, places
 from pipeline.engine.provenance import version_of
 
 _DISTRIBUTION = "lookahead-pipeline"
 
 
-def examine() -> list[Finding]:
+def examine_machine() -> list[Finding]:
     """All findings, cheapest first. Changes nothing; needs no network."""
-    from pipeline.cli.health_tensorrt_llm import examine_tensorrt_llm
+    from pipeline.cli.doctor_tensorrt_llm import examine_tensorrt_llm
 
     where = places()
     machine = [_python(), *_packages(), _compiler(), *_hardware(), *_room(where), *_server(where)]
     return [*machine, *examine_tensorrt_llm(), _hub()]
-
-
-def examine_config(model: str, profile: str, overrides: Sequence[str]) -> list[Finding]:
-    """What would be refused for a model under a profile: its settings, this machine's means to build it, and to
-    serve it."""
-    from pipeline.cli.health_config import refusals
-
-    return list(refusals(model, profile, overrides))
 
 
 def _python() -> Finding:

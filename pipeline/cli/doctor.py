@@ -1,0 +1,42 @@
+"""The verb that examines this machine: doctor."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from pipeline.cli import output
+from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, Json, Set
+
+_MARKS = {"ok": "ok", "note": "-", "fail": "FAIL"}
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(doctor)
+
+
+def doctor(
+    model: Annotated[str | None, typer.Option("--model", "-m", help="Also say what would be refused for it.")] = None,
+    profile: Annotated[str | None, typer.Option("--profile", "-p", help="Under this profile.")] = None,
+    overrides: Set = None,
+    as_json: Json = False,
+) -> None:
+    """Check what this machine can build and serve, and say how to mend what is missing.
+
+    With --model, --profile or --set also what would be refused for them, e.g. --set backend=tensorrt_llm."""
+    from pipeline.cli.doctor_config import examine_config
+    from pipeline.cli.doctor_machine import examine_machine
+
+    findings = examine_machine()
+    if model is not None or profile is not None or overrides:
+        findings += examine_config(model or DEFAULT_MODEL, profile or DEFAULT_PROFILE, tuple(overrides or ()))
+    if as_json:
+        output.print_json([finding._asdict() for finding in findings])
+    else:
+        output.table(["", "part", "found"], [(_MARKS[f.state], f.part, f.found) for f in findings])
+        for finding in findings:
+            if finding.remedy:
+                output.say(f"{finding.part}: {finding.remedy}")
+    if any(finding.state == "fail" for finding in findings):
+        raise typer.Exit(2)
