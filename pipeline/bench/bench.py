@@ -105,6 +105,12 @@ def _targets(artifact: Artifact, plan: BenchPlan) -> list[TargetTraits]:
     return [traits for traits in targets if "auto" in wanted or traits.strategies & wanted] or [*targets]
 
 
+def num_requests(rows: Sequence[WorkloadRow], plan: BenchPlan, options: MeasureOptions) -> int:
+    """How many requests `run_bench` records; those in flight together are not among them."""
+    num_turns = sum(len(row.turns) if options.turns == "all" else 1 for row in rows)
+    return options.repeats * num_turns * (len(plan.strategies) + len(plan.baselines))
+
+
 def run_bench(
     artifact: Artifact,
     tokenizer: Tokenizer,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -95,6 +96,11 @@ class BenchResults(_Value):
 def save_json(path: Path, value: BaseModel) -> None:
     """Write a value as JSON: see `save_text`."""
     save_text(path, value.model_dump_json() + "\n")
+
+
+def save_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write a list of figures as JSON: see `save_text`."""
+    save_text(path, json.dumps(rows, indent=1) + "\n")
 
 
 def save_text(path: Path, text: str) -> None:

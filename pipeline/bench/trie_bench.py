@@ -7,7 +7,7 @@ states have few, Zipf-distributed successors, so that strings repeat about as mu
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from pipeline.bench.trie_peers import Peer
 from pipeline.decoding.tree import DraftTree, IntArray, agreeing_path
 from pipeline.decoding.trie import Trie
 from pipeline.decoding.trie.retrieval import Estimator
+from pipeline.errors import UserError
 
 SEQUENCE_LEN = 1024
 CONTEXT_LEN = 64
@@ -72,6 +73,19 @@ def synthetic_sequences(num_tokens: int, seed: int = 0, vocab_size: int = VOCABU
         result[:, place] = token
         state = ((state % vocab_size) * vocab_size + token) % (1 << 30)
     return list(result.astype(np.int32))
+
+
+def synthetic_stream(num_tokens: int, seed: int) -> list[IntArray]:
+    """Synthetic sequences of which so many tokens can be inserted: the held-out ones come on top."""
+    return synthetic_sequences(int(num_tokens * 1.02) + SEQUENCE_LEN, seed)
+
+
+def cut(texts: Iterable[IntArray]) -> list[IntArray]:
+    """Texts in sequences of at most `SEQUENCE_LEN` tokens. Raises UserError if they are too few to measure."""
+    sequences = [text[at : at + SEQUENCE_LEN] for text in texts for at in range(0, len(text), SEQUENCE_LEN)]
+    if sum(map(len, sequences)) < 100:
+        raise UserError("The files hold fewer than 100 tokens; give more text.")
+    return sequences
 
 
 class _InsertTimer:

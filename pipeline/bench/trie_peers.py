@@ -53,13 +53,12 @@ class PromptLookup:
         self._text[0, self._num_tokens : self._num_tokens + len(tokens)] = torch.from_numpy(tokens)
 
 
-# Room for text, for a context and in a draft -> the peer.
 PEERS: dict[str, Callable[[int, int, int], Peer]] = {"prompt-lookup": PromptLookup}
 
 
-def choose_peers(names: Sequence[str]) -> list[str]:
-    """Raises UserError for one that is unknown."""
+def create_peers(names: Sequence[str], max_tokens: int, max_context: int, draft_tokens: int) -> dict[str, Peer]:
+    """The peers by name, with room for text, for a context and in a draft. Raises UserError for one that is unknown."""
     for name in names:
         if name not in PEERS:
             raise UserError(f"There is no peer {name!r}; --peers takes {', '.join(PEERS)}.")
-    return list(dict.fromkeys(names))
+    return {name: PEERS[name](max_tokens, max_context, draft_tokens) for name in names}

@@ -83,6 +83,17 @@ def tune(
     return [row for row in summarise(records, BASELINE) if row.task == OVERALL]
 
 
+def winners(chosen: Sequence[Candidate], rows: Sequence[SummaryRow]) -> tuple[int | None, LookaheadConfig | None]:
+    """The draft budget and the window of the fastest candidates; None where none beat plain decoding."""
+    by_name = {each.name: each for each in chosen}
+    budget = best(rows, [each.name for each in chosen if each.max_draft_tokens is not None])
+    window = best(rows, [each.name for each in chosen if each.lookahead is not None])
+    return (
+        None if budget is None else by_name[budget.strategy].max_draft_tokens,
+        None if window is None else by_name[window.strategy].lookahead,
+    )
+
+
 def best(rows: Sequence[SummaryRow], names: Sequence[str]) -> SummaryRow | None:
     """The fastest of the named candidates, if it is faster than plain decoding."""
     faster = [row for row in rows if row.strategy in names and row.speedup is not None and row.speedup > 1]

@@ -20,7 +20,7 @@ How to add commands
       with 2. Nothing else is caught: a bug leaves its trace and exits with 1. Exit codes of a verb's own: `raise
       typer.Exit(code)`.
     * Results go to stdout (`output.say`, `output.table`, `output.print_json`), progress and remarks to stderr
-      (`output.note`, `output.progress`), so that `--json` can be piped.
+      (`output.note`, `output.steps`, `output.progress`), so that `--json` can be piped.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ GROUPS = (
     "replay",
     "experiments",
     "trie",
+    "bench_trie",
     "validate",
 )
 

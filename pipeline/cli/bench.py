@@ -9,27 +9,50 @@ import typer
 
 from pipeline.cli import output
 from pipeline.cli.lists import numbers, one_of, words
-from pipeline.cli.measuring import (
+from pipeline.cli.measuring import built_artifact, check_url
+from pipeline.cli.options import (
+    DEFAULT_MODEL,
+    DEFAULT_PROFILE,
     AllowRemote,
     Data,
+    Json,
     MaxNewTokens,
+    Model,
+    Profile,
     Raw,
     Seed,
+    Set,
     Strategies,
-    built_artifact,
-    check_url,
-    running_server,
+    Temperature,
+    limit_to,
 )
-from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, Json, Model, Profile, Set
-from pipeline.errors import ServerError
 
 if TYPE_CHECKING:
+    from pipeline.bench.bench import BenchPlan
     from pipeline.bench.load import LoadResult
-    from pipeline.bench.results import BenchResults, RequestRecord
+    from pipeline.bench.measure import MeasureOptions
+    from pipeline.bench.results import BenchResults
+    from pipeline.bench.workload import Tokenizer, WorkloadRow
+    from pipeline.engine.artifact import Artifact
 
 
 # Requests in flight at once: each has a thread of its own here.
 MOST_REQUESTS = 1024
+
+
+Baselines = Annotated[
+    str, typer.Option("--baselines", help="Of hf,hf-prompt-lookup: generate of transformers on the same weights.")
+]
+Warm = Annotated[
+    str, typer.Option("--warm", help="cold: draft sources emptied before each prompt. warm: kept over prompts.")
+]
+Concurrency = Annotated[
+    str, typer.Option("--concurrency", help="Also measure tokens/s with N requests in flight; a list such as 1,2,4,8.")
+]
+Turns = Annotated[str, typer.Option("--turns", help="first, or all: feed answers back as a conversation.")]
+CostCurve = Annotated[
+    bool, typer.Option("--cost-curve", help="Measure pass times and store them with the engine for the planner.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -44,29 +67,18 @@ def bench(
     profile: Profile = DEFAULT_PROFILE,
     overrides: Set = None,
     strategies: Strategies = None,
-    baselines: Annotated[
-        str, typer.Option("--baselines", help="Of hf,hf-prompt-lookup: generate of transformers on the same weights.")
-    ] = "",
+    baselines: Baselines = "",
     max_new_tokens: MaxNewTokens = 128,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only the first N rows.")] = None,
+    limit: Annotated[int | None, limit_to("rows")] = None,
     tasks: Annotated[str | None, typer.Option("--tasks", help="Only these tasks of the file.")] = None,
-    warm: Annotated[
-        str, typer.Option("--warm", help="cold: draft sources emptied before each prompt. warm: kept over prompts.")
-    ] = "cold",
+    warm: Warm = "cold",
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Passes over the workload.")] = 1,
-    concurrency: Annotated[
-        str,
-        typer.Option("--concurrency", help="Also measure tokens/s with N requests in flight; a list such as 1,2,4,8."),
-    ] = "",
-    turns: Annotated[
-        str, typer.Option("--turns", help="first, or all: feed answers back as a conversation.")
-    ] = "first",
+    concurrency: Concurrency = "",
+    turns: Turns = "first",
     raw: Raw = False,
-    temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0 is greedy.")] = 0.0,
+    temperature: Temperature = 0.0,
     seed: Seed = 0,
-    cost_curve: Annotated[
-        bool, typer.Option("--cost-curve", help="Measure pass times and store them with the engine for the planner.")
-    ] = False,
+    cost_curve: CostCurve = False,
     url: Annotated[
         str | None, typer.Option("--url", help="Measure through the server at this gRPC address, host:port.")
     ] = None,
@@ -74,7 +86,7 @@ def bench(
     json_path: Annotated[Path | None, typer.Option("--json", help="Write everything measured here.")] = None,
 ) -> None:
     """Measure strategies against plain decoding, alternately and in one process, and check every output."""
-    from pipeline.bench.bench import BenchPlan, Progress, run_bench
+    from pipeline.bench.bench import BenchPlan
     from pipeline.bench.in_process import choose_strategies, codec_of
     from pipeline.bench.measure import MeasureOptions
     from pipeline.bench.results import require_writable, save_json
@@ -104,17 +116,30 @@ def bench(
     )
     others = words("--baselines", baselines) if baselines else []
     plan = BenchPlan(tuple(chosen), tuple(others), tuple(levels), cost_curve, url)
-    num_turns = sum(len(row.turns) if turns == "all" else 1 for row in rows)
-    with output.progress() as bar:
-        task = bar.add_task("measuring", total=repeats * num_turns * (len(chosen) + len(plan.baselines)))
-
-        def on_record(record: RequestRecord) -> None:
-            bar.update(task, advance=1, description=f"{record.id} {record.strategy}")
-
-        results = run_bench(artifact, codec.tokenizer, rows, plan, options, Progress(on_record, output.note))
+    results = _measure(artifact, codec.tokenizer, rows, plan, options)
     if json_path is not None:
         save_json(json_path, results)
-    _show(results)
+    _show_results(results)
+
+
+def _measure(
+    artifact: Artifact, tokenizer: Tokenizer, rows: list[WorkloadRow], plan: BenchPlan, options: MeasureOptions
+) -> BenchResults:
+    from pipeline.bench.bench import Progress, num_requests, run_bench
+
+    with output.steps("measuring", num_requests(rows, plan, options)) as step:
+        progress = Progress(lambda record: step(f"{record.id} {record.strategy}"), output.note)
+        return run_bench(artifact, tokenizer, rows, plan, options, progress)
+
+
+def _show_results(results: BenchResults) -> None:
+    from pipeline.bench.report import headline, sections_of
+
+    for section in sections_of(results):
+        if section.is_measured and section.table is not None:
+            output.table(section.table.columns, section.table.rows, section.title)
+    if results.summary:
+        output.say(headline(results))
 
 
 def load(
@@ -133,7 +158,7 @@ def load(
     ] = None,
     max_new_tokens: MaxNewTokens = 64,
     raw: Raw = False,
-    temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0 is greedy.")] = 0.0,
+    temperature: Temperature = 0.0,
     seed: Seed = 0,
     allow_remote: AllowRemote = False,
     as_json: Json = False,
@@ -144,22 +169,22 @@ def load(
     from pipeline.bench.load import LoadPlan, run_load, summary_of
     from pipeline.bench.remote import Ask, generate
     from pipeline.bench.workload import DEFAULT_PROMPTS, load_workload
+    from pipeline.config.places import places
     from pipeline.decoding.request import SamplingParams
+    from pipeline.serving.road import run_dir
+    from pipeline.serving.server import require_server
 
     rows = load_workload(data or DEFAULT_PROMPTS)
-    target = url or running_server()
-    if target is None:
-        raise ServerError("No server is running. Start one with `lookahead serve`, or name one with --url host:port.")
+    target = url or require_server(run_dir(places()), takes_url=True).grpc_url
     check_url(target, allow_remote)
     names: list[str | None] = [None] if strategies is None else [*words("--strategies", strategies)]
     sampling = SamplingParams(temperature=temperature, seed=seed)
     asks = [Ask(row.first_prompt(raw), max_new_tokens, name, sampling) for row in rows for name in names]
     plan = LoadPlan(concurrency, duration, max_requests, rate)
-    with output.progress() as bar:
-        task = bar.add_task("sending", total=max_requests)
+    with output.steps("sending", max_requests) as step:
 
         def on_answer(result: LoadResult) -> None:
-            bar.update(task, advance=1, description=f"{result.num_requests} done, {sum(result.errors.values())} errors")
+            step(f"{result.num_requests} done, {sum(result.errors.values())} errors")
 
         summary = summary_of(run_load(lambda ask, timeout_s: generate(target, ask, timeout_s), asks, plan, on_answer))
     if as_json:
@@ -188,18 +213,6 @@ def report(
         output.note(f"wrote {markdown}")
     if html is None and markdown is None:
         output.say(markdown_of(loaded))
-
-
-def _show(results: BenchResults) -> None:
-    from pipeline.bench.report import sections_of
-
-    for section in sections_of(results):
-        if section.is_measured and section.table is not None:
-            output.table(section.table.columns, section.table.rows, section.title)
-    if results.summary:
-        from pipeline.bench.report import headline
-
-        output.say(headline(results))
 
 
 def _shown(value: Any) -> str:

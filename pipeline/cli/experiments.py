@@ -9,7 +9,7 @@ import typer
 
 from pipeline.cli import output
 from pipeline.cli.lists import numbers
-from pipeline.cli.options import DEFAULT_PROFILE, Profile, Set, resolve
+from pipeline.cli.options import DEFAULT_PROFILE, Outputs, Profile, Set, limit_to, resolve
 from pipeline.errors import UserError
 
 if TYPE_CHECKING:
@@ -32,11 +32,9 @@ def register(app: typer.Typer) -> None:
 
 
 def experiments(
-    outputs: Annotated[
-        Path, typer.Option("--outputs", help="JSON Lines of {prompt_ids, output_ids, task}, or a `bench --json` file.")
-    ],
+    outputs: Outputs,
     out: Annotated[Path, typer.Option("--out", help="Folder for the JSON and PNG files.")] = Path("results"),
-    limit: Annotated[int | None, typer.Option("--limit", help="Only the first N outputs.", min=1)] = None,
+    limit: Annotated[int | None, limit_to("outputs")] = None,
     model: Annotated[
         str | None,
         typer.Option("--model", "-m", help="Run W, N, G on this model's engine as well; it is the outputs'."),
@@ -53,14 +51,7 @@ def experiments(
     ] = "3,3,3",
 ) -> None:
     """Acceptance length against decoding length, branch length, trie memory and, with --model, W, N and G, or ranks."""
-    from pipeline.bench.experiment_plots import plot_capacity, plot_lengths
-    from pipeline.bench.experiments import (
-        RETRIEVALS,
-        by_branch_length,
-        by_capacity,
-        by_decoding_length,
-        require_fit,
-    )
+    from pipeline.bench.experiments import require_fit
     from pipeline.bench.known_outputs import load_replay_rows
     from pipeline.bench.results import require_writable
 
@@ -80,25 +71,32 @@ def experiments(
     loaded = None if model is None else _engine(model, profile, overrides)
     if loaded is not None:
         require_fit(chosen, loaded[0])
-    num_runs = len(RETRIEVALS) * (len(DECODING_LENGTHS) + len(BRANCH_LENGTHS)) + len(CAPACITIES)
-    with output.progress() as bar:
-        task = bar.add_task("replaying", total=num_runs * len(rows))
-
-        def on_row() -> None:
-            bar.advance(task)
-
-        found = by_decoding_length(rows, DECODING_LENGTHS, on_row)
-        _save(out / "decoding_length.json", found)
-        plot_lengths(out / "decoding_length.png", found, "decoding_length", "decoding length (draft tokens per step)")
-        found = by_branch_length(rows, BRANCH_LENGTHS, DECODING_LENGTH, on_row)
-        _save(out / "branch_length.json", found)
-        plot_lengths(out / "branch_length.png", found, "branch_length", "branch length (longest drafted path)")
-        found = by_capacity(rows, CAPACITIES, DECODING_LENGTH, on_row)
-        _save(out / "capacity.json", found)
-        plot_capacity(out / "capacity.png", found)
+    _run_trie(rows, out)
     if loaded is not None:
         _run_lookahead(rows, out, *loaded, chosen)
     output.say(f"results are in {out}")
+
+
+def _run_trie(rows: list[ReplayRow], out: Path) -> None:
+    from pipeline.bench.experiment_plots import plot_capacity, plot_lengths
+    from pipeline.bench.experiments import RETRIEVALS, by_branch_length, by_capacity, by_decoding_length
+    from pipeline.bench.results import save_rows
+
+    num_runs = len(RETRIEVALS) * (len(DECODING_LENGTHS) + len(BRANCH_LENGTHS)) + len(CAPACITIES)
+    with output.steps("replaying", num_runs * len(rows)) as step:
+
+        def on_row() -> None:
+            step("replaying")
+
+        found = by_decoding_length(rows, DECODING_LENGTHS, on_row)
+        save_rows(out / "decoding_length.json", found)
+        plot_lengths(out / "decoding_length.png", found, "decoding_length", "decoding length (draft tokens per step)")
+        found = by_branch_length(rows, BRANCH_LENGTHS, DECODING_LENGTH, on_row)
+        save_rows(out / "branch_length.json", found)
+        plot_lengths(out / "branch_length.png", found, "branch_length", "branch length (longest drafted path)")
+        found = by_capacity(rows, CAPACITIES, DECODING_LENGTH, on_row)
+        save_rows(out / "capacity.json", found)
+        plot_capacity(out / "capacity.png", found)
 
 
 def _run_lookahead(
@@ -110,15 +108,14 @@ def _run_lookahead(
 ) -> None:
     from pipeline.bench.experiment_plots import plot_compression
     from pipeline.bench.experiments import by_lookahead_sizes
+    from pipeline.bench.results import save_rows
 
     found = []
-    with output.progress() as bar:
-        task = bar.add_task("generating", total=len(sizes) * len(rows))
-        for result in by_lookahead_sizes(
-            rows, engine, sizes, resolved.profile.engine.prefill_chunk, lambda: bar.advance(task)
-        ):
+    with output.steps("generating", len(sizes) * len(rows)) as step:
+        chunk = resolved.profile.engine.prefill_chunk
+        for result in by_lookahead_sizes(rows, engine, sizes, chunk, lambda: step("generating")):
             found.append(result)
-            _save(out / "lookahead.json", found)
+            save_rows(out / "lookahead.json", found)
     plot_compression(out / "lookahead.png", found)
     output.table(list(found[0]), [list(row.values()) for row in found])
 
@@ -133,14 +130,14 @@ def _run_ranks(
 ) -> None:
     from pipeline.bench.experiment_plots import plot_ranks
     from pipeline.bench.parallel_experiment import by_ranks
+    from pipeline.bench.results import save_rows
 
     found: list[dict[str, Any]] = []
-    with output.progress() as bar:
-        task = bar.add_task("generating", total=len(ranks) * len(rows))
+    with output.steps("generating", len(ranks) * len(rows)) as step:
         chunk = resolved.profile.engine.prefill_chunk
-        for result in by_ranks(rows, engine, one, ranks, chunk, lambda: bar.advance(task)):
+        for result in by_ranks(rows, engine, one, ranks, chunk, lambda: step("generating")):
             found.insert(0, result)
-            _save(out / "ranks.json", found)
+            save_rows(out / "ranks.json", found)
     plot_ranks(out / "ranks.png", found)
     shown = ["ranks", "max_window_size", "max_ngram_size", "max_verification_set_size", "tokens_per_step"]
     shown += ["tokens_per_rank", "steps", "step_compression", "identical", "outputs"]
@@ -172,11 +169,3 @@ def _size(option: str, text: str) -> LookaheadConfig:
         return LookaheadConfig(max_window_size=w, max_ngram_size=n, max_verification_set_size=g)
     except (ValueError, ValidationError) as error:
         raise UserError(f"{option} holds {text!r}; give W,N,G as whole numbers, such as 5,3,5.") from error
-
-
-def _save(path: Path, rows: list[dict[str, Any]]) -> None:
-    import json
-
-    from pipeline.bench.results import save_text
-
-    save_text(path, json.dumps(rows, indent=1) + "\n")

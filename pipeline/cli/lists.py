@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from pipeline.errors import UserError
 
 
@@ -16,12 +18,23 @@ def words(option: str, text: str) -> list[str]:
 
 
 def numbers(option: str, text: str, most: int) -> list[int]:
-    """The numbers of `1,2,4`. Raises UserError for anything but different whole numbers from 1 to `most`."""
-    found = words(option, text)
-    # Compared by length first: Python does not turn thousands of digits into a number.
-    if not all(word.isdecimal() and len(word) <= len(str(most)) and 1 <= int(word) <= most for word in found):
+    """The numbers of `1,2,4`, or of `1e5,2.5e6`. Raises UserError for anything but different whole numbers from 1 to
+    `most`."""
+    found = [_number(word) for word in words(option, text)]
+    if not all(1 <= number <= most for number in found):
         raise UserError(f"{option} takes numbers from 1 to {most}, separated by commas; found {_short(text)!r}.")
-    return [int(word) for word in found]
+    return found
+
+
+def _number(word: str) -> int:
+    """0 for what is no whole number."""
+    # By length first: Python does not turn thousands of digits into a number.
+    if len(word) > 20 or not re.fullmatch(r"\d+|\d+(\.\d+)?e\d+", word):
+        return 0
+    if word.isdecimal():
+        return int(word)
+    number = float(word)
+    return int(number) if number.is_integer() else 0
 
 
 def _short(text: str) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -32,6 +33,27 @@ Set = Annotated[
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
+
+# Of the verbs that measure.
+Data = Annotated[
+    Path | None, typer.Option("--data", help="JSON Lines of {id, task, prompt} or {id, task, turns}, or text.")
+]
+Outputs = Annotated[
+    Path, typer.Option("--outputs", help="JSON Lines of {prompt_ids, output_ids, task}, or a `bench --json` file.")
+]
+Strategies = Annotated[
+    str | None, typer.Option("--strategies", help="E.g. none,trie,hybrid; default: all that the profile drafts for.")
+]
+MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", min=1, help="Longest output.")]
+Raw = Annotated[bool, typer.Option("--raw", help="Prompts as they are, without the chat template.")]
+Temperature = Annotated[float, typer.Option("--temperature", min=0.0, help="0 is greedy.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Of sampled outputs.")]
+AllowRemote = Annotated[bool, typer.Option("--allow-remote", help="The server may be another machine.")]
+
+
+def limit_to(what: str) -> Any:
+    """--limit of a verb that reads a file of such things."""
+    return typer.Option("--limit", min=1, help=f"Only the first N {what}.")
 
 
 def resolve(model: str, profile: str, overrides: Sequence[str] | None = None) -> ResolvedConfig:

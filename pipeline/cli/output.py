@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
@@ -50,3 +51,15 @@ def progress() -> Progress:
         console=notes,
         transient=True,
     )
+
+
+@contextmanager
+def steps(what: str, total: int | None) -> Iterator[Callable[[str], None]]:
+    """Progress in steps of one task: call what is yielded after each of them, with what it was."""
+    with progress() as bar:
+        task = bar.add_task(what, total=total)
+
+        def step(text: str) -> None:
+            bar.update(task, advance=1, description=text)
+
+        yield step

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pipeline.cli import output
 from pipeline.cli.lists import numbers, words
-from pipeline.cli.options import MOST_DRAFT_TOKENS
+from pipeline.cli.options import MOST_DRAFT_TOKENS, Outputs, limit_to
+
+if TYPE_CHECKING:
+    from pipeline.bench.replay import ReplayResult
 
 
 def register(app: typer.Typer) -> None:
@@ -17,10 +20,7 @@ def register(app: typer.Typer) -> None:
 
 
 def replay(
-    outputs: Annotated[
-        Path,
-        typer.Option("--outputs", help="JSON Lines of {prompt_ids, output_ids, task}, or a `bench --json` file."),
-    ],
+    outputs: Outputs,
     source: Annotated[
         str,
         typer.Option(
@@ -34,17 +34,16 @@ def replay(
         int, typer.Option("--branch-length", help="Tokens per stored branch.", min=1, max=64)
     ] = 12,
     max_draft_len: Annotated[int, typer.Option("--max-draft-len", help="Longest drafted path.", min=1, max=256)] = 32,
-    limit: Annotated[int | None, typer.Option("--limit", help="Only the first N rows.", min=1)] = None,
+    limit: Annotated[int | None, limit_to("rows")] = None,
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the rows here as JSON.")] = None,
 ) -> None:
     """Count the verify steps that known outputs would have taken with a draft source."""
-    import json
     from functools import partial
 
     from pipeline.bench.known_outputs import load_replay_rows
     from pipeline.bench.replay import replay as run_replay
     from pipeline.bench.replay import result_rows, source_parts
-    from pipeline.bench.results import require_writable, save_text
+    from pipeline.bench.results import require_writable, save_rows
 
     budgets = numbers("--budget", budget, MOST_DRAFT_TOKENS)
     regimes = words("--regime", regime)
@@ -54,7 +53,7 @@ def replay(
     if json_path is not None:
         require_writable(json_path)
     rows = load_replay_rows(outputs)[:limit]
-    results = []
+    results: list[ReplayResult] = []
     with output.progress() as bar:
         for name in sources:
             task = bar.add_task(f"replay {name}", total=len(rows) * len(budgets) * len(regimes))
@@ -62,7 +61,11 @@ def replay(
                 rows, name, budgets, regimes, branch_length, partial(bar.advance, task), max_draft_len=max_draft_len
             )
     if json_path is not None:
-        save_text(json_path, json.dumps(result_rows(results), indent=1) + "\n")
+        save_rows(json_path, result_rows(results))
+    _show(results)
+
+
+def _show(results: list[ReplayResult]) -> None:
     output.table(
         [
             "source",

@@ -1,4 +1,4 @@
-"""The verbs that tend tries: trie build, inspect, prune, merge, and bench-trie, which measures one."""
+"""The verbs that tend tries: trie build, inspect, prune, merge."""
 
 from __future__ import annotations
 
@@ -9,19 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipeline.cli import output
-from pipeline.cli.lists import words
-from pipeline.cli.options import MOST_DRAFT_TOKENS, Json
+from pipeline.cli.options import Json
 from pipeline.errors import UserError
 
 if TYPE_CHECKING:
-    from pipeline.bench.trie_bench import Measurement
     from pipeline.decoding.trie import Trie
 
 BranchLength = Annotated[int, typer.Option("--branch-length", help="Tokens stored per branch.", min=1, max=64)]
 # 64 GiB: the rows of a trie are numbered with 31 bits.
 MOST_MIB = 65536
-# Tokens of the largest stream that fits into the memory of an ordinary machine, with a trie of them.
-MOST_TOKENS = 10**8
 MaxMib = Annotated[float, typer.Option("--max-mib", help="Hard memory limit in MiB.", min=0.0625, max=MOST_MIB)]
 Tokenizer = Annotated[
     Path | None,
@@ -36,7 +32,6 @@ def register(app: typer.Typer) -> None:
     for command in (build, inspect, prune, merge):
         trie.command()(command)
     app.add_typer(trie, name="trie")
-    app.command()(bench_trie)
 
 
 def build(
@@ -56,8 +51,8 @@ def build(
     from pipeline.bench.token_rows import token_sequences
     from pipeline.decoding.trie.snapshot import save_trie
 
-    encode = _encoder(tokenizer)
-    trie = _new_trie(branch_length, max_mib)
+    encode = encoder(tokenizer)
+    trie = new_trie(branch_length, max_mib)
     num_rows = num_tokens = 0
     with output.progress() as bar:
         task = bar.add_task("insert", total=len(files))
@@ -127,7 +122,7 @@ def merge(
         raise UserError(
             f"The snapshots have branch lengths {', '.join(map(str, lengths))}; only equal ones can be merged."
         )
-    merged = _new_trie(lengths[0], max_mib)
+    merged = new_trie(lengths[0], max_mib)
     with output.progress() as bar:
         task = bar.add_task("merge", total=len(tries))
         for trie in tries:
@@ -137,120 +132,8 @@ def merge(
     _show(merged, out, as_json)
 
 
-def bench_trie(
-    files: Annotated[
-        list[Path] | None,
-        typer.Argument(help="Token rows or texts; a synthetic stream if none is given."),
-    ] = None,
-    tokenizer: Tokenizer = None,
-    sizes: Annotated[
-        str, typer.Option("--sizes", help="Tokens to measure at; a list such as 1e5,1e6,1e7.")
-    ] = "1e5,1e6",
-    nodes: Annotated[int, typer.Option("--nodes", help="Nodes of a draft tree.", min=1, max=MOST_DRAFT_TOKENS)] = 64,
-    branch_length: BranchLength = 12,
-    max_mib: Annotated[
-        float | None,
-        typer.Option("--max-mib", help="Memory limit in MiB; unbounded if not given.", min=0.0625, max=MOST_MIB),
-    ] = None,
-    queries: Annotated[int, typer.Option("--queries", help="Draft trees asked for at each size.", min=1)] = 2000,
-    seed: Annotated[int, typer.Option("--seed", help="Of the synthetic stream.", min=0)] = 0,
-    peers: Annotated[str, typer.Option("--peers", help="Measured as well: prompt-lookup (transformers).")] = "",
-    json_path: Annotated[Path | None, typer.Option("--json", help="Write the figures here as JSON.")] = None,
-) -> None:
-    """Measure insertion, memory and retrieval of the trie, and of others on the same text."""
-    import json
-
-    from pipeline.bench import trie_bench
-    from pipeline.bench.results import require_writable, save_text
-    from pipeline.bench.token_rows import token_sequences
-    from pipeline.bench.trie_bench import SEQUENCE_LEN, synthetic_sequences
-    from pipeline.bench.trie_peers import PEERS, choose_peers
-
-    try:
-        numbers = sorted(int(float(part)) for part in sizes.split(","))
-    except (ValueError, OverflowError) as error:
-        raise UserError(f"--sizes is {sizes!r}; give numbers separated by commas, such as 1e5,1e6.") from error
-    if not 1 <= numbers[0] <= numbers[-1] <= MOST_TOKENS:
-        raise UserError(f"--sizes is {sizes!r}; every size must be in 1 .. {MOST_TOKENS:,}.")
-    if json_path is not None:
-        require_writable(json_path)
-    if files:
-        encode = _encoder(tokenizer)
-        texts = [tokens for path in files for tokens in token_sequences(path, encode, with_prompts=True)]
-        sequences = [text[at : at + SEQUENCE_LEN] for text in texts for at in range(0, len(text), SEQUENCE_LEN)]
-        if sum(map(len, sequences)) < 100:
-            raise UserError("The files hold fewer than 100 tokens; give more text.")
-    else:
-        sequences = synthetic_sequences(int(numbers[-1] * 1.02) + SEQUENCE_LEN, seed)
-    names = choose_peers(words("--peers", peers) if peers else [])
-    room = sum(map(len, sequences))
-    others = {name: PEERS[name](room, trie_bench.CONTEXT_LEN, nodes) for name in names}
-    # Refuses what makes no trie before anything is measured.
-    max_bytes = None if max_mib is None else _new_trie(branch_length, max_mib).max_bytes
-    with output.progress() as bar:
-        task = bar.add_task("insert", total=numbers[-1])
-        results = trie_bench.bench_trie(
-            sequences,
-            numbers,
-            branch_length,
-            nodes,
-            max_bytes,
-            queries,
-            lambda done: bar.update(task, completed=done),
-            others,
-        )
-    if json_path is not None:
-        save_text(json_path, json.dumps(trie_bench.measurement_rows(results), indent=1) + "\n")
-    output.table(
-        [
-            "tokens",
-            "held",
-            "insert tok/s",
-            "worst ms",
-            "B/token",
-            "MiB",
-            "drafts",
-            "accepted",
-            "ask us p50",
-            "p99",
-            "max",
-        ],
-        [
-            (
-                f"{row.num_tokens:,}",
-                f"{row.num_held:,}",
-                f"{row.insert_tokens_per_s:,.0f}",
-                f"{row.insert_worst_ms:.1f}",
-                f"{row.bytes_per_token:.0f}",
-                f"{row.allocated_bytes / (1 << 20):.0f}",
-                *_asking(row),
-            )
-            for row in results
-            if isinstance(row, trie_bench.TrieMeasurement)
-        ],
-    )
-    if others:
-        output.table(
-            ["peer", "tokens", "insert tok/s", "drafts", "accepted", "ask us p50", "p99", "max"],
-            [
-                (row.source, f"{row.num_tokens:,}", f"{row.insert_tokens_per_s:,.0f}", *_asking(row))
-                for row in results
-                if not isinstance(row, trie_bench.TrieMeasurement)
-            ],
-        )
-
-
-def _asking(row: Measurement) -> tuple[str, ...]:
-    return (
-        f"{row.mean_draft_nodes:.0f}",
-        f"{row.mean_accepted:.2f}",
-        f"{row.retrieval_us_p50:,.0f}",
-        f"{row.retrieval_us_p99:,.0f}",
-        f"{row.retrieval_us_max:,.0f}",
-    )
-
-
-def _new_trie(branch_length: int, max_mib: float) -> Trie:
+def new_trie(branch_length: int, max_mib: float) -> Trie:
+    """An empty one. Raises UserError if the limit makes none on this machine."""
     from pipeline.decoding.trie import Trie
 
     try:
@@ -261,7 +144,8 @@ def _new_trie(branch_length: int, max_mib: float) -> Trie:
         raise UserError(f"--max-mib is {max_mib:g}; this machine does not have that much memory.") from error
 
 
-def _encoder(folder: Path | None) -> Callable[[str], list[int]] | None:
+def encoder(folder: Path | None) -> Callable[[str], list[int]] | None:
+    """What makes tokens of texts. Raises UserError if no tokenizer can be loaded from the folder."""
     if folder is None:
         return None
     from transformers import AutoTokenizer

@@ -8,10 +8,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipeline.cli import output
-from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, Json, Model, Profile, Set, resolve
+from pipeline.cli.options import (
+    DEFAULT_MODEL,
+    DEFAULT_PROFILE,
+    Json,
+    MaxNewTokens,
+    Model,
+    Profile,
+    Set,
+    limit_to,
+    resolve,
+)
 
 if TYPE_CHECKING:
-    from pipeline.bench.results import RequestRecord
+    from pipeline.bench.results import SummaryRow
+    from pipeline.config.schema import LookaheadConfig, ResolvedConfig
 
 
 def register(app: typer.Typer) -> None:
@@ -25,18 +36,16 @@ def tune(
     data: Annotated[
         Path | None, typer.Option("--data", help="JSON Lines of prompts; default: a dozen of ours.")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="Only the first N prompts.")] = 6,
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="Longest output.")] = 96,
+    limit: Annotated[int, limit_to("prompts")] = 6,
+    max_new_tokens: MaxNewTokens = 96,
     as_json: Json = False,
 ) -> None:
     """Measure the cost of a pass, then draft budgets and W, N, G against plain decoding; say what to write where."""
     from dataclasses import asdict
 
-    import yaml
-
     from pipeline.bench.in_process import open_in_process
     from pipeline.bench.measure import MeasureOptions
-    from pipeline.bench.tune import best, candidates
+    from pipeline.bench.tune import candidates, winners
     from pipeline.bench.tune import tune as measure_candidates
     from pipeline.bench.workload import DEFAULT_PROMPTS, load_workload
     from pipeline.config.places import places
@@ -52,23 +61,15 @@ def tune(
     output.note("measuring the cost of passes")
     points = measure_cost_curve(opened.engine, grid_for(resolved.device, fine=True))
     critical_len = critical_decoding_length(points)
-    artifact = opened.artifact
-    save_cost_curve(artifact, tuple(points))
+    save_cost_curve(opened.artifact, tuple(points))
     options = MeasureOptions(
         max_new_tokens=max_new_tokens, end_ids=opened.end_ids, warmth="warm", raw=not resolved.model.chat_template
     )
-    with output.progress() as bar:
-        task = bar.add_task("measuring", total=len(rows) * (len(chosen) + 1))
-
-        def on_record(record: RequestRecord) -> None:
-            bar.update(task, advance=1, description=f"{record.id} {record.strategy}")
-
-        summary = measure_candidates(opened, chosen, rows, options, on_record)
-    budget = best(summary, [each.name for each in chosen if each.max_draft_tokens is not None])
-    window = best(summary, [each.name for each in chosen if each.lookahead is not None])
-    by_name = {each.name: each for each in chosen}
-    max_draft_tokens = None if budget is None else by_name[budget.strategy].max_draft_tokens
-    lookahead = None if window is None else by_name[window.strategy].lookahead
+    with output.steps("measuring", len(rows) * (len(chosen) + 1)) as step:
+        summary = measure_candidates(
+            opened, chosen, rows, options, lambda record: step(f"{record.id} {record.strategy}")
+        )
+    max_draft_tokens, lookahead = winners(chosen, summary)
     if as_json:
         output.print_json(
             {
@@ -79,7 +80,19 @@ def tune(
                 "lookahead": None if lookahead is None else lookahead.model_dump(),
             }
         )
-        return
+    else:
+        _show(summary, resolved, critical_len, max_draft_tokens, lookahead)
+
+
+def _show(
+    summary: list[SummaryRow],
+    resolved: ResolvedConfig,
+    critical_len: int,
+    max_draft_tokens: int | None,
+    lookahead: LookaheadConfig | None,
+) -> None:
+    import yaml
+
     output.table(
         ["setting", "acceptance length", "tokens/s", "speedup against none"],
         [

@@ -10,18 +10,21 @@ import typer
 
 from pipeline.cli import output
 from pipeline.cli.lists import words
-from pipeline.cli.measuring import (
+from pipeline.cli.measuring import built_artifact, check_url
+from pipeline.cli.options import (
+    DEFAULT_MODEL,
+    DEFAULT_PROFILE,
     AllowRemote,
     Data,
+    Json,
     MaxNewTokens,
+    Model,
+    Profile,
     Raw,
     Seed,
+    Set,
     Strategies,
-    built_artifact,
-    check_url,
-    running_server,
 )
-from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, Json, Model, Profile, Set
 from pipeline.errors import ServerError, UserError
 
 if TYPE_CHECKING:
@@ -57,12 +60,8 @@ def verify(
     """Prove that no strategy changes a token: compare with plain decoding, greedy and sampled, alone and in a batch.
 
     Without --data a dozen prompts of our own are used. Exit code 1 if any difference is not explained by rounding."""
-    from pipeline.bench.in_process import choose_strategies, open_in_process
-    from pipeline.bench.measure import MeasureOptions
-    from pipeline.bench.verify import verify_in_process
-    from pipeline.bench.verify_server import verify_server
-    from pipeline.bench.workload import DEFAULT_PROMPTS, first_prompts, load_workload
-    from pipeline.decoding.request import SamplingParams
+    from pipeline.bench.in_process import choose_strategies
+    from pipeline.bench.workload import DEFAULT_PROMPTS, load_workload
 
     rows = load_workload(data or DEFAULT_PROMPTS, num_prompts)
     if url is not None and not server:
@@ -71,34 +70,64 @@ def verify(
     artifact = built_artifact(model, profile, overrides)
     names = None if strategies is None else words("--strategies", strategies)
     if artifact.resolved.backend == "tensorrt_llm":
-        address = url or running_server(artifact)
-        _show_comparisons(
-            _compare_through_server(artifact, address, names, rows, max_new_tokens, raw), artifact, as_json
-        )
-        return
-    chosen = choose_strategies(artifact, names)
-    if server and url is None:
-        url = running_server(artifact)
-        output.note("no server of this model is running; comparing in process" if url is None else f"server: {url}")
+        address = url or _server_of(artifact)
+        comparisons = _compare_through_server(artifact, address, names, rows, max_new_tokens, raw)
+    else:
+        chosen = choose_strategies(artifact, names)
+        if server and url is None:
+            url = _server_of(artifact)
+            output.note("no server of this model is running; comparing in process" if url is None else f"server: {url}")
+        comparisons = _compare_in_process(artifact, url, chosen, rows, max_new_tokens, raw, seed)
+    _show_comparisons(comparisons, artifact, as_json)
+
+
+def _server_of(artifact: Artifact) -> str | None:
+    """gRPC address of the server that `lookahead serve` has started, if it serves this."""
+    from pipeline.config.places import places
+    from pipeline.serving.road import run_dir
+    from pipeline.serving.server import find_server
+
+    state = find_server(run_dir(places()))
+    wanted = (artifact.manifest.model, artifact.manifest.profile)
+    return state.grpc_url if state is not None and (state.model, state.profile) == wanted else None
+
+
+def _compare_in_process(
+    artifact: Artifact,
+    url: str | None,
+    strategies: Sequence[str],
+    rows: Sequence[WorkloadRow],
+    max_new_tokens: int,
+    raw: bool,
+    seed: int,
+) -> list[Comparison]:
+    """All comparisons; with url those with the server there as well."""
+    from pipeline.bench.in_process import open_in_process
+    from pipeline.bench.measure import MeasureOptions
+    from pipeline.bench.verify import verify_in_process
+    from pipeline.bench.verify_server import verify_server
+    from pipeline.bench.workload import first_prompts
+    from pipeline.decoding.request import SamplingParams
+
     opened = open_in_process(artifact)
     prompts = first_prompts(opened.tokenizer, rows, raw or not artifact.resolved.model.chat_template)
     options = MeasureOptions(max_new_tokens=max_new_tokens, end_ids=opened.end_ids, sampling=SamplingParams(seed=seed))
-    reference, *contenders = [opened.contender(strategy) for strategy in chosen]
+    reference, *contenders = [opened.contender(strategy) for strategy in strategies]
     dtype = artifact.resolved.dtype
-    with output.progress() as bar:
-        task = bar.add_task("comparing", total=2 * len(prompts) * (2 * len(chosen) - 1 + 2 * len(chosen) * bool(url)))
+    num_passes = 2 * len(strategies) - 1 + (0 if url is None else 2 * len(strategies))
+    with output.steps("comparing", 2 * len(prompts) * num_passes) as step:
 
         def on_comparison(comparison: Comparison) -> None:
-            bar.update(task, advance=1, description=f"{comparison.prompt_id} {comparison.strategy}")
+            step(f"{comparison.prompt_id} {comparison.strategy}")
 
         comparisons, references = verify_in_process(
             opened.engine, dtype, reference, contenders, prompts, options, on_comparison
         )
         if url is not None:
             comparisons += verify_server(
-                url, opened.engine, dtype, references, opened.decode, chosen, prompts, options, on_comparison
+                url, opened.engine, dtype, references, opened.decode, strategies, prompts, options, on_comparison
             )
-    _show_comparisons(comparisons, artifact, as_json)
+    return comparisons
 
 
 def _compare_through_server(
@@ -138,10 +167,8 @@ def _compare_through_server(
         return load_engine(build_engine(resolved, places(), note=output.note).artifact), artifact.resolved.dtype
 
     output.note(f"server: {url}; greedy outputs only, as this backend's sampling depends on the steps of a request")
-    with output.progress() as bar:
-        num_pairs = len(prompts) * (2 * len(chosen) - 1)
-        task = bar.add_task("comparing", total=num_pairs)
-        return verify_remote(url, judge, chosen, prompts, options, lambda comparison: bar.update(task, advance=1))
+    with output.steps("comparing", len(prompts) * (2 * len(chosen) - 1)) as step:
+        return verify_remote(url, judge, chosen, prompts, options, lambda comparison: step("comparing"))
 
 
 def _show_comparisons(comparisons: list[Comparison], artifact: Artifact, as_json: bool) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.bench.bench import BenchPlan, check_plan
+from pipeline.bench.bench import BenchPlan, check_plan, num_requests
 from pipeline.bench.measure import MeasureOptions
 from pipeline.bench.workload import WorkloadRow
 from pipeline.config.resolution import resolve_config
@@ -46,3 +46,10 @@ def test_a_row_is_not_called_like_a_turn_of_another() -> None:
     check(*rows)
     with pytest.raises(UserError, match="The row id '1#2' is what turn 2 of row '1' is called"):
         check(*rows, turns="all")
+
+
+def test_requests_are_turns_times_contenders_times_repeats() -> None:
+    rows = [WorkloadRow("a", "t", ("x", "y")), WorkloadRow("b", "t", ("z",))]
+    plan = BenchPlan(("none", "trie"), ("hf",))
+    assert num_requests(rows, plan, MeasureOptions(turns="first", repeats=2)) == 2 * 2 * 3
+    assert num_requests(rows, plan, MeasureOptions(turns="all")) == 3 * 3

@@ -50,6 +50,15 @@ def test_switch_needs_a_server_and_a_profile(engines, capsys):
     assert run(capsys, "switch")[0] == 2
 
 
+def test_a_client_without_a_server_is_told_how_to_come_to_one(engines, capsys):
+    for verb in (("generate", "x"), ("chat",), ("load",)):
+        code, _, err = run(capsys, *verb)
+        assert code == 2
+        assert err.endswith(
+            "No server is running. Start one with `lookahead serve --background`, or name one with --url.\n"
+        )
+
+
 def test_a_dry_run_shows_config_and_command_and_does_nothing(engines, capsys):
     code, out, _ = run(capsys, "serve", "-m", "tiny-random-llama", "--set", "backend=torch", "--dry-run")
     assert code == 0

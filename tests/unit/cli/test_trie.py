@@ -99,10 +99,9 @@ def test_a_limit_too_small_for_the_branch_length_is_refused(app: typer.Typer, ro
 
 @pytest.mark.parametrize("mib", ["inf", "nan", "1e9", "0"])
 def test_a_limit_that_no_machine_has_is_refused(app: typer.Typer, rows: Path, tmp_path: Path, mib: str):
-    for arguments in (["trie", "build", rows, "-o", tmp_path / "a"], ["bench-trie"]):
-        result = CliRunner().invoke(app, [*map(str, arguments), "--max-mib", mib])
-        assert result.exit_code == 2
-        assert "--max-mib" in result.output
+    result = CliRunner().invoke(app, ["trie", "build", str(rows), "-o", str(tmp_path / "a"), "--max-mib", mib])
+    assert result.exit_code == 2
+    assert "--max-mib" in result.output
 
 
 def test_memory_that_this_machine_does_not_have_is_the_users(
@@ -114,40 +113,3 @@ def test_memory_that_this_machine_does_not_have_is_the_users(
     monkeypatch.setattr("pipeline.decoding.trie.structure.empty_arrays", fail)
     with pytest.raises(UserError, match="does not have that much memory"):
         run(app, "trie", "build", rows, "-o", tmp_path / "a", "--max-mib", 60000)
-
-
-@pytest.mark.parametrize("sizes", ["1e30", "1e9", "0", "inf", "nan", "many"])
-def test_sizes_that_cannot_be_measured_are_refused(app: typer.Typer, sizes: str):
-    with pytest.raises(UserError, match=f"--sizes is '{sizes}'"):
-        run(app, "bench-trie", "--sizes", sizes)
-
-
-def test_bench_trie_measures_a_synthetic_stream_and_rows(app: typer.Typer, rows: Path, tmp_path: Path):
-    out = tmp_path / "made" / "figures.json"
-    shown = run(app, "bench-trie", "--sizes", "2000,9000", "--queries", 20, "--json", out, "--max-mib", 0.25)
-    assert "B/token" in shown
-    first, second = json.loads(out.read_text())
-    assert 2000 <= first["num_tokens"] < second["num_tokens"]
-    assert second["allocated_bytes"] <= 1 << 18
-    assert second["num_held"] < second["num_tokens"]
-    assert 0 < second["mean_draft_nodes"] <= 64
-    assert {row["source"] for row in (first, second)} == {"trie"}
-    with pytest.raises(UserError, match="fewer than 100"):
-        run(app, "bench-trie", rows, "--sizes", "100")
-    with pytest.raises(UserError, match="cannot be written: it is a folder"):
-        run(app, "bench-trie", "--sizes", "2000", "--json", tmp_path)
-
-
-def test_bench_trie_asks_peers_the_same(app: typer.Typer, tmp_path: Path):
-    out = tmp_path / "figures.json"
-    shown = run(
-        app, "bench-trie", "--sizes", "3000", "--queries", 100, "--nodes", 10, "--peers", "prompt-lookup", "--json", out
-    )
-    assert "prompt-lookup" in shown
-    ours, theirs = json.loads(out.read_text())
-    assert (ours["source"], theirs["source"]) == ("trie", "prompt-lookup")
-    assert ours["num_tokens"] == theirs["num_tokens"]
-    assert 0 < theirs["mean_draft_nodes"] <= 10
-    assert ours["mean_accepted"] > theirs["mean_accepted"] >= 0
-    with pytest.raises(UserError, match="There is no peer 'magic'"):
-        run(app, "bench-trie", "--peers", "magic")
