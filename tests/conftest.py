@@ -1,7 +1,6 @@
 """Shared by all tests. Tiny models gain nothing from several threads and lose much when cores are shared."""
 
 import os
-from dataclasses import replace
 
 import pytest
 
@@ -12,11 +11,11 @@ os.environ.setdefault(*WAIT_POLICY)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-from pipeline.config.places import Places, places
+from pipeline.config.places import Places
+from tests.own_places import own_places
 
 
 @pytest.fixture(scope="module")
 def where(tmp_path_factory: pytest.TempPathFactory) -> Places:
     """Engines and caches of a test file's own, in a folder whose name a shell would split and expand."""
-    folder = tmp_path_factory.mktemp("places (of & tests)")
-    return replace(places(), engines=folder / "engines", cache=folder / "cache")
+    return own_places(tmp_path_factory.mktemp("places (of & tests)"))

@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from pipeline.bench.results import load_results
-from pipeline.cli.app import build_app
 from pipeline.errors import UserError
+from tests.integration.command import MODEL, lookahead
 
 pytestmark = pytest.mark.slow
-MODEL = ("--model", "tiny-random-llama", "--profile", "latency", "--set", "device=cpu", "--set", "backend=torch")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -35,13 +33,6 @@ def data(tmp_path: Path) -> Path:
     ]
     path.write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in rows), encoding="utf-8")
     return path
-
-
-def lookahead(*arguments: object) -> Result:
-    result = CliRunner().invoke(build_app(), [str(argument) for argument in arguments])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
 
 
 def test_bench_measures_all_strategies_and_baselines_with_identical_outputs(data: Path, tmp_path: Path) -> None:

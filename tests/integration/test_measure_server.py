@@ -7,24 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from pipeline.bench.results import load_results
-from pipeline.cli.app import build_app
 from pipeline.config.places import places
 from pipeline.serving.road import run_dir
 from pipeline.serving.server import find_server
+from tests.integration.command import MODEL, lookahead
+from tests.servers import FREE_PORTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.triton]
-MODEL = ("--model", "tiny-random-llama", "--profile", "latency", "--set", "device=cpu", "--set", "backend=torch")
-PORTS = [word for name in ("http", "grpc", "metrics") for word in ("--set", f"server.{name}_port=0")]
-
-
-def lookahead(*arguments: object) -> Result:
-    result = CliRunner().invoke(build_app(), [str(argument) for argument in arguments])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
+PORTS = [word for setting in FREE_PORTS for word in ("--set", setting)]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -3,76 +3,30 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import replace
-from pathlib import Path
 
 import httpx
 import numpy as np
-import psutil
 import pytest
 import tritonclient.grpc as triton
 
-from pipeline.config.places import Places, places
-from pipeline.config.resolution import resolve_config
 from pipeline.engine.submission import Submission
 from pipeline.engine.torch.load import create_scheduler
-from pipeline.errors import RequestError, ServerError
+from pipeline.errors import RequestError
 from pipeline.repository.names import FRONT_MODEL
 from pipeline.served.text_codec import load_codec
 from pipeline.served.text_request import text_request
-from pipeline.serving.client import Completion, Protocol, TextQuery, complete, stream_text
+from pipeline.serving.client import Protocol, TextQuery, stream_text
 from pipeline.serving.figures import read_metrics
-from pipeline.serving.guard import MARK, model_processes, shm_files
-from pipeline.serving.road import Served, launch, prepare
-from pipeline.serving.server import RunningServer, ServerState, find_server, is_ready, stop_server
+from pipeline.serving.road import Served
+from pipeline.serving.server import RunningServer
+from tests.integration.servers import PROMPT, ask, url_of
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
-
-OVERRIDES = ("backend=torch", "device=cpu", *(f"server.{name}_port=0" for name in ("http", "grpc", "metrics")))
 WAYS: tuple[tuple[Protocol, bool], ...] = (("grpc", True), ("grpc", False), ("http", True), ("http", False))
 STRATEGIES = ("none", "lookahead", "trie", "hybrid", "auto")
-PROMPT = "the rat at the tea 日本 🤷🏽‍♀️ the rat at the tea"
-
-
-@pytest.fixture(scope="module")
-def served(where: Places) -> Served:
-    return prepare(resolve_config("tiny-random-llama", "latency", OVERRIDES, where=where), where)
-
-
-@pytest.fixture(scope="module")
-def server(served: Served, where: Places, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    running = launch(served, where, tmp_path_factory.mktemp("run folder é"))
-    yield running
-    running.stop()
-    assert not left_over(running.state)
-
-
-def left_over(state: ServerState) -> list[object]:
-    """Processes and shared memory of a server."""
-    found: list[object] = list(shm_files(state.server_id))
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):  # not ours to look at, or gone
-            if process.environ().get(MARK) == state.server_id:
-                found.append(process)
-    return found
-
-
-def url_of(state: ServerState, protocol: Protocol) -> str:
-    return state.grpc_url if protocol == "grpc" else state.http_url
-
-
-def ask(server: RunningServer, protocol: Protocol = "grpc", **fields: object) -> Completion:
-    query = TextQuery(**({"text_input": PROMPT, "max_tokens": 24, "return_statistics": True} | fields))  # type: ignore[arg-type]
-    return complete(query, url_of(server.state, protocol), protocol, timeout_s=60)
 
 
 @pytest.fixture(scope="module")
@@ -266,90 +220,3 @@ def test_metrics_count_what_happened(server):
     again = settled_metrics(server)
     assert again["lookahead_kv_prefix_hits_total"] == after["lookahead_kv_prefix_hits_total"] + num_calls
     assert again["lookahead_kv_reused_tokens_total"] > after["lookahead_kv_reused_tokens_total"]
-
-
-def test_a_second_server_in_the_same_place_is_refused_and_a_taken_port_named(server, served, where, tmp_path):
-    with pytest.raises(ServerError, match="already runs"):
-        launch(served, where, server.run_dir)
-    taken = resolve_config(
-        "tiny-random-llama", "latency", (*OVERRIDES, f"server.http_port={server.state.http_port}"), where=where
-    )
-    with pytest.raises(ServerError, match=rf"Port {server.state.http_port} \(server.http_port\)"):
-        launch(replace(served, resolved=taken), where, tmp_path)
-
-
-def test_after_kill_9_nothing_is_left_and_a_new_start_works(served, where, tmp_path):
-    killed = launch(served, where, tmp_path)
-    for process in (process for process in left_over(killed.state) if isinstance(process, psutil.Process)):
-        if "tritonserver" in process.name():
-            process.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + 30
-    while left_over(killed.state) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert not left_over(killed.state)
-    assert find_server(tmp_path) is None
-
-    again = launch(served, where, tmp_path)
-    assert ask(again, max_tokens=4).finish_reason == "length"
-
-    # The guard killed too: the kernel ends the server, and whoever looks next removes the rest.
-    psutil.Process(again.state.guard_pid).send_signal(signal.SIGKILL)
-    again.wait()
-    assert find_server(tmp_path) is None
-    assert not left_over(again.state)
-
-
-def test_clients_of_an_engine_that_died_are_told_and_its_server_ends(served, where, tmp_path):
-    running = launch(served, where, tmp_path)
-    chunks = stream_text(TextQuery(PROMPT, 4000, strategy="none", end_id=-1), running.state.grpc_url, "grpc")
-    next(chunks)
-    models = {model: pid for pid, model in model_processes(running.state.server_id).items()}
-    assert models.keys() == {"preprocessing", "tensorrt_llm", "postprocessing", FRONT_MODEL}
-
-    os.kill(models["tensorrt_llm"], signal.SIGKILL)
-
-    with pytest.raises((RequestError, ServerError)):
-        list(chunks)
-    assert running.wait() == 1
-    assert "ended by itself (the process of the model tensorrt_llm died" in running.log_path.read_text()
-    assert not left_over(running.state)
-    running.stop()
-
-
-def test_an_engine_that_was_tampered_with_is_named(served, where, tmp_path):
-    file = next(served.artifact.engine_dir.glob("*.safetensors"))
-    whole = file.read_bytes()
-    file.unlink()  # it may be a hard link shared with others
-    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    try:
-        with pytest.raises(ServerError, match="was changed after the build"):
-            launch(served, where, tmp_path)
-    finally:
-        file.write_bytes(whole)
-    assert find_server(tmp_path) is None
-
-
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_the_command_takes_its_server_with_it(where, how):
-    environment = os.environ | {"LOOKAHEAD_ENGINES": str(where.engines), "LOOKAHEAD_CACHE": str(where.cache)}
-    command = [sys.executable, "-m", "pipeline", "serve", "--model", "tiny-random-llama"]
-    command += [part for override in OVERRIDES for part in ("--set", override)]
-    process = subprocess.Popen(command, env=environment, cwd=places().home, stdout=subprocess.PIPE, text=True)
-    folder = where.engines / ".run"
-    try:
-        assert process.stdout is not None
-        assert "ready: tiny-random-llama" in process.stdout.readline()
-        state = find_server(folder)
-        assert state is not None
-        assert is_ready(state)
-        process.send_signal(how)
-        process.wait(60)
-        deadline = time.monotonic() + 60
-        while left_over(state) and time.monotonic() < deadline:
-            time.sleep(0.2)
-        assert not left_over(state)
-        assert not Path(folder / "server.json").exists()
-        assert process.returncode == {signal.SIGKILL: -9}.get(how, 130)
-    finally:
-        process.kill()
-        stop_server(folder)

@@ -18,37 +18,27 @@ import tritonclient.http as http
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from pipeline.config.places import Places
-from pipeline.config.resolution import resolve_config
 from pipeline.errors import RequestError
 from pipeline.serving.client import TextQuery, complete
-from pipeline.serving.road import Served, launch, prepare
 from pipeline.serving.server import RunningServer
+from tests.integration.servers import prepared, running
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
 OVERRIDES = (
-    "backend=torch",
-    "device=cpu",
     "engine.max_seq_len=512",
     "drafting.planner=fixed",  # no time is spent on measuring the engine
     "scheduling.decoupled=false",
     "scheduling.stock_bls=true",
-    *(f"server.{name}_port=0" for name in ("http", "grpc", "metrics")),
 )
 PROMPT = "the rat at the tea; the rat at the tea; the rat"
 NUM_TOKENS = 24
 
 
 @pytest.fixture(scope="module")
-def served(where: Places) -> Served:
-    return prepare(resolve_config("tiny-random-llama", "latency", OVERRIDES, where=where), where)
-
-
-@pytest.fixture(scope="module")
-def server(served: Served, where: Places, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    running = launch(served, where, tmp_path_factory.mktemp("run"))
-    yield running
-    running.stop()
+def server(where: Places, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    with running(prepared(where, *OVERRIDES), where, tmp_path_factory.mktemp("run")) as server:
+        yield server
 
 
 class Stock:

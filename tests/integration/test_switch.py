@@ -11,16 +11,15 @@ from pathlib import Path
 import pytest
 
 from pipeline.config.places import Places, places
-from pipeline.config.resolution import resolve_config
 from pipeline.errors import RequestError, ServerError
 from pipeline.serving.client import Completion, TextQuery, complete
 from pipeline.serving.road import Served, launch, prepare
 from pipeline.serving.server import RunningServer, ServerState, find_server, is_ready, stop_server
 from pipeline.serving.switch import require_other, resolve_other, running_served, switch_server
+from tests.integration.servers import prepared
+from tests.own_places import own_places
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
-
-FREE = tuple(f"server.{name}_port=0" for name in ("http", "grpc", "metrics"))
 
 
 def ask(
@@ -50,12 +49,9 @@ def other_profile(where: Places, folder: Path, profile: str) -> tuple[Served, Se
 
 
 def test_a_server_takes_another_profile_and_keeps_the_old_one_if_that_fails(tmp_path: Path) -> None:
-    where = replace(places(), engines=tmp_path / "engines", cache=tmp_path / "cache")
+    where = own_places(tmp_path)
     folder = tmp_path / "run"
-    overrides = ("backend=torch", "device=cpu", *FREE, "model.checkpoint.seed=3")
-    first = launch(
-        prepare(resolve_config("tiny-random-llama", "latency", overrides, where=where), where), where, folder
-    )
+    first = launch(prepared(where, "model.checkpoint.seed=3"), where, folder)
     try:
         with pytest.raises(ServerError, match="serves already"):
             other_profile(where, folder, "latency")

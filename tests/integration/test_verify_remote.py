@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,28 +11,19 @@ from pipeline.bench.measure import MeasureOptions
 from pipeline.bench.verify import is_lossless
 from pipeline.bench.verify_remote import judging_config, remote_strategies, verify_remote
 from pipeline.bench.workload import DEFAULT_PROMPTS, first_prompts, load_workload
-from pipeline.config.places import places
-from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import Dtype
 from pipeline.engine.build import build_engine
 from pipeline.engine.contract import Engine
 from pipeline.engine.torch.load import load_engine
-from pipeline.serving.road import launch, prepare
+from tests.integration.servers import prepared, running
+from tests.own_places import own_places
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
-OVERRIDES = (
-    "backend=torch",
-    "device=cpu",
-    "engine.strict_tensorrt_llm=true",
-    "tensorrt_llm.speculation=trie",
-    *(f"server.{name}_port=0" for name in ("http", "grpc", "metrics")),
-)
-
 
 def test_trie_drafts_change_nothing(tmp_path: Path) -> None:
-    where = replace(places(), engines=tmp_path / "engines", cache=tmp_path / "cache")
-    served = prepare(resolve_config("tiny-random-llama", "latency", OVERRIDES, where=where), where)
+    where = own_places(tmp_path)
+    served = prepared(where, "engine.strict_tensorrt_llm=true", "tensorrt_llm.speculation=trie")
     resolved, codec = served.resolved, codec_of(served.artifact)
     prompts = first_prompts(codec.tokenizer, load_workload(DEFAULT_PROMPTS, 3), raw=True)
     options = MeasureOptions(max_new_tokens=12, end_ids=codec.end_ids)
@@ -43,11 +33,8 @@ def test_trie_drafts_change_nothing(tmp_path: Path) -> None:
 
     strategies = remote_strategies(resolved, None)
     assert strategies == ["none", "trie"]
-    running = launch(served, where, tmp_path / "run")
-    try:
-        comparisons = verify_remote(running.state.grpc_url, judge, strategies, prompts, options)
+    with running(served, where, tmp_path / "run") as server:
+        comparisons = verify_remote(server.state.grpc_url, judge, strategies, prompts, options)
         assert is_lossless(comparisons)
         assert {c.verdict for c in comparisons} == {"identical"}
         assert len(comparisons) == 3 + 6
-    finally:
-        running.stop()

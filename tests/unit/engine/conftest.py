@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.places import Places, places
+from pipeline.config.places import Places
 from pipeline.engine.build import build_engine
+from tests.own_places import own_places
 from tests.unit.engine.builds import tiny
 
 
 @pytest.fixture
 def where(tmp_path: Path) -> Places:
-    return Places(home=places({}).home, engines=tmp_path / "engines", cache=tmp_path / "cache")
+    return own_places(tmp_path)
 
 
 @pytest.fixture

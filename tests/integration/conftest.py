@@ -1,0 +1,73 @@
+"""Servers that several files ask. Tests that kill a server start one of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pipeline.config.places import Places
+from pipeline.engine.submission import Submission
+from pipeline.engine.torch.load import create_scheduler
+from pipeline.served.strict import strict_profile
+from pipeline.served.text_codec import TextCodec, load_codec
+from pipeline.serving.road import Served
+from pipeline.serving.server import RunningServer
+from tests.integration.servers import prepared, running
+from tests.integration.strict_repository import strict_repository
+from tests.own_places import own_places
+
+
+@pytest.fixture(scope="package")
+def shared_where(tmp_path_factory: pytest.TempPathFactory) -> Places:
+    """Where the engine of `server` lies: in a folder whose name a shell would split and expand."""
+    return own_places(tmp_path_factory.mktemp("places (of & tests)"))
+
+
+@pytest.fixture(scope="package")
+def served(shared_where: Places) -> Served:
+    return prepared(shared_where)
+
+
+@pytest.fixture(scope="package")
+def server(served: Served, shared_where: Places, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """The tiny model as it is served by default."""
+    with running(served, shared_where, tmp_path_factory.mktemp("run folder é")) as server:
+        yield server
+
+
+@pytest.fixture(scope="package")
+def strict_where(tmp_path_factory: pytest.TempPathFactory) -> Places:
+    return own_places(tmp_path_factory.mktemp("strict"))
+
+
+@pytest.fixture(scope="package")
+def strict_served(strict_where: Places) -> Served:
+    return strict_repository(strict_where)
+
+
+@pytest.fixture(scope="package")
+def strict(
+    strict_served: Served, strict_where: Places, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningServer]:
+    """A server of two models that keep to TensorRT-LLM's contract."""
+    with running(strict_served, strict_where, tmp_path_factory.mktemp("run")) as server:
+        yield server
+
+
+@pytest.fixture(scope="package")
+def codec(strict_served: Served) -> TextCodec:
+    return load_codec(strict_served.artifact.tokenizer_dir, strict_served.artifact.engine_dir)
+
+
+@pytest.fixture(scope="package")
+def reference(strict_served: Served) -> Any:
+    """Plain decoding in this process, by the same engine without a server or drafts."""
+    scheduler = create_scheduler(replace(strict_served.artifact, resolved=strict_profile(strict_served.resolved)))
+
+    def decode(request: Any) -> list[int]:
+        return scheduler.run([Submission(request, "none")])[0].output_ids
+
+    return decode

@@ -1,0 +1,41 @@
+"""Servers of the tiny random model with the torch engine, and questions to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pipeline.config.places import Places
+from pipeline.config.resolution import resolve_config
+from pipeline.serving.client import Completion, Protocol, TextQuery, complete
+from pipeline.serving.road import Served, launch, prepare
+from pipeline.serving.server import RunningServer, ServerState
+from tests.servers import FREE_PORTS, left_over
+
+TORCH = ("backend=torch", "device=cpu", *FREE_PORTS)
+PROMPT = "the rat at the tea 日本 🤷🏽‍♀️ the rat at the tea"
+
+
+def prepared(where: Places, *overrides: str) -> Served:
+    return prepare(resolve_config("tiny-random-llama", "latency", (*TORCH, *overrides), where=where), where)
+
+
+@contextmanager
+def running(served: Served, where: Places, folder: Path) -> Iterator[RunningServer]:
+    """A server for the length of a block, after which nothing of it is left."""
+    server = launch(served, where, folder)
+    try:
+        yield server
+    finally:
+        server.stop()
+    assert not left_over(server.state.server_id)
+
+
+def url_of(state: ServerState, protocol: Protocol) -> str:
+    return state.grpc_url if protocol == "grpc" else state.http_url
+
+
+def ask(server: RunningServer, protocol: Protocol = "grpc", **fields: object) -> Completion:
+    query = TextQuery(**({"text_input": PROMPT, "max_tokens": 24, "return_statistics": True} | fields))  # type: ignore[arg-type]
+    return complete(query, url_of(server.state, protocol), protocol, timeout_s=60)

@@ -1,0 +1,117 @@
+"""Servers that are refused, killed or tampered with: a sentence each, and nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pipeline.config.places import places
+from pipeline.config.resolution import resolve_config
+from pipeline.errors import RequestError, ServerError
+from pipeline.repository.names import FRONT_MODEL
+from pipeline.serving.client import TextQuery, stream_text
+from pipeline.serving.guard import model_processes
+from pipeline.serving.road import launch
+from pipeline.serving.server import find_server, is_ready, stop_server
+from tests.integration.servers import PROMPT, TORCH, ask
+from tests.servers import left_over
+
+pytestmark = [pytest.mark.triton, pytest.mark.slow]
+
+
+def test_a_second_server_in_the_same_place_is_refused_and_a_taken_port_named(server, served, shared_where, tmp_path):
+    with pytest.raises(ServerError, match="already runs"):
+        launch(served, shared_where, server.run_dir)
+    taken = resolve_config(
+        "tiny-random-llama", "latency", (*TORCH, f"server.http_port={server.state.http_port}"), where=shared_where
+    )
+    with pytest.raises(ServerError, match=rf"Port {server.state.http_port} \(server.http_port\)"):
+        launch(replace(served, resolved=taken), shared_where, tmp_path)
+
+
+def test_after_kill_9_nothing_is_left_and_a_new_start_works(served, shared_where, tmp_path):
+    killed = launch(served, shared_where, tmp_path)
+    for process in (process for process in left_over(killed.state.server_id) if isinstance(process, psutil.Process)):
+        if "tritonserver" in process.name():
+            process.send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + 30
+    while left_over(killed.state.server_id) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not left_over(killed.state.server_id)
+    assert find_server(tmp_path) is None
+
+    again = launch(served, shared_where, tmp_path)
+    assert ask(again, max_tokens=4).finish_reason == "length"
+
+    # The guard killed too: the kernel ends the server, and whoever looks next removes the rest.
+    psutil.Process(again.state.guard_pid).send_signal(signal.SIGKILL)
+    again.wait()
+    assert find_server(tmp_path) is None
+    assert not left_over(again.state.server_id)
+
+
+def test_clients_of_an_engine_that_died_are_told_and_its_server_ends(served, shared_where, tmp_path):
+    running = launch(served, shared_where, tmp_path)
+    chunks = stream_text(TextQuery(PROMPT, 4000, strategy="none", end_id=-1), running.state.grpc_url, "grpc")
+    next(chunks)
+    models = {model: pid for pid, model in model_processes(running.state.server_id).items()}
+    assert models.keys() == {"preprocessing", "tensorrt_llm", "postprocessing", FRONT_MODEL}
+
+    os.kill(models["tensorrt_llm"], signal.SIGKILL)
+
+    with pytest.raises((RequestError, ServerError)):
+        list(chunks)
+    assert running.wait() == 1
+    assert "ended by itself (the process of the model tensorrt_llm died" in running.log_path.read_text()
+    assert not left_over(running.state.server_id)
+    running.stop()
+
+
+def test_an_engine_that_was_tampered_with_is_named(served, shared_where, tmp_path):
+    file = next(served.artifact.engine_dir.glob("*.safetensors"))
+    whole = file.read_bytes()
+    file.unlink()  # it may be a hard link shared with others
+    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    try:
+        with pytest.raises(ServerError, match="was changed after the build"):
+            launch(served, shared_where, tmp_path)
+    finally:
+        file.write_bytes(whole)
+    assert find_server(tmp_path) is None
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_the_command_takes_its_server_with_it(shared_where, how):
+    environment = os.environ | {
+        "LOOKAHEAD_ENGINES": str(shared_where.engines),
+        "LOOKAHEAD_CACHE": str(shared_where.cache),
+    }
+    command = [sys.executable, "-m", "pipeline", "serve", "--model", "tiny-random-llama"]
+    command += [part for override in TORCH for part in ("--set", override)]
+    process = subprocess.Popen(command, env=environment, cwd=places().home, stdout=subprocess.PIPE, text=True)
+    folder = shared_where.engines / ".run"
+    try:
+        assert process.stdout is not None
+        assert "ready: tiny-random-llama" in process.stdout.readline()
+        state = find_server(folder)
+        assert state is not None
+        assert is_ready(state)
+        process.send_signal(how)
+        process.wait(60)
+        deadline = time.monotonic() + 60
+        while left_over(state.server_id) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert not left_over(state.server_id)
+        assert not Path(folder / "server.json").exists()
+        assert process.returncode == {signal.SIGKILL: -9}.get(how, 130)
+    finally:
+        process.kill()
+        stop_server(folder)
