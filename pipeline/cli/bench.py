@@ -172,7 +172,7 @@ def load(
     from pipeline.config.places import places
     from pipeline.decoding.request import SamplingParams
     from pipeline.serving.road import run_dir
-    from pipeline.serving.server import require_server
+    from pipeline.serving.state import require_server
 
     rows = load_workload(data or DEFAULT_PROMPTS)
     target = url or require_server(run_dir(places()), takes_url=True).grpc_url

@@ -129,7 +129,7 @@ def clean(
     from pipeline.config.places import places
     from pipeline.engine.removal import folder_bytes, removable, remove, require_unused
     from pipeline.serving.road import run_dir
-    from pipeline.serving.server import find_server
+    from pipeline.serving.state import find_server
 
     where = places()
     targets = removable(where, model, cache)

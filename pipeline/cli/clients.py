@@ -174,7 +174,7 @@ def _url(url: str | None, protocol: Literal["grpc", "http"]) -> str:
         return url
     from pipeline.config.places import places
     from pipeline.serving.road import run_dir
-    from pipeline.serving.server import require_server
+    from pipeline.serving.state import require_server
 
     state = require_server(run_dir(places()), takes_url=True)
     return state.grpc_url if protocol == "grpc" else state.http_url

@@ -17,7 +17,7 @@ from pipeline.config.schema import ResolvedConfig
 from pipeline.errors import ServerError, UserError
 from pipeline.serving.client import Completion, Protocol, TextQuery, complete
 from pipeline.serving.road import check_start, launch, prepare
-from pipeline.serving.server import ServerState
+from pipeline.serving.state import ServerState
 
 PROMPT = (
     "Rewrite this function with type hints and keep everything else as it is:\n\n"

@@ -16,7 +16,8 @@ from pipeline.errors import ServerError
 
 if TYPE_CHECKING:
     from pipeline.config.schema import ResolvedConfig
-    from pipeline.serving.server import RunningServer, ServerState
+    from pipeline.serving.server import RunningServer
+    from pipeline.serving.state import ServerState
 
 
 def register(app: typer.Typer) -> None:
@@ -71,7 +72,7 @@ def serve(
     resolved = resolve(model, profile, overrides)
     from pipeline.config.places import places
     from pipeline.serving.road import check_start, launch, prepare, run_dir, start_commands
-    from pipeline.serving.server import require_none
+    from pipeline.serving.state import require_none
 
     where = places()
     if dry_run:
@@ -118,7 +119,7 @@ def status(as_json: Json = False) -> None:
     from pipeline.serving.figures import read_figures
     from pipeline.serving.log import LOG, crash_log, kept_log
     from pipeline.serving.road import run_dir
-    from pipeline.serving.server import find_server, is_ready
+    from pipeline.serving.state import find_server, is_ready
 
     folder = run_dir(places())
     state = find_server(folder)

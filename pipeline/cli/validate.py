@@ -99,7 +99,7 @@ def _run(plan: ValidationPlan, folder: Path) -> list[StageResult]:
     from pipeline.bench.validation import private_places, run_stages, stages_of
     from pipeline.config.places import places
     from pipeline.serving.road import run_dir
-    from pipeline.serving.server import find_server
+    from pipeline.serving.state import find_server
 
     own, environment = private_places(places(), folder)
 

@@ -85,7 +85,7 @@ def _server_of(artifact: Artifact) -> str | None:
     """gRPC address of the server that `lookahead serve` has started, if it serves this."""
     from pipeline.config.places import places
     from pipeline.serving.road import run_dir
-    from pipeline.serving.server import find_server
+    from pipeline.serving.state import find_server
 
     state = find_server(run_dir(places()))
     wanted = (artifact.manifest.model, artifact.manifest.profile)

@@ -7,7 +7,6 @@ runs per run folder. The server itself is started and seen to its end by a guard
 from __future__ import annotations
 
 import fcntl
-import json
 import secrets
 import signal
 import subprocess
@@ -16,12 +15,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-import httpx
 import psutil
-from pydantic import Field, ValidationError
 
 from pipeline.config.places import Places
-from pipeline.config.schema import Frozen, ServerConfig
+from pipeline.config.schema import ServerConfig
 from pipeline.engine.builder import Note
 from pipeline.errors import ServerError
 from pipeline.files import log_tail, write_whole
@@ -33,50 +30,16 @@ from pipeline.serving.guard import (
     MARK,
     STOP_SECONDS,
     GuardSpec,
-    marked_processes,
-    remove_shm,
-    run_clean_up,
     start_guard,
 )
 from pipeline.serving.installation import prepare_backends, server_environment, usable_installation
 from pipeline.serving.log import LOG, keep_previous, was_stopped, write_end
 from pipeline.serving.ports import choose_ports
+from pipeline.serving.state import STATE, ServerState, find_server, is_ready, require_none, sweep
 
-STATE, SPEC, LOCK, BACKENDS = "server.json", "guard.json", ".lock", "backends"
+SPEC, LOCK, BACKENDS = "guard.json", ".lock", "backends"
 # Free ports are not reserved, and Triton itself fails to start now and then: see `passing_failure`.
 _ATTEMPTS = 3
-
-
-class ServerState(Frozen):
-    """What is known of a running server; lies in its run folder."""
-
-    server_id: str = Field(description="Marks its processes and names its shared memory.")
-    guard_pid: int
-    host: str
-    http_port: int
-    grpc_port: int
-    metrics_port: int
-    repository: str
-    model: str
-    profile: str
-    started: float = Field(description="Seconds since the epoch.")
-    clean_up: tuple[str, ...] = Field((), description="Command that removes its container, if it runs in one.")
-
-    @property
-    def http_url(self) -> str:
-        return f"http://{self._reachable}:{self.http_port}"
-
-    @property
-    def grpc_url(self) -> str:
-        return f"{self._reachable}:{self.grpc_port}"
-
-    @property
-    def metrics_url(self) -> str:
-        return f"http://{self._reachable}:{self.metrics_port}/metrics"
-
-    @property
-    def _reachable(self) -> str:
-        return "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host
 
 
 class RunningServer:
@@ -107,7 +70,7 @@ class RunningServer:
             self._guard.wait(STOP_SECONDS + 10)
         if self._guard.stdin is not None:
             self._guard.stdin.close()
-        _sweep(self.state, self.run_dir)
+        sweep(self.state, self.run_dir)
 
 
 def start_server(
@@ -182,39 +145,6 @@ def start_server(
     raise AssertionError("the last attempt returns or raises")
 
 
-def require_none(run_dir: Path) -> None:
-    """Raises ServerError if a server runs from run_dir."""
-    if (running := find_server(run_dir)) is not None:
-        raise ServerError(
-            f"A server for {running.model} ({running.profile}) already runs from {run_dir} on {running.http_url}. "
-            "Stop it with `lookahead stop`, or give it another profile with `lookahead switch`."
-        )
-
-
-def require_server(run_dir: Path, takes_url: bool = False) -> ServerState:
-    """The server that runs from run_dir. Raises ServerError if there is none. takes_url: another can be named."""
-    if (running := find_server(run_dir)) is None:
-        other = ", or name one with --url" if takes_url else ""
-        raise ServerError(f"No server is running. Start one with `lookahead serve --background`{other}.")
-    return running
-
-
-def find_server(run_dir: Path) -> ServerState | None:
-    """The server that runs from run_dir. What a killed one left behind is removed on the way."""
-    path = run_dir / STATE
-    try:
-        state = ServerState.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except ValidationError:
-        path.unlink(missing_ok=True)  # of another version of this program
-        return None
-    if _is_ours(state.guard_pid, state.server_id):
-        return state
-    _sweep(state, run_dir)
-    return None
-
-
 def stop_server(run_dir: Path, drain: bool = False) -> ServerState | None:
     """Stop the server that runs from run_dir and wait for its end. Returns what was stopped, if anything was.
 
@@ -230,16 +160,8 @@ def stop_server(run_dir: Path, drain: bool = False) -> ServerState | None:
         guard.send_signal(signal.SIGUSR1 if drain else signal.SIGTERM)
         with suppress(psutil.TimeoutExpired):
             guard.wait((DRAIN_SECONDS if drain else STOP_SECONDS) + 10)
-    _sweep(state, run_dir)
+    sweep(state, run_dir)
     return state
-
-
-def is_ready(state: ServerState) -> bool:
-    """Whether all models answer."""
-    try:  # of this machine, so without the environment's proxy
-        return httpx.get(f"{state.http_url}/v2/health/ready", timeout=2.0, trust_env=False).status_code == 200
-    except httpx.HTTPError:
-        return False
 
 
 def _local(
@@ -268,31 +190,6 @@ def _wait_until_ready(server: RunningServer, timeout_s: float, note: Note) -> No
             told = time.monotonic()
             note("still loading the models")
         time.sleep(0.1)
-
-
-def _is_ours(pid: int, server_id: str) -> bool:
-    try:
-        process = psutil.Process(pid)
-        return process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == server_id
-    except psutil.Error:
-        return False
-
-
-def _sweep(state: ServerState, run_dir: Path) -> None:
-    """Kill what a server left running, remove its shared memory, its container and its state file."""
-    left = []
-    for pid in marked_processes(state.server_id):
-        with suppress(psutil.Error):
-            process = psutil.Process(pid)
-            process.kill()
-            left.append(process)
-    psutil.wait_procs(left, timeout=5)
-    run_clean_up(state.clean_up)
-    remove_shm(state.server_id)
-    path = run_dir / STATE
-    with suppress(FileNotFoundError):
-        if json.loads(path.read_text(encoding="utf-8")).get("server_id") == state.server_id:
-            path.unlink()
 
 
 @contextmanager

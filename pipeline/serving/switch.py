@@ -21,7 +21,8 @@ from pipeline.engine.builder import Note, conflicts_with_backend
 from pipeline.errors import ServerError
 from pipeline.repository.render import ModelRepository, check_repository
 from pipeline.serving.road import Served, launch
-from pipeline.serving.server import RunningServer, ServerState, require_server, stop_server
+from pipeline.serving.server import RunningServer, stop_server
+from pipeline.serving.state import ServerState, require_server
 
 
 def running_served(places: Places, folder: Path) -> Served:

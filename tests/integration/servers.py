@@ -10,7 +10,8 @@ from pipeline.config.places import Places
 from pipeline.config.resolution import resolve_config
 from pipeline.serving.client import Completion, Protocol, TextQuery, complete
 from pipeline.serving.road import Served, launch, prepare
-from pipeline.serving.server import RunningServer, ServerState
+from pipeline.serving.server import RunningServer
+from pipeline.serving.state import ServerState
 from tests.servers import FREE_PORTS, left_over
 
 TORCH = ("backend=torch", "device=cpu", *FREE_PORTS)

@@ -11,7 +11,7 @@ import pytest
 from pipeline.bench.results import load_results
 from pipeline.config.places import places
 from pipeline.serving.road import run_dir
-from pipeline.serving.server import find_server
+from pipeline.serving.state import find_server
 from tests.integration.command import MODEL, lookahead
 from tests.servers import FREE_PORTS
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -20,7 +21,8 @@ from pipeline.repository.names import FRONT_MODEL
 from pipeline.serving.client import TextQuery, stream_text
 from pipeline.serving.guard import model_processes
 from pipeline.serving.road import launch
-from pipeline.serving.server import find_server, is_ready, stop_server
+from pipeline.serving.server import stop_server
+from pipeline.serving.state import find_server, is_ready
 from tests.integration.servers import PROMPT, TORCH, ask
 from tests.servers import left_over
 
@@ -96,7 +98,15 @@ def test_the_command_takes_its_server_with_it(shared_where, how):
     }
     command = [sys.executable, "-m", "pipeline", "serve", "--model", "tiny-random-llama"]
     command += [part for override in TORCH for part in ("--set", override)]
-    process = subprocess.Popen(command, env=environment, cwd=places().home, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        cwd=places().home,
+        stdout=subprocess.PIPE,
+        text=True,
+        # Where the tests run in the background of a shell, SIGINT is ignored by all that they start.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+    )
     folder = shared_where.engines / ".run"
     try:
         assert process.stdout is not None

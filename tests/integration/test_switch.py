@@ -14,7 +14,8 @@ from pipeline.config.places import Places, places
 from pipeline.errors import RequestError, ServerError
 from pipeline.serving.client import Completion, TextQuery, complete
 from pipeline.serving.road import Served, launch, prepare
-from pipeline.serving.server import RunningServer, ServerState, find_server, is_ready, stop_server
+from pipeline.serving.server import RunningServer, stop_server
+from pipeline.serving.state import ServerState, find_server, is_ready
 from pipeline.serving.switch import require_other, resolve_other, running_served, switch_server
 from tests.integration.servers import prepared
 from tests.own_places import own_places

@@ -8,7 +8,8 @@ from typing import Any
 
 from pipeline.config.places import places
 from pipeline.config.schema import ServerConfig
-from pipeline.serving.server import RunningServer, find_server, start_server
+from pipeline.serving.server import RunningServer, start_server
+from pipeline.serving.state import find_server
 from tests.servers import left_over
 from tests.unit.serving.fake_machine import write_tritonserver
 

@@ -14,7 +14,8 @@ import pytest
 from pipeline.config.places import places
 from pipeline.serving.command import StartCommand
 from pipeline.serving.ports import Ports
-from pipeline.serving.server import find_server, stop_server
+from pipeline.serving.server import stop_server
+from pipeline.serving.state import find_server
 from tests.servers import processes_of
 from tests.unit.serving.fake_server import assert_gone, start, write
 

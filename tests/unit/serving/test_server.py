@@ -16,7 +16,8 @@ from pipeline.serving.command import is_plain
 from pipeline.serving.figures import read_metrics
 from pipeline.serving.guard import shm_files
 from pipeline.serving.log import crash_log
-from pipeline.serving.server import STATE, find_server, is_ready, start_server, stop_server
+from pipeline.serving.server import start_server, stop_server
+from pipeline.serving.state import STATE, find_server, is_ready
 from tests.servers import left_over, processes_of
 from tests.unit.serving.fake_server import FREE, assert_gone, start, write
 

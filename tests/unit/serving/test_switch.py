@@ -16,7 +16,8 @@ from pipeline.repository.render import ModelRepository
 from pipeline.serving import switch as module
 from pipeline.serving.installation import VARIABLE
 from pipeline.serving.road import Served, launch
-from pipeline.serving.server import ServerState, find_server, stop_server
+from pipeline.serving.server import stop_server
+from pipeline.serving.state import ServerState, find_server
 from pipeline.serving.switch import require_other, resolve_other, switch_server
 from tests.servers import FREE_PORTS
 from tests.unit.serving.fake_server import write

@@ -23,7 +23,8 @@ from pipeline.serving.command import SHOWN_ID
 from pipeline.serving.guard import MARK, marked_processes, shm_files
 from pipeline.serving.installation import VARIABLE
 from pipeline.serving.road import Served, launch, start_commands
-from pipeline.serving.server import RunningServer, find_server
+from pipeline.serving.server import RunningServer
+from pipeline.serving.state import find_server
 from pipeline.serving.tensorrt_llm_command import find_site
 from tests.servers import FREE_PORTS
 from tests.trt_configs import trt_config
