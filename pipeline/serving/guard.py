@@ -182,7 +182,9 @@ def _wait_for_end(server: subprocess.Popen[bytes], wake_fd: int, spec: GuardSpec
             with suppress(subprocess.TimeoutExpired):
                 server.wait(_CRIPPLED_SECONDS)  # one that fails to load a model says why, and ends by itself
                 return _End()
-            return _End(f"the process of the model {models[min(dead)]} died; was there too little memory?")
+            alive = model_processes(spec.server_id)  # a second look, as the first one may have failed
+            if dead := models.keys() - alive.keys():
+                return _End(f"the process of the model {models[min(dead)]} died; was there too little memory?")
         models = alive
 
 
