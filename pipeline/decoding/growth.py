@@ -2,15 +2,10 @@
 
 Proposals (trees of the sources) are laid over each other, so that shared prefixes exist once, and a `ContinuationTable`
 may continue any path. The tree is grown best first: of all candidates below the nodes taken so far, the one whose path
-is most likely to be accepted is taken next. How likely a candidate is, given that its parent was accepted, is a
-logistic mix of what each *channel* (one per proposing source and one per order of the table) says:
-
-    logit p = bias + sum over the channels that name the candidate of (weight * logit(their probability) + offset)
-                   + sum over the channels that only name others in its place of (penalty)
-
-There is one set of weights for each number of orders that the table knows behind the parent, as a source's word is
-worth more where the table knows little. The weights are learnt online from what was really accepted (logistic mixing as
-in data compressors of the PAQ family)."""
+is most likely to be accepted is taken next. How likely a candidate is, given that its parent was accepted, is a mix of
+what each *channel* (one per proposing source and one per order of the table) says: see `mixing`. There is one set of
+weights for each number of orders that the table knows behind the parent, as a source's word is worth more where the
+table knows little."""
 
 from __future__ import annotations
 
@@ -18,13 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.decoding.compiled import compiled
+from pipeline.decoding.compiled import compiled, inlined
 from pipeline.decoding.continuations import ContinuationTable, extend_key, slot_of
+from pipeline.decoding.mixing import OTHERS, learn, mixed_probability
 from pipeline.decoding.tree import BoolArray, FloatArray, IntArray
-
-OTHERS = -1.0
-LOWEST_PROBABILITY = 1e-4
-HIGHEST_PROBABILITY = 0.995
 
 
 class Proposals(NamedTuple):
@@ -56,38 +48,6 @@ class Grown(NamedTuple):
     num_orders: IntArray
     places: IntArray
     num_fixed: int
-
-
-@compiled
-def logit(probability: float) -> float:
-    clipped = min(max(probability, LOWEST_PROBABILITY), HIGHEST_PROBABILITY)
-    return float(np.log(clipped / (1.0 - clipped)))
-
-
-@compiled
-def mixed_probability(said: FloatArray, weights: FloatArray) -> float:
-    """The mix of what the channels said [channels] of one node. weights: [channels + 1, 3] weight, offset and penalty
-    of each channel; the last row holds the bias."""
-    score = weights[-1, 0]
-    for channel in range(len(said)):
-        if said[channel] > 0:
-            score += weights[channel, 0] * logit(said[channel]) + weights[channel, 1]
-        elif said[channel] < 0:
-            score += weights[channel, 2]
-    return float(1.0 / (1.0 + np.exp(-score)))
-
-
-@compiled
-def learn(weights: FloatArray, said: FloatArray, was_accepted: bool, rate: float) -> None:
-    """One step of gradient descent on the log loss of one node whose parent was accepted."""
-    error = (1.0 if was_accepted else 0.0) - mixed_probability(said, weights)
-    weights[-1, 0] += rate * error
-    for channel in range(len(said)):
-        if said[channel] > 0:
-            weights[channel, 0] += 0.2 * rate * error * logit(said[channel])
-            weights[channel, 1] += rate * error
-        elif said[channel] < 0:
-            weights[channel, 2] += rate * error
 
 
 @compiled
@@ -125,7 +85,6 @@ def grow(
     next_sibling = np.full(room, -1, np.int32)
     path_probability = np.zeros(room, np.float32)
     said = np.zeros((room, num_channels), np.float32)
-    speaks = np.empty(num_channels, np.bool_)
     fixed = np.zeros(room, np.bool_)
     rank = np.full(room, -1, np.int32)
     num_orders = np.zeros(room, np.int32)
@@ -136,17 +95,8 @@ def grow(
     merged = np.empty(total, np.int32)
     for node in range(total):
         above = 0 if proposals.parents[node] < 0 else merged[proposals.parents[node]]
-        child = first_child[above]
-        while child >= 0 and token[child] != proposals.token_ids[node]:
-            child = next_sibling[child]
-        if child < 0:
-            child = size
-            size += 1
-            token[child] = proposals.token_ids[node]
-            parent[child] = above
-            depth[child] = depth[above] + 1
-            next_sibling[child] = first_child[above]
-            first_child[above] = child
+        child = _child_of(token, parent, depth, first_child, next_sibling, size, above, proposals.token_ids[node])
+        size = max(size, child + 1)
         merged[node] = child
         said[child, proposals.channels[node]] = max(said[child, proposals.channels[node]], proposals.conditionals[node])
         fixed[child] |= proposals.fixed[node]
@@ -163,17 +113,7 @@ def grow(
         # Open the node taken last: gather what may follow it and rate it.
         may_go_on = depth[current] < max_depth
         if may_go_on or fixed[current]:
-            known = 0
-            node = current
-            while known < orders and node > 0:
-                last[known] = token[node]
-                node = parent[node]
-                known += 1
-            back = len(context) - 1
-            while known < orders and back >= 0:
-                last[known] = context[back]
-                back -= 1
-                known += 1
+            known = _last_tokens(token, parent, current, context, last, orders)
             key = table_key
             num_known = 0
             for order in range(known):
@@ -186,37 +126,20 @@ def grow(
                     candidate = table.ids[order, slot, k]
                     if candidate < 0:
                         break
-                    child = first_child[current]
-                    while child >= 0 and token[child] != candidate:
-                        child = next_sibling[child]
-                    if child < 0:
-                        child = size
-                        size += 1
-                        token[child] = candidate
-                        parent[child] = current
-                        depth[child] = depth[current] + 1
-                        next_sibling[child] = first_child[current]
-                        first_child[current] = child
+                    child = _child_of(token, parent, depth, first_child, next_sibling, size, current, candidate)
+                    size = max(size, child + 1)
                     said[child, table_channel + order] = table.probs[order, slot, k]
-            speaks[:] = False
+            _rate(
+                first_child[current],
+                next_sibling,
+                said,
+                weights[num_known],
+                path_probability[current],
+                path_probability,
+            )
             child = first_child[current]
             while child >= 0:
-                speaks |= said[child] > 0
-                child = next_sibling[child]
-            mass = 0.0
-            child = first_child[current]
-            while child >= 0:
-                for channel in range(num_channels):
-                    if speaks[channel] and said[child, channel] == 0:
-                        said[child, channel] = OTHERS
                 num_orders[child] = num_known
-                path_probability[child] = mixed_probability(said[child], weights[num_known])
-                mass += path_probability[child]
-                child = next_sibling[child]
-            scale = path_probability[current] / max(mass, 1.0)
-            child = first_child[current]
-            while child >= 0:
-                path_probability[child] *= scale
                 if may_go_on and not fixed[child]:
                     heap_size = _push(heap, heap_size, path_probability, child)
                 child = next_sibling[child]
@@ -248,6 +171,76 @@ def grow(
     return Grown(
         token[chosen], out_parents, path_probability[chosen], said[chosen], num_orders[chosen], places, num_fixed
     )
+
+
+@inlined
+def _child_of(
+    token: IntArray,
+    parent: IntArray,
+    depth: IntArray,
+    first_child: IntArray,
+    next_sibling: IntArray,
+    size: int,
+    above: int,
+    wanted: int,
+) -> int:
+    """The child of a node with this token; made as number `size` if there is none."""
+    found = first_child[above]
+    while found >= 0 and token[found] != wanted:
+        found = next_sibling[found]
+    if found < 0:
+        found = size
+        token[found] = wanted
+        parent[found] = above
+        depth[found] = depth[above] + 1
+        next_sibling[found] = first_child[above]
+        first_child[above] = found
+    return found
+
+
+@inlined
+def _last_tokens(token: IntArray, parent: IntArray, node: int, context: IntArray, last: IntArray, count: int) -> int:
+    """Fill `last` with up to so many tokens up to a node, the latest first. Returns how many there are."""
+    filled = 0
+    while filled < count and node > 0:
+        last[filled] = token[node]
+        node = parent[node]
+        filled += 1
+    back = len(context) - 1
+    while filled < count and back >= 0:
+        last[filled] = context[back]
+        back -= 1
+        filled += 1
+    return filled
+
+
+@inlined
+def _rate(
+    first: int, next_sibling: IntArray, said: FloatArray, weights: FloatArray, above: float, probability: FloatArray
+) -> None:
+    """Estimate how likely the path through each of the siblings from `first` on is. above: the path to their parent."""
+    for channel in range(said.shape[1]):
+        speaks = False
+        each = first
+        while each >= 0 and not speaks:
+            speaks = said[each, channel] > 0
+            each = next_sibling[each]
+        each = first
+        while speaks and each >= 0:
+            if said[each, channel] == 0:
+                said[each, channel] = OTHERS
+            each = next_sibling[each]
+    mass = 0.0
+    each = first
+    while each >= 0:
+        probability[each] = mixed_probability(said[each], weights)
+        mass += probability[each]
+        each = next_sibling[each]
+    scale = above / max(mass, 1.0)
+    each = first
+    while each >= 0:
+        probability[each] *= scale
+        each = next_sibling[each]
 
 
 @compiled

@@ -25,7 +25,7 @@ MAX_ORDERS = len(_ORDERS) - 1
 
 
 def prior_weights(num_sources: int, num_orders: int) -> FloatArray:
-    """[num_orders + 1, num_sources + num_orders + 1, 3] in the layout of `growth`: channels of the sources, then of the
+    """[num_orders + 1, num_sources + num_orders + 1, 3] in the layout of `mixing`: channels of the sources, then of the
     orders, then the bias."""
     assert num_orders <= MAX_ORDERS, "one prior per order"
     weights = np.zeros((num_orders + 1, num_sources + num_orders + 1, 3), np.float32)

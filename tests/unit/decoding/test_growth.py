@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.decoding.continuations import ContinuationTable, empty_table, namespace_key, store
-from pipeline.decoding.growth import OTHERS, Grown, Proposals, grow, learn_from_step, mixed_probability
+from pipeline.decoding.growth import Grown, Proposals, grow, learn_from_step
+from pipeline.decoding.mixing import OTHERS, mixed_probability
 from pipeline.decoding.tree import DraftTree, check_tree, depths
 
 NUM_CHANNELS = 4  # two proposing sources, two orders
