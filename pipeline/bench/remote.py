@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.bench.contender import Generation
-from pipeline.bench.workload import Prompt, conversation_of
+from pipeline.bench.workload import NamedPrompt, Prompt, conversation_of
 from pipeline.decoding.request import GenerationRequest, SamplingParams
 from pipeline.decoding.tree import IntArray
 from pipeline.errors import ServerError
@@ -91,6 +91,12 @@ class RemoteContender:
     def generate(self, request: GenerationRequest, prompt: Prompt) -> Generation:
         ask = Ask(prompt, request.max_new_tokens, self.name, request.sampling, self._namespace)
         return generation_of_answer(generate(self._url, ask), request.prompt_ids)
+
+
+def require_server_of(url: str, prompt: NamedPrompt) -> None:
+    """Ask for one token. Raises ServerError if the server is not there or is one of another model."""
+    ask = Ask(prompt.prompt, 1, "none", SamplingParams(), fresh_namespace())
+    generation_of_answer(generate(url, ask), prompt.prompt_ids)
 
 
 def fresh_namespace() -> str:

@@ -104,6 +104,7 @@ def _compare_in_process(
     """All comparisons; with url those with the server there as well."""
     from pipeline.bench.in_process import open_in_process
     from pipeline.bench.measure import MeasureOptions
+    from pipeline.bench.remote import require_server_of
     from pipeline.bench.verify import verify_in_process
     from pipeline.bench.verify_server import verify_server
     from pipeline.bench.workload import first_prompts
@@ -112,6 +113,8 @@ def _compare_in_process(
     opened = open_in_process(artifact)
     prompts = first_prompts(opened.tokenizer, rows, raw or not artifact.resolved.model.chat_template)
     options = MeasureOptions(max_new_tokens=max_new_tokens, end_ids=opened.end_ids, sampling=SamplingParams(seed=seed))
+    if url is not None:
+        require_server_of(url, prompts[0])  # before minutes of comparing in process
     reference, *contenders = [opened.contender(strategy) for strategy in strategies]
     dtype = artifact.resolved.dtype
     num_passes = 2 * len(strategies) - 1 + (0 if url is None else 2 * len(strategies))

@@ -10,6 +10,7 @@ import pytest
 
 from pipeline.bench.results import load_results
 from pipeline.config.places import places
+from pipeline.errors import ServerError
 from pipeline.serving.road import run_dir
 from pipeline.serving.state import find_server
 from tests.integration.command import MODEL, lookahead
@@ -41,6 +42,12 @@ def test_verify_finds_the_running_server_and_proves_text_and_tokens() -> None:
         (where, strategy) for where in ("server", "server batch") for strategy in ("none", "trie", "hybrid")
     }
     assert {c["verdict"] for c in comparisons} == {"identical"}
+
+
+def test_verify_asks_the_server_before_it_compares_in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.bench.verify.verify_in_process", lambda *arguments: pytest.fail("compared already"))
+    with pytest.raises(ServerError, match=r"No server listens on 127\.0\.0\.1:1 "):
+        lookahead("verify", *MODEL, *PORTS, "--url", "127.0.0.1:1")
 
 
 def test_bench_through_the_server_counts_as_in_process(url: str, tmp_path: Path) -> None:
