@@ -1,10 +1,10 @@
-"""Files that appear whole or not at all, and the end of a log."""
+"""Files that appear whole or not at all, the end of a log, and the folder of what may be deleted."""
 
 from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 
@@ -35,3 +35,10 @@ def log_tail(path: Path, num_lines: int = 20) -> str:
         return "\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-num_lines:])
     except FileNotFoundError:
         return ""
+
+
+def cache_folder(environment: Mapping[str, str]) -> str:
+    """Where downloads and compiled loops are kept, `~` as it is written: LOOKAHEAD_CACHE, else a folder of ours in
+    XDG_CACHE_HOME, else in ~/.cache."""
+    cache = environment.get("XDG_CACHE_HOME") or "~/.cache"
+    return environment.get("LOOKAHEAD_CACHE") or os.path.join(cache, "lookahead")

@@ -1,4 +1,4 @@
-"""Where configs, engines and downloads lie. The only reader of the environment variables that move them."""
+"""Where configs, engines and downloads lie, and the environment variables that move them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import ConfigError
+from pipeline.files import cache_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +52,8 @@ def places(environment: Mapping[str, str] = os.environ) -> Places:
             "Set LOOKAHEAD_HOME to a checkout of the project, or install it from one with `pip install -e .`."
         )
     engines = environment.get("LOOKAHEAD_ENGINES")
-    cache = environment.get("LOOKAHEAD_CACHE") or f"{environment.get('XDG_CACHE_HOME') or '~/.cache'}/lookahead"
     return Places(
         home=home.resolve(),
         engines=expanded(engines).resolve() if engines else home.resolve() / "engines",
-        cache=expanded(cache).resolve(),
+        cache=expanded(cache_folder(environment)).resolve(),
     )
