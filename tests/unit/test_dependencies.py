@@ -4,6 +4,7 @@ models that our image serves beside TensorRT-LLM's."""
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.metadata
 import re
 import subprocess
@@ -37,9 +38,20 @@ def imported(paths: Iterable[Path]) -> set[str]:
     return names - sys.stdlib_module_names - OF_THE_SERVER - {"pipeline"}
 
 
+@functools.cache
+def distributions() -> dict[str, set[str]]:
+    """Distributions by the modules that their files make up; several share a namespace such as google.
+    (`packages_distributions` of Python 3.10 knows only those that list their modules.)"""
+    found: dict[str, set[str]] = {}
+    for distribution in importlib.metadata.distributions():
+        name = distribution.metadata["Name"].lower().replace("_", "-")
+        for path in distribution.files or ():
+            found.setdefault(path.parts[0].split(".")[0], set()).add(name)
+    return found
+
+
 def providers(module: str) -> set[str]:
-    """Distributions that a module comes from; several share a namespace such as google."""
-    return {name.lower().replace("_", "-") for name in importlib.metadata.packages_distributions()[module]}
+    return distributions()[module]
 
 
 def declared_lines() -> list[str]:

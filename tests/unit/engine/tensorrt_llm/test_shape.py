@@ -9,6 +9,7 @@ import pytest
 from pipeline.config.loading import names_in
 from pipeline.config.places import places
 from pipeline.config.resolution import load_model
+from pipeline.config.schema import LocalCheckpoint
 from pipeline.engine.tensorrt_llm.shape import differences, shape_from_config, shape_of
 
 
@@ -30,8 +31,7 @@ def test_a_local_checkpoint_is_read(tmp_path):
     config = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100}
     (tmp_path / "config.json").write_text(json.dumps(config))
     model = load_model("tiny-random-llama")
-    local = model.model_copy(update={"checkpoint": {"source": "local", "path": str(tmp_path)}})
-    local = type(model).model_validate(local.model_dump())
+    local = model.model_copy(update={"checkpoint": LocalCheckpoint(path=str(tmp_path))})
     shape = shape_of(local)
     assert shape is not None
     assert (shape.head_size, shape.num_key_value_heads, shape.intermediate_size) == (16, 4, 256)
