@@ -1,8 +1,10 @@
-"""Files that appear whole or not at all, the end of a log, and the folder of what may be deleted."""
+"""Files that appear whole or not at all, why one could not be written, the end of a log, and the folder of what may be
+deleted."""
 
 from __future__ import annotations
 
 import os
+import re
 import secrets
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -42,3 +44,12 @@ def cache_folder(environment: Mapping[str, str]) -> str:
     XDG_CACHE_HOME, else in ~/.cache."""
     cache = environment.get("XDG_CACHE_HOME") or "~/.cache"
     return environment.get("LOOKAHEAD_CACHE") or os.path.join(cache, "lookahead")
+
+
+def error_number(error: Exception) -> int | None:
+    """The system's number of an error, if it has one. Libraries written in Rust have classes of their own, with the
+    number in the text."""
+    if isinstance(error, OSError):
+        return error.errno
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    return int(found[1]) if found else None

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline.errors import UserError
+from pipeline.files import error_number
 
 # Room left for everything else on the disk.
 _SPARE_BYTES = 256 << 20
@@ -98,10 +99,8 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 
 def is_full(error: Exception) -> bool:
-    """Whether a disk, or what a user may write to it, was full. Libraries in Rust have no class for that."""
-    if isinstance(error, OSError):
-        return error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return any(f"(os error {number})" in str(error) for number in (errno.ENOSPC, errno.EDQUOT))
+    """Whether a disk, or what a user may write to it, was full."""
+    return error_number(error) in (errno.ENOSPC, errno.EDQUOT)
 
 
 def replace_folder(source: Path, target: Path) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-import re
+
+from pipeline.files import error_number
 
 _SPACE = "Free some, or point LOOKAHEAD_CACHE, LOOKAHEAD_ENGINES or TMPDIR to a larger disk"
 _ACCESS = "Name folders that you may write to in LOOKAHEAD_CACHE, LOOKAHEAD_ENGINES or TMPDIR, or mend the permissions"
@@ -27,15 +28,9 @@ _REMEDIES = {
 def refusal(error: Exception) -> str | None:
     """The sentence for an error of the machine's; None for others, a file that is missing among them: they may be bugs
     of ours."""
-    number = error.errno if isinstance(error, OSError) else _number_in(error)
+    number = error_number(error)
     if number not in _REMEDIES:
         return None
     names = [str(name) for name in (getattr(error, "filename", None), getattr(error, "filename2", None)) if name]
     where = f" ({', '.join(names)})" if names else ""
     return f"{os.strerror(number)}{where}. {_REMEDIES[number]}."
-
-
-def _number_in(error: Exception) -> int | None:
-    """Libraries written in Rust have errors of their own with the system's number in the text."""
-    found = re.search(r"\(os error (\d+)\)", str(error))
-    return int(found[1]) if found else None
