@@ -7,8 +7,6 @@ from pathlib import Path
 
 from pipeline.config.places import Places
 from pipeline.config.schema import ResolvedConfig
-from pipeline.decoding.create import create_drafter
-from pipeline.decoding.sources.trie import TrieSource
 from pipeline.engine.artifact import Artifact, artifact_dir
 from pipeline.engine.builder import Note
 from pipeline.engine.memory import require_memory
@@ -73,6 +71,10 @@ def prepare(
             f"engine.lookahead_parallel = {resolved.profile.engine.lookahead_parallel} runs in process only (bench, "
             "verify, tune, experiments); a server runs the engine in one process. Use engine.lookahead_parallel = 1."
         )
+    # Numba takes a while to load, and most users of this module build nothing.
+    from pipeline.decoding.create import create_drafter
+    from pipeline.decoding.sources.trie import TrieSource
+
     # A snapshot that cannot be read is told here rather than in the log of a server that does not come up.
     create_drafter(resolved.profile.drafting.sources, resolved.lookahead, vocab_size=1, kinds={TrieSource.name})
     result = planned_engine(resolved, places, note=note)
