@@ -22,14 +22,19 @@ _SOURCES: dict[str, tuple[tuple[str, ...], ...]] = {
 }
 
 
+def check_strategy(strategy: str) -> None:
+    """Raise RequestError for an unknown word."""
+    if strategy not in STRATEGIES:
+        raise RequestError(f"strategy is {strategy!r}; it must be one of {', '.join(STRATEGIES)}")
+
+
 def source_names(strategy: str, available: Collection[str], wants_window: bool = False) -> frozenset[str]:
     """Names of the available draft sources that take part under a strategy; "auto" is the same as "hybrid".
 
     wants_window: the request brings its own W, N and G, so that under "hybrid" the window takes part in any case.
     Raises RequestError for an unknown word.
     """
-    if strategy not in STRATEGIES:
-        raise RequestError(f"strategy is {strategy!r}; it must be one of {', '.join(STRATEGIES)}")
+    check_strategy(strategy)
     strategy = "hybrid" if strategy == "auto" else strategy
     chosen = {next((name for name in choice if name in available), None) for choice in _SOURCES[strategy]} - {None}
     if wants_window and strategy == "hybrid" and "window" in available:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pipeline.decoding.sampling import check_sampling
-from pipeline.decoding.strategy import source_names
+from pipeline.decoding.strategy import check_strategy
 from pipeline.decoding.tree import IntArray, check_tree
 from pipeline.engine.contract import EngineLimits
 from pipeline.engine.submission import Submission
@@ -15,7 +15,7 @@ from pipeline.errors import RequestError
 def check_submission(submission: Submission, limits: EngineLimits) -> None:
     """Raise RequestError, with what was found and what is allowed, if an engine of these limits can never serve it."""
     request = submission.request
-    source_names(submission.strategy, ())
+    check_strategy(submission.strategy)
     if len(request.prompt_ids) == 0:
         raise RequestError("the prompt is empty; send at least one token")
     if request.max_new_tokens < 1:

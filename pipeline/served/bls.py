@@ -88,7 +88,6 @@ class Bls:
         self._drafter = create_drafter(
             profile.drafting.sources, resolved.lookahead, codec.vocab_size, BLS_KINDS | {SuppliedSource.name}
         )
-        self._source_names = frozenset(source.name for source in self._drafter.sources)
         self._trie = next((source.trie for source in self._drafter.sources if isinstance(source, TrieSource)), None)
         self._supplied = next((s for s in self._drafter.sources if isinstance(s, SuppliedSource)), None)
         self._longest_prompt = max(traits.longest_prompt for traits in self._models)
@@ -146,7 +145,7 @@ class Bls:
         yield TextAnswer({"text_output": _string(text), **_index(), **_last_tensors(generation, started)}, last=True)
 
     def _generation(self, request: TextRequest, engine: Engine) -> Generation:
-        names = source_names(engine.strategy, self._source_names)
+        names = source_names(engine.strategy, self._drafter.names)
         budget = self._budget
         if request.max_draft_tokens is not None:
             budget = DraftBudget(min(budget.max_nodes, request.max_draft_tokens), budget.max_depth)

@@ -167,6 +167,24 @@ def sampling_params(
     )
 
 
+def sampling_of(
+    tensors: Tensors, prefix: str = "", *, bad_words: Sequence[tuple[int, ...]], embedding_bias: FloatArray | None
+) -> SamplingParams:
+    """Of the sampling tensors of one row. prefix: of the names of top_k, top_p and min_p."""
+    return sampling_params(
+        temperature=number(tensors, "temperature"),
+        top_k=integer(tensors, f"{prefix}top_k"),
+        top_p=number(tensors, f"{prefix}top_p"),
+        min_p=number(tensors, f"{prefix}min_p"),
+        repetition_penalty=number(tensors, "repetition_penalty"),
+        presence_penalty=number(tensors, "presence_penalty"),
+        frequency_penalty=number(tensors, "frequency_penalty"),
+        seed=integer(tensors, "seed"),
+        bad_words=bad_words,
+        embedding_bias=embedding_bias,
+    )
+
+
 def generation_request(tensors: Tensors, request_id: str) -> GenerationRequest:
     """The request that the tensors of one row state. Raises RequestError for what makes no sense."""
     prompt = token_ids(tensors, "input_ids")
@@ -187,15 +205,9 @@ def generation_request(tensors: Tensors, request_id: str) -> GenerationRequest:
         end_ids=frozenset() if end_id is None or end_id < 0 else frozenset({end_id}),
         late_ids=frozenset(token_ids(tensors, "late_ids").tolist()),
         stop_sequences=word_list(tensors, "stop_words_list"),
-        sampling=sampling_params(
-            temperature=number(tensors, "temperature"),
-            top_k=integer(tensors, "runtime_top_k"),
-            top_p=number(tensors, "runtime_top_p"),
-            min_p=number(tensors, "runtime_min_p"),
-            repetition_penalty=number(tensors, "repetition_penalty"),
-            presence_penalty=number(tensors, "presence_penalty"),
-            frequency_penalty=number(tensors, "frequency_penalty"),
-            seed=integer(tensors, "seed"),
+        sampling=sampling_of(
+            tensors,
+            "runtime_",
             bad_words=word_list(tensors, "bad_words_list"),
             embedding_bias=bias.reshape(-1).astype(np.float32) if bias is not None and bias.any() else None,
         ),

@@ -8,12 +8,12 @@ import numpy as np
 
 from pipeline.config.schema import LookaheadConfig
 from pipeline.decoding.request import GenerationRequest
-from pipeline.decoding.strategy import STRATEGIES
+from pipeline.decoding.strategy import check_strategy
 from pipeline.decoding.tree import IntArray
 from pipeline.engine.admission import check_prediction
 from pipeline.errors import RequestError
-from pipeline.served.engine_calls import lookahead_config, sampling_params
-from pipeline.served.tensors import Tensors, flag, integer, number, require_one_row, scalar, text, texts
+from pipeline.served.engine_calls import lookahead_config, sampling_of
+from pipeline.served.tensors import Tensors, flag, integer, require_one_row, scalar, text, texts
 from pipeline.served.text_codec import TextCodec, parse_messages
 
 _UNSUPPORTED = (
@@ -69,8 +69,7 @@ def text_request(
     require_one_row(tensors)
     _refuse_unsupported(tensors)
     strategy = text(tensors, "strategy") or default_strategy
-    if strategy not in STRATEGIES:
-        raise RequestError(f"strategy is {strategy!r}; it must be one of {', '.join(STRATEGIES)}")
+    check_strategy(strategy)
     max_tokens = integer(tensors, "max_tokens")
     if max_tokens is None or max_tokens < 1:
         raise RequestError(f"max_tokens is {max_tokens}; it must be at least 1")
@@ -95,15 +94,8 @@ def text_request(
             min_new_tokens=min_tokens,
             end_ids=_end_ids(codec, tensors),
             stop_sequences=codec.special_words(stop_words),
-            sampling=sampling_params(
-                temperature=number(tensors, "temperature"),
-                top_k=integer(tensors, "top_k"),
-                top_p=number(tensors, "top_p"),
-                min_p=number(tensors, "min_p"),
-                repetition_penalty=number(tensors, "repetition_penalty"),
-                presence_penalty=number(tensors, "presence_penalty"),
-                frequency_penalty=number(tensors, "frequency_penalty"),
-                seed=integer(tensors, "seed"),
+            sampling=sampling_of(
+                tensors,
                 bad_words=codec.encode_words(bad_words),
                 embedding_bias=codec.embedding_bias(words, weights if words else []),
             ),

@@ -91,9 +91,9 @@ def start_server(
     places: the server's too. model, profile: for the record. make_command: what to run, if not one tritonserver of this
     machine. verbose_log: Triton's log of every step, if wanted of that one. detach: let it outlive this process.
     note: told what is being waited for. Raises ServerError, with the reason from the log, if it does not get ready."""
+    run_dir.mkdir(parents=True, exist_ok=True)
     if make_command is None:
         make_command = _local(repository, run_dir, server, places, verbose_log, note)
-    run_dir.mkdir(parents=True, exist_ok=True)
     with _locked(run_dir):
         require_none(run_dir)
         if (kept := keep_previous(run_dir)) is not None:
@@ -169,7 +169,6 @@ def _local(
 ) -> MakeCommand:
     installation = usable_installation(places)
     note(f"tritonserver: {installation.executable} ({installation.origin})")
-    run_dir.mkdir(parents=True, exist_ok=True)
     backends = prepare_backends(installation, run_dir / BACKENDS)
     environment = server_environment(places, installation)
     return single_process(installation, backends, repository, server.host, environment, verbose_log)
