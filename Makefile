@@ -84,8 +84,8 @@ test: setup ## Run the tests, those against a real server included
 	$(VENV)/bin/python -m pytest $(ARGS)
 
 check: setup ## Lint, format, types, fresh schemas, version and architecture tables
-	$(VENV)/bin/ruff check pipeline tests triton_repo
-	$(VENV)/bin/ruff format --check pipeline tests triton_repo
+	$(VENV)/bin/ruff check pipeline research tests triton_repo
+	$(VENV)/bin/ruff format --check pipeline research tests triton_repo
 	$(VENV)/bin/mypy
 	@# One at a time: Triton wants every model's code to be named model.py.
 	for model in $$(find triton_repo -name model.py); do $(VENV)/bin/mypy --strict "$$model" || exit 1; done
@@ -94,8 +94,8 @@ check: setup ## Lint, format, types, fresh schemas, version and architecture tab
 	$(LOOKAHEAD) versions --check
 
 format: setup ## Format the code and sort imports
-	$(VENV)/bin/ruff check --select I --fix pipeline tests triton_repo
-	$(VENV)/bin/ruff format pipeline tests triton_repo
+	$(VENV)/bin/ruff check --select I --fix pipeline research tests triton_repo
+	$(VENV)/bin/ruff format pipeline research tests triton_repo
 
 schema: setup ## Write the JSON schemas of the configs
 	$(LOOKAHEAD) schema $(ARGS)

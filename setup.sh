@@ -64,6 +64,6 @@ else
     "$python" -m venv --clear "$venv" || fail "$python could not make the virtual environment $venv."
 fi
 "$venv/bin/python" -m pip install --disable-pip-version-check --progress-bar on \
-    --constraint constraints.txt --editable '.[dev]' || fail "The packages could not be installed; pip says why above." \
+    --constraint constraints.txt --editable '.[dynamo,dev]' --editable ./research || fail "The packages could not be installed; pip says why above." \
     "Check the network, pip's index settings and the free disk space, and run it again."
 echo "$here" >"$stamp"

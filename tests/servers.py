@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import psutil
 
-from pipeline.serving.guard import MARK, shm_files
+from pipeline.server.guard import MARK, shm_files
 
 FREE_PORTS = tuple(f"server.{name}_port=0" for name in ("http", "grpc", "metrics"))
 

@@ -7,21 +7,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pipeline.bench.baselines import load_baselines
 from pipeline.bench.concurrency import measure_concurrency
-from pipeline.bench.contender import Contender
-from pipeline.bench.in_process import InProcess, open_in_process
-from pipeline.bench.manifest import manifest_of
+from pipeline.bench.contenders.baselines import load_baselines
+from pipeline.bench.contenders.contender import Contender
+from pipeline.bench.contenders.in_process import InProcess, open_in_process
+from pipeline.bench.contenders.remote import RemoteContender
+from pipeline.bench.data.workload import Prompt, Tokenizer, WorkloadRow, first_prompts, prompt_ids_of
 from pipeline.bench.measure import MeasureOptions, measure, turn_id
-from pipeline.bench.remote import RemoteContender
-from pipeline.bench.results import BenchResults, ConcurrencyRow, RequestRecord
-from pipeline.bench.summary import summarise
-from pipeline.bench.workload import Prompt, Tokenizer, WorkloadRow, first_prompts, prompt_ids_of
+from pipeline.bench.report.manifest import manifest_of
+from pipeline.bench.report.results import BenchResults, ConcurrencyRow, RequestRecord
+from pipeline.bench.report.summary import summarise
 from pipeline.decoding.cost import CostPoint
 from pipeline.engine.artifact import Artifact
 from pipeline.engine.cost_curve import CostRow, save_cost_curve
 from pipeline.errors import UserError
-from pipeline.served.target import TargetTraits, traits_of
+from pipeline.triton_models.target import TargetTraits, traits_of
 from pipeline.tuning.cost_curve import grid_for
 from pipeline.tuning.cost_curve import measure as measure_cost_curve
 

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.bench.contender import SchedulerContender, SchedulerLike
+from pipeline.bench.contenders.contender import SchedulerContender, SchedulerLike
+from pipeline.bench.data.workload import NamedPrompt
 from pipeline.bench.measure import MeasureOptions, make_request, rotated
-from pipeline.bench.results import ConcurrencyRow
-from pipeline.bench.workload import NamedPrompt
+from pipeline.bench.report.results import ConcurrencyRow
 from pipeline.engine.submission import StepEvent, Submission
 
 

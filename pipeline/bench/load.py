@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.bench.remote import Answer, Ask
+from pipeline.bench.contenders.remote import Answer, Ask
 from pipeline.errors import RequestError, ServerError
 
 # Distinct error sentences that are kept; beyond that something is so wrong that more of them tell nothing.

@@ -11,9 +11,9 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from pipeline.bench.contender import Contender, Generation
-from pipeline.bench.results import RequestRecord, Warmth
-from pipeline.bench.workload import Prompt, Tokenizer, Turns, WorkloadRow, prompt_ids_of
+from pipeline.bench.contenders.contender import Contender, Generation
+from pipeline.bench.data.workload import Prompt, Tokenizer, Turns, WorkloadRow, prompt_ids_of
+from pipeline.bench.report.results import RequestRecord, Warmth
 from pipeline.decoding.request import GenerationRequest, SamplingParams
 from pipeline.decoding.tree import IntArray
 from pipeline.errors import UserError

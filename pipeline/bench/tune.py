@@ -11,12 +11,12 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from pipeline.bench.contender import Contender, SchedulerContender
-from pipeline.bench.in_process import BASELINE, InProcess
+from pipeline.bench.contenders.contender import Contender, SchedulerContender
+from pipeline.bench.contenders.in_process import BASELINE, InProcess
+from pipeline.bench.data.workload import WorkloadRow
 from pipeline.bench.measure import MeasureOptions, measure
-from pipeline.bench.results import OVERALL, RequestRecord, SummaryRow
-from pipeline.bench.summary import summarise
-from pipeline.bench.workload import WorkloadRow
+from pipeline.bench.report.results import OVERALL, RequestRecord, SummaryRow
+from pipeline.bench.report.summary import summarise
 from pipeline.config.schema import LookaheadConfig, ResolvedConfig
 from pipeline.engine.torch.load import create_scheduler
 from pipeline.errors import UserError

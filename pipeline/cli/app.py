@@ -26,8 +26,12 @@ How to add commands
 from __future__ import annotations
 
 import importlib
+from importlib.metadata import entry_points
 
 import typer
+
+# Entry points of packages that add a group of verbs: functions that return a typer.Typer.
+PLUGINS = "lookahead.commands"
 
 # As `lookahead --help` shows them: look around, build, serve, measure, tend the trie.
 GROUPS = (
@@ -40,10 +44,7 @@ GROUPS = (
     "bench",
     "verify",
     "tune",
-    "replay",
-    "experiments",
     "trie",
-    "bench_trie",
     "validate",
 )
 
@@ -62,6 +63,8 @@ def build_app() -> typer.Typer:
     app.callback(invoke_without_command=True)(_root)
     for group in GROUPS:
         importlib.import_module(f"pipeline.cli.{group}").register(app)
+    for plugin in entry_points(group=PLUGINS):
+        app.add_typer(plugin.load()(), name=plugin.name)
     return app
 
 

@@ -29,10 +29,10 @@ from pipeline.cli.options import (
 
 if TYPE_CHECKING:
     from pipeline.bench.bench import BenchPlan
+    from pipeline.bench.data.workload import Tokenizer, WorkloadRow
     from pipeline.bench.load import LoadResult
     from pipeline.bench.measure import MeasureOptions
-    from pipeline.bench.results import BenchResults
-    from pipeline.bench.workload import Tokenizer, WorkloadRow
+    from pipeline.bench.report.results import BenchResults
     from pipeline.engine.artifact import Artifact
 
 
@@ -87,10 +87,10 @@ def bench(
 ) -> None:
     """Measure strategies against plain decoding, alternately and in one process, and check every output."""
     from pipeline.bench.bench import BenchPlan
-    from pipeline.bench.in_process import choose_strategies, codec_of
+    from pipeline.bench.contenders.in_process import choose_strategies, codec_of
+    from pipeline.bench.data.workload import DEFAULT_PROMPTS, load_workload
     from pipeline.bench.measure import MeasureOptions
-    from pipeline.bench.results import require_writable, save_json
-    from pipeline.bench.workload import DEFAULT_PROMPTS, load_workload
+    from pipeline.bench.report.results import require_writable, save_json
     from pipeline.decoding.request import SamplingParams
 
     chosen_tasks = None if tasks is None else words("--tasks", tasks)
@@ -133,7 +133,7 @@ def _measure(
 
 
 def _show_results(results: BenchResults) -> None:
-    from pipeline.bench.report import headline, sections_of
+    from pipeline.bench.report.report import headline, sections_of
 
     for section in sections_of(results):
         if section.is_measured and section.table is not None:
@@ -166,13 +166,13 @@ def load(
     """Put a running server under load, a request per client at a time, and report latencies and errors.
 
     Exit code 1 if a request failed, or did not end within half a minute after the duration."""
+    from pipeline.bench.contenders.remote import Ask, generate
+    from pipeline.bench.data.workload import DEFAULT_PROMPTS, load_workload
     from pipeline.bench.load import LoadPlan, run_load, summary_of
-    from pipeline.bench.remote import Ask, generate
-    from pipeline.bench.workload import DEFAULT_PROMPTS, load_workload
     from pipeline.config.places import places
     from pipeline.decoding.request import SamplingParams
-    from pipeline.serving.road import run_dir
-    from pipeline.serving.state import require_server
+    from pipeline.server.road import run_dir
+    from pipeline.server.state import require_server
 
     rows = load_workload(data or DEFAULT_PROMPTS)
     target = url or require_server(run_dir(places()), takes_url=True).grpc_url
@@ -201,8 +201,8 @@ def report(
     markdown: Annotated[Path | None, typer.Option("--markdown", help="Write Markdown.")] = None,
 ) -> None:
     """Turn bench results into a report; without --html and --markdown, Markdown on stdout."""
-    from pipeline.bench.report import html_of, markdown_of
-    from pipeline.bench.results import load_results, save_text
+    from pipeline.bench.report.report import html_of, markdown_of
+    from pipeline.bench.report.results import load_results, save_text
 
     loaded = load_results(results)
     if html is not None:

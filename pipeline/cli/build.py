@@ -87,7 +87,7 @@ def _complete(plan: dict[str, Any], resolved: ResolvedConfig, where: Places) -> 
     from pipeline.engine.tensorrt_llm.build import write_plan
     from pipeline.engine.tensorrt_llm.plan import plan_for
     from pipeline.engine.tensorrt_llm.text import full_text
-    from pipeline.serving.road import start_commands
+    from pipeline.server.road import start_commands
 
     commands = start_commands(resolved, where)
     *before, server = commands
@@ -128,8 +128,8 @@ def clean(
     """Remove built engines."""
     from pipeline.config.places import places
     from pipeline.engine.removal import folder_bytes, removable, remove, require_unused
-    from pipeline.serving.road import run_dir
-    from pipeline.serving.state import find_server
+    from pipeline.server.road import run_dir
+    from pipeline.server.state import find_server
 
     where = places()
     targets = removable(where, model, cache)

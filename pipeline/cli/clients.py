@@ -14,7 +14,7 @@ from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, Json, Model, Pr
 from pipeline.errors import RequestError
 
 if TYPE_CHECKING:
-    from pipeline.serving.client import Completion, TextQuery
+    from pipeline.server.client import Completion, TextQuery
 
 
 def register(app: typer.Typer) -> None:
@@ -59,7 +59,7 @@ def generate(
     as_json: Json = False,
 ) -> None:
     """Send one prompt to the running server and show the text as it comes."""
-    from pipeline.serving.client import TextQuery
+    from pipeline.server.client import TextQuery
 
     query = TextQuery(
         text_input=_piped_text() if prompt is None else prompt,
@@ -95,7 +95,7 @@ def chat(
     url: Url = None,
 ) -> None:
     """Talk to the running server; an empty line or Ctrl-D ends."""
-    from pipeline.serving.client import TextQuery
+    from pipeline.server.client import TextQuery
 
     address = _url(url, protocol)
     messages = [] if system is None else [{"role": "system", "content": system}]
@@ -148,7 +148,7 @@ def _piped_text() -> str:
 
 def _show(query: TextQuery, url: str, protocol: Literal["grpc", "http"], quiet: bool = False) -> Completion:
     """Ask, and print the text while it arrives."""
-    from pipeline.serving.client import complete
+    from pipeline.server.client import complete
 
     def show(text: str) -> None:
         if not quiet:
@@ -173,8 +173,8 @@ def _url(url: str | None, protocol: Literal["grpc", "http"]) -> str:
     if url is not None:
         return url
     from pipeline.config.places import places
-    from pipeline.serving.road import run_dir
-    from pipeline.serving.state import require_server
+    from pipeline.server.road import run_dir
+    from pipeline.server.state import require_server
 
     state = require_server(run_dir(places()), takes_url=True)
     return state.grpc_url if protocol == "grpc" else state.http_url

@@ -15,9 +15,9 @@ from pipeline.cli import output
 from pipeline.config.places import Places
 from pipeline.config.schema import ResolvedConfig
 from pipeline.errors import ServerError, UserError
-from pipeline.serving.client import Completion, Protocol, TextQuery, complete
-from pipeline.serving.road import check_start, launch, prepare
-from pipeline.serving.state import ServerState
+from pipeline.server.client import Completion, Protocol, TextQuery, complete
+from pipeline.server.road import check_start, launch, prepare
+from pipeline.server.state import ServerState
 
 PROMPT = (
     "Rewrite this function with type hints and keep everything else as it is:\n\n"

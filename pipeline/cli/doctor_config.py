@@ -41,7 +41,7 @@ def _build(resolved: ResolvedConfig) -> Finding:
 
 
 def _serve(resolved: ResolvedConfig) -> Finding:
-    from pipeline.serving.road import check_start
+    from pipeline.server.road import check_start
 
     try:
         found = check_start(resolved, places())

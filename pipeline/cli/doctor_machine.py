@@ -108,7 +108,7 @@ def _room(where: Places) -> Iterator[Finding]:
 
 def _server(where: Places) -> Iterator[Finding]:
     from pipeline.errors import ServerError
-    from pipeline.serving.installation import backends_dir, usable_installation
+    from pipeline.server.installation import backends_dir, usable_installation
 
     try:
         installation = usable_installation(where)

@@ -22,6 +22,6 @@ def built_artifact(model: str, profile: str, overrides: list[str] | None) -> Art
 
 def check_url(url: str | None, allow_remote: bool) -> None:
     if url is not None:
-        from pipeline.bench.remote import check_address
+        from pipeline.bench.contenders.remote import check_address
 
         check_address(url, allow_remote)

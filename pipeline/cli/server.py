@@ -16,8 +16,8 @@ from pipeline.errors import ServerError
 
 if TYPE_CHECKING:
     from pipeline.config.schema import ResolvedConfig
-    from pipeline.serving.server import RunningServer
-    from pipeline.serving.state import ServerState
+    from pipeline.server.server import RunningServer
+    from pipeline.server.state import ServerState
 
 
 def register(app: typer.Typer) -> None:
@@ -43,7 +43,7 @@ def repo(
 ) -> None:
     """Write the Triton model repository, building the engine first if needed."""
     from pipeline.config.places import places
-    from pipeline.serving.road import prepare
+    from pipeline.server.road import prepare
 
     resolved = resolve(model, profile, overrides)
     if llmapi is not None:
@@ -71,8 +71,8 @@ def serve(
     """Start the server and wait until it is ready; engine and repository are made first if needed."""
     resolved = resolve(model, profile, overrides)
     from pipeline.config.places import places
-    from pipeline.serving.road import check_start, launch, prepare, run_dir, start_commands
-    from pipeline.serving.state import require_none
+    from pipeline.server.road import check_start, launch, prepare, run_dir, start_commands
+    from pipeline.server.state import require_none
 
     where = places()
     if dry_run:
@@ -103,8 +103,8 @@ def stop(
 ) -> None:
     """Stop the server and everything that belongs to it."""
     from pipeline.config.places import places
-    from pipeline.serving.road import run_dir
-    from pipeline.serving.server import stop_server
+    from pipeline.server.road import run_dir
+    from pipeline.server.server import stop_server
 
     stopped = stop_server(run_dir(places()), drain)
     if as_json:
@@ -116,10 +116,10 @@ def stop(
 def status(as_json: Json = False) -> None:
     """Say what is being served, and what it has done so far. Exit code 2 if nothing is running."""
     from pipeline.config.places import places
-    from pipeline.serving.figures import read_figures
-    from pipeline.serving.log import LOG, crash_log, kept_log
-    from pipeline.serving.road import run_dir
-    from pipeline.serving.state import find_server, is_ready
+    from pipeline.server.figures import read_figures
+    from pipeline.server.log import LOG, crash_log, kept_log
+    from pipeline.server.road import run_dir
+    from pipeline.server.state import find_server, is_ready
 
     folder = run_dir(places())
     state = find_server(folder)
@@ -166,8 +166,8 @@ def switch(
     The engine is built while the old one serves. Then running requests finish, and new ones are refused until the new
     server is ready. It runs in the background."""
     from pipeline.config.places import places
-    from pipeline.serving.road import prepare, run_dir
-    from pipeline.serving.switch import require_other, resolve_other, running_served, switch_server
+    from pipeline.server.road import prepare, run_dir
+    from pipeline.server.switch import require_other, resolve_other, running_served, switch_server
 
     where = places()
     folder = run_dir(where)

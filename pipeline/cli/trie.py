@@ -48,7 +48,7 @@ def build(
     as_json: Json = False,
 ) -> None:
     """Make a trie from past outputs, so that a server starts warm."""
-    from pipeline.bench.token_rows import token_sequences
+    from pipeline.bench.data.token_rows import token_sequences
     from pipeline.decoding.trie.snapshot import save_trie
 
     encode = encoder(tokenizer)

@@ -21,7 +21,7 @@ from pipeline.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from pipeline.bench.results import SummaryRow
+    from pipeline.bench.report.results import SummaryRow
     from pipeline.config.schema import LookaheadConfig, ResolvedConfig
 
 
@@ -43,11 +43,11 @@ def tune(
     """Measure the cost of a pass, then draft budgets and W, N, G against plain decoding; say what to write where."""
     from dataclasses import asdict
 
-    from pipeline.bench.in_process import open_in_process
+    from pipeline.bench.contenders.in_process import open_in_process
+    from pipeline.bench.data.workload import DEFAULT_PROMPTS, load_workload
     from pipeline.bench.measure import MeasureOptions
     from pipeline.bench.tune import candidates, winners
     from pipeline.bench.tune import tune as measure_candidates
-    from pipeline.bench.workload import DEFAULT_PROMPTS, load_workload
     from pipeline.config.places import places
     from pipeline.engine.build import build_engine
     from pipeline.engine.cost_curve import save_cost_curve

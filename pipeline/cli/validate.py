@@ -13,7 +13,7 @@ from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, Json, Model, Pr
 from pipeline.errors import BuildError, UserError
 
 if TYPE_CHECKING:
-    from pipeline.bench.validation import StageResult, ValidationPlan
+    from pipeline.bench.validation.validation import StageResult, ValidationPlan
     from pipeline.config.schema import Backend, ResolvedConfig
     from pipeline.engine.tensorrt_llm.environment import Gpu
 
@@ -42,9 +42,9 @@ def validate_gpu(
     """Build a small model, serve it, verify, bench, load and switch it, and write a report to attach.
 
     A stage that fails is reported with its log, and those that do not need it go on. Exit code 1 if not all passed."""
-    from pipeline.bench.validation import ValidationPlan, has_passed
-    from pipeline.bench.validation_report import report_of, write_report
-    from pipeline.bench.workload import DEFAULT_PROMPTS
+    from pipeline.bench.data.workload import DEFAULT_PROMPTS
+    from pipeline.bench.validation.validation import ValidationPlan, has_passed
+    from pipeline.bench.validation.validation_report import report_of, write_report
 
     chosen = _backend(backend)
     of_gpu, first_only = _settings_for(_first_gpu()) if chosen == "tensorrt_llm" else ((), ())
@@ -96,10 +96,10 @@ def _new_folder(out: Path | None) -> Path:
 
 def _run(plan: ValidationPlan, folder: Path) -> list[StageResult]:
     """All stages, with engines and a server of their own in the folder."""
-    from pipeline.bench.validation import private_places, run_stages, stages_of
+    from pipeline.bench.validation.validation import private_places, run_stages, stages_of
     from pipeline.config.places import places
-    from pipeline.serving.road import run_dir
-    from pipeline.serving.state import find_server
+    from pipeline.server.road import run_dir
+    from pipeline.server.state import find_server
 
     own, environment = private_places(places(), folder)
 
@@ -142,8 +142,8 @@ def _first_gpu() -> Gpu:
 def _strategies(resolved: ResolvedConfig) -> tuple[str, ...]:
     """What verify and bench compare: all that the engine and the profile's draft sources have, "none" first."""
     from pipeline.decoding.strategy import STRATEGIES, source_names
-    from pipeline.served.routing import offered
-    from pipeline.served.target import traits_of
+    from pipeline.triton_models.routing import offered
+    from pipeline.triton_models.target import traits_of
 
     sources = [source.kind for source in resolved.profile.drafting.sources]
     there = [name for name in STRATEGIES if name in offered(traits_of(resolved)) and name != "none"]

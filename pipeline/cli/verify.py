@@ -28,8 +28,8 @@ from pipeline.cli.options import (
 from pipeline.errors import ServerError, UserError
 
 if TYPE_CHECKING:
-    from pipeline.bench.verify import Comparison
-    from pipeline.bench.workload import WorkloadRow
+    from pipeline.bench.data.workload import WorkloadRow
+    from pipeline.bench.verify.verify import Comparison
     from pipeline.config.schema import Dtype
     from pipeline.engine.artifact import Artifact
     from pipeline.engine.contract import Engine
@@ -60,8 +60,8 @@ def verify(
     """Prove that no strategy changes a token: compare with plain decoding, greedy and sampled, alone and in a batch.
 
     Without --data a dozen prompts of our own are used. Exit code 1 if any difference is not explained by rounding."""
-    from pipeline.bench.in_process import choose_strategies
-    from pipeline.bench.workload import DEFAULT_PROMPTS, load_workload
+    from pipeline.bench.contenders.in_process import choose_strategies
+    from pipeline.bench.data.workload import DEFAULT_PROMPTS, load_workload
 
     rows = load_workload(data or DEFAULT_PROMPTS, num_prompts)
     if url is not None and not server:
@@ -84,8 +84,8 @@ def verify(
 def _server_of(artifact: Artifact) -> str | None:
     """gRPC address of the server that `lookahead serve` has started, if it serves this."""
     from pipeline.config.places import places
-    from pipeline.serving.road import run_dir
-    from pipeline.serving.state import find_server
+    from pipeline.server.road import run_dir
+    from pipeline.server.state import find_server
 
     state = find_server(run_dir(places()))
     wanted = (artifact.manifest.model, artifact.manifest.profile)
@@ -102,12 +102,12 @@ def _compare_in_process(
     seed: int,
 ) -> list[Comparison]:
     """All comparisons; with url those with the server there as well."""
-    from pipeline.bench.in_process import open_in_process
+    from pipeline.bench.contenders.in_process import open_in_process
+    from pipeline.bench.contenders.remote import require_server_of
+    from pipeline.bench.data.workload import first_prompts
     from pipeline.bench.measure import MeasureOptions
-    from pipeline.bench.remote import require_server_of
-    from pipeline.bench.verify import verify_in_process
-    from pipeline.bench.verify_server import verify_server
-    from pipeline.bench.workload import first_prompts
+    from pipeline.bench.verify.server import verify_server
+    from pipeline.bench.verify.verify import verify_in_process
     from pipeline.decoding.request import SamplingParams
 
     opened = open_in_process(artifact)
@@ -142,10 +142,10 @@ def _compare_through_server(
     raw: bool,
 ) -> list[Comparison]:
     """All comparisons. Raises ServerError if no server was found."""
-    from pipeline.bench.in_process import codec_of
+    from pipeline.bench.contenders.in_process import codec_of
+    from pipeline.bench.data.workload import first_prompts
     from pipeline.bench.measure import MeasureOptions
-    from pipeline.bench.verify_remote import judging_config, remote_strategies, verify_remote
-    from pipeline.bench.workload import first_prompts
+    from pipeline.bench.verify.remote import judging_config, remote_strategies, verify_remote
 
     if url is None:
         raise ServerError(
@@ -177,7 +177,7 @@ def _compare_through_server(
 def _show_comparisons(comparisons: list[Comparison], artifact: Artifact, as_json: bool) -> None:
     from dataclasses import asdict
 
-    from pipeline.bench.verify import is_lossless, verdict_sentence, verdict_table
+    from pipeline.bench.verify.verify import is_lossless, verdict_sentence, verdict_table
 
     lossless = is_lossless(comparisons)
     if as_json:

@@ -20,7 +20,7 @@ from pipeline.decoding.session import outcome_of_tokens
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree
 from pipeline.llmapi.settings import DraftSettings
-from pipeline.served.steps import main_chain
+from pipeline.triton_models.steps import main_chain
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import RequestError
-from pipeline.served.tensors import Array, Tensors, decode_utf8, flag, number, scalar
+from pipeline.triton_models.tensors import Array, Tensors, decode_utf8, flag, number, scalar
 
 # Inputs by the name of the sampling parameter that they set.
 _NUMBERS = ("temperature", "top_p", "frequency_penalty", "presence_penalty")

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from pipeline.errors import RequestError
 from pipeline.llmapi.requests import LlmRequest, llm_request, output_tensors
-from pipeline.served.tensors import Array, Tensors
+from pipeline.triton_models.tensors import Array, Tensors
 
 logger = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ import pytest
 from pipeline.config.places import Places
 from pipeline.engine.submission import Submission
 from pipeline.engine.torch.load import create_scheduler
-from pipeline.served.strict import strict_profile
-from pipeline.served.text_codec import TextCodec, load_codec
-from pipeline.serving.road import Served
-from pipeline.serving.server import RunningServer
+from pipeline.server.road import Served
+from pipeline.server.server import RunningServer
+from pipeline.triton_models.strict import strict_profile
+from pipeline.triton_models.text_codec import TextCodec, load_codec
 from tests.integration.servers import prepared, running
 from tests.integration.strict_repository import strict_repository
 from tests.own_places import own_places

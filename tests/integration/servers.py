@@ -8,10 +8,10 @@ from pathlib import Path
 
 from pipeline.config.places import Places
 from pipeline.config.resolution import resolve_config
-from pipeline.serving.client import Completion, Protocol, TextQuery, complete
-from pipeline.serving.road import Served, launch, prepare
-from pipeline.serving.server import RunningServer
-from pipeline.serving.state import ServerState
+from pipeline.server.client import Completion, Protocol, TextQuery, complete
+from pipeline.server.road import Served, launch, prepare
+from pipeline.server.server import RunningServer
+from pipeline.server.state import ServerState
 from tests.servers import FREE_PORTS, left_over
 
 TORCH = ("backend=torch", "device=cpu", *FREE_PORTS)

@@ -14,9 +14,9 @@ import numpy as np
 from pipeline.config.places import Places
 from pipeline.engine.tensorrt_llm.instance import LOOKAHEAD_MODEL, TARGET_MODEL
 from pipeline.repository import model_config
-from pipeline.served.text_codec import TextCodec
-from pipeline.served.text_request import text_request
-from pipeline.serving.road import Served
+from pipeline.server.road import Served
+from pipeline.triton_models.text_codec import TextCodec
+from pipeline.triton_models.text_request import text_request
 from tests.integration.servers import prepared
 
 MAX_SEQ_LEN, LONGEST_PROMPT, MAX_DRAFT_LEN = 320, 256, 6

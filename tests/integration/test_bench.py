@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.bench.results import load_results
+from pipeline.bench.report.results import load_results
 from pipeline.errors import UserError
 from tests.integration.command import MODEL, lookahead
 

@@ -15,7 +15,7 @@ from pipeline.config.places import places
 from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import ServerConfig
 from pipeline.llmapi.repository import MODEL, render_llmapi
-from pipeline.serving.server import RunningServer, start_server
+from pipeline.server.server import RunningServer, start_server
 
 pytestmark = [pytest.mark.triton]
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.bench.results import load_results
+from pipeline.bench.report.results import load_results
 from pipeline.config.places import places
 from pipeline.errors import ServerError
-from pipeline.serving.road import run_dir
-from pipeline.serving.state import find_server
+from pipeline.server.road import run_dir
+from pipeline.server.state import find_server
 from tests.integration.command import MODEL, lookahead
 from tests.servers import FREE_PORTS
 
@@ -45,7 +45,9 @@ def test_verify_finds_the_running_server_and_proves_text_and_tokens() -> None:
 
 
 def test_verify_asks_the_server_before_it_compares_in_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.bench.verify.verify_in_process", lambda *arguments: pytest.fail("compared already"))
+    monkeypatch.setattr(
+        "pipeline.bench.verify.verify.verify_in_process", lambda *arguments: pytest.fail("compared already")
+    )
     with pytest.raises(ServerError, match=r"No server listens on 127\.0\.0\.1:1 "):
         lookahead("verify", *MODEL, *PORTS, "--url", "127.0.0.1:1")
 

@@ -22,7 +22,7 @@ from pipeline.engine.parallel import ParallelEngine
 from pipeline.engine.submission import Submission
 from pipeline.engine.torch.load import create_scheduler, load_engine
 from pipeline.errors import BuildError, EngineError, ServerError
-from pipeline.serving.road import prepare
+from pipeline.server.road import prepare
 from pipeline.tuning.planned_engine import planned_engine
 from tests.fakes import make_request
 

@@ -16,12 +16,12 @@ from pipeline.engine.submission import Submission
 from pipeline.engine.torch.load import create_scheduler
 from pipeline.errors import RequestError
 from pipeline.repository.names import FRONT_MODEL
-from pipeline.served.text_codec import load_codec
-from pipeline.served.text_request import text_request
-from pipeline.serving.client import Protocol, TextQuery, stream_text
-from pipeline.serving.figures import read_metrics
-from pipeline.serving.road import Served
-from pipeline.serving.server import RunningServer
+from pipeline.server.client import Protocol, TextQuery, stream_text
+from pipeline.server.figures import read_metrics
+from pipeline.server.road import Served
+from pipeline.server.server import RunningServer
+from pipeline.triton_models.text_codec import load_codec
+from pipeline.triton_models.text_request import text_request
 from tests.integration.servers import PROMPT, ask, url_of
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]

@@ -18,11 +18,11 @@ from pipeline.config.places import places
 from pipeline.config.resolution import resolve_config
 from pipeline.errors import RequestError, ServerError
 from pipeline.repository.names import FRONT_MODEL
-from pipeline.serving.client import TextQuery, stream_text
-from pipeline.serving.guard import model_processes
-from pipeline.serving.road import launch
-from pipeline.serving.server import stop_server
-from pipeline.serving.state import find_server, is_ready
+from pipeline.server.client import TextQuery, stream_text
+from pipeline.server.guard import model_processes
+from pipeline.server.road import launch
+from pipeline.server.server import stop_server
+from pipeline.server.state import find_server, is_ready
 from tests.integration.servers import PROMPT, TORCH, ask
 from tests.servers import left_over
 

@@ -19,8 +19,8 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from pipeline.config.places import Places
 from pipeline.errors import RequestError
-from pipeline.serving.client import TextQuery, complete
-from pipeline.serving.server import RunningServer
+from pipeline.server.client import TextQuery, complete
+from pipeline.server.server import RunningServer
 from tests.integration.servers import prepared, running
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]

@@ -10,8 +10,8 @@ import pytest
 
 from pipeline.engine.tensorrt_llm.instance import LOOKAHEAD_MODEL, TARGET_MODEL
 from pipeline.errors import RequestError
-from pipeline.serving.client import Completion, TextQuery, stream_text
-from pipeline.serving.server import RunningServer
+from pipeline.server.client import Completion, TextQuery, stream_text
+from pipeline.server.server import RunningServer
 from tests.integration import servers
 from tests.integration.strict_repository import LONGEST_PROMPT, MAX_DRAFT_LEN, MAX_SEQ_LEN, PROMPT, request_of
 

@@ -12,11 +12,11 @@ import pytest
 
 from pipeline.config.places import Places, places
 from pipeline.errors import RequestError, ServerError
-from pipeline.serving.client import Completion, TextQuery, complete
-from pipeline.serving.road import Served, launch, prepare
-from pipeline.serving.server import RunningServer, stop_server
-from pipeline.serving.state import ServerState, find_server, is_ready
-from pipeline.serving.switch import require_other, resolve_other, running_served, switch_server
+from pipeline.server.client import Completion, TextQuery, complete
+from pipeline.server.road import Served, launch, prepare
+from pipeline.server.server import RunningServer, stop_server
+from pipeline.server.state import ServerState, find_server, is_ready
+from pipeline.server.switch import require_other, resolve_other, running_served, switch_server
 from tests.integration.servers import prepared
 from tests.own_places import own_places
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.config.places import places
-from pipeline.serving.state import find_server
+from pipeline.server.state import find_server
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 

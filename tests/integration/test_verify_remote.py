@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.bench.in_process import codec_of
+from pipeline.bench.contenders.in_process import codec_of
+from pipeline.bench.data.workload import DEFAULT_PROMPTS, first_prompts, load_workload
 from pipeline.bench.measure import MeasureOptions
-from pipeline.bench.verify import is_lossless
-from pipeline.bench.verify_remote import judging_config, remote_strategies, verify_remote
-from pipeline.bench.workload import DEFAULT_PROMPTS, first_prompts, load_workload
+from pipeline.bench.verify.remote import judging_config, remote_strategies, verify_remote
+from pipeline.bench.verify.verify import is_lossless
 from pipeline.config.schema import Dtype
 from pipeline.engine.build import build_engine
 from pipeline.engine.contract import Engine

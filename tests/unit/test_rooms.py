@@ -12,7 +12,7 @@ PACKAGE = Path(pipeline.__file__).parent
 # room may name.
 ANYWHERE = {"errors", "files"}
 BUILD = {"config", "checkpoint", "decoding", "engine"}
-SERVE = BUILD | {"tuning", "repository", "served", "serving"}
+SERVE = BUILD | {"tuning", "repository", "triton_models", "server"}
 BEFORE: dict[str, set[str]] = {
     "config": set(),
     "checkpoint": {"config"},
@@ -20,9 +20,9 @@ BEFORE: dict[str, set[str]] = {
     "engine": {"config", "checkpoint", "decoding"},
     "tuning": {"config", "decoding", "engine"},
     "repository": BUILD,
-    "served": BUILD | {"repository"},
-    "serving": SERVE,
-    "llmapi": BUILD | {"repository", "served"},
+    "triton_models": BUILD | {"repository"},
+    "server": SERVE,
+    "llmapi": BUILD | {"repository", "triton_models"},
     "bench": SERVE,
     "cli": SERVE | {"llmapi", "bench"},
 }

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pipeline.bench.contender import SchedulerContender
+from pipeline.bench.contenders.contender import SchedulerContender
 from pipeline.decoding.drafter import Drafter
 from pipeline.decoding.planner import FixedPlanner
 from pipeline.decoding.sources.base import DraftBudget

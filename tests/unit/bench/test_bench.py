@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from pipeline.bench.bench import BenchPlan, check_plan, num_requests
+from pipeline.bench.data.workload import WorkloadRow
 from pipeline.bench.measure import MeasureOptions
-from pipeline.bench.workload import WorkloadRow
 from pipeline.config.resolution import resolve_config
 from pipeline.engine.artifact import Artifact
 from pipeline.errors import UserError
-from tests.unit.bench.test_workload import FakeTokenizer
+from tests.unit.bench.data.test_workload import FakeTokenizer
 
 # With its special token a raw prompt of the fake tokenizer is one token longer than its text.
 LONGEST = 255

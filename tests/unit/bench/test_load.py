@@ -9,9 +9,9 @@ import time
 import numpy as np
 import pytest
 
+from pipeline.bench.contenders.remote import Answer, Ask, check_address, generation_of_answer
+from pipeline.bench.data.workload import Prompt
 from pipeline.bench.load import MAX_ERROR_KINDS, LoadPlan, LoadResult, percentiles, run_load, summary_of
-from pipeline.bench.remote import Answer, Ask, check_address, generation_of_answer
-from pipeline.bench.workload import Prompt
 from pipeline.errors import RequestError, ServerError
 
 PROMPT_IDS = np.asarray([7, 8], np.int32)

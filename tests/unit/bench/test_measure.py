@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 import pytest
 
 from pipeline.bench.concurrency import measure_concurrency
-from pipeline.bench.contender import Generation
+from pipeline.bench.contenders.contender import Generation
+from pipeline.bench.data.workload import NamedPrompt, Prompt, WorkloadRow, prompt_ids_of
 from pipeline.bench.measure import WARM_UP_ROUNDS, MeasureOptions, measure
-from pipeline.bench.summary import summarise
-from pipeline.bench.workload import NamedPrompt, Prompt, WorkloadRow, prompt_ids_of
+from pipeline.bench.report.summary import summarise
 from pipeline.decoding.request import GenerationRequest
 from pipeline.errors import RequestError, UserError
 from tests.fakes import TableEngine, make_request, plain_decode
 from tests.unit.bench.bench_fakes import LyingEngine, contender_over
-from tests.unit.bench.test_workload import FakeTokenizer
+from tests.unit.bench.data.test_workload import FakeTokenizer
 
 
 class DigitTokenizer(FakeTokenizer):

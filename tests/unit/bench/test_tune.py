@@ -1,6 +1,6 @@
 import pytest
 
-from pipeline.bench.results import SummaryRow
+from pipeline.bench.report.results import SummaryRow
 from pipeline.bench.tune import BUDGETS, Candidate, best, candidates, winners, with_candidate
 from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import LookaheadConfig

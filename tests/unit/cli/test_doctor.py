@@ -11,8 +11,8 @@ from pipeline import cli
 from pipeline.cli.doctor_finding import Finding
 from pipeline.cli.doctor_tensorrt_llm import examine_tensorrt_llm
 from pipeline.engine.tensorrt_llm import environment
-from pipeline.serving.installation import VARIABLE
-from tests.unit.serving.fake_machine import fake_machine, write_program
+from pipeline.server.installation import VARIABLE
+from tests.unit.server.fake_machine import fake_machine, write_program
 
 
 def doctor(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, dict[str, str]]]:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from pipeline import cli
-from pipeline.serving.installation import VARIABLE
-from pipeline.serving.log import write_end
-from tests.unit.serving.fake_machine import fake_machine
+from pipeline.server.installation import VARIABLE
+from pipeline.server.log import write_end
+from tests.unit.server.fake_machine import fake_machine
 
 
 @pytest.fixture

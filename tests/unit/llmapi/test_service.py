@@ -12,7 +12,7 @@ from pipeline.config.schema import TrieDraftConfig
 from pipeline.llmapi.service import LlmService
 from pipeline.llmapi.settings import DraftSettings, Method
 from pipeline.llmapi.speculation import llm_arguments, with_speculation
-from pipeline.served.tensors import Array
+from pipeline.triton_models.tensors import Array
 
 PROMPT = "one two three one two"
 

@@ -17,12 +17,12 @@ import triton_python_backend_utils as pb_utils
 
 from pipeline.engine.tensorrt_llm.instance import LOOKAHEAD_MODEL, TARGET_MODEL
 from pipeline.errors import UserError
-from pipeline.served.bls import load_bls
-from pipeline.served.gate import Gate
-from pipeline.served.metrics import Metrics
-from pipeline.served.target import REQUIRED_OUTPUTS
-from pipeline.served.tensors import Array, Tensors
-from pipeline.served.triton import (
+from pipeline.triton_models.bls import load_bls
+from pipeline.triton_models.gate import Gate
+from pipeline.triton_models.metrics import Metrics
+from pipeline.triton_models.target import REQUIRED_OUTPUTS
+from pipeline.triton_models.tensors import Array, Tensors
+from pipeline.triton_models.triton import (
     CallResponses,
     Client,
     error_response,
@@ -37,7 +37,7 @@ CANCELLATION_CHECK_S = 0.1
 
 
 class TritonTarget:
-    """A model such as `tensorrt_llm` of this server, as a `pipeline.served.target.Target`."""
+    """A model such as `tensorrt_llm` of this server, as a `pipeline.triton_models.target.Target`."""
 
     def __init__(self, model: str, kept: CallResponses) -> None:
         self._model = model

@@ -9,9 +9,9 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 
 from pipeline.errors import UserError
-from pipeline.served.text_codec import load_codec
-from pipeline.served.text_tensors import preprocess
-from pipeline.served.triton import error_response, hide_torch, parameter, response_of, tensors_of
+from pipeline.triton_models.text_codec import load_codec
+from pipeline.triton_models.text_tensors import preprocess
+from pipeline.triton_models.triton import error_response, hide_torch, parameter, response_of, tensors_of
 
 
 class TritonPythonModel:

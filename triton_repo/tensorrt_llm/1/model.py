@@ -24,12 +24,12 @@ from pipeline.engine.submission import StepEvent, Submission
 from pipeline.engine.tensorrt_llm.speculation import Mode
 from pipeline.engine.torch.load import create_scheduler, load_rank
 from pipeline.errors import RequestError, UserError
-from pipeline.served.engine_answers import EngineCall
-from pipeline.served.engine_calls import engine_call, rows_of
-from pipeline.served.reuse_metrics import ReuseMetrics
-from pipeline.served.strict import require_outputs, strict_call, strict_engine, strict_profile
-from pipeline.served.tensors import Tensors, flag
-from pipeline.served.triton import Client, error_response, is_decoupled, parameter, tensors_of
+from pipeline.triton_models.engine_answers import EngineCall
+from pipeline.triton_models.engine_calls import engine_call, rows_of
+from pipeline.triton_models.reuse_metrics import ReuseMetrics
+from pipeline.triton_models.strict import require_outputs, strict_call, strict_engine, strict_profile
+from pipeline.triton_models.tensors import Tensors, flag
+from pipeline.triton_models.triton import Client, error_response, is_decoupled, parameter, tensors_of
 
 METRICS_PERIOD_S = 1.0
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from pipeline.bench.baselines import load_baselines
-from pipeline.bench.workload import Prompt
+from pipeline.bench.contenders.baselines import load_baselines
+from pipeline.bench.data.workload import Prompt
 from pipeline.config.hardware import Hardware
 from pipeline.config.places import Places, places
 from pipeline.config.resolution import resolve_config

@@ -15,7 +15,7 @@ import yaml
 from pipeline.llmapi.service import LlmService
 from pipeline.llmapi.settings import DraftSettings
 from pipeline.llmapi.speculation import llm_arguments
-from pipeline.served.triton import Client, error_response, tensors_of
+from pipeline.triton_models.triton import Client, error_response, tensors_of
 
 
 class LlmClient(Client):

@@ -1,0 +1,1 @@
+"""What generates in a bench: engines in process, servers, baselines."""

@@ -1,0 +1,126 @@
+"""What users would run otherwise: `generate` of transformers, greedy and with prompt lookup, on the same weights."""
+
+from __future__ import annotations
+
+import gc
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipeline.bench.contenders.contender import Contender, Generation
+from pipeline.bench.data.workload import Prompt
+from pipeline.config.schema import Device, Dtype
+from pipeline.decoding.request import GenerationRequest
+from pipeline.engine.torch.quantized_files import load_quantized
+from pipeline.engine.torch.quantized_linear import pack_quantized
+from pipeline.errors import UserError
+
+BASELINES = ("hf", "hf-prompt-lookup")
+PROMPT_LOOKUP_NUM_TOKENS = 10
+
+
+class HuggingFaceBaseline:
+    """`model.generate` without sampling. Steps are counted as forward passes; each call starts from an empty cache.
+    max_seq_len: room of our engine for prompt and output, where its outputs end and these have to end as well."""
+
+    def __init__(self, name: str, model: Any, max_seq_len: int, prompt_lookup_num_tokens: int | None) -> None:
+        self.name = name
+        self._model = model
+        self._max_seq_len = max_seq_len
+        self._prompt_lookup_num_tokens = prompt_lookup_num_tokens
+
+    def forget(self) -> None:
+        """Nothing to do: prompt lookup reads the request's own text only."""
+
+    def generate(self, request: GenerationRequest, prompt: Prompt) -> Generation:
+        if not request.sampling.greedy:
+            raise UserError("The transformers baselines are greedy; leave out --temperature or --baselines.")
+        watch = _PassWatch(len(request.prompt_ids))
+        prompt_ids = torch.as_tensor(request.prompt_ids, dtype=torch.int64, device=self._model.device)[None]
+        with torch.inference_mode(), watch.on(self._model):
+            started = watch.started = time.perf_counter()
+            output = self._model.generate(
+                prompt_ids,
+                attention_mask=torch.ones_like(prompt_ids),
+                do_sample=False,
+                max_new_tokens=min(request.max_new_tokens, self._max_seq_len - len(request.prompt_ids)),
+                eos_token_id=sorted(request.end_ids) or None,
+                pad_token_id=min(request.end_ids, default=0),
+                prompt_lookup_num_tokens=self._prompt_lookup_num_tokens,
+            )
+            output_ids = output[0, prompt_ids.shape[1] :].tolist()
+            seconds = time.perf_counter() - started
+        lengths = watch.acceptance_lengths(len(output_ids))
+        return Generation(
+            output_ids=output_ids,
+            steps=watch.num_passes,
+            draft_tokens=watch.num_draft_tokens,
+            accepted_tokens=len(output_ids) - watch.num_passes,
+            acceptance_lengths=lengths,
+            seconds=seconds,
+            ttft_s=watch.first_pass_s,
+            draft_seconds=0.0,
+            finish_reason="end_token" if output_ids and output_ids[-1] in request.end_ids else "length",
+        )
+
+
+class _PassWatch:
+    """Counts the forward passes of one `generate` from outside, by a hook."""
+
+    def __init__(self, prompt_len: int) -> None:
+        self.num_passes = 0
+        self.num_draft_tokens = 0
+        self.first_pass_s = 0.0
+        self.started = 0.0
+        self._prompt_len = prompt_len
+        self._roots: list[int] = []
+
+    def on(self, model: Any) -> Any:
+        """A context in which passes are counted: the handle of the hook, which is removed at the end."""
+        return model.register_forward_hook(self._count, with_kwargs=True)
+
+    def acceptance_lengths(self, num_outputs: int) -> list[int]:
+        """Tokens that each pass brought: those from its root (the last token known before it) to the next pass's
+        root."""
+        totals = [root + 1 - self._prompt_len for root in self._roots[1:]] + [num_outputs]
+        return [total - before for total, before in zip(totals, [0, *totals], strict=False)]
+
+    def _count(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if self.num_passes == 0:
+            self.first_pass_s = time.perf_counter() - self.started
+        num_tokens = int(kwargs["input_ids"].shape[1])
+        num_cached = int(output.past_key_values.get_seq_length())
+        root = self._prompt_len - 1 if self.num_passes == 0 else num_cached - num_tokens
+        self._roots.append(root)
+        self.num_draft_tokens += num_cached - 1 - root
+        self.num_passes += 1
+
+
+def load_baselines(
+    names: list[str], engine_dir: Path, dtype: Dtype, device: Device, max_seq_len: int, quantization: str = "none"
+) -> list[Contender]:
+    """The named baselines over one model instance of their own (our engine repacks its weights, so that they cannot be
+    shared), with the engine's weights and, where these are int8, its kernels. max_seq_len: see `HuggingFaceBaseline`.
+    Raises UserError for an unknown name."""
+    unknown = [name for name in names if name not in BASELINES]
+    if unknown:
+        raise UserError(f"There is no baseline {unknown[0]!r}; --baselines takes {', '.join(BASELINES)}.")
+    if not names:
+        return []
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    if quantization == "int8":
+        model = load_quantized(engine_dir, getattr(torch, dtype))
+        pack_quantized(model, getattr(torch, dtype))
+    else:
+        model = AutoModelForCausalLM.from_pretrained(engine_dir, dtype=getattr(torch, dtype), local_files_only=True)
+    model = model.to(device).eval()
+    # A checkpoint's own sampling settings would only make warnings under greedy decoding.
+    model.generation_config = type(model.generation_config)()
+    gc.collect()
+    lookup = {"hf": None, "hf-prompt-lookup": PROMPT_LOOKUP_NUM_TOKENS}
+    return [HuggingFaceBaseline(name, model, max_seq_len, lookup[name]) for name in names]

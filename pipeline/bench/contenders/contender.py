@@ -1,0 +1,107 @@
+"""What takes part in a measurement: something that generates, timed from outside, and can forget what it has learnt."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pipeline.bench.data.workload import Prompt
+from pipeline.decoding.request import GenerationRequest
+from pipeline.engine.submission import GenerationResult, OnEvent, Submission
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One request as it ran; the fields are those of `results.RequestRecord`."""
+
+    output_ids: list[int]
+    steps: int
+    draft_tokens: int
+    accepted_tokens: int
+    acceptance_lengths: list[int]
+    seconds: float
+    ttft_s: float
+    draft_seconds: float
+    finish_reason: str | None
+    accepted_by_source: dict[str, int] = field(default_factory=dict)
+
+
+class Contender(Protocol):
+    """A strategy of ours, in process or through a server, or somebody else's generate."""
+
+    name: str
+
+    def forget(self) -> None:
+        """Empty everything learnt from earlier requests."""
+
+    def generate(self, request: GenerationRequest, prompt: Prompt) -> Generation:
+        """Serve one request alone. prompt: what `request.prompt_ids` came from, for those who are sent text."""
+
+
+class SchedulerLike(Protocol):
+    """What is used of `pipeline.engine.scheduler.Scheduler`."""
+
+    def submit(self, submission: Submission, on_event: OnEvent) -> None: ...
+    def step(self) -> None: ...
+    def run(self, submissions: Sequence[Submission]) -> list[GenerationResult]: ...
+
+
+class SchedulerContender:
+    """One strategy on an engine in process.
+
+    Each strategy has a scheduler, and so draft sources, of its own: otherwise the second strategy to see a prompt would
+    find the first one's output in the trie. The engine, and with it the weights, is shared.
+    """
+
+    def __init__(
+        self,
+        strategy: str,
+        create: Callable[[], SchedulerLike],
+        forget_cached: Callable[[], None],
+        name: str | None = None,
+    ) -> None:
+        """create: a scheduler over the shared engine whose sources know nothing. forget_cached: drops the KV of
+        finished requests, which the next contender would otherwise find computed. name: where one strategy takes part
+        under several settings."""
+        self.name = name or strategy
+        self._strategy = strategy
+        self.scheduler = create()
+        self._create = create
+        self._forget_cached = forget_cached
+
+    def forget(self) -> None:
+        """A fresh scheduler is the one sure way to forget all: sources, learnt weights, calibration."""
+        self.scheduler = self._create()
+
+    def submission(self, request: GenerationRequest) -> Submission:
+        return Submission(request, self._strategy)
+
+    def forget_cached(self) -> None:
+        self._forget_cached()
+
+    def generate(self, request: GenerationRequest, prompt: Prompt) -> Generation:
+        self._forget_cached()
+        submission = self.submission(request)
+        started = time.perf_counter()
+        (result,) = self.scheduler.run([submission])
+        seconds = time.perf_counter() - started
+        return generation_of(result, seconds)
+
+
+def generation_of(result: GenerationResult, seconds: float) -> Generation:
+    """What the scheduler counted. seconds: wall time, measured from outside."""
+    statistics = result.statistics
+    return Generation(
+        output_ids=result.output_ids,
+        steps=statistics.num_steps,
+        draft_tokens=statistics.num_draft_tokens,
+        accepted_tokens=statistics.num_accepted_tokens,
+        acceptance_lengths=list(statistics.acceptance_lengths),
+        seconds=seconds,
+        ttft_s=statistics.time_to_first_token_s,
+        draft_seconds=statistics.draft_seconds,
+        finish_reason=None if result.finish_reason is None else result.finish_reason.value,
+        accepted_by_source=dict(statistics.accepted_by_source),
+    )

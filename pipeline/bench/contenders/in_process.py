@@ -1,0 +1,79 @@
+"""From an artefact to contenders in this process: one engine, a scheduler per strategy, the transformers baselines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from pipeline.bench.contenders.contender import SchedulerContender
+from pipeline.bench.data.workload import Tokenizer
+from pipeline.decoding.strategy import STRATEGIES, source_names
+from pipeline.engine.artifact import Artifact
+from pipeline.engine.torch.load import LoadedEngine, create_scheduler, load_engine
+from pipeline.errors import UserError
+from pipeline.triton_models.text_codec import TextCodec, load_codec
+
+BASELINE = "none"
+
+
+@dataclass(slots=True)
+class InProcess:
+    """A loaded engine and its tokenizer."""
+
+    artifact: Artifact
+    engine: LoadedEngine
+    codec: TextCodec
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return cast(Tokenizer, self.codec.tokenizer)
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Tokens that end an output."""
+        return self.codec.end_ids
+
+    def decode(self, output_ids: Sequence[int]) -> str:
+        """The text of an output, without the token that ended it."""
+        ended = bool(output_ids) and output_ids[-1] in self.end_ids
+        return self.codec.decode(output_ids[:-1] if ended else output_ids)
+
+    def contender(self, strategy: str) -> SchedulerContender:
+        """A strategy with draft sources of its own."""
+        return SchedulerContender(
+            strategy, lambda: create_scheduler(self.artifact, engine=self.engine), self.engine.forget_cached
+        )
+
+
+def open_in_process(artifact: Artifact) -> InProcess:
+    """Load engine and tokenizer. Raises UserError if the artefact is for a backend that does not run in process."""
+    if artifact.resolved.backend != "torch":
+        raise UserError(
+            f"The engine in {artifact.folder} is a {artifact.resolved.backend} engine, which runs in a server only. "
+            "Start it with `lookahead serve` and measure through it with --url, or use --set backend=torch."
+        )
+    return InProcess(artifact, load_engine(artifact), codec_of(artifact))
+
+
+def codec_of(artifact: Artifact) -> TextCodec:
+    """Tokenizer and end tokens, the same as in a server."""
+    return load_codec(artifact.tokenizer_dir, artifact.engine_dir)
+
+
+def choose_strategies(artifact: Artifact, wanted: Sequence[str] | None) -> list[str]:
+    """The strategies to measure, the baseline first. None: all that the profile has draft sources for. Raises UserError
+    for one that is unknown or that would be plain decoding under this profile."""
+    available = [source.kind for source in artifact.resolved.profile.drafting.sources]
+    drafting = [name for name in STRATEGIES if name not in (BASELINE, "auto") and source_names(name, available)]
+    if wanted is None:
+        return [BASELINE, *drafting]
+    for name in wanted:
+        if name not in STRATEGIES:
+            raise UserError(f"There is no strategy {name!r}; --strategies takes {', '.join(STRATEGIES)}.")
+        if name != BASELINE and not source_names(name, available):
+            raise UserError(
+                f"Strategy {name!r} has no draft source in profile {artifact.resolved.profile.name}, so it would be "
+                f"plain decoding; add one to drafting.sources, or choose among {', '.join([BASELINE, *drafting])}."
+            )
+    return [BASELINE, *(name for name in wanted if name != BASELINE)]

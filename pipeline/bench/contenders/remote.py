@@ -1,0 +1,151 @@
+"""Generation through a running server: the model `lookahead_bls` over gRPC, streamed, as a client would call it."""
+
+from __future__ import annotations
+
+import ipaddress
+import itertools
+import json
+import socket
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.bench.contenders.contender import Generation
+from pipeline.bench.data.workload import NamedPrompt, Prompt, conversation_of
+from pipeline.decoding.request import GenerationRequest, SamplingParams
+from pipeline.decoding.tree import IntArray
+from pipeline.errors import ServerError
+from pipeline.repository.names import FRONT_MODEL
+from pipeline.server.client import TextChunk, TextQuery, stream_text
+
+TIMEOUT_S = 600.0
+_namespace_numbers = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request to the server."""
+
+    prompt: Prompt
+    max_new_tokens: int
+    strategy: str | None = None
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    namespace: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came. arrivals_s: when each part of the text came, from the moment of asking. statistics: the server's own
+    counts, with the token ids."""
+
+    text: str
+    arrivals_s: tuple[float, ...]
+    seconds: float
+    finish_reason: str | None
+    statistics: dict[str, Any]
+
+
+def generate(url: str, ask: Ask, timeout_s: float = TIMEOUT_S) -> Answer:
+    """The whole answer to one request, streamed over gRPC. Raises RequestError with the server's sentence, and
+    ServerError if it cannot be reached or does not answer in time."""
+    started = time.perf_counter()
+    parts: list[str] = []
+    arrivals: list[float] = []
+    last = TextChunk("")
+    for last in stream_text(_query(ask), url, "grpc", timeout_s):
+        if last.text:
+            parts.append(last.text)
+            arrivals.append(time.perf_counter() - started)
+    seconds = time.perf_counter() - started
+    return Answer("".join(parts), tuple(arrivals), seconds, last.finish_reason, last.statistics or {})
+
+
+def _query(ask: Ask) -> TextQuery:
+    prompt, sampling = ask.prompt, ask.sampling
+    is_conversation = not prompt.raw and (len(prompt.messages) > 1 or bool(prompt.system))
+    return TextQuery(
+        text_input=prompt.raw_text if prompt.raw else prompt.messages[-1],
+        max_tokens=ask.max_new_tokens,
+        strategy=ask.strategy,
+        namespace=ask.namespace,
+        use_chat_template=not prompt.raw,
+        messages=json.dumps(conversation_of(prompt)) if is_conversation else None,
+        temperature=None if sampling.greedy else sampling.temperature,
+        seed=sampling.seed,
+        return_statistics=True,
+    )
+
+
+class RemoteContender:
+    """One strategy through the server. What was learnt cannot be emptied from outside: instead, forgetting means a
+    namespace that nobody has used, in which the server's trie is empty. KV reuse stays as the server has it."""
+
+    def __init__(self, strategy: str, url: str) -> None:
+        self.name = strategy
+        self._url = url
+        self.forget()
+
+    def forget(self) -> None:
+        self._namespace = fresh_namespace()
+
+    def generate(self, request: GenerationRequest, prompt: Prompt) -> Generation:
+        ask = Ask(prompt, request.max_new_tokens, self.name, request.sampling, self._namespace)
+        return generation_of_answer(generate(self._url, ask), request.prompt_ids)
+
+
+def require_server_of(url: str, prompt: NamedPrompt) -> None:
+    """Ask for one token. Raises ServerError if the server is not there or is one of another model."""
+    ask = Ask(prompt.prompt, 1, "none", SamplingParams(), fresh_namespace())
+    generation_of_answer(generate(url, ask), prompt.prompt_ids)
+
+
+def fresh_namespace() -> str:
+    """A namespace that no other request to any server has used."""
+    return f"bench-{time.time_ns():x}-{next(_namespace_numbers)}"
+
+
+def generation_of_answer(answer: Answer, prompt_ids: IntArray) -> Generation:
+    """What the server counted, with times as the client saw them. prompt_ids: [prompt_len] the prompt as our own
+    tokenizer has it. Raises ServerError if the server's are others, or it does not count."""
+    counted = answer.statistics
+    missing = [name for name in ("prompt_ids", "output_ids", "num_steps", "num_draft_tokens") if name not in counted]
+    if missing:
+        raise ServerError(
+            f"The server's statistics lack {', '.join(missing)}; its {FRONT_MODEL} is of another version than this "
+            "program."
+        )
+    if counted["prompt_ids"] != prompt_ids.tolist():
+        raise ServerError(
+            "The server makes other tokens of a prompt than this engine's tokenizer does: it serves another model. "
+            "Name the one that it serves with --model and --profile."
+        )
+    return Generation(
+        output_ids=list(counted["output_ids"]),
+        steps=int(counted["num_steps"]),
+        draft_tokens=int(counted["num_draft_tokens"]),
+        accepted_tokens=int(counted.get("num_accepted_tokens", 0)),
+        acceptance_lengths=list(counted.get("acceptance_lengths", [])),
+        seconds=answer.seconds,
+        ttft_s=answer.arrivals_s[0] if answer.arrivals_s else answer.seconds,
+        draft_seconds=float(counted.get("draft_seconds", 0.0)),
+        finish_reason=answer.finish_reason,
+    )
+
+
+def check_address(url: str, allow_remote: bool = False) -> None:
+    """Raise ServerError unless url is host:port, something listens there and, without allow_remote, it is this
+    machine."""
+    host, colon, port = url.rpartition(":")
+    host = host.strip("[]")
+    if not colon or not port.isdecimal():
+        raise ServerError(f"The server address {url!r} should be host:port, e.g. 127.0.0.1:8001.")
+    try:
+        found = {str(entry[4][0]) for entry in socket.getaddrinfo(host, int(port))}
+    except OSError as error:
+        raise ServerError(f"The host of {url!r} is not known: {error.strerror}.") from error
+    if not allow_remote and not all(ipaddress.ip_address(ip.partition("%")[0]).is_loopback for ip in found):
+        raise ServerError(f"{url} is another machine; give --allow-remote if it is meant.")
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except OSError as error:
+        raise ServerError(f"No server listens on {url} ({error.strerror}). See `lookahead status`.") from error

@@ -1,0 +1,1 @@
+"""Prompts and recorded outputs that measurements read."""

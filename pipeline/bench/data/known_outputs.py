@@ -1,0 +1,111 @@
+"""Known outputs to replay: rows of a JSON Lines file, or of what `lookahead bench --json` wrote.
+
+A row is {"prompt_ids": [...], "output_ids": [...], "task" or "category": "...", "dataset": "..."}, the last two being
+optional. It may carry "topk": {"top_ids": [[...], ...], "top_probs": [[...], ...]}, the target's candidates for each
+output token, and "prediction_ids", what a client would have predicted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.bench.data.json_lines import json_rows, reading
+from pipeline.bench.data.token_rows import bench_requests, token_list
+from pipeline.decoding.tree import FloatArray, IntArray
+from pipeline.errors import UserError
+
+# The name of all tasks together, beside those of the rows.
+ALL_TASKS = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayRow:
+    """One known output. top_ids, top_probs: [output_len, k] the target's candidates for each output token, or None.
+    prediction_ids: what a client would have predicted, or None."""
+
+    dataset: str
+    task: str
+    prompt_ids: IntArray
+    output_ids: IntArray
+    top_ids: IntArray | None = None
+    top_probs: FloatArray | None = None
+    prediction_ids: IntArray | None = None
+
+    def token_arrays(self) -> list[IntArray]:
+        """All arrays of token ids that it has, none of them empty."""
+        return [ids for ids in (self.prompt_ids, self.output_ids, self.top_ids, self.prediction_ids) if ids is not None]
+
+
+def load_replay_rows(path: Path) -> list[ReplayRow]:
+    """Rows of a JSON Lines file of known outputs, or of what `lookahead bench --json` wrote (the rows of strategy
+    "none", or of its first strategy). Raises UserError, saying which row, if something is missing or makes no
+    sense."""
+    with reading(path):
+        text = path.read_text(encoding="utf-8")
+    values = bench_requests(text, path)
+    if values is None:
+        # Not splitlines(): a JSON string may hold U+2028 and its like as they are.
+        values = json_rows(text.split("\n"), path)
+    rows = [_replay_row(value, where) for where, value in values]
+    if not rows:
+        raise UserError(f"{path} holds no outputs; give rows with prompt_ids and output_ids.")
+    return rows
+
+
+def _replay_row(value: Any, where: str) -> ReplayRow:
+    if not isinstance(value, dict):
+        raise UserError(
+            f"{where}: a row must be an object with prompt_ids and output_ids, found {type(value).__name__}."
+        )
+    prompt_ids, output_ids = (_some_tokens(value, key, where) for key in ("prompt_ids", "output_ids"))
+    task = str(_first_of(value, "task", "category", default="task"))
+    if task == ALL_TASKS:
+        raise UserError(f"{where}: the task {task!r} has the name of all tasks together; give it another.")
+    top_ids, top_probs = None, None
+    if value.get("topk") is not None:
+        top_ids, top_probs = _candidates(value["topk"], len(output_ids), f"{where}: topk")
+    return ReplayRow(
+        dataset=str(_first_of(value, "dataset", default="")),
+        task=task,
+        prompt_ids=prompt_ids,
+        output_ids=output_ids,
+        top_ids=top_ids,
+        top_probs=top_probs,
+        prediction_ids=_some_tokens(value, "prediction_ids", where) if "prediction_ids" in value else None,
+    )
+
+
+def _first_of(value: dict[str, Any], *keys: str, default: str) -> Any:
+    return next((value[key] for key in keys if value.get(key) is not None), default)
+
+
+def _some_tokens(value: dict[str, Any], key: str, where: str) -> IntArray:
+    ids = token_list(value.get(key), f"{where}: {key}")
+    if not len(ids):
+        raise UserError(f"{where}: {key} is empty; it must hold at least one token id.")
+    return ids
+
+
+def _candidates(value: Any, num_tokens: int, where: str) -> tuple[IntArray, FloatArray]:
+    """[num_tokens, k] top_ids and top_probs of a row."""
+    ids, probs = _lists(value, "top_ids"), _lists(value, "top_probs")
+    widths = {len(found) for found in (*ids, *probs)}
+    if not len(ids) == len(probs) == num_tokens or len(widths) != 1 or 0 in widths:
+        raise UserError(
+            f"{where} must hold {num_tokens} lists of one length in top_ids and in top_probs, one per output token."
+        )
+    tokens = token_list([token for found in ids for token in found], f"{where}: top_ids of a token")
+    numbers = [number for found in probs for number in found]
+    if not all(type(number) in (int, float) and 0 <= number <= 1 for number in numbers):
+        raise UserError(f"{where}: top_probs of a token must be a list of numbers from 0 to 1.")
+    return tokens.reshape(num_tokens, -1), np.asarray(numbers, np.float32).reshape(num_tokens, -1)
+
+
+def _lists(value: Any, key: str) -> list[list[Any]]:
+    """The lists below a key; none if there is anything else."""
+    found = value.get(key) if isinstance(value, dict) else None
+    return found if isinstance(found, list) and all(isinstance(each, list) for each in found) else []

@@ -1,0 +1,188 @@
+"""Workloads: a file of prompts -> rows, and rows -> token ids.
+
+A row of a JSON Lines file is {"id", "task", "prompt"} or {"id", "task", "turns": [...]}, or has the keys of a public
+data set instead: `KEYS` says which ones are read; all others are ignored. In a .txt file every line is a prompt. The
+file is checked whole before anything is measured, so that a fault in its last line does not cost an hour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol
+
+from jinja2 import TemplateError
+
+from pipeline.bench.data.json_lines import json_rows, reading
+from pipeline.bench.report.results import OVERALL
+from pipeline.decoding.request import as_token_ids
+from pipeline.decoding.tree import IntArray
+from pipeline.errors import RequestError, UserError
+from pipeline.triton_models.text_codec import check_text
+
+Turns = Literal["first", "all"]
+# A dozen short prompts for `lookahead verify`: several scripts, code, repetition.
+DEFAULT_PROMPTS = Path(__file__).with_name("prompts.jsonl")
+
+# What a row's parts may be called, first choice first: here, and in HumanEval, MBPP, Spec-Bench, MT-bench and GSM8K.
+KEYS = {"id": ("id", "task_id", "question_id"), "task": ("task", "category")}
+# Exactly one of these says what is asked. Of messages, those of the user are the turns: the model answers for itself.
+_ASKING = ("prompt", "turns", "question", "messages")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadRow:
+    """One entry of a data file. turns: what the user says, one entry per turn; at least one. system: the message in
+    front of them, if any."""
+
+    row_id: str
+    task: str
+    turns: tuple[str, ...]
+    system: str = ""
+
+    def first_prompt(self, raw: bool) -> Prompt:
+        return Prompt(self.turns[:1], raw, self.system)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What is asked. messages: user, assistant, user, ... in turn. They go through the tokenizer's own chat template
+    with its default system message unless there is one here; raw: the texts as they are, one behind the other."""
+
+    messages: tuple[str, ...]
+    raw: bool = False
+    system: str = ""
+
+    @property
+    def raw_text(self) -> str:
+        return self.system + "".join(self.messages)
+
+
+class NamedPrompt(NamedTuple):
+    """A prompt as token ids [prompt_len], with the id of its row and what it came from."""
+
+    prompt_id: str
+    prompt_ids: IntArray
+    prompt: Prompt
+
+
+class Tokenizer(Protocol):
+    """What is used of a transformers tokenizer."""
+
+    @property
+    def eos_token_id(self) -> int | None: ...
+
+    def encode(self, text: str, *, add_special_tokens: bool = ...) -> list[int]: ...
+
+    def apply_chat_template(
+        self, conversation: list[dict[str, str]], *, tokenize: bool, add_generation_prompt: bool
+    ) -> Any: ...
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = ...) -> str: ...
+
+
+def load_workload(path: Path, limit: int | None = None, tasks: Iterable[str] | None = None) -> list[WorkloadRow]:
+    """Rows in file order. limit: the first so many of each file (after `tasks`, the tasks to keep). Raises UserError,
+    naming the line, for the first fault."""
+    if not path.exists():
+        raise UserError(f"There is no data file {path}; give a JSON Lines file, or a .txt with a prompt per line.")
+    rows: list[WorkloadRow] = []
+    seen: dict[str, str] = {}
+    with reading(path), path.open(encoding="utf-8") as file:
+        values = _lines_as_rows(file, path) if path.suffix == ".txt" else json_rows(file, path)
+        for number, (where, value) in enumerate(values, 1):
+            row = _row_of(value, where, number)
+            if row.row_id in seen:
+                raise UserError(f"{where}: the id {row.row_id!r} is taken by {seen[row.row_id]}; give each its own.")
+            seen[row.row_id] = where
+            rows.append(row)
+    if tasks is not None:
+        wanted = set(tasks)
+        unknown = sorted(wanted - {row.task for row in rows})
+        if unknown:
+            raise UserError(
+                f"{path} has no task {unknown[0]!r}; it has {', '.join(sorted({row.task for row in rows}))}."
+            )
+        rows = [row for row in rows if row.task in wanted]
+    if not rows:
+        raise UserError(f"{path} holds no rows; each line should be a JSON object with id, task and prompt (or turns).")
+    return rows[:limit]
+
+
+def _lines_as_rows(lines: Iterable[str], path: Path) -> Iterator[tuple[str, Any]]:
+    for number, line in enumerate(lines, 1):
+        if text := line.removeprefix("\ufeff").strip():
+            yield f"{path}, line {number}", {"prompt": text}
+
+
+def _row_of(data: Any, where: str, number: int) -> WorkloadRow:
+    """number: of the row, which is its id if it has none."""
+    if not isinstance(data, dict):
+        raise UserError(f"{where} should be a JSON object with id, task and prompt; found a {type(data).__name__}.")
+    id_key, task_key = (next((key for key in KEYS[part] if key in data), part) for part in ("id", "task"))
+    row_id = data.get(id_key, number)
+    if not isinstance(row_id, str | int) or isinstance(row_id, bool) or row_id == "":
+        raise UserError(f"{where}: key '{id_key}' should be a text or a number; found {row_id!r}.")
+    task = data.get(task_key, "default")
+    if not isinstance(task, str) or not task:
+        raise UserError(f"{where}: key '{task_key}' should be a text; found {task!r}.")
+    if task == OVERALL:
+        raise UserError(f"{where}: key '{task_key}' is {task!r}, the name of the total over all tasks; rename it.")
+    asking = [key for key in _ASKING if key in data]
+    if len(asking) != 1:
+        raise UserError(f"{where} should have one of {', '.join(_ASKING)}; it has {' and '.join(asking) or 'none'}.")
+    (key,) = asking
+    system, turns = _turns_of(data[key], key, where)
+    for name, value in ((id_key, str(row_id)), (task_key, task), (key, system), *((key, turn) for turn in turns)):
+        check_text(value, f"{where}: key '{name}'")
+    return WorkloadRow(str(row_id), task, tuple(turns), system)
+
+
+def _turns_of(value: Any, key: str, where: str) -> tuple[str, list[str]]:
+    """The system message, "" if there is none, and what the user says."""
+    system, turns, right = [], value if key == "turns" else [value], "a list of texts" if key == "turns" else "a text"
+    if key == "messages":
+        right = 'a list of {"role": "user" or "assistant", "content": "..."}, the first one\'s role perhaps "system"'
+        messages = value if isinstance(value, list) and all(isinstance(entry, dict) for entry in value) else []
+        said = [(message.get("role"), message.get("content")) for message in messages]
+        system = [content for role, content in said[:1] if role == "system"]
+        roles_are_known = all(role in ("user", "assistant") for role, _ in said[len(system) :])
+        turns = [content for role, content in said if role == "user"] if roles_are_known else []
+    if not isinstance(turns, list) or not turns or not all(isinstance(text, str) and text for text in system + turns):
+        raise UserError(f"{where}: key '{key}' should be {right}, not empty; found {str(value)[:60]!r}.")
+    return "".join(system), turns
+
+
+def prompt_ids_of(tokenizer: Tokenizer, prompt: Prompt) -> IntArray:
+    """[prompt_len] token ids of a prompt. Special tokens are added to raw text only: a template writes its own."""
+    return as_token_ids(tokenizer.encode(_text_of(tokenizer, prompt), add_special_tokens=prompt.raw))
+
+
+def _text_of(tokenizer: Tokenizer, prompt: Prompt) -> str:
+    if prompt.raw:
+        return prompt.raw_text
+    try:
+        text: str = tokenizer.apply_chat_template(conversation_of(prompt), tokenize=False, add_generation_prompt=True)
+    except (ValueError, TemplateError) as error:
+        raise RequestError(
+            f"The prompt cannot be put through a chat template ({' '.join(str(error).split())}); use --raw."
+        ) from error
+    return text
+
+
+def first_prompts(tokenizer: Tokenizer, rows: Sequence[WorkloadRow], raw: bool) -> list[NamedPrompt]:
+    """The first turn of each row."""
+    prompts = [row.first_prompt(raw) for row in rows]
+    return [
+        NamedPrompt(row.row_id, prompt_ids_of(tokenizer, prompt), prompt)
+        for row, prompt in zip(rows, prompts, strict=True)
+    ]
+
+
+def conversation_of(prompt: Prompt) -> list[dict[str, str]]:
+    """The messages as chat templates and servers take them."""
+    system = [{"role": "system", "content": prompt.system}] if prompt.system else []
+    return system + [
+        {"role": "assistant" if index % 2 else "user", "content": text} for index, text in enumerate(prompt.messages)
+    ]

@@ -1,0 +1,167 @@
+"""Bench results -> plots, each as SVG text that stands in an HTML page without any other file."""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import Any, NamedTuple
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from pipeline.bench.report.results import OVERALL, BenchResults
+from pipeline.decoding.strategy import STRATEGIES
+
+# Longer steps are rare and are counted with the last bar.
+LONGEST_SHOWN_STEP = 16
+
+
+class Plot(NamedTuple):
+    """svg: the picture, as text to stand in a page."""
+
+    title: str
+    svg: str
+
+
+def plots_of(results: BenchResults) -> list[Plot]:
+    """One plot per kind of figure that the results hold."""
+    plots = []
+    if any(row.speedup is not None and row.strategy != results.baseline for row in results.summary):
+        plots.append(Plot(f"Speedup against {results.baseline}, by task", _speedup_by_task(results)))
+    if any(record.draft_tokens for record in results.requests):
+        plots.append(Plot("Tokens per step", _acceptance_histogram(results)))
+    if results.concurrency:
+        plots.append(Plot("Tokens/s against requests in flight", _throughput(results)))
+    if results.cost_curve:
+        plots.append(Plot("Time of a pass by tokens in it, and mean tokens per pass", _cost_curve(results)))
+    return plots
+
+
+def _speedup_by_task(results: BenchResults) -> str:
+    colours = _colours(results)
+    strategies = [name for name in colours if name != results.baseline]
+    tasks = list(dict.fromkeys(row.task for row in results.summary))
+    figure, axes = _figure(max(6.0, 0.9 * len(tasks) + 2))
+    width = 0.8 / max(1, len(strategies))
+    for number, strategy in enumerate(strategies):
+        places, heights, below, above = [], [], [], []
+        for place, task in enumerate(tasks):
+            for row in results.summary:
+                if (row.task, row.strategy) == (task, strategy) and row.speedup is not None:
+                    places.append(place + (number - (len(strategies) - 1) / 2) * width)
+                    heights.append(row.speedup)
+                    # The point estimate may lie a hair outside of a percentile interval.
+                    below.append(max(0.0, row.speedup - (row.speedup if row.speedup_low is None else row.speedup_low)))
+                    above.append(
+                        max(0.0, (row.speedup if row.speedup_high is None else row.speedup_high) - row.speedup)
+                    )
+        axes.bar(
+            places,
+            heights,
+            width,
+            label=strategy,
+            color=colours[strategy],
+            yerr=[below, above],
+            capsize=2,
+            error_kw={"linewidth": 0.8},
+        )
+    axes.axhline(1.0, color="black", linewidth=0.8)
+    axes.set_xticks(range(len(tasks)), tasks, rotation=25, ha="right")
+    axes.set_ylabel("speedup (95% interval)")
+    axes.legend(frameon=False, ncols=6, fontsize=8, loc="upper left", bbox_to_anchor=(0, 1.15))
+    return _svg(figure)
+
+
+def _acceptance_histogram(results: BenchResults) -> str:
+    figure, axes = _figure()
+    colours = _colours(results)
+    strategies = [name for name in colours if any(r.draft_tokens for r in results.requests if r.strategy == name)]
+    width = 0.8 / max(1, len(strategies))
+    for number, strategy in enumerate(strategies):
+        lengths = [
+            min(length, LONGEST_SHOWN_STEP)
+            for record in results.requests
+            if record.strategy == strategy
+            for length in record.acceptance_lengths
+        ]
+        shares = [lengths.count(length) / max(1, len(lengths)) for length in range(1, LONGEST_SHOWN_STEP + 1)]
+        places = [length + (number - (len(strategies) - 1) / 2) * width for length in range(1, LONGEST_SHOWN_STEP + 1)]
+        axes.bar(places, shares, width, label=strategy, color=colours[strategy])
+    labels = [str(length) for length in range(1, LONGEST_SHOWN_STEP)] + [f"{LONGEST_SHOWN_STEP}+"]
+    axes.set_xticks(range(1, LONGEST_SHOWN_STEP + 1), labels)
+    axes.set_xlabel("tokens emitted by a step")
+    axes.set_ylabel("share of steps")
+    axes.legend(frameon=False)
+    return _svg(figure)
+
+
+def _throughput(results: BenchResults) -> str:
+    rows, colours = results.concurrency, _colours(results)
+    figure, axes = _figure()
+    for strategy in dict.fromkeys(row.strategy for row in rows):
+        own = sorted((row for row in rows if row.strategy == strategy), key=lambda row: row.concurrency)
+        axes.plot(
+            [row.concurrency for row in own],
+            [row.tokens_per_s for row in own],
+            marker="o",
+            label=strategy,
+            color=colours[strategy],
+        )
+    levels = sorted({row.concurrency for row in rows})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(levels, [str(level) for level in levels])
+    axes.minorticks_off()
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("requests in flight")
+    axes.set_ylabel("output tokens/s")
+    axes.legend(frameon=False)
+    return _svg(figure)
+
+
+def _cost_curve(results: BenchResults) -> str:
+    figure, axes = _figure()
+    points = results.cost_curve
+    for batch_size, context_len in sorted({(point.batch_size, point.context_len) for point in points}):
+        own = sorted(
+            (point.num_tokens, 1000 * point.seconds)
+            for point in points
+            if (point.batch_size, point.context_len) == (batch_size, context_len)
+        )
+        label = f"{batch_size} seq., context {context_len}"
+        axes.plot([num for num, _ in own], [ms for _, ms in own], marker=".", label=label)
+    colours = _colours(results)
+    for row in results.summary:
+        if row.task == OVERALL and row.draft_tokens_per_step and row.strategy in STRATEGIES:
+            # The root is computed along with the drafts.
+            tokens = row.draft_tokens_per_step + 1
+            label = f"{row.strategy}: {tokens:.1f} tokens"
+            axes.axvline(tokens, color=colours[row.strategy], linestyle=":", label=label)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(lambda value, place: f"{value:g}")
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("tokens in the pass")
+    axes.set_ylabel("ms")
+    axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+    return _svg(figure)
+
+
+def _colours(results: BenchResults) -> dict[str, str]:
+    """A colour per strategy, the same in all plots."""
+    names = [row.strategy for row in results.summary] + [row.strategy for row in results.concurrency]
+    return {name: f"C{number}" for number, name in enumerate(dict.fromkeys(names))}
+
+
+def _figure(width: float = 7.0) -> tuple[Figure, Any]:
+    figure = Figure(figsize=(width, 3.6), layout="constrained")
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _svg(figure: Figure) -> str:
+    # A fixed salt and no date: the same results give the same file.
+    with matplotlib.rc_context({"svg.hashsalt": "lookahead", "svg.fonttype": "path"}):
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    # Inside HTML the XML prologue and the doctype, which names a web address, have no place.
+    return re.sub(r"^.*?(?=<svg )", "", buffer.getvalue(), count=1, flags=re.DOTALL)

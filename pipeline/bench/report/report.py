@@ -1,0 +1,290 @@
+"""Bench results -> a report: Markdown, and one HTML file that needs nothing else. Both hold the same tables."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from pipeline.bench.report.plots import Plot, plots_of
+from pipeline.bench.report.results import OVERALL, BenchResults, SummaryRow
+
+
+class Table(NamedTuple):
+    """columns: their heads. rows: as many texts as there are columns."""
+
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+
+
+class Section(NamedTuple):
+    """is_measured: whether the table holds what was measured, and not where and how."""
+
+    title: str
+    text: str
+    table: Table | None = None
+    is_measured: bool = True
+
+
+def sections_of(results: BenchResults) -> list[Section]:
+    """The report's content, the same for every format."""
+    sections = []
+    tasks = [task for task in dict.fromkeys(row.task for row in results.summary) if task != OVERALL]
+    if results.summary:
+        sections.append(Section("Result", headline(results), summary_table(results, [OVERALL])))
+    if len(tasks) > 1:
+        sections.append(Section("By task", "", summary_table(results, tasks)))
+    sources = source_table(results)
+    if len(sources.columns) > 2:  # more than one source
+        text = "Share of the accepted draft tokens by the source that was surest of them."
+        sections.append(Section("Whose drafts were accepted", text, sources))
+    if results.concurrency:
+        text = "Requests in flight over the whole workload; the next one joins as one ends."
+        sections.append(Section("Concurrency", text, concurrency_table(results)))
+    if results.cost_curve:
+        sections.append(Section("Time of a pass", "Least milliseconds by tokens in the pass.", cost_table(results)))
+    if results.summary:
+        sections.append(Section("How to read this", definitions(results)))
+    sections.append(Section("Environment", "", _manifest_table(results.manifest), is_measured=False))
+    return sections
+
+
+def headline(results: BenchResults) -> str:
+    """One paragraph: how much faster our best strategy is, how others' decoding compares, and whether the outputs are
+    the same."""
+    config = results.manifest.get("config", {})
+    rows = [row for row in results.summary if row.task == OVERALL]
+    others = [row for row in rows if row.strategy in config.get("baselines", ())]
+    ours = [row for row in rows if row not in others and row.strategy != results.baseline]
+    counts = [(row.num_requests, row.num_identical) for row in rows]
+    counts += [(row.num_requests, row.num_identical) for row in results.concurrency]
+    total, identical = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0)
+    different = total - identical
+    same = (
+        f"All {total} outputs are token for token those of `{results.baseline}`."
+        if different == 0
+        else f"**{different} of {total} outputs differ from those of `{results.baseline}`.**"
+    )
+    if different and config.get("dtype") in ("float16", "bfloat16"):
+        same += " In 16 bit that may be rounding: `lookahead verify` tells near-ties from faults."
+    sentences = []
+    best = max(ours, key=lambda row: row.speedup or 0.0, default=None)
+    if best is not None and best.speedup is not None:
+        verdict = "is fastest" if not others else "is the fastest of our strategies"
+        if best.speedup < 1:
+            verdict = "is the fastest of those that draft, and slower than none"
+        sentences.append(
+            f"`{best.strategy}` {verdict}: {best.speedup:.2f} times `{results.baseline}`{_interval(best)}, with "
+            f"{best.acceptance_length:.2f} tokens per step over {best.num_prompts} prompts, "
+            f"draft sources {results.warmth}."
+        )
+    compared = [f"`{row.strategy}` runs at {row.speedup:.2f}" for row in others if row.speedup is not None]
+    if compared:
+        sentences.append(f"By comparison, {' and '.join(compared)} times `{results.baseline}`.")
+    return " ".join([*sentences, same])
+
+
+def summary_table(results: BenchResults, tasks: Sequence[str]) -> Table:
+    """Rows of the named tasks."""
+    columns = (
+        "task",
+        "strategy",
+        "prompts",
+        "acceptance length",
+        "tokens/s",
+        f"vs {results.baseline}",
+        "95% interval",
+        "drafts/step",
+        "accepted",
+        "TTFT ms",
+        "retrieval ms/step",
+        "identical",
+    )
+    rows: list[tuple[str, ...]] = [
+        (
+            row.task,
+            row.strategy,
+            str(row.num_prompts),
+            f"{row.acceptance_length:.3f}",
+            f"{row.tokens_per_s:.2f}",
+            "-" if row.speedup is None else f"{row.speedup:.3f}",
+            _interval(row).strip(" ()") or "-",
+            f"{row.draft_tokens_per_step:.1f}",
+            f"{100 * row.acceptance_rate:.1f}%" if row.draft_tokens_per_step else "-",
+            f"{row.ttft_ms:.1f}",
+            f"{row.draft_ms_per_step:.3f} ({100 * row.draft_share:.1f}%)",
+            f"{row.num_identical}/{row.num_requests}",
+        )
+        for row in results.summary
+        if row.task in tasks
+    ]
+    return Table(columns, rows)
+
+
+def source_table(results: BenchResults) -> Table:
+    """One row per strategy that knows it; a column per draft source."""
+    accepted: dict[str, Counter[str]] = {}
+    for record in results.requests:
+        accepted.setdefault(record.strategy, Counter()).update(record.accepted_by_source)
+    names = sorted({name for counts in accepted.values() for name in counts})
+    rows = [
+        (strategy, *(f"{100 * counts[name] / counts.total():.1f}%" for name in names))
+        for strategy, counts in accepted.items()
+        if counts.total()
+    ]
+    return Table(("strategy", *names), rows)
+
+
+def concurrency_table(results: BenchResults) -> Table:
+    """A row per strategy and number of requests in flight."""
+    columns = (
+        "in flight",
+        "strategy",
+        "tokens/s",
+        f"vs {results.baseline}",
+        "acceptance length",
+        "TTFT p50 ms",
+        "TTFT p95 ms",
+        "identical",
+    )
+    rows: list[tuple[str, ...]] = [
+        (
+            str(row.concurrency),
+            row.strategy,
+            f"{row.tokens_per_s:.2f}",
+            "-" if row.speedup is None else f"{row.speedup:.3f}",
+            f"{row.acceptance_length:.3f}",
+            f"{row.ttft_p50_ms:.1f}",
+            f"{row.ttft_p95_ms:.1f}",
+            f"{row.num_identical}/{row.num_requests}",
+        )
+        for row in results.concurrency
+    ]
+    return Table(columns, rows)
+
+
+def cost_table(results: BenchResults) -> Table:
+    """One row per batch size and context length, one column per number of tokens."""
+    points = results.cost_curve
+    sizes = sorted({point.num_tokens for point in points})
+    times = {(point.batch_size, point.context_len, point.num_tokens): f"{1000 * point.seconds:.1f}" for point in points}
+    rows: list[tuple[str, ...]] = [
+        (str(batch_size), str(context_len), *(times.get((batch_size, context_len, size), "") for size in sizes))
+        for batch_size, context_len in sorted({(point.batch_size, point.context_len) for point in points})
+    ]
+    return Table(("sequences", "context", *map(str, sizes)), rows)
+
+
+def definitions(results: BenchResults) -> str:
+    """What the words of the tables mean."""
+    warmth = (
+        "emptied before every prompt"
+        if results.warmth == "cold"
+        else "kept from prompt to prompt and emptied before a repeat"
+    )
+    return (
+        "All strategies ran every prompt alternately, in rotating order, in one run, after a warm-up. Acceptance "
+        "length is generated tokens / steps, where the pass over the prompt counts as the step that yields the first "
+        "token. Tokens/s counts the prompt's time; of several repeats of a prompt the median counts. The interval is "
+        f"a 95% bootstrap over prompts and repeats. Draft sources were {warmth}, and each strategy had its own."
+    )
+
+
+def markdown_of(results: BenchResults) -> str:
+    """The report without plots, for places that show Markdown."""
+    parts = [f"# {_title(results)}", ""]
+    for section in sections_of(results):
+        parts += [f"## {section.title}", ""]
+        if section.text:
+            parts += [section.text, ""]
+        if section.table is not None:
+            parts += [*_markdown_table(section.table), ""]
+    parts += ["## Manifest", "", "```json", json.dumps(results.manifest, indent=2, ensure_ascii=False), "```", ""]
+    return "\n".join(parts)
+
+
+def html_of(results: BenchResults) -> str:
+    """One file: tables, plots as SVG, the manifest. No scripts, and nothing is fetched from anywhere."""
+    title = html.escape(_title(results))
+    body = [f"<h1>{title}</h1>"]
+    sections = sections_of(results)
+    for number, section in enumerate(sections):
+        body.append(f"<h2>{html.escape(section.title)}</h2>")
+        if section.text:
+            body.append(f"<p>{_html_text(section.text)}</p>")
+        if section.table is not None:
+            body.append(_html_table(section.table))
+        if number == 0:
+            body += [_html_plot(plot) for plot in plots_of(results)]
+    manifest = html.escape(json.dumps(results.manifest, indent=2, ensure_ascii=False))
+    body.append(f"<h2>Manifest</h2><details><summary>Show</summary><pre>{manifest}</pre></details>")
+    head = f'<meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style>'
+    page = "\n".join(body)
+    return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head>\n<body>\n{page}\n</body></html>\n'
+
+
+_STYLE = (
+    "body{font:15px/1.5 system-ui,sans-serif;max-width:72rem;margin:2rem auto;padding:0 1rem;color:#222}"
+    "table{border-collapse:collapse;font-size:13px;margin:1rem 0;display:block;overflow-x:auto}"
+    "th,td{padding:.25rem .6rem;border-bottom:1px solid #ddd;text-align:right;white-space:nowrap}"
+    "th:nth-child(-n+2),td:nth-child(-n+2){text-align:left}"
+    "figure{margin:1.5rem 0}figcaption{font-weight:600}svg{max-width:100%;height:auto}"
+    "pre{overflow-x:auto;font-size:12px}"
+)
+
+
+def _title(results: BenchResults) -> str:
+    config = results.manifest.get("config", {})
+    model, profile = config.get("model", "unknown model"), config.get("profile", "unknown profile")
+    return f"Lookahead bench: {model}, profile {profile}"
+
+
+def _interval(row: SummaryRow) -> str:
+    if row.speedup_low is None or row.speedup_high is None:
+        return ""
+    return f" ({row.speedup_low:.2f} to {row.speedup_high:.2f})"
+
+
+def _manifest_table(manifest: dict[str, Any]) -> Table:
+    """The manifest's scalar entries, nested ones under dotted names."""
+    rows: list[tuple[str, ...]] = []
+
+    def add(prefix: str, value: Any) -> None:
+        if isinstance(value, dict):
+            for key, entry in value.items():
+                add(f"{prefix}.{key}" if prefix else str(key), entry)
+        elif isinstance(value, list):
+            rows.append((prefix, " ".join(map(str, value))))
+        else:
+            rows.append((prefix, "-" if value is None else str(value)))
+
+    # The resolved config is long and stands in the manifest below.
+    add("", {key: value for key, value in manifest.items() if key != "resolved"})
+    return Table(("key", "value"), rows)
+
+
+def _markdown_table(table: Table) -> list[str]:
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+    return [line(table.columns), "|" + " --- |" * len(table.columns), *(line(row) for row in table.rows)]
+
+
+def _html_table(table: Table) -> str:
+    head = "".join(f"<th>{html.escape(column)}</th>" for column in table.columns)
+    rows = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+
+
+def _html_plot(plot: Plot) -> str:
+    return f"<figure><figcaption>{html.escape(plot.title)}</figcaption>{plot.svg}</figure>"
+
+
+def _html_text(text: str) -> str:
+    """Escaped text; of Markdown only `code` and **bold**, which the texts here use."""
+    parts = html.escape(text).split("`")
+    text = "".join(f"<code>{part}</code>" if number % 2 else part for number, part in enumerate(parts))
+    parts = text.split("**")
+    return "".join(f"<strong>{part}</strong>" if number % 2 else part for number, part in enumerate(parts))

@@ -1,0 +1,1 @@
+"""Staged check of a machine with a GPU."""

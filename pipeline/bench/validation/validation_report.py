@@ -1,0 +1,78 @@
+"""The report of a validation run: Markdown to read and JSON to attach."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pipeline.bench.report.manifest import manifest_of
+from pipeline.bench.report.report import markdown_of
+from pipeline.bench.report.results import load_results
+from pipeline.bench.validation.validation import StageResult, ValidationPlan, has_passed
+from pipeline.engine.tensorrt_llm.environment import gpus, package_versions
+from pipeline.errors import UserError
+from pipeline.files import write_whole
+
+REPORT_JSON, REPORT_MARKDOWN, BENCH_JSON = "report.json", "report.md", "bench.json"
+
+
+def report_of(plan: ValidationPlan, results: Sequence[StageResult]) -> dict[str, Any]:
+    """All that is known of a run, as JSON values."""
+    config = {**asdict(plan), "data": str(plan.data)}
+    report = {
+        "passed": has_passed(results),
+        **manifest_of(None, config),
+        "tensorrt_llm": dict(package_versions()),
+        "gpus": [asdict(gpu) for gpu in gpus()],
+        "stages": [asdict(result) for result in results],
+    }
+    as_json: dict[str, Any] = json.loads(json.dumps(report))
+    return as_json
+
+
+def write_report(out_dir: Path, report: dict[str, Any]) -> tuple[Path, Path]:
+    """report.md and report.json in out_dir."""
+    markdown, data = out_dir / REPORT_MARKDOWN, out_dir / REPORT_JSON
+    write_whole(data, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+    write_whole(markdown, report_markdown(report, out_dir / BENCH_JSON))
+    return markdown, data
+
+
+def report_markdown(report: dict[str, Any], bench: Path) -> str:
+    """The report for people, with the bench tables if there are any."""
+    config, env = report["config"], report["env"]
+    devices = [f"{gpu['name']} ({gpu['memory_mib'] / 1024:.0f} GiB, driver {gpu['driver']})" for gpu in report["gpus"]]
+    versions = report["versions"] | {f"{name} (builds)": version for name, version in report["tensorrt_llm"].items()}
+    facts = {
+        "result": "passed" if report["passed"] else "FAILED",
+        "model": f"{config['model']} ({config['profile']}, then {config['other_profile']})",
+        "backend": config["backend"],
+        "settings": " ".join([*config["first_only"], *config["overrides"]]) or "-",
+        "GPUs": "; ".join(devices) or "none",
+        "machine": f"{env['cpu']}, {env['num_cpus']} CPUs, {env['memory_gb']} GB, {env['platform']}",
+        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+        "commit": report["commit"] or "-",
+        "created": report["created"],
+    }
+    lines = ["# Validation", "", "| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in facts.items())]
+    lines += ["", "## Stages", "", "| stage | purpose | outcome | seconds |", "| --- | --- | --- | --- |"]
+    for stage in report["stages"]:
+        outcome = stage["outcome"] + (f" ({stage['reason']})" if stage["reason"] else "")
+        lines.append(f"| {stage['name']} | {stage['purpose']} | {outcome} | {stage['seconds']:.1f} |")
+    for stage in report["stages"]:
+        if stage["outcome"] == "failed":
+            lines += ["", f"## Failed: {stage['name']}", "", f"`{stage['command']}`", ""]
+            lines += [f"Log: {stage['log'] or '-'}", "", "```", stage["tail"], "```"]
+    return "\n".join([*lines, *_bench_lines(bench), ""])
+
+
+def _bench_lines(bench: Path) -> list[str]:
+    if not bench.is_file():
+        return []
+    try:
+        return ["", "## Bench", "", markdown_of(load_results(bench))]
+    except UserError as error:  # a report of what else was found is worth more than none
+        return ["", "## Bench", "", f"The results cannot be read: {error}"]

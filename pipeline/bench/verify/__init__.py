@@ -1,0 +1,1 @@
+"""Comparison of outputs with plain decoding."""

@@ -1,0 +1,216 @@
+"""Proof of losslessness: every strategy's token ids against plain decoding, greedy and with a seed, alone and in a
+batch.
+
+In 32 bit any difference is a fault. In 16 bit a pass over several tokens rounds differently from a pass over one, so
+two tokens whose scores nearly tie may change places; behind such a place the texts have nothing to do with each
+other, so only the first difference of a pair is looked at. It counts as a near-tie if the scores of both tokens lie
+so close below the best one that rounding can explain it (`near_tie_threshold`), and as a fault otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from pipeline.bench.concurrency import run_closed_loop
+from pipeline.bench.contenders.contender import SchedulerContender
+from pipeline.bench.data.workload import NamedPrompt
+from pipeline.bench.measure import MeasureOptions, make_request
+from pipeline.config.schema import Dtype
+from pipeline.decoding.request import GenerationRequest, SamplingParams, as_token_ids
+from pipeline.decoding.sampling import gumbel_noise
+from pipeline.decoding.tree import FloatArray, IntArray
+from pipeline.engine.contract import Engine, VerifyItem
+from pipeline.engine.submission import Submission
+
+Verdict = Literal["identical", "near_tie", "different"]
+
+# Distance between 1 and the next number of each type.
+EPSILON: dict[Dtype, float] = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+NEAR_TIE_ULPS = 4
+SEEDED_TEMPERATURE = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One output against plain decoding. where: alone, batch, or server. position: of the first difference in the
+    output; expected, found: the tokens there (None: the output ended). gap: by how much the lower of the two scores
+    lies below the best one, in logits; threshold: up to where it is a near-tie; None where no two scores can be
+    compared."""
+
+    prompt_id: str
+    strategy: str
+    decoding: str
+    where: str
+    verdict: Verdict
+    num_tokens: int
+    position: int | None = None
+    expected: int | None = None
+    found: int | None = None
+    gap: float | None = None
+    threshold: float | None = None
+
+
+def first_difference(expected: Sequence[int], found: Sequence[int]) -> int | None:
+    """Index of the first token that differs, the shorter length if one output begins the other, None if equal."""
+    for index, (left, right) in enumerate(zip(expected, found, strict=False)):
+        if left != right:
+            return index
+    return None if len(expected) == len(found) else min(len(expected), len(found))
+
+
+def near_tie_threshold(dtype: Dtype, scores: FloatArray) -> float:
+    """Gap in logits that rounding can explain: a few units in the last place of the largest logit; 0 in 32 bit."""
+    if dtype == "float32":
+        return 0.0
+    return NEAR_TIE_ULPS * EPSILON[dtype] * max(1.0, float(np.abs(scores).max()))
+
+
+def scores_after(engine: Engine, request: GenerationRequest, context: IntArray) -> tuple[FloatArray, FloatArray]:
+    """[vocab] logits after context [len] from a plain pass, and the scores whose argmax is the next token (with the
+    noise of a seeded request, in units of logits). Of the sampling parameters only temperature and seed are known
+    here."""
+    sequence = engine.open(context)
+    try:
+        logits = None
+        while logits is None:
+            pending = min(len(sequence.pending), engine.limits.max_num_tokens)
+            (logits,) = engine.verify([VerifyItem(sequence, num_pending=pending)])
+        row = logits.row(0).astype(np.float32)
+    finally:
+        engine.release(sequence)
+    params = request.sampling
+    if params.greedy:
+        return row, row
+    return row, row + np.float32(params.temperature) * gumbel_noise(params.seed, len(context), len(row))
+
+
+def compare(
+    engine: Engine,
+    dtype: Dtype,
+    request: GenerationRequest,
+    expected: Sequence[int],
+    found: Sequence[int],
+    *,
+    prompt_id: str,
+    strategy: str,
+    where: str,
+) -> Comparison:
+    """Set an output against the expected one and, where they differ, look at the scores of the two tokens."""
+    decoding = "greedy" if request.sampling.greedy else "seeded"
+    position = first_difference(expected, found)
+    if position is None:
+        return Comparison(prompt_id, strategy, decoding, where, "identical", len(found))
+    wanted, got = _token_at(expected, position), _token_at(found, position)
+    gap = threshold = None
+    verdict: Verdict = "different"
+    if wanted is not None and got is not None:
+        context = np.concatenate([request.prompt_ids, as_token_ids(list(expected[:position]))])
+        logits, scores = scores_after(engine, request, context)
+        gap = float(scores.max() - min(scores[wanted], scores[got]))
+        threshold = near_tie_threshold(dtype, logits)
+        if gap < threshold:
+            verdict = "near_tie"
+    return Comparison(prompt_id, strategy, decoding, where, verdict, len(found), position, wanted, got, gap, threshold)
+
+
+def verify_in_process(
+    engine: Engine,
+    dtype: Dtype,
+    reference: SchedulerContender,
+    contenders: Sequence[SchedulerContender],
+    prompts: Sequence[NamedPrompt],
+    options: MeasureOptions,
+    on_comparison: Callable[[Comparison], None] = lambda comparison: None,
+) -> tuple[list[Comparison], dict[tuple[str, str], list[int]]]:
+    """All comparisons in process, and the reference outputs by (prompt id, decoding).
+
+    Sources are warm: they keep what they learn from prompt to prompt, and each prompt runs a second time in a batch
+    with all others and all strategies mixed, so that drafts come from outputs of the same prompt as well."""
+    comparisons: list[Comparison] = []
+    references: dict[tuple[str, str], list[int]] = {}
+
+    def judge(request: GenerationRequest, prompt_id: str, strategy: str, where: str, found: list[int]) -> None:
+        # What scores are looked up for must not come from KV that a strategy left behind.
+        reference.forget_cached()
+        expected = references[prompt_id, "greedy" if request.sampling.greedy else "seeded"]
+        comparison = compare(
+            engine, dtype, request, expected, found, prompt_id=prompt_id, strategy=strategy, where=where
+        )
+        comparisons.append(comparison)
+        on_comparison(comparison)
+
+    for decoding_options in decodings(options):
+        decoding = "greedy" if decoding_options.sampling.greedy else "seeded"
+        for prompt in prompts:
+            request = make_request(decoding_options, prompt.prompt_ids)
+            references[prompt.prompt_id, decoding] = reference.generate(request, prompt.prompt).output_ids
+        for contender in contenders:
+            for prompt in prompts:
+                request = make_request(decoding_options, prompt.prompt_ids)
+                found = contender.generate(request, prompt.prompt).output_ids
+                judge(request, prompt.prompt_id, contender.name, "alone", found)
+        mixed = [
+            (prompt.prompt_id, Submission(make_request(decoding_options, prompt.prompt_ids), contender.name))
+            for prompt in prompts
+            for contender in (reference, *contenders)
+        ]
+        scheduler = (contenders[-1] if contenders else reference).scheduler
+        done = run_closed_loop(scheduler, [submission for _, submission in mixed], engine.limits.max_batch_size)
+        for (prompt_id, submission), found in zip(mixed, done.outputs, strict=True):
+            judge(submission.request, prompt_id, submission.strategy, "batch", found)
+    return comparisons, references
+
+
+def decodings(options: MeasureOptions) -> tuple[MeasureOptions, MeasureOptions]:
+    """The two ways of choosing tokens that are verified: greedy, and sampled with the options' seed."""
+    seeded = SamplingParams(temperature=SEEDED_TEMPERATURE, seed=options.sampling.seed)
+    return replace(options, sampling=SamplingParams()), replace(options, sampling=seeded)
+
+
+def is_lossless(comparisons: Sequence[Comparison]) -> bool:
+    """Whether no difference is a fault."""
+    return all(comparison.verdict != "different" for comparison in comparisons)
+
+
+def verdict_table(comparisons: Sequence[Comparison]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Columns and rows: outputs, tokens and verdicts by strategy, way of decoding and place."""
+    groups: dict[tuple[str, str, str], list[Comparison]] = {}
+    for comparison in comparisons:
+        groups.setdefault((comparison.strategy, comparison.decoding, comparison.where), []).append(comparison)
+    columns = ("strategy", "decoding", "where", "outputs", "tokens", "identical", "near-ties", "different")
+    rows = [
+        (
+            *key,
+            str(len(group)),
+            str(sum(comparison.num_tokens for comparison in group)),
+            *(
+                str(sum(comparison.verdict == verdict for comparison in group))
+                for verdict in ("identical", "near_tie", "different")
+            ),
+        )
+        for key, group in groups.items()
+    ]
+    return columns, rows
+
+
+def verdict_sentence(comparison: Comparison) -> str:
+    """Where an output left the expected one, and why that counts as it does."""
+    c = comparison
+    place = f"{c.prompt_id}, {c.strategy}, {c.decoding}, {c.where}"
+    if c.position is None:
+        return f"{place}: the tokens are equal, the text is not; a fault."
+    found = "the end" if c.found is None else f"token {c.found}"
+    expected = "the end" if c.expected is None else f"token {c.expected}"
+    sentence = f"{place}: output {c.position} is {found} instead of {expected}"
+    if c.gap is None or c.threshold is None:
+        return f"{sentence}; a fault."
+    kind = "a near-tie" if c.verdict == "near_tie" else "a fault"
+    return f"{sentence}; their scores lie within {c.gap:.3g} logits, rounding explains up to {c.threshold:.3g}: {kind}."
+
+
+def _token_at(tokens: Sequence[int], position: int) -> int | None:
+    return int(tokens[position]) if position < len(tokens) else None

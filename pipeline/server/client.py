@@ -1,0 +1,240 @@
+"""Clients of a running server, over gRPC and over HTTP, streaming or not: used by the command line, tests and bench.
+
+Nothing in them is ours but the names of the optional inputs; any TensorRT-LLM client works as well.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+import httpx
+import numpy as np
+import tritonclient.grpc as triton
+from tritonclient.utils import InferenceServerException
+
+from pipeline.errors import RequestError, ServerError
+from pipeline.repository.names import FRONT_MODEL
+from pipeline.server.proxies import is_behind_proxy
+from pipeline.triton_models.tensors import Array
+from pipeline.triton_models.text_codec import check_text
+
+_FLOATS = frozenset({"temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"})
+_SEEDS = range(1 << 64)
+_INT32 = range(-(1 << 31), 1 << 31)
+# How tritonclient says that a stream has ended before a request could be sent over it.
+_DEAD_STREAM = "no longer in valid state"
+# These take the place of tritonclient's own options, which lift the limits on messages.
+_DIRECT = [
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.enable_http_proxy", 0),
+]
+Protocol = Literal["grpc", "http"]
+
+
+@dataclass(frozen=True, slots=True)
+class TextQuery:
+    """Inputs of `lookahead_bls` by name; what is None is not sent. messages: a conversation as JSON."""
+
+    text_input: str
+    max_tokens: int
+    stream: bool = True
+    strategy: str | None = None
+    namespace: str | None = None
+    use_chat_template: bool | None = None
+    system_prompt: str | None = None
+    messages: str | None = None
+    prediction: str | None = None
+    stop_words: Sequence[str] | None = None
+    bad_words: Sequence[str] | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    min_tokens: int | None = None
+    seed: int | None = None
+    end_id: int | None = None
+    num_draft_tokens: int | None = None
+    return_statistics: bool | None = None
+
+    def sent(self) -> dict[str, Any]:
+        """Names and values of what is sent. Raises RequestError for a value that its tensor cannot hold."""
+        values = ((field.name, getattr(self, field.name)) for field in fields(self))
+        sent = {name: list(v) if isinstance(v, list | tuple) else v for name, v in values if v is not None and v != ()}
+        for name, value in sent.items():
+            for item in value if isinstance(value, list) else [value]:
+                _check_value(name, item)
+        return sent
+
+
+@dataclass(frozen=True, slots=True)
+class TextChunk:
+    """One response. finish_reason and statistics come with the last one."""
+
+    text: str
+    finish_reason: str | None = None
+    statistics: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A whole output, and the seconds that it took."""
+
+    text: str
+    finish_reason: str | None
+    statistics: dict[str, Any] | None
+    total_s: float
+
+
+def stream_text(query: TextQuery, url: str, protocol: Protocol, timeout_s: float = 300.0) -> Iterator[TextChunk]:
+    """Responses as they come. url: host:port for gRPC, http://host:port for HTTP. Leaving the iteration early cancels
+    the request. Raises RequestError with the server's sentence, and ServerError if it cannot be reached."""
+    return _stream_grpc(query, url, timeout_s) if protocol == "grpc" else _stream_http(query, url, timeout_s)
+
+
+def complete(
+    query: TextQuery,
+    url: str,
+    protocol: Protocol,
+    timeout_s: float = 300.0,
+    on_text: Callable[[str], None] = lambda text: None,
+) -> Completion:
+    """All responses to one request, put together. on_text is told of each piece of text as it comes."""
+    started = time.perf_counter()
+    parts: list[str] = []
+    last = TextChunk("")
+    for last in stream_text(query, url, protocol, timeout_s):
+        parts.append(last.text)
+        on_text(last.text)
+    return Completion("".join(parts), last.finish_reason, last.statistics, time.perf_counter() - started)
+
+
+def _stream_http(query: TextQuery, url: str, timeout_s: float) -> Iterator[TextChunk]:
+    endpoint = f"{url}/v2/models/{FRONT_MODEL}/{'generate_stream' if query.stream else 'generate'}"
+    try:
+        trust = is_behind_proxy(url)
+        with httpx.stream("POST", endpoint, json=query.sent(), timeout=timeout_s, trust_env=trust) as response:
+            if response.status_code != 200 or not query.stream:
+                body = response.read()
+                try:
+                    yield _chunk_of_json(json.loads(body.removeprefix(b"data:")))
+                except ValueError as error:
+                    raise ServerError(f"{endpoint} answered {response.status_code}: {body[:200]!r}") from error
+                return
+            for line in response.iter_lines():
+                if line.startswith("data:"):
+                    yield _chunk_of_json(json.loads(line.removeprefix("data:")))
+    except httpx.TimeoutException as error:
+        raise ServerError(f"{endpoint} did not answer within {timeout_s:.0f} s.") from error
+    except httpx.HTTPError as error:
+        raise ServerError(f"{endpoint} cannot be reached: {error}. Is it running? See `lookahead status`.") from error
+
+
+def _stream_grpc(query: TextQuery, url: str, timeout_s: float) -> Iterator[TextChunk]:
+    answers: queue.Queue[tuple[Any, Exception | None]] = queue.Queue()
+    with _grpc_client(url) as client:
+        client.start_stream(lambda result, error: answers.put((result, error)), stream_timeout=timeout_s)
+        try:
+            client.async_stream_infer(FRONT_MODEL, _grpc_inputs(query), enable_empty_final_response=True)
+        except InferenceServerException as dead:
+            # The stream has ended already, as nobody listens at url: its own error says why.
+            raise _named_error(_error_of_stream(answers) or dead, url) from dead
+        while True:
+            try:
+                result, error = answers.get(timeout=timeout_s + 10)
+            except queue.Empty:
+                raise ServerError(f"{url} did not answer within {timeout_s:.0f} s.") from None
+            if error is not None:
+                raise _named_error(error, url)
+            response = result.get_response()
+            if response.outputs:
+                yield _chunk_of_tensors({output.name: result.as_numpy(output.name) for output in response.outputs})
+            if response.parameters["triton_final_response"].bool_param:
+                # Cancelling a stream whose requests have all been answered makes the server hold on to the model until
+                # it is killed; closing it does not.
+                client.stop_stream()
+                return
+
+
+def _error_of_stream(answers: queue.Queue[tuple[Any, Exception | None]]) -> Exception | None:
+    try:
+        return answers.get(timeout=1.0)[1]
+    except queue.Empty:
+        return None
+
+
+@contextmanager
+def _grpc_client(url: str) -> Iterator[Any]:
+    client = triton.InferenceServerClient(url, channel_args=None if is_behind_proxy(url) else _DIRECT)
+    try:
+        yield client
+    finally:
+        client.stop_stream(cancel_requests=True)
+        client.close()
+
+
+def _grpc_inputs(query: TextQuery) -> list[Any]:
+    inputs = []
+    for name, value in query.sent().items():
+        array, dtype = _array(name, value)
+        tensor = triton.InferInput(name, list(array.shape), dtype)
+        tensor.set_data_from_numpy(array)
+        inputs.append(tensor)
+    return inputs
+
+
+def _check_value(name: str, value: Any) -> None:
+    if isinstance(value, str):
+        check_text(value, name)
+    elif isinstance(value, int) and name not in _FLOATS:
+        bounds = _SEEDS if name == "seed" else _INT32
+        if value not in bounds:
+            raise RequestError(f"{name} is {value}; it must be in {bounds[0]} .. {bounds[-1]}")
+
+
+def _array(name: str, value: Any) -> tuple[Array, str]:
+    """Batch of one, and Triton's name of its type."""
+    row = value if isinstance(value, list) else [value]
+    if isinstance(row[0], bool):
+        return np.asarray([row], np.bool_), "BOOL"
+    if isinstance(row[0], str):
+        return np.asarray([[item.encode() for item in row]], np.object_), "BYTES"
+    if name in _FLOATS:
+        return np.asarray([row], np.float32), "FP32"
+    if name == "seed":
+        return np.asarray([row], np.uint64), "UINT64"
+    return np.asarray([row], np.int32), "INT32"
+
+
+def _named_error(error: Exception, url: str) -> Exception:
+    """What a request's refusal reads as has no gRPC status in a stream; whatever has one ended the stream itself."""
+    status = error.status() if isinstance(error, InferenceServerException) else None
+    if status == "StatusCode.DEADLINE_EXCEEDED":
+        return ServerError(f"{url} did not answer in time.")
+    if status is None and _DEAD_STREAM not in str(error):
+        return RequestError(str(error))
+    return ServerError(f"{url} cannot be reached: {error}. Is it running? See `lookahead status`.")
+
+
+def _chunk_of_json(answer: dict[str, Any]) -> TextChunk:
+    if "error" in answer:
+        raise RequestError(answer["error"])
+    statistics = answer.get("statistics")
+    return TextChunk(answer["text_output"], answer.get("finish_reason"), statistics and json.loads(statistics))
+
+
+def _chunk_of_tensors(tensors: dict[str, Array]) -> TextChunk:
+    values = {name: array.reshape(-1)[0] for name, array in tensors.items()}
+    reason, statistics = values.get("finish_reason"), values.get("statistics")
+    return TextChunk(
+        values["text_output"].decode(), reason and reason.decode(), statistics and json.loads(statistics.decode())
+    )

@@ -1,0 +1,66 @@
+"""Why a server did not start, in a sentence, from its log."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from pipeline.server.command import VERBOSE_LOG
+from pipeline.server.log import was_stopped
+
+# Triton reports a failed Python model as "failed to load 'name' version 1: Internal: <Exception>: <text>\n\nAt:\n ...".
+_FAILED_MODEL = re.compile(
+    r"failed to load '(?P<model>\w+)' version \d+: \w[\w ]*: (?P<reason>.*?)(?:\\n\\nAt:|\"$)", re.M
+)
+_OUR_ERRORS = re.compile(r"^(?:\w+Error: )(?P<sentence>[A-Z].*)", re.S)
+_CONFLICT = re.compile(r"already in use|Address already in use|failed to start (?:HTTP|GRPC|Metrics) service", re.I)
+_DEAD_PROCESS = re.compile(r"Stub process '\S+' is not healthy")
+# Now and then, mostly on busy machines: https://github.com/triton-inference-server/server/issues/8882
+_BROKEN_LOCK = "boost::interprocess::lock_exception"
+_MISSING_LIBRARY = re.compile(r"error while loading shared libraries: (?P<library>\S+):")
+TAIL_LINES = 15
+
+
+def passing_failure(log_path: Path, free_ports: bool) -> str | None:
+    """What went wrong, if a new start may well succeed. free_ports: it takes other ports."""
+    text = _text(log_path)
+    if free_ports and _CONFLICT.search(text):
+        return "another program took one of the free ports first"
+    if _BROKEN_LOCK in text:
+        return "Triton's Python backend fell over a lock of its own"
+    return None
+
+
+def explain_failure(log_path: Path) -> str:
+    """One sentence for what users can mend; otherwise the end of the log."""
+    if was_stopped(log_path):
+        return "The server was stopped before it was ready."
+    text = _text(log_path)
+    if found := _MISSING_LIBRARY.search(text):
+        return (
+            f"The server or its Python backend needs {found['library']}, which this system lacks. Install it, or "
+            f"name another tritonserver in LOOKAHEAD_TRITONSERVER. Log: {log_path}"
+        )
+    if _CONFLICT.search(text):
+        return (
+            "A port of the server was taken by another program. Stop that one, or take free ports: --set "
+            f"server.http_port=0 --set server.grpc_port=0 --set server.metrics_port=0. Log: {log_path}"
+        )
+    if found := _FAILED_MODEL.search(text):
+        reason = found["reason"].replace("\\n", "\n").replace('\\"', '"')
+        if ours := _OUR_ERRORS.match(reason):
+            reason = ours["sentence"]
+        if _DEAD_PROCESS.search(reason):
+            reason = "its process died. Too little memory is the usual cause, which the kernel's log (`dmesg`) tells."
+        return f"The model {found['model']} could not be loaded: {reason}\nLog: {log_path}"
+    tail = "\n".join(text.splitlines()[-TAIL_LINES:])
+    return f"The server ended before it was ready. End of {log_path}:\n{tail}"
+
+
+def _text(path: Path) -> str:
+    """The server's output and, where Triton was told to log verbosely, its own log."""
+    return "\n".join(_read(file) for file in (path, path.with_name(VERBOSE_LOG)) if file.is_file())
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace")

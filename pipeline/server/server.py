@@ -1,0 +1,201 @@
+"""A running tritonserver: start, wait until ready, find again, stop; nothing stays behind.
+
+A *run folder* holds what belongs to one server: its state file, its log and the prepared backend. One server at a time
+runs per run folder. The server itself is started and seen to its end by a guard process (see `guard`).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import secrets
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+from pipeline.config.places import Places
+from pipeline.config.schema import ServerConfig
+from pipeline.engine.builder import Note
+from pipeline.errors import ServerError
+from pipeline.files import log_tail, write_whole
+from pipeline.server.command import VERBOSE_LOG, MakeCommand, single_process
+from pipeline.server.failure import explain_failure, passing_failure
+from pipeline.server.guard import (
+    DRAIN_SECONDS,
+    MARK,
+    STOP_SECONDS,
+    GuardSpec,
+    start_guard,
+)
+from pipeline.server.installation import prepare_backends, server_environment, usable_installation
+from pipeline.server.log import LOG, keep_previous, was_stopped, write_end
+from pipeline.server.ports import choose_ports
+from pipeline.server.state import STATE, ServerState, find_server, is_ready, require_none, sweep
+from pipeline.triton_models import gate
+
+SPEC, LOCK, BACKENDS = "guard.json", ".lock", "backends"
+# Free ports are not reserved, and Triton itself fails to start now and then: see `passing_failure`.
+_ATTEMPTS = 3
+
+
+class RunningServer:
+    """Handle of a server that this process started."""
+
+    def __init__(self, state: ServerState, run_dir: Path, guard: subprocess.Popen[bytes]) -> None:
+        self.state = state
+        self.run_dir = run_dir
+        self._guard = guard
+
+    @property
+    def log_path(self) -> Path:
+        return self.run_dir / LOG
+
+    def wait(self) -> int:
+        """Block until the server has ended; its exit code."""
+        return self._guard.wait()
+
+    def poll(self) -> int | None:
+        """Exit code if the server has ended, else None."""
+        return self._guard.poll()
+
+    def stop(self) -> None:
+        """End the server and everything that belongs to it. Twice does nothing."""
+        if self._guard.poll() is None:
+            self._guard.send_signal(signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            self._guard.wait(STOP_SECONDS + 10)
+        if self._guard.stdin is not None:
+            self._guard.stdin.close()
+        sweep(self.state, self.run_dir)
+
+
+def start_server(
+    repository: Path,
+    run_dir: Path,
+    server: ServerConfig,
+    *,
+    places: Places,
+    model: str,
+    profile: str,
+    make_command: MakeCommand | None = None,
+    verbose_log: Path | None = None,
+    detach: bool = False,
+    note: Note = lambda text: None,
+) -> RunningServer:
+    """Start tritonserver on a model repository and wait until all models are ready.
+
+    places: the server's too. model, profile: for the record. make_command: what to run, if not one tritonserver of this
+    machine. verbose_log: Triton's log of every step, if wanted of that one. detach: let it outlive this process.
+    note: told what is being waited for. Raises ServerError, with the reason from the log, if it does not get ready."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    if make_command is None:
+        make_command = _local(repository, run_dir, server, places, verbose_log, note)
+    with _locked(run_dir):
+        require_none(run_dir)
+        if (kept := keep_previous(run_dir)) is not None:
+            note(f"the previous server ended by itself; its log is kept as {kept}")
+        (run_dir / VERBOSE_LOG).unlink(missing_ok=True)
+        for attempt in range(_ATTEMPTS):
+            ports = choose_ports(server)
+            server_id = f"la{secrets.token_hex(6)}"
+            command = make_command(ports, server_id)
+            spec = GuardSpec(
+                command.argv,
+                {**command.environment, MARK: server_id},
+                str(run_dir / LOG),
+                str(run_dir / STATE),
+                server_id,
+                not detach,
+                command.clean_up,
+                command.links,
+            )
+            guard = start_guard(spec, run_dir / SPEC, places.home)
+            state = ServerState(
+                server_id=server_id,
+                guard_pid=guard.pid,
+                host=server.host,
+                http_port=ports.http,
+                grpc_port=ports.grpc,
+                metrics_port=ports.metrics,
+                repository=str(repository),
+                model=model,
+                profile=profile,
+                started=time.time(),
+                clean_up=tuple(command.clean_up),
+            )
+            write_whole(run_dir / STATE, state.model_dump_json(indent=2) + "\n")
+            running_server = RunningServer(state, run_dir, guard)
+            try:
+                _wait_until_ready(running_server, server.startup_timeout_s, note)
+            except BaseException as error:
+                stopped = was_stopped(run_dir / LOG)  # by somebody else
+                running_server.stop()
+                free_ports = 0 in (server.http_port, server.grpc_port, server.metrics_port)
+                if isinstance(error, ServerError) and not stopped:
+                    if attempt + 1 < _ATTEMPTS and (reason := passing_failure(run_dir / LOG, free_ports)):
+                        note(f"{reason}; starting again")
+                        continue
+                    write_end(run_dir / LOG, False, "it did not get ready")
+                raise error
+            return running_server
+    raise AssertionError("the last attempt returns or raises")
+
+
+def stop_server(run_dir: Path, drain: bool = False) -> ServerState | None:
+    """Stop the server that runs from run_dir and wait for its end. Returns what was stopped, if anything was.
+
+    drain: new requests are refused, and running ones may take up to DRAIN_SECONDS to finish before it ends."""
+    state = find_server(run_dir)
+    if state is None:
+        return None
+    with ExitStack() as stack, suppress(psutil.NoSuchProcess):
+        guard = psutil.Process(state.guard_pid)
+        if drain:
+            stack.enter_context(gate.closed(Path(state.repository), DRAIN_SECONDS))
+        # Requests to other models are single calls, which Triton itself lets finish.
+        guard.send_signal(signal.SIGUSR1 if drain else signal.SIGTERM)
+        with suppress(psutil.TimeoutExpired):
+            guard.wait((DRAIN_SECONDS if drain else STOP_SECONDS) + 10)
+    sweep(state, run_dir)
+    return state
+
+
+def _local(
+    repository: Path, run_dir: Path, server: ServerConfig, places: Places, verbose_log: Path | None, note: Note
+) -> MakeCommand:
+    installation = usable_installation(places)
+    note(f"tritonserver: {installation.executable} ({installation.origin})")
+    backends = prepare_backends(installation, run_dir / BACKENDS)
+    environment = server_environment(places, installation)
+    return single_process(installation, backends, repository, server.host, environment, verbose_log)
+
+
+def _wait_until_ready(server: RunningServer, timeout_s: float, note: Note) -> None:
+    deadline = time.monotonic() + timeout_s
+    told = time.monotonic()
+    while not is_ready(server.state):
+        if server.poll() is not None:
+            raise ServerError(explain_failure(server.log_path))
+        if time.monotonic() > deadline:
+            raise ServerError(
+                f"The server was not ready after {timeout_s:.0f} s (server.startup_timeout_s). End of "
+                f"{server.log_path}:\n" + log_tail(server.log_path)
+            )
+        if time.monotonic() - told > 5:
+            told = time.monotonic()
+            note("still loading the models")
+        time.sleep(0.1)
+
+
+@contextmanager
+def _locked(run_dir: Path) -> Iterator[None]:
+    with (run_dir / LOCK).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ServerError(f"Another server is being started from {run_dir}; wait for it, or stop it.") from error
+        yield

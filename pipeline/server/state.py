@@ -1,0 +1,115 @@
+"""What is known of a server that runs: written to its run folder when it starts, found again by later commands."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+import psutil
+from pydantic import Field, ValidationError
+
+from pipeline.config.schema import Frozen
+from pipeline.errors import ServerError
+from pipeline.server.guard import MARK, marked_processes, remove_shm, run_clean_up
+
+STATE = "server.json"
+
+
+class ServerState(Frozen):
+    """What is known of a running server; lies in its run folder."""
+
+    server_id: str = Field(description="Marks its processes and names its shared memory.")
+    guard_pid: int
+    host: str
+    http_port: int
+    grpc_port: int
+    metrics_port: int
+    repository: str
+    model: str
+    profile: str
+    started: float = Field(description="Seconds since the epoch.")
+    clean_up: tuple[str, ...] = Field((), description="Command that removes its container, if it runs in one.")
+
+    @property
+    def http_url(self) -> str:
+        return f"http://{self._reachable}:{self.http_port}"
+
+    @property
+    def grpc_url(self) -> str:
+        return f"{self._reachable}:{self.grpc_port}"
+
+    @property
+    def metrics_url(self) -> str:
+        return f"http://{self._reachable}:{self.metrics_port}/metrics"
+
+    @property
+    def _reachable(self) -> str:
+        return "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host
+
+
+def require_none(run_dir: Path) -> None:
+    """Raises ServerError if a server runs from run_dir."""
+    if (running := find_server(run_dir)) is not None:
+        raise ServerError(
+            f"A server for {running.model} ({running.profile}) already runs from {run_dir} on {running.http_url}. "
+            "Stop it with `lookahead stop`, or give it another profile with `lookahead switch`."
+        )
+
+
+def require_server(run_dir: Path, takes_url: bool = False) -> ServerState:
+    """The server that runs from run_dir. Raises ServerError if there is none. takes_url: another can be named."""
+    if (running := find_server(run_dir)) is None:
+        other = ", or name one with --url" if takes_url else ""
+        raise ServerError(f"No server is running. Start one with `lookahead serve --background`{other}.")
+    return running
+
+
+def find_server(run_dir: Path) -> ServerState | None:
+    """The server that runs from run_dir. What a killed one left behind is removed on the way."""
+    path = run_dir / STATE
+    try:
+        state = ServerState.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValidationError:
+        path.unlink(missing_ok=True)  # of another version of this program
+        return None
+    if _is_ours(state.guard_pid, state.server_id):
+        return state
+    sweep(state, run_dir)
+    return None
+
+
+def is_ready(state: ServerState) -> bool:
+    """Whether all models answer."""
+    try:  # of this machine, so without the environment's proxy
+        return httpx.get(f"{state.http_url}/v2/health/ready", timeout=2.0, trust_env=False).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def _is_ours(pid: int, server_id: str) -> bool:
+    try:
+        process = psutil.Process(pid)
+        return process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == server_id
+    except psutil.Error:
+        return False
+
+
+def sweep(state: ServerState, run_dir: Path) -> None:
+    """Kill what a server left running, remove its shared memory, its container and its state file."""
+    left = []
+    for pid in marked_processes(state.server_id):
+        with suppress(psutil.Error):
+            process = psutil.Process(pid)
+            process.kill()
+            left.append(process)
+    psutil.wait_procs(left, timeout=5)
+    run_clean_up(state.clean_up)
+    remove_shm(state.server_id)
+    path = run_dir / STATE
+    with suppress(FileNotFoundError):
+        if json.loads(path.read_text(encoding="utf-8")).get("server_id") == state.server_id:
+            path.unlink()

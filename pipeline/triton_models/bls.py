@@ -1,0 +1,287 @@
+"""Everything that the model `lookahead_bls` does except talking to Triton: one object for all its requests."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.config.resolution import load_resolved
+from pipeline.config.schema import ResolvedConfig
+from pipeline.decoding.create import BLS_KINDS, create_drafter
+from pipeline.decoding.session import Session
+from pipeline.decoding.sources.base import DraftBudget
+from pipeline.decoding.sources.supplied import SuppliedSource
+from pipeline.decoding.sources.trie import TrieSource
+from pipeline.decoding.strategy import source_names
+from pipeline.decoding.warm_up import warm_up
+from pipeline.engine.artifact import ENGINE, RESOLVED, TOKENIZER
+from pipeline.errors import BusyError, RepositoryError, RequestError
+from pipeline.triton_models.call_costs import CallCosts
+from pipeline.triton_models.generation import Engine, Generation
+from pipeline.triton_models.metrics import RequestMetrics, TrieMetrics
+from pipeline.triton_models.routing import offered, route_of
+from pipeline.triton_models.steps import tree_budget
+from pipeline.triton_models.target import Target, TargetTraits, traits_of
+from pipeline.triton_models.tensors import Array, Tensors
+from pipeline.triton_models.text_codec import TextCodec, load_codec
+from pipeline.triton_models.text_request import TextRequest, text_request
+
+# Bytes of text that are tokenised in the event loop: about as long as another request may have to wait for them.
+_SHORT_TEXT = 4096
+_WORD_BYTES = 32
+OnEnd = Callable[[RequestMetrics, TrieMetrics], None]
+
+
+@dataclass(frozen=True, slots=True)
+class TextAnswer:
+    """One response. tensors: outputs. last: nothing follows."""
+
+    tensors: dict[str, Array]
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """One model that verifies. Between two steps of a request its KV cache lies in a place of the engine that nobody
+    else may take: so no more requests run at once than the engine has places, and the others wait."""
+
+    target: Target
+    traits: TargetTraits
+    places: asyncio.Semaphore
+    costs: CallCosts | None
+
+
+class Bls:
+    """Serves requests against the models that a config serves, `targets` in the order of `traits_of`. Lives in one
+    event loop."""
+
+    def __init__(
+        self, resolved: ResolvedConfig, codec: TextCodec, targets: Sequence[Target], exclude_input: bool
+    ) -> None:
+        profile = resolved.profile
+        self._codec = codec
+        self._exclude_input = exclude_input
+        self._served = [
+            _Served(
+                target,
+                traits,
+                asyncio.Semaphore(profile.engine.max_batch_size),
+                # The torch engine plans by itself, for all requests of a pass.
+                None if traits.extended or profile.drafting.planner == "fixed" else CallCosts(),
+            )
+            for target, traits in zip(targets, traits_of(resolved), strict=True)
+        ]
+        self._models = [served.traits for served in self._served]
+        # What the profile asks for is meant for any engine; what a request asks for must be there.
+        self._strategy = profile.drafting.strategy if profile.drafting.strategy in offered(self._models) else "auto"
+        self._budget = DraftBudget(profile.drafting.max_draft_tokens, profile.drafting.max_draft_len)
+        self._drafter = create_drafter(
+            profile.drafting.sources, resolved.lookahead, codec.vocab_size, BLS_KINDS | {SuppliedSource.name}
+        )
+        self._trie = next((source.trie for source in self._drafter.sources if isinstance(source, TrieSource)), None)
+        self._supplied = next((s for s in self._drafter.sources if isinstance(s, SuppliedSource)), None)
+        self._longest_prompt = max(traits.longest_prompt for traits in self._models)
+        self._readers = ThreadPoolExecutor(1, "tokeniser")
+        self._max_waiting = profile.scheduling.max_queue_size
+        self._num_waiting = 0
+        self._numbers = itertools.count()
+
+    async def answer(
+        self, tensors: Tensors, on_end: OnEnd = lambda metrics, trie: None
+    ) -> AsyncGenerator[TextAnswer, None]:
+        """The responses to one request. Leaving the iteration early cancels it. on_end: told of what it was, once it is
+        over. Raises RequestError or BusyError, one sentence, if it cannot be served."""
+        started = time.perf_counter()
+        request = await self._read(tensors)
+        route = route_of(self._models, request)
+        served = self._served[route.model]
+        _require_fit(request, served.traits)
+        engine = Engine(served.target, served.traits, route.strategy, route.lookahead, served.costs)
+        async with self._place(served.places):
+            generation = self._generation(request, engine)
+            outcome = "error"
+            try:
+                async with aclosing(self._responses(generation, started)) as responses:
+                    async for response in responses:
+                        yield response
+                outcome = generation.finish_reason.value if generation.finish_reason else outcome
+            except (GeneratorExit, asyncio.CancelledError):
+                outcome = "cancelled"
+                raise
+            finally:
+                on_end(_request_metrics(generation, outcome, started), self._trie_metrics())
+
+    async def _read(self, tensors: Tensors) -> TextRequest:
+        """The request, long texts tokenised beside the event loop: one at a time, the others go on."""
+        # The client's own ids need not be unique, ours must be.
+        request_id = f"bls-{next(self._numbers)}"
+        read = partial(
+            text_request, self._codec, tensors, request_id, self._strategy, self._exclude_input, self._longest_prompt
+        )
+        if _num_text_bytes(tensors) <= _SHORT_TEXT:
+            return read()
+        return await asyncio.get_running_loop().run_in_executor(self._readers, read)
+
+    async def _responses(self, generation: Generation, started: float) -> AsyncGenerator[TextAnswer, None]:
+        request = generation.request
+        parts: list[str] = []
+        async with aclosing(generation.run()) as pieces:
+            async for piece in pieces:
+                if request.stream and generation.finish_reason is None:
+                    yield TextAnswer({"text_output": _string(piece), **_index()}, last=False)
+                else:
+                    parts.append(piece)
+        text = request.echo + "".join(parts)
+        yield TextAnswer({"text_output": _string(text), **_index(), **_last_tensors(generation, started)}, last=True)
+
+    def _generation(self, request: TextRequest, engine: Engine) -> Generation:
+        names = source_names(engine.strategy, self._drafter.names)
+        budget = self._budget
+        if request.max_draft_tokens is not None:
+            budget = DraftBudget(min(budget.max_nodes, request.max_draft_tokens), budget.max_depth)
+        if engine.traits.limits is not None:
+            budget = tree_budget(budget, engine.traits.limits)
+        session = Session(request.generation, self._drafter, names, budget, engine.traits.max_seq_len)
+        if self._supplied is not None and self._supplied.name in names and len(request.prediction):
+            self._supplied.predict(request.generation.request_id, request.prediction)
+        return Generation(request, session, self._codec, engine)
+
+    def _trie_metrics(self) -> TrieMetrics:
+        failures = sum(self._drafter.failures.values())
+        if self._trie is None:
+            return TrieMetrics(0, 0, failures)
+        statistics = self._trie.statistics
+        return TrieMetrics(statistics.num_nodes, statistics.num_bytes, failures)
+
+    @asynccontextmanager
+    async def _place(self, places: asyncio.Semaphore) -> AsyncGenerator[None, None]:
+        """One of an engine's places, for the length of a block."""
+        if places.locked() and self._num_waiting >= self._max_waiting:
+            raise BusyError(f"busy: {self._max_waiting} requests are waiting already; send the request again later")
+        self._num_waiting += 1
+        try:
+            await places.acquire()
+        finally:
+            self._num_waiting -= 1
+        try:
+            yield
+        finally:
+            places.release()
+
+
+def load_bls(artifact_dir: Path, vocab_size: int, targets: Mapping[str, Target], exclude_input: bool) -> Bls:
+    """The BLS side of an artefact. targets: by the name that the model has in a repository of TensorRT-LLM. Raises
+    ConfigError or RepositoryError if its files cannot be read, or a model that its config asks for is not there."""
+    codec = load_codec(artifact_dir / TOKENIZER, artifact_dir / ENGINE, vocab_size)
+    resolved = load_resolved(artifact_dir / RESOLVED)
+    names = [traits.model for traits in traits_of(resolved)]
+    for name in names:
+        if name not in targets:
+            raise RepositoryError(
+                f"The config of lookahead_bls names no model for {name}, which tensorrt_llm.speculation "
+                f"{resolved.profile.tensorrt_llm.speculation!r} needs. Render it again with `lookahead repo`."
+            )
+    warm_up()  # before a client has to wait for it
+    # A tokenizer is set up by its first use, which must not happen in two threads at once.
+    codec.encode("a")
+    _ = codec.token_bytes  # takes a while to find out
+    return Bls(resolved, codec, [targets[name] for name in names], exclude_input)
+
+
+def _num_text_bytes(tensors: Tensors) -> int:
+    """Bytes of all texts; a list of words is tokenised word by word, so each counts for some."""
+    values = [value for value in tensors.values() if value.dtype == np.object_]
+    return sum(_WORD_BYTES * value.size + sum(map(len, value.reshape(-1))) for value in values)
+
+
+def _require_fit(request: TextRequest, traits: TargetTraits) -> None:
+    num_tokens = len(request.generation.prompt_ids)
+    if num_tokens > traits.longest_prompt:
+        raise RequestError(
+            f"the prompt has {num_tokens} tokens, the engine holds {traits.longest_prompt + 1} with the output; "
+            "shorten it or build with a larger engine.max_seq_len"
+        )
+    if request.stream and not traits.streaming:
+        raise RequestError("stream is true; this server answers each request once (scheduling.decoupled is false)")
+
+
+def _last_tensors(generation: Generation, started: float) -> dict[str, Array]:
+    """Outputs that come with the last response only."""
+    request, statistics = generation.request, generation.statistics
+    assert generation.finish_reason is not None, "the last response comes when the generation has finished"
+    tensors = {"finish_reason": _string(generation.finish_reason.value)}
+    drafted, accepted = statistics.num_draft_tokens, statistics.num_accepted_tokens
+    if request.return_perf_metrics:
+        tensors["acceptance_rate"] = np.asarray([[accepted / drafted if drafted else 0.0]], np.float32)
+        tensors["total_accepted_draft_tokens"] = _int(accepted)
+        tensors["total_draft_tokens"] = _int(drafted)
+    if request.return_num_input_tokens:
+        tensors["num_input_tokens"] = _int(len(request.generation.prompt_ids))
+    if request.return_num_output_tokens:
+        tensors["num_output_tokens"] = _int(generation.num_output_tokens)
+    if request.return_statistics:
+        tensors["statistics"] = _string(json.dumps(_statistics(generation, started)))
+    return tensors
+
+
+def _statistics(generation: Generation, started: float) -> dict[str, object]:
+    """What `return_statistics` asks for; times in seconds since the request arrived."""
+    statistics = generation.statistics
+    times = [when - started for when in generation.step_times]
+    return {
+        "strategy": generation.strategy,
+        "model": generation.engine.traits.model,
+        "finish_reason": generation.finish_reason and generation.finish_reason.value,
+        "prompt_ids": generation.request.generation.prompt_ids.tolist(),
+        "output_ids": generation.output_ids,
+        "num_steps": statistics.num_steps,
+        "num_engine_calls": generation.num_calls,
+        "num_draft_tokens": statistics.num_draft_tokens,
+        "num_accepted_tokens": statistics.num_accepted_tokens,
+        "acceptance_lengths": statistics.acceptance_lengths,
+        "mean_acceptance_length": statistics.mean_acceptance_length,
+        "draft_seconds": statistics.draft_seconds,
+        "time_to_first_token_s": times[0] if times else None,
+        "step_times_s": times,
+        "total_s": time.perf_counter() - started,
+    }
+
+
+def _request_metrics(generation: Generation, outcome: str, started: float) -> RequestMetrics:
+    statistics = generation.statistics
+    return RequestMetrics(
+        strategy=generation.strategy,
+        outcome=outcome,
+        started=started,
+        step_times=generation.step_times,
+        acceptance_lengths=statistics.acceptance_lengths,
+        num_draft_tokens=statistics.num_draft_tokens,
+        num_accepted_tokens=statistics.num_accepted_tokens,
+        num_output_tokens=generation.num_output_tokens,
+        num_calls=generation.num_calls,
+        num_calls_without_draft=generation.num_calls_without_draft,
+    )
+
+
+def _index() -> dict[str, Array]:
+    """One beam of one request."""
+    return {"batch_index": _int(0), "sequence_index": _int(0)}
+
+
+def _string(value: str) -> Array:
+    # Triton takes text as bytes objects only.
+    return np.asarray([[value.encode()]], np.object_)
+
+
+def _int(value: int) -> Array:
+    return np.asarray([[value]], np.int32)

@@ -1,0 +1,121 @@
+"""The tensors of one call from the BLS model to `tensorrt_llm`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pipeline.decoding.request import GenerationRequest
+from pipeline.decoding.session import Session
+from pipeline.decoding.tree import DraftTree
+from pipeline.engine.tensorrt_llm.speculation import Triple
+from pipeline.triton_models.steps import Step
+from pipeline.triton_models.target import TargetTraits
+from pipeline.triton_models.tensors import Array, pack_word_list
+from pipeline.triton_models.text_codec import TextCodec
+from pipeline.triton_models.text_request import TextRequest
+
+# Odd and far from any seed that a client would choose next: calls of one request must not repeat each other's noise.
+_SEED_STEP = 0x9E3779B97F4A7C15
+
+
+def call_tensors(
+    request: TextRequest,
+    session: Session,
+    codec: TextCodec,
+    traits: TargetTraits,
+    step: Step,
+    strategy: str,
+    lookahead: Triple | None,
+    call_number: int,
+) -> dict[str, Array]:
+    """What `tensorrt_llm` is asked: everything so far as the prompt, and the step's drafts, if any."""
+    wanted, context = request.generation, session.context
+    params = wanted.sampling
+    num_missing = max(0, wanted.min_new_tokens - len(session.output_ids))
+    tensors: dict[str, Array] = {
+        "input_ids": context[None].astype(np.int32),
+        "input_lengths": _int(len(context)),
+        "request_output_len": _int(step.num_tokens),
+        "min_tokens": _int(min(num_missing, step.num_tokens)),
+        "exclude_input_in_output": np.asarray([[True]]),
+        "return_perf_metrics": np.asarray([[True]]),
+        "temperature": _float(1.0 if params.greedy else params.temperature),
+        "runtime_top_k": _int(1 if params.greedy else params.top_k),
+        "repetition_penalty": _float(params.repetition_penalty),
+        "presence_penalty": _float(params.presence_penalty),
+        "frequency_penalty": _float(params.frequency_penalty),
+        "seed": np.asarray([[_seed(params.seed, call_number, traits.keyed_noise)]], np.uint64),
+    }
+    if not params.greedy:
+        tensors["runtime_top_p"] = _float(params.top_p)
+    bad_words = params.bad_words
+    if wanted.end_ids:
+        tensors["end_id"] = _int(first_end_id(wanted.end_ids, codec))
+    if late := late_ids(wanted, len(session.output_ids), codec):
+        if traits.extended:
+            tensors["late_ids"] = np.asarray([late], np.int32)
+        elif step.num_tokens <= num_missing:  # else one of them may be what ends the output
+            bad_words = (*bad_words, *((token,) for token in late))
+    if stops := _stop_tokens(wanted, codec):
+        tensors["stop_words_list"] = pack_word_list(stops)[None]
+    if bad_words:
+        tensors["bad_words_list"] = pack_word_list(bad_words)[None]
+    if params.embedding_bias is not None:
+        tensors["embedding_bias"] = params.embedding_bias[None]
+    if len(step.tree):
+        tensors["draft_input_ids"] = step.tree.token_ids[None]
+    if lookahead is not None:
+        names = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size")
+        tensors |= {name: _int(value) for name, value in zip(names, lookahead, strict=True)}
+    if traits.extended:
+        tensors |= _extended_tensors(request, step.tree, strategy)
+        tensors["to_be_continued"] = np.asarray([[step.num_tokens < session.num_remaining_tokens]])
+    return tensors
+
+
+def first_end_id(end_ids: frozenset[int], codec: TextCodec) -> int:
+    """The one end token that TensorRT-LLM can be told; the session sees to the others."""
+    return codec.end_id if codec.end_id in end_ids else min(end_ids)
+
+
+def late_ids(request: GenerationRequest, num_output_tokens: int, codec: TextCodec) -> list[int]:
+    """End tokens that may not come yet and that the target does not know to be such; none when min_tokens are there."""
+    if num_output_tokens >= request.min_new_tokens or not request.end_ids:
+        return []
+    return sorted(request.end_ids - {first_end_id(request.end_ids, codec)})
+
+
+def _stop_tokens(request: GenerationRequest, codec: TextCodec) -> list[tuple[int, ...]]:
+    """Behind which the target need not decode on: end tokens that it does not know to be such, and stop words that are
+    tokens. The session sees to both in any case."""
+    known = {first_end_id(request.end_ids, codec)} if request.end_ids else set()
+    return [*((token,) for token in sorted(request.end_ids - known)), *request.stop_sequences]
+
+
+def _extended_tensors(request: TextRequest, tree: DraftTree, strategy: str) -> dict[str, Array]:
+    # Where the trie has nothing to offer under "trie", the engine decodes plainly.
+    strategy = "none" if strategy == "trie" and not len(tree) else strategy
+    tensors: dict[str, Array] = {"draft_strategy": np.asarray([[strategy.encode()]], np.object_)}
+    params = request.generation.sampling
+    if params.min_p and not params.greedy:
+        tensors["runtime_min_p"] = _float(params.min_p)
+    if request.max_draft_tokens is not None:
+        tensors["max_draft_tokens"] = _int(request.max_draft_tokens)
+    if len(tree):
+        tensors["draft_parents"] = tree.parents[None]
+        if tree.probabilities is not None:
+            tensors["draft_probabilities"] = np.clip(tree.probabilities, 0.0, 1.0)[None]
+    return tensors
+
+
+def _seed(seed: int, call_number: int, keyed_noise: bool) -> int:
+    """The request's, or one per call where the target draws the same noise anew in each."""
+    return seed if keyed_noise else (seed + call_number * _SEED_STEP) % (1 << 64)
+
+
+def _int(value: int) -> Array:
+    return np.asarray([[value]], np.int32)
+
+
+def _float(value: float) -> Array:
+    return np.asarray([[value]], np.float32)

@@ -1,0 +1,114 @@
+"""The responses of the model `tensorrt_llm`, as TensorRT-LLM's backend gives them.
+
+Without streaming one response holds the whole output, the prompt in front unless it is excluded; with it each holds the
+new tokens of a step. An end token is neither returned nor counted.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pipeline.engine.submission import StepEvent, Submission
+from pipeline.triton_models.tensors import Array
+
+STEP = "step"
+# The torch engine keeps whole sequences; in its figures they are counted in blocks of TensorRT-LLM's default size.
+TOKENS_PER_BLOCK = 32
+
+
+@dataclass(slots=True)
+class EngineCall:
+    """One row of a request to `tensorrt_llm`. row, num_rows: its place in the request. strict: answer as TensorRT-LLM
+    does in every respect, so without our own outputs. emitted: tokens returned so far, without an end token."""
+
+    submission: Submission
+    streaming: bool
+    exclude_input: bool
+    return_perf_metrics: bool
+    return_num_input_tokens: bool
+    return_num_output_tokens: bool
+    strict: bool = False
+    row: int = 0
+    num_rows: int = 1
+    emitted: list[int] = field(default_factory=list)
+    _arrival_ns: int = field(default_factory=time.monotonic_ns)
+    _first_token_ns: int = 0
+    _last_token_ns: int = 0
+
+    def response(self, event: StepEvent) -> dict[str, Array] | None:
+        """Output tensors for what a step brought, or None if nothing is to be sent yet."""
+        new = [token for token in event.token_ids if token not in self.submission.request.end_ids]
+        self.emitted += new
+        self._last_token_ns = time.monotonic_ns()
+        self._first_token_ns = self._first_token_ns or self._last_token_ns
+        if self.streaming:
+            if not new and not event.done:
+                return None
+            output = new
+        elif not event.done:
+            return None
+        else:
+            prompt = [] if self.exclude_input else self.submission.request.prompt_ids.tolist()
+            output = prompt + self.emitted
+        tensors: dict[str, Array] = {
+            "output_ids": np.asarray([[output]], np.int32).reshape(1, 1, -1),
+            "sequence_length": _int(len(output)),
+        }
+        if self.strict:
+            return tensors | self._strict_tensors(event, len(output))
+        tensors |= {"batch_index": _int(self.row), "sequence_index": _int(0)}
+        return tensors | self._last_tensors(event) if event.done else tensors
+
+    def _strict_tensors(self, event: StepEvent, num_tokens: int) -> dict[str, Array]:
+        """In every response what is asked for, the counts up to now; the row's number only where there are several."""
+        tensors: dict[str, Array] = {}
+        if self.num_rows > 1:
+            tensors["batch_index"] = _int(self.row)
+        if self.return_num_input_tokens:
+            tensors["num_input_tokens"] = _int(len(self.submission.request.prompt_ids))
+        if self.return_num_output_tokens:
+            tensors["num_output_tokens"] = _int(num_tokens)  # of this response, a prompt in it counted
+        return tensors | self._perf_metrics(event) if self.return_perf_metrics else tensors
+
+    def _last_tensors(self, event: StepEvent) -> dict[str, Array]:
+        reason = STEP if event.finish_reason is None else event.finish_reason.value
+        tensors: dict[str, Array] = {"finish_reason": np.asarray([[reason.encode()]], np.object_)}
+        if self.return_perf_metrics:
+            tensors |= self._perf_metrics(event)
+            tensors["num_steps"] = _int(event.statistics.num_steps)
+        if self.return_num_input_tokens:
+            tensors["num_input_tokens"] = _int(len(self.submission.request.prompt_ids))
+        if self.return_num_output_tokens:
+            tensors["num_output_tokens"] = _int(len(self.emitted))
+        return tensors
+
+    def _perf_metrics(self, event: StepEvent) -> dict[str, Array]:
+        """Times are nanoseconds of a clock that only this machine shares, as in TensorRT-LLM."""
+        statistics = event.statistics
+        drafted, accepted = statistics.num_draft_tokens, statistics.num_accepted_tokens
+        num_blocks = -(-(len(self.submission.request.prompt_ids) + len(self.emitted)) // TOKENS_PER_BLOCK)
+        num_reused = statistics.num_reused_tokens // TOKENS_PER_BLOCK
+        waited_until = self._first_token_ns - int(statistics.time_to_first_token_s * 1e9)
+        return {
+            "kv_cache_alloc_new_blocks": _int(num_blocks - num_reused),
+            "kv_cache_reused_blocks": _int(num_reused),
+            "kv_cache_alloc_total_blocks": _int(num_blocks),
+            "arrival_time_ns": _time(self._arrival_ns),
+            "first_scheduled_time_ns": _time(max(waited_until, self._arrival_ns)),
+            "first_token_time_ns": _time(self._first_token_ns),
+            "last_token_time_ns": _time(self._last_token_ns),
+            "acceptance_rate": np.asarray([[accepted / drafted if drafted else 0.0]], np.float32),
+            "total_accepted_draft_tokens": _int(accepted),
+            "total_draft_tokens": _int(drafted),
+        }
+
+
+def _int(value: int) -> Array:
+    return np.asarray([[value]], np.int32)
+
+
+def _time(value: int) -> Array:
+    return np.asarray([[value]], np.int64)

@@ -1,0 +1,278 @@
+"""Between the tensors of the model `tensorrt_llm` and our scheduler: what is asked for, and the answer's tensors.
+
+Semantics are those of TensorRT-LLM: a request with draft tokens ends after one verification step, without them it
+decodes on; an end token is neither returned nor counted; what the torch engine does not have is refused, not ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from pydantic import ValidationError
+
+from pipeline.config.schema import LookaheadConfig
+from pipeline.decoding.request import GenerationRequest, SamplingParams
+from pipeline.decoding.sources.base import DraftBudget
+from pipeline.decoding.tree import EMPTY_TREE, DraftTree, FloatArray, check_tree, depths
+from pipeline.engine.submission import Submission
+from pipeline.errors import RequestError
+from pipeline.triton_models.engine_answers import EngineCall
+from pipeline.triton_models.tensors import (
+    Tensors,
+    flag,
+    integer,
+    number,
+    require_one_row,
+    scalar,
+    text,
+    token_ids,
+    word_list,
+)
+
+# Tensors that would change the answer and that the torch engine cannot obey.
+_UNSUPPORTED = (
+    "encoder_input_features",
+    "draft_logits",
+    "draft_acceptance_threshold",
+    "prompt_embedding_table",
+    "cross_attention_mask",
+    "skip_cross_attn_blocks",
+    "mrope_rotary_cos_sin",
+    "lora_task_id",
+    "lora_weights",
+    "lora_config",
+    "context_phase_params",
+    "guided_decoding_guide_type",
+    "guided_decoding_guide",
+)
+_UNSUPPORTED_FLAGS = ("return_log_probs", "return_context_logits", "return_generation_logits")
+# Tensors whose one neutral value is what the torch engine does anyway.
+_FIXED = {"beam_width": 1, "num_return_sequences": 1, "runtime_top_p_decay": 1}
+_LOOKAHEAD = ("window_size", "ngram_size", "verification_set_size")
+NO_DRAFTS = DraftBudget(0, 0)
+
+
+def engine_call(
+    tensors: Tensors,
+    request_id: str,
+    default_strategy: str = "none",
+    default_budget: DraftBudget = NO_DRAFTS,
+    exclude_input: bool = False,
+) -> EngineCall:
+    """What the tensors of a request ask for. default_strategy: which draft sources of the engine take part in requests
+    without draft tokens; default_budget: how much they draft. Raises RequestError, one sentence, if the tensors make no
+    sense or ask for what is not supported."""
+    require_one_row(tensors)
+    refuse_unsupported(tensors)
+    tree = _tree(tensors)
+    strategy = text(tensors, "draft_strategy")
+    budget = default_budget
+    if len(tree):
+        strategy = strategy or "trie"  # of the engine's sources, only the supplied one
+        if strategy == "trie":
+            budget = DraftBudget(len(tree), int(depths(tree).max()))
+    if (limit := integer(tensors, "max_draft_tokens")) is not None:
+        budget = DraftBudget(max(0, min(limit, budget.max_nodes)), budget.max_depth)
+    submission = Submission(
+        request=generation_request(tensors, request_id),
+        strategy=strategy or default_strategy,
+        budget=budget,
+        supplied=tree,
+        lookahead=lookahead_config(tensors),
+        max_steps=1 if len(tree) else None,
+        to_be_continued=flag(tensors, "to_be_continued"),
+    )
+    return call_of(tensors, submission, exclude_input)
+
+
+def call_of(tensors: Tensors, submission: Submission, exclude_input: bool, strict: bool = False) -> EngineCall:
+    """A submission, with what the tensors say of how to answer it. exclude_input: where they say nothing of it."""
+    excluded = scalar(tensors, "exclude_input_in_output")
+    return EngineCall(
+        submission=submission,
+        streaming=flag(tensors, "streaming"),
+        exclude_input=exclude_input if excluded is None else bool(excluded),
+        return_perf_metrics=flag(tensors, "return_perf_metrics"),
+        return_num_input_tokens=flag(tensors, "return_num_input_tokens"),
+        return_num_output_tokens=flag(tensors, "return_num_output_tokens"),
+        strict=strict,
+    )
+
+
+def rows_of(tensors: Tensors, decoupled: bool) -> list[Tensors]:
+    """The requests that a request of several rows stands for, each as one of one row; their prompts are padded to a
+    common length. Raises RequestError if each request gets one response only, or the rows of some tensor are amiss."""
+    streaming = flag({name: value[:1] for name, value in tensors.items() if name == "streaming"}, "streaming")
+    if streaming and not decoupled:
+        raise RequestError("streaming is true; this model answers each request once (decoupled is false)")
+    num_rows = max((len(value) for value in tensors.values() if value.ndim), default=1)
+    if num_rows == 1:
+        return [tensors]
+    if not decoupled:
+        raise RequestError(
+            f"the request has {num_rows} rows; this model answers each request once (decoupled is false), so send "
+            "each row as a request of its own"
+        )
+    for name, value in tensors.items():
+        if len(value) != num_rows:
+            raise RequestError(f"{name} has {len(value)} rows, other tensors have {num_rows}")
+    return [{name: value[row : row + 1] for name, value in tensors.items()} for row in range(num_rows)]
+
+
+def sampling_params(
+    *,
+    temperature: float | None,
+    top_k: int | None,
+    top_p: float | None,
+    min_p: float | None = None,
+    repetition_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    frequency_penalty: float | None = None,
+    seed: int | None = None,
+    bad_words: Sequence[tuple[int, ...]] = (),
+    embedding_bias: FloatArray | None = None,
+) -> SamplingParams:
+    """TensorRT-LLM's reading of the sampling tensors, None standing for "not sent".
+
+    Greedy: top_k 1, temperature 0, neither top_k nor top_p nor temperature sent, or top_k 0 together with top_p 0.
+    Else temperature is 1 unless sent, and a top_k or top_p of 0 is off."""
+    if top_k is not None and top_k < 0:
+        raise RequestError(f"top_k is {top_k}; it must be >= 0")
+    if top_p is not None and not 0 <= top_p <= 1:
+        raise RequestError(f"top_p is {top_p:g}; it must be in 0 .. 1")
+    if min_p is not None and not 0 <= min_p <= 1:
+        raise RequestError(f"min_p is {min_p:g}; it must be in 0 .. 1")
+    if temperature is not None and temperature < 0:
+        raise RequestError(f"temperature is {temperature:g}; it must be >= 0")
+    if seed is not None and seed < 0:
+        raise RequestError(f"seed is {seed}; it must be >= 0")
+    greedy = (
+        top_k == 1
+        or temperature == 0
+        or (temperature is None and not top_k and not top_p)
+        or (top_k == 0 and top_p == 0)
+    )
+    return SamplingParams(
+        temperature=0.0 if greedy else 1.0 if temperature is None else temperature,
+        top_k=0 if greedy else top_k or 0,
+        top_p=1.0 if greedy else top_p or 1.0,
+        min_p=0.0 if greedy else min_p or 0.0,
+        repetition_penalty=1.0 if repetition_penalty is None else repetition_penalty,
+        presence_penalty=presence_penalty or 0.0,
+        frequency_penalty=frequency_penalty or 0.0,
+        bad_words=tuple(bad_words),
+        embedding_bias=embedding_bias,
+        seed=seed or 0,
+    )
+
+
+def sampling_of(
+    tensors: Tensors, prefix: str = "", *, bad_words: Sequence[tuple[int, ...]], embedding_bias: FloatArray | None
+) -> SamplingParams:
+    """Of the sampling tensors of one row. prefix: of the names of top_k, top_p and min_p."""
+    return sampling_params(
+        temperature=number(tensors, "temperature"),
+        top_k=integer(tensors, f"{prefix}top_k"),
+        top_p=number(tensors, f"{prefix}top_p"),
+        min_p=number(tensors, f"{prefix}min_p"),
+        repetition_penalty=number(tensors, "repetition_penalty"),
+        presence_penalty=number(tensors, "presence_penalty"),
+        frequency_penalty=number(tensors, "frequency_penalty"),
+        seed=integer(tensors, "seed"),
+        bad_words=bad_words,
+        embedding_bias=embedding_bias,
+    )
+
+
+def generation_request(tensors: Tensors, request_id: str) -> GenerationRequest:
+    """The request that the tensors of one row state. Raises RequestError for what makes no sense."""
+    prompt = token_ids(tensors, "input_ids")
+    length = integer(tensors, "input_lengths")
+    if length is not None:
+        if not 0 <= length <= len(prompt):
+            raise RequestError(f"input_lengths is {length}; input_ids holds {len(prompt)} tokens")
+        prompt = prompt[:length]
+    end_id = integer(tensors, "end_id")
+    if end_id is not None and end_id < -1:
+        raise RequestError(f"end_id is {end_id}; it must be a token, or -1 for none")
+    bias = tensors.get("embedding_bias")
+    return GenerationRequest(
+        request_id=request_id,
+        prompt_ids=prompt,
+        max_new_tokens=integer(tensors, "request_output_len") or 0,
+        min_new_tokens=integer(tensors, "min_tokens") or 0,
+        end_ids=frozenset() if end_id is None or end_id < 0 else frozenset({end_id}),
+        late_ids=frozenset(token_ids(tensors, "late_ids").tolist()),
+        stop_sequences=word_list(tensors, "stop_words_list"),
+        sampling=sampling_of(
+            tensors,
+            "runtime_",
+            bad_words=word_list(tensors, "bad_words_list"),
+            embedding_bias=bias.reshape(-1).astype(np.float32) if bias is not None and bias.any() else None,
+        ),
+    )
+
+
+def _tree(tensors: Tensors) -> DraftTree:
+    if "draft_input_ids" not in tensors:
+        for name in ("draft_parents", "draft_probabilities"):
+            if name in tensors:
+                raise RequestError(f"{name} was sent without draft_input_ids; send both or neither")
+        return EMPTY_TREE
+    tokens = token_ids(tensors, "draft_input_ids")
+    if not len(tokens):
+        raise RequestError("draft_input_ids is empty; leave it out when there are no draft tokens")
+    parents = token_ids(tensors, "draft_parents") if "draft_parents" in tensors else np.arange(-1, len(tokens) - 1)
+    probabilities = tensors.get("draft_probabilities")
+    tree = DraftTree(
+        tokens,
+        parents.astype(np.int32),
+        None if probabilities is None else probabilities.reshape(-1).astype(np.float32),
+    )
+    try:
+        check_tree(tree)
+    except ValueError as error:
+        raise RequestError(str(error)) from error
+    if tree.probabilities is not None and not _are_probabilities(tree.probabilities, len(tree)):
+        raise RequestError(f"draft_probabilities must be {len(tree)} numbers in 0 .. 1, one per draft token")
+    return tree
+
+
+def lookahead_config(tensors: Tensors) -> LookaheadConfig | None:
+    """W, N and G of a request; None if it has none. Raises RequestError for some of the three, and for sizes that no
+    engine has."""
+    window, ngram, candidates = (integer(tensors, f"lookahead_{name}") for name in _LOOKAHEAD)
+    if window is None and ngram is None and candidates is None:
+        return None
+    if window is None or ngram is None or candidates is None:
+        raise RequestError(f"lookahead_{', lookahead_'.join(_LOOKAHEAD)} belong together; send all three or none")
+    try:
+        return LookaheadConfig(max_window_size=window, max_ngram_size=ngram, max_verification_set_size=candidates)
+    except ValidationError as error:
+        faults = "; ".join(_in_words(fault["msg"], fault["loc"]) for fault in error.errors())
+        raise RequestError(f"lookahead sizes ({window}, {ngram}, {candidates}) are not possible: {faults}") from error
+
+
+def _in_words(text: str, setting: tuple[int | str, ...]) -> str:
+    """What pydantic has against W, N or G, which it calls Input, under the name of the tensor."""
+    name = "".join(map(str, setting)).replace("max_", "lookahead_")
+    return text.removeprefix("Value error, ").replace("Input", name)
+
+
+def _are_probabilities(values: FloatArray, count: int) -> bool:
+    return len(values) == count and bool(((values >= 0) & (values <= 1)).all())
+
+
+def refuse_unsupported(tensors: Tensors) -> None:
+    """Raise RequestError if the tensors ask for something that the torch engine does not do."""
+    for name in _UNSUPPORTED:
+        if name in tensors and tensors[name].size and np.any(tensors[name]):
+            raise RequestError(f"{name} is not supported by the torch engine; leave it out")
+    for name in _UNSUPPORTED_FLAGS:
+        if flag(tensors, name):
+            raise RequestError(f"{name} is not supported by the torch engine; leave it out or send false")
+    for name, value in _FIXED.items():
+        sent = number(tensors, name)
+        if sent is not None and sent != value:
+            raise RequestError(f"{name} is {sent:g}; the torch engine supports {value:g} only")

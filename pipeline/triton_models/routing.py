@@ -1,0 +1,85 @@
+"""Which model serves a request, and by which strategy.
+
+The torch engine serves everything. An engine of TensorRT-LLM has one speculative mode, so with two of them greedy
+requests go to the one for lookahead decoding and sampled ones to the one for external drafts, unless a request says
+otherwise. What an engine would ignore is refused here, as it would change the answer without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pipeline.engine.tensorrt_llm.speculation import (
+    AUTOREGRESSIVE,
+    Triple,
+    not_for_lookahead,
+    triple_for_request,
+    triple_of,
+)
+from pipeline.errors import RequestError
+from pipeline.triton_models.target import TargetTraits
+from pipeline.triton_models.text_request import TextRequest
+
+
+class Route(NamedTuple):
+    """model: its place among those served. strategy: the one in effect. lookahead: W, N and G to send, if any."""
+
+    model: int
+    strategy: str
+    lookahead: Triple | None
+
+
+def offered(models: Sequence[TargetTraits]) -> frozenset[str]:
+    """Strategies that a request may name, besides "auto"."""
+    return frozenset().union(*(traits.strategies for traits in models))
+
+
+def route_of(models: Sequence[TargetTraits], request: TextRequest) -> Route:
+    """Where a request goes. Raises RequestError if no model can serve it as it asks."""
+    strategies = offered(models)
+    strategy = request.strategy
+    if strategy != "auto" and strategy not in strategies:
+        raise RequestError(f"strategy is {strategy!r}; this engine offers {', '.join(sorted(strategies))} and auto")
+    if models[0].extended:
+        triple = None if request.lookahead is None else triple_of(request.lookahead)
+        return Route(0, "hybrid" if strategy == "auto" else strategy, triple)
+    if strategy == "auto":
+        strategy = _choose(strategies, request)
+    model = next(place for place, traits in enumerate(models) if strategy in traits.strategies)
+    instance = models[model].lookahead
+    if instance is None:
+        _require_trie_tensors(request, strategy)
+        return Route(model, strategy, None)
+    _require_greedy(request)
+    triple = triple_for_request(instance, request.lookahead, len(request.generation.prompt_ids))
+    off = strategy == "none" or request.max_draft_tokens == 0
+    return Route(model, strategy, AUTOREGRESSIVE if off else triple)
+
+
+def _choose(strategies: frozenset[str], request: TextRequest) -> str:
+    """What "auto" stands for: lookahead decoding where the request allows it, else drafts from the trie."""
+    fits = request.lookahead is not None or not list(not_for_lookahead(request.generation))
+    if "lookahead" in strategies and (fits or "trie" not in strategies):
+        return "lookahead"
+    return "trie" if "trie" in strategies else "none"
+
+
+def _require_greedy(request: TextRequest) -> None:
+    ignored = list(not_for_lookahead(request.generation))
+    if ignored:
+        raise RequestError(
+            f"an engine built for lookahead decoding decodes greedily and does not apply {', '.join(ignored)}; leave "
+            "them out, or ask for strategy trie where it is served"
+        )
+
+
+def _require_trie_tensors(request: TextRequest, strategy: str) -> None:
+    if request.lookahead is not None:
+        raise RequestError(
+            f"lookahead_window_size was sent, and strategy {strategy} goes to an engine without lookahead decoding; "
+            "leave the three sizes out"
+        )
+    sampling = request.generation.sampling
+    if sampling.min_p and not sampling.greedy:
+        raise RequestError(f"min_p is {sampling.min_p:g}; TensorRT-LLM's tensors have no such setting, leave it out")

@@ -1,0 +1,194 @@
+"""What a client asks of `lookahead_bls`, read from its tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.config.schema import LookaheadConfig
+from pipeline.decoding.request import GenerationRequest
+from pipeline.decoding.strategy import check_strategy
+from pipeline.decoding.tree import IntArray
+from pipeline.engine.admission import check_prediction
+from pipeline.errors import RequestError
+from pipeline.triton_models.engine_calls import lookahead_config, sampling_of
+from pipeline.triton_models.tensors import Tensors, flag, integer, require_one_row, scalar, text, texts
+from pipeline.triton_models.text_codec import TextCodec, parse_messages
+
+_UNSUPPORTED = (
+    "decoder_text_input",
+    "image_input",
+    "image_bytes_input",
+    "image_url_input",
+    "video_bytes_input",
+    "prompt_embedding_table",
+    "lora_task_id",
+    "lora_weights",
+    "lora_config",
+    "guided_decoding_guide_type",
+    "guided_decoding_guide",
+)
+_UNSUPPORTED_FLAGS = ("return_log_probs", "return_context_logits", "return_generation_logits", "use_draft_logits")
+_FIXED = {"beam_width": 1, "num_return_sequences": 1}
+# A request's words, each list of them: more would take other requests' time at every token.
+_MAX_WORDS, _MAX_WORD_BYTES = 1024, 65536
+# Of a prediction so many characters are read for each token that the engine holds; few texts have more.
+_PREDICTION_CHARS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class TextRequest:
+    """One request. echo: text that goes in front of the output where the input is not excluded. lookahead: W, N, G if
+    the client set them. max_draft_tokens: nodes per step if the client set a limit."""
+
+    generation: GenerationRequest
+    strategy: str
+    stop_words: tuple[str, ...]
+    prediction: IntArray
+    stream: bool
+    echo: str
+    lookahead: LookaheadConfig | None
+    max_draft_tokens: int | None
+    return_statistics: bool
+    return_perf_metrics: bool
+    return_num_input_tokens: bool
+    return_num_output_tokens: bool
+
+
+def text_request(
+    codec: TextCodec,
+    tensors: Tensors,
+    request_id: str,
+    default_strategy: str,
+    exclude_input: bool = True,
+    longest_prompt: int | None = None,
+) -> TextRequest:
+    """Read a request. longest_prompt: tokens of the longest one that can be served, if it is known. Raises
+    RequestError, one sentence, if it makes no sense or asks for what is not supported."""
+    require_one_row(tensors)
+    _refuse_unsupported(tensors)
+    strategy = text(tensors, "strategy") or default_strategy
+    check_strategy(strategy)
+    max_tokens = integer(tensors, "max_tokens")
+    if max_tokens is None or max_tokens < 1:
+        raise RequestError(f"max_tokens is {max_tokens}; it must be at least 1")
+    min_tokens = integer(tensors, "min_tokens") or 0
+    if not 0 <= min_tokens <= max_tokens:
+        raise RequestError(f"min_tokens is {min_tokens}; it must be in 0 .. {max_tokens} (max_tokens)")
+    words, bad_words, stop_words = (_words(tensors, n) for n in ("embedding_bias_words", "bad_words", "stop_words"))
+    prompt_ids, prompt = _prompt(codec, tensors, longest_prompt)
+    prediction = _prediction(codec, tensors, longest_prompt)
+    check_prediction(prediction, codec.vocab_size)
+    weights = tensors.get("embedding_bias_weights", np.empty(0, np.float32)).reshape(-1).tolist()
+    excluded = scalar(tensors, "exclude_input_in_output")
+    stream = flag(tensors, "stream")
+    max_draft_tokens = integer(tensors, "num_draft_tokens")
+    if max_draft_tokens is not None and max_draft_tokens < 0:
+        raise RequestError(f"num_draft_tokens is {max_draft_tokens}; it must be at least 0")
+    return TextRequest(
+        generation=GenerationRequest(
+            request_id=request_id,
+            prompt_ids=prompt_ids,
+            max_new_tokens=max_tokens,
+            min_new_tokens=min_tokens,
+            end_ids=_end_ids(codec, tensors),
+            stop_sequences=codec.special_words(stop_words),
+            sampling=sampling_of(
+                tensors,
+                bad_words=codec.encode_words(bad_words),
+                embedding_bias=codec.embedding_bias(words, weights if words else []),
+            ),
+            namespace=text(tensors, "namespace") or "",
+        ),
+        strategy=strategy,
+        stop_words=tuple(stop_words),
+        prediction=prediction,
+        stream=stream,
+        echo="" if stream or (exclude_input if excluded is None else bool(excluded)) else prompt,
+        lookahead=lookahead_config(tensors),
+        max_draft_tokens=max_draft_tokens,
+        return_statistics=flag(tensors, "return_statistics"),
+        return_perf_metrics=flag(tensors, "return_perf_metrics"),
+        return_num_input_tokens=flag(tensors, "return_num_input_tokens"),
+        return_num_output_tokens=flag(tensors, "return_num_output_tokens"),
+    )
+
+
+def _words(tensors: Tensors, name: str) -> list[str]:
+    words = texts(tensors, name)
+    num_bytes = sum(_num_bytes(word) for word in words)
+    if len(words) > _MAX_WORDS or num_bytes > _MAX_WORD_BYTES:
+        raise RequestError(
+            f"{name} holds {len(words)} words of {num_bytes} bytes; at most {_MAX_WORDS} words of {_MAX_WORD_BYTES} "
+            "bytes in all can be sent"
+        )
+    return words
+
+
+def _prediction(codec: TextCodec, tensors: Tensors, longest_prompt: int | None) -> IntArray:
+    """Token ids of the guess at the output: as much of it as an output can have."""
+    prediction = text(tensors, "prediction")
+    if not prediction:
+        return np.empty(0, np.int32)
+    if longest_prompt is not None:
+        prediction = prediction[: _PREDICTION_CHARS * longest_prompt]
+    return codec.encode(prediction, add_special_tokens=False)[:longest_prompt]
+
+
+def _encoded_prompt(codec: TextCodec, prompt: str, longest: int | None, add_special_tokens: bool = True) -> IntArray:
+    """Token ids of a prompt, unless its length alone tells that they are too many."""
+    if longest is not None and codec.token_bytes is not None and codec.token_bytes.fewest_tokens(prompt) > longest:
+        raise RequestError(
+            f"the prompt has {_num_bytes(prompt)} bytes, so more than {longest} tokens; the engine holds {longest + 1} "
+            "with the output; shorten it or build with a larger engine.max_seq_len"
+        )
+    return codec.encode(prompt, add_special_tokens)
+
+
+def _num_bytes(text: str) -> int:
+    return len(text.encode(errors="surrogatepass"))
+
+
+def _prompt(codec: TextCodec, tensors: Tensors, longest: int | None) -> tuple[IntArray, str]:
+    """Token ids and text of the prompt."""
+    prompt = text(tensors, "text_input") or ""
+    messages, system = text(tensors, "messages"), text(tensors, "system_prompt")
+    if messages:
+        conversation = parse_messages(messages)
+    elif not prompt:
+        raise RequestError("text_input is empty; send a prompt, or a conversation in messages")
+    elif flag(tensors, "use_chat_template"):
+        conversation = [{"role": "user", "content": prompt}]
+    elif system:
+        raise RequestError(
+            "system_prompt was sent for plain text_input; set use_chat_template, or put it into the text"
+        )
+    else:
+        return _encoded_prompt(codec, prompt, longest), prompt
+    if system:
+        conversation.insert(0, {"role": "system", "content": system})
+    # The template writes special tokens itself.
+    return _encoded_prompt(codec, codec.chat_text(conversation), longest, add_special_tokens=False), prompt
+
+
+def _end_ids(codec: TextCodec, tensors: Tensors) -> frozenset[int]:
+    end_id = integer(tensors, "end_id")
+    if end_id is None:
+        return codec.end_ids
+    if not -1 <= end_id < codec.vocab_size:
+        raise RequestError(f"end_id is {end_id}; it must be in -1 (none) .. {codec.vocab_size - 1}")
+    return frozenset() if end_id < 0 else frozenset({end_id})
+
+
+def _refuse_unsupported(tensors: Tensors) -> None:
+    for name in _UNSUPPORTED:
+        if name in tensors and tensors[name].size and any(tensors[name].reshape(-1).tolist()):
+            raise RequestError(f"{name} is not supported by lookahead_bls; leave it out")
+    for name in _UNSUPPORTED_FLAGS:
+        if flag(tensors, name):
+            raise RequestError(f"{name} is not supported by lookahead_bls; leave it out or send false")
+    for name, value in _FIXED.items():
+        sent = integer(tensors, name)
+        if sent is not None and sent != value:
+            raise RequestError(f"{name} is {sent}; lookahead_bls supports {value} only")

@@ -1,0 +1,84 @@
+"""Tokens to text as they arrive: nothing is shown that later tokens could change, and nothing of a stop word.
+
+The chunks put together are the decoded whole, up to the first stop word. Two things are held back:
+
+* Bytes of unfinished characters. Byte-level tokenizers split characters over tokens; decoders that fall back to bytes
+  (`<0xE4>`) even reinterpret a whole run of byte tokens if it turns out invalid, so a run is shown when it has ended.
+* An end of the text that may be the beginning of a stop word.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from pipeline.triton_models.text_codec import TextCodec
+
+_REPLACEMENT = "\ufffd"
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
+
+
+class TextStream:
+    """Text of one output. stop_words end it: they, and whatever follows, are not part of the text."""
+
+    def __init__(self, codec: TextCodec, stop_words: Sequence[str] = (), skip_special_tokens: bool = True) -> None:
+        self.stopped = False
+        self._codec = codec
+        self._skip_special_tokens = skip_special_tokens
+        self._stop_words = tuple(word for word in stop_words if word)
+        self._ids: list[int] = []
+        # _ids[:_shown] is out as text; tokens from _context on are decoded again, as decoders look at what is before.
+        self._context = 0
+        self._shown = 0
+        self._held = ""
+
+    def push(self, token_id: int) -> str:
+        """Take one token; the text that can be shown now, possibly none. After a stop word nothing comes any more."""
+        if self.stopped or (self._skip_special_tokens and token_id in self._codec.special_ids):
+            return ""
+        self._ids.append(token_id)
+        if self._in_byte_run():
+            return ""
+        new = self._decoded(len(self._ids))
+        if new.endswith(_REPLACEMENT):
+            return ""
+        return self._show(new)
+
+    def finish(self) -> str:
+        """What was held back, once no more tokens come."""
+        if self.stopped:
+            return ""
+        text = self._show(self._decoded(len(self._ids)))
+        rest, self._held = self._held, ""
+        return text + ("" if self.stopped else rest)
+
+    def _in_byte_run(self) -> bool:
+        token = self._codec.tokenizer.convert_ids_to_tokens(self._ids[-1])
+        return isinstance(token, str) and _BYTE_TOKEN.fullmatch(token) is not None
+
+    def _decoded(self, end: int) -> str:
+        """Text of the tokens that are not shown yet."""
+        before = self._codec.decode(self._ids[self._context : self._shown], self._skip_special_tokens)
+        whole = self._codec.decode(self._ids[self._context : end], self._skip_special_tokens)
+        return whole[len(before) :]
+
+    def _show(self, new: str) -> str:
+        self._context, self._shown = self._shown, len(self._ids)
+        text = self._held + new
+        # The word that is complete first ends the output; of words complete at once the longest.
+        ends = [(start + len(word), start) for word in self._stop_words if (start := text.find(word)) >= 0]
+        if ends:
+            self.stopped = True
+            self._held = ""
+            return text[: min(ends)[1]]
+        keep = self._length_to_hold(text)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def _length_to_hold(self, text: str) -> int:
+        """Length of the longest end of text that is the beginning of a stop word."""
+        longest = max((len(word) - 1 for word in self._stop_words), default=0)
+        for length in range(min(longest, len(text)), 0, -1):
+            if any(word.startswith(text[-length:]) for word in self._stop_words):
+                return length
+        return 0

@@ -1,0 +1,17 @@
+"""The verbs below `lookahead research`; the entry point of this package."""
+
+from __future__ import annotations
+
+import importlib
+
+import typer
+
+GROUPS = ("replay", "experiments", "bench_trie")
+
+
+def build_app() -> typer.Typer:
+    """Return the group of research verbs."""
+    app = typer.Typer(help="Experiments on draft sources, without a server.", no_args_is_help=True)
+    for group in GROUPS:
+        importlib.import_module(f"lookahead_research.cli.{group}").register(app)
+    return app

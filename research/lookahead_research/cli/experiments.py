@@ -1,0 +1,171 @@
+"""The verb that repeats the papers' experiments on known outputs: experiments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pipeline.cli import output
+from pipeline.cli.lists import numbers
+from pipeline.cli.options import DEFAULT_PROFILE, Outputs, Profile, Set, limit_to, resolve
+from pipeline.errors import UserError
+
+if TYPE_CHECKING:
+    from pipeline.bench.data.known_outputs import ReplayRow
+    from pipeline.config.schema import LookaheadConfig, ResolvedConfig
+    from pipeline.engine.torch.load import LoadedEngine
+
+
+DECODING_LENGTHS = (2, 4, 8, 16, 32, 64, 128)
+BRANCH_LENGTHS = (1, 2, 4, 8, 12, 16, 24, 32)
+CAPACITIES = tuple(1 << exponent for exponent in range(16, 25))
+DECODING_LENGTH = 64
+# As many as an engine can be split among.
+MOST_RANKS = 64
+SIZES = "3,3,3;5,3,5;10,3,10;3,5,3;5,5,5;7,5,7"
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(experiments)
+
+
+def experiments(
+    outputs: Outputs,
+    out: Annotated[Path, typer.Option("--out", help="Folder for the JSON and PNG files.")] = Path("results"),
+    limit: Annotated[int | None, limit_to("outputs")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", help="Run W, N, G on this model's engine as well; it is the outputs'."),
+    ] = None,
+    profile: Profile = DEFAULT_PROFILE,
+    overrides: Set = None,
+    sizes: Annotated[str, typer.Option("--sizes", help="W,N,G to run, separated by semicolons.")] = SIZES,
+    ranks: Annotated[
+        str,
+        typer.Option("--ranks", help="With --model: only lookahead parallelism, by N ranks; a list such as 1,2,4,8."),
+    ] = "",
+    rank_size: Annotated[
+        str, typer.Option("--rank-size", help="W,N,G of one rank; n ranks run n W and n G.")
+    ] = "3,3,3",
+) -> None:
+    """Acceptance length against decoding length, branch length, trie memory and, with --model, W, N and G, or ranks."""
+    from lookahead_research.experiments import require_fit
+    from pipeline.bench.data.known_outputs import load_replay_rows
+    from pipeline.bench.report.results import require_writable
+
+    chosen = [_size("--sizes", part) for part in sizes.split(";")]
+    rows = load_replay_rows(outputs)[:limit]
+    if ranks:
+        if model is None:
+            raise UserError("--ranks runs a model; name the outputs' own with --model.")
+        require_writable(out / "ranks.json")
+        counts, one = sorted(numbers("--ranks", ranks, MOST_RANKS)), _size("--rank-size", rank_size)
+        _run_ranks(rows, out, *_engine(model, profile, overrides), counts, one)
+        output.say(f"results are in {out}")
+        return
+    for name in ("decoding_length", "branch_length", "capacity", "lookahead"):
+        require_writable(out / f"{name}.json")
+    # First what can be refused: the trie's experiments take their time.
+    loaded = None if model is None else _engine(model, profile, overrides)
+    if loaded is not None:
+        require_fit(chosen, loaded[0])
+    _run_trie(rows, out)
+    if loaded is not None:
+        _run_lookahead(rows, out, *loaded, chosen)
+    output.say(f"results are in {out}")
+
+
+def _run_trie(rows: list[ReplayRow], out: Path) -> None:
+    from lookahead_research.experiment_plots import plot_capacity, plot_lengths
+    from lookahead_research.experiments import RETRIEVALS, by_branch_length, by_capacity, by_decoding_length
+    from pipeline.bench.report.results import save_rows
+
+    num_runs = len(RETRIEVALS) * (len(DECODING_LENGTHS) + len(BRANCH_LENGTHS)) + len(CAPACITIES)
+    with output.steps("replaying", num_runs * len(rows)) as step:
+
+        def on_row() -> None:
+            step("replaying")
+
+        found = by_decoding_length(rows, DECODING_LENGTHS, on_row)
+        save_rows(out / "decoding_length.json", found)
+        plot_lengths(out / "decoding_length.png", found, "decoding_length", "decoding length (draft tokens per step)")
+        found = by_branch_length(rows, BRANCH_LENGTHS, DECODING_LENGTH, on_row)
+        save_rows(out / "branch_length.json", found)
+        plot_lengths(out / "branch_length.png", found, "branch_length", "branch length (longest drafted path)")
+        found = by_capacity(rows, CAPACITIES, DECODING_LENGTH, on_row)
+        save_rows(out / "capacity.json", found)
+        plot_capacity(out / "capacity.png", found)
+
+
+def _run_lookahead(
+    rows: list[ReplayRow],
+    out: Path,
+    engine: LoadedEngine,
+    resolved: ResolvedConfig,
+    sizes: list[LookaheadConfig],
+) -> None:
+    from lookahead_research.experiment_plots import plot_compression
+    from lookahead_research.experiments import by_lookahead_sizes
+    from pipeline.bench.report.results import save_rows
+
+    found = []
+    with output.steps("generating", len(sizes) * len(rows)) as step:
+        chunk = resolved.profile.engine.prefill_chunk
+        for result in by_lookahead_sizes(rows, engine, sizes, chunk, lambda: step("generating")):
+            found.append(result)
+            save_rows(out / "lookahead.json", found)
+    plot_compression(out / "lookahead.png", found)
+    output.table(list(found[0]), [list(row.values()) for row in found])
+
+
+def _run_ranks(
+    rows: list[ReplayRow],
+    out: Path,
+    engine: LoadedEngine,
+    resolved: ResolvedConfig,
+    ranks: list[int],
+    one: LookaheadConfig,
+) -> None:
+    from lookahead_research.experiment_plots import plot_ranks
+    from lookahead_research.parallel_experiment import by_ranks
+    from pipeline.bench.report.results import save_rows
+
+    found: list[dict[str, Any]] = []
+    with output.steps("generating", len(ranks) * len(rows)) as step:
+        chunk = resolved.profile.engine.prefill_chunk
+        for result in by_ranks(rows, engine, one, ranks, chunk, lambda: step("generating")):
+            found.insert(0, result)
+            save_rows(out / "ranks.json", found)
+    plot_ranks(out / "ranks.png", found)
+    shown = ["ranks", "max_window_size", "max_ngram_size", "max_verification_set_size", "tokens_per_step"]
+    shown += ["tokens_per_rank", "steps", "step_compression", "identical", "outputs"]
+    output.table(shown, [[_short(row[name]) for name in shown] for row in found])
+
+
+def _engine(model: str, profile: str, overrides: list[str] | None) -> tuple[LoadedEngine, ResolvedConfig]:
+    from pipeline.config.places import places
+    from pipeline.engine.build import build_engine
+    from pipeline.engine.torch.load import load_engine
+
+    resolved = resolve(model, profile, overrides)
+    if resolved.backend != "torch":
+        raise UserError(f"Profile {profile} is for {resolved.backend}; W, N and G are tried on the torch backend only.")
+    return load_engine(build_engine(resolved, places(), note=output.note).artifact), resolved
+
+
+def _short(value: object) -> object:
+    return f"{value:.2f}" if isinstance(value, float) else value
+
+
+def _size(option: str, text: str) -> LookaheadConfig:
+    from pydantic import ValidationError
+
+    from pipeline.config.schema import LookaheadConfig
+
+    try:
+        w, n, g = (int(number) for number in text.split(","))
+        return LookaheadConfig(max_window_size=w, max_ngram_size=n, max_verification_set_size=g)
+    except (ValueError, ValidationError) as error:
+        raise UserError(f"{option} holds {text!r}; give W,N,G as whole numbers, such as 5,3,5.") from error

@@ -1,0 +1,97 @@
+"""The verb that measures drafts against known outputs, without a model: replay."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pipeline.cli import output
+from pipeline.cli.lists import numbers, words
+from pipeline.cli.options import MOST_DRAFT_TOKENS, Outputs, limit_to
+
+if TYPE_CHECKING:
+    from lookahead_research.replay import ReplayResult
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(replay)
+
+
+def replay(
+    outputs: Outputs,
+    source: Annotated[
+        str,
+        typer.Option(
+            "--source",
+            help="hybrid, or trie, prompt, pool, recycling, supplied; a+b for both in one tree, a,b in turn.",
+        ),
+    ] = "trie",
+    budget: Annotated[str, typer.Option("--budget", help="Draft tokens per step; a list such as 16,32,64.")] = "16,64",
+    regime: Annotated[str, typer.Option("--regime", help="cold, warm, prewarmed, or a list of them.")] = "cold,warm",
+    branch_length: Annotated[
+        int, typer.Option("--branch-length", help="Tokens per stored branch.", min=1, max=64)
+    ] = 12,
+    max_draft_len: Annotated[int, typer.Option("--max-draft-len", help="Longest drafted path.", min=1, max=256)] = 32,
+    limit: Annotated[int | None, limit_to("rows")] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write the rows here as JSON.")] = None,
+) -> None:
+    """Count the verify steps that known outputs would have taken with a draft source."""
+    from functools import partial
+
+    from lookahead_research.replay import replay as run_replay
+    from lookahead_research.replay import result_rows, source_parts
+    from pipeline.bench.data.known_outputs import load_replay_rows
+    from pipeline.bench.report.results import require_writable, save_rows
+
+    budgets = numbers("--budget", budget, MOST_DRAFT_TOKENS)
+    regimes = words("--regime", regime)
+    sources = words("--source", source)
+    for name in sources:
+        source_parts(name)
+    if json_path is not None:
+        require_writable(json_path)
+    rows = load_replay_rows(outputs)[:limit]
+    results: list[ReplayResult] = []
+    with output.progress() as bar:
+        for name in sources:
+            task = bar.add_task(f"replay {name}", total=len(rows) * len(budgets) * len(regimes))
+            results += run_replay(
+                rows, name, budgets, regimes, branch_length, partial(bar.advance, task), max_draft_len=max_draft_len
+            )
+    if json_path is not None:
+        save_rows(json_path, result_rows(results))
+    _show(results)
+
+
+def _show(results: list[ReplayResult]) -> None:
+    output.table(
+        [
+            "source",
+            "budget",
+            "regime",
+            "task",
+            "tokens",
+            "steps",
+            "acceptance length",
+            "drafts/step",
+            "ask us p50",
+            "p99",
+        ],
+        [
+            (
+                row.source,
+                row.budget,
+                row.regime,
+                row.task,
+                row.tokens,
+                row.steps,
+                f"{row.mean_acceptance_length:.3f}",
+                f"{row.draft_tokens_per_step:.1f}",
+                f"{row.retrieval_us_p50:.0f}",
+                f"{row.retrieval_us_p99:.0f}",
+            )
+            for row in results
+        ],
+    )

@@ -1,0 +1,240 @@
+"""Replay: how many verify steps known outputs would have taken with a draft source, counted without a model.
+
+Greedy decoding gives the same tokens with and without drafts, so an output that is known already says which drafts
+would have been accepted. Only sources that need more than tokens see less than in a live run: token recycling learns
+from the accepted positions at most (where a row carries their top candidates), the lookahead window from none.
+
+Step 1 is the prefill, one token without a draft. Every later step asks for a draft behind the accepted text, accepts
+the longest path that agrees with the output and one more token. Regimes:
+
+    cold        nothing known from other requests
+    warm        what is learnt is kept over the rows of one dataset, in file order
+    prewarmed   cold, but after all other rows of the same dataset were served, without drafts
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from pipeline.bench.data.known_outputs import ALL_TASKS, ReplayRow
+from pipeline.config.schema import (
+    LookaheadConfig,
+    PromptDraftConfig,
+    RecyclingDraftConfig,
+    SourceConfig,
+    SuppliedDraftConfig,
+    TrieDraftConfig,
+    WindowDraftConfig,
+)
+from pipeline.decoding.drafter import Drafter
+from pipeline.decoding.request import StepResult
+from pipeline.decoding.sources import create_source
+from pipeline.decoding.sources.base import DraftBudget
+from pipeline.decoding.sources.supplied import SuppliedSource
+from pipeline.decoding.tree import EMPTY_TREE, DraftTree, IntArray, agreeing_path
+from pipeline.errors import UserError
+
+Regime = Literal["cold", "warm", "prewarmed"]
+REGIMES: tuple[Regime, ...] = get_args(Regime)
+HYBRID = ("trie", "recycling", "supplied")
+SOURCES = ("trie", "prompt", "pool", "recycling", "supplied")
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayResult:
+    """One row of the result. retrieval_us: time of one ask for a draft."""
+
+    budget: int
+    regime: str
+    task: str
+    source: str
+    tokens: int
+    steps: int
+    mean_acceptance_length: float
+    draft_tokens_per_step: float
+    retrieval_us_p50: float
+    retrieval_us_p99: float
+
+
+@dataclass(slots=True)
+class _Tally:
+    tokens: int = 0
+    steps: int = 0
+    draft_tokens: int = 0
+    ask_seconds: list[float] = field(default_factory=list)
+
+    def add(self, other: _Tally) -> None:
+        self.tokens += other.tokens
+        self.steps += other.steps
+        self.draft_tokens += other.draft_tokens
+        self.ask_seconds += other.ask_seconds
+
+    def result(self, budget: int, regime: str, task: str, source: str) -> ReplayResult:
+        times = np.asarray(self.ask_seconds or [0.0]) * 1e6
+        return ReplayResult(
+            budget=budget,
+            regime=regime,
+            task=task,
+            source=source,
+            tokens=self.tokens,
+            steps=self.steps,
+            mean_acceptance_length=self.tokens / self.steps,
+            draft_tokens_per_step=self.draft_tokens / max(len(self.ask_seconds), 1),
+            retrieval_us_p50=float(np.percentile(times, 50)),
+            retrieval_us_p99=float(np.percentile(times, 99)),
+        )
+
+
+def replay(
+    rows: Sequence[ReplayRow],
+    source: str,
+    budgets: Sequence[int],
+    regimes: Sequence[str],
+    branch_length: int = 12,
+    on_row: Callable[[], None] | None = None,
+    trie: TrieDraftConfig | None = None,
+    max_draft_len: int | None = None,
+) -> list[ReplayResult]:
+    """Results per budget, regime and task, each followed by that of all tasks. source: names of `SOURCES` joined by
+    "+", or "hybrid". on_row: called after every row replayed. trie: settings of source trie, None for the default
+    ones. max_draft_len: longest drafted path, None for the branch length. Raises UserError if a name or a number
+    makes no sense."""
+    names = source_parts(source)
+    for regime in regimes:
+        if regime not in REGIMES:
+            raise UserError(f"--regime is {regime!r}; it must be one of {', '.join(REGIMES)}.")
+    for budget in budgets:
+        if budget < 1:
+            raise UserError(f"budget is {budget}; a draft needs at least one node")
+    vocab_size = 1 + max(int(ids.max()) for row in rows for ids in row.token_arrays())
+    create = partial(_drafter, names, vocab_size, trie or TrieDraftConfig(branch_length=branch_length), branch_length)
+    results: list[ReplayResult] = []
+    for budget in budgets:
+        for regime in regimes:
+            tallies: dict[str, _Tally] = {}
+            for row, tally in _replayed(rows, create, DraftBudget(budget, max_draft_len or branch_length), regime):
+                tallies.setdefault(row.task, _Tally()).add(tally)
+                if on_row is not None:
+                    on_row()
+            total = _Tally()
+            for task, tally in tallies.items():
+                results.append(tally.result(budget, regime, task, source))
+                total.add(tally)
+            results.append(total.result(budget, regime, ALL_TASKS, source))
+    return results
+
+
+def source_parts(source: str) -> tuple[str, ...]:
+    """The sources that a word of the command line stands for."""
+    parts = HYBRID if source == "hybrid" else tuple("pool" if part == "window" else part for part in source.split("+"))
+    for part in parts:
+        if part not in SOURCES:
+            raise UserError(
+                f"source is {part!r}; it must be hybrid, or one or more (joined by +) of {', '.join(SOURCES)}"
+            )
+    if len(set(parts)) != len(parts):
+        raise UserError(f"source {source!r} names one source twice; name each once (window is another word for pool)")
+    return parts
+
+
+def result_rows(results: Sequence[ReplayResult]) -> list[dict[str, Any]]:
+    """The rows as they are written to JSON."""
+    return [asdict(result) for result in results]
+
+
+def _replayed(
+    rows: Sequence[ReplayRow], create: Callable[[], Drafter], budget: DraftBudget, regime: str
+) -> Iterator[tuple[ReplayRow, _Tally]]:
+    by_dataset: dict[str, list[ReplayRow]] = {}
+    for row in rows:
+        by_dataset.setdefault(row.dataset, []).append(row)
+    for members in by_dataset.values():
+        drafter = create()
+        for index, row in enumerate(members):
+            if regime != "warm" and index:
+                drafter = create()
+            if regime == "prewarmed":
+                for other in (*members[:index], *members[index + 1 :]):
+                    _take_in(drafter, other)
+            yield row, _replay_one(drafter, row, budget)
+
+
+def _drafter(names: Sequence[str], vocab_size: int, trie: TrieDraftConfig, branch_length: int) -> Drafter:
+    # Without a model nobody tells what follows the window's guesses, so it is left at one column and no level: the pool
+    # lives from the prompt and the accepted text. N and G as in the paper's small setting, G wide enough to be no
+    # limit.
+    lookahead = LookaheadConfig(max_window_size=1, max_ngram_size=5, max_verification_set_size=16)
+    configs: dict[str, SourceConfig] = {
+        "trie": trie,
+        "prompt": PromptDraftConfig(branch_length=branch_length),
+        "pool": WindowDraftConfig(),
+        "recycling": RecyclingDraftConfig(),
+        "supplied": SuppliedDraftConfig(),
+    }
+    return Drafter([create_source(configs[name], lookahead) for name in names], vocab_size)
+
+
+def _replay_one(drafter: Drafter, row: ReplayRow, budget: DraftBudget) -> _Tally:
+    """Steps of one output."""
+    text = np.concatenate((row.prompt_ids, row.output_ids))
+    start = len(row.prompt_ids)
+    request_id = "replay"
+    _start(drafter, row, request_id)
+    if row.prediction_ids is not None:
+        for source in drafter.sources:
+            if isinstance(source, SuppliedSource):
+                source.predict(request_id, row.prediction_ids)
+    tally = _Tally(tokens=len(row.output_ids))
+    position = start
+    while position < len(text):
+        tree = EMPTY_TREE
+        # The first step is the prefill. In later ones nobody knows how near the end is.
+        if position > start:
+            asked = time.perf_counter()
+            tree = drafter.propose(request_id, text[:position], budget)
+            tally.ask_seconds.append(time.perf_counter() - asked)
+        nodes = agreeing_path(tree, text[position:].tolist())
+        # Behind a path down to the last token nothing is known of the target's own one.
+        emitted = text[position : position + len(nodes) + 1].tolist()
+        drafter.update(request_id, _step(row, text, position, tree, nodes, emitted))
+        position += len(emitted)
+        tally.steps += 1
+        tally.draft_tokens += len(tree)
+    drafter.stop(request_id)
+    drafter.require_sound()  # figures of a source that fails would be those of none
+    return tally
+
+
+def _step(
+    row: ReplayRow, text: IntArray, position: int, tree: DraftTree, nodes: list[int], emitted: list[int]
+) -> StepResult:
+    top_ids, top_probs = None, None
+    if row.top_ids is not None and row.top_probs is not None:
+        # What followed the rejected nodes, or the end, is not known.
+        known = np.asarray([0, *(node + 1 for node in nodes)])[: len(emitted)]
+        offset = position - len(row.prompt_ids)
+        top_ids = np.full((len(tree) + 1, row.top_ids.shape[1]), -1, np.int32)
+        top_probs = np.zeros(top_ids.shape, np.float32)
+        top_ids[known] = row.top_ids[offset : offset + len(known)]
+        top_probs[known] = row.top_probs[offset : offset + len(known)]
+    return StepResult(text[:position], tree, nodes, emitted, None, top_ids, top_probs)
+
+
+def _take_in(drafter: Drafter, row: ReplayRow) -> None:
+    """Let the sources learn an output as if it had been served, a token at a time. With drafts it would come in longer
+    pieces, which teaches the same for several times the work."""
+    text = np.concatenate((row.prompt_ids, row.output_ids))
+    _start(drafter, row, "earlier")
+    for position in range(len(row.prompt_ids), len(text)):
+        drafter.update("earlier", _step(row, text, position, EMPTY_TREE, [], [int(text[position])]))
+    drafter.stop("earlier")
+
+
+def _start(drafter: Drafter, row: ReplayRow, request_id: str) -> None:
+    drafter.start(request_id, row.prompt_ids, "", frozenset(source.name for source in drafter.sources))

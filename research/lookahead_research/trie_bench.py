@@ -1,0 +1,230 @@
+"""How fast and how large the trie is: insertion, memory, and retrieval of draft trees at growing sizes.
+
+Tokens come from texts of the user (held-out sequences are asked for), or from a synthetic stream: a Markov chain whose
+states have few, Zipf-distributed successors, so that strings repeat about as much as in real text.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import psutil
+
+from lookahead_research.trie_peers import Peer
+from pipeline.decoding.tree import DraftTree, IntArray, agreeing_path
+from pipeline.decoding.trie import Trie
+from pipeline.decoding.trie.retrieval import Estimator
+from pipeline.errors import UserError
+
+SEQUENCE_LEN = 1024
+CONTEXT_LEN = 64
+VOCABULARY = 32_000
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """Figures of a source of drafts at one size. num_tokens: inserted so far. mean_accepted: tokens of a draft that did
+    follow."""
+
+    source: str
+    num_tokens: int
+    insert_tokens_per_s: float
+    draft_nodes: int
+    mean_draft_nodes: float
+    mean_accepted: float
+    retrieval_us_mean: float
+    retrieval_us_p50: float
+    retrieval_us_p90: float
+    retrieval_us_p99: float
+    retrieval_us_max: float
+
+
+@dataclass(frozen=True, slots=True)
+class TrieMeasurement(Measurement):
+    """num_held: tokens still known. bytes_per_token: memory that holds something, per token held.
+    resident_bytes_growth: of the process, since before the trie was made."""
+
+    num_held: int
+    num_nodes: int
+    nodes_per_token: float
+    bytes_per_token: float
+    allocated_bytes: int
+    resident_bytes_growth: int
+    insert_worst_ms: float
+
+
+def synthetic_sequences(num_tokens: int, seed: int = 0, vocab_size: int = VOCABULARY) -> list[IntArray]:
+    """Sequences of `SEQUENCE_LEN` tokens from a Markov chain of order 2 over a Zipf vocabulary."""
+    rng = np.random.default_rng(seed)
+    num_sequences = max(1, -(-num_tokens // SEQUENCE_LEN))
+    result = np.empty((num_sequences, SEQUENCE_LEN), np.int64)
+    state = rng.integers(0, 1 << 30, num_sequences)
+    for place in range(SEQUENCE_LEN):
+        # Which successor of the last two tokens comes: mostly one of the first few. What it is: a hash of both,
+        # Zipf-like.
+        choice = np.minimum(rng.zipf(1.6, num_sequences), 5000)
+        mixed = (state * 1_000_003 + choice * 7919) % (1 << 31)
+        spread = (mixed * 2_654_435_761 % (1 << 32)) / float(1 << 32)
+        token = np.minimum(vocab_size**spread, vocab_size - 1).astype(np.int64)
+        result[:, place] = token
+        state = ((state % vocab_size) * vocab_size + token) % (1 << 30)
+    return list(result.astype(np.int32))
+
+
+def synthetic_stream(num_tokens: int, seed: int) -> list[IntArray]:
+    """Synthetic sequences of which so many tokens can be inserted: the held-out ones come on top."""
+    return synthetic_sequences(int(num_tokens * 1.02) + SEQUENCE_LEN, seed)
+
+
+def cut(texts: Iterable[IntArray]) -> list[IntArray]:
+    """Texts in sequences of at most `SEQUENCE_LEN` tokens. Raises UserError if they are too few to measure."""
+    sequences = [text[at : at + SEQUENCE_LEN] for text in texts for at in range(0, len(text), SEQUENCE_LEN)]
+    if sum(map(len, sequences)) < 100:
+        raise UserError("The files hold fewer than 100 tokens; give more text.")
+    return sequences
+
+
+class _InsertTimer:
+    """Time spent on insertion since the last size."""
+
+    def __init__(self, insert: Callable[[IntArray], object]) -> None:
+        self._insert = insert
+        self.reset()
+
+    def reset(self) -> None:
+        self.num_tokens, self.seconds, self.worst = 0, 0.0, 0.0
+
+    def __call__(self, sequence: IntArray) -> None:
+        started = time.perf_counter()
+        self._insert(sequence)
+        took = time.perf_counter() - started
+        self.num_tokens += len(sequence)
+        self.seconds += took
+        self.worst = max(self.worst, took)
+
+    @property
+    def rate(self) -> float:
+        return self.num_tokens / self.seconds
+
+
+def bench_trie(
+    sequences: Sequence[IntArray],
+    sizes: Sequence[int],
+    branch_length: int = 12,
+    draft_nodes: int = 64,
+    max_bytes: int | None = None,
+    num_queries: int = 2000,
+    on_progress: Callable[[int], None] | None = None,
+    peers: Mapping[str, Peer] | None = None,
+) -> list[Measurement]:
+    """Measure when `sizes` tokens (ascending) were inserted, or all there are. One sequence of a hundred is held
+    out to be asked for. max_bytes: limit of the trie. on_progress: called with the number of tokens inserted. peers:
+    by name, asked the same after the trie, a tenth as often."""
+    held_out = [text for text in sequences[::100] if len(text) > 2]
+    inserted = [sequence for index, sequence in enumerate(sequences) if index % 100] or held_out
+    _compile(branch_length)
+    before = psutil.Process().memory_info().rss
+    trie = Trie(branch_length, max_bytes, expected_tokens=sizes[-1])
+    timers = {"": _InsertTimer(trie.insert)} | {name: _InsertTimer(peer.insert) for name, peer in (peers or {}).items()}
+    results: list[Measurement] = []
+    num_tokens, remaining = 0, list(sizes)
+    for index, sequence in enumerate(inserted):
+        for timer in timers.values():
+            timer(sequence)
+        num_tokens += len(sequence)
+        if on_progress is not None:
+            on_progress(num_tokens)
+        if remaining and (num_tokens >= remaining[0] or index == len(inserted) - 1):
+            while remaining and num_tokens >= remaining[0]:
+                remaining.pop(0)
+            growth = psutil.Process().memory_info().rss - before
+            results.append(_measure(trie, held_out, num_tokens, draft_nodes, num_queries, timers[""], growth))
+            for name, peer in (peers or {}).items():
+                asked = _ask(peer.ask, held_out, max(1, num_queries // 10))
+                results.append(Measurement(name, num_tokens, timers[name].rate, draft_nodes, **asked))
+            for timer in timers.values():
+                timer.reset()
+            if not remaining:
+                break
+    return results
+
+
+def measurement_rows(results: Sequence[Measurement]) -> list[dict[str, Any]]:
+    """The measurements as they are written to JSON."""
+    return [asdict(result) for result in results]
+
+
+def _measure(
+    trie: Trie,
+    held_out: Sequence[IntArray],
+    num_tokens: int,
+    draft_nodes: int,
+    num_queries: int,
+    inserting: _InsertTimer,
+    growth: int,
+) -> TrieMeasurement:
+    estimator, own = Estimator(trie.branch_length), Trie(trie.branch_length)
+
+    def grow(context: IntArray) -> DraftTree:
+        return estimator.grow(own, trie, "", context, draft_nodes, trie.branch_length)
+
+    def learn(context: IntArray, following: IntArray) -> None:
+        estimator.learn(own, trie, "", context, following[:2])
+
+    asked = _ask(grow, held_out, num_queries, learn)
+    statistics = trie.statistics
+    return TrieMeasurement(
+        source="trie",
+        num_tokens=num_tokens,
+        num_held=statistics.num_tokens,
+        num_nodes=statistics.num_nodes,
+        nodes_per_token=statistics.num_nodes / statistics.num_tokens,
+        bytes_per_token=statistics.used_bytes / statistics.num_tokens,
+        allocated_bytes=statistics.num_bytes,
+        resident_bytes_growth=growth,
+        insert_tokens_per_s=inserting.rate,
+        insert_worst_ms=inserting.worst * 1e3,
+        draft_nodes=draft_nodes,
+        **asked,
+    )
+
+
+def _ask(
+    ask: Callable[[IntArray], DraftTree],
+    held_out: Sequence[IntArray],
+    num_queries: int,
+    learn: Callable[[IntArray, IntArray], None] = lambda context, following: None,
+) -> dict[str, float]:
+    """Fields of a measurement that tell of asking. learn: told each context and what follows it, untimed."""
+    rng = np.random.default_rng(0)
+    times, sizes, accepted = [], [], []
+    for _ in range(num_queries):
+        text = held_out[int(rng.integers(len(held_out)))]
+        end = int(rng.integers(1, len(text) - 1))
+        context, following = text[max(0, end - CONTEXT_LEN) : end], text[end:]
+        started = time.perf_counter()
+        tree = ask(context)
+        times.append((time.perf_counter() - started) * 1e6)
+        sizes.append(len(tree))
+        accepted.append(len(agreeing_path(tree, following.tolist())))
+        learn(context, following)
+    return {
+        "mean_draft_nodes": float(np.mean(sizes)),
+        "mean_accepted": float(np.mean(accepted)),
+        "retrieval_us_mean": float(np.mean(times)),
+        "retrieval_us_max": float(np.max(times)),
+    } | {f"retrieval_us_p{share}": float(np.percentile(times, share)) for share in (50, 90, 99)}
+
+
+def _compile(branch_length: int) -> None:
+    """Load or compile the kernels, so that it is not measured."""
+    trie, own = Trie(branch_length), Trie(branch_length)
+    text = np.arange(50, dtype=np.int32) % 7
+    trie.insert(text)
+    estimator = Estimator(branch_length)
+    estimator.grow(own, trie, "", text[:9], 8, 4)
+    estimator.learn(own, trie, "", text[:9], text[9:11])

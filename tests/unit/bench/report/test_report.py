@@ -1,0 +1,144 @@
+"""The report holds what was measured, in Markdown and in one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+from pipeline.bench.report.plots import plots_of
+from pipeline.bench.report.report import cost_table, headline, html_of, markdown_of, source_table, summary_table
+from pipeline.bench.report.results import OVERALL, BenchResults, ConcurrencyRow
+from pipeline.bench.report.summary import summarise
+from pipeline.engine.cost_curve import CostRow
+from tests.unit.bench.report.test_summary import record
+
+
+def results(identical: bool = True, **fields: object) -> BenchResults:
+    records = [
+        record(strategy, seconds, id=f"{task}{number}", task=task, steps=steps, draft_tokens=drafts,
+               acceptance_lengths=[10 // steps] * steps, identical=identical or strategy == "none")
+        for task in ("chat", "code <&>")
+        for number in range(3)
+        for strategy, seconds, steps, drafts in (("none", 2.0, 10, 0), ("trie", 1.0, 5, 40))
+    ]  # fmt: skip
+    manifest = {"config": {"model": "m|1", "profile": "p"}, "env": {"cpu": "a <b>"}, "command": ["lookahead", "bench"]}
+    return BenchResults(manifest=manifest, requests=records, summary=summarise(records), **fields)  # type: ignore[arg-type]
+
+
+def full_results() -> BenchResults:
+    rows = [
+        ConcurrencyRow(
+            concurrency=level, strategy=name, tokens_per_s=10.0 * level, speedup=1.0, acceptance_length=1.0,
+            ttft_p50_ms=1.0, ttft_p95_ms=2.0, num_requests=2, num_identical=2,
+        )
+        for level in (1, 4)
+        for name in ("none", "trie")
+    ]  # fmt: skip
+    curve = [CostRow(num_tokens=n, batch_size=1, context_len=8, seconds=0.001 * n) for n in (1, 2, 4)]
+    return results(concurrency=rows, cost_curve=curve)
+
+
+def test_the_sources_that_drafted_what_was_accepted_have_their_shares() -> None:
+    records = [
+        record("none", 2.0, id="1"),
+        record("hybrid", 1.0, id="1", accepted_by_source={"trie": 2, "window": 1}),
+        record("hybrid", 1.0, id="2", accepted_by_source={"trie": 1}),
+    ]
+    table = source_table(BenchResults(manifest={}, requests=records, summary=[]))
+    assert table.columns == ("strategy", "trie", "window")
+    assert table.rows == [("hybrid", "75.0%", "25.0%")]
+    assert "Whose drafts" not in markdown_of(results())
+
+
+def test_the_headline_names_the_fastest_strategy_its_interval_and_identity() -> None:
+    text = headline(results())
+    assert "`trie` is fastest: 2.00 times `none` (2.00 to 2.00)" in text
+    assert "2.00 tokens per step over 6 prompts" in text
+    assert "All 12 outputs are token for token those of `none`" in text
+
+
+def test_the_headline_praises_ours_and_sets_the_baselines_beside_it() -> None:
+    records = [record(name, seconds, id=str(number)) for number in range(3)
+               for name, seconds in (("none", 2.0), ("trie", 1.0), ("hf", 0.5), ("hf-prompt-lookup", 4.0))]  # fmt: skip
+    manifest = {"config": {"baselines": ["hf", "hf-prompt-lookup"]}}
+    text = headline(BenchResults(manifest=manifest, requests=records, summary=summarise(records)))
+    assert text.startswith("`trie` is the fastest of our strategies: 2.00 times `none`")
+    assert "By comparison, `hf` runs at 4.00 and `hf-prompt-lookup` runs at 0.50 times `none`." in text
+
+
+def test_the_headline_says_loudly_when_outputs_differ() -> None:
+    assert "**6 of 12 outputs differ" in headline(results(identical=False))
+
+
+def test_tables_hold_each_task_and_overall() -> None:
+    table = summary_table(results(), ["chat", OVERALL])
+    assert {row[0] for row in table.rows} == {"chat", OVERALL}
+    trie = dict(zip(table.columns, next(row for row in table.rows if row[:2] == (OVERALL, "trie")), strict=True))
+    assert trie["acceptance length"] == "2.000"
+    assert trie["vs none"] == "2.000"
+    assert trie["drafts/step"] == "8.0"
+    assert trie["identical"] == "6/6"
+
+
+def test_markdown_tables_are_well_formed_even_with_bars_in_names() -> None:
+    lines = [line for line in markdown_of(full_results()).split("\n") if line.startswith("|")]
+    assert lines
+    widths = set()
+    for block in re.split(r"\n\n", "\n".join(markdown_of(full_results()).split("\n"))):
+        rows = [line for line in block.split("\n") if line.startswith("|")]
+        counts = {len(re.findall(r"(?<!\\)\|", line)) for line in rows}
+        assert len(counts) <= 1, block
+        widths |= counts
+    assert widths
+    assert "m\\|1" in markdown_of(full_results())
+
+
+class Checker(HTMLParser):
+    """Collects tags and everything that a browser would fetch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.fetched: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        for name, value in attrs:
+            if name in ("src", "href", "xlink:href", "data") and value and not value.startswith("#"):
+                self.fetched.append(value)
+
+
+def test_the_html_holds_all_plots_and_fetches_nothing() -> None:
+    page = html_of(full_results())
+    checker = Checker()
+    checker.feed(page)
+    assert checker.tags.count("svg") == 4
+    assert not checker.fetched
+    assert not {"script", "link", "iframe", "img"} & set(checker.tags)
+    assert "@import" not in page
+    assert "<!DOCTYPE svg" not in page
+    assert page.count("<?xml") == 0
+
+
+def test_names_are_escaped_in_html() -> None:
+    page = html_of(results())
+    assert "code &lt;&amp;&gt;" in page
+    assert "code <&>" not in page
+    assert "a &lt;b&gt;" in page
+
+
+def test_plots_exist_for_what_was_measured_only() -> None:
+    assert [plot.title for plot in plots_of(results())] == ["Speedup against none, by task", "Tokens per step"]
+    only_curve = full_results().model_copy(update={"requests": [], "summary": [], "concurrency": []})
+    assert len(plots_of(only_curve)) == 1
+    assert "Time of a pass" in html_of(only_curve)
+
+
+def test_the_same_results_give_the_same_file() -> None:
+    assert html_of(full_results()) == html_of(full_results())
+
+
+def test_the_cost_table_has_a_column_per_size() -> None:
+    table = cost_table(full_results())
+    assert table.columns == ("sequences", "context", "1", "2", "4")
+    assert table.rows == [("1", "8", "1.0", "2.0", "4.0")]

@@ -1,0 +1,63 @@
+"""The results file loads again to an equal value and is refused when it is something else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.bench.report.results import BenchResults, load_results, require_writable, save_json
+from pipeline.engine.cost_curve import CostRow
+from pipeline.errors import UserError
+from tests.unit.bench.report.test_summary import record
+
+
+def results() -> BenchResults:
+    return BenchResults(
+        manifest={"config": {"model": "m", "profile": "p"}, "env": {"cpu": "x"}},
+        requests=[record("none"), record("trie", draft_tokens=4)],
+        summary=[],
+        cost_curve=[CostRow(num_tokens=1, batch_size=1, context_len=8, seconds=0.01)],
+    )
+
+
+def test_saved_results_load_to_an_equal_value(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "out.json"
+    save_json(path, results())
+    assert load_results(path) == results()
+    assert [entry.name for entry in path.parent.iterdir()] == ["out.json"]
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("{}", "manifest"),
+        ("[]", "no result of"),
+        ("{nonsense", "no result of"),
+        ('{"manifest": {}, "requests": [], "summary": [], "extra": 1}', "extra"),
+    ],
+)
+def test_another_file_is_refused_in_one_sentence_that_says_where(tmp_path: Path, text: str, what: str) -> None:
+    path = tmp_path / "out.json"
+    path.write_text(text)
+    with pytest.raises(UserError, match=what) as raised:
+        load_results(path)
+    assert "out.json" in str(raised.value)
+
+
+def test_missing_file_and_unwritable_folder_are_user_errors(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="There is no file"):
+        load_results(tmp_path / "none.json")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be written"):
+        save_json(tmp_path / "file" / "out.json", results())
+
+
+def test_that_a_file_can_be_written_is_tried(tmp_path: Path) -> None:
+    require_writable(tmp_path / "new" / "out.json")
+    assert not list((tmp_path / "new").iterdir())
+    # A folder in which root may do everything by its permissions, and nobody can make a file.
+    with pytest.raises(UserError, match=r"/proc/out\.json cannot be written"):
+        require_writable(Path("/proc/out.json"))
+    with pytest.raises(UserError, match="it is a folder"):
+        require_writable(tmp_path)

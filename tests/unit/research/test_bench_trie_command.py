@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from lookahead_research.cli import bench_trie as group
+from typer.testing import CliRunner
+
+from pipeline.errors import UserError
+
+
+def app() -> typer.Typer:
+    app = typer.Typer()
+    group.register(app)
+    return app
+
+
+def run(*arguments: object) -> str:
+    result = CliRunner().invoke(app(), list(map(str, arguments)))
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.mark.parametrize("sizes", ["1e30", "1e9", "0", "inf", "nan", "many"])
+def test_sizes_that_cannot_be_measured_are_refused(sizes: str):
+    with pytest.raises(UserError, match=f"--sizes takes numbers from 1 to 100000000.*found '{sizes}'"):
+        run("--sizes", sizes)
+
+
+@pytest.mark.parametrize("mib", ["inf", "nan", "1e9", "0"])
+def test_a_limit_that_no_machine_has_is_refused(mib: str):
+    result = CliRunner().invoke(app(), ["--max-mib", mib])
+    assert result.exit_code == 2
+    assert "--max-mib" in result.output
+
+
+def test_bench_trie_measures_a_synthetic_stream_and_rows(tmp_path: Path):
+    out = tmp_path / "made" / "figures.json"
+    shown = run("--sizes", "9e3,2000", "--queries", 20, "--json", out, "--max-mib", 0.25)
+    assert "B/token" in shown
+    first, second = json.loads(out.read_text())
+    assert 2000 <= first["num_tokens"] < second["num_tokens"]
+    assert second["allocated_bytes"] <= 1 << 18
+    assert second["num_held"] < second["num_tokens"]
+    assert 0 < second["mean_draft_nodes"] <= 64
+    assert {row["source"] for row in (first, second)} == {"trie"}
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"token_ids": [1, 2, 4]}\n')
+    with pytest.raises(UserError, match="fewer than 100"):
+        run(rows, "--sizes", "100")
+    with pytest.raises(UserError, match="cannot be written: it is a folder"):
+        run("--sizes", "2000", "--json", tmp_path)
+
+
+def test_bench_trie_asks_peers_the_same(tmp_path: Path):
+    out = tmp_path / "figures.json"
+    shown = run("--sizes", "3000", "--queries", 100, "--nodes", 10, "--peers", "prompt-lookup", "--json", out)
+    assert "prompt-lookup" in shown
+    ours, theirs = json.loads(out.read_text())
+    assert (ours["source"], theirs["source"]) == ("trie", "prompt-lookup")
+    assert ours["num_tokens"] == theirs["num_tokens"]
+    assert 0 < theirs["mean_draft_nodes"] <= 10
+    assert ours["mean_accepted"] > theirs["mean_accepted"] >= 0
+    with pytest.raises(UserError, match="There is no peer 'magic'"):
+        run("--peers", "magic")

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipeline.cli import main
+
+
+def run(*arguments: str) -> object:
+    """The exit code of one command."""
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    return left.value.code
+
+
+def outputs(folder: Path) -> Path:
+    path = folder / "outputs.jsonl"
+    row = {"task": "t", "prompt_ids": [5, 6, 7, 8] * 3, "output_ids": [5, 6, 7, 8] * 3}
+    path.write_text("\n".join(json.dumps(row) for _ in range(2)))
+    return path
+
+
+def test_replay_writes_a_row_per_source_budget_regime_and_task(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "rows.json"
+    arguments = [
+        "research",
+        "replay",
+        "--outputs",
+        str(outputs(tmp_path)),
+        "--source",
+        "pool,trie+pool",
+        "--budget",
+        "4,8",
+    ]
+    assert run(*arguments, "--regime", "cold,prewarmed", "--json", str(target)) == 0
+    rows = json.loads(target.read_text())
+    assert [(row["source"], row["budget"], row["regime"], row["task"]) for row in rows] == [
+        (source, budget, regime, task)
+        for source in ("pool", "trie+pool")
+        for budget in (4, 8)
+        for regime in ("cold", "prewarmed")
+        for task in ("t", "all")
+    ]
+    assert all(row["tokens"] == 24 for row in rows)
+    assert "trie+pool" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("more", "complaint"),
+    [
+        (["--budget", "many"], "--budget takes numbers from 1 to 2048, separated by commas; found 'many'"),
+        (["--budget", "16,0"], "--budget takes numbers from 1 to 2048, separated by commas; found '16,0'"),
+        (["--budget", "2000000000"], "--budget takes numbers from 1 to 2048"),
+        (["--budget", "9" * 5000], "--budget takes numbers from 1 to 2048"),
+        (["--budget", ""], "--budget names nothing"),
+        (["--source", "trie,trie"], "--source names one thing twice"),
+        (["--regime", "hot"], "--regime is 'hot'"),
+        (["--source", "oracle"], "source is 'oracle'"),
+        (["--source", "trie+trie"], "source 'trie+trie' names one source twice"),
+        (["--source", "pool+window"], "source 'pool+window' names one source twice"),
+    ],
+)
+def test_wrong_words_are_the_users_to_mend(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], complaint: str
+) -> None:
+    assert run("research", "replay", "--outputs", str(outputs(tmp_path)), *more) == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_experiments_leave_json_and_pictures(tmp_path: Path) -> None:
+    target = tmp_path / "results"
+    assert (
+        run("research", "experiments", "--outputs", str(outputs(tmp_path)), "--out", str(target), "--limit", "1") == 0
+    )
+    assert {path.name for path in target.iterdir()} == {
+        f"{name}.{kind}" for name in ("decoding_length", "branch_length", "capacity") for kind in ("json", "png")
+    }
+
+
+def test_experiments_refuse_sizes_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("research", "experiments", "--outputs", str(outputs(tmp_path)), "--sizes", "5,5") == 2
+    assert "--sizes holds '5,5'" in capsys.readouterr().err
+
+
+def test_experiments_refuse_an_unknown_model_before_they_replay(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "results"
+    assert (
+        run("research", "experiments", "--outputs", str(outputs(tmp_path)), "--out", str(target), "--model", "nope")
+        == 2
+    )
+    assert "nope" in capsys.readouterr().err
+    assert not list(target.iterdir())
+
+
+def test_experiments_refuse_ranks_that_no_engine_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [
+        "research",
+        "experiments",
+        "--outputs",
+        str(outputs(tmp_path)),
+        "--out",
+        str(tmp_path),
+        "--model",
+        "nope",
+    ]
+    assert run(*arguments, "--ranks", "65") == 2
+    assert "--ranks takes numbers from 1 to 64" in capsys.readouterr().err
+    assert run(*arguments, "--ranks", "2", "--rank-size", "3,3") == 2
+    assert "--rank-size holds '3,3'" in capsys.readouterr().err

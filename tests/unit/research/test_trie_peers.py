@@ -1,0 +1,26 @@
+"""Others' drafts, in the form in which the trie's are measured."""
+
+from __future__ import annotations
+
+import numpy as np
+from lookahead_research.trie_peers import PromptLookup
+
+
+def ids(*tokens: int) -> np.ndarray:
+    return np.asarray(tokens, np.int32)
+
+
+def test_prompt_lookup_continues_the_first_place_of_the_longest_suffix():
+    peer = PromptLookup(max_tokens=20, max_context=4, draft_tokens=3)
+    peer.insert(ids(1, 2, 3, 4, 5, 6))
+    peer.insert(ids(9, 3, 4, 7, 8))
+
+    assert peer.ask(ids(0, 3, 4)).token_ids.tolist() == [5, 6, 9]
+    assert peer.ask(ids(9, 3, 4)).token_ids.tolist() == [7, 8, 9]  # what was asked before is forgotten
+    assert len(peer.ask(ids(0))) == 0
+
+
+def test_a_draft_is_a_chain():
+    peer = PromptLookup(max_tokens=9, max_context=2, draft_tokens=2)
+    peer.insert(ids(1, 2, 3))
+    assert peer.ask(ids(1)).parents.tolist() == [-1, 0]

@@ -1,0 +1,34 @@
+"""A small script in the place of tritonserver that leaves a child and shared memory behind."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.places import places
+from pipeline.config.schema import ServerConfig
+from pipeline.server.server import RunningServer, start_server
+from pipeline.server.state import find_server
+from tests.servers import left_over
+from tests.unit.server.fake_machine import write_tritonserver
+
+FREE = ServerConfig(http_port=0, grpc_port=0, metrics_port=0, startup_timeout_s=20)
+
+
+def write(path: Path, body: str = "") -> None:
+    write_tritonserver(path, path.parent, f'subprocess.Popen(["sleep", "600"])\n{body}')
+
+
+def start(tmp_path: Path, config: ServerConfig = FREE, **keywords: Any) -> RunningServer:
+    return start_server(
+        tmp_path / "repository", tmp_path / "run", config, places=places(), model="m", profile="p", **keywords
+    )
+
+
+def assert_gone(server: RunningServer) -> None:
+    deadline = time.monotonic() + 20
+    while left_over(server.state.server_id) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not left_over(server.state.server_id)
+    assert find_server(server.run_dir) is None

@@ -1,0 +1,113 @@
+"""What clients make of a server that is not there, or no longer."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tritonclient.utils import InferenceServerException
+
+from pipeline.errors import RequestError, ServerError
+from pipeline.server import client
+from pipeline.server.client import TextQuery, complete
+
+QUERY = TextQuery("the rat", 4)
+
+
+@pytest.fixture
+def closed_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+class BrokenClient:
+    """tritonclient's stream, of which the given errors are told: `told` through the callback, `raised` by the call."""
+
+    def __init__(self, told: Exception | None, raised: Exception | None) -> None:
+        self._told, self._raised = told, raised
+
+    def start_stream(self, callback: Callable[[Any, Exception | None], None], stream_timeout: float) -> None:
+        if self._told is not None:
+            callback(None, self._told)
+
+    def async_stream_infer(self, *arguments: Any, **keywords: Any) -> None:
+        if self._raised is not None:
+            raise self._raised
+
+    def stop_stream(self, cancel_requests: bool) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def answer_of(monkeypatch: pytest.MonkeyPatch, told: Exception | None, raised: Exception | None) -> None:
+    monkeypatch.setattr(client.triton, "InferenceServerClient", lambda url, **options: BrokenClient(told, raised))
+    complete(QUERY, "127.0.0.1:9", "grpc", timeout_s=2)
+
+
+def test_nobody_listening_is_a_server_error_on_either_protocol(closed_port):
+    with pytest.raises(ServerError, match=rf"127.0.0.1:{closed_port} cannot be reached"):
+        complete(QUERY, f"127.0.0.1:{closed_port}", "grpc", timeout_s=5)
+    with pytest.raises(ServerError, match="cannot be reached"):
+        complete(QUERY, f"http://127.0.0.1:{closed_port}", "http", timeout_s=5)
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_a_proxy_is_asked_for_other_machines_only(monkeypatch, closed_port, protocol):
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        proxy.setblocking(False)
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        scheme = "http://" if protocol == "http" else ""
+        with pytest.raises(ServerError, match="cannot be reached"):
+            complete(QUERY, f"{scheme}127.0.0.1:{closed_port}", protocol, timeout_s=5)
+        with pytest.raises(BlockingIOError):
+            proxy.accept()
+        with pytest.raises(ServerError):
+            complete(QUERY, f"{scheme}host.invalid:80", protocol, timeout_s=0.5)
+        proxy.accept()[0].close()
+
+
+def test_a_stream_that_is_dead_before_the_request_is_sent_is_a_server_error(monkeypatch):
+    dead = InferenceServerException("The stream is no longer in valid state, the error detail is reported through ...")
+    refused = InferenceServerException("connection refused", status="StatusCode.UNAVAILABLE")
+
+    with pytest.raises(ServerError, match=r"127.0.0.1:9 cannot be reached: .*connection refused"):
+        answer_of(monkeypatch, refused, dead)
+    with pytest.raises(ServerError, match=r"127.0.0.1:9 cannot be reached"):
+        answer_of(monkeypatch, None, dead)
+
+
+@pytest.mark.parametrize("status", ["StatusCode.UNAVAILABLE", "StatusCode.UNKNOWN", "StatusCode.CANCELLED"])
+def test_a_server_that_ends_while_it_answers_is_a_server_error(monkeypatch, status):
+    with pytest.raises(ServerError, match=r"127.0.0.1:9 cannot be reached: .*gone"):
+        answer_of(monkeypatch, InferenceServerException("gone", status=status), None)
+
+
+def test_a_deadline_is_a_server_error_that_says_so(monkeypatch):
+    with pytest.raises(ServerError, match="did not answer in time"):
+        answer_of(monkeypatch, InferenceServerException("late", status="StatusCode.DEADLINE_EXCEEDED"), None)
+
+
+def test_a_refused_request_is_a_request_error_with_the_servers_sentence(monkeypatch):
+    with pytest.raises(RequestError, match=r"^max_tokens is 0$"):
+        answer_of(monkeypatch, InferenceServerException("max_tokens is 0"), None)
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"seed": -1}, r"seed is -1; it must be in 0 \.\. 18446744073709551615"),
+        ({"seed": 10**23}, "seed is 100000000000000000000000"),
+        ({"max_tokens": 99999999999}, r"max_tokens is 99999999999; .* 2147483647"),
+        ({"top_k": -(2**40)}, "top_k is -1099511627776"),
+        ({"text_input": "a\udcff"}, r"text_input holds '\\udcff'"),
+        ({"stop_words": ["fine", "\ud800"]}, r"stop_words holds '\\ud800'"),
+    ],
+)
+def test_what_a_tensor_cannot_hold_is_refused_before_anything_is_sent(wrong, sentence, protocol):
+    query = TextQuery(**({"text_input": "the rat", "max_tokens": 4} | wrong))
+    with pytest.raises(RequestError, match=sentence):
+        complete(query, "127.0.0.1:1" if protocol == "grpc" else "http://127.0.0.1:1", protocol, timeout_s=5)

@@ -1,0 +1,13 @@
+"""Paths as the command line of a server names them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pipeline.server.command import plain_names
+
+
+def test_plain_paths_keep_their_names():
+    names, links = plain_names("la1", repository=Path("/srv/my-engines/v1.2_a"))
+    assert names == {"repository": Path("/srv/my-engines/v1.2_a")}
+    assert not links

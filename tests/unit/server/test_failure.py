@@ -1,0 +1,53 @@
+"""What a log says of a server that did not come up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.server.failure import explain_failure, passing_failure
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        (
+            "E11 m.cc:642] \"failed to load 'tensorrt_llm' version 1: Internal: BuildError: There is no engine in /x. "
+            'Build it with `lookahead engine`.\\n\\nAt:\\n  /r/model.py(8): initialize\\n"',
+            "The model tensorrt_llm could not be loaded: There is no engine in /x. Build it with `lookahead engine`.",
+        ),
+        (
+            "E11 m.cc:642] \"failed to load 'tensorrt_llm' version 1: Internal: Stub process 'tensorrt_llm_0_0' is not "
+            'healthy."',
+            "The model tensorrt_llm could not be loaded: its process died. Too little memory",
+        ),
+        ("x: error while loading shared libraries: libre2.so.9: cannot open", "needs libre2.so.9"),
+        ("failed to start HTTP service: Unavailable - Socket '127.0.0.1:8000' already in use", "A port of the server"),
+        ("something else", "something else"),
+    ],
+)
+def test_a_log_becomes_a_sentence(tmp_path, line, sentence):
+    log = tmp_path / "server.log"
+    log.write_text(f"I1121 starting\n{line}\nI1121 ending\n")
+
+    assert sentence in explain_failure(log)
+
+
+@pytest.mark.parametrize(
+    ("line", "free_ports", "expected"),
+    [
+        ("failed to start HTTP service: Unavailable - Socket '127.0.0.1:1' already in use", True, "free ports"),
+        ("failed to start HTTP service: Unavailable - Socket '127.0.0.1:1' already in use", False, None),
+        ("  what():  boost::interprocess::lock_exception", False, "a lock of its own"),
+        ("failed to load 'lookahead_bls' version 1: Internal: ConfigError: There is no file.", True, None),
+        ("", True, None),
+    ],
+)
+def test_a_start_is_worth_repeating_where_nothing_of_ours_was_wrong(
+    line: str, free_ports: bool, expected: str | None, tmp_path: Path
+) -> None:
+    log = tmp_path / "server.log"
+    log.write_text(f"I1 some line\n{line}\n")
+    found = passing_failure(log, free_ports)
+    assert found is None if expected is None else expected in str(found)

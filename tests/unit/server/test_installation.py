@@ -1,0 +1,36 @@
+"""Which tritonserver is run, and where it cannot be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipeline.config.places import places
+from pipeline.errors import ServerError
+from pipeline.server.installation import VARIABLE, check_paths, find_installation
+
+
+@pytest.mark.parametrize(("folder", "remedy"), [("home", "Move the project"), ("engines", "Set LOOKAHEAD_ENGINES")])
+def test_folders_that_the_backend_cannot_open_are_refused(folder, remedy):
+    with pytest.raises(ServerError, match=rf"/srv/modèles has letters outside of ASCII; .*{remedy}"):
+        check_paths(replace(places(), **{folder: Path("/srv/modèles")}))
+
+
+def test_a_variable_that_names_no_server_is_refused(tmp_path):
+    with pytest.raises(ServerError, match=f"{VARIABLE} is .*no executable"):
+        find_installation({VARIABLE: str(tmp_path / "nothing")})
+
+
+def test_the_variable_wins_over_the_container_and_that_over_the_path(tmp_path):
+    servers = {name: tmp_path / name / "tritonserver" for name in ("variable", "container", "path")}
+    for path in servers.values():
+        path.parent.mkdir()
+        path.touch(mode=0o755)
+    environment = {"PATH": str(servers["path"].parent), VARIABLE: str(servers["variable"])}
+
+    assert find_installation(environment, servers["container"]).executable == servers["variable"]
+    del environment[VARIABLE]
+    assert find_installation(environment, servers["container"]).executable == servers["container"]
+    assert find_installation(environment, tmp_path / "none").executable == servers["path"]

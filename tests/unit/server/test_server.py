@@ -1,0 +1,150 @@
+"""Start, stop and failure of a server, with a small script in the place of tritonserver."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pipeline.config.places import places
+from pipeline.errors import ServerError
+from pipeline.server.command import is_plain
+from pipeline.server.figures import read_metrics
+from pipeline.server.guard import shm_files
+from pipeline.server.log import crash_log
+from pipeline.server.server import start_server, stop_server
+from pipeline.server.state import STATE, find_server, is_ready
+from tests.servers import left_over, processes_of
+from tests.unit.server.fake_server import FREE, assert_gone, start, write
+
+
+def test_a_stopped_server_leaves_nothing_behind(fake, tmp_path):
+    server = start(tmp_path)
+    assert find_server(tmp_path / "run") == server.state
+    assert len(processes_of(server.state.server_id)) == 3
+    assert shm_files(server.state.server_id)
+
+    server.stop()
+    server.stop()
+
+    assert_gone(server)
+
+
+def test_paths_that_a_shell_would_split_get_other_names_that_go_with_the_server(fake, tmp_path):
+    repository = tmp_path / "models of é & co"
+    repository.mkdir()
+    server = start_server(repository, tmp_path / "run", FREE, places=places(), model="m", profile="p")
+    (tritonserver,) = (p for p in processes_of(server.state.server_id) if str(fake) in p.cmdline())
+    (name,) = (word.partition("=")[2] for word in tritonserver.cmdline() if word.startswith("--model-repository="))
+    assert is_plain(Path(name))
+    assert Path(name).samefile(repository)
+    assert server.state.repository == str(repository)
+
+    server.stop()
+
+    assert_gone(server)
+
+
+def test_another_process_can_stop_it(fake, tmp_path):
+    server = start(tmp_path, detach=True)
+
+    assert stop_server(tmp_path / "run") == server.state
+    assert stop_server(tmp_path / "run") is None
+    assert_gone(server)
+
+
+@pytest.mark.parametrize("victim", ["guard", "server"])
+def test_the_log_of_a_server_that_died_is_kept_and_one_that_was_stopped_is_not(fake, tmp_path, victim):
+    write(fake, 'print("words before the end", flush=True)')
+    notes: list[str] = []
+    server = start(tmp_path, note=notes.append)
+    assert not any("log is kept" in note for note in notes)
+    pid = server.state.guard_pid
+    if victim == "server":
+        pid = next(p.pid for p in processes_of(server.state.server_id) if str(fake) in p.cmdline())
+    psutil.Process(pid).send_signal(signal.SIGKILL)
+    server.wait()
+    assert find_server(tmp_path / "run") is None
+    assert_gone(server)
+    assert crash_log(tmp_path / "run") == tmp_path / "run" / "server.log"
+
+    again = start(tmp_path, note=notes.append)
+    kept = tmp_path / "run" / "server.log.1"
+    assert any(str(kept) in note for note in notes)
+    assert "words before the end" in kept.read_text()
+    if victim == "server":
+        assert "ended by itself (exit code -9)" in kept.read_text()
+
+    again.stop()
+    assert "was stopped (SIGTERM)" in (tmp_path / "run" / "server.log").read_text()
+    start(tmp_path).stop()
+    assert not (tmp_path / "run" / "server.log.2").exists()
+
+
+def test_one_server_per_run_folder(fake, tmp_path):
+    server = start(tmp_path)
+    with pytest.raises(ServerError, match="already runs"):
+        start(tmp_path)
+    server.stop()
+
+
+def test_a_server_that_ends_at_once_is_explained_and_leaves_nothing(fake, tmp_path):
+    write(fake, 'sys.exit("error: creating server: something odd")')
+
+    with pytest.raises(ServerError, match=r"ended before it was ready(.|\n)*something odd"):
+        start(tmp_path)
+
+    assert find_server(tmp_path / "run") is None
+    (told,) = tmp_path.glob("*.json")  # by the server, which names it after its shared memory
+    assert not left_over(told.stem)
+
+
+def test_a_server_that_never_gets_ready_is_stopped(fake, tmp_path):
+    write(fake, "import time; time.sleep(600)")
+
+    with pytest.raises(ServerError, match="not ready after 1 s"):
+        start(tmp_path, FREE.model_copy(update={"startup_timeout_s": 1.0}))
+
+    assert find_server(tmp_path / "run") is None
+
+
+def test_a_proxy_is_not_asked_for_our_own_server(fake, tmp_path, monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    server = start(tmp_path)
+
+    assert is_ready(server.state)
+    assert read_metrics(server.state.http_url) == {}
+
+
+def test_a_server_that_is_stopped_before_it_is_ready_did_not_crash(fake, tmp_path):
+    write(fake, 'print("loading", flush=True); import time; time.sleep(600)')
+    log = tmp_path / "run" / "server.log"
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            start(tmp_path)
+        except ServerError as error:
+            failures.append(error)
+
+    starting = threading.Thread(target=work)
+    starting.start()
+    while not (log.is_file() and "loading" in log.read_text()):
+        time.sleep(0.05)
+    assert stop_server(tmp_path / "run") is not None
+    starting.join()
+
+    assert "was stopped before it was ready" in str(failures[0])
+    assert crash_log(tmp_path / "run") is None
+
+
+def test_a_server_of_another_kind_of_machine_is_named(fake, tmp_path):
+    fake.write_bytes(b"\x7fELF of another machine")
+
+    with pytest.raises(ServerError, match="tritonserver cannot be run: Exec format error"):
+        start(tmp_path)
+    assert not (tmp_path / "run" / STATE).exists()

@@ -1,0 +1,117 @@
+"""Exchanging a server, with a small script in the place of tritonserver that refuses some repositories."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from pipeline.config.places import places
+from pipeline.config.resolution import resolve_config
+from pipeline.errors import ServerError
+from pipeline.repository.render import ModelRepository
+from pipeline.server import switch as module
+from pipeline.server.installation import VARIABLE
+from pipeline.server.road import Served, launch
+from pipeline.server.server import stop_server
+from pipeline.server.state import ServerState, find_server
+from pipeline.server.switch import require_other, resolve_other, switch_server
+from tests.servers import FREE_PORTS
+from tests.unit.server.fake_server import write
+
+OVERRIDES = ("backend=torch", "device=cpu", *FREE_PORTS, "model.checkpoint.seed=7")
+FAILS = 'if "bad" in flags["model-repository"]: sys.exit("error: this one does not load")'
+
+
+@pytest.fixture
+def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Served, ServerState, Path]]:
+    """A server under profile latency, its state and its run folder."""
+    script = tmp_path / "tritonserver"
+    write(script, FAILS)
+    monkeypatch.setenv(VARIABLE, str(script))
+    served, folder = serve_of(tmp_path, "latency", "good"), tmp_path / "run"
+    state = launch(served, places(), folder, detach=True).state
+    yield served, state, folder
+    stop_server(folder)
+
+
+def serve_of(tmp_path: Path, profile: str, repository: str) -> Served:
+    artifact = cast(Any, SimpleNamespace(manifest=SimpleNamespace(num_bytes=1)))
+    resolved = resolve_config("tiny-random-llama", profile, OVERRIDES)
+    return Served(resolved, artifact, ModelRepository(tmp_path / repository, ("m",)))
+
+
+def addresses(state: ServerState) -> tuple[str, str, str]:
+    return state.http_url, state.grpc_url, state.metrics_url
+
+
+def test_the_other_profile_answers_at_the_same_address(running, tmp_path):
+    before, state, folder = running
+    new = switch_server(
+        before, serve_of(tmp_path, "throughput", "also-good"), places(), folder, lambda note: None
+    ).state
+    assert new == find_server(folder)
+    assert (new.profile, addresses(new)) == ("throughput", addresses(state))
+    assert new.server_id != state.server_id
+
+
+def test_the_old_one_comes_back_if_the_new_one_does_not_come_up(running, tmp_path):
+    before, state, folder = running
+    notes: list[str] = []
+    with pytest.raises(ServerError, match=r"\(throughput\) did not come up, and .*\(latency\) serves again(.|\n)*load"):
+        switch_server(before, serve_of(tmp_path, "throughput", "bad"), places(), folder, notes.append)
+    back = find_server(folder)
+    assert back is not None
+    assert (back.profile, addresses(back)) == ("latency", addresses(state))
+    assert "does not load" in (folder / "server.log.1").read_text()
+    assert any("going back" in note for note in notes)
+
+
+def test_if_neither_comes_up_both_reasons_are_told(running, tmp_path):
+    before, _, folder = running
+    broken = Served(before.resolved, before.artifact, ModelRepository(tmp_path / "bad-too", ("m",)))
+    with pytest.raises(ServerError, match=r"did not come up: (.|\n)*did not come back either: (.|\n)*does not load"):
+        switch_server(broken, serve_of(tmp_path, "throughput", "bad"), places(), folder, lambda note: None)
+    assert find_server(folder) is None
+
+
+def test_ctrl_c_while_the_new_one_starts_brings_the_old_one_back(running, tmp_path, monkeypatch):
+    before, _, folder = running
+    calls: list[str] = []
+
+    def interrupted(served: Served, *arguments: Any, **options: Any) -> Any:
+        calls.append(served.resolved.profile.name)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return launch(served, *arguments, **options)
+
+    monkeypatch.setattr(module, "launch", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        switch_server(before, serve_of(tmp_path, "throughput", "good"), places(), folder, lambda note: None)
+    assert calls == ["throughput", "latency"]
+    back = find_server(folder)
+    assert back is not None
+    assert back.profile == "latency"
+
+
+def test_a_server_that_ended_meanwhile_is_told(running, tmp_path):
+    before, _, folder = running
+    stop_server(folder)
+    with pytest.raises(ServerError, match="The server ended while tiny-random-llama"):
+        switch_server(before, serve_of(tmp_path, "throughput", "good"), places(), folder, lambda note: None)
+
+
+def test_the_model_stays_as_it_is_served_overrides_included(tmp_path):
+    before = serve_of(tmp_path, "latency", "good")
+    other = resolve_other(before, "throughput", ("engine.max_batch_size=3",), tmp_path, places())
+    assert other.model == before.resolved.model
+    assert (other.backend, other.device) == ("torch", "cpu")
+    assert other.profile.name == "throughput"
+    assert other.profile.engine.max_batch_size == 3
+    require_other(before, other)
+    same = resolve_other(before, "latency", (), tmp_path, places())
+    with pytest.raises(ServerError, match="is what the server serves already"):
+        require_other(before, same)

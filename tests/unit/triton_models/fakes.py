@@ -1,0 +1,137 @@
+"""The target of the BLS loop without a server: our scheduler over a table, behind the tensors of `tensorrt_llm`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import numpy as np
+
+from pipeline.config.resolution import resolve_config
+from pipeline.config.schema import ResolvedConfig, SuppliedDraftConfig
+from pipeline.decoding.drafter import Drafter
+from pipeline.decoding.planner import FixedPlanner
+from pipeline.decoding.sources.base import DraftBudget
+from pipeline.decoding.sources.supplied import SuppliedSource
+from pipeline.decoding.tree import chain
+from pipeline.engine.scheduler import Scheduler
+from pipeline.engine.submission import StepEvent
+from pipeline.triton_models.engine_answers import EngineCall
+from pipeline.triton_models.engine_calls import engine_call, rows_of
+from pipeline.triton_models.strict import StrictEngine, require_outputs, strict_call
+from pipeline.triton_models.tensors import Array, Tensors
+from pipeline.triton_models.text_codec import TextCodec
+from tests.fakes import VOCAB_SIZE, TableEngine
+
+END_ID = 0
+
+
+class LetterTokenizer:
+    """Token i is the i-th letter; token 0 ends."""
+
+    eos_token_id = END_ID
+    pad_token_id = END_ID
+    chat_template = None
+    added_tokens_decoder: ClassVar[dict[int, object]] = {}
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return [ord(letter) - ord("a") for letter in text]
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> str:
+        return "".join(chr(ord("a") + token) for token in ids if token != END_ID or not skip_special_tokens)
+
+    def convert_ids_to_tokens(self, token: int) -> str:
+        return chr(ord("a") + token)
+
+
+def letter_codec(end_ids: frozenset[int] = frozenset({END_ID})) -> TextCodec:
+    return TextCodec(LetterTokenizer(), end_ids, VOCAB_SIZE)
+
+
+def small_config(*overrides: str) -> ResolvedConfig:
+    # What the shipped profile says of these must not matter to tests.
+    sizes = ("engine.max_seq_len=256", "engine.max_batch_size=4", "drafting.max_draft_tokens=16")
+    return resolve_config("tiny-random-llama", "latency", ("backend=torch", "device=cpu", *sizes, *overrides))
+
+
+@dataclass
+class TableTarget:
+    """calls: what it was asked. strict: the engine of TensorRT-LLM that it plays; None: the torch engine. cut_drafts:
+    by a chance of one half it verifies a part of the drafts only, as a full pass makes TensorRT-LLM do; silent: and
+    counts all of them. streaming: answers a request several times."""
+
+    strict: StrictEngine | None = None
+    cut_drafts: bool = False
+    silent: bool = False
+    streaming: bool = True
+    calls: list[dict[str, Array]] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
+    engine: TableEngine = field(default_factory=TableEngine)
+    random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+
+    async def call(self, tensors: Mapping[str, Array], outputs: Sequence[str], request_id: str) -> Tensors:
+        assert "streaming" not in tensors
+        self.calls.append(dict(tensors))
+        drafter = Drafter([SuppliedSource(SuppliedDraftConfig())], VOCAB_SIZE)
+        scheduler = Scheduler(
+            self.engine, drafter, FixedPlanner(), default_budget=DraftBudget(16, 12), max_queue_size=8, prefill_chunk=64
+        )
+        call = self._call(rows_of(tensors, self.streaming)[0], outputs, request_id)
+        events: list[StepEvent] = []
+        scheduler.submit(call.submission, events.append)
+        found: dict[str, Array] = {}
+        finished = False
+        try:
+            while not finished:
+                await asyncio.sleep(0)  # as a real call lets other requests go on
+                scheduler.step()
+                while events:
+                    event = events.pop(0)
+                    if event.error is not None:
+                        raise event.error
+                    answer = call.response(event)
+                    if answer is not None:
+                        if self.silent and "draft_input_ids" in tensors:
+                            answer["total_draft_tokens"][:] = tensors["draft_input_ids"].size
+                        found |= {name: value for name, value in answer.items() if name in outputs}
+                    finished = event.done
+            return found
+        finally:
+            if not finished:
+                self.cancelled.append(request_id)
+                scheduler.cancel(request_id)
+                scheduler.step()
+
+    def _call(self, tensors: Tensors, outputs: Sequence[str], request_id: str) -> EngineCall:
+        if self.strict is None:
+            return engine_call(tensors, request_id)
+        require_outputs(outputs)
+        call = strict_call(tensors, request_id, self.strict)
+        num_drafts = len(call.submission.supplied)
+        if not self.cut_drafts or not num_drafts or self.random.random() < 0.5:
+            return call
+        kept = int(self.random.integers(0, num_drafts))
+        tree = chain(call.submission.supplied.token_ids[:kept].tolist())
+        submission = replace(
+            call.submission,
+            supplied=tree,
+            strategy="trie" if kept else "none",
+            max_steps=1 if kept else None,  # without drafts it decodes on
+        )
+        return replace(call, submission=submission)
+
+
+def text_tensors(text: str, max_tokens: int, **more: object) -> dict[str, Array]:
+    tensors: dict[str, Array] = {
+        "text_input": np.asarray([[text.encode()]], np.object_),
+        "max_tokens": np.asarray([[max_tokens]], np.int32),
+    }
+    for name, value in more.items():
+        row = value if isinstance(value, list) else [value]
+        if isinstance(row[0], str):
+            tensors[name] = np.asarray([[word.encode() for word in row]], np.object_)
+        else:
+            tensors[name] = np.asarray([row])
+    return tensors

@@ -1,0 +1,255 @@
+"""The whole of `lookahead_bls` but Triton: tensors in, text out, over a table instead of a model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import pytest
+
+from pipeline.errors import BusyError
+from pipeline.triton_models.bls import Bls, TextAnswer
+from pipeline.triton_models.metrics import RequestMetrics, TrieMetrics
+from pipeline.triton_models.text_codec import TextCodec
+from tests.fakes import make_request, plain_decode
+from tests.unit.triton_models.fakes import END_ID, TableTarget, letter_codec, small_config, text_tensors
+
+T = TypeVar("T")
+PROMPTS = ("bcd", "ccddccddcc", "q", "hello")
+STRATEGIES = ("none", "lookahead", "trie", "hybrid", "auto")
+
+
+def make_bls(target: TableTarget | None = None, *overrides: str) -> Bls:
+    return Bls(small_config(*overrides), letter_codec(), [target or TableTarget()], exclude_input=True)
+
+
+async def answers_of(bls: Bls, tensors: dict[str, Any], **keywords: Any) -> list[TextAnswer]:
+    return [answer async for answer in bls.answer(tensors, **keywords)]
+
+
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(coroutine)
+
+
+def text_of(answers: list[TextAnswer]) -> str:
+    return b"".join(answer.tensors["text_output"].reshape(-1)[0] for answer in answers).decode()
+
+
+def statistics_of(answers: list[TextAnswer]) -> dict[str, Any]:
+    return json.loads(answers[-1].tensors["statistics"].reshape(-1)[0])
+
+
+def expected_ids(
+    text: str, max_tokens: int, end_ids: frozenset[int] = frozenset({END_ID}), min_tokens: int = 0
+) -> list[int]:
+    prompt = [ord(letter) - ord("a") for letter in text]
+    return plain_decode(make_request(prompt, max_tokens, end_ids=end_ids, min_new_tokens=min_tokens))
+
+
+def letters(ids: list[int]) -> str:
+    return "".join(chr(ord("a") + token) for token in ids if token != END_ID)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_strategy_gives_the_tokens_of_plain_decoding_streaming_or_not(strategy):
+    bls = make_bls()
+    for prompt in PROMPTS * 2:
+        for stream in (False, True):
+            asked = text_tensors(prompt, 40, strategy=strategy, stream=stream, return_statistics=True)
+            answers = run_in(bls, asked)
+            expected = expected_ids(prompt, 40)
+            assert statistics_of(answers)["output_ids"] == expected
+            assert text_of(answers) == letters(expected)
+            assert [answer.last for answer in answers] == [False] * (len(answers) - 1) + [True]
+            assert stream or len(answers) == 1
+            assert {(a.tensors["batch_index"].item(), a.tensors["sequence_index"].item()) for a in answers} == {(0, 0)}
+
+
+def run_in(bls: Bls, tensors: dict[str, Any], **keywords: Any) -> list[TextAnswer]:
+    return run(answers_of(bls, tensors, **keywords))
+
+
+def test_drafts_from_earlier_output_are_accepted_and_save_steps():
+    bls = make_bls()
+    first = statistics_of(run_in(bls, text_tensors("bcd", 40, strategy="trie", return_statistics=True)))
+    again = statistics_of(run_in(bls, text_tensors("bcd", 40, strategy="trie", return_statistics=True)))
+
+    assert again["output_ids"] == first["output_ids"]
+    assert again["num_steps"] < first["num_steps"]
+    assert again["num_accepted_tokens"] > 0
+    assert 0 < again["time_to_first_token_s"] < again["total_s"] < 600
+    assert sum(again["acceptance_lengths"]) == len(again["output_ids"])
+
+
+def test_namespaces_do_not_see_each_other():
+    bls = make_bls()
+    ask = {"strategy": "trie", "return_statistics": True}
+    fresh = statistics_of(run_in(bls, text_tensors("bcd", 40, namespace="a", **ask)))
+    other = statistics_of(run_in(bls, text_tensors("bcd", 40, namespace="b", **ask)))
+    known = statistics_of(run_in(bls, text_tensors("bcd", 40, namespace="a", **ask)))
+
+    assert other["num_steps"] == fresh["num_steps"]
+    assert known["num_steps"] < fresh["num_steps"]
+
+
+def test_a_right_prediction_is_accepted():
+    target = TableTarget()
+    bls = make_bls(target)
+    text = letters(expected_ids("ccddccddcc", 30))
+    asked = text_tensors("ccddccddcc", 30, strategy="trie", prediction=text, return_statistics=True)
+
+    statistics = statistics_of(run_in(bls, asked))
+
+    assert statistics["mean_acceptance_length"] > 4
+
+
+def test_seeded_sampling_is_the_same_with_and_without_drafts():
+    bls = make_bls()
+    texts = {
+        text_of(run_in(bls, text_tensors("bcd", 40, strategy=strategy, temperature=0.9, seed=7)))
+        for strategy in STRATEGIES * 2
+    }
+
+    assert len(texts) == 1
+
+
+def test_min_tokens_holds_over_all_steps():
+    bls = make_bls()
+    for prompt in PROMPTS:
+        for strategy in ("none", "trie"):
+            asked = text_tensors(prompt, 30, strategy=strategy, min_tokens=30, return_statistics=True)
+            assert len(statistics_of(run_in(bls, asked))["output_ids"]) == 30
+
+
+def test_min_tokens_holds_where_a_model_ends_at_several_tokens():
+    """The target is told one end token; the others must not come early either, and end the output when they may."""
+    for prompt in PROMPTS:
+        ends = frozenset({END_ID, *expected_ids(prompt, 40)[4:7]})
+        bls = Bls(small_config(), letter_codec(ends), [TableTarget()], exclude_input=True)
+        expected = expected_ids(prompt, 40, ends, 20)
+        assert len(expected) >= 20
+        for strategy in STRATEGIES:
+            asked = text_tensors(prompt, 40, strategy=strategy, min_tokens=20, return_statistics=True)
+            assert statistics_of(run_in(bls, asked))["output_ids"] == expected
+
+
+@pytest.mark.parametrize("strategy", ["none", "trie"])
+def test_a_stop_word_ends_the_output_is_not_shown_and_ends_the_engines_work(strategy):
+    target = TableTarget()
+    bls = make_bls(target)
+    whole = letters(expected_ids("ccddccddcc", 40))
+    word = whole[10:13]
+
+    answers = run_in(bls, text_tensors("ccddccddcc", 40, strategy=strategy, stop_words=[word], stream=True))
+
+    assert text_of(answers) == whole[: whole.index(word)]
+    assert answers[-1].tensors["finish_reason"].tolist() == [[b"stop_words"]]
+    assert not target.engine.held
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_target_does_not_decode_on_behind_what_ends_the_output(strategy):
+    """A stop word in the text, one that is a special token, and an end token that the target is not told of."""
+    output = expected_ids("ccddccddcc", 200, frozenset())
+    place = next(i for i in range(12, 40) if output[i] not in (END_ID, *output[:i]))
+    token = output[place]
+    cases: list[tuple[TextCodec, dict[str, object], str]] = [
+        (letter_codec(), {"stop_words": [letters([token])]}, "stop_words"),
+        (letter_codec(), {"stop_words": [letters([token])]}, "stop_words"),
+        (letter_codec(frozenset({END_ID, token})), {}, "end_token"),
+    ]
+    cases[1][0].special_ids = frozenset({token})
+    for codec, more, reason in cases:
+        if reason == "stop_words":
+            more["end_id"] = -1
+        target = TableTarget()
+        bls = Bls(small_config(), codec, [target], exclude_input=True)
+        answers = run_in(bls, text_tensors("ccddccddcc", 200, strategy=strategy, return_statistics=True, **more))
+        assert statistics_of(answers)["output_ids"] == output[: place + 1]
+        assert text_of(answers) == letters(output[:place])
+        assert answers[-1].tensors["finish_reason"].tolist() == [[reason.encode()]]
+        assert target.engine.num_passes <= place + 1 + 16
+
+
+def test_the_input_is_echoed_only_if_asked_for():
+    bls = make_bls()
+    text = text_of(run_in(bls, text_tensors("bcd", 5)))
+
+    assert text_of(run_in(bls, text_tensors("bcd", 5, exclude_input_in_output=False))) == "bcd" + text
+
+
+def test_a_client_that_leaves_frees_everything():
+    target = TableTarget()
+    bls = make_bls(target)
+    ended: list[RequestMetrics] = []
+
+    async def leave(in_call: bool) -> None:
+        answers = bls.answer(text_tensors("ccddccddcc", 40, strategy="none", stream=True), lambda r, t: ended.append(r))
+        await anext(answers)
+        following = asyncio.ensure_future(anext(answers))
+        if in_call:
+            await asyncio.sleep(0)  # into the next call
+            following.cancel()
+        await asyncio.wait([following])
+        await answers.aclose()
+
+    run(leave(in_call=False))
+    assert not target.cancelled
+    run(leave(in_call=True))
+
+    assert len(target.cancelled) == 1
+    assert not target.engine.held
+    assert [metrics.outcome for metrics in ended] == ["cancelled", "cancelled"]
+
+
+def test_many_requests_at_once_get_what_they_get_alone():
+    bls = make_bls()
+
+    async def together() -> list[list[TextAnswer]]:
+        asked = [text_tensors(prompt, 30, strategy="trie", return_statistics=True) for prompt in PROMPTS * 3]
+        return await asyncio.gather(*(answers_of(bls, tensors) for tensors in asked))
+
+    for prompt, answers in zip(PROMPTS * 3, run(together()), strict=True):
+        assert statistics_of(answers)["output_ids"] == expected_ids(prompt, 30)
+
+
+def test_more_requests_than_may_wait_are_told_so():
+    bls = make_bls(None, "scheduling.max_queue_size=1", "engine.max_batch_size=1")
+
+    async def flood() -> list[Any]:
+        asked = [text_tensors(prompt, 30, strategy="trie") for prompt in PROMPTS]
+        return await asyncio.gather(*(answers_of(bls, tensors) for tensors in asked), return_exceptions=True)
+
+    results = run(flood())
+
+    # One has the engine's place, one waits.
+    assert [isinstance(result, list) for result in results] == [True, True, False, False]
+    assert all(isinstance(result, BusyError) for result in results[2:])
+
+
+@pytest.mark.parametrize("strategy", ["none", "trie"])
+def test_the_engine_is_told_whether_more_steps_follow(strategy):
+    target = TableTarget()
+
+    run_in(make_bls(target), text_tensors("ccddccddcc", 40, strategy=strategy, stream=True))
+
+    told = [bool(call["to_be_continued"]) for call in target.calls]
+    assert told[0]
+    assert not told[-1]
+
+
+def test_metrics_of_a_request_add_up():
+    seen: list[tuple[RequestMetrics, TrieMetrics]] = []
+    bls = make_bls()
+
+    run_in(bls, text_tensors("bcd", 20, strategy="trie"), on_end=lambda request, trie: seen.append((request, trie)))
+
+    (request, trie), expected = seen[0], expected_ids("bcd", 20)
+    assert request.strategy == "trie"
+    assert sum(request.acceptance_lengths) == len(expected)
+    assert len(request.step_times) <= len(request.acceptance_lengths)
+    assert request.num_calls >= request.num_calls_without_draft
+    assert trie.num_nodes > 0
+    assert trie.num_failures == 0

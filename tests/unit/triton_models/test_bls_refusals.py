@@ -1,0 +1,142 @@
+"""What `lookahead_bls` refuses, each with a sentence, and what long texts may not do to other requests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.errors import RequestError
+from pipeline.triton_models.bls import Bls
+from pipeline.triton_models.token_bytes import TokenBytes
+from tests.unit.triton_models.fakes import TableTarget, letter_codec, small_config, text_tensors
+from tests.unit.triton_models.test_bls import (
+    answers_of,
+    expected_ids,
+    letters,
+    make_bls,
+    run,
+    run_in,
+    statistics_of,
+    text_of,
+)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"text": ""}, "text_input is empty"),
+        ({"max_tokens": -1}, "max_tokens is -1"),
+        ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"strategy": "magic"}, "strategy is 'magic'"),
+        ({"min_tokens": 99}, "min_tokens is 99"),
+        ({"temperature": -1.0}, "temperature is -1"),
+        ({"min_p": -1.0}, r"min_p is -1; it must be in 0 \.\. 1"),
+        ({"end_id": -5}, r"end_id is -5; it must be in -1 \(none\) \.\. 23"),
+        ({"end_id": 99999}, r"end_id is 99999; it must be in -1 \(none\) \.\. 23"),
+        ({"num_draft_tokens": -4}, "num_draft_tokens is -4"),
+        ({"beam_width": 2}, "beam_width is 2"),
+        ({"return_log_probs": True}, "return_log_probs is not supported"),
+        ({"messages": "{"}, "messages is not valid JSON"),
+        ({"messages": "[]"}, "messages must be a list"),
+        ({"messages": '"hi"'}, "messages must be a list"),
+        ({"messages": '["hi"]'}, r"messages\[0\] must be an object"),
+        ({"messages": '[{"role": "king", "content": "x"}]'}, "role 'king'"),
+        ({"messages": '[{"role": "user"}]'}, r"messages\[0\] must be an object"),
+        ({"use_chat_template": True}, "no chat template"),
+        ({"system_prompt": "be brief"}, "set use_chat_template"),
+        ({"lookahead_ngram_size": 3}, "belong together"),
+        ({"embedding_bias_words": ["a"], "embedding_bias_weights": [1.0, 2.0]}, "1 words"),
+        ({"embedding_bias_words": ["a"], "embedding_bias_weights": [float("nan")]}, "embedding_bias_weights holds nan"),
+        ({"temperature": float("inf")}, "temperature is inf"),
+        ({"repetition_penalty": float("inf")}, "repetition_penalty is inf"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty is 0"),
+        ({"presence_penalty": float("nan")}, "presence_penalty is nan"),
+        ({"prediction": "bcz"}, "the prediction has token 25 at position 2; the vocabulary is 0 .. 23"),
+        ({"text": "b" * 300}, "300 tokens, the engine holds 256"),
+    ],
+)
+def test_a_wrong_request_gets_a_sentence_and_the_next_one_works(wrong, sentence):
+    bls = make_bls()
+    with pytest.raises(RequestError, match=sentence):
+        run_in(bls, text_tensors(**({"text": "bcd", "max_tokens": 5} | wrong)))
+
+    assert text_of(run_in(bls, text_tensors("bcd", 5)))
+
+
+@pytest.mark.parametrize("name", ["bad_words", "stop_words", "embedding_bias_words"])
+@pytest.mark.parametrize("words", [["b"] * 2000, ["b" * 70000]], ids=["many", "long"])
+def test_word_lists_that_would_take_others_time_are_refused(name, words):
+    with pytest.raises(RequestError, match=f"{name} holds .* at most 1024 words of 65536 bytes"):
+        run_in(make_bls(), text_tensors("bcd", 5, **{name: words}))
+
+
+def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenised(monkeypatch):
+    codec = letter_codec()
+    codec.token_bytes = TokenBytes(3)
+    bls = Bls(small_config(), codec, [TableTarget()], exclude_input=True)
+    encode, encoded = codec.encode, []
+    monkeypatch.setattr(codec, "encode", lambda text, *more: encoded.append(len(text)) or encode(text, *more))
+
+    with pytest.raises(RequestError, match="766 bytes, so more than 255 tokens; the engine holds 256"):
+        run_in(bls, text_tensors("b" * 766, 5))
+    assert encoded == []
+    with pytest.raises(RequestError, match="765 tokens, the engine holds 256"):  # as they might have been 255
+        run_in(bls, text_tensors("b" * 765, 5))
+
+
+def test_of_a_long_prediction_only_what_an_output_can_have_is_read(monkeypatch):
+    codec = letter_codec()
+    bls = Bls(small_config(), codec, [TableTarget()], exclude_input=True)
+    encode, encoded = codec.encode, []
+    monkeypatch.setattr(codec, "encode", lambda text, *more, **named: encoded.append(len(text)) or encode(text, False))
+    right = letters(expected_ids("ccddccddcc", 30))
+
+    asked = text_tensors("ccddccddcc", 30, strategy="trie", prediction=right + "b" * 1_000_000, return_statistics=True)
+    statistics = statistics_of(run_in(bls, asked))
+
+    assert max(encoded) == 16 * 255
+    assert statistics["mean_acceptance_length"] > 4
+
+
+def test_other_requests_go_on_while_a_long_text_is_tokenised(monkeypatch):
+    codec = letter_codec()
+    bls = Bls(small_config(), codec, [TableTarget()], exclude_input=True)
+    encode, over = codec.encode, threading.Event()
+
+    def slow(text: str, *more: Any) -> Any:
+        if len(text) > 200:
+            assert over.wait(10), "the short request waited for the long one"
+        return encode(text, *more)
+
+    monkeypatch.setattr(codec, "encode", slow)
+
+    async def together() -> None:
+        long = asyncio.ensure_future(answers_of(bls, text_tensors("b" * 5000, 5)))
+        await asyncio.sleep(0)
+        assert text_of(await answers_of(bls, text_tensors("bcd", 5))) == letters(expected_ids("bcd", 5))
+        over.set()
+        with pytest.raises(RequestError, match="5000 tokens"):
+            await long
+
+    run(together())
+
+
+def test_bad_utf8_gets_a_sentence():
+    tensors = text_tensors("b", 5) | {"text_input": np.asarray([[b"b\xff"]], np.object_)}
+
+    with pytest.raises(RequestError, match="not valid UTF-8"):
+        run_in(make_bls(), tensors)
+
+
+def test_half_a_surrogate_pair_in_messages_gets_a_sentence():
+    codec = letter_codec()
+    codec.tokenizer.chat_template = "template"
+    codec.tokenizer.apply_chat_template = lambda messages, **keywords: messages[0]["content"]
+    bls = Bls(small_config(), codec, [TableTarget()], exclude_input=True)
+    with pytest.raises(RequestError, match=r"holds '\\ud800', half of a surrogate pair"):
+        run_in(bls, text_tensors("b", 5, messages=json.dumps([{"role": "user", "content": "\ud800"}])))

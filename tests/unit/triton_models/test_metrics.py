@@ -1,0 +1,96 @@
+"""Figures entered from a thread of their own, against a stand-in for Triton's metric classes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+from pipeline.engine.torch.kv_cache import ReuseCounters
+from pipeline.triton_models.metrics import Metrics, RequestMetrics, TrieMetrics
+from pipeline.triton_models.reuse_metrics import ReuseMetrics
+
+
+class Pb:
+    """Counts what is entered by metric name; `gate` holds every call until it is opened."""
+
+    def __init__(self) -> None:
+        self.values: Counter[str] = Counter()
+        self.gate = threading.Event()
+        pb = self
+
+        class Family:
+            COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
+
+            def __init__(self, name: str, description: str, kind: str) -> None:
+                self.name = name
+
+            def Metric(self, **options: Any) -> Any:  # Triton's name
+                def add(value: float) -> None:
+                    pb.gate.wait(10)
+                    pb.values[self.name] += value
+
+                return SimpleNamespace(increment=add, set=add, observe=add)
+
+        self.MetricFamily = Family
+
+
+def request() -> RequestMetrics:
+    return RequestMetrics(
+        strategy="trie",
+        outcome="length",
+        started=0.0,
+        step_times=[0.1, 0.2, 0.4],
+        acceptance_lengths=[1, 3, 2],
+        num_draft_tokens=8,
+        num_accepted_tokens=3,
+        num_output_tokens=6,
+        num_calls=3,
+        num_calls_without_draft=1,
+    )
+
+
+def test_an_ended_request_is_entered():
+    pb = Pb()
+    pb.gate.set()
+    metrics = Metrics(pb)
+    metrics.record(request(), TrieMetrics(5, 100, 0))
+    deadline = time.monotonic() + 10
+    while not pb.values["lookahead_trie_bytes"] and time.monotonic() < deadline:
+        time.sleep(0.01)
+    metrics.close()
+    assert pb.values["lookahead_requests_total"] == 1
+    assert pb.values["lookahead_steps_total"] == 3
+    assert pb.values["lookahead_output_tokens_total"] == 6
+    assert pb.values["lookahead_acceptance_length"] == 6
+
+
+def test_a_model_that_is_unloaded_does_not_wait_for_figures_that_nobody_will_read():
+    pb = Pb()
+    metrics = Metrics(pb)
+    for _ in range(1000):
+        metrics.record(request(), TrieMetrics(5, 100, 0))
+    closing = threading.Thread(target=metrics.close)
+    closing.start()
+    time.sleep(0.05)
+    pb.gate.set()
+    closing.join(10)
+    assert not closing.is_alive()
+    assert pb.values["lookahead_requests_total"] <= 1
+
+
+def test_what_the_engine_found_in_its_cache_is_entered_once():
+    pb = Pb()
+    pb.gate.set()
+    metrics = ReuseMetrics(pb)
+    metrics.record(ReuseCounters(num_hits=1, num_opened=2, num_reused_tokens=30, num_prompt_tokens=50))
+    metrics.record(ReuseCounters(num_hits=1, num_opened=3, num_reused_tokens=30, num_prompt_tokens=57))
+    assert pb.values == {
+        "lookahead_kv_sequences_total": 3,
+        "lookahead_kv_prefix_hits_total": 1,
+        "lookahead_kv_prompt_tokens_total": 57,
+        "lookahead_kv_reused_tokens_total": 30,
+    }
+    metrics.close()

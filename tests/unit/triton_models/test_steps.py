@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.decoding.sources.base import DraftBudget
+from pipeline.decoding.tree import EMPTY_TREE, chain, tree_from_lists
+from pipeline.engine.tensorrt_llm.speculation import RuntimeLimits
+from pipeline.triton_models.call_costs import CallCosts
+from pipeline.triton_models.steps import CHUNK_TOKENS, MAX_CHUNK_TOKENS, ChainSteps, main_chain, next_piece, tree_budget
+
+LIMITS = RuntimeLimits(max_seq_len=128, max_num_tokens=80, max_draft_len=6, chunked_context=False)
+
+
+def test_the_main_chain_is_the_most_probable_branch():
+    tree = tree_from_lists([1, 2, 3, 4, 5], [-1, -1, 0, 1, 3], [0.4, 0.5, 0.3, 0.2, 0.1])
+
+    assert main_chain(tree, 9).token_ids.tolist() == [2, 4, 5]
+    assert main_chain(tree, 2).token_ids.tolist() == [2, 4]
+    assert len(main_chain(tree, 0)) == 0
+    assert len(main_chain(EMPTY_TREE, 3)) == 0
+
+
+def test_without_probabilities_the_first_branch_is_the_main_one():
+    assert main_chain(tree_from_lists([1, 2, 3], [-1, -1, 0]), 9).token_ids.tolist() == [1, 3]
+
+
+@given(
+    max_seq_len=st.integers(16, 200),
+    max_num_tokens=st.integers(8, 200),
+    max_draft_len=st.integers(0, 12),
+    chunked=st.booleans(),
+    drafted=st.integers(0, 14),
+    wanted=st.integers(1, 200),
+    accepted=st.randoms(use_true_random=False),
+    prompt=st.integers(1, 200),
+)
+def test_a_whole_request_never_asks_for_what_the_engine_refuses(
+    max_seq_len, max_num_tokens, max_draft_len, chunked, drafted, wanted, accepted, prompt
+):
+    """Any engine, any drafts, any luck: every call fits, and the output is complete."""
+    limits = RuntimeLimits(max_seq_len, max_num_tokens, max_draft_len, chunked)
+    room = limits.usable_seq_len - prompt
+    if room < 1 or prompt > limits.longest_prompt:
+        return  # refused before the first call
+    steps = ChainSteps(limits, max_drafts=max_draft_len, costs=None)
+    context, remaining = prompt, min(wanted, room)
+    while remaining:
+        step = steps.next(chain([1] * drafted), context, remaining)
+        num_drafts = len(step.tree)
+        assert context <= limits.longest_prompt
+        assert 1 <= step.num_tokens <= remaining
+        if num_drafts:
+            assert num_drafts <= max_draft_len
+            assert context + num_drafts <= limits.longest_prompt
+            assert step.num_tokens == num_drafts + 1
+            assert context + step.num_tokens + num_drafts <= limits.max_seq_len
+            new = accepted.randint(1, step.num_tokens)
+        else:
+            assert step.num_tokens <= limits.output_room(context, 0)
+            new = step.num_tokens
+        context, remaining = context + new, remaining - new
+
+
+@given(
+    max_seq_len=st.integers(16, 200),
+    max_num_tokens=st.integers(8, 200),
+    max_draft_len=st.integers(0, 12),
+    chunked=st.booleans(),
+    piece=st.integers(1, 20),
+    wanted=st.integers(1, 200),
+    prompt=st.integers(1, 200),
+)
+def test_pieces_without_drafts_never_ask_for_what_the_engine_refuses(
+    max_seq_len, max_num_tokens, max_draft_len, chunked, piece, wanted, prompt
+):
+    limits = RuntimeLimits(max_seq_len, max_num_tokens, max_draft_len, chunked)
+    room = limits.usable_seq_len - prompt
+    if room < 1 or prompt > limits.longest_prompt:
+        return  # refused before the first call
+    context, remaining = prompt, min(wanted, room)
+    while remaining:
+        tree, num_tokens = next_piece(piece, limits, context, remaining)
+        assert not len(tree)
+        assert context <= limits.longest_prompt
+        assert 1 <= num_tokens <= min(remaining, limits.output_room(context, 0))
+        assert num_tokens <= piece or num_tokens == remaining
+        context, remaining = context + num_tokens, remaining - num_tokens
+
+
+def test_an_engine_without_such_limits_gets_pieces_to_the_end():
+    assert [next_piece(4, None, 10, remaining).num_tokens for remaining in (9, 4, 1)] == [4, 4, 1]
+
+
+def test_chunks_grow_while_nothing_is_drafted_and_shrink_when_something_is():
+    steps = ChainSteps(LIMITS, max_drafts=6, costs=None)
+    asked = [steps.next(EMPTY_TREE, 10, 99).num_tokens for _ in range(5)]
+
+    assert asked == [CHUNK_TOKENS, 2 * CHUNK_TOKENS, MAX_CHUNK_TOKENS, MAX_CHUNK_TOKENS, MAX_CHUNK_TOKENS]
+    assert steps.next(chain([1, 2]), 10, 99).num_tokens == 3
+    assert steps.next(EMPTY_TREE, 10, 99).num_tokens == CHUNK_TOKENS
+
+
+def test_the_drafted_tree_is_wide_enough_for_its_best_branch():
+    assert tree_budget(DraftBudget(16, 32), LIMITS) == DraftBudget(24, 6)
+    assert tree_budget(DraftBudget(2, 32), LIMITS) == DraftBudget(8, 2)
+    assert tree_budget(DraftBudget(0, 32), LIMITS) == DraftBudget(0, 0)
+
+
+def learnt(fixed: float, per_pass: float, per_draft: float, noise: float = 0.0) -> CallCosts:
+    costs, random = CallCosts(), np.random.default_rng(0)
+    for _ in range(60):
+        drafts = int(random.integers(0, 7))
+        passes = 1 if drafts else int(random.integers(1, 9))
+        seconds = fixed + per_pass * passes + per_draft * drafts
+        costs.record(passes, drafts, seconds * (1 + noise * random.standard_normal()))
+    return costs
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.05])
+def test_likely_drafts_are_kept_where_they_cost_little_and_dropped_where_they_cost_more_than_a_pass(noise):
+    likely = chain([1, 2, 3, 4, 5, 6], [0.9, 0.85, 0.8, 0.75, 0.7, 0.65])
+
+    assert len(learnt(0.001, 0.010, 0.0002, noise).cut(likely, 4)) == 6
+    assert len(learnt(0.001, 0.010, 0.02, noise).cut(likely, 4)) == 0
+
+
+def test_less_of_a_chain_is_sent_the_less_likely_it_is_and_none_where_a_chunk_is_worth_more():
+    costs = learnt(0.004, 0.010, 0.002)
+    sure = costs.cut(chain([1, 2, 3, 4], [0.95, 0.9, 0.85, 0.8]), 4)
+    fading = costs.cut(chain([1, 2, 3, 4], [0.8, 0.4, 0.05, 0.01]), 4)
+    unlikely = costs.cut(chain([1, 2, 3, 4], [0.1, 0.02, 0.01, 0.0]), 4)
+
+    assert (len(sure), len(unlikely)) == (4, 0)
+    assert 0 < len(fading) < 4
+
+
+def test_costs_follow_the_load():
+    costs = learnt(0.001, 0.010, 0.0002)
+    likely = chain([1, 2, 3, 4], [0.6, 0.4, 0.2, 0.1])
+    before = len(costs.cut(likely, 4))
+    for number in range(120):  # a full batch: every draft token costs as much as a pass
+        costs.record(1, number % 5, 0.02 + 0.012 * (number % 5))
+    assert len(costs.cut(likely, 4)) < before
+
+
+def test_before_anything_is_known_the_whole_chain_is_sent():
+    assert len(CallCosts().cut(chain([1, 2, 3], [0.1, 0.1, 0.1]), 4)) == 3

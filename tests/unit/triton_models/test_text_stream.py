@@ -1,0 +1,151 @@
+"""Streamed text is the decoded whole, for every script, with real tokenizers of both kinds."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, normalizers
+from transformers import PreTrainedTokenizerFast
+
+from pipeline.checkpoint.byte_tokenizer import byte_tokenizer
+from pipeline.triton_models.text_codec import TextCodec
+from pipeline.triton_models.text_stream import TextStream
+
+SAMPLES = (
+    "The rat ate the oats.",
+    "  leading and trailing spaces  ",
+    "日本語のテキストです。中文也可以。한국어도",
+    "สวัสดีชาวโลก नमस्ते दुनिया مرحبا بالعالم שלום",
+    "👩‍👩‍👧‍👦 🇩🇪 🤷🏽‍♀️ e\u0301 \u200b\ufffd x",
+    "tabs\tand\r\nlines\n\n\n",
+    "mathematics ∀x∈ℝ 𝔘𝔫𝔦𝔠𝔬𝔡𝔢",
+)
+
+
+def sentencepiece_like() -> TextCodec:
+    """Pieces with a space in front and bytes as a way out, decoded as Llama 2 and Mistral do it."""
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    pieces += ["▁", "a", "e", "t", "h", "r", "▁the", "▁at", "at", "re", "日", "é", ".", "\n"]
+    core = Tokenizer(
+        models.BPE(
+            vocab={piece: index for index, piece in enumerate(pieces)},
+            merges=[("a", "t"), ("r", "e")],
+            byte_fallback=True,
+            unk_token="<unk>",
+            fuse_unk=True,
+        )
+    )
+    core.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    core.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    return TextCodec(tokenizer, frozenset({2}), len(pieces))
+
+
+def byte_level() -> TextCodec:
+    return TextCodec(byte_tokenizer(512, 4096), frozenset({1}), 512)
+
+
+CODECS = {"byte level": byte_level(), "byte fallback": sentencepiece_like()}
+codecs = pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS.keys())
+
+
+def streamed(codec: TextCodec, ids: list[int], stop_words: tuple[str, ...] = ()) -> tuple[str, bool]:
+    stream = TextStream(codec, stop_words)
+    text = "".join(map(stream.push, ids)) + stream.finish()
+    return text, stream.stopped
+
+
+@codecs
+@pytest.mark.parametrize("sample", SAMPLES)
+def test_every_script_and_emoji_comes_out_whole(codec, sample):
+    ids = codec.encode(sample, add_special_tokens=False).tolist()
+
+    text, _ = streamed(codec, ids)
+
+    assert text == codec.decode(ids)
+
+
+@codecs
+@settings(max_examples=150)
+@given(data=st.data())
+def test_any_tokens_at_all_stream_to_their_decoded_whole(codec, data):
+    ids = data.draw(st.lists(st.integers(0, codec.vocab_size - 1), max_size=30))
+
+    text, _ = streamed(codec, ids)
+
+    assert text == codec.decode(ids)
+
+
+@codecs
+@settings(max_examples=100)
+@given(text=st.text(max_size=40))
+def test_any_text_streams_to_its_decoded_whole(codec, text):
+    ids = codec.encode(text, add_special_tokens=False).tolist()
+
+    assert streamed(codec, ids)[0] == codec.decode(ids)
+
+
+@codecs
+def test_nothing_shown_is_ever_taken_back(codec):
+    ids = codec.encode("".join(SAMPLES), add_special_tokens=False).tolist()
+    whole, stream, shown = codec.decode(ids), TextStream(codec), ""
+    for token in ids:
+        shown += stream.push(token)
+        assert whole.startswith(shown)
+
+
+def first_stop(text: str, stop_words: tuple[str, ...]) -> str | None:
+    """The reference: letter by letter, until the text so far ends with a stop word; of several the longest."""
+    for end in range(1, len(text) + 1):
+        found = [word for word in stop_words if text[:end].endswith(word)]
+        if found:
+            return text[: end - max(map(len, found))]
+    return None
+
+
+@settings(max_examples=300)
+@given(
+    text=st.text("abc \n", max_size=40),
+    stop_words=st.lists(st.text("abc \n", min_size=1, max_size=4), min_size=1, max_size=3),
+)
+def test_stop_words_never_leak_and_cut_where_the_first_one_is_complete(text, stop_words):
+    codec = CODECS["byte level"]
+    ids = codec.encode(text, add_special_tokens=False).tolist()
+    words = tuple(stop_words)
+    stream = TextStream(codec, words)
+    shown = ""
+    for token in ids:
+        shown += stream.push(token)
+        assert not any(word in shown for word in words)
+    shown += stream.finish()
+
+    # Every token of this tokenizer but its pairs is one letter, so the reference by letters is the reference by tokens.
+    expected = first_stop(text, words)
+    assert stream.stopped == (expected is not None)
+    assert shown == (text if expected is None else expected)
+
+
+def test_after_a_stop_word_nothing_comes():
+    codec = CODECS["byte level"]
+    stream = TextStream(codec, ("b",))
+
+    assert "".join(stream.push(token) for token in codec.encode("abc", False).tolist()) == "a"
+    assert stream.push(5) == ""
+    assert stream.finish() == ""
+
+
+def test_a_special_token_between_bytes_does_not_end_their_run():
+    codec = CODECS["byte fallback"]
+    first, special, second = 3 + 0x00, 1, 3 + 0xFF  # "<0x00>", "<s>", "<0xFF>": invalid together
+
+    assert streamed(codec, [first, special, second])[0] == codec.decode([first, special, second])
+
+
+def test_special_tokens_are_not_part_of_the_text():
+    codec = CODECS["byte level"]
+    ids = [0, *codec.encode("hi", False).tolist(), 3, 1]
+
+    assert streamed(codec, ids) == ("hi", False)
