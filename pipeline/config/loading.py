@@ -7,13 +7,13 @@ reported together.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeline.config.faults import Fault, KeyPath, did_you_mean
-from pipeline.config.places import Places, expanded
+from pipeline.config.places import SHIPPED, Places, expanded
 from pipeline.config.yaml_text import parse_yaml
 from pipeline.errors import ConfigError
 
@@ -29,9 +29,9 @@ class Draft:
     faults: tuple[Fault, ...] = ()
 
 
-def names_in(folder: Path) -> list[str]:
-    """Names of the configs in a folder; bases lie in a folder below and do not count."""
-    return sorted(path.stem for path in folder.glob("*.yaml"))
+def names_in(folders: Iterable[Path]) -> list[str]:
+    """Names of the configs in some folders; bases lie in a folder below and do not count."""
+    return sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
 
 
 def find_model(name: str, places: Places) -> Path:
@@ -44,16 +44,16 @@ def find_profile(name: str, places: Places) -> Path:
     return _find(name, places.profiles, "profile", "a path to a YAML")
 
 
-def _find(name: str, folder: Path, kind: str, other: str) -> Path:
-    shipped = folder / f"{name}.yaml"
-    if shipped.is_file():
-        return shipped
+def _find(name: str, folders: Iterable[Path], kind: str, other: str) -> Path:
+    for folder in folders:
+        if (found := folder / f"{name}.yaml").is_file():
+            return found
     path = expanded(name)
     if path.suffix in (".yaml", ".yml") and path.is_file():
         return path
     if kind == "model" and path.is_dir():
         return path
-    known = names_in(folder)
+    known = names_in(folders)
     raise ConfigError(
         f"There is no {kind} '{name}'.{did_you_mean(name, known)} Known {kind}s: {', '.join(known)}; {other} works too."
     )
@@ -69,6 +69,8 @@ def read_draft(path: Path) -> Draft:
     if base_name is not None:
         where = origins.pop(("base",))
         base_path = path.parent / str(base_name)
+        if not base_path.is_file() and (shipped := SHIPPED / "configs" / "models" / str(base_name)).is_file():
+            base_path = shipped
         if not base_path.is_file():
             faults.append(Fault(where, ("base",), f"found {base_name!r}; there is no file {shown(base_path)}."))
         else:

@@ -1,4 +1,4 @@
-"""Where configs, engines and downloads lie, and the environment variables that move them."""
+"""Folders of configs, engines and downloads, and the environment variables that set them."""
 
 from __future__ import annotations
 
@@ -10,26 +10,40 @@ from pathlib import Path
 from pipeline.errors import ConfigError
 from pipeline.files import cache_folder
 
+# The folder on the import path that holds this package.
+CODE = Path(__file__).resolve().parents[2]
+# configs/, triton_repo/ and docker/: at the top of a checkout, inside the package in a wheel.
+_IN_WHEEL = CODE / "pipeline" / "shipped"
+SHIPPED = _IN_WHEEL if _IN_WHEEL.is_dir() else CODE
+
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """home: folder that holds configs/ and triton_repo/. engines: built artefacts. cache: downloads, may be deleted."""
+    """home: folder of the shipped configs/, triton_repo/ and docker/. engines: built artifacts. cache: downloads, may
+    be deleted. work: folder whose configs/ take precedence over the shipped ones."""
 
     home: Path
     engines: Path
     cache: Path
+    work: Path | None = None
 
     @property
-    def models(self) -> Path:
-        return self.home / "configs" / "models"
+    def models(self) -> tuple[Path, ...]:
+        """Folders of model configs, the first match wins."""
+        return self._configs("models")
 
     @property
-    def profiles(self) -> Path:
-        return self.home / "configs" / "profiles"
+    def profiles(self) -> tuple[Path, ...]:
+        """Folders of profile configs, the first match wins."""
+        return self._configs("profiles")
+
+    def _configs(self, kind: str) -> tuple[Path, ...]:
+        roots = [self.home] if self.work is None else [self.work, self.home]
+        return tuple(dict.fromkeys((root / "configs" / kind).resolve() for root in roots))
 
 
 def expanded(written: str) -> Path:
-    """A path as the user wrote it, `~` as the home folder. Raises ConfigError if there is no such folder."""
+    """Expand `~` in a path. Raises ConfigError if there is no such home folder."""
     try:
         return Path(written).expanduser()
     except RuntimeError as error:
@@ -40,20 +54,27 @@ def expanded(written: str) -> Path:
 
 
 def places(environment: Mapping[str, str] = os.environ) -> Places:
-    """LOOKAHEAD_HOME (else the checkout that the package lies in), LOOKAHEAD_ENGINES (else home/engines),
-    LOOKAHEAD_CACHE (else XDG_CACHE_HOME/lookahead, else ~/.cache/lookahead). Raises ConfigError if home holds no
-    configs."""
+    """Return the folders in use.
+
+    home: LOOKAHEAD_HOME, else what the package ships. engines: LOOKAHEAD_ENGINES, else `engines/` in the checkout, or in
+    the working folder if the package is installed from a wheel. cache: LOOKAHEAD_CACHE, else XDG_CACHE_HOME/lookahead,
+    else ~/.cache/lookahead. Raises ConfigError if home holds no configs."""
     named = environment.get("LOOKAHEAD_HOME")
-    home = expanded(named) if named else Path(__file__).resolve().parents[2]
+    home = expanded(named).resolve() if named else SHIPPED
     if not (home / "configs" / "models").is_dir():
-        found = f"LOOKAHEAD_HOME is {home}" if named else f"the package lies in {home}"
         raise ConfigError(
-            f"There is no configs/models folder: {found}. "
-            "Set LOOKAHEAD_HOME to a checkout of the project, or install it from one with `pip install -e .`."
+            f"There is no configs/models folder in {home}. "
+            + (
+                "Set LOOKAHEAD_HOME to a checkout of the project, or unset it."
+                if named
+                else "Install the package again."
+            )
         )
+    work = Path.cwd()
     engines = environment.get("LOOKAHEAD_ENGINES")
     return Places(
-        home=home.resolve(),
-        engines=expanded(engines).resolve() if engines else home.resolve() / "engines",
+        home=home,
+        engines=expanded(engines).resolve() if engines else (work if home == _IN_WHEEL else home) / "engines",
         cache=expanded(cache_folder(environment)).resolve(),
+        work=work,
     )

@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pipeline.config.places import Places
+from pipeline.config.places import CODE, Places
 from pipeline.engine.tensorrt_llm.container import docker_argv, image_of
 from pipeline.errors import ServerError
 from pipeline.files import log_tail
@@ -70,7 +70,7 @@ def run_argv(
         serving_image(tag),
         argv,
         writable=[places.engines],
-        readable=[places.home, *files],
+        readable=[CODE, places.home, *files],
         work_dir=places.home,
         environment=variables,
     )

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.config.places import Places, expanded
+from pipeline.config.places import CODE, Places, expanded
 from pipeline.config.threads import WAIT_POLICY
 from pipeline.errors import ServerError
 
@@ -111,9 +111,9 @@ def check_interpreter(installation: Installation) -> None:
 
 def check_paths(places: Places) -> None:
     """Raises ServerError if stubs could not open their files: their Python takes every path for ASCII."""
-    for folder in (Path(sys.prefix), places.home, places.engines):
+    for folder in (Path(sys.prefix), CODE, places.home, places.engines):
         if not str(folder).isascii():
-            moved = folder == places.engines and str(places.home).isascii()
+            moved = folder == places.engines and str(places.home).isascii() and str(CODE).isascii()
             remedy = "Set LOOKAHEAD_ENGINES to one" if moved else "Move the project to one and run `make setup` there"
             raise ServerError(
                 f"{folder} has letters outside of ASCII; Triton's Python backend can open files only in a folder "
@@ -131,7 +131,7 @@ def server_environment(
     engine takes all cores, by itself."""
     result = dict(environment)
     result["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", os.defpath)])
-    result["PYTHONPATH"] = os.pathsep.join(filter(None, [str(places.home), environment.get("PYTHONPATH", "")]))
+    result["PYTHONPATH"] = os.pathsep.join(filter(None, [str(CODE), environment.get("PYTHONPATH", "")]))
     library = libpython()
     if installation.wheel_dir is not None and library is not None:
         paths = [str(library.parent), environment.get("LD_LIBRARY_PATH", "")]
@@ -144,6 +144,7 @@ def served_variables(places: Places) -> dict[str, str]:
     """What every served model must find in its environment, on this machine or in a container."""
     return {
         "LOOKAHEAD_HOME": str(places.home),
+        "LOOKAHEAD_CODE": str(CODE),
         "LOOKAHEAD_ENGINES": str(places.engines),
         "LOOKAHEAD_CACHE": str(places.cache),
         "OMP_NUM_THREADS": "1",

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pipeline.config.places import Places
+from pipeline.config.places import CODE, Places
 from pipeline.config.schema import ResolvedConfig, TrieDraftConfig
 from pipeline.engine.tensorrt_llm.case import case_of
 from pipeline.engine.tensorrt_llm.environment import gpus
@@ -148,7 +148,7 @@ def with_ports(options: LaunchOptions, ports: Ports, server_id: str) -> LaunchOp
 
 
 def _in_container(resolved: ResolvedConfig, launch: Launch, server_id: str, places: Places) -> StartCommand:
-    variables = {"PYTHONPATH": str(places.home), **served_variables(places), **launch.environment, MARK: server_id}
+    variables = {"PYTHONPATH": str(CODE), **served_variables(places), **launch.environment, MARK: server_id}
     tag = resolved.profile.tensorrt_llm.container_tag
     snapshots = [
         Path(source.snapshot)

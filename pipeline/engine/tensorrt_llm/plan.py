@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.checkpoint.fetch import describe_source, known_content_hash
-from pipeline.config.places import Places, places
+from pipeline.config.places import CODE, Places, places
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.fingerprint import digest_of
 from pipeline.engine.tensorrt_llm import STAGES, facts
@@ -109,7 +109,7 @@ def plan_for(resolved: ResolvedConfig, where: Places | None = None, checkpoint_h
     _refuse_sniffed(stages, resolved)
     content = checkpoint_hash or known_content_hash(resolved.model) or _NOT_FETCHED
     # The package itself, for the call in the container; nothing else of the caller's environment matters there.
-    environment = {"PYTHONPATH": str(where.home)}
+    environment = {"PYTHONPATH": str(CODE)}
     image = image_of(resolved.profile.tensorrt_llm.container_tag)
     conversion = _conversion_stage(case, stages, content, image, environment, where)
     engines = tuple(
@@ -232,7 +232,7 @@ def _in_docker(
     where: Places,
     inputs: Sequence[Path] = (),
 ) -> tuple[str, ...]:
-    readable = [where.home, *inputs]
+    readable = [CODE, *inputs]
     return docker_argv(
         image, argv, writable=[where.engines], readable=readable, work_dir=folder, environment=environment
     )

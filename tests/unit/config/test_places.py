@@ -1,4 +1,4 @@
-"""Where things lie."""
+"""Folders of configs, engines and downloads."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.places import Places, places
+from pipeline.config.loading import find_model, names_in
+from pipeline.config.places import SHIPPED, places
+from pipeline.config.resolution import load_model
 from pipeline.errors import ConfigError
 
 
@@ -14,6 +16,22 @@ def test_places_follow_the_environment(tmp_path: Path) -> None:
     found = places({"LOOKAHEAD_ENGINES": str(tmp_path / "e"), "LOOKAHEAD_CACHE": str(tmp_path / "c")})
     assert (found.engines, found.cache) == (tmp_path / "e", tmp_path / "c")
     assert places({"XDG_CACHE_HOME": str(tmp_path)}).cache == tmp_path / "lookahead"
-    assert isinstance(found, Places)
+    assert found.home == SHIPPED
     with pytest.raises(ConfigError, match="LOOKAHEAD_HOME"):
         places({"LOOKAHEAD_HOME": str(tmp_path)})
+
+
+def test_configs_of_the_working_folder_take_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = tmp_path / "configs" / "models"
+    own.mkdir(parents=True)
+    text = (SHIPPED / "configs/models/llama2-7b.yaml").read_text(encoding="utf-8")
+    (own / "llama2-7b.yaml").write_text(text.replace("Llama 2 7B Chat\n", "Our Llama\n"), encoding="utf-8")
+    (own / "own-llama.yaml").write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    where = places({})
+    assert find_model("llama2-7b", where) == own / "llama2-7b.yaml"
+    assert load_model("llama2-7b", where).description == "Our Llama"
+    # Its base lies with the shipped configs.
+    assert load_model("own-llama", where).architecture == "LlamaForCausalLM"
+    assert find_model("smollm2-135m", where) == SHIPPED / "configs/models/smollm2-135m.yaml"
+    assert {"own-llama", "smollm2-135m"} <= set(names_in(where.models))

@@ -81,9 +81,8 @@ def test_sizes_that_are_written_anew_lose_what_was_said_of_the_old_ones(tmp_path
         resolve_config("llama2-13b", "latency", both, where=SHIPPED, hardware=H100).lookahead.origin == "measured here"
     )
 
-    (tmp_path / "base").symlink_to(SHIPPED.models / "base")
     mine = tmp_path / "mine.yaml"
-    text = (SHIPPED.models / "llama2-7b.yaml").read_text(encoding="utf-8")
+    text = (SHIPPED.home / "configs/models/llama2-7b.yaml").read_text(encoding="utf-8")
     mine.write_text(text + "\nlookahead: {latency: {max_window_size: 3}}\n", encoding="utf-8")
     resolved = resolve_config(str(mine), "latency", where=SHIPPED, hardware=H100)
     assert (resolved.lookahead.max_window_size, resolved.lookahead.origin) == (3, "unstated")

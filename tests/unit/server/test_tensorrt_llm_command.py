@@ -208,10 +208,10 @@ def test_the_image_lets_triton_find_our_package_where_it_is_mounted(tmp_path, mo
     exec(code)
     monkeypatch.setattr(sys, "path", list(sys.path))
     for home, found in (("/home/of/ours", True), (None, False)):
-        monkeypatch.setenv("LOOKAHEAD_HOME", home) if home else monkeypatch.delenv("LOOKAHEAD_HOME")
+        monkeypatch.setenv("LOOKAHEAD_CODE", home) if home else monkeypatch.delenv("LOOKAHEAD_CODE")
         sys.path[:] = ["/other"]
         site.addpackage(str(tmp_path), "lookahead.pth", set())
-        assert (sys.path[0] == "/home/of/ours") is found
+        assert (sys.path[-1] == "/home/of/ours") is found
 
 
 def test_an_image_that_cannot_be_built_is_told_with_dockers_words(machine, tmp_path):
