@@ -56,9 +56,9 @@ def expanded(written: str) -> Path:
 def places(environment: Mapping[str, str] = os.environ) -> Places:
     """Return the folders in use.
 
-    home: LOOKAHEAD_HOME, else what the package ships. engines: LOOKAHEAD_ENGINES, else `engines/` in the checkout, or in
-    the working folder if the package is installed from a wheel. cache: LOOKAHEAD_CACHE, else XDG_CACHE_HOME/lookahead,
-    else ~/.cache/lookahead. Raises ConfigError if home holds no configs."""
+    home: LOOKAHEAD_HOME, else what the package ships. engines: LOOKAHEAD_ENGINES, else `engines/` in the checkout, or
+    in the working folder if the package is installed from a wheel. cache: LOOKAHEAD_CACHE, else
+    XDG_CACHE_HOME/lookahead, else ~/.cache/lookahead. Raises ConfigError if home holds no configs."""
     named = environment.get("LOOKAHEAD_HOME")
     home = expanded(named).resolve() if named else SHIPPED
     if not (home / "configs" / "models").is_dir():
