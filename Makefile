@@ -23,7 +23,7 @@ help: ## List the targets
 setup: ## Create .venv and install the package with its tested versions
 	@sh setup.sh "$(VENV)" "$(PYTHON)"
 
-demo: setup ## The whole road with the small model: engine, server, clients, speed with and without drafts
+demo: setup ## Build, serve and query the small model; compare speed with and without drafts
 	$(LOOKAHEAD) demo $(WHICH) $(ARGS)
 
 engine: setup ## Fetch the checkpoint and build the engine
@@ -65,7 +65,7 @@ tune: setup ## Measure the cost of a pass, then draft budgets and W, N, G
 report: setup ## Turn a bench result into a report: ARGS=out.json
 	$(LOOKAHEAD) report $(ARGS)
 
-doctor: setup ## Check this machine and say how to mend what is missing
+doctor: setup ## Check this machine and report how to fix what is missing
 	$(LOOKAHEAD) doctor $(ARGS)
 
 models: setup ## List the models
@@ -78,7 +78,7 @@ validate-gpu: setup ## Try everything on this machine's GPU and write a report: 
 	$(LOOKAHEAD) validate-gpu $(ARGS)
 
 versions: setup ## Which container holds which TensorRT-LLM; ARGS=--write puts the tables into the docs
-	$(LOOKAHEAD) versions $(ARGS)
+	$(LOOKAHEAD) dev versions $(ARGS)
 
 test: setup ## Run the tests, those against a real server included
 	$(VENV)/bin/python -m pytest $(ARGS)
@@ -89,16 +89,16 @@ check: setup ## Lint, format, types, fresh schemas, version and architecture tab
 	$(VENV)/bin/mypy
 	@# One at a time: Triton wants every model's code to be named model.py.
 	for model in $$(find triton_repo -name model.py); do $(VENV)/bin/mypy --strict "$$model" || exit 1; done
-	$(LOOKAHEAD) schema --check
-	$(LOOKAHEAD) architectures --check
-	$(LOOKAHEAD) versions --check
+	$(LOOKAHEAD) dev schema --check
+	$(LOOKAHEAD) dev architectures --check
+	$(LOOKAHEAD) dev versions --check
 
 format: setup ## Format the code and sort imports
 	$(VENV)/bin/ruff check --select I --fix pipeline research tests triton_repo
 	$(VENV)/bin/ruff format pipeline research tests triton_repo
 
 schema: setup ## Write the JSON schemas of the configs
-	$(LOOKAHEAD) schema $(ARGS)
+	$(LOOKAHEAD) dev schema $(ARGS)
 
 clean: setup ## Remove built engines; with MODEL=, those of that model
 	$(LOOKAHEAD) clean $(if $(filter file,$(origin MODEL)),,--model "$(MODEL)") $(ARGS)

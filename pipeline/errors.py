@@ -1,10 +1,10 @@
-"""The errors a user can mend, by who can act on them. The command line turns each into one message and exit code 2."""
+"""Errors that a user can fix. The command line prints each as one message and exits with 2."""
 
 from __future__ import annotations
 
 
 class UserError(Exception):
-    """Something the user can mend. The text says what is wrong, where, what was found and what to do."""
+    """A mistake that the user can fix. The text says what is wrong, where, what was found and what to do."""
 
 
 class ConfigError(UserError):

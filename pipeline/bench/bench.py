@@ -40,7 +40,7 @@ class BenchPlan:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Who is told what happens. on_record: after every request; on_note: remarks."""
+    """Callbacks of a run. on_record: after each request; on_note: remarks."""
 
     on_record: Callable[[RequestRecord], None] = lambda record: None
     on_note: Callable[[str], None] = lambda text: None

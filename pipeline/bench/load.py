@@ -1,4 +1,4 @@
-"""Closed-loop load on a running server: so many clients, each sending its next request when the last one has ended."""
+"""Closed-loop load on a running server: each client sends its next request when the last one has ended."""
 
 from __future__ import annotations
 

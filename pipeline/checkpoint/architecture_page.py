@@ -8,7 +8,7 @@ from pipeline.checkpoint.architectures import ARCHITECTURES, MOVING_ROPE, REFUSE
 
 _HEAD = """# Architectures of the torch engine
 
-Written by `lookahead architectures --write` from `pipeline/checkpoint/architectures.py`; `make check` and a test fail
+Written by `lookahead dev architectures --write` from `pipeline/checkpoint/architectures.py`; `make check` and a test fail
 when it is stale.
 
 For each row `tests/unit/engine/torch/test_architectures.py` makes a tiny random model and compares prompts in chunks,

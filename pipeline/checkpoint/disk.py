@@ -17,7 +17,7 @@ from pipeline.files import error_number
 # Room left for everything else on the disk.
 _SPARE_BYTES = 256 << 20
 
-_ELSEWHERE = "Mend that, or point LOOKAHEAD_CACHE or LOOKAHEAD_ENGINES to another disk."
+_ELSEWHERE = "Fix that, or point LOOKAHEAD_CACHE or LOOKAHEAD_ENGINES to another disk."
 
 # Names of folders that are not whole yet begin with this.
 PARTIAL = ".partial-"

@@ -86,7 +86,7 @@ def fetch_from_hub(
             raise CheckpointError(f"{name} cannot be fetched: {refusal}") from error
         if isinstance(error, OSError) and error.errno in _NOT_WRITABLE:
             raise CheckpointError(
-                f"{name} cannot be written to {constants.HF_HUB_CACHE}: {error.strerror}. Mend that, or point HF_HOME "
+                f"{name} cannot be written to {constants.HF_HUB_CACHE}: {error.strerror}. Fix that, or point HF_HOME "
                 "to another folder; files already fetched are kept."
             ) from error
         raise CheckpointError(

@@ -1,4 +1,4 @@
-"""The `lookahead` command. Here errors are caught, once: exit 0 done, 1 our bug (trace), 2 the user can mend it,
+"""The `lookahead` command. Here errors are caught, once: exit 0 done, 1 our bug (trace), 2 a user error,
 130 Ctrl-C."""
 
 from __future__ import annotations

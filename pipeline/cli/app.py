@@ -16,7 +16,7 @@ How to add commands
     * A verb that needs the engine calls `pipeline.tuning.planned_engine.planned_engine(resolved, places(),
       note=output.note).artifact`, which builds what is missing and takes milliseconds otherwise; one that must not
       build calls `pipeline.engine.artifact.load_artifact(artifact_dir(places(), model, profile), places().cache)`.
-    * What the user mends is raised as a `pipeline.errors.UserError`; `pipeline.cli.main` prints it on stderr and exits
+    * What the user can fix is raised as a `pipeline.errors.UserError`; `pipeline.cli.main` prints it on stderr and exits
       with 2. Nothing else is caught: a bug leaves its trace and exits with 1. Exit codes of a verb's own: `raise
       typer.Exit(code)`.
     * Results go to stdout (`output.say`, `output.table`, `output.print_json`), progress and remarks to stderr
@@ -29,24 +29,21 @@ import importlib
 from importlib.metadata import entry_points
 
 import typer
+from typer.models import CommandInfo, TyperInfo
 
 # Entry points of packages that add a group of verbs: functions that return a typer.Typer.
 PLUGINS = "lookahead.commands"
 
-# As `lookahead --help` shows them: look around, build, serve, measure, tend the trie.
-GROUPS = (
-    "doctor",
-    "look",
-    "architectures",
-    "build",
-    "server",
-    "clients",
-    "bench",
-    "verify",
-    "tune",
-    "trie",
-    "validate",
-)
+GROUPS = ("look", "doctor", "build", "server", "clients", "bench", "verify", "tune", "trie", "validate", "dev")
+
+# Verbs as `lookahead --help` shows them, by what users do with them.
+PANELS = {
+    "Serve": ("demo", "models", "profiles", "doctor", "engine", "repo", "serve", "status", "switch", "stop"),
+    "Talk": ("chat", "generate"),
+    "Measure": ("verify", "bench", "load", "report", "tune", "validate-gpu"),
+    "Maintain": ("trie", "clean", "dev"),
+    "Research": ("research",),
+}
 
 
 def build_app() -> typer.Typer:
@@ -55,7 +52,6 @@ def build_app() -> typer.Typer:
         name="lookahead",
         help="Lossless low-latency LLM serving on Triton: checkpoint -> engine -> model repository -> server.",
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode="rich",
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -65,7 +61,21 @@ def build_app() -> typer.Typer:
         importlib.import_module(f"pipeline.cli.{group}").register(app)
     for plugin in entry_points(group=PLUGINS):
         app.add_typer(plugin.load()(), name=plugin.name)
+    _group_in_panels(app)
     return app
+
+
+def verb_name(verb: CommandInfo | TyperInfo) -> str:
+    """Return the word that runs a verb or a group of verbs."""
+    return verb.name or getattr(verb.callback, "__name__", "").replace("_", "-")
+
+
+def _group_in_panels(app: typer.Typer) -> None:
+    """Put each verb into its panel, in the order of PANELS; other verbs, of plugins for instance, come last."""
+    order = {verb: (panel, place) for place, (panel, verb) in enumerate((p, v) for p, vs in PANELS.items() for v in vs)}
+    for verb in (*app.registered_commands, *app.registered_groups):
+        verb.rich_help_panel = order.get(verb_name(verb), ("Commands", len(order)))[0]
+    app.registered_commands.sort(key=lambda verb: order.get(verb_name(verb), ("", len(order)))[1])
 
 
 def _root(

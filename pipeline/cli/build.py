@@ -1,4 +1,4 @@
-"""Verbs that build and remove: engine, schema, clean."""
+"""Verbs that build and remove: engine, clean."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     app.command()(engine)
-    app.command()(schema)
     app.command()(clean)
 
 
@@ -98,26 +97,6 @@ def _complete(plan: dict[str, Any], resolved: ResolvedConfig, where: Places) -> 
     }
     output.note(f"plan: {write_plan(plan, resolved, where)}")
     return full_text(plan_for(resolved, where), [command.to_text() for command in commands])
-
-
-def schema(
-    check: Annotated[
-        bool, typer.Option("--check", help="Only say whether the files are fresh; exit 2 if not.")
-    ] = False,
-) -> None:
-    """Write the JSON schemas of models, profiles and resolved configs, for editors that complete and check YAML."""
-    from pipeline.config.places import places
-    from pipeline.config.schema_files import stale_schemas, write_schemas
-    from pipeline.errors import ConfigError
-
-    folder = places().home / "configs" / "schema"
-    if check:
-        if stale := stale_schemas(folder):
-            raise ConfigError(f"Out of date in {folder}: {', '.join(stale)}. Run `lookahead schema`.")
-        output.say("schemas are fresh")
-        return
-    for path in write_schemas(folder):
-        output.say(str(path))
 
 
 def clean(

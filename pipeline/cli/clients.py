@@ -129,7 +129,7 @@ def demo(
     overrides: Set = None,
     max_tokens: MaxTokens = 96,
 ) -> None:
-    """The whole road: engine, repository, server, clients, speed with and without drafts. Leaves nothing running."""
+    """Build, serve, query over gRPC and HTTP, compare speed with and without drafts, and stop the server."""
     from pipeline.cli.demo import run_demo
     from pipeline.cli.server import leave
     from pipeline.config.places import places

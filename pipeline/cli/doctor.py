@@ -22,7 +22,7 @@ def doctor(
     overrides: Set = None,
     as_json: Json = False,
 ) -> None:
-    """Check what this machine can build and serve, and say how to mend what is missing.
+    """Check what this machine can build and serve, and report how to fix what is missing.
 
     With --model, --profile or --set also what would be refused for them, e.g. --set backend=tensorrt_llm."""
     from pipeline.cli.doctor_config import examine_config

@@ -1,5 +1,5 @@
 """What `lookahead doctor` looks at on this machine. Each finding says what was found and, if something is missing,
-how to mend it."""
+how to fix it."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def _package(part: str, name: str, found: Mapping[str, str]) -> Finding:
     wrong = unmet(found).get(part)
     if wrong is None:
         return Finding(name, "ok", found[part])
-    remedy = f"Release line {facts.RELEASE_LINE} needs {wrong.range} ({wrong.why}); see `lookahead versions`."
+    remedy = f"Release line {facts.RELEASE_LINE} needs {wrong.range} ({wrong.why}); see `lookahead dev versions`."
     return Finding(name, "note", found[part], remedy)
 
 

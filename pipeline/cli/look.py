@@ -1,9 +1,8 @@
-"""Verbs that look around: models, profiles, versions."""
+"""Verbs that list what can be served: models, profiles."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -14,7 +13,6 @@ from pipeline.cli.options import Json
 def register(app: typer.Typer) -> None:
     app.command()(models)
     app.command()(profiles)
-    app.command()(versions)
 
 
 def models(as_json: Json = False) -> None:
@@ -65,36 +63,6 @@ def profiles(as_json: Json = False) -> None:
         for p in found
     ]
     output.table(["profile", "batch", "context", "strategy", "draft tokens", ""], rows)
-
-
-def versions(
-    write: Annotated[bool, typer.Option("--write", help="Put the tables into docs/how-to/tensorrt-llm.md.")] = False,
-    check: Annotated[bool, typer.Option("--check", help="Only say whether they stand there; exit 2 if not.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Which container holds which TensorRT-LLM, and what the backend needs."""
-    from dataclasses import asdict
-
-    from pipeline.cli.version_page import is_fresh, version_page, write_page
-    from pipeline.config.places import places
-    from pipeline.engine.tensorrt_llm.facts import containers
-    from pipeline.engine.tensorrt_llm.versions import MATRIX_COLUMNS, matrix_rows, requirements
-    from pipeline.errors import ConfigError
-
-    page = version_page(places().home)
-    if check:
-        if not is_fresh(page):
-            raise ConfigError(f"The version tables in {page} are out of date. Run `lookahead versions --write`.")
-        output.say("version tables are fresh")
-    elif write:
-        write_page(page)
-        output.say(str(page))
-    elif as_json:
-        needs = [asdict(requirement) for requirement in requirements()]
-        output.print_json({"requirements": needs, "containers": [asdict(entry) for entry in containers().values()]})
-    else:
-        output.table(["part", "version", "what for"], [(n.name, n.range, n.why) for n in requirements()])
-        output.table(MATRIX_COLUMNS, matrix_rows())
 
 
 def _count(number: int) -> str:

@@ -8,7 +8,7 @@ import os
 from pipeline.files import error_number
 
 _SPACE = "Free some, or point LOOKAHEAD_CACHE, LOOKAHEAD_ENGINES or TMPDIR to a larger disk"
-_ACCESS = "Name folders that you may write to in LOOKAHEAD_CACHE, LOOKAHEAD_ENGINES or TMPDIR, or mend the permissions"
+_ACCESS = "Name folders that you may write to in LOOKAHEAD_CACHE, LOOKAHEAD_ENGINES or TMPDIR, or fix the permissions"
 _REMEDIES = {
     errno.ENOSPC: _SPACE,
     errno.EDQUOT: _SPACE,
@@ -19,7 +19,7 @@ _REMEDIES = {
     errno.ENOTDIR: "A file stands where a folder should be; move it, or name another folder",
     errno.EISDIR: "A folder stands where a file should be; move it, or name another file",
     errno.ENAMETOOLONG: "Use a shorter one",
-    errno.ELOOP: "Mend the symbolic link",
+    errno.ELOOP: "Fix the symbolic link",
     errno.EMFILE: "Raise the limit of open files (ulimit -n)",
     errno.EIO: "The disk or its connection is faulty",
 }

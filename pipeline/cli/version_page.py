@@ -7,7 +7,7 @@ from pathlib import Path
 from pipeline.engine.tensorrt_llm.versions import markdown
 from pipeline.errors import ConfigError
 
-BEGIN = "<!-- versions: written by `lookahead versions --write` -->"
+BEGIN = "<!-- versions: written by `lookahead dev versions --write` -->"
 END = "<!-- end of versions -->"
 
 

@@ -34,7 +34,7 @@ PROMISED = [
 
 def test_the_page_is_that_of_the_list() -> None:
     page = architecture_file(places({}).home)
-    assert page.read_text(encoding="utf-8") == architecture_page(), "run `lookahead architectures --write`"
+    assert page.read_text(encoding="utf-8") == architecture_page(), "run `lookahead dev architectures --write`"
     for name in (*SUPPORTED_ARCHITECTURES, *REFUSED):
         assert f"| {name} |" in architecture_page()
 

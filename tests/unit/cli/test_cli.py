@@ -18,7 +18,7 @@ import typer
 from safetensors import SafetensorError
 
 from pipeline import cli
-from pipeline.cli.app import GROUPS, build_app
+from pipeline.cli.app import GROUPS, PANELS, build_app, verb_name
 from pipeline.config.places import places
 from pipeline.errors import ConfigError
 
@@ -39,10 +39,17 @@ def test_every_group_registers_verbs_and_every_verb_explains_itself() -> None:
     for group in GROUPS:
         assert callable(importlib.import_module(f"pipeline.cli.{group}").register)
     verbs = build_app().registered_commands
-    assert {"doctor", "models", "profiles", "engine", "schema", "clean"} <= {
-        verb.callback.__name__ for verb in verbs if verb.callback
-    }
     assert all(verb.callback.__doc__ for verb in verbs if verb.callback)
+
+
+def test_help_shows_each_verb_in_a_panel(capsys: pytest.CaptureFixture[str]) -> None:
+    app = build_app()
+    verbs = {verb_name(verb) for verb in (*app.registered_commands, *app.registered_groups)}
+    assert verbs == {verb for panel in PANELS.values() for verb in panel}
+    assert run("--help") == 0
+    text = capsys.readouterr().out
+    titles = [text.index(f" {panel} ") for panel in PANELS]
+    assert titles == sorted(titles)
 
 
 def test_help_and_models_import_nothing_heavy() -> None:
@@ -185,11 +192,11 @@ def test_models_and_profiles_as_json(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_schema_check(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("schema", "--check") == 0
+    assert run("dev", "schema", "--check") == 0
     assert "fresh" in capsys.readouterr().out
 
 
-def test_doctor_says_how_to_mend_what_fails(
+def test_doctor_reports_how_to_fix_what_fails(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     assert run("doctor", "--json") in (0, 2)

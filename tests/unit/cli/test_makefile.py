@@ -9,12 +9,13 @@ import subprocess
 
 import pytest
 
-from pipeline.cli.app import build_app
+from pipeline.cli.app import build_app, verb_name
 from pipeline.config.places import places
 
 HOME = places({}).home
 TEXT = (HOME / "Makefile").read_text(encoding="utf-8")
-VERBS = {command.name or command.callback.__name__ for command in build_app().registered_commands if command.callback}
+APP = build_app()
+VERBS = {verb_name(verb) for verb in (*APP.registered_commands, *APP.registered_groups)}
 
 
 @pytest.mark.parametrize("verb", sorted(set(re.findall(r"\$\(LOOKAHEAD\) ([\w-]+)", TEXT))))

@@ -9,7 +9,7 @@ from pipeline.config.schema_files import stale_schemas, write_schemas
 
 
 def test_the_shipped_schemas_are_fresh() -> None:
-    assert stale_schemas(places({}).home / "configs" / "schema") == [], "run `lookahead schema`"
+    assert stale_schemas(places({}).home / "configs" / "schema") == [], "run `lookahead dev schema`"
 
 
 def test_a_changed_or_missing_schema_is_noticed(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_each_number_and_kind_of_processes_has_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"fingerprint_digest": "d", "points": []}'])
-def test_a_damaged_file_is_a_build_error_with_the_command_that_mends_it(tmp_path: Path, text: str) -> None:
+def test_a_damaged_file_is_a_build_error_with_the_command_that_fixes_it(tmp_path: Path, text: str) -> None:
     save_cost_curve(artifact(tmp_path), POINTS).write_text(text)
     with pytest.raises(BuildError, match="--cost-curve"):
         load_cost_curve(artifact(tmp_path))

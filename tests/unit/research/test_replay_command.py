@@ -64,7 +64,7 @@ def test_replay_writes_a_row_per_source_budget_regime_and_task(
         (["--source", "pool+window"], "source 'pool+window' names one source twice"),
     ],
 )
-def test_wrong_words_are_the_users_to_mend(
+def test_wrong_words_are_user_errors(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], complaint: str
 ) -> None:
     assert run("research", "replay", "--outputs", str(outputs(tmp_path)), *more) == 2

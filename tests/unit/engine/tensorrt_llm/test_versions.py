@@ -60,7 +60,7 @@ def test_the_tables_hold_every_container_and_requirement():
 
 
 def test_the_tables_in_the_documentation_are_those_of_the_data():
-    assert is_fresh(version_page(places().home)), "run `lookahead versions --write`"
+    assert is_fresh(version_page(places().home)), "run `lookahead dev versions --write`"
 
 
 def test_stale_tables_are_found_and_written_again_and_the_rest_stays(tmp_path):
