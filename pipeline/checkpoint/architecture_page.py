@@ -8,8 +8,8 @@ from pipeline.checkpoint.architectures import ARCHITECTURES, MOVING_ROPE, REFUSE
 
 _HEAD = """# Architectures of the torch engine
 
-Written by `lookahead dev architectures --write` from `pipeline/checkpoint/architectures.py`; `make check` and a test fail
-when it is stale.
+Written by `lookahead dev architectures --write` from `pipeline/checkpoint/architectures.py`; `make check` and a test
+fail when it is stale.
 
 For each row `tests/unit/engine/torch/test_architectures.py` makes a tiny random model and compares prompts in chunks,
 draft trees and the cache after a commit with transformers' own plain passes, path by path; windows are shorter than the

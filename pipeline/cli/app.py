@@ -16,8 +16,8 @@ How to add commands
     * A verb that needs the engine calls `pipeline.tuning.planned_engine.planned_engine(resolved, places(),
       note=output.note).artifact`, which builds what is missing and takes milliseconds otherwise; one that must not
       build calls `pipeline.engine.artifact.load_artifact(artifact_dir(places(), model, profile), places().cache)`.
-    * What the user can fix is raised as a `pipeline.errors.UserError`; `pipeline.cli.main` prints it on stderr and exits
-      with 2. Nothing else is caught: a bug leaves its trace and exits with 1. Exit codes of a verb's own: `raise
+    * What the user can fix is raised as a `pipeline.errors.UserError`; `pipeline.cli.main` prints it on stderr and
+      exits with 2. Nothing else is caught: a bug leaves its trace and exits with 1. Exit codes of a verb's own: `raise
       typer.Exit(code)`.
     * Results go to stdout (`output.say`, `output.table`, `output.print_json`), progress and remarks to stderr
       (`output.note`, `output.steps`, `output.progress`), so that `--json` can be piped.
