@@ -50,7 +50,8 @@ class SamplingParams:
 class GenerationRequest:
     """One request. prompt_ids: [prompt_len]. end_ids: tokens that end the output, none of which comes among the first
     min_new_tokens; nor does one of late_ids, which end nothing. stop_sequences: token sequences that end the output;
-    like an end token they stay in the output ids, and whoever makes text of them leaves them out."""
+    like an end token they stay in the output ids, and the text leaves them out. num_resumed_tokens: the last so many of
+    prompt_ids are output of an earlier run; max_new_tokens, min_new_tokens and stop_sequences count them as output."""
 
     request_id: str
     prompt_ids: IntArray
@@ -61,6 +62,7 @@ class GenerationRequest:
     stop_sequences: tuple[tuple[int, ...], ...] = ()
     sampling: SamplingParams = SamplingParams()
     namespace: str = ""
+    num_resumed_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,7 +98,7 @@ def choose_token(request: GenerationRequest, logits: FloatArray, context: IntArr
             scores = _limited(scores + params.embedding_bias.astype(np.float32, copy=False))
         _penalise(scores, params, context)
     _ban(scores, _completed_bad_words(params.bad_words, context))
-    if len(context) - len(request.prompt_ids) < request.min_new_tokens:
+    if len(context) - len(request.prompt_ids) + request.num_resumed_tokens < request.min_new_tokens:
         _ban(scores, request.end_ids | request.late_ids)
     if params.greedy:
         return int(scores.argmax())

@@ -73,9 +73,10 @@ class Session:
         # Without sources every call to the drafter would do nothing, at the price of a call per step.
         self._drafter = drafter if names else None
         self._max_seq_len = max_seq_len
-        self._prompt_len = self._len = len(request.prompt_ids)
+        self._len = len(request.prompt_ids)
+        self._prompt_len = self._len - request.num_resumed_tokens
         self._tokens = np.empty(min(self._prompt_len + request.max_new_tokens, max_seq_len), np.int32)
-        self._tokens[: self._prompt_len] = request.prompt_ids
+        self._tokens[: self._len] = request.prompt_ids
         self._longest_stop = max(map(len, request.stop_sequences), default=0)
         self._started_at = time.perf_counter()
         if self._drafter is not None:
@@ -88,7 +89,7 @@ class Session:
 
     @property
     def output_ids(self) -> list[int]:
-        """Tokens generated so far, an end token included."""
+        """Tokens generated so far, resumed ones and an end token included."""
         ids: list[int] = self._tokens[self._prompt_len : self._len].tolist()
         return ids
 

@@ -24,6 +24,8 @@ TENSORRT_LLM_INPUTS = (
     _input("runtime_min_p", "FP32", scalar=True),
     # Tokens that do not come among the first min_tokens, as end_id does not: for clients that end at several tokens.
     _input("late_ids", "INT32", (-1,)),
+    # Presence and frequency penalties count the tokens of prompt and output from here on; 0 if left out.
+    _input("prompt_ignore_length", "INT32", scalar=True),
     # Another request is to go on with this one's output: from the second on, their place is kept for a moment.
     _input("to_be_continued", "BOOL", scalar=True),
 )
@@ -45,6 +47,16 @@ LOOKAHEAD_BLS_INPUTS = (
     _input("system_prompt", "STRING"),
     # A conversation as JSON, [{"role": ..., "content": ...}]; takes the place of text_input.
     _input("messages", "STRING"),
+    # The prompt as token ids; takes the place of text_input. The responses then hold output_ids and no text_output.
+    _input("input_ids", "INT32", (-1,)),
+    # The last so many of input_ids are output of an earlier, interrupted run of the request: min_tokens, max_tokens and
+    # stop words count them, output_ids leaves them out.
+    _input("num_resumed_tokens", "INT32"),
+    # Added to the logits of some tokens: ids, and as many values.
+    _input("logit_bias_ids", "INT32", (-1,)),
+    _input("logit_bias_values", "FP32", (-1,)),
+    # As in `tensorrt_llm`; for the torch engine only.
+    _input("prompt_ignore_length", "INT32"),
     # A guess at the output, as in editing tasks: right parts are verified many tokens at a time.
     _input("prediction", "STRING"),
     _input("min_p", "FP32"),
@@ -56,6 +68,8 @@ LOOKAHEAD_BLS_INPUTS = (
 )
 
 LOOKAHEAD_BLS_OUTPUTS = (
+    # The new tokens of this response, an end token included; only if input_ids was sent.
+    Tensor("output_ids", "TYPE_INT32", (-1,)),
     # On the last response: end_token, stop_words, length or cancelled.
     Tensor("finish_reason", "TYPE_STRING", (1,)),
     # On the last response, if asked for: token ids, counts and times as one JSON object.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+from collections.abc import Mapping
 from contextlib import ExitStack
 from ipaddress import IPv4Address
 from typing import NamedTuple
@@ -21,36 +22,43 @@ class Ports(NamedTuple):
 
 
 def choose_ports(server: ServerConfig) -> Ports:
-    """The ports of a server section, with each 0 replaced by a free one.
-
-    A free port may be taken before the server binds it; whoever starts the server tries again then. Raises ServerError
-    if an asked-for port is in use, two are the same, or the server cannot listen at that address."""
+    """The ports of a server section, with each 0 replaced by a free one. Raises what `bind_ports` raises."""
     asked = {"http_port": server.http_port, "grpc_port": server.grpc_port, "metrics_port": server.metrics_port}
+    return Ports(*bind_ports(server.host, asked).values())
+
+
+def bind_ports(host: str, asked: Mapping[str, int]) -> dict[str, int]:
+    """Ports to listen on, by the name of their setting in the server section; each 0 is replaced by a free one.
+
+    A free port may be taken before a process binds it; the caller then tries again. Raises ServerError if an asked-for
+    port is in use, two are the same, or this machine cannot listen at that address."""
     fixed = [port for port in asked.values() if port]
     if len(set(fixed)) < len(fixed):
-        raise ServerError(f"Two of the server's ports are the same: {asked}. Give each its own, or 0 for a free one.")
+        raise ServerError(
+            f"Two of the server's ports are the same: {dict(asked)}. Give each its own, or 0 for a free one."
+        )
     try:
-        IPv4Address(server.host)
+        IPv4Address(host)
     except ValueError as error:  # with a name Triton starts, and its HTTP service is nowhere to be reached
-        raise _no_place(server.host, "it is no IPv4 address") from error
-    chosen = []
+        raise _no_place(host, "it is no IPv4 address") from error
+    chosen = {}
     with ExitStack() as stack:  # all are held until all are chosen, so that they differ
         for name, port in asked.items():
             held = stack.enter_context(socket.socket())
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                held.bind((server.host, port))
+                held.bind((host, port))
             except PermissionError as error:
                 raise ServerError(f"Port {port} (server.{name}) needs privileges; choose one from 1024 on.") from error
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
-                    raise _no_place(server.host, str(error.strerror)) from error
+                    raise _no_place(host, str(error.strerror)) from error
                 raise ServerError(
-                    f"Port {port} (server.{name}) on {server.host} cannot be used: {error.strerror}. Stop what listens "
+                    f"Port {port} (server.{name}) on {host} cannot be used: {error.strerror}. Stop what listens "
                     f"there (`lookahead stop`, if it is ours), or take another: --set server.{name}=0 finds a free one."
                 ) from error
-            chosen.append(held.getsockname()[1])
-    return Ports(*chosen)
+            chosen[name] = held.getsockname()[1]
+    return chosen
 
 
 def _no_place(host: str, reason: str) -> ServerError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -76,7 +77,7 @@ def find_server(run_dir: Path) -> ServerState | None:
     except ValidationError:
         path.unlink(missing_ok=True)  # of another version of this program
         return None
-    if _is_ours(state.guard_pid, state.server_id):
+    if is_guard(state.guard_pid, state.server_id):
         return state
     sweep(state, run_dir)
     return None
@@ -90,7 +91,8 @@ def is_ready(state: ServerState) -> bool:
         return False
 
 
-def _is_ours(pid: int, server_id: str) -> bool:
+def is_guard(pid: int, server_id: str) -> bool:
+    """Whether a process is the guard of the server or service with that id."""
     try:
         process = psutil.Process(pid)
         return process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == server_id
@@ -100,16 +102,22 @@ def _is_ours(pid: int, server_id: str) -> bool:
 
 def sweep(state: ServerState, run_dir: Path) -> None:
     """Kill what a server left running, remove its shared memory, its container and its state file."""
+    end_leftovers(state.server_id, state.clean_up, run_dir / STATE)
+
+
+def end_leftovers(server_id: str, clean_up: Sequence[str], state_path: Path) -> None:
+    """Kill the processes that carry an id, remove their shared memory and the state file that names the id.
+
+    clean_up: command that removes a container, if there is one."""
     left = []
-    for pid in marked_processes(state.server_id):
+    for pid in marked_processes(server_id):
         with suppress(psutil.Error):
             process = psutil.Process(pid)
             process.kill()
             left.append(process)
     psutil.wait_procs(left, timeout=5)
-    run_clean_up(state.clean_up)
-    remove_shm(state.server_id)
-    path = run_dir / STATE
+    run_clean_up(clean_up)
+    remove_shm(server_id)
     with suppress(FileNotFoundError):
-        if json.loads(path.read_text(encoding="utf-8")).get("server_id") == state.server_id:
-            path.unlink()
+        if json.loads(state_path.read_text(encoding="utf-8")).get("server_id") == server_id:
+            state_path.unlink()

@@ -27,7 +27,7 @@ from pipeline.decoding.warm_up import warm_up
 from pipeline.engine.artifact import ENGINE, RESOLVED, TOKENIZER
 from pipeline.errors import BusyError, RepositoryError, RequestError
 from pipeline.triton_models.call_costs import CallCosts
-from pipeline.triton_models.generation import Engine, Generation
+from pipeline.triton_models.generation import Engine, Generation, Piece
 from pipeline.triton_models.metrics import RequestMetrics, TrieMetrics
 from pipeline.triton_models.routing import offered, route_of
 from pipeline.triton_models.steps import tree_budget
@@ -134,15 +134,15 @@ class Bls:
 
     async def _responses(self, generation: Generation, started: float) -> AsyncGenerator[TextAnswer, None]:
         request = generation.request
-        parts: list[str] = []
+        kept = [Piece(request.echo, [])]
         async with aclosing(generation.run()) as pieces:
             async for piece in pieces:
-                if request.stream and generation.finish_reason is None:
-                    yield TextAnswer({"text_output": _string(piece), **_index()}, last=False)
-                else:
-                    parts.append(piece)
-        text = request.echo + "".join(parts)
-        yield TextAnswer({"text_output": _string(text), **_index(), **_last_tensors(generation, started)}, last=True)
+                if not request.stream or generation.finish_reason is not None:
+                    kept.append(piece)
+                elif piece.text or request.tokens_only:
+                    yield TextAnswer({**_output([piece], request.tokens_only), **_index()}, last=False)
+        output = _output(kept, request.tokens_only)
+        yield TextAnswer({**output, **_index(), **_last_tensors(generation, started)}, last=True)
 
     def _generation(self, request: TextRequest, engine: Engine) -> Generation:
         names = source_names(engine.strategy, self._drafter.names)
@@ -226,7 +226,8 @@ def _last_tensors(generation: Generation, started: float) -> dict[str, Array]:
         tensors["total_accepted_draft_tokens"] = _int(accepted)
         tensors["total_draft_tokens"] = _int(drafted)
     if request.return_num_input_tokens:
-        tensors["num_input_tokens"] = _int(len(request.generation.prompt_ids))
+        num_input = len(request.generation.prompt_ids) - request.generation.num_resumed_tokens
+        tensors["num_input_tokens"] = _int(num_input)
     if request.return_num_output_tokens:
         tensors["num_output_tokens"] = _int(generation.num_output_tokens)
     if request.return_statistics:
@@ -271,6 +272,13 @@ def _request_metrics(generation: Generation, outcome: str, started: float) -> Re
         num_calls=generation.num_calls,
         num_calls_without_draft=generation.num_calls_without_draft,
     )
+
+
+def _output(pieces: Sequence[Piece], tokens_only: bool) -> dict[str, Array]:
+    """Text or tokens of some pieces together."""
+    if tokens_only:
+        return {"output_ids": np.asarray([[token for piece in pieces for token in piece.token_ids]], np.int32)}
+    return {"text_output": _string("".join(piece.text for piece in pieces))}
 
 
 def _index() -> dict[str, Array]:

@@ -99,6 +99,8 @@ def _extended_tensors(request: TextRequest, tree: DraftTree, strategy: str) -> d
     params = request.generation.sampling
     if params.min_p and not params.greedy:
         tensors["runtime_min_p"] = _float(params.min_p)
+    if params.prompt_ignore_length:
+        tensors["prompt_ignore_length"] = _int(params.prompt_ignore_length)
     if request.max_draft_tokens is not None:
         tensors["max_draft_tokens"] = _int(request.max_draft_tokens)
     if len(tree):

@@ -129,6 +129,7 @@ def sampling_params(
     repetition_penalty: float | None = None,
     presence_penalty: float | None = None,
     frequency_penalty: float | None = None,
+    prompt_ignore_length: int | None = None,
     seed: int | None = None,
     bad_words: Sequence[tuple[int, ...]] = (),
     embedding_bias: FloatArray | None = None,
@@ -145,6 +146,8 @@ def sampling_params(
         raise RequestError(f"min_p is {min_p:g}; it must be in 0 .. 1")
     if temperature is not None and temperature < 0:
         raise RequestError(f"temperature is {temperature:g}; it must be >= 0")
+    if prompt_ignore_length is not None and prompt_ignore_length < 0:
+        raise RequestError(f"prompt_ignore_length is {prompt_ignore_length}; it must be >= 0")
     if seed is not None and seed < 0:
         raise RequestError(f"seed is {seed}; it must be >= 0")
     greedy = (
@@ -161,6 +164,7 @@ def sampling_params(
         repetition_penalty=1.0 if repetition_penalty is None else repetition_penalty,
         presence_penalty=presence_penalty or 0.0,
         frequency_penalty=frequency_penalty or 0.0,
+        prompt_ignore_length=prompt_ignore_length or 0,
         bad_words=tuple(bad_words),
         embedding_bias=embedding_bias,
         seed=seed or 0,
@@ -179,6 +183,7 @@ def sampling_of(
         repetition_penalty=number(tensors, "repetition_penalty"),
         presence_penalty=number(tensors, "presence_penalty"),
         frequency_penalty=number(tensors, "frequency_penalty"),
+        prompt_ignore_length=integer(tensors, "prompt_ignore_length"),
         seed=integer(tensors, "seed"),
         bad_words=bad_words,
         embedding_bias=embedding_bias,

@@ -47,6 +47,13 @@ class Engine:
     costs: CallCosts | None = None
 
 
+class Piece(NamedTuple):
+    """What one call adds to the output. text: empty if the request asks for tokens only."""
+
+    text: str
+    token_ids: list[int]
+
+
 class _DraftCounts(NamedTuple):
     """As the target counts them, its own drafts included."""
 
@@ -98,14 +105,15 @@ class Generation:
             statistics.num_draft_tokens, statistics.num_accepted_tokens = self._counts
         return statistics
 
-    async def run(self) -> AsyncGenerator[str, None]:
-        """The output's text, piece by piece. Leaving the iteration early cancels the request."""
+    async def run(self) -> AsyncGenerator[Piece, None]:
+        """The output, piece by piece. Leaving the iteration early cancels the request."""
         try:
             while self.finish_reason is None:
-                if piece := await self._call(self._within_min_tokens(self._next_step())):
-                    yield piece
-            if rest := self._text.finish():
-                yield rest
+                num_before = len(self.output_ids)
+                text = await self._call(self._within_min_tokens(self._next_step()))
+                yield Piece(text, self.output_ids[num_before:])
+            if not self.request.tokens_only and (rest := self._text.finish()):
+                yield Piece(rest, [])
         finally:
             self.session.close()
 
@@ -187,13 +195,14 @@ class Generation:
         emitted = self.session.advance(tree, outcome)
         self.step_times.append(time.perf_counter())
         pieces = []
+        reads_text = not self.request.tokens_only or bool(self.request.stop_words)
         for token in emitted:
             if self._text.stopped:
                 break
             self.output_ids.append(token)
-            if token not in self.request.generation.end_ids:
+            if reads_text and token not in self.request.generation.end_ids:
                 pieces.append(self._text.push(token))
-        return "".join(pieces)
+        return "" if self.request.tokens_only else "".join(pieces)
 
     def _num_steps(self, ids: list[int], response: Tensors | None) -> int:
         """Passes behind the tokens of a response that is not a step over a tree: one for each token that was not an

@@ -44,6 +44,8 @@ def route_of(models: Sequence[TargetTraits], request: TextRequest) -> Route:
     if models[0].extended:
         triple = None if request.lookahead is None else triple_of(request.lookahead)
         return Route(0, "hybrid" if strategy == "auto" else strategy, triple)
+    if request.generation.sampling.prompt_ignore_length:
+        raise RequestError("prompt_ignore_length was sent; TensorRT-LLM's tensors have no such setting, leave it out")
     if strategy == "auto":
         strategy = _choose(strategies, request)
     model = next(place for place, traits in enumerate(models) if strategy in traits.strategies)

@@ -9,11 +9,11 @@ import numpy as np
 from pipeline.config.schema import LookaheadConfig
 from pipeline.decoding.request import GenerationRequest
 from pipeline.decoding.strategy import check_strategy
-from pipeline.decoding.tree import IntArray
+from pipeline.decoding.tree import FloatArray, IntArray
 from pipeline.engine.admission import check_prediction
 from pipeline.errors import RequestError
 from pipeline.triton_models.engine_calls import lookahead_config, sampling_of
-from pipeline.triton_models.tensors import Tensors, flag, integer, require_one_row, scalar, text, texts
+from pipeline.triton_models.tensors import Tensors, flag, integer, require_one_row, scalar, text, texts, token_ids
 from pipeline.triton_models.text_codec import TextCodec, parse_messages
 
 _UNSUPPORTED = (
@@ -40,13 +40,15 @@ _PREDICTION_CHARS = 16
 @dataclass(frozen=True, slots=True)
 class TextRequest:
     """One request. echo: text that goes in front of the output where the input is not excluded. lookahead: W, N, G if
-    the client set them. max_draft_tokens: nodes per step if the client set a limit."""
+    the client set them. max_draft_tokens: nodes per step if the client set a limit. tokens_only: the responses hold
+    token ids and no text."""
 
     generation: GenerationRequest
     strategy: str
     stop_words: tuple[str, ...]
     prediction: IntArray
     stream: bool
+    tokens_only: bool
     echo: str
     lookahead: LookaheadConfig | None
     max_draft_tokens: int | None
@@ -78,6 +80,7 @@ def text_request(
         raise RequestError(f"min_tokens is {min_tokens}; it must be in 0 .. {max_tokens} (max_tokens)")
     words, bad_words, stop_words = (_words(tensors, n) for n in ("embedding_bias_words", "bad_words", "stop_words"))
     prompt_ids, prompt = _prompt(codec, tensors, longest_prompt)
+    num_resumed_tokens = _num_resumed_tokens(tensors, len(prompt_ids), max_tokens)
     prediction = _prediction(codec, tensors, longest_prompt)
     check_prediction(prediction, codec.vocab_size)
     weights = tensors.get("embedding_bias_weights", np.empty(0, np.float32)).reshape(-1).tolist()
@@ -97,14 +100,16 @@ def text_request(
             sampling=sampling_of(
                 tensors,
                 bad_words=codec.encode_words(bad_words),
-                embedding_bias=codec.embedding_bias(words, weights if words else []),
+                embedding_bias=_with_logit_bias(codec, tensors, codec.embedding_bias(words, weights if words else [])),
             ),
             namespace=text(tensors, "namespace") or "",
+            num_resumed_tokens=num_resumed_tokens,
         ),
         strategy=strategy,
         stop_words=tuple(stop_words),
         prediction=prediction,
         stream=stream,
+        tokens_only="input_ids" in tensors,
         echo="" if stream or (exclude_input if excluded is None else bool(excluded)) else prompt,
         lookahead=lookahead_config(tensors),
         max_draft_tokens=max_draft_tokens,
@@ -154,6 +159,10 @@ def _prompt(codec: TextCodec, tensors: Tensors, longest: int | None) -> tuple[In
     """Token ids and text of the prompt."""
     prompt = text(tensors, "text_input") or ""
     messages, system = text(tensors, "messages"), text(tensors, "system_prompt")
+    if "input_ids" in tensors:
+        if prompt or messages or system:
+            raise RequestError("input_ids was sent beside a text; leave text_input empty and the other texts out")
+        return _input_ids(codec, tensors), ""
     if messages:
         conversation = parse_messages(messages)
     elif not prompt:
@@ -170,6 +179,44 @@ def _prompt(codec: TextCodec, tensors: Tensors, longest: int | None) -> tuple[In
         conversation.insert(0, {"role": "system", "content": system})
     # The template writes special tokens itself.
     return _encoded_prompt(codec, codec.chat_text(conversation), longest, add_special_tokens=False), prompt
+
+
+def _input_ids(codec: TextCodec, tensors: Tensors) -> IntArray:
+    ids = token_ids(tensors, "input_ids")
+    if not len(ids):
+        raise RequestError("input_ids is empty; send at least one token")
+    if wrong := ids[(ids < 0) | (ids >= codec.vocab_size)].tolist():
+        raise RequestError(f"input_ids holds the token {wrong[0]}; tokens are in 0 .. {codec.vocab_size - 1}")
+    return ids
+
+
+def _with_logit_bias(codec: TextCodec, tensors: Tensors, bias: FloatArray | None) -> FloatArray | None:
+    """[vocab] bias of words plus that of single tokens; None without either."""
+    ids = token_ids(tensors, "logit_bias_ids")
+    values = tensors.get("logit_bias_values", np.empty(0, np.float32)).reshape(-1)
+    if len(ids) != len(values):
+        raise RequestError(f"logit_bias_ids has {len(ids)} tokens, logit_bias_values {len(values)} values")
+    if not len(ids):
+        return bias
+    if wrong := ids[(ids < 0) | (ids >= codec.vocab_size)].tolist():
+        raise RequestError(f"logit_bias_ids holds the token {wrong[0]}; tokens are in 0 .. {codec.vocab_size - 1}")
+    if not np.isfinite(values).all():
+        raise RequestError("logit_bias_values holds a number that is not finite; send finite numbers of 32 bits")
+    bias = np.zeros(codec.vocab_size, np.float32) if bias is None else bias
+    np.add.at(bias, ids, values)
+    return bias
+
+
+def _num_resumed_tokens(tensors: Tensors, num_tokens: int, max_tokens: int) -> int:
+    count = integer(tensors, "num_resumed_tokens") or 0
+    if count and "input_ids" not in tensors:
+        raise RequestError("num_resumed_tokens was sent without input_ids; they belong together")
+    largest = min(num_tokens, max_tokens) - 1
+    if not 0 <= count <= max(0, largest):
+        raise RequestError(
+            f"num_resumed_tokens is {count}; it must be in 0 .. {largest}, below max_tokens and the length of input_ids"
+        )
+    return count
 
 
 def _end_ids(codec: TextCodec, tensors: Tensors) -> frozenset[int]:

@@ -34,6 +34,14 @@ OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"embedding_bias_words": ["c", "g"], "embedding_bias_weights": [4.0, -8.0]},
         {"embedding_bias": np.asarray([{2: 4.0, 6: -8.0}.get(i, 0.0) for i in range(VOCAB_SIZE)], np.float32)},
     ),
+    "logit_bias": (
+        {"logit_bias_ids": [2, 6], "logit_bias_values": [4.0, -8.0]},
+        {"embedding_bias": np.asarray([{2: 4.0, 6: -8.0}.get(i, 0.0) for i in range(VOCAB_SIZE)], np.float32)},
+    ),
+    "penalties of the output": (
+        {"presence_penalty": 5.0, "prompt_ignore_length": 4},
+        {"presence_penalty": 5.0, "prompt_ignore_length": 4},
+    ),
     "greedy": ({"temperature": 0.0, "seed": 1}, {"temperature": 0.0}),
     "greedy by top_k": ({"top_k": 1, "min_p": 0.5}, {"temperature": 0.0}),
     "greedy with penalties": ({"top_k": 1, "frequency_penalty": 2.5}, {"temperature": 0.0, "frequency_penalty": 2.5}),

@@ -1,0 +1,183 @@
+"""Processes beside Triton: a service is a command, the ports that it listens on, and a question that says it is ready.
+
+Each service runs under a guard of its own (see `guard`) in a folder of its own below the run folder of the server. The
+folder holds its state file and its log. A later command finds the services again by these folders.
+"""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+from pydantic import Field, ValidationError
+
+from pipeline.config.schema import Frozen
+from pipeline.engine.builder import Note
+from pipeline.errors import ServerError
+from pipeline.files import log_tail, write_whole
+from pipeline.server.guard import DRAIN_SECONDS, MARK, STOP_SECONDS, GuardSpec, start_guard
+from pipeline.server.log import LOG, keep_previous, was_stopped
+from pipeline.server.state import end_leftovers, is_guard
+
+SERVICES, STATE, SPEC = "services", "service.json", "guard.json"
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A process to run beside the server.
+
+    name: of its folder, unique in a run folder. argv, environment: what to run, all of the environment. ports: where it
+    listens, by what for ("http", "metrics"). is_ready: whether it can serve; asked often until it says so.
+    startup_timeout_s: how long that may take."""
+
+    name: str
+    argv: Sequence[str]
+    environment: Mapping[str, str]
+    ports: Mapping[str, int]
+    is_ready: Callable[[], bool]
+    startup_timeout_s: float = 60.0
+
+
+class ServiceState(Frozen):
+    """What later commands need of a service; lies in its folder."""
+
+    name: str
+    server_id: str = Field(description="Marks its processes.")
+    guard_pid: int
+    ports: dict[str, int] = Field(description="Ports by what they are for.")
+    started: float = Field(description="Seconds since the epoch.")
+
+
+class RunningService:
+    """Handle of a service that this process started."""
+
+    def __init__(self, service: Service, state: ServiceState, folder: Path, guard: subprocess.Popen[bytes]) -> None:
+        self.service = service
+        self.state = state
+        self.folder = folder
+        self._guard = guard
+
+    @property
+    def name(self) -> str:
+        return self.state.name
+
+    @property
+    def log_path(self) -> Path:
+        return self.folder / LOG
+
+    def poll(self) -> int | None:
+        """Exit code if the service has ended, else None."""
+        return self._guard.poll()
+
+    def stop(self) -> None:
+        """End the service and everything that belongs to it. Twice does nothing."""
+        if self._guard.poll() is None:
+            self._guard.send_signal(signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            self._guard.wait(STOP_SECONDS + 10)
+        if self._guard.stdin is not None:
+            self._guard.stdin.close()
+        end_leftovers(self.state.server_id, (), self.folder / STATE)
+
+
+def start_service(service: Service, run_dir: Path, home: Path, *, detach: bool = False) -> RunningService:
+    """Start a service and return at once; `wait_until_ready` waits for it.
+
+    run_dir: of the server that it belongs to. home: folder of our package. detach: let it outlive this process. Raises
+    ServerError if one of that name runs already."""
+    folder = run_dir / SERVICES / service.name
+    folder.mkdir(parents=True, exist_ok=True)
+    if find_service(folder) is not None:
+        raise ServerError(f"The service {service.name} already runs from {folder}. Stop it with `lookahead stop`.")
+    keep_previous(folder)
+    server_id = f"la{secrets.token_hex(6)}"
+    environment = {**service.environment, MARK: server_id}
+    spec = GuardSpec(service.argv, environment, str(folder / LOG), str(folder / STATE), server_id, not detach)
+    guard = start_guard(spec, folder / SPEC, home)
+    state = ServiceState(
+        name=service.name,
+        server_id=server_id,
+        guard_pid=guard.pid,
+        ports=dict(service.ports),
+        started=time.time(),
+    )
+    write_whole(folder / STATE, state.model_dump_json(indent=2) + "\n")
+    return RunningService(service, state, folder, guard)
+
+
+def wait_until_ready(services: Iterable[RunningService], note: Note = lambda text: None) -> None:
+    """Return when all services are ready. Raises ServerError, with the end of its log, for one that ends or that is not
+    ready in time."""
+    for running in services:
+        service, told = running.service, time.monotonic()
+        deadline = told + service.startup_timeout_s
+        while not service.is_ready():
+            if running.poll() is not None:
+                if was_stopped(running.log_path):
+                    raise ServerError(f"The service {service.name} was stopped before it was ready.")
+                raise ServerError(
+                    f"The service {service.name} ended before it was ready. End of {running.log_path}:\n"
+                    + log_tail(running.log_path)
+                )
+            if time.monotonic() > deadline:
+                raise ServerError(
+                    f"The service {service.name} was not ready after {service.startup_timeout_s:.0f} s. End of "
+                    f"{running.log_path}:\n{log_tail(running.log_path)}"
+                )
+            if time.monotonic() - told > 5:
+                told = time.monotonic()
+                note(f"waiting for {service.name}")
+            time.sleep(_POLL_S)
+
+
+def find_service(folder: Path) -> ServiceState | None:
+    """The service that runs from a folder. What a killed one left behind is removed on the way."""
+    path = folder / STATE
+    try:
+        state = ServiceState.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValidationError:  # of another version of this program
+        path.unlink(missing_ok=True)
+        return None
+    if is_guard(state.guard_pid, state.server_id):
+        return state
+    end_leftovers(state.server_id, (), path)
+    return None
+
+
+def find_services(run_dir: Path) -> list[ServiceState]:
+    """The services that run beside a server, by name."""
+    folders = sorted((run_dir / SERVICES).glob("*"))
+    return [state for folder in folders if (state := find_service(folder)) is not None]
+
+
+def stop_service(run_dir: Path, name: str, drain: bool = False) -> ServiceState | None:
+    """Stop a service and wait for its end. Returns what was stopped, if anything was. drain: it may take DRAIN_SECONDS
+    to finish its requests after SIGTERM, instead of STOP_SECONDS."""
+    folder = run_dir / SERVICES / name
+    if (state := find_service(folder)) is None:
+        return None
+    with suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
+        guard = psutil.Process(state.guard_pid)
+        guard.send_signal(signal.SIGUSR1 if drain else signal.SIGTERM)
+        guard.wait((DRAIN_SECONDS if drain else STOP_SECONDS) + 10)
+    end_leftovers(state.server_id, (), folder / STATE)
+    return state
+
+
+def answers(url: str) -> bool:
+    """Whether a GET of a URL of this machine returns 200."""
+    try:
+        return httpx.get(url, timeout=2.0, trust_env=False).status_code == 200
+    except httpx.HTTPError:
+        return False

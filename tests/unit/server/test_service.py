@@ -1,0 +1,102 @@
+"""Services beside a server: start, find, stop, failure; with small scripts."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pipeline.config.places import places
+from pipeline.errors import ServerError
+from pipeline.server.ports import bind_ports
+from pipeline.server.service import (
+    RunningService,
+    Service,
+    answers,
+    find_services,
+    start_service,
+    stop_service,
+    wait_until_ready,
+)
+from tests.servers import left_over, processes_of
+
+HTTP = "import http.server, sys; http.server.test(http.server.SimpleHTTPRequestHandler, port=int(sys.argv[1]))"
+
+
+def service(name: str = "door", code: str = HTTP, timeout_s: float = 20.0) -> Service:
+    port = bind_ports("127.0.0.1", {"port": 0})["port"]
+    return Service(
+        name,
+        [sys.executable, "-c", code, str(port)],
+        {"PATH": "/usr/bin:/bin"},
+        {"http": port},
+        lambda: answers(f"http://127.0.0.1:{port}/"),
+        timeout_s,
+    )
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path / "run"
+    for state in find_services(tmp_path / "run"):
+        stop_service(tmp_path / "run", state.name)
+
+
+def start(run_dir: Path, *services: Service, detach: bool = False) -> list[RunningService]:
+    running = [start_service(one, run_dir, places().home, detach=detach) for one in services]
+    wait_until_ready(running)
+    return running
+
+
+def test_services_are_found_by_name_and_stopped_each_by_itself(run_dir):
+    door, back = start(run_dir, service("door"), service("back"), detach=True)
+
+    assert find_services(run_dir) == [back.state, door.state]
+    assert stop_service(run_dir, "door") == door.state
+    assert stop_service(run_dir, "door") is None
+    assert find_services(run_dir) == [back.state]
+    assert not left_over(door.state.server_id)
+    assert back.service.is_ready()
+
+
+def test_a_stopped_service_leaves_nothing_behind(run_dir):
+    (door,) = start(run_dir, service())
+    assert len(processes_of(door.state.server_id)) == 2
+
+    door.stop()
+    door.stop()
+
+    assert find_services(run_dir) == []
+    assert not left_over(door.state.server_id)
+
+
+def test_one_service_of_a_name_per_run_folder(run_dir):
+    start(run_dir, service())
+
+    with pytest.raises(ServerError, match="door already runs"):
+        start(run_dir, service())
+
+
+def test_a_service_that_ends_is_explained_by_its_log(run_dir):
+    with pytest.raises(ServerError, match=r"door ended before it was ready(.|\n)*no such plug"):
+        start(run_dir, service(code="import sys; sys.exit('no such plug')"))
+
+    assert find_services(run_dir) == []
+
+
+def test_a_service_that_does_not_get_ready_is_named(run_dir):
+    with pytest.raises(ServerError, match="door was not ready after 0 s"):
+        start(run_dir, service(code="import time; time.sleep(600)", timeout_s=0.3))
+
+
+def test_what_a_killed_guard_left_running_is_ended(run_dir):
+    (door,) = start(run_dir, service(), detach=True)
+    guard = psutil.Process(door.state.guard_pid)
+    guard.kill()
+    guard.wait()
+
+    assert find_services(run_dir) == []
+    assert not left_over(door.state.server_id)
