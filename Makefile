@@ -14,7 +14,7 @@ WHICH     := --model "$(MODEL)" --profile "$(PROFILE)"
 
 .DEFAULT_GOAL := help
 .PHONY: help setup engine repo serve stop switch status generate chat verify tune bench load report doctor models \
-	profiles demo validate-gpu versions test check format schema clean
+	profiles demo validate-gpu versions test check format schema docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -84,8 +84,8 @@ test: setup ## Run the tests, those against a real server included
 	$(VENV)/bin/python -m pytest $(ARGS)
 
 check: setup ## Lint, format, types, fresh schemas, version and architecture tables
-	$(VENV)/bin/ruff check pipeline research tests triton_repo
-	$(VENV)/bin/ruff format --check pipeline research tests triton_repo
+	$(VENV)/bin/ruff check pipeline research tests triton_repo docs
+	$(VENV)/bin/ruff format --check pipeline research tests triton_repo docs
 	$(VENV)/bin/mypy
 	@# One at a time: Triton wants every model's code to be named model.py.
 	for model in $$(find triton_repo -name model.py); do $(VENV)/bin/mypy --strict "$$model" || exit 1; done
@@ -94,11 +94,16 @@ check: setup ## Lint, format, types, fresh schemas, version and architecture tab
 	$(LOOKAHEAD) dev versions --check
 
 format: setup ## Format the code and sort imports
-	$(VENV)/bin/ruff check --select I --fix pipeline research tests triton_repo
-	$(VENV)/bin/ruff format pipeline research tests triton_repo
+	$(VENV)/bin/ruff check --select I --fix pipeline research tests triton_repo docs
+	$(VENV)/bin/ruff format pipeline research tests triton_repo docs
 
 schema: setup ## Write the JSON schemas of the configs
 	$(LOOKAHEAD) dev schema $(ARGS)
+
+docs: setup ## Build the documentation site into build/site
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	$(VENV)/bin/python docs/images/flows.py
+	$(VENV)/bin/python -m mkdocs build --strict
 
 clean: setup ## Remove built engines; with MODEL=, those of that model
 	$(LOOKAHEAD) clean $(if $(filter file,$(origin MODEL)),,--model "$(MODEL)") $(ARGS)

@@ -199,9 +199,14 @@ def report(
     results: Annotated[Path, typer.Argument(help="What `lookahead bench --json` wrote.")],
     html: Annotated[Path | None, typer.Option("--html", help="Write one HTML file with tables and plots.")] = None,
     markdown: Annotated[Path | None, typer.Option("--markdown", help="Write Markdown.")] = None,
+    svg: Annotated[
+        Path | None, typer.Option("--svg", help="Write the speeds by task as PATH-light.svg and PATH-dark.svg.")
+    ] = None,
 ) -> None:
-    """Turn bench results into a report; without --html and --markdown, Markdown on stdout."""
-    from pipeline.bench.report.report import html_of, markdown_of
+    """Turn bench results into a report; without an option, Markdown on stdout."""
+    from pipeline.bench.report.page import html_of
+    from pipeline.bench.report.plots import THEMES, speed_picture
+    from pipeline.bench.report.report import markdown_of
     from pipeline.bench.report.results import load_results, save_text
 
     loaded = load_results(results)
@@ -211,7 +216,11 @@ def report(
     if markdown is not None:
         save_text(markdown, markdown_of(loaded))
         output.note(f"wrote {markdown}")
-    if html is None and markdown is None:
+    for theme in THEMES if svg is not None else ():
+        path = svg.with_name(f"{svg.name}-{theme}.svg")
+        save_text(path, speed_picture(loaded, theme))
+        output.note(f"wrote {path}")
+    if html is None and markdown is None and svg is None:
         output.say(markdown_of(loaded))
 
 

@@ -35,6 +35,10 @@ if TYPE_CHECKING:
     from pipeline.engine.contract import Engine
 
 
+# What --quick compares.
+QUICK_PROMPTS, QUICK_TOKENS = 3, 24
+
+
 def register(app: typer.Typer) -> None:
     app.command()(verify)
 
@@ -47,6 +51,7 @@ def verify(
     data: Data = None,
     num_prompts: Annotated[int | None, typer.Option("--num-prompts", min=1, help="Only the first N.")] = None,
     max_new_tokens: MaxNewTokens = 64,
+    quick: Annotated[bool, typer.Option("--quick", help="Three prompts of 24 tokens, about a minute.")] = False,
     raw: Raw = False,
     seed: Seed = 0,
     url: Annotated[
@@ -63,6 +68,8 @@ def verify(
     from pipeline.bench.contenders.in_process import choose_strategies
     from pipeline.bench.data.workload import DEFAULT_PROMPTS, load_workload
 
+    if quick:
+        num_prompts, max_new_tokens = num_prompts or QUICK_PROMPTS, min(max_new_tokens, QUICK_TOKENS)
     rows = load_workload(data or DEFAULT_PROMPTS, num_prompts)
     if url is not None and not server:
         raise UserError("--url and --no-server contradict each other; leave one out.")

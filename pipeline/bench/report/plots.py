@@ -11,9 +11,12 @@ from matplotlib.figure import Figure
 
 from pipeline.bench.report.results import OVERALL, BenchResults
 from pipeline.decoding.strategy import STRATEGIES
+from pipeline.errors import UserError
 
 # Longer steps are rare and are counted with the last bar.
 LONGEST_SHOWN_STEP = 16
+# Colour of lines and letters on a light and on a dark page.
+THEMES = {"light": "#1f2933", "dark": "#f5f7fa"}
 
 
 class Plot(NamedTuple):
@@ -37,7 +40,7 @@ def plots_of(results: BenchResults) -> list[Plot]:
     return plots
 
 
-def _speedup_by_task(results: BenchResults) -> str:
+def _speedup_by_task(results: BenchResults, ink: str = "black") -> str:
     colours = _colours(results)
     strategies = [name for name in colours if name != results.baseline]
     tasks = list(dict.fromkeys(row.task for row in results.summary))
@@ -63,13 +66,24 @@ def _speedup_by_task(results: BenchResults) -> str:
             color=colours[strategy],
             yerr=[below, above],
             capsize=2,
-            error_kw={"linewidth": 0.8},
+            error_kw={"linewidth": 0.8, "ecolor": ink},
         )
-    axes.axhline(1.0, color="black", linewidth=0.8)
+    axes.axhline(1.0, color=ink, linewidth=0.8)
     axes.set_xticks(range(len(tasks)), tasks, rotation=25, ha="right")
     axes.set_ylabel("speedup (95% interval)")
     axes.legend(frameon=False, ncols=6, fontsize=8, loc="upper left", bbox_to_anchor=(0, 1.15))
     return _svg(figure)
+
+
+def speed_picture(results: BenchResults, theme: str) -> str:
+    """The speedups by task as an SVG file on a transparent ground. theme: one of THEMES. Raises UserError if the
+    results hold no speedups."""
+    if not any(row.speedup is not None and row.strategy != results.baseline for row in results.summary):
+        raise UserError("The results hold no strategy beside the baseline, so there are no speedups to draw.")
+    ink = THEMES[theme]
+    names = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "lines.color")
+    with matplotlib.rc_context({**dict.fromkeys(names, ink), "savefig.transparent": True}):
+        return _speedup_by_task(results, ink)
 
 
 def _acceptance_histogram(results: BenchResults) -> str:

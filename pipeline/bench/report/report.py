@@ -1,15 +1,16 @@
-"""Bench results -> a report: Markdown, and one HTML file that needs nothing else. Both hold the same tables."""
+"""The content of a report on bench results, and its Markdown form; `page` has the HTML form."""
 
 from __future__ import annotations
 
-import html
 import json
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from pipeline.bench.report.plots import Plot, plots_of
 from pipeline.bench.report.results import OVERALL, BenchResults, SummaryRow
+
+# Load average per CPU from which a report says that the machine was busy.
+BUSY_SHARE = 0.5
 
 
 class Table(NamedTuple):
@@ -73,8 +74,10 @@ def headline(results: BenchResults) -> str:
     best = max(ours, key=lambda row: row.speedup or 0.0, default=None)
     if best is not None and best.speedup is not None:
         verdict = "is fastest" if not others else "is the fastest of our strategies"
-        if best.speedup < 1:
+        if best.speedup_high is not None and best.speedup_high < 1:
             verdict = "is the fastest of those that draft, and slower than none"
+        elif best.speedup_low is None or best.speedup_low <= 1:
+            verdict = "does best of those that draft, but its interval includes 1"
         sentences.append(
             f"`{best.strategy}` {verdict}: {best.speedup:.2f} times `{results.baseline}`{_interval(best)}, with "
             f"{best.acceptance_length:.2f} tokens per step over {best.num_prompts} prompts, "
@@ -83,7 +86,16 @@ def headline(results: BenchResults) -> str:
     compared = [f"`{row.strategy}` runs at {row.speedup:.2f}" for row in others if row.speedup is not None]
     if compared:
         sentences.append(f"By comparison, {' and '.join(compared)} times `{results.baseline}`.")
-    return " ".join([*sentences, same])
+    return " ".join([*sentences, same, *busy_note(results)])
+
+
+def busy_note(results: BenchResults) -> list[str]:
+    """One sentence if other programs kept the machine busy when the run began."""
+    environment = results.manifest.get("env", {})
+    load, num_cpus = environment.get("load_average_1m"), environment.get("usable_cpus") or environment.get("num_cpus")
+    if not load or not num_cpus or load < BUSY_SHARE * num_cpus:
+        return []
+    return [f"**The machine was busy** (load average {load:.1f} on {num_cpus} CPUs), so speeds scatter."]
 
 
 def summary_table(results: BenchResults, tasks: Sequence[str]) -> Table:
@@ -194,7 +206,7 @@ def definitions(results: BenchResults) -> str:
 
 def markdown_of(results: BenchResults) -> str:
     """The report without plots, for places that show Markdown."""
-    parts = [f"# {_title(results)}", ""]
+    parts = [f"# {title_of(results)}", ""]
     for section in sections_of(results):
         parts += [f"## {section.title}", ""]
         if section.text:
@@ -205,37 +217,8 @@ def markdown_of(results: BenchResults) -> str:
     return "\n".join(parts)
 
 
-def html_of(results: BenchResults) -> str:
-    """One file: tables, plots as SVG, the manifest. No scripts, and nothing is fetched from anywhere."""
-    title = html.escape(_title(results))
-    body = [f"<h1>{title}</h1>"]
-    sections = sections_of(results)
-    for number, section in enumerate(sections):
-        body.append(f"<h2>{html.escape(section.title)}</h2>")
-        if section.text:
-            body.append(f"<p>{_html_text(section.text)}</p>")
-        if section.table is not None:
-            body.append(_html_table(section.table))
-        if number == 0:
-            body += [_html_plot(plot) for plot in plots_of(results)]
-    manifest = html.escape(json.dumps(results.manifest, indent=2, ensure_ascii=False))
-    body.append(f"<h2>Manifest</h2><details><summary>Show</summary><pre>{manifest}</pre></details>")
-    head = f'<meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style>'
-    page = "\n".join(body)
-    return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head>\n<body>\n{page}\n</body></html>\n'
-
-
-_STYLE = (
-    "body{font:15px/1.5 system-ui,sans-serif;max-width:72rem;margin:2rem auto;padding:0 1rem;color:#222}"
-    "table{border-collapse:collapse;font-size:13px;margin:1rem 0;display:block;overflow-x:auto}"
-    "th,td{padding:.25rem .6rem;border-bottom:1px solid #ddd;text-align:right;white-space:nowrap}"
-    "th:nth-child(-n+2),td:nth-child(-n+2){text-align:left}"
-    "figure{margin:1.5rem 0}figcaption{font-weight:600}svg{max-width:100%;height:auto}"
-    "pre{overflow-x:auto;font-size:12px}"
-)
-
-
-def _title(results: BenchResults) -> str:
+def title_of(results: BenchResults) -> str:
+    """The report's title: model and profile."""
     config = results.manifest.get("config", {})
     model, profile = config.get("model", "unknown model"), config.get("profile", "unknown profile")
     return f"Lookahead bench: {model}, profile {profile}"
@@ -270,21 +253,3 @@ def _markdown_table(table: Table) -> list[str]:
         return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 
     return [line(table.columns), "|" + " --- |" * len(table.columns), *(line(row) for row in table.rows)]
-
-
-def _html_table(table: Table) -> str:
-    head = "".join(f"<th>{html.escape(column)}</th>" for column in table.columns)
-    rows = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-
-
-def _html_plot(plot: Plot) -> str:
-    return f"<figure><figcaption>{html.escape(plot.title)}</figcaption>{plot.svg}</figure>"
-
-
-def _html_text(text: str) -> str:
-    """Escaped text; of Markdown only `code` and **bold**, which the texts here use."""
-    parts = html.escape(text).split("`")
-    text = "".join(f"<code>{part}</code>" if number % 2 else part for number, part in enumerate(parts))
-    parts = text.split("**")
-    return "".join(f"<strong>{part}</strong>" if number % 2 else part for number, part in enumerate(parts))

@@ -45,3 +45,17 @@ def test_a_command_on_the_page_exists_with_its_options(line: str, capsys: pytest
 
 def test_the_pages_have_commands() -> None:
     assert len(commands()) > 40
+
+
+SOURCES = "".join(
+    "".join(re.findall(r'"([^"\n]*)"', path.read_text(encoding="utf-8")))
+    for path in sorted((HOME / "pipeline").rglob("*.py"))
+)
+
+
+@pytest.mark.parametrize(
+    "message",
+    re.findall(r"^`(.+)`$", (HOME / "docs/troubleshooting.md").read_text(encoding="utf-8"), flags=re.MULTILINE),
+)
+def test_a_message_of_the_troubleshooting_page_exists(message: str) -> None:
+    assert message in SOURCES

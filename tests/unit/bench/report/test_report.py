@@ -5,11 +5,15 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 
-from pipeline.bench.report.plots import plots_of
-from pipeline.bench.report.report import cost_table, headline, html_of, markdown_of, source_table, summary_table
+import pytest
+
+from pipeline.bench.report.page import html_of
+from pipeline.bench.report.plots import plots_of, speed_picture
+from pipeline.bench.report.report import cost_table, headline, markdown_of, source_table, summary_table
 from pipeline.bench.report.results import OVERALL, BenchResults, ConcurrencyRow
 from pipeline.bench.report.summary import summarise
 from pipeline.engine.cost_curve import CostRow
+from pipeline.errors import UserError
 from tests.unit.bench.report.test_summary import record
 
 
@@ -64,6 +68,32 @@ def test_the_headline_praises_ours_and_sets_the_baselines_beside_it() -> None:
     text = headline(BenchResults(manifest=manifest, requests=records, summary=summarise(records)))
     assert text.startswith("`trie` is the fastest of our strategies: 2.00 times `none`")
     assert "By comparison, `hf` runs at 4.00 and `hf-prompt-lookup` runs at 0.50 times `none`." in text
+
+
+def test_a_strategy_whose_interval_includes_1_is_not_called_fastest() -> None:
+    records = [record(name, seconds, id=str(number)) for number, scatter in enumerate((0.8, 1.0, 1.3))
+               for name, seconds in (("none", 1.0), ("trie", scatter))]  # fmt: skip
+    text = headline(BenchResults(manifest={}, requests=records, summary=summarise(records)))
+    assert "fastest" not in text
+    assert "its interval includes 1" in text
+
+
+def test_a_busy_machine_is_noted() -> None:
+    busy = results()
+    busy.manifest["env"] |= {"load_average_1m": 1.9, "usable_cpus": 2}
+    assert "**The machine was busy** (load average 1.9 on 2 CPUs)" in markdown_of(busy)
+    assert "<strong>The machine was busy</strong>" in html_of(busy)
+    busy.manifest["env"]["load_average_1m"] = 0.3
+    assert "busy" not in markdown_of(busy)
+
+
+def test_the_picture_of_speeds_has_a_light_and_a_dark_form() -> None:
+    light, dark = speed_picture(results(), "light"), speed_picture(results(), "dark")
+    assert light.startswith("<svg ")
+    assert "#1f2933" in light
+    assert "#1f2933" not in dark
+    with pytest.raises(UserError, match="no speedups"):
+        speed_picture(BenchResults(manifest={}, requests=[], summary=[]), "light")
 
 
 def test_the_headline_says_loudly_when_outputs_differ() -> None:

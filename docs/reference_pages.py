@@ -1,0 +1,150 @@
+"""MkDocs hook: reference pages made from the command line, the config schemas and the tensor contract at each build."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import typer.main
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+from pipeline.cli.app import PANELS, build_app
+from pipeline.config.schema import ModelConfig, ProfileConfig
+from pipeline.repository import extensions
+from pipeline.repository.contract import Tensor, model_contract
+
+DOCS = Path(__file__).parent
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the generated pages, and the decisions to the navigation."""
+    pages = {"cli": cli_page(), "configuration": configuration_page(), "tensors": tensors_page()}
+    for name, text in pages.items():
+        files.append(File.generated(config, f"reference/{name}.md", content=text))
+    return files
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """List the decisions in the navigation, so that a new one needs no entry in mkdocs.yml."""
+    decisions = sorted(path.relative_to(DOCS).as_posix() for path in (DOCS / "decisions").glob("*.md"))
+    assert config.nav is not None
+    config.nav.append({"Decisions": decisions})
+    return config
+
+
+def cli_page() -> str:
+    """One section per verb, in the order of `lookahead --help`."""
+    command = typer.main.get_command(build_app())
+    lines = [
+        "# Command line",
+        "",
+        "Exit codes: 0 success, 1 a fault of the program (with a trace), 2 a user error.",
+        "",
+    ]
+    lines += ["`lookahead --install-completion` installs completion for the current shell.", ""]
+    for panel, verbs in PANELS.items():
+        lines += [f"## {panel}", ""]
+        for verb in verbs:
+            found = getattr(command, "commands", {}).get(verb)
+            if found is not None:
+                lines += [line for section in command_sections(f"lookahead {verb}", found) for line in section]
+    return "\n".join(lines)
+
+
+def command_sections(name: str, command: click.Command) -> Iterator[list[str]]:
+    """Sections of a verb, or of the verbs below it."""
+    below = getattr(command, "commands", None)
+    if below:
+        for verb, each in sorted(below.items()):
+            yield from command_sections(f"{name} {verb}", each)
+        return
+    lines = [f"### `{name}`", "", (command.help or "").strip(), ""]
+    options = [parameter for parameter in command.params if parameter.name != "help"]
+    if options:
+        lines += ["| option | meaning |", "| --- | --- |"]
+        lines += [f"| {names_of(option)} | {cell(getattr(option, 'help', None) or '')} |" for option in options]
+    yield [*lines, ""]
+
+
+def names_of(option: click.Parameter) -> str:
+    """The spellings of an option, or the name of an argument."""
+    if option.param_type_name == "argument":
+        return f"`{(option.name or '').upper()}`"
+    return " ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
+
+
+def configuration_page() -> str:
+    """One table per section of a profile and of a model."""
+    lines = [
+        "# Configuration",
+        "",
+        "Each key can be overridden with `--set key=value`; keys of a model begin with `model.`.",
+    ]
+    for title, schema in (("Profile", ProfileConfig.model_json_schema()), ("Model", ModelConfig.model_json_schema())):
+        lines += ["", f"## {title}", ""]
+        lines += schema_tables(schema, schema.get("$defs", {}))
+    return "\n".join(lines) + "\n"
+
+
+def schema_tables(schema: dict[str, Any], definitions: dict[str, Any]) -> Iterator[str]:
+    """The table of a schema's own keys, then one per named part of it."""
+    yield from schema_table(schema)
+    for name, part in definitions.items():
+        if "properties" in part:
+            yield from ("", f"### {name}", "", part.get("description", ""), "")
+            yield from schema_table(part)
+
+
+def schema_table(schema: dict[str, Any]) -> Iterator[str]:
+    yield from ("| key | type | default | meaning |", "| --- | --- | --- | --- |")
+    for key, entry in schema.get("properties", {}).items():
+        default = f"`{entry['default']}`" if "default" in entry else ""
+        yield f"| `{key}` | {cell(type_of(entry))} | {cell(default)} | {cell(entry.get('description', ''))} |"
+
+
+def type_of(entry: dict[str, Any]) -> str:
+    """A schema entry's type in words; named parts by their name."""
+    if "$ref" in entry:
+        return str(entry["$ref"]).rsplit("/", 1)[-1]
+    if "enum" in entry:
+        return ", ".join(map(str, entry["enum"]))
+    if "const" in entry:
+        return str(entry["const"])
+    for alternatives in ("anyOf", "oneOf"):
+        if alternatives in entry:
+            return " or ".join(type_of(each) for each in entry[alternatives])
+    if entry.get("type") == "array":
+        return f"list of {type_of(entry.get('items', {}))}"
+    return str(entry.get("type", "any"))
+
+
+def tensors_page() -> str:
+    """Inputs and outputs of each served model."""
+    lines = ["# Tensors", "", "Names, types and shapes (without the batch axis; -1 varies) of the served models.", ""]
+    ours = {
+        "lookahead_bls": (extensions.LOOKAHEAD_BLS_INPUTS, extensions.LOOKAHEAD_BLS_OUTPUTS),
+        "tensorrt_llm": (extensions.TENSORRT_LLM_INPUTS, extensions.TENSORRT_LLM_OUTPUTS),
+    }
+    for model, (inputs, outputs) in ours.items():
+        lines += [f"## Ours: `{model}`", "", "Optional tensors on top of TensorRT-LLM's.", ""]
+        lines += [*tensor_table("input", inputs), "", *tensor_table("output", outputs), ""]
+    for model in ("tensorrt_llm_bls", "ensemble", "preprocessing", "tensorrt_llm", "postprocessing"):
+        contract = model_contract(model)
+        lines += [f"## TensorRT-LLM's: `{model}`", ""]
+        lines += [*tensor_table("input", contract.inputs), "", *tensor_table("output", contract.outputs), ""]
+    return "\n".join(lines)
+
+
+def tensor_table(kind: str, tensors: tuple[Tensor, ...]) -> Iterator[str]:
+    yield from (f"| {kind} | type | shape | optional |", "| --- | --- | --- | --- |")
+    for tensor in tensors:
+        dtype = tensor.dtype.removeprefix("TYPE_")
+        yield f"| `{tensor.name}` | {dtype} | {list(tensor.dims)} | {'yes' if tensor.optional else ''} |"
+
+
+def cell(text: str) -> str:
+    """Text for a cell of a Markdown table."""
+    return " ".join(text.split()).replace("|", "\\|")
