@@ -13,7 +13,7 @@ LOOKAHEAD := $(VENV)/bin/lookahead
 WHICH     := --model "$(MODEL)" --profile "$(PROFILE)"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup engine repo serve stop switch status generate chat verify tune bench load report doctor models \
+.PHONY: help setup setup-dev engine repo serve stop switch status generate chat verify tune bench load report doctor models \
 	profiles demo validate-gpu versions test check format schema docs clean
 
 help: ## List the targets
@@ -22,6 +22,9 @@ help: ## List the targets
 
 setup: ## Create .venv and install the package with its tested versions
 	@sh setup.sh "$(VENV)" "$(PYTHON)"
+
+setup-dev: ## The same with the tools that check and test
+	@sh setup.sh "$(VENV)" "$(PYTHON)" dev
 
 demo: setup ## Build, serve and query the small model; compare speed with and without drafts
 	$(LOOKAHEAD) demo $(WHICH) $(ARGS)
@@ -77,13 +80,13 @@ profiles: setup ## List the profiles
 validate-gpu: setup ## Try everything on this machine's GPU and write a report: ARGS="--out report"
 	$(LOOKAHEAD) validate-gpu $(ARGS)
 
-versions: setup ## Which container holds which TensorRT-LLM; ARGS=--write puts the tables into the docs
+versions: setup-dev ## Which container holds which TensorRT-LLM; ARGS=--write puts the tables into the docs
 	$(LOOKAHEAD) dev versions $(ARGS)
 
-test: setup ## Run the tests, those against a real server included
+test: setup-dev ## Run the tests, those against a real server included
 	$(VENV)/bin/python -m pytest $(ARGS)
 
-check: setup ## Lint, format, types, fresh schemas, version and architecture tables
+check: setup-dev ## Lint, format, types, fresh schemas, version and architecture tables
 	$(VENV)/bin/ruff check pipeline research tests triton_repo docs
 	$(VENV)/bin/ruff format --check pipeline research tests triton_repo docs
 	$(VENV)/bin/mypy
@@ -93,14 +96,14 @@ check: setup ## Lint, format, types, fresh schemas, version and architecture tab
 	$(LOOKAHEAD) dev architectures --check
 	$(LOOKAHEAD) dev versions --check
 
-format: setup ## Format the code and sort imports
+format: setup-dev ## Format the code and sort imports
 	$(VENV)/bin/ruff check --select I --fix pipeline research tests triton_repo docs
 	$(VENV)/bin/ruff format pipeline research tests triton_repo docs
 
-schema: setup ## Write the JSON schemas of the configs
+schema: setup-dev ## Write the JSON schemas of the configs
 	$(LOOKAHEAD) dev schema $(ARGS)
 
-docs: setup ## Build the documentation site into build/site
+docs: setup-dev ## Build the documentation site into build/site
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
 	$(VENV)/bin/python docs/images/flows.py
 	$(VENV)/bin/python -m mkdocs build --strict

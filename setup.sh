@@ -1,11 +1,13 @@
 #!/bin/sh
-# Makes the virtual environment and installs the package with its tested versions: sh setup.sh VENV [PYTHON]
+# Create the virtual environment and install the package with its tested versions: sh setup.sh VENV [PYTHON] [dev]
 #
-# Done again when pyproject.toml or constraints.txt changed, and from nothing when it was interrupted before or the
-# folder was moved or copied: scripts of a virtual environment hold its path. Without PYTHON the first fitting one is taken.
+# `dev` adds the tools that check and test. Repeated when pyproject.toml or constraints.txt changed; from nothing when an
+# earlier run was interrupted or the folder was moved or copied, because scripts of a virtual environment hold its path.
+# Without PYTHON the first one that fits is used.
 set -eu
 
-venv=$1 named=${2:-} stamp=$1/.installed here=$(pwd -P)
+venv=$1 named=${2:-} group=${3:-} stamp=$1/.installed here=$(pwd -P)
+extras=dynamo${group:+,$group}
 
 fail() {
     echo "error: $*" >&2
@@ -56,7 +58,9 @@ find_python() {
 }
 
 if [ "$(cat "$stamp" 2>/dev/null)" = "$here" ]; then
-    [ pyproject.toml -nt "$stamp" ] || [ constraints.txt -nt "$stamp" ] || exit 0
+    if [ -z "$group" ] || [ -f "$stamp-$group" ]; then
+        [ pyproject.toml -nt "$stamp" ] || [ constraints.txt -nt "$stamp" ] || exit 0
+    fi
     rm "$stamp"
 else
     find_python
@@ -64,6 +68,9 @@ else
     "$python" -m venv --clear "$venv" || fail "$python could not make the virtual environment $venv."
 fi
 "$venv/bin/python" -m pip install --disable-pip-version-check --progress-bar on \
-    --constraint constraints.txt --editable '.[dynamo,dev]' --editable ./research || fail "The packages could not be installed; pip says why above." \
+    --constraint constraints.txt --editable ".[$extras]" --editable ./research ||
+    fail "The packages could not be installed; pip says why above." \
     "Check the network, pip's index settings and the free disk space, and run it again."
+rm -f "$stamp-dev"
+[ -z "$group" ] || : >"$stamp-$group"
 echo "$here" >"$stamp"

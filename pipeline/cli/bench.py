@@ -216,10 +216,11 @@ def report(
     if markdown is not None:
         save_text(markdown, markdown_of(loaded))
         output.note(f"wrote {markdown}")
-    for theme in THEMES if svg is not None else ():
-        path = svg.with_name(f"{svg.name}-{theme}.svg")
-        save_text(path, speed_picture(loaded, theme))
-        output.note(f"wrote {path}")
+    if svg is not None:
+        for theme in THEMES:
+            path = svg.with_name(f"{svg.name}-{theme}.svg")
+            save_text(path, speed_picture(loaded, theme))
+            output.note(f"wrote {path}")
     if html is None and markdown is None and svg is None:
         output.say(markdown_of(loaded))
 

@@ -81,8 +81,16 @@ def speed_picture(results: BenchResults, theme: str) -> str:
     if not any(row.speedup is not None and row.strategy != results.baseline for row in results.summary):
         raise UserError("The results hold no strategy beside the baseline, so there are no speedups to draw.")
     ink = THEMES[theme]
-    names = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "lines.color")
-    with matplotlib.rc_context({**dict.fromkeys(names, ink), "savefig.transparent": True}):
+    with matplotlib.rc_context(
+        {
+            "text.color": ink,
+            "axes.labelcolor": ink,
+            "axes.edgecolor": ink,
+            "xtick.color": ink,
+            "ytick.color": ink,
+            "savefig.transparent": True,
+        }
+    ):
         return _speedup_by_task(results, ink)
 
 

@@ -13,7 +13,7 @@ from pipeline.config.places import places
 HOME = places({}).home
 PAGES = [HOME / "README.md", HOME / "CONTRIBUTING.md", *sorted((HOME / "docs").rglob("*.md"))]
 # Targets that are no call of the command.
-RECIPES = {"setup", "test", "check", "format"}
+RECIPES = {"setup", "setup-dev", "test", "check", "format", "docs"}
 TARGETS = set(re.findall(r"^([a-z-]+):", (HOME / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
 
 

@@ -17,7 +17,7 @@ PYTHON = """#!/bin/sh
 case "$1 $2" in
     "-c "*) echo "{answer}" ;;
     "-m venv") [ "$3" = --clear ] && rm -rf "$4" && mkdir -p "$4/bin" && cp "$0" "$4/bin/python" && echo made >>log ;;
-    "-m pip") echo installed >>log; exit {pip} ;;
+    "-m pip") echo installed >>log; echo "$*" >>pip; exit {pip} ;;
 esac
 """
 
@@ -67,6 +67,25 @@ def test_it_installs_once_and_again_when_the_requirements_changed(folder):
     os.utime(folder / "constraints.txt", (stamp.st_atime + 5, stamp.st_mtime + 5))
     assert setup(folder).returncode == 0
     assert log(folder) == ["made", "installed", "installed"]
+
+
+def test_development_tools_come_with_dev_only(folder):
+    add(folder, "python3", "serves 3.11")
+    setup(folder)
+    assert "dev" not in (folder / "pip").read_text()
+    for _ in range(2):
+        assert setup(folder, "", "dev").returncode == 0
+    assert ".[dynamo,dev]" in (folder / "pip").read_text()
+    assert setup(folder).returncode == 0
+    assert log(folder) == ["made", "installed", "installed"]
+
+    # A plain setup after a change has no development tools to vouch for.
+    stamp = (folder / ".venv" / ".installed").stat()
+    os.utime(folder / "constraints.txt", (stamp.st_atime + 5, stamp.st_mtime + 5))
+    setup(folder)
+    os.utime(folder / "constraints.txt", (0, 0))
+    setup(folder, "", "dev")
+    assert log(folder) == ["made", *["installed"] * 4]
 
 
 def test_a_moved_project_and_one_whose_setup_failed_start_from_nothing(folder):
