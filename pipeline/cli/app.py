@@ -73,7 +73,8 @@ def verb_name(verb: CommandInfo | TyperInfo) -> str:
 def _group_in_panels(app: typer.Typer) -> None:
     """Put each verb into its panel, in the order of PANELS; other verbs, of plugins for instance, come last."""
     order = {verb: (panel, place) for place, (panel, verb) in enumerate((p, v) for p, vs in PANELS.items() for v in vs)}
-    for verb in (*app.registered_commands, *app.registered_groups):
+    verbs: list[CommandInfo | TyperInfo] = [*app.registered_commands, *app.registered_groups]
+    for verb in verbs:
         verb.rich_help_panel = order.get(verb_name(verb), ("Commands", len(order)))[0]
     app.registered_commands.sort(key=lambda verb: order.get(verb_name(verb), ("", len(order)))[1])
 

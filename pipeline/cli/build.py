@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipeline.cli import output
-from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, DryRun, Json, Model, Profile, Set, resolve
+from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, DryRun, Json, Model, Profile, Set, Verbose, resolve
 
 if TYPE_CHECKING:
     from pipeline.config.places import Places
@@ -29,6 +29,7 @@ def engine(
         bool, typer.Option("--force", help="Build from the checkpoint even if the engine is there.")
     ] = False,
     dry_run: DryRun = False,
+    verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
     """Fetch the checkpoint and build the engine, unless it is built already."""
@@ -36,13 +37,14 @@ def engine(
     from pipeline.config.places import places
 
     if dry_run:
-        _show_plan(resolved, as_json)
+        _show_plan(resolved, as_json, verbose)
         return
 
     from pipeline.tuning.planned_engine import planned_engine
 
     start = time.monotonic()
-    result = planned_engine(resolved, places(), force=force, note=output.note)
+    with output.working("building the engine") as note:
+        result = planned_engine(resolved, places(), force=force, note=note)
     artifact, seconds = result.artifact, time.monotonic() - start
     if as_json:
         output.print_json(
@@ -61,8 +63,8 @@ def engine(
     )
 
 
-def _show_plan(resolved: ResolvedConfig, as_json: bool) -> None:
-    """The plan, on the screen; that of a TensorRT-LLM engine, with all of its calls, in a file as well."""
+def _show_plan(resolved: ResolvedConfig, as_json: bool, verbose: bool) -> None:
+    """Print the plan, with the whole config if verbose; write that of a TensorRT-LLM engine to a file as well."""
     from pipeline.config.places import places
     from pipeline.config.resolution import dump_resolved
     from pipeline.engine.plan import engine_plan
@@ -74,11 +76,12 @@ def _show_plan(resolved: ResolvedConfig, as_json: bool) -> None:
     if as_json:
         output.print_json({"plan": plan, "resolved": resolved.model_dump(mode="json")})
         return
-    output.say(dump_resolved(resolved).rstrip())
+    shown = {key: value for key, value in plan.items() if not (text and key == "tensorrt_llm")}
+    output.table(["plan", ""], shown.items())
     if text:
         output.say(text)
-        del plan["tensorrt_llm"]  # the same once more, as data
-    output.table(["plan", ""], plan.items())
+    if verbose:
+        output.say(dump_resolved(resolved).rstrip())
 
 
 def _complete(plan: dict[str, Any], resolved: ResolvedConfig, where: Places) -> str:

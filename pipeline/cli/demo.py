@@ -37,7 +37,8 @@ _WAYS = (_Way("grpc", True), _Way("grpc", False), _Way("http", True), _Way("http
 def run_demo(resolved: ResolvedConfig, places: Places, max_tokens: int) -> None:
     """Raises ServerError if a way gives another text than the others: drafts must change nothing."""
     check_start(resolved, places)
-    served = prepare(resolved, places, note=output.note)
+    with output.working("building the engine") as note:
+        served = prepare(resolved, places, note=note)
     query = TextQuery(
         PROMPT,
         max_tokens,
@@ -45,7 +46,8 @@ def run_demo(resolved: ResolvedConfig, places: Places, max_tokens: int) -> None:
         return_statistics=True,
     )
     with _run_folder() as folder:
-        running = launch(served, places, folder, note=output.note)
+        with output.working("starting the server") as note:
+            running = launch(served, places, folder, note=note)
         try:
             state = running.state
             output.say(f"{state.model} ({state.profile}) on gRPC {state.grpc_url} and HTTP {state.http_url}\n")

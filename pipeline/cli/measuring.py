@@ -17,7 +17,8 @@ def built_artifact(model: str, profile: str, overrides: list[str] | None) -> Art
     from pipeline.config.places import places
     from pipeline.tuning.planned_engine import planned_engine
 
-    return planned_engine(resolved, places(), note=output.note).artifact
+    with output.working("opening the engine") as note:
+        return planned_engine(resolved, places(), note=note).artifact
 
 
 def check_url(url: str | None, allow_remote: bool) -> None:

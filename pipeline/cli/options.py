@@ -31,10 +31,11 @@ Set = Annotated[
         help="Override one value: engine.max_batch_size=8, or model.dtype=bfloat16 for a key of the model. Repeatable.",
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and do nothing.")]
+Verbose = Annotated[bool, typer.Option("--verbose", help="With --dry-run: print the whole config too.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 
-# Of the verbs that measure.
+# Options of the verbs that measure.
 Data = Annotated[
     Path | None, typer.Option("--data", help="JSON Lines of {id, task, prompt} or {id, task, turns}, or text.")
 ]
@@ -47,7 +48,7 @@ Strategies = Annotated[
 MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", min=1, help="Longest output.")]
 Raw = Annotated[bool, typer.Option("--raw", help="Prompts as they are, without the chat template.")]
 Temperature = Annotated[float, typer.Option("--temperature", min=0.0, help="0 is greedy.")]
-Seed = Annotated[int, typer.Option("--seed", min=0, help="Of sampled outputs.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Sampling seed.")]
 AllowRemote = Annotated[bool, typer.Option("--allow-remote", help="The server may be another machine.")]
 
 

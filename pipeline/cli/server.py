@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from pipeline.cli import output
-from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, DryRun, Json, Model, Profile, Set, resolve
+from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, DryRun, Json, Model, Profile, Set, Verbose, resolve
 from pipeline.errors import ServerError
 
 if TYPE_CHECKING:
@@ -49,7 +49,8 @@ def repo(
     if llmapi is not None:
         _write_llmapi(resolved, llmapi, None if out is None else Path(out).resolve(), as_json)
         return
-    served = prepare(resolved, places(), None if out is None else Path(out).resolve(), output.note)
+    with output.working("building the engine and the repository") as note:
+        served = prepare(resolved, places(), None if out is None else Path(out).resolve(), note)
     if as_json:
         output.print_json({"folder": str(served.repository.folder), "models": list(served.repository.models)})
     else:
@@ -67,8 +68,9 @@ def serve(
         bool, typer.Option("--verbose-log", help="Triton's log of every step, in triton.log beside server.log.")
     ] = False,
     dry_run: DryRun = False,
+    verbose: Verbose = False,
 ) -> None:
-    """Start the server and wait until it is ready; engine and repository are made first if needed."""
+    """Start the server and wait until it is ready; build the engine and the repository first if needed."""
     resolved = resolve(model, profile, overrides)
     from pipeline.config.places import places
     from pipeline.server.road import check_start, launch, prepare, run_dir, start_commands
@@ -78,16 +80,18 @@ def serve(
     if dry_run:
         from pipeline.config.resolution import dump_resolved
 
-        output.say(dump_resolved(resolved).rstrip())
-        output.say(
-            "\n".join(["", "server:", *(f"  {command.to_text()}" for command in start_commands(resolved, where))])
-        )
+        commands = start_commands(resolved, where)
+        output.say("\n".join(["server:", *(f"  {command.to_text()}" for command in commands)]))
+        if verbose:
+            output.say(dump_resolved(resolved).rstrip())
         return
     signal.signal(signal.SIGTERM, leave)
     require_none(run_dir(where))
     check_start(resolved, where)
-    served = prepare(resolved, where, note=output.note)
-    running = launch(served, where, run_dir(where), detach=background, verbose=verbose_log, note=output.note)
+    with output.working("preparing the server") as note:
+        served = prepare(resolved, where, note=note)
+        note("starting the server")
+        running = launch(served, where, run_dir(where), detach=background, verbose=verbose_log, note=note)
     try:
         _announce(running.state)
         if not background:
@@ -178,9 +182,10 @@ def switch(
         resolved = resolve(model, profile, overrides)
     require_other(before, resolved)
     signal.signal(signal.SIGTERM, leave)
-    served = prepare(resolved, where, note=output.note)
-    started = time.monotonic()
-    state = switch_server(before, served, where, folder, output.note).state
+    with output.working(f"preparing {resolved.profile.name}") as note:
+        served = prepare(resolved, where, note=note)
+        started = time.monotonic()
+        state = switch_server(before, served, where, folder, note).state
     seconds = time.monotonic() - started
     if as_json:
         output.print_json({"model": state.model, "profile": state.profile, "seconds": round(seconds, 3)})

@@ -1,0 +1,49 @@
+"""Progress on stderr, with and without a terminal."""
+
+from __future__ import annotations
+
+import io
+import threading
+
+import pytest
+from rich.console import Console
+
+from pipeline.cli import output
+
+
+@pytest.fixture
+def stderr(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """What a stderr that is no terminal gets, with a line as often as possible."""
+    stream = io.StringIO()
+    monkeypatch.setattr(output, "notes", Console(file=stream, soft_wrap=True))
+    monkeypatch.setattr(output, "SECONDS_PER_LINE", 0.0)
+    return stream
+
+
+def test_without_a_terminal_steps_are_lines_with_what_is_left(stderr: io.StringIO) -> None:
+    with output.steps("comparing", 3) as step:
+        for number in range(3):
+            step(f"prompt {number}")
+    lines = stderr.getvalue().split("\n")
+    assert lines[0].startswith("prompt 0: 1 of 3")
+    assert lines[2].startswith("prompt 2: 3 of 3, 0 s left")
+
+
+def test_work_of_unknown_length_shows_its_stage_until_it_ends(stderr: io.StringIO) -> None:
+    with output.working("building") as note:
+        while "building (0 s)" not in stderr.getvalue():
+            pass
+        note("converting")
+        while "converting (0 s)" not in stderr.getvalue():
+            pass
+    assert "\nconverting\n" in stderr.getvalue()
+
+
+def test_lines_end_with_work_that_fails(stderr: io.StringIO) -> None:
+    before = threading.active_count()
+    working = output.working("building")
+    working.__enter__()
+    assert threading.active_count() > before
+    with pytest.raises(ValueError, match="full"):
+        working.__exit__(ValueError, ValueError("full"), None)
+    assert threading.active_count() == before
