@@ -104,7 +104,7 @@ def working(what: str) -> Iterator[Callable[[str], None]]:
             note(f"{stage} ({time.monotonic() - started:.0f} s)")
 
     done = threading.Event()
-    lines = threading.Thread(target=print_lines, daemon=True)
+    lines = threading.Thread(target=print_lines, name="progress lines", daemon=True)
     with Progress(
         SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=notes, transient=True
     ) as bar:
