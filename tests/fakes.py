@@ -36,6 +36,7 @@ class TableSequence:
 @dataclass
 class TableLogits:
     rows: np.ndarray
+    prompt_rows: list[np.ndarray] = field(default_factory=list)
 
     @property
     def choices(self) -> IntArray:
@@ -49,6 +50,9 @@ class TableLogits:
         weights = np.exp(self.rows - self.rows.max(axis=1, keepdims=True))
         return ids.astype(np.int32), np.take_along_axis(weights / weights.sum(axis=1, keepdims=True), ids, axis=1)
 
+    def pending(self) -> list[np.ndarray]:
+        return self.prompt_rows
+
 
 @dataclass
 class TableEngine:
@@ -58,7 +62,7 @@ class TableEngine:
     held: list[TableSequence] = field(default_factory=list)
     num_passes: int = 0
 
-    def open(self, token_ids: IntArray) -> TableSequence:
+    def open(self, token_ids: IntArray, reuse: bool = True) -> TableSequence:
         assert len(self.held) < self.limits.max_batch_size
         sequence = TableSequence(list(map(int, token_ids)))
         self.held.append(sequence)
@@ -75,10 +79,16 @@ class TableEngine:
             num_pending = len(sequence.pending) if item.num_pending is None else item.num_pending
             assert 0 < num_pending <= len(sequence.pending)
             total += num_pending + len(item.tree)
+            start = sequence.num_cached_tokens
             sequence.num_cached_tokens += num_pending
+            prompt_rows = [
+                table_logits(sequence.tokens[: end + 1])
+                for end in range(start, start + num_pending)
+                if item.pending_rows
+            ]
             if sequence.pending:
                 assert not len(item.tree)
-                results.append(None)
+                results.append(TableLogits(np.empty((0, VOCAB_SIZE), np.float32), prompt_rows) if prompt_rows else None)
                 continue
             check_tree(item.tree, self.limits.vocab_size)
             assert len(sequence.tokens) + len(item.tree) <= self.limits.max_seq_len
@@ -87,12 +97,13 @@ class TableEngine:
                 [],
                 *([int(item.tree.token_ids[i]) for i in path_to(item.tree, node)] for node in range(len(item.tree))),
             ]
-            results.append(TableLogits(np.stack([table_logits(sequence.tokens + path) for path in paths])))
+            rows = np.stack([table_logits(sequence.tokens + path) for path in paths])
+            results.append(TableLogits(rows, prompt_rows))
         assert total <= self.limits.max_num_tokens
         return results
 
     def commit(self, sequence: TableSequence, nodes: Sequence[int], token_ids: Sequence[int]) -> None:
-        assert len(token_ids) == len(nodes) + 1
+        assert len(token_ids) > len(nodes)
         sequence.tokens += token_ids
         sequence.num_cached_tokens += len(nodes)
 

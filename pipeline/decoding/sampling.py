@@ -5,7 +5,15 @@ a function of (seed, absolute position) alone. The same seed therefore gives the
 different, alone or in a batch: drafts only decide how many positions one pass can serve. (Gumbel-max trick: Maddison et
 al., arXiv 1411.0030; counter-based generator: Philox, Salmon et al., SC 2011, as provided by numpy.)
 
-Order of operations: embedding bias, penalties, bad words and minimum length, temperature, top-k, top-p, min-p, noise.
+Order of operations:
+
+    1. embedding bias (logit_bias)
+    2. repetition penalty, presence and frequency penalty
+    3. bad words, and end tokens before the minimum length
+    4. the grammar; where 3 would leave none of the tokens that it permits, 3 is left out
+    5. the best token (greedy), or temperature, top-k, top-p, min-p, noise
+
+Log probabilities are those of the target itself, before any of this (`log_probs`).
 """
 
 from __future__ import annotations
@@ -14,6 +22,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from pipeline.decoding.grammar.masks import TokenMask
 from pipeline.decoding.request import GenerationRequest, SamplingParams
 from pipeline.decoding.tree import FloatArray, IntArray
 from pipeline.errors import RequestError
@@ -89,17 +98,20 @@ def needs_logits(request: GenerationRequest) -> bool:
     )
 
 
-def choose_token(request: GenerationRequest, logits: FloatArray, context: IntArray) -> int:
-    """The request's next token after context [len] (prompt and output so far), given the target's logits [vocab]."""
+def choose_token(
+    request: GenerationRequest, logits: FloatArray, context: IntArray, mask: TokenMask | None = None
+) -> int:
+    """The request's next token after context [len] (prompt and output so far), given the target's logits [vocab]. mask:
+    the tokens that the request's grammar permits next, at least one."""
+    if mask is not None and mask.only is not None:
+        return mask.only
     params = request.sampling
     scores = logits.astype(np.float32, copy=True)
     with np.errstate(over="ignore"):
         if params.embedding_bias is not None:
             scores = _limited(scores + params.embedding_bias.astype(np.float32, copy=False))
         _penalise(scores, params, context)
-    _ban(scores, _completed_bad_words(params.bad_words, context))
-    if len(context) - len(request.prompt_ids) + request.num_resumed_tokens < request.min_new_tokens:
-        _ban(scores, request.end_ids | request.late_ids)
+    scores = _permitted(scores, _banned(request, context), mask)
     if params.greedy:
         return int(scores.argmax())
     # The best score becomes 0 first, so that a tiny temperature can only make the others smaller.
@@ -107,6 +119,26 @@ def choose_token(request: GenerationRequest, logits: FloatArray, context: IntArr
         scores = (scores - scores.max()) / np.float32(max(params.temperature, SMALLEST))
     _truncate(scores, params)
     return int((scores + gumbel_noise(params.seed, len(context), len(scores))).argmax())
+
+
+def _banned(request: GenerationRequest, context: IntArray) -> set[int]:
+    """Tokens that bad words and the minimum length exclude after context."""
+    banned = set(_completed_bad_words(request.sampling.bad_words, context))
+    if len(context) - len(request.prompt_ids) + request.num_resumed_tokens < request.min_new_tokens:
+        banned |= request.end_ids | request.late_ids
+    return banned
+
+
+def _permitted(scores: FloatArray, banned: Iterable[int], mask: TokenMask | None) -> FloatArray:
+    """The scores with -inf for tokens that are banned or that the grammar forbids. Where the bans leave nothing that
+    the grammar permits, the grammar alone counts."""
+    if mask is None:
+        _ban(scores, banned)
+        return scores
+    scores[mask.forbidden(len(scores))] = -np.inf
+    guided = scores.copy()
+    _ban(guided, banned)
+    return guided if np.isfinite(guided.max()) else scores
 
 
 def _penalise(scores: FloatArray, params: SamplingParams, context: IntArray) -> None:

@@ -1,12 +1,12 @@
-"""One request's way from prompt to finished output: the decode loop, without the model and without I/O.
+"""One request from prompt to finished output: the decode loop, without the model and without I/O.
 
-Whoever verifies (the torch engine in process, TensorRT-LLM or the torch engine behind a Triton call, a lookup table in
-a test) drives a session in the same way, so that what is tested, measured and served is one loop:
+Every target (the torch engine in process, TensorRT-LLM or the torch engine behind a Triton call, a lookup table in a
+test) drives a session in the same way, so that tests, measurements and the server run one loop:
 
     while not session.finished:
         tree = session.propose()
         outcome = <target verifies tree behind session.context>
-        emitted = session.advance(tree, outcome)
+        emitted = session.advance(tree, outcome) + session.advance_certain()
     session.close()
 """
 
@@ -20,15 +20,19 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pipeline.decoding.drafter import Drafter
+from pipeline.decoding.grammar.matcher import Matcher
 from pipeline.decoding.request import FinishReason, GenerationRequest, StepResult
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree, FloatArray, IntArray, agreeing_path
 
+# The source that tokens forced by a grammar are credited to.
+GRAMMAR = "grammar"
+
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """What the target said to a tree: see `StepResult` for the fields. num_steps: passes that it took (more than one
-    where a target without drafts was asked for several tokens at once)."""
+    """Result of verifying a tree: see `StepResult` for the fields. num_steps: passes that it took: more than one where
+    a target without drafts was asked for several tokens at once, none for tokens that needed no pass."""
 
     nodes: list[int]
     token_ids: list[int]
@@ -42,7 +46,9 @@ class StepOutcome:
 class GenerationStatistics:
     """Counts and times of one request. The step that computes the prompt counts, as it yields the first token.
 
-    accepted_by_source: accepted draft tokens by the name of the source that was surest of them."""
+    accepted_by_source: accepted draft tokens by the name of the source that was surest of them. num_forced_tokens:
+    tokens that the grammar forced and that needed no pass. mask_seconds: time spent on the grammar's masks, most of it
+    beside the target's passes. guide_seconds: time spent on cutting and extending drafts by the grammar."""
 
     num_steps: int = 0
     num_draft_tokens: int = 0
@@ -51,6 +57,9 @@ class GenerationStatistics:
     num_reused_tokens: int = 0
     acceptance_lengths: list[int] = field(default_factory=list)
     draft_seconds: float = 0.0
+    num_forced_tokens: int = 0
+    mask_seconds: float = 0.0
+    guide_seconds: float = 0.0
     time_to_first_token_s: float = 0.0
     total_seconds: float = 0.0
 
@@ -63,15 +72,26 @@ class Session:
     """State of one request. Not thread safe."""
 
     def __init__(
-        self, request: GenerationRequest, drafter: Drafter, names: frozenset[str], budget: DraftBudget, max_seq_len: int
+        self,
+        request: GenerationRequest,
+        drafter: Drafter,
+        names: frozenset[str],
+        budget: DraftBudget,
+        max_seq_len: int,
+        matcher: Matcher | None = None,
+        skip_forced: bool = True,
     ) -> None:
-        """names: the draft sources that take part. max_seq_len: room for prompt, output and drafts together."""
+        """names: the draft sources that take part. max_seq_len: room for prompt, output and drafts together. matcher:
+        of the request's guide, where the target applies it through this session. skip_forced: tokens that the grammar
+        forces need no pass, as nobody wants their log probabilities; without draft sources every token takes one."""
         self.request = request
         self.budget = budget
         self.statistics = GenerationStatistics()
         self.finish_reason: FinishReason | None = None
         # Without sources every call to the drafter would do nothing, at the price of a call per step.
         self._drafter = drafter if names else None
+        self.matcher = matcher
+        self._skips_forced = skip_forced and bool(names)
         self._max_seq_len = max_seq_len
         self._len = len(request.prompt_ids)
         self._prompt_len = self._len - request.num_resumed_tokens
@@ -116,19 +136,36 @@ class Session:
             return EMPTY_TREE
         started = time.perf_counter()
         tree = self._drafter.propose(self.request.request_id, self.context, DraftBudget(nodes, depth))
-        self.statistics.draft_seconds += time.perf_counter() - started
+        drafted = time.perf_counter()
+        self.statistics.draft_seconds += drafted - started
+        if self.matcher is not None:
+            tree = self.matcher.guided(tree, nodes, depth)
+            self.statistics.guide_seconds += time.perf_counter() - drafted
         return tree
 
     def advance(self, tree: DraftTree, outcome: StepOutcome) -> list[int]:
-        """Take in what the target said. Returns the tokens that belong to the output and, at its end, sets
-        `finish_reason`."""
+        """Take in the result of a step. Returns the tokens that belong to the output and, at its end, sets
+        `finish_reason`. Raises RequestError if the grammar does not permit them."""
         kept = self._keep(outcome.token_ids)
         before, self._len = self._len, self._len + len(kept)
         self._tokens[before : self._len] = kept
         self._count(tree, outcome, len(kept))
+        if self.matcher is not None:
+            self.matcher.consume(kept)
         if self._drafter is not None:
             self._learn(self._drafter, before, tree, outcome, kept)
         return kept
+
+    def advance_certain(self) -> list[int]:
+        """Emit the tokens that need no pass, as the grammar permits nothing else: the end token of a complete output,
+        and whatever is forced unless the session takes a pass for each token. Returns them."""
+        if self.matcher is None or self.finished:
+            return []
+        if self._skips_forced or self.matcher.is_complete:
+            tokens = self.matcher.forced(self.num_remaining_tokens)
+            self.statistics.num_forced_tokens += len(tokens)
+            return self.advance(EMPTY_TREE, StepOutcome([], tokens, num_steps=0)) if tokens else []
+        return []
 
     def _learn(self, drafter: Drafter, before: int, tree: DraftTree, outcome: StepOutcome, kept: list[int]) -> None:
         started = time.perf_counter()
@@ -190,7 +227,7 @@ class Session:
         accepted = outcome.nodes[:num_kept]
         statistics.num_accepted_tokens += len(accepted)
         if accepted and self._drafter is not None and tree.sources is not None:
-            names = self._drafter.names
+            names = (*self._drafter.names, GRAMMAR)  # nodes that the grammar added have source -1
             statistics.accepted_by_source.update(names[source] for source in tree.sources[accepted].tolist())
         if outcome.num_steps == 1:
             statistics.acceptance_lengths.append(num_kept)
@@ -199,5 +236,5 @@ class Session:
 
 
 def outcome_of_tokens(tree: DraftTree, token_ids: Sequence[int], num_steps: int = 1) -> StepOutcome:
-    """The outcome where the target tells only its tokens: the accepted path is the one that carries them."""
+    """The outcome where the target reports only its tokens: the accepted path is the one that carries them."""
     return StepOutcome(agreeing_path(tree, token_ids[:-1]), list(token_ids), num_steps=num_steps)

@@ -1,9 +1,10 @@
-"""What the scheduler refuses at the door, before a request takes a place in the queue."""
+"""What the scheduler refuses before a request takes a place in the queue."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from pipeline.decoding.log_probs import check_wanted
 from pipeline.decoding.sampling import check_sampling
 from pipeline.decoding.strategy import check_strategy
 from pipeline.decoding.tree import IntArray, check_tree
@@ -18,8 +19,16 @@ def check_submission(submission: Submission, limits: EngineLimits) -> None:
     check_strategy(submission.strategy)
     if len(request.prompt_ids) == 0:
         raise RequestError("the prompt is empty; send at least one token")
-    if request.max_new_tokens < 1:
-        raise RequestError(f"the number of tokens to generate is {request.max_new_tokens}; it must be at least 1")
+    num_resumed = request.num_resumed_tokens
+    if not 0 <= num_resumed < len(request.prompt_ids):
+        raise RequestError(
+            f"num_resumed_tokens is {num_resumed}; it counts the last tokens of the prompt and must be in "
+            f"0 .. {len(request.prompt_ids) - 1}"
+        )
+    if request.max_new_tokens - num_resumed < 1:
+        raise RequestError(
+            f"the number of tokens to generate is {request.max_new_tokens - num_resumed}; it must be at least 1"
+        )
     if not 0 <= request.min_new_tokens <= request.max_new_tokens:
         raise RequestError(
             f"min_tokens is {request.min_new_tokens}; it must be in 0 .. {request.max_new_tokens} (max_tokens)"
@@ -39,6 +48,7 @@ def check_submission(submission: Submission, limits: EngineLimits) -> None:
         raise RequestError(str(error)) from error
     check_prediction(submission.prediction, limits.vocab_size)
     check_sampling(request.sampling, limits.vocab_size)
+    check_wanted(submission.wanted)
 
 
 def check_prediction(prediction: IntArray, vocab_size: int) -> None:

@@ -46,15 +46,17 @@ class EngineSequence(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class VerifyItem:
-    """One sequence's part of a pass: its first `num_pending` pending tokens (None: all), behind the last one a tree."""
+    """One sequence's part of a pass: its first `num_pending` pending tokens (None: all), behind the last one a tree.
+    pending_rows: the logits after the pending tokens are wanted too."""
 
     sequence: EngineSequence
     tree: DraftTree = EMPTY_TREE
     num_pending: int | None = None
+    pending_rows: bool = False
 
 
 class NodeLogits(Protocol):
-    """The target's opinion after the root (row 0) and after each node i (row i + 1) of one tree."""
+    """The target's logits after the root (row 0) and after each node i (row i + 1) of one tree."""
 
     @property
     def choices(self) -> IntArray:
@@ -66,6 +68,10 @@ class NodeLogits(Protocol):
     def top_k(self, k: int) -> tuple[IntArray, FloatArray]:
         """[n + 1, k] most probable tokens, best first, and their probabilities."""
 
+    def pending(self) -> list[FloatArray]:
+        """[num_pending][vocab] float32 logits after each pending token of the pass; empty unless the item wanted
+        them."""
+
 
 class Engine(Protocol):
     """A backend in process. Not thread safe: one thread owns it."""
@@ -73,17 +79,19 @@ class Engine(Protocol):
     @property
     def limits(self) -> EngineLimits: ...
 
-    def open(self, token_ids: IntArray) -> EngineSequence:
-        """Claim a place for token_ids [len >= 1], reusing the KV of the longest known prefix (at most len - 1 tokens).
-        Raises BusyError if no place is free and RequestError if the tokens do not fit or lie outside the vocabulary."""
+    def open(self, token_ids: IntArray, reuse: bool = True) -> EngineSequence:
+        """Claim a place for token_ids [len >= 1], reusing the KV of the longest known prefix (at most len - 1 tokens)
+        unless `reuse` is off. Raises BusyError if no place is free and RequestError if the tokens do not fit or lie
+        outside the vocabulary."""
 
     def verify(self, items: Sequence[VerifyItem]) -> list[NodeLogits | None]:
-        """One pass over all items. None for an item that leaves tokens pending. Changes no KV that a later step could
-        see, except that pending tokens become cached."""
+        """One pass over all items. None for an item that leaves tokens pending and does not want their rows; one that
+        wants them gets those rows and no others. Changes no KV that a later step could see, except that pending tokens
+        become cached."""
 
     def commit(self, sequence: EngineSequence, nodes: Sequence[int], token_ids: Sequence[int]) -> None:
         """After `verify` with a tree: keep the KV of the accepted path `nodes`, forget the other nodes, and append
-        token_ids (the path's tokens and one more, which becomes pending)."""
+        token_ids (the path's tokens and at least one more; what lies behind the path becomes pending)."""
 
     def release(self, sequence: EngineSequence) -> None:
         """Give the place back; its KV may be reused by later sequences with the same prefix. Twice does nothing."""

@@ -1,9 +1,9 @@
-"""What other threads ask of the scheduler: who waits for a place in the engine, who is refused, who is cancelled.
+"""What other threads ask of the scheduler: which requests wait for a place in the engine, are refused, are cancelled.
 
-Requests wait in order of arrival, but for continuations: a request whose prompt is exactly the prompt and the output of
+Requests wait in order of arrival, except continuations: a request whose prompt is exactly the prompt and the output of
 one that has ended lately goes on with it, as each step of the BLS model does. It goes first, since its stream is under
-way. Nobody gains by that who did not wait at first, and each ended request is continued once, so it ends at the longest
-sequence like any other: new requests wait no longer than for requests that run.
+way. Continuations cannot jump the initial queue, and each ended request is continued once, so new requests wait no
+longer than for requests that run. A request whose guide is being compiled waits without holding up those behind it.
 
 Between two steps the place of such a stream is free. From its second step on, and if it says that there are more, it
 is held for a moment, else a new request would take it, and with it the stream's KV cache, for as long as that runs.
@@ -12,8 +12,10 @@ is held for a moment, else a new request would take it, and with it the stream's
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from pipeline.decoding.grammar.matcher import Matcher
 from pipeline.decoding.tree import IntArray
 from pipeline.engine.submission import OnEvent, Submission
 from pipeline.errors import BusyError, RequestError
@@ -27,15 +29,22 @@ _NUM_REMEMBERED = 4096
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Waiting:
-    """A request without a place. continues: goes on with one that has ended."""
+    """A request without a place. continues: goes on with one that has ended. matcher: of its guide, which is compiled
+    while it waits; None without a guide."""
 
     submission: Submission
     on_event: OnEvent
     continues: bool
+    matcher: Future[Matcher] | None = None
 
     @property
     def request_id(self) -> str:
         return self.submission.request.request_id
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether nothing but a place is missing. One whose guide was refused is ready too: to hear of it."""
+        return self.matcher is None or self.matcher.done()
 
 
 @dataclass(slots=True)
@@ -62,7 +71,7 @@ class Inbox:
     def holds_places(self) -> bool:
         return bool(self._held)
 
-    def add(self, submission: Submission, on_event: OnEvent) -> None:
+    def add(self, submission: Submission, on_event: OnEvent, matcher: Future[Matcher] | None = None) -> None:
         """Queue a request. Raises RequestError if its id is in use and BusyError if there are too many."""
         request = submission.request
         if self.closed:
@@ -77,20 +86,30 @@ class Inbox:
             raise BusyError(f"busy: {self.max_queue_size} requests are waiting already; send the request again later")
         if continues:
             self._continue(key)
-        (self.continuing if continues else self.waiting).append(Waiting(submission, on_event, continues))
+        (self.continuing if continues else self.waiting).append(Waiting(submission, on_event, continues, matcher))
         self.known.add(request.request_id)
 
     def can_take(self, num_free: int, now: float) -> bool:
-        """Whether one of the free places goes to somebody who waits."""
-        while self._held and self._held[0][1] <= now:
-            self._held.popleft()
-        return num_free > 0 and bool(self.continuing or (self.waiting and num_free > len(self._held)))
+        """Whether one of the free places goes to a waiting request."""
+        return self._next(num_free, now) is not None
 
     def take(self, num_free: int, now: float) -> Waiting | None:
-        """Who gets a free place next, if anybody."""
-        if not self.can_take(num_free, now):
+        """The request that gets a free place next, if any."""
+        entry = self._next(num_free, now)
+        if entry is not None:
+            (self.continuing if entry.continues else self.waiting).remove(entry)
+        return entry
+
+    def _next(self, num_free: int, now: float) -> Waiting | None:
+        """The first continuation, else the first new request, that is ready, as far as there are places for it."""
+        while self._held and self._held[0][1] <= now:
+            self._held.popleft()
+        if num_free <= 0:
             return None
-        return (self.continuing or self.waiting).popleft()
+        entry = next((entry for entry in self.continuing if entry.is_ready), None)
+        if entry is None and num_free > len(self._held):
+            entry = next((entry for entry in self.waiting if entry.is_ready), None)
+        return entry
 
     def take_cancelled(self) -> tuple[set[str], list[Waiting]]:
         """Ids cancelled since the last time, and those of them that waited, who wait no longer."""

@@ -28,6 +28,7 @@ from pipeline.decoding.split import split_tree
 from pipeline.decoding.tree import DraftTree, FloatArray, IntArray
 from pipeline.engine.contract import EngineLimits, EngineSequence, NodeLogits, VerifyItem
 from pipeline.engine.rank import CachingEngine, Order, Rank, Share
+from pipeline.errors import RequestError
 
 
 class Leader(Protocol):
@@ -80,6 +81,9 @@ class ParallelLogits:
     def top_k(self, k: int) -> tuple[IntArray, FloatArray]:
         return self._engine.top_k(self._number, k)
 
+    def pending(self) -> list[FloatArray]:
+        return []
+
 
 class ParallelEngine:
     """See `pipeline.engine.contract.Engine`. engine: the leader's own, rank 0."""
@@ -98,7 +102,12 @@ class ParallelEngine:
         self._numbers = itertools.count()
         self._orders: list[Order] = []  # that can wait until the followers are spoken to
 
-    def open(self, token_ids: IntArray) -> ParallelSequence:
+    def open(self, token_ids: IntArray, reuse: bool = True) -> ParallelSequence:
+        if not reuse:
+            raise RequestError(
+                "log probabilities and logits of the prompt need an engine in one process; leave them out, or serve "
+                "without engine.lookahead_parallel and tensor parallelism"
+            )
         number = next(self._numbers)
         opened = self._rank.open(number, token_ids)
         self._orders.append(Order("open", (number, token_ids)))

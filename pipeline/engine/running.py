@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from pipeline.decoding.drafter import Drafter
 from pipeline.decoding.sampling import needs_logits
@@ -12,6 +12,7 @@ from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.sources.supplied import SuppliedSource
 from pipeline.decoding.sources.window import WindowSource
 from pipeline.decoding.strategy import source_names
+from pipeline.decoding.tree import FloatArray
 from pipeline.engine.contract import Engine, EngineSequence
 from pipeline.engine.inbox import Waiting
 from pipeline.engine.submission import OnEvent, Submission
@@ -19,7 +20,8 @@ from pipeline.engine.submission import OnEvent, Submission
 
 @dataclass(slots=True, eq=False)
 class Running:
-    """continues: it goes on with a request that has ended."""
+    """continues: it goes on with a request that has ended. prompt_rows: logits behind the prompt tokens computed so
+    far, if wanted."""
 
     submission: Submission
     on_event: OnEvent
@@ -29,6 +31,12 @@ class Running:
     needs_logits: bool
     top_k: int
     num_steps: int = 0
+    prompt_rows: list[FloatArray] = field(default_factory=list)
+
+    @property
+    def wants_prompt_rows(self) -> bool:
+        """Whether the next pass is to give the logits behind the prompt tokens that it computes."""
+        return self.num_steps == 0 and self.submission.wanted.of_prompt
 
     def is_decoding(self, max_draft_tokens: int) -> bool:
         """Whether there is no prompt to compute. What a step leaves to the next is at most its drafts and one more
@@ -48,14 +56,20 @@ class Starter:
         self._window = next((source for source in drafter.sources if isinstance(source, WindowSource)), None)
 
     def start(self, entry: Waiting) -> Running:
-        """Claim a place in the engine and start the draft sources. Leaves nothing behind if it raises."""
+        """Claim a place in the engine and start the draft sources. Leaves nothing behind if it raises: RequestError if
+        the request's guide cannot be used."""
         submission, request, limits = entry.submission, entry.submission.request, self._engine.limits
+        matcher = entry.matcher.result() if entry.matcher is not None else None
+        if matcher is not None and not request.end_ids:
+            request = replace(request, end_ids=matcher.end_ids)  # the grammar ends the output in any case
+            submission = replace(submission, request=request)
         names = source_names(submission.strategy, self._drafter.names, submission.lookahead is not None)
         budget = self._budget(submission, names)
         with ExitStack() as stack:
-            sequence = self._engine.open(request.prompt_ids)
+            sequence = self._engine.open(request.prompt_ids, reuse=not submission.wanted.of_prompt)
             stack.callback(self._engine.release, sequence)
-            session = Session(request, self._drafter, names, budget, limits.max_seq_len)
+            skip_forced = not submission.wanted.of_output
+            session = Session(request, self._drafter, names, budget, limits.max_seq_len, matcher, skip_forced)
             stack.callback(session.close)
             session.statistics.num_reused_tokens = sequence.num_reused_tokens
             if self._supplied is not None and self._supplied.name in names:

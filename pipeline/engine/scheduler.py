@@ -3,7 +3,9 @@
 Requests join and leave between steps. One pass serves the verify steps of running sequences first and fills what is
 left of `max_num_tokens` with chunks of prompts in order of admission, so neither starves the other:
 
-    admit waiting -> plan items -> engine.verify -> per sequence: choose, accept, commit, advance -> tell requester
+    admit waiting -> plan items -> engine.verify -> per sequence: choose, accept, advance, commit -> notify requester
+
+Guides are compiled in worker threads while their requests wait; masks are computed while the engine's pass runs.
 
 The scheduler is driven either by its own thread (`start`, used by the server) or by `run` (in process, used by bench
 and tests); `submit` and `cancel` may be called from any thread.
@@ -15,20 +17,25 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import replace
 
-from pipeline.decoding.accept import accept
 from pipeline.decoding.drafter import Drafter
+from pipeline.decoding.grammar.compiler import Compiler
+from pipeline.decoding.grammar.masks import TreeMasks
+from pipeline.decoding.grammar.matcher import Matcher
+from pipeline.decoding.log_probs import TokenLogProbs
 from pipeline.decoding.planner import PlanItem, Planner
 from pipeline.decoding.request import FinishReason
-from pipeline.decoding.sampling import choose_token
-from pipeline.decoding.session import GenerationStatistics, StepOutcome
+from pipeline.decoding.session import GenerationStatistics
 from pipeline.decoding.sources.base import DraftBudget
-from pipeline.decoding.tree import EMPTY_TREE, DraftTree
+from pipeline.decoding.tree import EMPTY_TREE, FloatArray
 from pipeline.engine.admission import check_submission
 from pipeline.engine.contract import Engine, NodeLogits, VerifyItem
 from pipeline.engine.inbox import HOLD_S, Inbox
 from pipeline.engine.running import Running, Starter
+from pipeline.engine.step import advance, start_masks
 from pipeline.engine.submission import GenerationResult, OnEvent, StepEvent, Submission
 from pipeline.errors import EngineError, RequestError
 
@@ -47,7 +54,10 @@ class Scheduler:
         default_budget: DraftBudget,
         max_queue_size: int,
         prefill_chunk: int,
+        compiler: Compiler | None = None,
     ) -> None:
+        """compiler: of the guides of requests; without one such requests are refused."""
+        self._compiler = compiler
         self._engine = engine
         self._drafter = drafter
         self._planner = planner
@@ -70,9 +80,12 @@ class Scheduler:
         """Queue a request. on_event is called from the scheduler's thread after every step of it; the last event is
         `done`. Raises RequestError if it can never be served and BusyError if the queue is full."""
         check_submission(submission, self._engine.limits)
+        matcher = self._matcher_of(submission)
         with self._changed:
-            self._inbox.add(submission, on_event)
+            self._inbox.add(submission, on_event, matcher)
             self._changed.notify()
+        if matcher is not None:
+            matcher.add_done_callback(lambda _: self._wake())
 
     def cancel(self, request_id: str) -> None:
         """End a waiting or running request before its next step. An unknown id is ignored: it may have just ended."""
@@ -85,10 +98,16 @@ class Scheduler:
         """Serve requests in the calling thread until all have finished; results in the given order. Raises the first
         error of a request. Not to be mixed with `start`."""
         outputs: dict[str, list[int]] = {}
+        log_probs: dict[str, TokenLogProbs] = {}
+        prompt_rows: dict[str, list[FloatArray]] = {}
         last: dict[str, StepEvent] = {}
 
         def collect(event: StepEvent) -> None:
             outputs.setdefault(event.request_id, []).extend(event.token_ids)
+            if event.log_probs is not None:
+                log_probs.setdefault(event.request_id, TokenLogProbs()).extend(event.log_probs)
+            if event.prompt_rows is not None:
+                prompt_rows[event.request_id] = event.prompt_rows
             if event.done:
                 last[event.request_id] = event
 
@@ -96,6 +115,7 @@ class Scheduler:
         while todo or self._has_work():
             while todo and len(self._inbox.waiting) < self._inbox.max_queue_size:
                 self.submit(todo.popleft(), collect)
+            self._wait_for_work()
             self.step()
         for submission in submissions:
             error = last[submission.request.request_id].error
@@ -108,23 +128,29 @@ class Scheduler:
                 output_ids=outputs[request_id],
                 finish_reason=last[request_id].finish_reason,
                 statistics=last[request_id].statistics,
+                log_probs=log_probs.get(request_id),
+                prompt_rows=prompt_rows.get(request_id),
             )
             for submission in submissions
         ]
 
     def start(self) -> None:
         """Serve in a thread of the scheduler's own until `close`."""
+        if self._compiler is not None:
+            self._compiler.preload()
         self._thread = threading.Thread(target=self._serve, name="scheduler", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Cancel everything, tell the requesters, and end the thread."""
+        """Cancel everything, notify the requesters, and end the thread."""
         with self._changed:
             self._inbox.closed = True
             self._changed.notify()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+        if self._compiler is not None:
+            self._compiler.close()
 
     def step(self) -> None:
         """One pass over the engine, or nothing if there is nothing to do."""
@@ -133,37 +159,53 @@ class Scheduler:
         planned = self._plan()
         if not planned:
             return
-        results = self._engine.verify([item for _, item in planned])
-        for (running, item), logits in zip(planned, results, strict=True):
+        masks = [start_masks(running, item) for running, item in planned]
+        try:
+            results = self._engine.verify([item for _, item in planned])
+        finally:
+            for tree_masks in masks:
+                if tree_masks is not None:
+                    tree_masks.finish()
+        for (running, item), tree_masks, logits in zip(planned, masks, results, strict=True):
             if logits is None:
                 continue
             try:
-                self._advance(running, item.tree, logits)
+                self._advance(running, item, tree_masks, logits)
             except EngineError:  # no request's fault
                 raise
-            except Exception as error:  # one request's fault must not end the others; the requester is told
-                logger.exception("request %s failed", running.submission.request.request_id)
-                self._end(running, [], error=error)
+            except Exception as error:  # one request's fault must not end the others; its requester gets the error
+                if not isinstance(error, RequestError):
+                    logger.exception("request %s failed", running.submission.request.request_id)
+                self._end(
+                    running,
+                    StepEvent(running.submission.request.request_id, [], running.session.statistics, None, error),
+                )
 
     def _serve(self) -> None:
         while True:
-            with self._changed:
-                # The end of a hold wakes nobody.
-                self._changed.wait_for(self._is_wanted, timeout=HOLD_S if self._inbox.holds_places else None)
-                if self._inbox.closed:
-                    break
+            self._wait_for_work()
+            if self._inbox.closed:
+                break
             try:
                 self.step()
             except Exception as error:  # the pass as a whole failed: every request in it did
                 logger.exception("engine step failed")
                 for running in list(self._running):
-                    self._end(running, [], error=error)
+                    self._end(
+                        running,
+                        StepEvent(running.submission.request.request_id, [], running.session.statistics, None, error),
+                    )
         with self._changed:
             self._inbox.cancelled |= self._inbox.known
         self._apply_cancellations()
 
     def _has_work(self) -> bool:
         return bool(self._running or self._inbox.has_waiting)
+
+    def _wait_for_work(self) -> None:
+        with self._changed:
+            # Nothing notifies of the end of a hold.
+            self._changed.wait_for(self._is_wanted, timeout=HOLD_S if self._inbox.holds_places else None)
 
     def _is_wanted(self) -> bool:
         inbox = self._inbox
@@ -178,11 +220,11 @@ class Scheduler:
         with self._changed:
             cancelled, dropped = self._inbox.take_cancelled()
         for entry in dropped:
-            _tell(entry.on_event, _ended(entry.submission, FinishReason.CANCELLED))
+            _notify(entry.on_event, _ended(entry.submission, FinishReason.CANCELLED))
         for running in list(self._running):
             if running.submission.request.request_id in cancelled:
                 running.session.cancel()
-                self._end(running, [])
+                self._end(running, StepEvent(running.submission.request.request_id, [], running.session.statistics))
 
     def _admit(self) -> None:
         while num_free := self._engine.limits.max_batch_size - len(self._running):
@@ -192,12 +234,12 @@ class Scheduler:
                 return
             try:
                 self._running.append(self._starter.start(entry))
-            except Exception as error:  # whatever it is, the requester is told and the others go on
+            except Exception as error:  # the requester gets it, the others go on
                 if not isinstance(error, RequestError):
                     logger.exception("request %s could not begin", entry.request_id)
                 with self._changed:
                     self._inbox.forget(entry.request_id)
-                _tell(entry.on_event, _ended(entry.submission, None, error))
+                _notify(entry.on_event, _ended(entry.submission, None, error))
 
     def _plan(self) -> list[tuple[Running, VerifyItem]]:
         """Items of the next pass, within `max_num_tokens`: verify steps first, then prompt chunks, then drafts."""
@@ -217,52 +259,56 @@ class Scheduler:
             items.append(PlanItem(tree, chunk, running.sequence.num_cached_tokens, yields_token=is_last))
         trees = self._planner.plan(items, max_num_tokens)
         return [
-            (running, VerifyItem(running.sequence, tree, item.num_pending))
+            (running, VerifyItem(running.sequence, tree, item.num_pending, running.wants_prompt_rows))
             for running, item, tree in zip(chosen, items, trees, strict=True)
         ]
 
-    def _advance(self, running: Running, tree: DraftTree, logits: NodeLogits) -> None:
-        request, session = running.submission.request, running.session
-        choices = logits.choices
-
-        def choose(node: int, emitted: Sequence[int]) -> int:
-            if not running.needs_logits:
-                return int(choices[node + 1])
-            return choose_token(request, logits.row(node + 1), session.context_with(emitted))
-
-        accepted = accept(tree, choose)
-        top_ids, top_probs = logits.top_k(running.top_k) if running.top_k else (None, None)
-        self._engine.commit(running.sequence, accepted.nodes, accepted.token_ids)
-        emitted = session.advance(tree, StepOutcome(accepted.nodes, accepted.token_ids, choices, top_ids, top_probs))
-        running.num_steps += 1
-        if session.finished or running.num_steps == running.submission.max_steps:
-            self._end(running, emitted)
+    def _advance(self, running: Running, item: VerifyItem, masks: TreeMasks | None, logits: NodeLogits) -> None:
+        running.prompt_rows += logits.pending()
+        if running.sequence.pending:  # of the prompt, of which the rows are wanted
+            return
+        event = advance(self._engine, running, item.tree, logits, masks)
+        if running.session.finished or running.num_steps == running.submission.max_steps:
+            self._end(running, event)
         else:
-            _tell(running.on_event, StepEvent(request.request_id, emitted, session.statistics))
+            _notify(running.on_event, event)
 
-    def _end(self, running: Running, emitted: Iterable[int], error: Exception | None = None) -> None:
-        request_id = running.submission.request.request_id
-        session = running.session
+    def _end(self, running: Running, event: StepEvent) -> None:
+        """Free the request's place and send its last event. event: what the last step brought, or the error."""
+        session, request = running.session, running.submission.request
         session.close()
         self._engine.release(running.sequence)
         self._running.remove(running)
         with self._changed:
-            self._inbox.forget(request_id)
-            if error is None and session.finish_reason in (None, FinishReason.LENGTH):
+            self._inbox.forget(request.request_id)
+            if event.error is None and session.finish_reason in (None, FinishReason.LENGTH):
                 hold = running.continues and running.submission.to_be_continued
                 self._inbox.remember(session.context, hold, time.monotonic())
-        _tell(
-            running.on_event,
-            StepEvent(request_id, list(emitted), session.statistics, session.finish_reason, error, done=True),
-        )
+                if self._compiler is not None and session.matcher is not None and request.guide is not None:
+                    self._compiler.keep(request.guide, session.matcher)
+        _notify(running.on_event, replace(event, finish_reason=session.finish_reason, done=True))
+
+    def _matcher_of(self, submission: Submission) -> Future[Matcher] | None:
+        """The matcher of the request's guide, compiled in a worker thread; None without a guide."""
+        request = submission.request
+        if request.guide is None:
+            return None
+        if self._compiler is None:
+            raise RequestError("this engine has no tokenizer, so it cannot apply a grammar; leave the guide out")
+        output_ids = request.prompt_ids[len(request.prompt_ids) - request.num_resumed_tokens :].tolist()
+        return self._compiler.matcher(request.guide, request.end_ids, output_ids)
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify()
 
 
 def _ended(submission: Submission, reason: FinishReason | None, error: Exception | None = None) -> StepEvent:
     return StepEvent(submission.request.request_id, [], GenerationStatistics(), reason, error, done=True)
 
 
-def _tell(on_event: OnEvent, event: StepEvent) -> None:
-    """Hand an event over; a requester that cannot take it must not stop the others."""
+def _notify(on_event: OnEvent, event: StepEvent) -> None:
+    """Hand an event over. A requester that cannot take it must not stop the others."""
     try:
         on_event(event)
     except Exception:

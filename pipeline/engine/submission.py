@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pipeline.config.schema import LookaheadConfig
+from pipeline.decoding.log_probs import LogitsWanted, TokenLogProbs
 from pipeline.decoding.request import FinishReason, GenerationRequest
 from pipeline.decoding.session import GenerationStatistics
 from pipeline.decoding.sources.base import DraftBudget
-from pipeline.decoding.tree import EMPTY_TREE, DraftTree, IntArray
+from pipeline.decoding.tree import EMPTY_TREE, DraftTree, FloatArray, IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,7 @@ class Submission:
     that the requester wants verified in the first step. prediction: [len] the requester's guess at the whole output, or
     empty; both take part under strategies with supplied drafts. lookahead: W, N, G of this request, None for the
     engine's. max_steps: end after that many steps; None: no limit. to_be_continued: the requester means to go on with
-    the output in a request of its own."""
+    the output in a request of its own. wanted: what to return of the target's logits."""
 
     request: GenerationRequest
     strategy: str = "auto"
@@ -30,11 +31,14 @@ class Submission:
     lookahead: LookaheadConfig | None = None
     max_steps: int | None = None
     to_be_continued: bool = False
+    wanted: LogitsWanted = field(default_factory=LogitsWanted)
 
 
 @dataclass(frozen=True, slots=True)
 class StepEvent:
-    """What a step brought to one request. finish_reason is None on the last event of one that `max_steps` ended."""
+    """What a step brought to one request. finish_reason is None on the last event of one that `max_steps` ended.
+    log_probs: of token_ids, if wanted; an end token has none.
+    prompt_rows: [prompt_len][vocab] logits after each prompt token, with the first tokens, if wanted."""
 
     request_id: str
     token_ids: list[int]
@@ -42,6 +46,8 @@ class StepEvent:
     finish_reason: FinishReason | None = None
     error: Exception | None = None
     done: bool = False
+    log_probs: TokenLogProbs | None = None
+    prompt_rows: list[FloatArray] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +59,8 @@ class GenerationResult:
     output_ids: list[int]
     finish_reason: FinishReason | None
     statistics: GenerationStatistics
+    log_probs: TokenLogProbs | None = None
+    prompt_rows: list[FloatArray] | None = None
 
 
 OnEvent = Callable[[StepEvent], None]

@@ -29,8 +29,8 @@ class SplitCounter:
     def limits(self) -> EngineLimits:
         return self._engine.limits
 
-    def open(self, token_ids: IntArray) -> EngineSequence:
-        return self._engine.open(token_ids)
+    def open(self, token_ids: IntArray, reuse: bool = True) -> EngineSequence:
+        return self._engine.open(token_ids, reuse)
 
     def verify(self, items: Sequence[VerifyItem]) -> list[NodeLogits | None]:
         for item in items:

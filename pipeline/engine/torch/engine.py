@@ -29,9 +29,13 @@ _LARGE_STEP = 64
 
 
 class TorchNodeLogits:
-    """Rows of one item in the logits of a pass. logits: [n + 1, vocab], with their `block_maxima`. choices: [n + 1]."""
+    """Rows of one item in the logits of a pass. logits: [n + 1, vocab], with their `block_maxima`. choices: [n + 1].
+    pending: [num_pending, vocab] if they are wanted."""
 
-    def __init__(self, logits: torch.Tensor, maxima: torch.Tensor, choices: IntArray) -> None:
+    def __init__(
+        self, logits: torch.Tensor, maxima: torch.Tensor, choices: IntArray, pending: torch.Tensor | None = None
+    ) -> None:
+        self._pending = pending
         self._logits = logits
         self._maxima = maxima
         self._choices = choices
@@ -47,6 +51,9 @@ class TorchNodeLogits:
         _, ids = top_k(self._logits, self._maxima, k)
         probabilities = torch.softmax(self._logits, dim=1, dtype=torch.float32).gather(1, ids)
         return ids.to(torch.int32).cpu().numpy(), probabilities.cpu().numpy()
+
+    def pending(self) -> list[FloatArray]:
+        return [] if self._pending is None else list(self._pending.float().cpu().numpy())
 
 
 class TorchEngine:
@@ -88,7 +95,7 @@ class TorchEngine:
     def reuse(self) -> ReuseCounters:
         return self._cache.counters
 
-    def open(self, token_ids: IntArray) -> Slot:
+    def open(self, token_ids: IntArray, reuse: bool = True) -> Slot:
         tokens = np.asarray(token_ids)
         if not len(tokens):
             raise RequestError("the prompt is empty; send at least one token")
@@ -103,7 +110,7 @@ class TorchEngine:
                 f"token {int(tokens[wrong[0]])} at position {int(wrong[0])} lies outside the vocabulary "
                 f"0 .. {self.limits.vocab_size - 1}"
             )
-        return self._cache.claim(tokens.astype(np.int32))
+        return self._cache.claim(tokens.astype(np.int32), reuse)
 
     @torch.inference_mode()
     def verify(self, items: Sequence[VerifyItem]) -> list[NodeLogits | None]:
@@ -122,8 +129,7 @@ class TorchEngine:
             segment, segment_position = self._segment(slot, start, num_pending, item)
             segments.append(segment)
             positions.append(segment_position)
-            if is_last:
-                wanted_rows += range(start + num_pending - 1, start + segment.length)
+            wanted_rows += range(start + _first_row(item, num_pending, is_last), start + segment.length)
             start += segment.length
         logits = self._forward(np.concatenate(token_ids), np.concatenate(positions), segments, wanted_rows)
         maxima = block_maxima(logits)
@@ -131,14 +137,20 @@ class TorchEngine:
         results: list[NodeLogits | None] = []
         row = 0
         for item, segment in zip(items, segments, strict=True):
-            slot = _slot(item.sequence)
-            slot.num_cached_tokens += segment.length - len(item.tree)
+            slot, num_pending = _slot(item.sequence), segment.length - len(item.tree)
+            slot.num_cached_tokens += num_pending
+            pending = None
+            if item.pending_rows:
+                pending = logits[row : row + num_pending]
+                row += num_pending - (slot.num_pending == 0)  # the last one is the root's
             if slot.num_pending:
-                results.append(None)
+                nothing = slice(row, row)
+                rows = TorchNodeLogits(logits[nothing], maxima[nothing], choices[nothing], pending)
+                results.append(rows if item.pending_rows else None)
                 continue
-            rows = slice(row, row + len(item.tree) + 1)
-            results.append(TorchNodeLogits(logits[rows], maxima[rows], choices[rows]))
-            row = rows.stop
+            nodes = slice(row, row + len(item.tree) + 1)
+            results.append(TorchNodeLogits(logits[nodes], maxima[nodes], choices[nodes], pending))
+            row = nodes.stop
         return results
 
     def commit(self, sequence: EngineSequence, nodes: Sequence[int], token_ids: Sequence[int]) -> None:
@@ -197,6 +209,13 @@ class TorchEngine:
         padded = torch.zeros(num_rows(len(values)), dtype=torch.int64)
         padded[: len(values)] = torch.as_tensor(values)
         return padded.to(self._device)
+
+
+def _first_row(item: VerifyItem, num_pending: int, is_last: bool) -> int:
+    """The first of an item's rows, counted from its own, whose logits are wanted."""
+    if item.pending_rows:
+        return 0
+    return num_pending - 1 if is_last else num_pending
 
 
 def num_rows(count: int) -> int:

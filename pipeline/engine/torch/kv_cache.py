@@ -89,16 +89,17 @@ class SlotCache:
         slots = [Slot(index, np.zeros(max_seq_len, np.int32)) for index in range(num_slots)]
         return cls(keys, torch.empty_like(keys), slots)
 
-    def claim(self, token_ids: IntArray) -> Slot:
+    def claim(self, token_ids: IntArray, reuse: bool = True) -> Slot:
         """A free slot that knows token_ids and holds the KV of the longest known prefix (never of the last token, whose
-        logits are still wanted). Raises BusyError if every slot is in use."""
+        logits are still wanted), or nothing if `reuse` is off. Raises BusyError if every slot is in use."""
         free = [slot for slot in self.slots if not slot.in_use]
         if not free:
             raise BusyError(f"all {len(self.slots)} sequences of the engine are in use; send the request again later")
         length, source = max(
             ((_common_prefix(slot, token_ids), slot) for slot in self.slots), key=lambda match: match[0]
         )
-        # A slot is taken over by whoever continues the greater part of it; for a short shared head (a system prompt)
+        length = length if reuse else 0
+        # A request that continues the greater part of a slot takes it over. For a short shared head (a system prompt)
         # its KV is copied instead, so that the older conversation stays available.
         if not source.in_use and 2 * length >= source.num_cached_tokens:
             target = source

@@ -111,7 +111,7 @@ def test_a_request_that_cannot_begin_is_told_whatever_the_reason_and_its_id_is_f
     engine, request = scheduler.engine, make_request(max_new_tokens=2)
     open_sequence, failures = engine.open, iter([True])
 
-    def fails_once(token_ids: IntArray) -> object:
+    def fails_once(token_ids: IntArray, reuse: bool = True) -> object:
         if next(failures, False):
             raise MemoryError("no memory for this request")
         return open_sequence(token_ids)

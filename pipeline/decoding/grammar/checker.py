@@ -1,0 +1,100 @@
+"""Trying grammars in a process of its own, as a hostile one may overflow the stack or take memory without end.
+
+The parent writes one grammar per line, as JSON, and reads one line back: an empty text, or what is wrong. The child
+runs this file by its path, so that it imports nothing but llguidance.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import select
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import llguidance
+
+# Wall time of one grammar, the child's memory, and its stack: a part of what the threads of the parent have.
+TIME_LIMIT_S = 3.0
+_MEMORY_BYTES = 1 << 30
+_STACK_BYTES = 4 << 20
+PARENT_STACK_BYTES = 4 * _STACK_BYTES
+
+
+def parser_limits() -> llguidance.LLParserLimits:
+    """Bounds of a grammar's size and of the work per token, beyond which a request ends with an error."""
+    return llguidance.LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
+
+
+class Checkers:
+    """Child processes, one of which waits for the next grammar."""
+
+    def __init__(self) -> None:
+        self._idle: subprocess.Popen[str] | None = None
+        self._lock = threading.Lock()
+
+    def check(self, grammar: str) -> str:
+        """What is wrong with a grammar; empty if nothing is."""
+        with self._lock:
+            child, self._idle = self._idle, None
+        child = child or _start()
+        reply = _ask(child, grammar)
+        with self._lock:
+            if reply is not None and self._idle is None:
+                self._idle, child = child, None
+        if child is not None:
+            _end(child)
+        if reply is None:
+            return f"compiling it takes more than {TIME_LIMIT_S:g} s or {_MEMORY_BYTES >> 20} MiB, or nests too deeply"
+        return reply
+
+    def close(self) -> None:
+        """End the child that waits, if any."""
+        with self._lock:
+            child, self._idle = self._idle, None
+        if child is not None:
+            _end(child)
+
+
+def _start() -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(Path(__file__).resolve())],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+
+
+def _ask(child: subprocess.Popen[str], grammar: str) -> str | None:
+    """The child's reply; None if it has died or is late."""
+    assert child.stdin is not None and child.stdout is not None
+    try:
+        child.stdin.write(json.dumps(grammar) + "\n")
+        child.stdin.flush()
+        ready, _, _ = select.select([child.stdout], [], [], TIME_LIMIT_S)
+        line = child.stdout.readline() if ready else ""
+    except OSError:  # it died while it was written to
+        return None
+    return str(json.loads(line)) if line else None
+
+
+def _end(child: subprocess.Popen[str]) -> None:
+    child.kill()
+    child.communicate()
+
+
+def _serve() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    for line in sys.stdin:
+        reply = llguidance.LLMatcher.validate_grammar(json.loads(line), None, limits=parser_limits())
+        print(json.dumps("" if reply.startswith("WARNING") else reply), flush=True)
+
+
+if __name__ == "__main__":
+    threading.stack_size(_STACK_BYTES)
+    thread = threading.Thread(target=_serve)
+    thread.start()
+    thread.join()

@@ -1,0 +1,152 @@
+"""From guides to matchers, in worker threads, so that no request waits for another one's grammar."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from llguidance import LLMatcher, LLTokenizer
+
+from pipeline.decoding.grammar.checker import PARENT_STACK_BYTES, Checkers, parser_limits
+from pipeline.decoding.grammar.guide import Guide, check_guide
+from pipeline.decoding.grammar.matcher import Ends, Matcher
+from pipeline.decoding.grammar.translation import grammar_text
+from pipeline.errors import RequestError
+
+# Compiled grammars and refusals that are kept, and matchers of outputs that another request may continue.
+_NUM_KEPT = 64
+_NUM_THREADS = 2
+# Of the compiler's message, which may quote the whole grammar.
+_MAX_MESSAGE = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """A model's tokens as grammars see them. vocab_size: of the logits. end_id: the token that ends outputs of requests
+    that name none. special_tokens: those that are not text."""
+
+    tokenizer: LLTokenizer
+    vocab_size: int
+    end_id: int
+    special_tokens: frozenset[str]
+
+
+def load_vocabulary(
+    tokenizer_json: str, vocab_size: int, end_id: int, special_tokens: frozenset[str] = frozenset()
+) -> Vocabulary:
+    """tokenizer_json: the content of a tokenizer.json. Takes about half a second. Raises RequestError if llguidance
+    does not support the tokenizer."""
+    try:
+        tokenizer = LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=end_id)
+    except ValueError as error:
+        raise RequestError(f"this model's tokenizer does not support grammars: {error}") from error
+    return Vocabulary(tokenizer, vocab_size, end_id, special_tokens)
+
+
+class Compiler:
+    """Thread safe."""
+
+    def __init__(self, load: Callable[[], Vocabulary]) -> None:
+        """load: the vocabulary; called once, in a worker thread, by the first guide or `preload`."""
+        self._load = load
+        self._loading = threading.Lock()
+        self._vocabulary: Vocabulary | None = None
+        self._checkers = Checkers()
+        self._lock = threading.Lock()
+        self._compiled: OrderedDict[Guide, Future[LLMatcher]] = OrderedDict()
+        self._kept: OrderedDict[tuple[Guide, tuple[int, ...]], Matcher] = OrderedDict()
+        self._workers: ThreadPoolExecutor | None = None
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        with self._loading:
+            if self._vocabulary is None:
+                self._vocabulary = self._load()
+            return self._vocabulary
+
+    def preload(self) -> None:
+        """Load the vocabulary in a worker thread."""
+        self._pool().submit(lambda: self.vocabulary)
+
+    def matcher(self, guide: Guide, end_ids: frozenset[int], output_ids: Sequence[int] = ()) -> Future[Matcher]:
+        """The matcher of an output that begins with output_ids. The future raises RequestError, one sentence, if the
+        guide cannot be used or does not permit output_ids. Raises RequestError at once if the guide is no guide."""
+        check_guide(guide)
+        with self._lock:
+            kept = self._kept.pop((guide, tuple(output_ids)), None)
+        if kept is not None:
+            ready: Future[Matcher] = Future()
+            ready.set_result(kept)
+            return ready
+        compiled = self._compile(guide)
+        return self._pool().submit(self._matcher, compiled, end_ids, output_ids)
+
+    def keep(self, guide: Guide, matcher: Matcher) -> None:
+        """An output has ended that another request may continue."""
+        with self._lock:
+            self._kept[guide, tuple(matcher.token_ids)] = matcher
+            if len(self._kept) > _NUM_KEPT:
+                self._kept.popitem(last=False)
+
+    def close(self) -> None:
+        """End the worker threads and processes."""
+        if self._workers is not None:
+            self._workers.shutdown(cancel_futures=True)
+        self._checkers.close()
+
+    def _pool(self) -> ThreadPoolExecutor:
+        with self._lock:
+            if self._workers is None:
+                before = threading.stack_size(PARENT_STACK_BYTES)
+                try:
+                    self._workers = ThreadPoolExecutor(_NUM_THREADS, "grammar")
+                finally:
+                    threading.stack_size(before)
+            return self._workers
+
+    def _compile(self, guide: Guide) -> Future[LLMatcher]:
+        pool = self._pool()
+        with self._lock:
+            compiled = self._compiled.get(guide)
+            if compiled is None:
+                compiled = self._compiled[guide] = pool.submit(self._template, guide)
+                if len(self._compiled) > _NUM_KEPT:
+                    self._compiled.popitem(last=False)
+            self._compiled.move_to_end(guide)
+        return compiled
+
+    def _template(self, guide: Guide) -> LLMatcher:
+        vocabulary = self.vocabulary
+        grammar = grammar_text(guide, vocabulary.special_tokens)
+        fault = self._checkers.check(grammar)
+        if not fault:
+            template = LLMatcher(vocabulary.tokenizer, grammar, limits=parser_limits(), log_level=0)
+            fault = _fault_of(template)
+        if fault:
+            raise RequestError(f"the guide of type {guide.kind} cannot be used: {_first_line(fault)}")
+        return template
+
+    def _matcher(self, compiled: Future[LLMatcher], end_ids: frozenset[int], output_ids: Sequence[int]) -> Matcher:
+        vocabulary = self.vocabulary
+        ends = Ends(vocabulary.end_id, end_ids or frozenset({vocabulary.end_id}))
+        matcher = Matcher(compiled.result(), vocabulary.vocab_size, ends)
+        matcher.consume(output_ids)
+        return matcher
+
+
+def _fault_of(template: LLMatcher) -> str:
+    """Why a compiled grammar permits no output; empty if it permits some."""
+    if not template.is_error():
+        template.compute_bitmask()
+        if template.is_stopped() and not template.is_accepting():
+            return "it permits no output at all"
+    return template.get_error() if template.is_error() else ""
+
+
+def _first_line(message: str) -> str:
+    """What the compiler says, without the grammar's text below it, as part of a sentence."""
+    line = next((line.strip() for line in message.splitlines() if line.strip()), message)
+    return line if len(line) <= _MAX_MESSAGE else f"{line[:_MAX_MESSAGE]}..."

@@ -1,0 +1,94 @@
+"""Whether a JSON schema has an instance of finite size: one that requires itself has none, and its output would never
+end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipeline.errors import RequestError
+
+
+def require_finite(schema: Any) -> None:
+    """Raise RequestError if the schema requires itself without end. References to other documents pass here; the
+    compiler refuses them."""
+    needed = _reachable(schema)
+    # Least fixed point: a schema is finite if of each of its needs at least one part is. Each schema is looked at again
+    # when something that it needs turns out to be finite.
+    needed_by: dict[int, list[int]] = {}
+    for key, needs in needed.items():
+        for part in {part for parts in needs for part in parts}:
+            needed_by.setdefault(part, []).append(key)
+    finite: set[int] = set()
+    todo = list(needed)
+    while todo:
+        key = todo.pop()
+        if key not in finite and all(any(part in finite for part in parts) for parts in needed[key]):
+            finite.add(key)
+            todo += needed_by.get(key, [])
+    if id(schema) not in finite:
+        raise RequestError(
+            "the JSON schema requires itself without end, so no finite output matches it; make the recursive property "
+            "optional or nullable"
+        )
+
+
+def _reachable(schema: Any) -> dict[int, list[list[int]]]:
+    """By identity, all schemas that an instance must or may match as a whole or in a required part, and what each
+    needs: of each list at least one."""
+    needed: dict[int, list[list[int]]] = {}
+    todo = [schema]
+    while todo:
+        node = todo.pop()
+        if id(node) not in needed:
+            alternatives = _alternatives(node, schema)
+            needed[id(node)] = [[id(part) for part in parts] for parts in alternatives]
+            todo += [part for parts in alternatives for part in parts]
+    return needed
+
+
+def _alternatives(node: Any, root: Any) -> list[list[Any]]:
+    """What a schema requires: of each list at least one must be finite."""
+    if not isinstance(node, dict):
+        return []
+    # A constant says what the instance is; its size is known.
+    if "const" in node or "enum" in node:
+        return []
+    needed: list[list[Any]] = []
+    if isinstance(reference := node.get("$ref"), str):
+        target = _resolved(reference, root)
+        needed += [] if target is None else [[target]]
+    needed += [[part] for part in _list(node.get("allOf"))]
+    needed += [parts for name in ("anyOf", "oneOf") if (parts := _list(node.get(name)))]
+    kinds = node.get("type")
+    properties = node.get("properties")
+    if kinds == "object" and isinstance(properties, dict):
+        needed += [[properties[name]] for name in _list(node.get("required")) if name in properties]
+    if kinds == "array" and isinstance(least := node.get("minItems", 0), int) and least > 0:
+        prefix = _list(node.get("prefixItems"))[:least]
+        needed += [[part] for part in prefix]
+        if len(prefix) < least and "items" in node:
+            needed.append([node["items"]])
+    return needed
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _resolved(reference: str, root: Any) -> Any | None:
+    """The schema that a reference within the document names; None if it names none."""
+    if not reference.startswith("#"):
+        return None
+    node = root
+    for part in _parts(reference):
+        if isinstance(node, dict) and part in node:
+            node = node[part]
+        elif isinstance(node, list) and part.isdecimal() and int(part) < len(node):
+            node = node[int(part)]
+        else:
+            return None
+    return node
+
+
+def _parts(reference: str) -> list[str]:
+    return [part.replace("~1", "/").replace("~0", "~") for part in reference.split("/")[1:]]

@@ -1,0 +1,94 @@
+"""Which tokens a grammar permits after the nodes of a draft tree, computed in a thread while the target's pass runs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pipeline.decoding.tree import ROOT, BoolArray, DraftTree, IntArray, children_of, path_to
+
+if TYPE_CHECKING:
+    from pipeline.decoding.grammar.matcher import Matcher
+
+_WORD_BITS = 32
+_worker = ThreadPoolExecutor(1, "grammar-masks")
+
+
+class TokenMask:
+    """The tokens that may come next. words: [ceil(vocab / 32)] one bit per token, the lowest bit first."""
+
+    __slots__ = ("only", "words")
+
+    def __init__(self, words: IntArray) -> None:
+        self.words = words
+        self.only = _only_token(words)
+
+    def permits(self, token: int) -> bool:
+        return bool((int(self.words[token // _WORD_BITS]) >> (token % _WORD_BITS)) & 1)
+
+    def forbidden(self, vocab_size: int) -> BoolArray:
+        """[vocab] True for tokens that may not come next."""
+        bits = np.unpackbits(self.words.view(np.uint8), bitorder="little")[:vocab_size]
+        forbidden: BoolArray = bits == 0
+        return forbidden
+
+
+class TreeMasks:
+    """Masks after the root and after every node of a tree. The thread fills them in the tree's order, so the likely
+    ones first, until the pass is over; what is missing then is computed when it is asked for. Timing never changes a
+    mask.
+
+    seconds: time spent on masks, in the thread and behind the pass."""
+
+    def __init__(self, matcher: Matcher, tree: DraftTree) -> None:
+        self.seconds = 0.0
+        self._matcher = matcher
+        self._tree = tree
+        self._masks: dict[int, TokenMask] = {}
+        self._stop = threading.Event()
+        self._job: Future[None] | None = None
+
+    def start(self) -> None:
+        """Begin to compute. Until `finish`, nobody else may use the matcher."""
+        self._job = _worker.submit(self._compute)
+
+    def finish(self) -> None:
+        """The pass is over: keep what there is."""
+        if self._job is not None:
+            self._stop.set()
+            self._job.result()
+            self._job = None
+
+    def at(self, node: int) -> TokenMask:
+        """The mask after a node, or after the root (`ROOT`). Raises RequestError if the grammar cannot go on there."""
+        mask = self._masks.get(node)
+        if mask is None:
+            started = time.perf_counter()
+            path = [] if node == ROOT else self._tree.token_ids[path_to(self._tree, node)].tolist()
+            mask = self._masks[node] = self._matcher.mask_after(path)
+            self.seconds += time.perf_counter() - started
+        return mask
+
+    def _compute(self) -> None:
+        started = time.perf_counter()
+        tokens, children = self._tree.token_ids.tolist(), children_of(self._tree)
+        with closing(self._matcher.masks_of(tokens, children)) as masks:
+            for node, mask in masks:
+                self._masks[node] = mask
+                if self._stop.is_set():
+                    break
+        self.seconds += time.perf_counter() - started
+
+
+def _only_token(words: IntArray) -> int | None:
+    """The token whose bit is the only one set; None if there are none or several."""
+    places = np.flatnonzero(words)
+    if len(places) != 1:
+        return None
+    word = int(words[places[0]]) & 0xFFFFFFFF
+    return None if word & (word - 1) else int(places[0]) * _WORD_BITS + word.bit_length() - 1

@@ -1,0 +1,223 @@
+"""Where one output stands in its grammar: which tokens may follow, which must, and what of a draft tree can come."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from llguidance import LLMatcher
+
+from pipeline.decoding.grammar.masks import TokenMask
+from pipeline.decoding.tree import EMPTY_TREE, ROOT, DraftTree, children_of, limit_tree
+from pipeline.errors import RequestError
+
+_NO_CHILDREN: Mapping[int, int] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """end_id: the token that llguidance knows as the end. end_ids: those that end the request's output. Each of them may
+    come where the output matches the grammar, and nowhere else; where nothing else may come, the smallest does."""
+
+    end_id: int
+    end_ids: frozenset[int]
+
+
+class Matcher:
+    """The state of one output. Not thread safe.
+
+    Errors of llguidance stay with a state for good. A draft must not end a request, so after an error below the root
+    the state is made anew from the output's tokens."""
+
+    def __init__(self, template: LLMatcher, vocab_size: int, ends: Ends) -> None:
+        """template: a matcher at the start of the grammar; it is copied."""
+        self._template = template
+        self._state = template.deep_copy()
+        self._num_words = -(-vocab_size // 32)
+        self._ends = ends
+        self.token_ids: list[int] = []
+
+    def consume(self, token_ids: Sequence[int]) -> None:
+        """The output goes on with token_ids; what follows an end token is ignored. Raises RequestError if the grammar
+        does not permit them."""
+        for token in token_ids:
+            if token in self._ends.end_ids:
+                return
+            if self._state.validate_tokens([token]) != 1 or not self._state.consume_token(token):
+                raise RequestError(
+                    f"output token {len(self.token_ids)} is {token}, which the grammar does not permit there"
+                    f"{_reason(self._state)}"
+                )
+            self.token_ids.append(token)
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        return self._ends.end_ids
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing but an end token may follow."""
+        return bool(self._state.is_stopped() and not self._state.is_error())
+
+    @property
+    def is_accepting(self) -> bool:
+        """Whether the output matches the grammar as it is."""
+        return bool(self._state.is_accepting() and not self._state.is_error())
+
+    def forced(self, limit: int) -> list[int]:
+        """The next tokens, at most limit, where the grammar leaves no choice; the end token among them if the output is
+        then complete."""
+        if self._state.is_stopped():
+            return [self._end()][:limit]
+        tokens: list[int] = self._state.compute_ff_tokens()[:limit]
+        if tokens and len(tokens) < limit:
+            if self._state.try_consume_tokens(tokens) == len(tokens) and self._state.is_stopped():
+                tokens = [*tokens, self._end()]
+                self._state.rollback(len(tokens) - 1)
+            else:
+                self._state.rollback(len(tokens))
+            self._recover()
+        return tokens
+
+    def mask_after(self, path: Sequence[int]) -> TokenMask:
+        """The tokens that may follow the output and a path of draft tokens, all of which the grammar permits. Raises
+        RequestError if none may."""
+        num_consumed = self._state.try_consume_tokens(list(path))
+        mask = self._mask()
+        if mask is None:
+            error = RequestError(f"the grammar permits no token behind the output so far{_reason(self._state)}")
+            self._recover()
+            raise error
+        self._state.rollback(num_consumed)
+        return mask
+
+    def masks_of(
+        self, tokens: Sequence[int], children: Mapping[int, Mapping[int, int]]
+    ) -> Generator[tuple[int, TokenMask], None, None]:
+        """Node (`ROOT` first) and mask, for every node of a tree that the grammar permits. The state is as before once
+        the iteration ends, early or not."""
+        depth = 0
+        # Nodes to visit, and None where one token is to be taken back.
+        todo: list[int | None] = [ROOT]
+        try:
+            while todo:
+                node = todo.pop()
+                if node is None:
+                    self._state.rollback(1)
+                    depth -= 1
+                    continue
+                if node != ROOT:
+                    token = tokens[node]
+                    if token in self._ends.end_ids or self._state.validate_tokens([token]) != 1:
+                        continue
+                    self._state.consume_token(token)
+                    depth += 1
+                    todo.append(None)
+                mask = self._mask()
+                if mask is None:
+                    return
+                yield node, mask
+                todo += reversed(list(children.get(node, _NO_CHILDREN).values()))
+        finally:
+            if not self._state.is_error():
+                self._state.rollback(depth)
+            self._recover()
+
+    def guided(self, tree: DraftTree, max_nodes: int, max_depth: int) -> DraftTree:
+        """The part of a draft tree that the grammar permits, with what the grammar forces added wherever it leaves no
+        choice: such a node is as probable as its parent. The fixed nodes of a window stay as they are: they look ahead
+        and are of use only together. Credit for added nodes goes to source -1."""
+        growth = _Guided(tree, max_depth)
+        self._guide(growth, ROOT, ROOT, 0)
+        self._recover()
+        return limit_tree(growth.tree(), max_nodes, max(max_depth, len(tree)))
+
+    def _guide(self, growth: _Guided, old: int | None, new: int, depth: int) -> None:
+        """Add what may follow node `new`, for which node `old` of the drafts stands, if any."""
+        if depth >= growth.max_depth:
+            return
+        drafts = growth.children.get(old, _NO_CHILDREN) if old is not None else _NO_CHILDREN
+        state = self._state
+        forced = [self._end()] if self.is_complete else state.compute_ff_tokens()[:1]
+        for token in forced or drafts:
+            if token in self._ends.end_ids:
+                if forced or state.is_accepting():
+                    growth.add(drafts.get(token), new, token)
+            elif forced or state.validate_tokens([token]) == 1:
+                if not state.consume_token(token):
+                    return
+                self._guide(growth, drafts.get(token), growth.add(drafts.get(token), new, token), depth + 1)
+                state.rollback(1)
+
+    def _mask(self) -> TokenMask | None:
+        words = np.empty(self._num_words, np.int32)
+        self._state.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        if self._state.is_error():
+            return None
+        bits, end_id = words.view(np.uint32), self._ends.end_id
+        may_end = (int(bits[end_id // 32]) >> (end_id % 32)) & 1
+        for token in {end_id, *self._ends.end_ids}:
+            bits[token // 32] &= ~_bit(token)
+        if may_end:
+            # Of a complete output the end is certain, so it is one token.
+            for token in self._ends.end_ids if words.any() else [self._end()]:
+                bits[token // 32] |= _bit(token)
+        return TokenMask(words) if words.any() else None
+
+    def _end(self) -> int:
+        return min(self._ends.end_ids)
+
+    def _recover(self) -> None:
+        if self._state.is_error():
+            self._state = self._template.deep_copy()
+            self._state.consume_tokens(self.token_ids)
+
+
+class _Guided:
+    """A tree under construction: the fixed nodes of `drafts` first, then what is added."""
+
+    def __init__(self, drafts: DraftTree, max_depth: int) -> None:
+        self.max_depth = max_depth
+        self.children = children_of(drafts)
+        self._drafts = drafts
+        first = slice(0, drafts.num_fixed)
+        self._tokens: list[int] = drafts.token_ids[first].tolist()
+        self._parents: list[int] = drafts.parents[first].tolist()
+        self._old: list[int] = list(range(drafts.num_fixed))
+        count = len(drafts)
+        self._old_probabilities = [1.0] * count if drafts.probabilities is None else drafts.probabilities.tolist()
+        self._old_sources = [-1] * count if drafts.sources is None else drafts.sources.tolist()
+        self._probabilities: list[float] = self._old_probabilities[first]
+        self._sources: list[int] = self._old_sources[first]
+
+    def add(self, old: int | None, parent: int, token: int) -> int:
+        """The node below `parent` that carries token; `old` is the draft node that it is, None if there is none."""
+        if old is not None and old < self._drafts.num_fixed:
+            return old
+        self._tokens.append(token)
+        self._parents.append(parent)
+        above = 1.0 if parent == ROOT else self._probabilities[parent]
+        self._probabilities.append(above if old is None else self._old_probabilities[old])
+        self._sources.append(-1 if old is None else self._old_sources[old])
+        return len(self._tokens) - 1
+
+    def tree(self) -> DraftTree:
+        if not self._tokens:
+            return EMPTY_TREE
+        return DraftTree(
+            np.asarray(self._tokens, np.int32),
+            np.asarray(self._parents, np.int32),
+            np.asarray(self._probabilities, np.float32),
+            np.asarray(self._sources, np.int32),
+            self._drafts.num_fixed,
+        )
+
+
+def _bit(token: int) -> np.uint32:
+    return np.uint32(1 << (token % 32))
+
+
+def _reason(state: LLMatcher) -> str:
+    error = state.get_error().splitlines() if state.is_error() else []
+    return f": {error[0]}" if error else ""

@@ -1,0 +1,103 @@
+"""Log probabilities of tokens under the target, taken from its logits as they are: before temperature, penalties,
+bans, and grammar. So they do not depend on drafts, and they compare between requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pipeline.decoding.tree import FloatArray, IntArray
+from pipeline.errors import RequestError
+
+MAX_TOP = 64
+
+
+@dataclass(frozen=True, slots=True)
+class LogitsWanted:
+    """What a request wants to see of the target's logits. log_probs: of the tokens of its output. num_top: of so many
+    alternatives at each place, with log_probs. prompt: log_probs and num_top for the prompt as well. generation_logits,
+    context_logits: whole rows, of the output and of the prompt."""
+
+    log_probs: bool = False
+    num_top: int = 0
+    prompt: bool = False
+    generation_logits: bool = False
+    context_logits: bool = False
+
+    @property
+    def of_output(self) -> bool:
+        return self.log_probs or self.generation_logits
+
+    @property
+    def of_prompt(self) -> bool:
+        return self.context_logits or (self.log_probs and self.prompt)
+
+
+@dataclass(slots=True)
+class TokenLogProbs:
+    """Of consecutive tokens. values: each token's own. top_ids, top_values: [tokens][num_top] the most probable ones,
+    best first, of equal ones the smaller id. rows: logits [vocab] of each, if wanted."""
+
+    values: list[float] = field(default_factory=list)
+    top_ids: list[list[int]] = field(default_factory=list)
+    top_values: list[list[float]] = field(default_factory=list)
+    rows: list[FloatArray] = field(default_factory=list)
+
+    def add(self, logits: FloatArray, token: int, num_top: int, keep_row: bool) -> None:
+        """The next token, chosen after logits [vocab]."""
+        log_probs = log_softmax(logits)
+        self.values.append(float(log_probs[token]))
+        ids = top_ids(log_probs, num_top)
+        self.top_ids.append(ids.tolist())
+        self.top_values.append(log_probs[ids].tolist())
+        if keep_row:
+            self.rows.append(logits.astype(np.float32, copy=True))
+
+    def cut(self, count: int) -> None:
+        """Keep the first `count` tokens."""
+        for values in (self.values, self.top_ids, self.top_values, self.rows):
+            del values[count:]
+
+    def extend(self, others: TokenLogProbs) -> None:
+        self.values += others.values
+        self.top_ids += others.top_ids
+        self.top_values += others.top_values
+        self.rows += others.rows
+
+
+def check_wanted(wanted: LogitsWanted) -> None:
+    """Raise RequestError for a number of alternatives that makes no sense."""
+    if not 0 <= wanted.num_top <= MAX_TOP:
+        raise RequestError(f"num_top_logprobs is {wanted.num_top}; it must be in 0 .. {MAX_TOP}")
+    if wanted.num_top and not wanted.log_probs:
+        raise RequestError("num_top_logprobs was sent without return_log_probs; set it to true")
+
+
+def log_softmax(logits: FloatArray) -> FloatArray:
+    """[vocab] log probabilities. The sum is taken in 64 bits."""
+    shifted = logits.astype(np.float64) - float(logits.max())
+    result: FloatArray = (shifted - np.log(np.exp(shifted).sum())).astype(np.float32)
+    return result
+
+
+def top_ids(values: FloatArray, count: int) -> IntArray:
+    """[count] places of the largest values, best first, of equal ones the smaller place first."""
+    if not count:
+        return np.empty(0, np.int32)
+    count = min(count, len(values))
+    edge = np.partition(values, -count)[-count]
+    candidates = np.flatnonzero(values >= edge)
+    order = np.lexsort((candidates, -values[candidates]))[:count]
+    chosen: IntArray = candidates[order].astype(np.int32)
+    return chosen
+
+
+def prompt_log_probs(rows: Sequence[FloatArray], prompt_ids: IntArray, num_top: int) -> TokenLogProbs:
+    """Of prompt tokens 1 .. len - 1, each after those before it. rows: [len][vocab] logits after each prompt token. The
+    first token has none."""
+    found = TokenLogProbs()
+    for row, token in zip(rows, prompt_ids[1:].tolist(), strict=False):
+        found.add(row, token, num_top, keep_row=False)
+    return found

@@ -1,0 +1,92 @@
+"""What happens to one sequence around a pass: masks beside it, then choose, accept, advance, commit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from pipeline.decoding.accept import accept
+from pipeline.decoding.grammar.masks import TreeMasks
+from pipeline.decoding.log_probs import TokenLogProbs
+from pipeline.decoding.sampling import choose_token
+from pipeline.decoding.session import StepOutcome
+from pipeline.decoding.tree import DraftTree
+from pipeline.engine.contract import Engine, NodeLogits, VerifyItem
+from pipeline.engine.running import Running
+from pipeline.engine.submission import StepEvent
+
+# The target's token after a node, given the tokens emitted before it in this step.
+Choose = Callable[[int, Sequence[int]], int]
+
+
+def start_masks(running: Running, item: VerifyItem) -> TreeMasks | None:
+    """Begin to compute the masks of the tree's nodes in a thread; None without a grammar, and where the item leaves
+    tokens pending, so that nothing is chosen."""
+    matcher = running.session.matcher
+    if matcher is None or item.num_pending != len(running.sequence.pending):
+        return None
+    masks = TreeMasks(matcher, item.tree)
+    masks.start()
+    return masks
+
+
+def advance(
+    engine: Engine, running: Running, tree: DraftTree, logits: NodeLogits, masks: TreeMasks | None
+) -> StepEvent:
+    """Take in the result of a pass over a tree. Returns what the step brought. Raises RequestError if the grammar
+    cannot go on."""
+    session, wanted = running.session, running.submission.wanted
+    choose = _chooser(running, logits, masks)
+    log_probs = TokenLogProbs() if wanted.of_output else None
+    if log_probs is not None:
+        choose = _recording(choose, log_probs, running, logits)
+    accepted = accept(tree, choose)
+    top_ids, top_probs = logits.top_k(running.top_k) if running.top_k else (None, None)
+    emitted = session.advance(tree, StepOutcome(accepted.nodes, accepted.token_ids, logits.choices, top_ids, top_probs))
+    if log_probs is not None:
+        end_ids = running.submission.request.end_ids
+        log_probs.cut(sum(token not in end_ids for token in emitted))
+    certain = session.advance_certain()
+    engine.commit(running.sequence, accepted.nodes, accepted.token_ids + certain)
+    if masks is not None:
+        session.statistics.mask_seconds += masks.seconds
+    running.num_steps += 1
+    prompt_rows, running.prompt_rows = running.prompt_rows, []
+    return StepEvent(
+        running.submission.request.request_id,
+        emitted + certain,
+        session.statistics,
+        log_probs=log_probs,
+        prompt_rows=prompt_rows or None,
+    )
+
+
+def _chooser(running: Running, logits: NodeLogits, masks: TreeMasks | None) -> Choose:
+    request, session, choices = running.submission.request, running.session, logits.choices
+
+    def choose(node: int, emitted: Sequence[int]) -> int:
+        greedy = int(choices[node + 1])
+        mask = None
+        if masks is not None:
+            if emitted and emitted[-1] in request.end_ids:
+                return emitted[-1]  # behind the end of the output: the session drops it
+            mask = masks.at(node)
+            if mask.only is not None:
+                return mask.only
+        # The best of all tokens is also the best of those that the mask permits.
+        if not running.needs_logits and (mask is None or mask.permits(greedy)):
+            return greedy
+        return choose_token(request, logits.row(node + 1), session.context_with(emitted), mask)
+
+    return choose
+
+
+def _recording(choose: Choose, log_probs: TokenLogProbs, running: Running, logits: NodeLogits) -> Choose:
+    """The same choices, with their log probabilities and those of the alternatives."""
+    wanted = running.submission.wanted
+
+    def choose_and_record(node: int, emitted: Sequence[int]) -> int:
+        token = choose(node, emitted)
+        log_probs.add(logits.row(node + 1), token, wanted.num_top, wanted.generation_logits)
+        return token
+
+    return choose_and_record
