@@ -52,8 +52,8 @@ class GenerationRequest:
     """One request. prompt_ids: [prompt_len]. end_ids: tokens that end the output, none of which comes among the first
     min_new_tokens; nor does one of late_ids, which end nothing. stop_sequences: token sequences that end the output;
     like an end token they stay in the output ids, and the text leaves them out. num_resumed_tokens: the last so many of
-    prompt_ids are output of an earlier run; max_new_tokens, min_new_tokens and stop_sequences count them as output, and so does the
-    guide. guide: what the output must match, if anything."""
+    prompt_ids are output of an earlier run; max_new_tokens, min_new_tokens, stop_sequences and guide
+    count them as output. guide: what the output must match, if anything."""
 
     request_id: str
     prompt_ids: IntArray

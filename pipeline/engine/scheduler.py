@@ -25,15 +25,15 @@ from pipeline.decoding.drafter import Drafter
 from pipeline.decoding.grammar.compiler import Compiler
 from pipeline.decoding.grammar.masks import TreeMasks
 from pipeline.decoding.grammar.matcher import Matcher
-from pipeline.decoding.log_probs import TokenLogProbs
 from pipeline.decoding.planner import PlanItem, Planner
 from pipeline.decoding.request import FinishReason
 from pipeline.decoding.session import GenerationStatistics
 from pipeline.decoding.sources.base import DraftBudget
-from pipeline.decoding.tree import EMPTY_TREE, FloatArray
+from pipeline.decoding.tree import EMPTY_TREE
 from pipeline.engine.admission import check_submission
 from pipeline.engine.contract import Engine, NodeLogits, VerifyItem
 from pipeline.engine.inbox import HOLD_S, Inbox
+from pipeline.engine.results import Results
 from pipeline.engine.running import Running, Starter
 from pipeline.engine.step import advance, start_masks
 from pipeline.engine.submission import GenerationResult, OnEvent, StepEvent, Submission
@@ -97,42 +97,14 @@ class Scheduler:
     def run(self, submissions: Sequence[Submission]) -> list[GenerationResult]:
         """Serve requests in the calling thread until all have finished; results in the given order. Raises the first
         error of a request. Not to be mixed with `start`."""
-        outputs: dict[str, list[int]] = {}
-        log_probs: dict[str, TokenLogProbs] = {}
-        prompt_rows: dict[str, list[FloatArray]] = {}
-        last: dict[str, StepEvent] = {}
-
-        def collect(event: StepEvent) -> None:
-            outputs.setdefault(event.request_id, []).extend(event.token_ids)
-            if event.log_probs is not None:
-                log_probs.setdefault(event.request_id, TokenLogProbs()).extend(event.log_probs)
-            if event.prompt_rows is not None:
-                prompt_rows[event.request_id] = event.prompt_rows
-            if event.done:
-                last[event.request_id] = event
-
+        results = Results()
         todo = deque(submissions)
         while todo or self._has_work():
             while todo and len(self._inbox.waiting) < self._inbox.max_queue_size:
-                self.submit(todo.popleft(), collect)
+                self.submit(todo.popleft(), results.take)
             self._wait_for_work()
             self.step()
-        for submission in submissions:
-            error = last[submission.request.request_id].error
-            if error is not None:
-                raise error
-        return [
-            GenerationResult(
-                request_id=(request_id := submission.request.request_id),
-                prompt_ids=submission.request.prompt_ids.tolist(),
-                output_ids=outputs[request_id],
-                finish_reason=last[request_id].finish_reason,
-                statistics=last[request_id].statistics,
-                log_probs=log_probs.get(request_id),
-                prompt_rows=prompt_rows.get(request_id),
-            )
-            for submission in submissions
-        ]
+        return [results.of(submission) for submission in submissions]
 
     def start(self) -> None:
         """Serve in a thread of the scheduler's own until `close`."""

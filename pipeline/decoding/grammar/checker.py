@@ -70,7 +70,8 @@ def _start() -> subprocess.Popen[str]:
 
 def _ask(child: subprocess.Popen[str], grammar: str) -> str | None:
     """The child's reply; None if it has died or is late."""
-    assert child.stdin is not None and child.stdout is not None
+    assert child.stdin is not None
+    assert child.stdout is not None
     try:
         child.stdin.write(json.dumps(grammar) + "\n")
         child.stdin.flush()

@@ -17,8 +17,8 @@ _NO_CHILDREN: Mapping[int, int] = {}
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """end_id: the token that llguidance knows as the end. end_ids: those that end the request's output. Each of them may
-    come where the output matches the grammar, and nowhere else; where nothing else may come, the smallest does."""
+    """end_id: the token that llguidance knows as the end. end_ids: those that end the request's output. Each of them
+    may come where the output matches the grammar, and nowhere else; where nothing else may come, the smallest does."""
 
     end_id: int
     end_ids: frozenset[int]

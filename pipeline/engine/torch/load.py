@@ -10,6 +10,7 @@ from transformers.distributed import DistributedConfig
 from transformers.utils import logging as transformers_logging
 
 from pipeline.decoding.create import BLS_KINDS, ENGINE_KINDS, create_drafter
+from pipeline.decoding.grammar.compiler import Compiler
 from pipeline.decoding.planner import AdaptivePlanner, FixedPlanner, Planner
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.warm_up import warm_up
@@ -21,6 +22,7 @@ from pipeline.engine.scheduler import Scheduler
 from pipeline.engine.torch.engine import TorchEngine
 from pipeline.engine.torch.quantized_files import load_quantized
 from pipeline.engine.torch.quantized_linear import can_quantize
+from pipeline.engine.vocabulary import artifact_vocabulary
 from pipeline.errors import BuildError
 
 LoadedEngine = TorchEngine | ParallelEngine
@@ -109,6 +111,7 @@ def create_scheduler(
         default_budget=DraftBudget(drafting.max_draft_tokens, drafting.max_draft_len),
         max_queue_size=profile.scheduling.max_queue_size,
         prefill_chunk=profile.engine.prefill_chunk,
+        compiler=Compiler(lambda: artifact_vocabulary(artifact, engine.limits.vocab_size)),
     )
 
 

@@ -235,7 +235,7 @@ def test_a_request_that_goes_on_with_another_ones_output_goes_on_in_its_grammar(
     whole = plain(request)
     for count in range(1, len(whole) - 1):
         prompt = [*request.prompt_ids.tolist(), *whole[:count]]
-        rest = make_request(prompt, guide=guide, end_ids=frozenset({END}), num_resumed_tokens=count, max_new_tokens=20 + count)
+        rest = make_request(prompt, 20 + count, guide=guide, end_ids=frozenset({END}), num_resumed_tokens=count)
         (result,) = make_scheduler().run([Submission(rest, "trie")])
         assert whole[:count] + result.output_ids == whole
 
