@@ -16,14 +16,17 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pipeline.decoding.drafter import Drafter
-from pipeline.decoding.grammar.matcher import Matcher
 from pipeline.decoding.request import FinishReason, GenerationRequest, StepResult
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree, FloatArray, IntArray, agreeing_path
+
+if TYPE_CHECKING:  # the BLS model has sessions and no grammar library
+    from pipeline.decoding.grammar.matcher import Matcher
 
 # The source that tokens forced by a grammar are credited to.
 GRAMMAR = "grammar"

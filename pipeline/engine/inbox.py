@@ -14,11 +14,14 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from pipeline.decoding.grammar.matcher import Matcher
 from pipeline.decoding.tree import IntArray
 from pipeline.engine.submission import OnEvent, Submission
 from pipeline.errors import BusyError, RequestError
+
+if TYPE_CHECKING:
+    from pipeline.decoding.grammar.matcher import Matcher
 
 # How long a place is held for the next step of a stream. The BLS model takes milliseconds to draft and call again, and
 # more when a burst of requests comes in.
