@@ -2,6 +2,7 @@
 
 import os
 
+import hypothesis
 import pytest
 
 from pipeline.config.threads import WAIT_POLICY
@@ -13,6 +14,10 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from pipeline.config.places import Places
 from tests.own_places import own_places
+
+# Examples take longer on a busy machine.
+hypothesis.settings.register_profile("lookahead", deadline=None)
+hypothesis.settings.load_profile("lookahead")
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import ServerConfig
 from pipeline.llmapi.repository import MODEL, render_llmapi
 from pipeline.server.server import RunningServer, start_server
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.triton]
 
@@ -82,7 +83,7 @@ def test_a_prompt_is_answered_whole_or_as_it_grows(server):
 
 def test_http_and_errors(server):
     url = f"{server.state.http_url}/v2/models/{MODEL}/generate_stream"
-    answer = httpx.post(url, json={"text_input": PROMPT, "sampling_param_max_tokens": 0}, timeout=30)
+    answer = httpx.post(url, json={"text_input": PROMPT, "sampling_param_max_tokens": 0}, timeout=PATIENCE_S)
     assert "sampling_param_max_tokens is 0" in answer.text
-    fine = httpx.post(url, json={"text_input": PROMPT, "sampling_param_max_tokens": 4}, timeout=30)
+    fine = httpx.post(url, json={"text_input": PROMPT, "sampling_param_max_tokens": 4}, timeout=PATIENCE_S)
     assert "text_output" in fine.text

@@ -23,6 +23,7 @@ from pipeline.server.server import RunningServer
 from pipeline.triton_models.text_codec import load_codec
 from pipeline.triton_models.text_request import text_request
 from tests.integration.servers import PROMPT, ask, url_of
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 WAYS: tuple[tuple[Protocol, bool], ...] = (("grpc", True), ("grpc", False), ("http", True), ("http", False))
@@ -167,7 +168,7 @@ def test_the_stock_ensemble_answers_a_stock_client(server):
         "stop_words": "",
         "exclude_input_in_output": True,
     }
-    answer = httpx.post(f"{server.state.http_url}/v2/models/ensemble/generate", json=body, timeout=60).json()
+    answer = httpx.post(f"{server.state.http_url}/v2/models/ensemble/generate", json=body, timeout=PATIENCE_S).json()
 
     assert answer["text_output"] == ask(server, text_input="the rat", max_tokens=8, strategy="none").text
 
@@ -184,7 +185,7 @@ def test_a_client_that_leaves_makes_room_for_others(server):
     assert time.monotonic() - started < 20
 
     cancelled = re.compile(r'^lookahead_requests_total\{outcome="cancelled",strategy="none"\} (\d+)', re.M)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_S
     while True:
         found = cancelled.search(httpx.get(server.state.metrics_url).text)
         if found and int(found[1]) == 12:

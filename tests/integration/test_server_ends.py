@@ -24,6 +24,7 @@ from pipeline.server.road import launch
 from pipeline.server.server import stop_server
 from pipeline.server.state import find_server, is_ready
 from tests.integration.servers import PROMPT, TORCH, ask
+from tests.patience import PATIENCE_S
 from tests.servers import left_over
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
@@ -44,7 +45,7 @@ def test_after_kill_9_nothing_is_left_and_a_new_start_works(served, shared_where
     for process in (process for process in left_over(killed.state.server_id) if isinstance(process, psutil.Process)):
         if "tritonserver" in process.name():
             process.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE_S
     while left_over(killed.state.server_id) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert not left_over(killed.state.server_id)
@@ -116,7 +117,7 @@ def test_the_command_takes_its_server_with_it(shared_where, how):
         assert is_ready(state)
         process.send_signal(how)
         process.wait(60)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE_S
         while left_over(state.server_id) and time.monotonic() < deadline:
             time.sleep(0.2)
         assert not left_over(state.server_id)

@@ -13,6 +13,7 @@ from pipeline.bench.contenders.remote import Answer, Ask, check_address, generat
 from pipeline.bench.data.workload import Prompt
 from pipeline.bench.load import MAX_ERROR_KINDS, LoadPlan, LoadResult, percentiles, run_load, summary_of
 from pipeline.errors import RequestError, ServerError
+from tests.patience import PATIENCE_S
 
 PROMPT_IDS = np.asarray([7, 8], np.int32)
 ASKS = [Ask(Prompt((text,)), 4) for text in ("a", "b", "c")]
@@ -36,7 +37,7 @@ class FakeServer:
         self.asked.append(ask.prompt.messages[0])
         self.timeouts.append(timeout_s)
         number = len(self.asked)
-        self._together.wait(timeout=30)
+        self._together.wait(timeout=PATIENCE_S)
         if self._fails:
             raise RequestError(f"busy {number}")
         return answer()

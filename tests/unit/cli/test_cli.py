@@ -21,6 +21,7 @@ from pipeline import cli
 from pipeline.cli.app import GROUPS, PANELS, build_app, verb_name
 from pipeline.config.places import places
 from pipeline.errors import ConfigError
+from tests.patience import PATIENCE_S
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +62,7 @@ def test_help_and_models_import_nothing_heavy() -> None:
         "        main(arguments)\n"
         "print(sorted({'torch', 'transformers', 'numpy', 'tritonclient', 'matplotlib'} & sys.modules.keys()))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.stdout.strip() == "[]", done.stderr
 
 
@@ -139,7 +140,9 @@ def test_a_missing_file_may_be_our_bug_and_keeps_its_trace(monkeypatch: pytest.M
 @pytest.mark.parametrize(("output", "code"), [(">/dev/full", 2), (">&-", 0)])
 def test_a_stdout_that_takes_nothing_is_no_trace(output: str, code: int) -> None:
     command = f"'{sys.executable}' -m pipeline profiles {output}"
-    done = subprocess.run(["sh", "-c", command], cwd=places({}).home, stderr=subprocess.PIPE, text=True, timeout=60)
+    done = subprocess.run(
+        ["sh", "-c", command], cwd=places({}).home, stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S
+    )
     assert done.returncode == code
     assert "Traceback" not in done.stderr
 
@@ -211,7 +214,7 @@ def test_python_dash_m_is_the_same_program() -> None:
         [sys.executable, "-m", "pipeline", "--version"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         env=dict(os.environ),
     )
     assert (done.returncode, done.stdout) == (0, "0.1.0\n")

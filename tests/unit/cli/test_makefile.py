@@ -11,6 +11,7 @@ import pytest
 
 from pipeline.cli.app import build_app, verb_name
 from pipeline.config.places import places
+from tests.patience import PATIENCE_S
 
 HOME = places({}).home
 TEXT = (HOME / "Makefile").read_text(encoding="utf-8")
@@ -34,7 +35,9 @@ def test_each_target_is_explained() -> None:
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 def test_bare_make_lists_the_targets() -> None:
-    done = subprocess.run(["make", "--no-print-directory"], cwd=HOME, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(
+        ["make", "--no-print-directory"], cwd=HOME, capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert done.returncode == 0
     for target in ("demo", "engine", "serve", "test", "check"):
         assert f"make {target}" in done.stdout
@@ -63,5 +66,7 @@ def test_constraints_pin_every_declared_dependency() -> None:
 def test_what_is_called(words: list[str], called: str) -> None:
     # The tests may run below `make test`, whose variables and flags are not meant here.
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
-    done = subprocess.run(["make", "-n", *words], cwd=HOME, env=environment, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(
+        ["make", "-n", *words], cwd=HOME, env=environment, capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert done.stdout.splitlines()[-1].split("/bin/lookahead ")[1].strip() == called

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.config.places import places
+from tests.patience import PATIENCE_S
 
 SETUP = places({}).home / "setup.sh"
 # Answers the question of what it is good for, makes "environments" that hold it, and notes what pip was told.
@@ -49,7 +50,7 @@ def setup(folder: Path, *named: str) -> subprocess.CompletedProcess[str]:
         env={"PATH": str(folder / "bin")},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=PATIENCE_S,
     )
 
 

@@ -65,7 +65,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.tuples(KEYS, VALUES), max_size=4))
 def test_whatever_is_overridden_it_resolves_or_every_fault_is_told(overrides: list[tuple[str, object]]) -> None:
     texts = [f"{key}={yaml.safe_dump(value, default_flow_style=True)}" for key, value in overrides]

@@ -59,7 +59,7 @@ def run(session: Session) -> list[int]:
     stop=st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=3),
     max_seq_len=st.integers(16, 60),
 )
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_the_output_is_that_of_plain_decoding_and_the_counts_add_up(
     seed: int, prompt: list[int], max_new_tokens: int, temperature: float, end_ids: set[int], stop: list[int],
     max_seq_len: int,

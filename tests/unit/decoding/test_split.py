@@ -44,7 +44,7 @@ def brute_force(tree: DraftTree, num_parts: int) -> int:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(trees(), st.integers(1, 4))
 def test_the_largest_part_is_as_small_as_can_be(tree: DraftTree, num_parts: int) -> None:
     assert max(map(len, split_tree(tree, num_parts))) == brute_force(tree, num_parts)

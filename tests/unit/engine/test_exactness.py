@@ -115,7 +115,7 @@ def test_windows_of_every_shape_change_no_token(lookahead: tuple[int, int, int],
     assert_exact(scheduler, mixed_submissions([strategy], [[1], [2, 3], [4, 5, 6, 4, 5, 6, 4]]))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     st.lists(st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=30), min_size=1, max_size=4),
     st.lists(st.sampled_from(["none", "trie", "lookahead", "hybrid", "auto"]), min_size=1, max_size=4),

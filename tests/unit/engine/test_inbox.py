@@ -30,7 +30,7 @@ def add(inbox: Inbox, text: int) -> str:
     return request.request_id
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.randoms(use_true_random=True))
 def test_it_does_what_plain_lists_say(random: Random) -> None:
     """Long runs from a random generator: short ones hold no place and fill no queue."""

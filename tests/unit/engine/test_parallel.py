@@ -24,6 +24,7 @@ from pipeline.engine.rank import CachingEngine, Order, Rank, follow, owners_of
 from pipeline.engine.scheduler import Scheduler
 from pipeline.engine.torch.engine import TorchEngine
 from tests.fakes import VOCAB_SIZE, TableEngine, TableSequence, make_request, plain_decode
+from tests.patience import PATIENCE_S
 from tests.unit.engine.test_exactness import ALL_SOURCES, LIMITS, mixed_submissions
 from tests.unit.engine.torch.test_torch_engine import LIMITS as TORCH_LIMITS
 from tests.unit.engine.torch.test_torch_engine import reference_logits, tiny_model
@@ -56,7 +57,7 @@ class ThreadLine:
 
     def collect_ints(self, mine: npt.NDArray[Any]) -> npt.NDArray[Any]:
         self.num_collected += 1
-        parts = [self.given.get(timeout=20) for _ in self.orders]
+        parts = [self.given.get(timeout=PATIENCE_S) for _ in self.orders]
         for part in parts:
             assert part.shape == mine.shape
             assert part.dtype == mine.dtype
@@ -76,7 +77,7 @@ class ThreadEnd:
     orders: Any
 
     def hear(self) -> list[Order] | None:
-        return self.orders.get(timeout=20)  # type: ignore[no-any-return]
+        return self.orders.get(timeout=PATIENCE_S)  # type: ignore[no-any-return]
 
     def give(self, mine: npt.NDArray[Any]) -> None:
         self.line.given.put(mine)
@@ -95,7 +96,7 @@ def parallel(engines: Sequence[CachingEngine]) -> Iterator[tuple[ParallelEngine,
     yield leader, line
     leader.close()
     for thread in threads:
-        thread.join(timeout=20)
+        thread.join(timeout=PATIENCE_S)
         assert not thread.is_alive()
 
 
@@ -114,7 +115,7 @@ def scheduler_over(engine: ParallelEngine) -> Scheduler:
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 5])
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=3)
 @given(
     prompts=st.lists(st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=30), min_size=1, max_size=4),
     strategies=st.lists(st.sampled_from(["none", "trie", "lookahead", "hybrid"]), min_size=1, max_size=4),

@@ -9,6 +9,7 @@ from pipeline.engine.scheduler import Scheduler
 from pipeline.engine.submission import StepEvent, Submission
 from pipeline.errors import BusyError, RequestError
 from tests.fakes import VOCAB_SIZE, make_request, plain_decode
+from tests.patience import PATIENCE_S
 from tests.unit.engine.test_scheduler import make_scheduler
 
 
@@ -85,9 +86,9 @@ def test_a_hold_ends_by_itself_in_the_schedulers_thread() -> None:
     try:
         for _ in range(3):
             scheduler.submit(Submission(make_request(prompt + output, 1), "none", to_be_continued=True), on_event)
-            assert done.acquire(timeout=10)
+            assert done.acquire(timeout=PATIENCE_S)
         scheduler.submit(Submission(make_request([5], 1), "none"), lambda event: done.release())
-        assert done.acquire(timeout=10)
+        assert done.acquire(timeout=PATIENCE_S)
     finally:
         scheduler.close()
 

@@ -66,7 +66,7 @@ def test_without_the_trie_requests_know_their_own_text_only():
     assert drafts.draft(3, LOOP, 20, 6)[:3] == [5, 6, 7]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.integers(1, 3), st.lists(st.integers(0, 3), min_size=2, max_size=20)), max_size=5))
 def test_two_ranks_that_see_the_same_tokens_draft_the_same(texts):
     ranks = [ChainDrafts(SETTINGS), ChainDrafts(SETTINGS)]

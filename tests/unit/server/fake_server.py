@@ -10,6 +10,7 @@ from pipeline.config.places import places
 from pipeline.config.schema import ServerConfig
 from pipeline.server.server import RunningServer, start_server
 from pipeline.server.state import find_server
+from tests.patience import PATIENCE_S
 from tests.servers import left_over
 from tests.unit.server.fake_machine import write_tritonserver
 
@@ -27,7 +28,7 @@ def start(tmp_path: Path, config: ServerConfig = FREE, **keywords: Any) -> Runni
 
 
 def assert_gone(server: RunningServer) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while left_over(server.state.server_id) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not left_over(server.state.server_id)

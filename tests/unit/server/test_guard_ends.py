@@ -16,6 +16,7 @@ from pipeline.server.command import StartCommand
 from pipeline.server.ports import Ports
 from pipeline.server.server import stop_server
 from pipeline.server.state import find_server
+from tests.patience import PATIENCE_S
 from tests.servers import processes_of
 from tests.unit.server.fake_server import assert_gone, start, write
 
@@ -97,9 +98,9 @@ def test_the_server_ends_with_the_process_that_started_it(fake, tmp_path):
         "start(pathlib.Path(sys.argv[1])); os.kill(os.getpid(), 9)"
     )
     command = [sys.executable, "-c", script, str(tmp_path)]
-    assert subprocess.run(command, cwd=places().home, timeout=60).returncode == -signal.SIGKILL
+    assert subprocess.run(command, cwd=places().home, timeout=PATIENCE_S).returncode == -signal.SIGKILL
     state = find_server(tmp_path / "run")
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while state is not None and processes_of(state.server_id) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert state is None or not processes_of(state.server_id)

@@ -26,6 +26,7 @@ from pipeline.server.road import Served, launch, start_commands
 from pipeline.server.server import RunningServer
 from pipeline.server.state import find_server
 from pipeline.server.tensorrt_llm_command import find_site
+from tests.patience import PATIENCE_S
 from tests.servers import FREE_PORTS
 from tests.trt_configs import trt_config
 from tests.unit.server.fake_machine import fake_machine
@@ -69,7 +70,7 @@ def stock_words(config: ResolvedConfig, server: RunningServer, executable: str, 
 def told(record: Path, server: RunningServer, rank: int) -> dict[str, Any]:
     """What a rank was started with; those above 0 may be a little later than the one that answers."""
     path = record / f"{server.state.server_id}{rank}_.json"
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while not path.is_file() and time.monotonic() < deadline:
         time.sleep(0.02)
     found: dict[str, Any] = json.loads(path.read_text())

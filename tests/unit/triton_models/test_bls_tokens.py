@@ -54,7 +54,7 @@ def test_stop_words_end_tokens_too():
     assert answers[-1].tensors["finish_reason"].tolist() == [[b"stop_words"]]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     cut=st.integers(0, 29),
     strategy=st.sampled_from(STRATEGIES),

@@ -13,6 +13,7 @@ import pytest
 from pipeline.errors import BusyError
 from pipeline.repository.names import CONFIG, FRONT_MODEL, VERSION
 from pipeline.triton_models.gate import Gate, closed
+from tests.patience import PATIENCE_S
 
 
 @pytest.fixture
@@ -82,7 +83,7 @@ from pipeline.triton_models.gate import closed
 with closed(pathlib.Path({str(repository)!r}), 5):
     os._exit(1)
 """
-    subprocess.run([sys.executable, "-c", code], check=False, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=False, timeout=PATIENCE_S)
     require_open(Gate(repository))
 
 

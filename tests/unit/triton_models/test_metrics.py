@@ -11,6 +11,7 @@ from typing import Any
 from pipeline.engine.torch.kv_cache import ReuseCounters
 from pipeline.triton_models.metrics import Metrics, RequestMetrics, TrieMetrics
 from pipeline.triton_models.reuse_metrics import ReuseMetrics
+from tests.patience import PATIENCE_S
 
 
 class Pb:
@@ -57,7 +58,7 @@ def test_an_ended_request_is_entered():
     pb.gate.set()
     metrics = Metrics(pb)
     metrics.record(request(), TrieMetrics(5, 100, 0))
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_S
     while not pb.values["lookahead_trie_bytes"] and time.monotonic() < deadline:
         time.sleep(0.01)
     metrics.close()

@@ -44,7 +44,7 @@ def packed(linear: QuantizedLinear, dtype: torch.dtype) -> nn.Module:
     return model
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 99), st.floats(-20, 20))
 def test_every_weight_is_within_half_a_step(outputs: int, inputs: int, seed: int, exponent: float) -> None:
     weight = torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(seed)) * 2.0**exponent

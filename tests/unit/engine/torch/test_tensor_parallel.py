@@ -21,6 +21,7 @@ from pipeline.decoding.tree import path_to, tree_from_lists
 from pipeline.engine.contract import VerifyItem
 from pipeline.engine.torch.engine import TorchEngine
 from pipeline.engine.torch.load import head_shards
+from tests.patience import PATIENCE_S
 from tests.unit.engine.torch.test_architectures import LIMITS, VOCAB_SIZE, reference_row, tiny_model
 
 PLANNED = [name for name in SUPPORTED_ARCHITECTURES if getattr(transformers, name).config_class.base_model_tp_plan]
@@ -85,6 +86,6 @@ def test_two_processes_compute_what_one_does(tmp_path: Path) -> None:
             found, difference = mine.recv()
             assert (found, difference < 1e-4) == (name, True), (found, difference)
     for process in processes:
-        process.join(timeout=30)
+        process.join(timeout=PATIENCE_S)
         assert process.exitcode == 0
     assert len(PLANNED) >= 25  # older releases of transformers have fewer plans

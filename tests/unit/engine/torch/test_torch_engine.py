@@ -71,7 +71,7 @@ def draft_trees(draw: st.DrawFn) -> DraftTree:
     return tree_from_lists([draw(st.integers(0, VOCAB_SIZE - 1)) for _ in parents], parents)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.tuples(tokens_strategy, draft_trees()), min_size=1, max_size=4))
 def test_a_tree_pass_over_several_sequences_equals_each_path_alone(
     engine: TorchEngine, reference: PreTrainedModel, entries: list[tuple[list[int], DraftTree]]
@@ -89,7 +89,7 @@ def test_a_tree_pass_over_several_sequences_equals_each_path_alone(
         engine.release(sequence)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(tokens_strategy, draft_trees(), st.data())
 def test_the_cache_after_a_commit_is_that_of_plain_decoding(
     engine: TorchEngine, reference: PreTrainedModel, prompt: list[int], tree: DraftTree, data: st.DataObject
@@ -183,7 +183,7 @@ def test_top_k_are_the_most_probable_tokens(engine: TorchEngine, reference: PreT
     engine.release(sequence)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.lists(tokens_strategy, min_size=1, max_size=6), st.sampled_from([0.0, 1.0]), st.integers(0, 50))
 def test_generation_with_drafts_equals_plain_decoding(
     engine: TorchEngine, prompts: list[list[int]], temperature: float, seed: int
