@@ -27,15 +27,6 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class EnsembleStep:
-    """One model of an ensemble. inputs, outputs: tensor of that model -> name inside the ensemble."""
-
-    model: str
-    inputs: Mapping[str, str]
-    outputs: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
 class ModelContract:
     """What a model of TensorRT-LLM's repository takes, gives and is configured by."""
 
@@ -43,7 +34,6 @@ class ModelContract:
     outputs: tuple[Tensor, ...]
     parameters: frozenset[str]
     required_parameters: frozenset[str]
-    steps: tuple[EnsembleStep, ...]
 
 
 # Element types that TensorRT-LLM takes from the engine, and what an engine with float32 logits fills in.
@@ -64,7 +54,6 @@ def model_contract(model: str, dtypes: Mapping[str, str] = ENGINE_DTYPES) -> Mod
         outputs=tuple(_tensor(tensor, dtypes) for tensor in entry["outputs"]),
         parameters=frozenset(entry["parameters"]),
         required_parameters=frozenset(entry.get("required_parameters", ())),
-        steps=tuple(EnsembleStep(step["model"], step["inputs"], step["outputs"]) for step in entry.get("steps", ())),
     )
 
 

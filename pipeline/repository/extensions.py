@@ -65,6 +65,8 @@ LOOKAHEAD_BLS_INPUTS = (
     _input("lookahead_verification_set_size", "INT32"),
     # Ask for `statistics`.
     _input("return_statistics", "BOOL"),
+    # Stop the requests that have this one's id; they end with what they have sent.
+    _input("stop", "BOOL"),
 )
 
 LOOKAHEAD_BLS_OUTPUTS = (

@@ -7,6 +7,7 @@ model differs between them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from google.protobuf import text_format
@@ -24,7 +25,7 @@ from pipeline.repository.extensions import (
     TENSORRT_LLM_INPUTS,
     TENSORRT_LLM_OUTPUTS,
 )
-from pipeline.repository.names import FRONT_MODEL, STOCK_FRONT_MODEL
+from pipeline.repository.names import FRONT_MODEL, STOCK_FRONT_MODEL, TARGET_PARAMETERS
 
 _LOGITS = {"float32": "TYPE_FP32", "float16": "TYPE_FP16"}
 
@@ -38,13 +39,13 @@ def engine_dtypes(resolved: ResolvedConfig) -> Mapping[str, str]:
 
 
 def torch_target(resolved: ResolvedConfig, artifact: Artifact) -> pb.ModelConfig:
-    """`tensorrt_llm` served by our torch engine: one process that answers many requests at once."""
+    """The torch engine as a Triton model, with the tensors of `tensorrt_llm`: one process for many requests."""
     contract = model_contract("tensorrt_llm")
     strict = resolved.profile.engine.strict_tensorrt_llm
     inputs = contract.inputs if strict else contract.inputs + TENSORRT_LLM_INPUTS
     outputs = contract.outputs if strict else contract.outputs + TENSORRT_LLM_OUTPUTS
     config = _config(TARGET_MODEL, resolved, inputs, outputs)
-    config.model_transaction_policy.decoupled = resolved.profile.scheduling.decoupled
+    config.model_transaction_policy.decoupled = True
     # Its queue is bounded behind Triton's, where it is known who finds a place and who goes on with a request.
     set_batching(config, resolved)
     set_parameters(
@@ -91,42 +92,55 @@ def postprocessing(resolved: ResolvedConfig, artifact: Artifact) -> pb.ModelConf
 def lookahead_bls(resolved: ResolvedConfig, artifact: Artifact, vocab_size: int) -> pb.ModelConfig:
     """Text in, text out: what clients call."""
     contract = model_contract("tensorrt_llm_bls", engine_dtypes(resolved))
-    inputs, outputs = contract.inputs + LOOKAHEAD_BLS_INPUTS, contract.outputs + LOOKAHEAD_BLS_OUTPUTS
+    inputs = (*_all_optional(contract.inputs), *LOOKAHEAD_BLS_INPUTS)
+    outputs = contract.outputs + LOOKAHEAD_BLS_OUTPUTS
     config = _config(FRONT_MODEL, resolved, inputs, outputs)
-    config.model_transaction_policy.decoupled = resolved.profile.scheduling.decoupled
+    config.model_transaction_policy.decoupled = True
     config.instance_group[0].count = resolved.profile.scheduling.bls_instances
     set_parameters(
         config,
         {
-            "tensorrt_llm_model_name": TARGET_MODEL,
+            TARGET_PARAMETERS[TARGET_MODEL]: TARGET_MODEL,
             "tokenizer_dir": str(artifact.tokenizer_dir),
             "artifact_dir": str(artifact.folder),
             "vocab_size": str(vocab_size),
-            "exclude_input_in_output": "true",
         },
     )
     return config
 
 
-def stock_bls(front: pb.ModelConfig) -> pb.ModelConfig:
-    """The front model once more, under the name and with the default that TensorRT-LLM's own clients know."""
-    config = pb.ModelConfig()
-    config.CopyFrom(front)
-    config.name = STOCK_FRONT_MODEL
-    set_parameters(config, {"exclude_input_in_output": "false"})
+def single_response(name: str, working: pb.ModelConfig, resolved: ResolvedConfig) -> pb.ModelConfig:
+    """A model that answers once, as Triton's `infer` needs, by passing requests on to a decoupled model."""
+    config = pb.ModelConfig(name=name, backend="python", max_batch_size=working.max_batch_size)
+    config.instance_group.add(count=1, kind=pb.ModelInstanceGroup.KIND_CPU)
+    config.input.extend(working.input)
+    config.output.extend(working.output)
+    for tensor in (*config.input, *config.output):
+        tensor.ClearField("reshape")  # what is passed on must have the shape that clients send
+    # Tools read the settings of an engine from the model of its name.
+    set_parameters(config, {name: entry.string_value for name, entry in working.parameters.items()})
+    waiting = resolved.profile.scheduling.max_queue_size
+    set_parameters(config, {"model_name": working.name, "max_requests": str(working.max_batch_size + waiting)})
     return config
 
 
 def ensemble(resolved: ResolvedConfig) -> pb.ModelConfig:
-    """TensorRT-LLM's stock way from text to text, without drafts from the trie; for clients that name it."""
+    """TensorRT-LLM's `ensemble`: text to text in one response, with the drafts of the front model."""
     contract = model_contract("ensemble", engine_dtypes(resolved))
     config = pb.ModelConfig(name="ensemble", platform="ensemble", max_batch_size=resolved.profile.engine.max_batch_size)
-    add_tensors(config, contract.inputs, contract.outputs)
-    for step in contract.steps:
-        config.ensemble_scheduling.step.add(
-            model_name=step.model, model_version=-1, input_map=dict(step.inputs), output_map=dict(step.outputs)
-        )
+    add_tensors(config, _all_optional(contract.inputs), contract.outputs)
+    config.ensemble_scheduling.step.add(
+        model_name=STOCK_FRONT_MODEL,
+        model_version=-1,
+        input_map={tensor.name: tensor.name for tensor in contract.inputs},
+        output_map={tensor.name: tensor.name for tensor in contract.outputs},
+    )
     return config
+
+
+def _all_optional(inputs: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    """Inputs of which none is required: a missing one gets our own sentence, which names it, not Triton's count."""
+    return tuple(replace(tensor, optional=True) for tensor in inputs)
 
 
 def to_text(config: pb.ModelConfig) -> str:

@@ -1,8 +1,17 @@
 """Names in a model repository that clients and servers share; those of engines: `engine.tensorrt_llm.instance`."""
 
+from pipeline.engine.tensorrt_llm.instance import LOOKAHEAD_MODEL, TARGET_MODEL
+
+# Decoupled: text to text, with drafts.
 FRONT_MODEL = "lookahead_bls"
-# The same model under the name that TensorRT-LLM's own clients ask for.
+# TensorRT-LLM's names, of models that send one response per request: text to text, and tokens to tokens.
 STOCK_FRONT_MODEL = "tensorrt_llm_bls"
+STOCK_TARGET_MODEL = "tensorrt_llm"
+# Parameters of FRONT_MODEL that name the models with an engine.
+TARGET_PARAMETERS = {
+    TARGET_MODEL: "tensorrt_llm_model_name",
+    LOOKAHEAD_MODEL: "tensorrt_llm_lookahead_model_name",
+}
 
 CONFIG = "config.pbtxt"
 VERSION = "1"

@@ -12,12 +12,15 @@ from tritonclient.grpc import model_config_pb2 as pb
 from pipeline.checkpoint.disk import whole_folder
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.artifact import Artifact
+from pipeline.engine.tensorrt_llm.instance import TARGET_MODEL
 from pipeline.errors import RepositoryError
 from pipeline.repository import model_config, tensorrt_llm_cpp
-from pipeline.repository.names import CONFIG, FRONT_MODEL, STOCK_FRONT_MODEL, VERSION
+from pipeline.repository.names import CONFIG, FRONT_MODEL, STOCK_FRONT_MODEL, STOCK_TARGET_MODEL, VERSION
 from pipeline.repository.vocabulary import vocab_size
 
 REPOSITORY = "repository"
+# Folder below triton_repo/ that holds the code of models whose folder is not called like them.
+_CODE = dict.fromkeys((STOCK_FRONT_MODEL, STOCK_TARGET_MODEL), "single_response")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +57,14 @@ def model_configs(resolved: ResolvedConfig, artifact: Artifact) -> list[pb.Model
             model_config.torch_target(resolved, artifact),
             model_config.postprocessing(resolved, artifact),
             model_config.lookahead_bls(resolved, artifact, vocab_size(artifact.engine_dir)),
-            model_config.ensemble(resolved),
         ]
-    if resolved.profile.scheduling.stock_bls:
-        front = next(config for config in configs if config.name == FRONT_MODEL)
-        configs.append(model_config.stock_bls(front))
-    return configs
+    by_name = {config.name: config for config in configs}
+    return [
+        *configs,
+        model_config.single_response(STOCK_TARGET_MODEL, by_name[TARGET_MODEL], resolved),
+        model_config.single_response(STOCK_FRONT_MODEL, by_name[FRONT_MODEL], resolved),
+        model_config.ensemble(resolved),
+    ]
 
 
 def check_repository(folder: Path) -> tuple[str, ...]:
@@ -77,8 +82,7 @@ def _write_model(config: pb.ModelConfig, source: Path, folder: Path) -> None:
     (target / CONFIG).write_text(model_config.to_text(config), encoding="utf-8")
     if config.backend != "python":
         return  # Triton wants the version folder; the code is in its backend
-    code = {STOCK_FRONT_MODEL: FRONT_MODEL}.get(config.name, config.name)
-    for path in _code(source / code / VERSION):
+    for path in _code(source / _CODE.get(config.name, config.name) / VERSION):
         shutil.copyfile(path, version / path.name)
 
 

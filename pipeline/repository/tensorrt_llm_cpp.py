@@ -19,6 +19,7 @@ from pipeline.engine.tensorrt_llm.facts import parameters
 from pipeline.engine.tensorrt_llm.instance import LOOKAHEAD_MODEL, Instance, engine_dir, instance_of
 from pipeline.repository import model_config
 from pipeline.repository.contract import model_contract
+from pipeline.repository.names import TARGET_PARAMETERS
 from pipeline.repository.vocabulary import vocab_size
 
 # Left out where the profile does not set them: unset is the value that is meant.
@@ -48,23 +49,22 @@ def model_configs(resolved: ResolvedConfig, artifact: Artifact) -> list[pb.Model
     folders = [engine_dir(artifact.engine_dir, instance, len(instances)) for instance in instances]
     front = model_config.lookahead_bls(resolved, artifact, vocab_size(folders[0]))
     if len(instances) > 1:
-        model_config.set_parameters(front, {"tensorrt_llm_lookahead_model_name": LOOKAHEAD_MODEL})
+        model_config.set_parameters(front, {TARGET_PARAMETERS[LOOKAHEAD_MODEL]: LOOKAHEAD_MODEL})
     return [
         model_config.preprocessing(resolved, artifact),
         *(target(case, instance, folder, artifact) for instance, folder in zip(instances, folders, strict=True)),
         model_config.postprocessing(resolved, artifact),
         front,
-        model_config.ensemble(resolved),
     ]
 
 
 def target(case: Case, instance: Instance, engine: Path, artifact: Artifact) -> pb.ModelConfig:
-    """A model with an engine. Streaming and requests of several rows need it decoupled, clients that call infer not."""
+    """A model with an engine, decoupled: streams and requests of several rows have several responses."""
     contract = model_contract("tensorrt_llm", model_config.engine_dtypes(case.resolved))
     config = pb.ModelConfig(
         name=instance.triton_model, backend="tensorrtllm", max_batch_size=case.engine.max_batch_size
     )
-    config.model_transaction_policy.decoupled = case.resolved.profile.scheduling.decoupled
+    config.model_transaction_policy.decoupled = True
     config.instance_group.add(count=1, kind=pb.ModelInstanceGroup.KIND_CPU)
     model_config.add_tensors(config, contract.inputs, contract.outputs)
     model_config.set_batching(config, case.resolved)

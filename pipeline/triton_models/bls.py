@@ -65,12 +65,9 @@ class Bls:
     """Serves requests against the models that a config serves, `targets` in the order of `traits_of`. Lives in one
     event loop."""
 
-    def __init__(
-        self, resolved: ResolvedConfig, codec: TextCodec, targets: Sequence[Target], exclude_input: bool
-    ) -> None:
+    def __init__(self, resolved: ResolvedConfig, codec: TextCodec, targets: Sequence[Target]) -> None:
         profile = resolved.profile
         self._codec = codec
-        self._exclude_input = exclude_input
         self._served = [
             _Served(
                 target,
@@ -125,9 +122,7 @@ class Bls:
         """The request, long texts tokenised beside the event loop: one at a time, the others go on."""
         # The client's own ids need not be unique, ours must be.
         request_id = f"bls-{next(self._numbers)}"
-        read = partial(
-            text_request, self._codec, tensors, request_id, self._strategy, self._exclude_input, self._longest_prompt
-        )
+        read = partial(text_request, self._codec, tensors, request_id, self._strategy, self._longest_prompt)
         if _num_text_bytes(tensors) <= _SHORT_TEXT:
             return read()
         return await asyncio.get_running_loop().run_in_executor(self._readers, read)
@@ -179,7 +174,7 @@ class Bls:
             places.release()
 
 
-def load_bls(artifact_dir: Path, vocab_size: int, targets: Mapping[str, Target], exclude_input: bool) -> Bls:
+def load_bls(artifact_dir: Path, vocab_size: int, targets: Mapping[str, Target]) -> Bls:
     """The BLS side of an artefact. targets: by the name that the model has in a repository of TensorRT-LLM. Raises
     ConfigError or RepositoryError if its files cannot be read, or a model that its config asks for is not there."""
     codec = load_codec(artifact_dir / TOKENIZER, artifact_dir / ENGINE, vocab_size)
@@ -195,7 +190,7 @@ def load_bls(artifact_dir: Path, vocab_size: int, targets: Mapping[str, Target],
     # A tokenizer is set up by its first use, which must not happen in two threads at once.
     codec.encode("a")
     _ = codec.token_bytes  # takes a while to find out
-    return Bls(resolved, codec, [targets[name] for name in names], exclude_input)
+    return Bls(resolved, codec, [targets[name] for name in names])
 
 
 def _num_text_bytes(tensors: Tensors) -> int:
@@ -211,8 +206,6 @@ def _require_fit(request: TextRequest, traits: TargetTraits) -> None:
             f"the prompt has {num_tokens} tokens, the engine holds {traits.longest_prompt + 1} with the output; "
             "shorten it or build with a larger engine.max_seq_len"
         )
-    if request.stream and not traits.streaming:
-        raise RequestError("stream is true; this server answers each request once (scheduling.decoupled is false)")
 
 
 def _last_tensors(generation: Generation, started: float) -> dict[str, Array]:
@@ -287,8 +280,8 @@ def _index() -> dict[str, Array]:
 
 
 def _string(value: str) -> Array:
-    # Triton takes text as bytes objects only.
-    return np.asarray([[value.encode()]], np.object_)
+    """[1] text, as TensorRT-LLM's models send it. Triton takes text as bytes objects only."""
+    return np.asarray([value.encode()], np.object_)
 
 
 def _int(value: int) -> Array:

@@ -100,20 +100,12 @@ def call_of(tensors: Tensors, submission: Submission, exclude_input: bool, stric
     )
 
 
-def rows_of(tensors: Tensors, decoupled: bool) -> list[Tensors]:
-    """The requests that a request of several rows stands for, each as one of one row; their prompts are padded to a
-    common length. Raises RequestError if each request gets one response only, or the rows of some tensor are amiss."""
-    streaming = flag({name: value[:1] for name, value in tensors.items() if name == "streaming"}, "streaming")
-    if streaming and not decoupled:
-        raise RequestError("streaming is true; this model answers each request once (decoupled is false)")
+def rows_of(tensors: Tensors) -> list[Tensors]:
+    """One request of one row for each row of a request; prompts are padded to a common length. Raises RequestError if
+    tensors differ in their number of rows."""
     num_rows = max((len(value) for value in tensors.values() if value.ndim), default=1)
     if num_rows == 1:
         return [tensors]
-    if not decoupled:
-        raise RequestError(
-            f"the request has {num_rows} rows; this model answers each request once (decoupled is false), so send "
-            "each row as a request of its own"
-        )
     for name, value in tensors.items():
         if len(value) != num_rows:
             raise RequestError(f"{name} has {len(value)} rows, other tensors have {num_rows}")

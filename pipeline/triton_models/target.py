@@ -38,7 +38,7 @@ class TargetTraits:
 
     model: its name in Triton. strategies: what a request may ask of it. keyed_noise: the same seed means the same noise
     at a position, so that every step gets the request's seed; else steps get different ones. max_seq_len: room for
-    prompt and output of one request. streaming: answers a request several times. limits: of an engine of TensorRT-LLM,
+    prompt and output of one request. limits: of an engine of TensorRT-LLM,
     which takes chains and tells no more than tokens; None for the torch engine, which takes trees and has more tensors.
     lookahead: W, N and G of an instance built for lookahead decoding."""
 
@@ -46,7 +46,6 @@ class TargetTraits:
     strategies: frozenset[str]
     keyed_noise: bool
     max_seq_len: int
-    streaming: bool
     limits: RuntimeLimits | None = None
     lookahead: Triple | None = None
 
@@ -78,7 +77,6 @@ def traits_of(resolved: ResolvedConfig) -> tuple[TargetTraits, ...]:
                 strategies=frozenset({"none", "lookahead", "trie", "hybrid"}),
                 keyed_noise=True,
                 max_seq_len=profile.engine.max_seq_len,
-                streaming=profile.scheduling.decoupled,
             ),
         )
     models = (TARGET_MODEL, LOOKAHEAD_MODEL)
@@ -95,7 +93,6 @@ def _tensorrt_llm_traits(resolved: ResolvedConfig, mode: Mode, model: str) -> Ta
         strategies=_STRATEGIES[mode],
         keyed_noise=resolved.backend == "torch",
         max_seq_len=limits.usable_seq_len,
-        streaming=resolved.profile.scheduling.decoupled,
         limits=limits,
         lookahead=triple_of(resolved.lookahead) if mode == "lookahead" else None,
     )

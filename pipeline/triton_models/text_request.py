@@ -63,7 +63,6 @@ def text_request(
     tensors: Tensors,
     request_id: str,
     default_strategy: str,
-    exclude_input: bool = True,
     longest_prompt: int | None = None,
 ) -> TextRequest:
     """Read a request. longest_prompt: tokens of the longest one that can be served, if it is known. Raises
@@ -73,7 +72,9 @@ def text_request(
     strategy = text(tensors, "strategy") or default_strategy
     check_strategy(strategy)
     max_tokens = integer(tensors, "max_tokens")
-    if max_tokens is None or max_tokens < 1:
+    if max_tokens is None:
+        raise RequestError("max_tokens is missing; send the most tokens that the output may have, at least 1")
+    if max_tokens < 1:
         raise RequestError(f"max_tokens is {max_tokens}; it must be at least 1")
     min_tokens = integer(tensors, "min_tokens") or 0
     if not 0 <= min_tokens <= max_tokens:
@@ -84,7 +85,7 @@ def text_request(
     prediction = _prediction(codec, tensors, longest_prompt)
     check_prediction(prediction, codec.vocab_size)
     weights = tensors.get("embedding_bias_weights", np.empty(0, np.float32)).reshape(-1).tolist()
-    excluded = scalar(tensors, "exclude_input_in_output")
+    excluded = scalar(tensors, "exclude_input_in_output") in (None, True)
     stream = flag(tensors, "stream")
     max_draft_tokens = integer(tensors, "num_draft_tokens")
     if max_draft_tokens is not None and max_draft_tokens < 0:
@@ -110,7 +111,7 @@ def text_request(
         prediction=prediction,
         stream=stream,
         tokens_only="input_ids" in tensors,
-        echo="" if stream or (exclude_input if excluded is None else bool(excluded)) else prompt,
+        echo="" if stream or excluded else prompt,
         lookahead=lookahead_config(tensors),
         max_draft_tokens=max_draft_tokens,
         return_statistics=flag(tensors, "return_statistics"),

@@ -40,18 +40,19 @@ def preprocess(codec: TextCodec, tensors: Tensors, add_special_tokens: bool) -> 
 
 
 def postprocess(codec: TextCodec, tensors: Tensors, skip_special_tokens: bool) -> dict[str, Array]:
-    """Text of TOKENS_BATCH [rows, beams, len] up to SEQUENCE_LENGTH [rows, beams]."""
+    """[rows * beams] texts of TOKENS_BATCH [rows, beams, len], each up to its SEQUENCE_LENGTH [rows, beams]."""
     tokens, lengths = tensors["TOKENS_BATCH"], tensors["SEQUENCE_LENGTH"]
     if lengths.shape != tokens.shape[:2]:
         raise RequestError(
             f"SEQUENCE_LENGTH has shape {list(lengths.shape)}, TOKENS_BATCH {list(tokens.shape)}; each beam needs one "
             "length"
         )
-    rows = [
-        [_decoded(codec, *beam, skip_special_tokens) for beam in zip(row, row_lengths.tolist(), strict=True)]
+    texts = [
+        _decoded(codec, *beam, skip_special_tokens)
         for row, row_lengths in zip(tokens, lengths, strict=True)
+        for beam in zip(row, row_lengths.tolist(), strict=True)
     ]
-    return {"OUTPUT": np.asarray(rows, np.object_).reshape(len(rows), -1)}
+    return {"OUTPUT": np.asarray(texts, np.object_)}
 
 
 def _decoded(codec: TextCodec, beam: Array, length: int, skip_special_tokens: bool) -> bytes:

@@ -103,11 +103,6 @@ class CallResponses:
         return gone
 
 
-def is_decoupled(config: Mapping[str, Any]) -> bool:
-    """Whether a model may answer a request several times."""
-    return bool(config.get("model_transaction_policy", {}).get("decoupled", False))
-
-
 def hide_torch() -> None:
     """Keep transformers from importing torch in a process that only tokenises: it would take 200 MB and seconds."""
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # None is how Python marks what must not be imported

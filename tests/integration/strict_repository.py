@@ -14,6 +14,7 @@ import numpy as np
 from pipeline.config.places import Places
 from pipeline.engine.tensorrt_llm.instance import LOOKAHEAD_MODEL, TARGET_MODEL
 from pipeline.repository import model_config
+from pipeline.repository.names import FRONT_MODEL, TARGET_PARAMETERS
 from pipeline.server.road import Served
 from pipeline.triton_models.text_codec import TextCodec
 from pipeline.triton_models.text_request import text_request
@@ -40,7 +41,7 @@ def strict_repository(where: Places) -> Served:
     shutil.copytree(folder / TARGET_MODEL, folder / LOOKAHEAD_MODEL)
     for name, values in (
         (LOOKAHEAD_MODEL, {"strict_tensorrt_llm": "lookahead"}),
-        ("lookahead_bls", {f"{LOOKAHEAD_MODEL}_model_name": LOOKAHEAD_MODEL}),
+        (FRONT_MODEL, {TARGET_PARAMETERS[LOOKAHEAD_MODEL]: LOOKAHEAD_MODEL}),
     ):
         path = folder / name / "config.pbtxt"
         message = model_config.read(path)

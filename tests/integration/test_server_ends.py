@@ -16,8 +16,9 @@ import pytest
 
 from pipeline.config.places import places
 from pipeline.config.resolution import resolve_config
+from pipeline.engine.tensorrt_llm.instance import TARGET_MODEL
 from pipeline.errors import RequestError, ServerError
-from pipeline.repository.names import FRONT_MODEL
+from pipeline.repository.names import FRONT_MODEL, STOCK_FRONT_MODEL, STOCK_TARGET_MODEL
 from pipeline.server.client import TextQuery, stream_text
 from pipeline.server.guard import model_processes
 from pipeline.server.road import launch
@@ -66,14 +67,15 @@ def test_clients_of_an_engine_that_died_are_told_and_its_server_ends(served, sha
     chunks = stream_text(TextQuery(PROMPT, 4000, strategy="none", end_id=-1), running.state.grpc_url, "grpc")
     next(chunks)
     models = {model: pid for pid, model in model_processes(running.state.server_id).items()}
-    assert models.keys() == {"preprocessing", "tensorrt_llm", "postprocessing", FRONT_MODEL}
+    stock = {"preprocessing", "postprocessing", STOCK_TARGET_MODEL, STOCK_FRONT_MODEL}
+    assert models.keys() == {TARGET_MODEL, FRONT_MODEL, *stock}
 
-    os.kill(models["tensorrt_llm"], signal.SIGKILL)
+    os.kill(models[TARGET_MODEL], signal.SIGKILL)
 
     with pytest.raises((RequestError, ServerError)):
         list(chunks)
     assert running.wait() == 1
-    assert "ended by itself (the process of the model tensorrt_llm died" in running.log_path.read_text()
+    assert f"ended by itself (the process of the model {TARGET_MODEL} died" in running.log_path.read_text()
     assert not left_over(running.state.server_id)
     running.stop()
 

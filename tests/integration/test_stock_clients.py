@@ -1,44 +1,34 @@
-"""Requests in the very shape in which TensorRT-LLM's own Triton clients send them, and what they read of the answers.
+"""Requests in the very shape in which TensorRT-LLM's own Triton clients send them, read as those clients read them.
 
-Those clients call `infer` over HTTP or gRPC, which Triton refuses for decoupled models, so the server runs with
-scheduling.decoupled off; what they stream is in test_strict. The torch engine serves with its own tensors beside
-theirs.
+The server runs with its default settings. Answers are never reshaped: texts are `output[0].decode()`, ids and counts
+are `output[0][0]`.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import tritonclient.grpc as grpc
+import tritonclient.grpc.aio as grpc_aio
 import tritonclient.http as http
+import tritonclient.http.aio as http_aio
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from pipeline.config.places import Places
-from pipeline.errors import RequestError
 from pipeline.server.client import TextQuery, complete
 from pipeline.server.server import RunningServer
-from tests.integration.servers import prepared, running
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
-OVERRIDES = (
-    "engine.max_seq_len=512",
-    "drafting.planner=fixed",  # no time is spent on measuring the engine
-    "scheduling.decoupled=false",
-    "scheduling.stock_bls=true",
-)
 PROMPT = "the rat at the tea; the rat at the tea; the rat"
 NUM_TOKENS = 24
-
-
-@pytest.fixture(scope="module")
-def server(where: Places, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    with running(prepared(where, *OVERRIDES), where, tmp_path_factory.mktemp("run")) as server:
-        yield server
+ONCE = ("ensemble", "tensorrt_llm_bls")
 
 
 class Stock:
@@ -116,11 +106,13 @@ def test_models_called_one_by_one_say_what_the_ensemble_and_the_bls_model_say(st
     }
     ensemble = stock.infer("ensemble", asked, ["text_output"]).as_numpy("text_output")
     bls = stock.infer("tensorrt_llm_bls", asked, ["text_output"]).as_numpy("text_output")
-    ours = stock.infer("lookahead_bls", asked, ["text_output"]).as_numpy("text_output")
+    output = stock.infer("tensorrt_llm_bls", asked | {"exclude_input_in_output": one(True, np.bool_)})
 
-    assert by_hand == ensemble == bls
-    assert by_hand.reshape(-1)[0].endswith(ours.reshape(-1)[0])
-    assert len(ours.reshape(-1)[0]) < len(by_hand.reshape(-1)[0])
+    assert by_hand.shape == ensemble.shape == bls.shape == (1,)
+    text = by_hand[0].decode()
+    assert text == ensemble[0].decode() == bls[0].decode()
+    assert text == PROMPT + output.as_numpy("text_output")[0].decode()
+    assert output.as_numpy("batch_index")[0][0] == 0
 
 
 def test_the_core_models_benchmark_reads_the_output_length_from_the_first_output(stock):
@@ -200,7 +192,7 @@ def test_a_client_that_drafts_with_one_call_and_verifies_with_the_next_gets_the_
         ids, num_rounds = new, num_rounds + 1
 
     text = stock.infer("postprocessing", {"TOKENS_BATCH": ids[None, None], "SEQUENCE_LENGTH": one(len(ids))})
-    assert text.as_numpy("OUTPUT").reshape(-1)[0] == control.reshape(-1)[0]
+    assert text.as_numpy("OUTPUT")[0].decode() == control[0].decode()
     bls = {"num_draft_tokens": one(num_draft_tokens), "use_draft_logits": one(False, np.bool_)}
     assert stock.infer("tensorrt_llm_bls", asked | bls, ["text_output"]).as_numpy("text_output") == control
     assert num_rounds == -(-NUM_TOKENS // (num_draft_tokens + 1))
@@ -256,16 +248,33 @@ def test_w_n_g_are_taken_all_three(stock):
         stock.infer("tensorrt_llm", asked | {"lookahead_window_size": one(3)})
 
 
+def test_a_stream_that_is_asked_of_a_model_that_answers_once_is_one_piece(stock):
+    asked = preprocessed(stock)
+    whole = stock.infer("tensorrt_llm", asked).as_numpy("output_ids")[0][0].tolist()
+    piece = stock.infer("tensorrt_llm", asked | {"streaming": one(True, np.bool_)}).as_numpy("output_ids")[0][0]
+    assert whole == [*asked["input_ids"][0].tolist(), *piece.tolist()]
+    text = {"text_input": words(PROMPT), "max_tokens": one(4)}
+    for model in ONCE:
+        whole = stock.infer(model, text).as_numpy("text_output")[0].decode()
+        piece = stock.infer(model, text | {"stream": one(True, np.bool_)}).as_numpy("text_output")[0].decode()
+        assert whole == PROMPT + piece
+
+
 def test_what_needs_several_responses_is_refused_and_the_next_request_works(stock):
     asked = preprocessed(stock)
-    with pytest.raises(InferenceServerException, match=r"decoupled is false"):
-        stock.infer("tensorrt_llm", asked | {"streaming": one(True, np.bool_)})
-    with pytest.raises(InferenceServerException, match="2 rows; this model answers each request once"):
+    with pytest.raises(InferenceServerException, match="2 rows, and this model sends one response"):
         stock.infer("tensorrt_llm", {name: np.concatenate([value, value]) for name, value in asked.items()})
-    text = {"text_input": words(PROMPT), "max_tokens": one(4), "stream": one(True, np.bool_)}
-    with pytest.raises(InferenceServerException, match="stream is true"):
-        stock.infer("lookahead_bls", text)
+    with pytest.raises(InferenceServerException, match="decoupled"):
+        stock.infer("lookahead_bls", {"text_input": words(PROMPT), "max_tokens": one(4)})
     assert stock.infer("tensorrt_llm", asked).as_numpy("output_ids") is not None
+
+
+@pytest.mark.parametrize("model", ONCE)
+def test_a_missing_input_is_named(stock, model):
+    with pytest.raises(InferenceServerException, match="max_tokens is missing"):
+        stock.infer(model, {"text_input": words(PROMPT)})
+    with pytest.raises(InferenceServerException, match="text_input is empty"):
+        stock.infer(model, {"max_tokens": one(4)})
 
 
 def test_a_stop_request_is_answered_with_nothing(stock):
@@ -273,13 +282,106 @@ def test_a_stop_request_is_answered_with_nothing(stock):
     assert stock.infer("tensorrt_llm", stop).as_numpy("output_ids") is None
 
 
-def test_our_own_client_works_without_streaming_with_every_strategy_at_once(server):
+def text_inputs(library: Any, **more: np.ndarray) -> list[Any]:
+    inputs = []
+    for name, array in ({"text_input": words(PROMPT), "max_tokens": one(NUM_TOKENS)} | more).items():
+        tensor = library.InferInput(name, array.shape, np_to_triton_dtype(array.dtype))
+        tensor.set_data_from_numpy(array)
+        inputs.append(tensor)
+    return inputs
+
+
+@pytest.fixture(scope="module")
+def expected(server: RunningServer) -> str:
+    """The output without the prompt."""
+    query = TextQuery(PROMPT, NUM_TOKENS, stream=False, strategy="none")
+    return complete(query, server.state.grpc_url, "grpc", timeout_s=60).text
+
+
+@pytest.mark.parametrize("model", ONCE)
+def test_asyncio_clients_infer(server, expected, model):
+    async def texts() -> list[str]:
+        found = []
+        http_url = server.state.http_url.removeprefix("http://")
+        for library, client in (
+            (grpc, grpc_aio.InferenceServerClient(server.state.grpc_url)),
+            (http, http_aio.InferenceServerClient(http_url)),
+        ):
+            async with client:
+                asked = [client.infer(model, text_inputs(library)) for _ in range(6)]
+                found += [answer.as_numpy("text_output")[0].decode() for answer in await asyncio.gather(*asked)]
+        return found
+
+    assert asyncio.run(texts()) == [PROMPT + expected] * 12
+
+
+@pytest.mark.parametrize("model", [*ONCE, "lookahead_bls"])
+def test_generate_and_generate_stream(server, expected, model):
+    url, prompt = f"{server.state.http_url}/v2/models/{model}", PROMPT if model in ONCE else ""
+    body: dict[str, Any] = {"text_input": PROMPT, "max_tokens": NUM_TOKENS}
+
+    assert httpx.post(f"{url}/generate", json=body).json()["text_output"] == prompt + expected
+    for stream, text in ((False, prompt + expected), (True, expected)):
+        answer = httpx.post(f"{url}/generate_stream", json=body | {"stream": stream}).text
+        pieces = [json.loads(line.removeprefix("data:")) for line in answer.splitlines() if line.startswith("data:")]
+        assert "".join(piece["text_output"] for piece in pieces) == text
+        assert len(pieces) == 1 or (model == "lookahead_bls" and stream)
+
+
+@pytest.mark.parametrize("model", [*ONCE, "lookahead_bls"])
+def test_grpc_streams_concatenate_to_the_output(server, expected, model):
+    """end_to_end_grpc_client.py --streaming."""
+    answers: list[Any] = []
+    with grpc.InferenceServerClient(server.state.grpc_url) as client:
+        client.start_stream(lambda result, error: answers.append(error or result))
+        client.async_stream_infer(model, text_inputs(grpc, stream=one(True, np.bool_)), request_id="1")
+        client.stop_stream()
+
+    assert "".join(answer.as_numpy("text_output")[0].decode() for answer in answers) == expected
+    assert (len(answers) > 1) is (model == "lookahead_bls")
+
+
+def test_both_kinds_of_model_draft_from_what_the_other_has_seen(server):
+    """One engine, one trie: what `lookahead_bls` has generated is drafted for `tensorrt_llm_bls`, and the reverse."""
+
+    def infer(namespace: str) -> dict[str, Any]:
+        asked = {"strategy": words("trie"), "namespace": words(namespace), "return_statistics": one(True, np.bool_)}
+        with grpc.InferenceServerClient(server.state.grpc_url) as client:
+            answer = client.infer("tensorrt_llm_bls", text_inputs(grpc, **asked))
+        statistics: dict[str, Any] = json.loads(answer.as_numpy("statistics")[0])
+        return statistics
+
+    def stream(namespace: str) -> dict[str, Any]:
+        query = TextQuery(PROMPT, NUM_TOKENS, strategy="trie", namespace=namespace, return_statistics=True)
+        statistics = complete(query, server.state.grpc_url, "grpc", timeout_s=60).statistics
+        assert statistics is not None
+        return statistics
+
+    for number, (first, second) in enumerate(((infer, stream), (stream, infer))):
+        fresh, warm = first(f"kind {number}"), second(f"kind {number}")
+        assert warm["output_ids"] == fresh["output_ids"]
+        assert warm["num_accepted_tokens"] > fresh["num_accepted_tokens"]
+
+
+def test_many_clients_of_all_kinds_at_once(server, stock, expected):
     def work(number: int) -> str:
-        strategy = ("none", "trie", "hybrid", "lookahead")[number % 4]
-        query = TextQuery(PROMPT, NUM_TOKENS, stream=False, strategy=strategy)
+        if number % 2:
+            answer = stock.infer(ONCE[number % 4 // 2], {"text_input": words(PROMPT), "max_tokens": one(NUM_TOKENS)})
+            return answer.as_numpy("text_output")[0].decode().removeprefix(PROMPT)
+        strategy = ("none", "trie", "hybrid", "lookahead")[number // 2 % 4]
+        query = TextQuery(PROMPT, NUM_TOKENS, stream=number % 3 > 0, strategy=strategy)
         return complete(query, server.state.grpc_url, "grpc", timeout_s=60).text
 
-    with ThreadPoolExecutor(8) as pool:
-        assert len(set(pool.map(work, range(16)))) == 1
-    with pytest.raises(RequestError, match="stream is true"):
-        complete(TextQuery(PROMPT, 4), server.state.grpc_url, "grpc", timeout_s=60)
+    # Over HTTP, NVIDIA's client must not be used by two threads at once.
+    with ThreadPoolExecutor(8 if stock.library is grpc else 1) as pool:
+        assert set(pool.map(work, range(24))) == {expected}
+
+
+def test_clients_that_leave_make_room_for_others(server):
+    """A client that no longer waits for `infer` frees its place in the engine."""
+    with grpc.InferenceServerClient(server.state.grpc_url) as client:
+        inputs = text_inputs(grpc, max_tokens=one(1500), end_id=one(-1))
+        for _ in range(12):  # more than the engine has places
+            with pytest.raises(InferenceServerException, match="Deadline Exceeded"):
+                client.infer("tensorrt_llm_bls", inputs, client_timeout=0.2)
+        assert client.infer("tensorrt_llm_bls", text_inputs(grpc), client_timeout=30) is not None

@@ -45,16 +45,6 @@ class SchedulingConfig(Frozen):
     max_queue_delay_microseconds: int = Field(0, ge=0, description="How long Triton waits to fill a batch.")
     bls_instances: int = Field(1, ge=1, le=64, description="Processes of the BLS model.")
     tokenizer_instances: int = Field(1, ge=1, le=64, description="Processes each of pre- and postprocessing.")
-    decoupled: bool = Field(
-        True,
-        description="Answer a request in several responses, as streaming needs. false: one response each, for clients "
-        "that call infer; Triton refuses that call where this is true.",
-    )
-    stock_bls: bool = Field(
-        False,
-        description="Serve the BLS model a second time under its name in TensorRT-LLM's repository, tensorrt_llm_bls, "
-        "which returns the prompt as well unless it is asked not to: for TensorRT-LLM's own clients.",
-    )
 
 
 class ServerConfig(Frozen):

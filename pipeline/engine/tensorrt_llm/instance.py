@@ -9,8 +9,8 @@ from pipeline.engine.tensorrt_llm.case import Case
 from pipeline.engine.tensorrt_llm.estimate import kv_share, kv_tokens_of
 from pipeline.engine.tensorrt_llm.speculation import Mode, RuntimeLimits, Triple, triple_of
 
-# The first engine of a config has TensorRT-LLM's own name, which stock clients and the ensemble call.
-TARGET_MODEL = "tensorrt_llm"
+# Triton models that hold an engine. Stock clients call `tensorrt_llm`, which passes requests on to the first one.
+TARGET_MODEL = "tensorrt_llm_engine"
 LOOKAHEAD_MODEL = "tensorrt_llm_lookahead"
 
 

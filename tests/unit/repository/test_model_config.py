@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,13 +26,38 @@ from pipeline.repository.extensions import (
 )
 from pipeline.repository.render import check_repository, model_configs, render, repository_dir
 
-SERVED = ("preprocessing", "tensorrt_llm", "postprocessing", "lookahead_bls", "ensemble")
 # Of which of TensorRT-LLM's models each of ours is an extension.
-CONTRACT_OF = {name: name for name in SERVED} | {"lookahead_bls": "tensorrt_llm_bls"}
+CONTRACT_OF = {
+    "preprocessing": "preprocessing",
+    "tensorrt_llm_engine": "tensorrt_llm",
+    "tensorrt_llm": "tensorrt_llm",
+    "postprocessing": "postprocessing",
+    "lookahead_bls": "tensorrt_llm_bls",
+    "tensorrt_llm_bls": "tensorrt_llm_bls",
+    "ensemble": "ensemble",
+}
+SERVED = tuple(CONTRACT_OF)
 EXTRA = {
     "tensorrt_llm": (TENSORRT_LLM_INPUTS, TENSORRT_LLM_OUTPUTS),
-    "lookahead_bls": (LOOKAHEAD_BLS_INPUTS, LOOKAHEAD_BLS_OUTPUTS),
+    "tensorrt_llm_bls": (LOOKAHEAD_BLS_INPUTS, LOOKAHEAD_BLS_OUTPUTS),
 }
+TEXT_MODELS = ("lookahead_bls", "tensorrt_llm_bls", "ensemble")
+CODE_OF = {"tensorrt_llm": "single_response", "tensorrt_llm_bls": "single_response"}
+DECOUPLED = {"tensorrt_llm_engine", "lookahead_bls"}
+
+
+def expected_inputs(name: str, extra: tuple[Tensor, ...] = ()) -> dict[str, Tensor]:
+    """Inputs of the contract; those of text models are optional, so that a missing one is named."""
+    inputs = model_contract(CONTRACT_OF[name]).inputs
+    if name in TEXT_MODELS:
+        inputs = tuple(replace(tensor, optional=True) for tensor in inputs)
+    return as_served(name, *inputs, *extra)
+
+
+def as_served(name: str, *tensors: Tensor) -> dict[str, Tensor]:
+    """Tensors by name; models that pass requests on see the shapes that clients send."""
+    passes_on = name in ("tensorrt_llm", "tensorrt_llm_bls")
+    return {tensor.name: replace(tensor, reshape=None) if passes_on else tensor for tensor in tensors}
 
 
 def fake_artifact(folder: Path, resolved: ResolvedConfig) -> Artifact:
@@ -71,21 +97,21 @@ def test_every_model_and_profile_renders_configs_that_keep_the_contract(tmp_path
     for name in SERVED:
         config = text_format.Parse((repository.folder / name / "config.pbtxt").read_text(), pb.ModelConfig())
         contract = model_contract(CONTRACT_OF[name])
-        extra_inputs, extra_outputs = EXTRA.get(name, ((), ()))
-        assert tensors_of(config.input) == {tensor.name: tensor for tensor in (*contract.inputs, *extra_inputs)}
-        assert tensors_of(config.output) == {tensor.name: tensor for tensor in (*contract.outputs, *extra_outputs)}
+        extra_inputs, extra_outputs = EXTRA.get(CONTRACT_OF[name], ((), ()))
+        assert tensors_of(config.input) == expected_inputs(name, extra_inputs)
+        assert tensors_of(config.output) == as_served(name, *contract.outputs, *extra_outputs)
         assert config.max_batch_size == resolved.profile.engine.max_batch_size
         assert contract.required_parameters <= set(config.parameters)
         assert (repository.folder / name / "1").is_dir()
         if name != "ensemble":
             assert config.backend == "python"
-            source = places().home / "triton_repo" / name / "1" / "model.py"
+            source = places().home / "triton_repo" / CODE_OF.get(name, name) / "1" / "model.py"
             assert (repository.folder / name / "1" / "model.py").read_text() == source.read_text()
 
 
 def test_tensors_of_ours_are_optional_inputs_and_new_names():
     for name, (inputs, outputs) in EXTRA.items():
-        contract = model_contract(CONTRACT_OF[name])
+        contract = model_contract(name)
         assert all(tensor.optional for tensor in inputs)
         assert not {tensor.name for tensor in inputs} & {tensor.name for tensor in contract.inputs}
         assert not {tensor.name for tensor in outputs} & {tensor.name for tensor in contract.outputs}
@@ -117,14 +143,12 @@ def test_settings_of_the_profile_arrive_in_the_configs(tmp_path):
     )
     configs = {config.name: config for config in model_configs(resolved, fake_artifact(tmp_path, resolved))}
 
-    target = configs["tensorrt_llm"]
-    assert target.model_transaction_policy.decoupled
+    target = configs["tensorrt_llm_engine"]
     assert not target.dynamic_batching.HasField("default_queue_policy")  # the engine's own queue is bounded
     assert configs["preprocessing"].dynamic_batching.default_queue_policy.max_queue_size == 7
     assert target.dynamic_batching.max_queue_delay_microseconds == 11
     assert list(target.dynamic_batching.preferred_batch_size) == [3]
     assert target.instance_group[0].count == 1
-    assert configs["lookahead_bls"].model_transaction_policy.decoupled
     assert configs["lookahead_bls"].instance_group[0].count == 2
     assert configs["preprocessing"].instance_group[0].count == 4
     assert configs["lookahead_bls"].parameters["vocab_size"].string_value == "512"
@@ -173,17 +197,20 @@ def test_a_broken_config_is_named(tmp_path):
         check_repository(tmp_path / "empty")
 
 
-def test_the_stock_name_is_the_same_model_with_the_stock_default(tmp_path):
-    resolved = torch_config("tiny-random-llama", "latency", "scheduling.stock_bls=true")
-    source = places().home / "triton_repo"
-    repository = render(resolved, fake_artifact(tmp_path / "artifact", resolved), tmp_path / "out", source)
+def test_models_under_stock_names_answer_once_and_pass_requests_on(tmp_path):
+    resolved = torch_config("tiny-random-llama", "latency", "engine.max_batch_size=3", "scheduling.max_queue_size=7")
+    configs = {config.name: config for config in model_configs(resolved, fake_artifact(tmp_path, resolved))}
 
-    ours, stock = (
-        model_config.read(repository.folder / name / "config.pbtxt") for name in ("lookahead_bls", "tensorrt_llm_bls")
-    )
-    assert (ours.input, ours.output) == (stock.input, stock.output)
-    assert stock.parameters["exclude_input_in_output"].string_value == "false"
-    assert (repository.folder / "tensorrt_llm_bls" / "1" / "model.py").is_file()
+    assert {name for name, config in configs.items() if config.model_transaction_policy.decoupled} == DECOUPLED
+    for name, working in (("tensorrt_llm", "tensorrt_llm_engine"), ("tensorrt_llm_bls", "lookahead_bls")):
+        stock = configs[name]
+        for own, passed in ((stock.input, configs[working].input), (stock.output, configs[working].output)):
+            assert tensors_of(own) == as_served(name, *tensors_of(passed).values())
+        assert stock.parameters["model_name"].string_value == working
+        assert stock.parameters["max_requests"].string_value == "10"
+    (step,) = configs["ensemble"].ensemble_scheduling.step
+    assert step.model_name == "tensorrt_llm_bls"
+    assert all(inner == outer for inner, outer in (*step.input_map.items(), *step.output_map.items()))
 
 
 def test_a_strict_target_offers_tensorrt_llms_tensors_and_no_others(tmp_path):
@@ -196,11 +223,3 @@ def test_a_strict_target_offers_tensorrt_llms_tensors_and_no_others(tmp_path):
     assert tensors_of(config.input) == {tensor.name: tensor for tensor in contract.inputs}
     assert tensors_of(config.output) == {tensor.name: tensor for tensor in contract.outputs}
     assert config.parameters["strict_tensorrt_llm"].string_value == "trie"
-
-
-def test_models_are_decoupled_unless_the_profile_says_no(tmp_path):
-    for word in ("true", "false"):
-        resolved = torch_config("tiny-random-llama", "latency", f"scheduling.decoupled={word}")
-        configs = {config.name: config for config in model_configs(resolved, fake_artifact(tmp_path, resolved))}
-        for name in ("tensorrt_llm", "lookahead_bls"):
-            assert configs[name].model_transaction_policy.decoupled is (word == "true")

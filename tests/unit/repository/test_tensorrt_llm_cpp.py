@@ -23,7 +23,7 @@ from pipeline.repository.contract import model_contract
 from pipeline.repository.render import render
 from pipeline.repository.tensorrt_llm_cpp import UNSET
 from tests.trt_configs import SPECULATIONS, trt_config
-from tests.unit.repository.test_model_config import EXTRA, tensors_of
+from tests.unit.repository.test_model_config import CONTRACT_OF, EXTRA, SERVED, as_served, expected_inputs, tensors_of
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "tensorrt_llm"
 GOLDEN_CASES = [
@@ -31,13 +31,12 @@ GOLDEN_CASES = [
     for model in ("llama2-13b", "qwen2.5-coder-7b", "smollm2-135m")
     for profile in ("balanced", "latency", "throughput")
 ] + [("llama2-13b", "latency", speculation) for speculation in ("trie", "none", "both")]
-CONTRACT_OF = {"tensorrt_llm_lookahead": "tensorrt_llm", "lookahead_bls": "tensorrt_llm_bls"}
 
 
 def rendered(folder: Path, resolved: ResolvedConfig) -> dict[str, pb.ModelConfig]:
     """The repository on disk, read back with Triton's own protobuf."""
     artifact = Artifact(folder / "artifact", manifest=None, resolved=resolved)  # type: ignore[arg-type]
-    for name in ("", "tensorrt_llm", "tensorrt_llm_lookahead"):
+    for name in ("", "tensorrt_llm_engine", "tensorrt_llm_lookahead"):
         engine = artifact.engine_dir / name
         engine.mkdir(parents=True, exist_ok=True)
         (engine / "config.json").write_text(json.dumps({"pretrained_config": {"vocab_size": 512}}))
@@ -59,26 +58,28 @@ def test_every_repository_keeps_the_contract_tensor_by_tensor(tmp_path, model, p
     resolved = trt_config(model, profile, f".speculation={speculation}")
     configs = rendered(tmp_path, resolved)
 
-    engines = ["tensorrt_llm", "tensorrt_llm_lookahead"] if speculation == "both" else ["tensorrt_llm"]
-    assert set(configs) == {"preprocessing", "postprocessing", "lookahead_bls", "ensemble", *engines}
+    engines = ["tensorrt_llm_engine", "tensorrt_llm_lookahead"] if speculation == "both" else ["tensorrt_llm_engine"]
+    assert set(configs) == {*SERVED, *engines}
     for name, config in configs.items():
-        contract = model_contract(CONTRACT_OF.get(name, name))
-        inputs, outputs = EXTRA["lookahead_bls"] if name == "lookahead_bls" else ((), ())
-        assert tensors_of(config.input) == {tensor.name: tensor for tensor in (*contract.inputs, *inputs)}
-        assert tensors_of(config.output) == {tensor.name: tensor for tensor in (*contract.outputs, *outputs)}
+        served = "tensorrt_llm_engine" if name in engines else name
+        contract = model_contract(CONTRACT_OF[served])
+        inputs, outputs = EXTRA["tensorrt_llm_bls"] if "bls" in name else ((), ())
+        assert tensors_of(config.input) == expected_inputs(served, inputs)
+        assert tensors_of(config.output) == as_served(served, *contract.outputs, *outputs)
         assert [entry.name for entry in config.output][: len(contract.outputs)] == [t.name for t in contract.outputs]
         assert config.max_batch_size == resolved.profile.engine.max_batch_size
         assert not any("${" in value for value in values(config).values())
         if name not in engines:
             continue
         assert config.backend == "tensorrtllm"
+        assert config.model_transaction_policy.decoupled
         assert set(values(config)) <= contract.parameters
         assert contract.required_parameters <= set(values(config))
         # What has a default is stated, so that nothing depends on the container.
         assert {n for n, entry in parameters().items() if entry.default is not None} - UNSET <= set(values(config))
         assert list((tmp_path / "repository" / name / "1").iterdir()) == []
     front = values(configs["lookahead_bls"])
-    assert front["tensorrt_llm_model_name"] == "tensorrt_llm"
+    assert front["tensorrt_llm_model_name"] == "tensorrt_llm_engine"
     assert front.get("tensorrt_llm_lookahead_model_name") == ("tensorrt_llm_lookahead" if len(engines) > 1 else None)
 
 
@@ -96,17 +97,17 @@ def test_the_mode_and_its_numbers_stand_only_where_they_are_meant(tmp_path, spec
     assert (
         found
         == {
-            "lookahead": {"tensorrt_llm": lookahead},
-            "trie": {"tensorrt_llm": trie},
-            "none": {"tensorrt_llm": plain},
-            "both": {"tensorrt_llm": trie, "tensorrt_llm_lookahead": lookahead},
+            "lookahead": {"tensorrt_llm_engine": lookahead},
+            "trie": {"tensorrt_llm_engine": trie},
+            "none": {"tensorrt_llm_engine": plain},
+            "both": {"tensorrt_llm_engine": trie, "tensorrt_llm_lookahead": lookahead},
         }[speculation]
     )
 
 
 def test_values_have_the_types_that_the_backend_reads(tmp_path):
     """It keeps its default without a word where it cannot read a value."""
-    target = values(rendered(tmp_path, trt_config("llama2-13b", "latency"))["tensorrt_llm"])
+    target = values(rendered(tmp_path, trt_config("llama2-13b", "latency"))["tensorrt_llm_engine"])
     readers = {"bool": lambda text: {"true": 1, "false": 0}[text], "int": int, "uint": int, "float": float}
     for name, text in target.items():
         entry = parameters()[name]
@@ -124,7 +125,7 @@ def test_settings_of_the_profile_arrive(tmp_path):
         ".kv_cache_host_memory_bytes=1024", ".kv_cache_free_gpu_mem_fraction=0.5", ".parameters.cuda_graph_mode=true",
         ".parameters.gpu_device_ids='0,1'", "scheduling.max_queue_size=7", "scheduling.max_queue_delay_microseconds=11",
     )  # fmt: skip
-    target = rendered(tmp_path, trt_config("llama2-13b", "latency", *overrides))["tensorrt_llm"]
+    target = rendered(tmp_path, trt_config("llama2-13b", "latency", *overrides))["tensorrt_llm_engine"]
 
     expected = {
         "enable_chunked_context": "true", "batch_scheduler_policy": "max_utilization", "gpu_device_ids": "0,1",
@@ -141,7 +142,7 @@ def test_engines_beside_an_orchestrator_are_told_their_ranks(tmp_path):
     spawned = rendered(tmp_path / "spawned", trt_config("llama2-13b", "latency", *overrides))
     beside = rendered(tmp_path / "beside", trt_config("llama2-13b", "latency", *overrides, ".spawn_processes=false"))
 
-    for name, ranks in (("tensorrt_llm", "1,2"), ("tensorrt_llm_lookahead", "3,4")):
+    for name, ranks in (("tensorrt_llm_engine", "1,2"), ("tensorrt_llm_lookahead", "3,4")):
         assert "participant_ids" not in values(spawned[name])
         assert values(beside[name])["participant_ids"] == ranks
 
@@ -149,7 +150,7 @@ def test_engines_beside_an_orchestrator_are_told_their_ranks(tmp_path):
 def test_all_models_agree_on_the_type_of_the_logits(tmp_path):
     """Triton does not load an ensemble whose parts differ."""
     configs = rendered(tmp_path, trt_config("llama2-13b", "latency", ".logits_dtype=float16"))
-    for name in ("tensorrt_llm", "lookahead_bls", "ensemble"):
+    for name in ("tensorrt_llm_engine", "tensorrt_llm", "lookahead_bls", "tensorrt_llm_bls", "ensemble"):
         types = {
             tensor.data_type
             for tensor in configs[name].output
@@ -162,7 +163,7 @@ def test_all_models_agree_on_the_type_of_the_logits(tmp_path):
 def test_two_engines_split_the_memory(tmp_path, share):
     overrides = (".speculation=both", f".lookahead_kv_share={share}")
     configs = rendered(tmp_path, trt_config("llama2-13b", "latency", *overrides))
-    trie, lookahead = (values(configs[name]) for name in ("tensorrt_llm", "tensorrt_llm_lookahead"))
+    trie, lookahead = (values(configs[name]) for name in ("tensorrt_llm_engine", "tensorrt_llm_lookahead"))
 
     fractions = [float(entry["kv_cache_free_gpu_mem_fraction"]) for entry in (trie, lookahead)]
     tokens = [int(entry["max_tokens_in_paged_kv_cache"]) for entry in (trie, lookahead)]

@@ -89,7 +89,8 @@ def test_two_ranks_start_under_mpirun_and_end_together(machine, tmp_path):
     config = served(tmp_path).resolved
     executable = str(tmp_path / "tritonserver" / "bin" / "tritonserver")
     try:
-        others = ["--model-control-mode=explicit", "--load-model=tensorrt_llm", "--load-model=tensorrt_llm_lookahead"]
+        engines = ("tensorrt_llm_engine", "tensorrt_llm_lookahead")
+        others = ["--model-control-mode=explicit", *(f"--load-model={name}" for name in engines)]
         words = json.loads((record / "mpirun.json").read_text())
         assert Path(words[0]).name == "mpirun"
         assert words[1:] == [
@@ -138,7 +139,7 @@ def test_an_orchestrator_that_spawns_nothing_is_one_more_than_the_ranks(machine,
     assert json.loads((record / "mpirun.json").read_text()).count("-n") == 3
     for rank, what in enumerate(started):
         assert what["orchestrator"] == {"TRTLLM_ORCHESTRATOR": "1", "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES": "0"}
-        assert ("--load-model=tensorrt_llm" in what["argv"]) is (rank > 0)
+        assert ("--load-model=tensorrt_llm_engine" in what["argv"]) is (rank > 0)
         assert not [word for word in what["argv"] if "pool" in word]
     assert_nothing_left(server)
 

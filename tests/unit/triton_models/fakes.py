@@ -60,12 +60,11 @@ def small_config(*overrides: str) -> ResolvedConfig:
 class TableTarget:
     """calls: what it was asked. strict: the engine of TensorRT-LLM that it plays; None: the torch engine. cut_drafts:
     by a chance of one half it verifies a part of the drafts only, as a full pass makes TensorRT-LLM do; silent: and
-    counts all of them. streaming: answers a request several times."""
+    counts all of them."""
 
     strict: StrictEngine | None = None
     cut_drafts: bool = False
     silent: bool = False
-    streaming: bool = True
     calls: list[dict[str, Array]] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     engine: TableEngine = field(default_factory=TableEngine)
@@ -78,7 +77,7 @@ class TableTarget:
         scheduler = Scheduler(
             self.engine, drafter, FixedPlanner(), default_budget=DraftBudget(16, 12), max_queue_size=8, prefill_chunk=64
         )
-        call = self._call(rows_of(tensors, self.streaming)[0], outputs, request_id)
+        call = self._call(rows_of(tensors)[0], outputs, request_id)
         events: list[StepEvent] = []
         scheduler.submit(call.submission, events.append)
         found: dict[str, Array] = {}

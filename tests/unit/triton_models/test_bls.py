@@ -22,7 +22,7 @@ STRATEGIES = ("none", "lookahead", "trie", "hybrid", "auto")
 
 
 def make_bls(target: TableTarget | None = None, *overrides: str) -> Bls:
-    return Bls(small_config(*overrides), letter_codec(), [target or TableTarget()], exclude_input=True)
+    return Bls(small_config(*overrides), letter_codec(), [target or TableTarget()])
 
 
 async def answers_of(bls: Bls, tensors: dict[str, Any], **keywords: Any) -> list[TextAnswer]:
@@ -127,7 +127,7 @@ def test_min_tokens_holds_where_a_model_ends_at_several_tokens():
     """The target is told one end token; the others must not come early either, and end the output when they may."""
     for prompt in PROMPTS:
         ends = frozenset({END_ID, *expected_ids(prompt, 40)[4:7]})
-        bls = Bls(small_config(), letter_codec(ends), [TableTarget()], exclude_input=True)
+        bls = Bls(small_config(), letter_codec(ends), [TableTarget()])
         expected = expected_ids(prompt, 40, ends, 20)
         assert len(expected) >= 20
         for strategy in STRATEGIES:
@@ -145,7 +145,7 @@ def test_a_stop_word_ends_the_output_is_not_shown_and_ends_the_engines_work(stra
     answers = run_in(bls, text_tensors("ccddccddcc", 40, strategy=strategy, stop_words=[word], stream=True))
 
     assert text_of(answers) == whole[: whole.index(word)]
-    assert answers[-1].tensors["finish_reason"].tolist() == [[b"stop_words"]]
+    assert answers[-1].tensors["finish_reason"].tolist() == [b"stop_words"]
     assert not target.engine.held
 
 
@@ -165,11 +165,11 @@ def test_the_target_does_not_decode_on_behind_what_ends_the_output(strategy):
         if reason == "stop_words":
             more["end_id"] = -1
         target = TableTarget()
-        bls = Bls(small_config(), codec, [target], exclude_input=True)
+        bls = Bls(small_config(), codec, [target])
         answers = run_in(bls, text_tensors("ccddccddcc", 200, strategy=strategy, return_statistics=True, **more))
         assert statistics_of(answers)["output_ids"] == output[: place + 1]
         assert text_of(answers) == letters(output[:place])
-        assert answers[-1].tensors["finish_reason"].tolist() == [[reason.encode()]]
+        assert answers[-1].tensors["finish_reason"].tolist() == [reason.encode()]
         assert target.engine.num_passes <= place + 1 + 16
 
 

@@ -33,13 +33,8 @@ def strict_bls(
 ) -> tuple[Bls, dict[Mode, TableTarget]]:
     """A loop over strict targets, by the mode of the engine that each plays."""
     resolved = small_config(*STRICT, f"tensorrt_llm.speculation={speculation}", *overrides)
-    targets = {
-        mode: TableTarget(
-            strict_engine(resolved, mode, VOCAB_SIZE), streaming=resolved.profile.scheduling.decoupled, **fields
-        )
-        for mode in modes_of(resolved)
-    }
-    return Bls(resolved, codec or letter_codec(), list(targets.values()), exclude_input=True), targets
+    targets = {mode: TableTarget(strict_engine(resolved, mode, VOCAB_SIZE), **fields) for mode in modes_of(resolved)}
+    return Bls(resolved, codec or letter_codec(), list(targets.values())), targets
 
 
 def ids_of(bls: Bls, prompt: str, max_tokens: int, **fields: Any) -> list[int]:
@@ -49,7 +44,6 @@ def ids_of(bls: Bls, prompt: str, max_tokens: int, **fields: Any) -> list[int]:
     return ids
 
 
-@pytest.mark.parametrize("decoupled", [True, False])
 @pytest.mark.parametrize(
     ("speculation", "strategies"),
     [
@@ -59,8 +53,8 @@ def ids_of(bls: Bls, prompt: str, max_tokens: int, **fields: Any) -> list[int]:
         ("both", ("none", "trie", "lookahead", "auto")),
     ],
 )
-def test_every_engine_and_strategy_gives_the_tokens_of_plain_decoding(speculation, strategies, decoupled):
-    bls, targets = strict_bls(speculation, f"scheduling.decoupled={str(decoupled).lower()}")
+def test_every_engine_and_strategy_gives_the_tokens_of_plain_decoding(speculation, strategies):
+    bls, targets = strict_bls(speculation)
     for strategy in strategies:
         for prompt in PROMPTS[:3] * 2:
             assert ids_of(bls, prompt, 60, strategy=strategy) == expected_ids(prompt, 60)
@@ -231,12 +225,6 @@ def test_the_profiles_own_strategy_gives_way_to_what_the_engine_has():
     bls, _ = strict_bls("none", "drafting.strategy=trie")
 
     assert ids_of(bls, "bcd", 8) == expected_ids("bcd", 8)
-
-
-def test_streaming_is_refused_where_each_request_is_answered_once():
-    bls, _ = strict_bls("trie", "scheduling.decoupled=false")
-    with pytest.raises(RequestError, match=r"scheduling\.decoupled is false"):
-        run_in(bls, text_tensors("bcd", 5, stream=True))
 
 
 def test_an_end_token_inside_a_chain_ends_the_output():

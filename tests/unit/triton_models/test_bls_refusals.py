@@ -93,7 +93,7 @@ def test_word_lists_that_would_take_others_time_are_refused(name, words):
 def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenised(monkeypatch):
     codec = letter_codec()
     codec.token_bytes = TokenBytes(3)
-    bls = Bls(small_config(), codec, [TableTarget()], exclude_input=True)
+    bls = Bls(small_config(), codec, [TableTarget()])
     encode, encoded = codec.encode, []
     monkeypatch.setattr(codec, "encode", lambda text, *more: encoded.append(len(text)) or encode(text, *more))
 
@@ -106,7 +106,7 @@ def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenised(monkeypatch)
 
 def test_of_a_long_prediction_only_what_an_output_can_have_is_read(monkeypatch):
     codec = letter_codec()
-    bls = Bls(small_config(), codec, [TableTarget()], exclude_input=True)
+    bls = Bls(small_config(), codec, [TableTarget()])
     encode, encoded = codec.encode, []
     monkeypatch.setattr(codec, "encode", lambda text, *more, **named: encoded.append(len(text)) or encode(text, False))
     right = letters(expected_ids("ccddccddcc", 30))
@@ -120,7 +120,7 @@ def test_of_a_long_prediction_only_what_an_output_can_have_is_read(monkeypatch):
 
 def test_other_requests_go_on_while_a_long_text_is_tokenised(monkeypatch):
     codec = letter_codec()
-    bls = Bls(small_config(), codec, [TableTarget()], exclude_input=True)
+    bls = Bls(small_config(), codec, [TableTarget()])
     encode, over = codec.encode, threading.Event()
 
     def slow(text: str, *more: Any) -> Any:
@@ -152,6 +152,6 @@ def test_half_a_surrogate_pair_in_messages_gets_a_sentence():
     codec = letter_codec()
     codec.tokenizer.chat_template = "template"
     codec.tokenizer.apply_chat_template = lambda messages, **keywords: messages[0]["content"]
-    bls = Bls(small_config(), codec, [TableTarget()], exclude_input=True)
+    bls = Bls(small_config(), codec, [TableTarget()])
     with pytest.raises(RequestError, match=r"holds '\\ud800', half of a surrogate pair"):
         run_in(bls, text_tensors("b", 5, messages=json.dumps([{"role": "user", "content": "\ud800"}])))

@@ -67,7 +67,7 @@ def output_ids(bls: Bls, **sent: Any) -> list[int]:
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_option_acts_as_on_the_targets_logits(option: str, strategy: str) -> None:
     sent, means = OPTIONS[option]
-    bls = Bls(small_config(), letter_codec(), [TableTarget()], exclude_input=True)
+    bls = Bls(small_config(), letter_codec(), [TableTarget()])
     assert (expected(**means) == expected()) == (option == "nothing"), "an option without effect shows nothing"
     for _ in range(2):  # the second time with drafts from the first
         assert output_ids(bls, strategy=strategy, **sent) == expected(**means)

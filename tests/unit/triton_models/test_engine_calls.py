@@ -192,23 +192,15 @@ def test_a_request_of_several_rows_is_several_requests():
     asked = tensors(
         input_ids=[[5, 6, 7], [8, 9, 0]], input_lengths=[[3], [2]], request_output_len=[[8], [4]], end_id=[[2], [3]]
     )
-    first, second = (engine_call(row, "r").submission.request for row in rows_of(asked, decoupled=True))
+    first, second = (engine_call(row, "r").submission.request for row in rows_of(asked))
 
     assert (first.prompt_ids.tolist(), first.max_new_tokens, first.end_ids) == ([5, 6, 7], 8, {2})
     assert (second.prompt_ids.tolist(), second.max_new_tokens, second.end_ids) == ([8, 9], 4, {3})
 
 
-@pytest.mark.parametrize(
-    ("asked", "decoupled", "sentence"),
-    [
-        ({"input_ids": np.zeros((2, 3), np.int32)}, False, "has 2 rows; this model answers each request once"),
-        ({"input_ids": np.zeros((2, 3), np.int32)}, True, "input_lengths has 1 rows, other tensors have 2"),
-        ({"streaming": [[True]]}, False, "streaming is true; this model answers each request once"),
-    ],
-)
-def test_what_needs_several_responses_is_refused_where_there_is_one(asked, decoupled, sentence):
-    with pytest.raises(RequestError, match=sentence):
-        rows_of(tensors(**asked), decoupled)
+def test_tensors_that_differ_in_their_rows_are_refused():
+    with pytest.raises(RequestError, match="input_lengths has 1 rows, other tensors have 2"):
+        rows_of(tensors(input_ids=np.zeros((2, 3), np.int32)))
 
 
 def test_blocks_found_in_the_cache_are_not_new_ones():

@@ -14,17 +14,17 @@ def codec() -> TextCodec:
     return TextCodec(byte_tokenizer(512, 4096), frozenset({1}), 512)
 
 
-def texts(codec: TextCodec, tokens: list[list[list[int]]], lengths: list[list[int]]) -> list[list[bytes]]:
+def texts(codec: TextCodec, tokens: list[list[list[int]]], lengths: list[list[int]]) -> list[bytes]:
     tensors = {"TOKENS_BATCH": np.asarray(tokens, np.int32), "SEQUENCE_LENGTH": np.asarray(lengths, np.int32)}
-    found: list[list[bytes]] = postprocess(codec, tensors, skip_special_tokens=True)["OUTPUT"].tolist()
+    found: list[bytes] = postprocess(codec, tensors, skip_special_tokens=True)["OUTPUT"].tolist()
     return found
 
 
 def test_each_beam_is_decoded_up_to_its_length(codec):
     a, b = codec.encode("a").tolist() + codec.encode("b").tolist()
 
-    assert texts(codec, [[[a, b], [b, a]], [[b, b], [a, -1]]], [[2, 1], [0, 1]]) == [[b"ab", b"b"], [b"", b"a"]]
-    assert texts(codec, [[[a, b]]], [[9]]) == [[b"ab"]]
+    assert texts(codec, [[[a, b], [b, a]], [[b, b], [a, -1]]], [[2, 1], [0, 1]]) == [b"ab", b"b", b"", b"a"]
+    assert texts(codec, [[[a, b]]], [[9]]) == [b"ab"]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Triton model `tensorrt_llm` over the torch engine: tensors in, one scheduler for all requests, tensors out."""
+"""Triton model `tensorrt_llm_engine` over the torch engine: tensors in, one scheduler for all requests, tensors out."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from pipeline.triton_models.engine_calls import engine_call, rows_of
 from pipeline.triton_models.reuse_metrics import ReuseMetrics
 from pipeline.triton_models.strict import require_outputs, strict_call, strict_engine, strict_profile
 from pipeline.triton_models.tensors import Tensors, flag
-from pipeline.triton_models.triton import Client, error_response, is_decoupled, parameter, tensors_of
+from pipeline.triton_models.triton import Client, error_response, parameter, tensors_of
 
 METRICS_PERIOD_S = 1.0
 
@@ -53,7 +53,6 @@ class TritonPythonModel:
         self._strategy = drafting.strategy
         self._budget = DraftBudget(drafting.max_draft_tokens, drafting.max_draft_len)
         self._exclude_input = parameter(config, "exclude_input_in_output") == "true"
-        self._decoupled = is_decoupled(config)
         mode = parameter(config, "strict_tensorrt_llm", default="no")
         if mode != "no":
             artifact = replace(artifact, resolved=strict_profile(artifact.resolved))
@@ -95,7 +94,7 @@ class TritonPythonModel:
                 return
             if self._strict is not None:
                 require_outputs(client.outputs)
-            rows = rows_of(tensors, self._decoupled)
+            rows = rows_of(tensors)
             calls = [self._call(row, f"{key}.{index}") for index, row in enumerate(rows)]
             self._submit(key, _Request(request_id, client, set()), calls)
         except UserError as error:

@@ -1,0 +1,109 @@
+"""Requests of one Triton model, served side by side in an event loop of their own.
+
+`execute` must return before Triton hands over the next request, so a thread runs the loop. A request ends early when
+its client leaves, or when a request with its id and `stop` set arrives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import traceback
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.errors import RequestError, UserError
+from pipeline.triton_models.tensors import Tensors, flag
+from pipeline.triton_models.triton import CallResponses, Client, error_response, tensors_of
+
+# Interval at which the loop checks whether clients of running requests have left.
+CANCELLATION_CHECK_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class IncomingRequest:
+    """A request that is being served. request_id: chosen by the client, so several requests may share it."""
+
+    tensors: Tensors
+    client: Client
+    request_id: str
+
+
+Serve = Callable[[IncomingRequest], Coroutine[Any, Any, None]]
+
+
+class RequestLoop:
+    """Runs `serve` once per request. serve sends all responses, the last one included; RequestLoop answers for it when
+    it raises. kept: responses of calls to other models, see `CallResponses`. max_calls: calls that may block a thread
+    of the loop's default executor at the same time."""
+
+    def __init__(self, serve: Serve, kept: CallResponses, max_calls: int) -> None:
+        self._serve = serve
+        self._kept = kept
+        self._tasks: dict[asyncio.Task[None], IncomingRequest] = {}
+        self._watch: asyncio.Task[None] | None = None
+        self._loop = asyncio.new_event_loop()
+        self._loop.set_default_executor(ThreadPoolExecutor(max_calls, "calls"))
+        self._thread = threading.Thread(target=self._loop.run_forever, name="requests", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: Any) -> None:
+        """Start serving a request of `execute`. Its tensors are copied, as Triton reuses their memory after it."""
+        tensors = {name: value.copy() for name, value in tensors_of(request).items()}
+        self._loop.call_soon_threadsafe(self._begin, IncomingRequest(tensors, Client(request), request.request_id()))
+
+    def close(self) -> None:
+        """Stop the loop. Triton calls `finalize` after the last response, so nothing is running."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    def _begin(self, incoming: IncomingRequest) -> None:
+        task = self._loop.create_task(self._run(incoming))
+        self._tasks[task] = incoming
+        task.add_done_callback(lambda ended: self._ended(ended, incoming))
+        if self._watch is None or self._watch.done():
+            self._watch = self._loop.create_task(self._watch_clients())
+
+    def _ended(self, task: asyncio.Task[None], incoming: IncomingRequest) -> None:
+        self._tasks.pop(task, None)
+        if task.cancelled():  # before `_run` began
+            incoming.client.answer({}, last=True)
+
+    async def _run(self, incoming: IncomingRequest) -> None:
+        import triton_python_backend_utils as pb_utils
+
+        client = incoming.client
+        try:
+            if flag(incoming.tensors, "stop"):
+                self._stop(incoming)
+                client.answer({}, last=True)
+            else:
+                await self._serve(incoming)
+        except UserError as error:
+            client.send(error_response(error), last=True)
+        except asyncio.CancelledError:
+            client.answer({}, last=True)
+        except Exception as error:  # a fault of ours ends this request, not the server
+            pb_utils.Logger.log_error(f"a request failed: {traceback.format_exc()}")
+            client.send(error_response(error), last=True)
+
+    def _stop(self, asked: IncomingRequest) -> None:
+        if not asked.request_id:
+            raise RequestError("stop is true and the request has no id; send it with the id of the request to stop")
+        for task, running in list(self._tasks.items()):
+            if running is not asked and running.request_id == asked.request_id:
+                self._cancel(task)
+
+    async def _watch_clients(self) -> None:
+        """Cancel the requests of clients that have left, while there are requests."""
+        while self._tasks:
+            await asyncio.sleep(CANCELLATION_CHECK_S)
+            for task, incoming in list(self._tasks.items()):
+                if not task.done() and self._kept.is_gone(incoming.client):
+                    self._cancel(task)
+
+    def _cancel(self, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(task, None)
+        task.cancel()

@@ -1,0 +1,67 @@
+"""Requests to models that answer once, turned into requests to the decoupled models that do the work.
+
+Triton refuses `infer` for a model that may answer several times, so the names that TensorRT-LLM's clients call with
+`infer` belong to models that answer once: `tensorrt_llm_bls` (and `ensemble` over it) passes requests on to
+`lookahead_bls`, `tensorrt_llm` to `tensorrt_llm_engine`. Engine and drafts are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.engine.tensorrt_llm.instance import TARGET_MODEL
+from pipeline.errors import RequestError
+from pipeline.repository.names import FRONT_MODEL
+from pipeline.triton_models.target import REQUIRED_OUTPUTS
+from pipeline.triton_models.tensors import Array, Tensors, flag
+
+# Inputs of a request to an engine that stops the one with the same id; all shapes are those of a real request.
+_ONE = np.ones((1, 1), np.int32)
+ENGINE_STOP: Mapping[str, Array] = {
+    "input_ids": _ONE,
+    "input_lengths": _ONE,
+    "request_output_len": _ONE,
+    "stop": np.asarray([[True]]),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class WorkingModel:
+    """A decoupled model that requests are passed on to. stream: its input that asks for a stream. stop: inputs of a
+    request that stops the one with the same id. outputs: those that every answer has."""
+
+    name: str
+    stream: str
+    stop: Mapping[str, Array]
+    outputs: frozenset[str]
+
+
+WORKING_MODELS: Mapping[str, WorkingModel] = {
+    model.name: model
+    for model in (
+        WorkingModel(FRONT_MODEL, "stream", {"stop": np.asarray([[True]])}, frozenset({"text_output"})),
+        WorkingModel(TARGET_MODEL, "streaming", ENGINE_STOP, frozenset(REQUIRED_OUTPUTS)),
+    )
+}
+
+
+def passed_on(tensors: Tensors, model: WorkingModel) -> Tensors:
+    """Inputs of the request to `model` that gives the whole answer in one response.
+
+    A client that asks for a stream gets the answer of a stream in one piece, so without the prompt. Any other client
+    gets the prompt as well unless it excludes it, as from TensorRT-LLM's models. Raises RequestError for several rows,
+    which need a response each."""
+    num_rows = max((len(value) for value in tensors.values() if value.ndim), default=1)
+    if num_rows > 1:
+        raise RequestError(
+            f"the request has {num_rows} rows, and this model sends one response; send each row as a request of its "
+            f"own, or all of them to {model.name} over a stream"
+        )
+    streamed = flag(tensors, model.stream)
+    sent = {name: value for name, value in tensors.items() if name != model.stream}
+    if streamed or "exclude_input_in_output" not in sent:
+        sent["exclude_input_in_output"] = np.asarray([[streamed]])
+    return sent
