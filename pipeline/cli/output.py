@@ -95,8 +95,9 @@ def working(what: str) -> Iterator[Callable[[str], None]]:
 
     def enter(text: str) -> None:
         nonlocal stage
+        if text != stage:
+            note(text)
         stage = text
-        note(text)
         bar.update(task, description=text)
 
     def print_lines() -> None:
