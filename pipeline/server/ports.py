@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import errno
+import random
 import socket
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from ipaddress import IPv4Address
 from typing import NamedTuple
 
@@ -66,3 +67,13 @@ def _no_place(host: str, reason: str) -> ServerError:
         f"server.host is {host}, where the server cannot listen: {reason}. Set it to an IPv4 address of this machine: "
         "127.0.0.1, or 0.0.0.0 for all of them."
     )
+
+
+def free_port(host: str, ports: range) -> int:
+    """A free port of a range, for programs that do not take any number. Raises ServerError if all are taken."""
+    for port in random.sample(ports, len(ports)):
+        with socket.socket() as held, suppress(OSError):
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            held.bind((host, port))
+            return port
+    raise ServerError(f"No port in {ports.start} .. {ports.stop - 1} is free on {host}. Stop what listens there.")

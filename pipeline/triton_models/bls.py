@@ -147,9 +147,10 @@ class Bls:
         if engine.traits.limits is not None:
             budget = tree_budget(budget, engine.traits.limits)
         session = Session(request.generation, self._drafter, names, budget, engine.traits.max_seq_len)
+        prediction = None
         if self._supplied is not None and self._supplied.name in names and len(request.prediction):
-            self._supplied.predict(request.generation.request_id, request.prediction)
-        return Generation(request, session, self._codec, engine)
+            prediction = self._supplied.predict(request.generation.request_id, request.prediction)
+        return Generation(request, session, self._codec, engine, prediction)
 
     def _trie_metrics(self) -> TrieMetrics:
         failures = sum(self._drafter.failures.values())
@@ -236,18 +237,29 @@ def _statistics(generation: Generation, started: float) -> dict[str, object]:
         "strategy": generation.strategy,
         "model": generation.engine.traits.model,
         "finish_reason": generation.finish_reason and generation.finish_reason.value,
-        "prompt_ids": generation.request.generation.prompt_ids.tolist(),
-        "output_ids": generation.output_ids,
+        **_token_ids(generation),
         "num_steps": statistics.num_steps,
         "num_engine_calls": generation.num_calls,
         "num_draft_tokens": statistics.num_draft_tokens,
         "num_accepted_tokens": statistics.num_accepted_tokens,
+        "num_prediction_tokens": len(generation.request.prediction),
+        "num_accepted_prediction_tokens": generation.num_accepted_prediction_tokens,
         "acceptance_lengths": statistics.acceptance_lengths,
         "mean_acceptance_length": statistics.mean_acceptance_length,
         "draft_seconds": statistics.draft_seconds,
         "time_to_first_token_s": times[0] if times else None,
         "step_times_s": times,
         "total_s": time.perf_counter() - started,
+    }
+
+
+def _token_ids(generation: Generation) -> dict[str, object]:
+    """Prompt and output, for a client that sees text only."""
+    if generation.request.tokens_only:
+        return {}
+    return {
+        "prompt_ids": generation.request.generation.prompt_ids.tolist(),
+        "output_ids": generation.output_ids,
     }
 
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from pipeline.decoding.request import FinishReason
 from pipeline.decoding.session import GenerationStatistics, Session, StepOutcome, outcome_of_tokens
+from pipeline.decoding.sources.supplied import Supplied
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree
 from pipeline.engine.tensorrt_llm.speculation import Triple
 from pipeline.errors import BusyError, RequestError
@@ -63,13 +64,14 @@ class _DraftCounts(NamedTuple):
 
 @dataclass(slots=True)
 class Generation:
-    """State of one request. output_ids: the output so far, an end token included, and of a stop word no more than its
-    last token. step_times: when each step's tokens came."""
+    """State of one request. prediction: the client's, where drafts are made of it. output_ids: the output so far, an end
+    token included, and of a stop word no more than its last token. step_times: when each step's tokens came."""
 
     request: TextRequest
     session: Session
     codec: TextCodec
     engine: Engine
+    prediction: Supplied | None = None
     output_ids: list[int] = field(default_factory=list)
     step_times: list[float] = field(default_factory=list)
     num_calls: int = 0
@@ -97,6 +99,11 @@ class Generation:
     def num_output_tokens(self) -> int:
         """Tokens of the output without an end token, as TensorRT-LLM counts."""
         return len(self.output_ids) - (self.session.finish_reason is FinishReason.END_TOKEN and not self._text.stopped)
+
+    @property
+    def num_accepted_prediction_tokens(self) -> int:
+        """Tokens of the client's prediction that were verified and right."""
+        return 0 if self.prediction is None else self.prediction.num_accepted
 
     @property
     def statistics(self) -> GenerationStatistics:

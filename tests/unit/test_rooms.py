@@ -24,7 +24,8 @@ BEFORE: dict[str, set[str]] = {
     "server": SERVE,
     "llmapi": BUILD | {"repository", "triton_models"},
     "bench": SERVE,
-    "cli": SERVE | {"llmapi", "bench"},
+    "dynamo": SERVE,
+    "cli": SERVE | {"llmapi", "bench", "dynamo"},
 }
 
 

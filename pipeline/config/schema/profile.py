@@ -48,12 +48,24 @@ class SchedulingConfig(Frozen):
 
 
 class ServerConfig(Frozen):
-    """Where the server listens. Port 0 takes a free one."""
+    """What is started to serve, and where it listens. Port 0 takes a free one."""
 
     host: str = Field("127.0.0.1", description="IPv4 address to listen on; 0.0.0.0 for all.")
     http_port: int = Field(8000, ge=0, le=65535)
     grpc_port: int = Field(8001, ge=0, le=65535)
     metrics_port: int = Field(8002, ge=0, le=65535)
+    openai: bool = Field(
+        True, description="Start NVIDIA Dynamo's OpenAI API in front of Triton; needs the extra [dynamo]."
+    )
+    openai_port: int = Field(8080, ge=0, le=65535, description="Port of the OpenAI API.")
+    replicas: int = Field(
+        1, ge=1, le=64, description="Triton servers on this machine, with a worker each, behind one OpenAI API."
+    )
+    discovery: Literal["file", "etcd", "kubernetes"] = Field(
+        "file",
+        description="How the parts of a fleet find each other. file: a folder, for one machine or a shared disk. etcd, "
+        "kubernetes: many machines; set as Dynamo documents it (ETCD_ENDPOINTS, DYN_KUBE_DISCOVERY_MODE).",
+    )
     startup_timeout_s: float = Field(300.0, gt=0, description="How long to wait until the models are ready.")
 
 

@@ -5,7 +5,7 @@ where the output so far left off, found again after a deviation by its longest m
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -19,11 +19,16 @@ MATCH_LEN = 8
 
 
 @dataclass(slots=True)
-class _Supplied:
+class Supplied:
+    """Drafts of one request. prediction: [len] guess at the output. position: where in it the output so far ends.
+    offered: of the prediction in the current step. num_accepted: prediction tokens that were verified and right."""
+
     prompt_len: int
     prediction: IntArray
     position: int = 0
     tree: DraftTree = EMPTY_TREE
+    offered: IntArray = field(default_factory=lambda: np.empty(0, np.int32))
+    num_accepted: int = 0
 
 
 class SuppliedSource:
@@ -33,18 +38,21 @@ class SuppliedSource:
     needs_top_k = 0
 
     def __init__(self, config: SuppliedDraftConfig) -> None:
-        self._requests: dict[str, _Supplied] = {}
+        self._requests: dict[str, Supplied] = {}
 
     def start(self, request_id: str, prompt_ids: IntArray, namespace: str) -> None:
-        self._requests[request_id] = _Supplied(len(prompt_ids), np.empty(0, np.int32))
+        self._requests[request_id] = Supplied(len(prompt_ids), np.empty(0, np.int32))
 
     def supply(self, request_id: str, tree: DraftTree) -> None:
         """Offer `tree` at the next step of a started request."""
         self._requests[request_id].tree = tree
 
-    def predict(self, request_id: str, token_ids: IntArray) -> None:
-        """Take token_ids [len] as the likely output of a started request."""
-        self._requests[request_id].prediction = np.asarray(token_ids, np.int32)
+    def predict(self, request_id: str, token_ids: IntArray) -> Supplied:
+        """Take token_ids [len] as the likely output of a started request. Returns its state, which counts what is
+        accepted and outlives the request."""
+        state = self._requests[request_id]
+        state.prediction = np.asarray(token_ids, np.int32)
+        return state
 
     def propose(self, request_id: str, context: IntArray, budget: DraftBudget) -> DraftTree:
         state = self._requests[request_id]
@@ -52,11 +60,18 @@ class SuppliedSource:
             tree, state.tree = state.tree, EMPTY_TREE
             return limit_tree(tree, budget.max_nodes, budget.max_depth)
         state.position = _place_in(state.prediction, state.position, context[state.prompt_len :])
-        rest = state.prediction[state.position : state.position + min(budget.max_nodes, budget.max_depth)]
-        return chain(rest.tolist())
+        end = state.position + min(budget.max_nodes, budget.max_depth)
+        state.offered = state.prediction[state.position : end]
+        return chain(state.offered.tolist())
 
     def update(self, request_id: str, step: StepResult, nodes: IntArray) -> None:
-        """Nothing to learn: the place in the prediction follows from the context."""
+        """Count what was accepted of the prediction; its place in the output follows from the context."""
+        state = self._requests[request_id]
+        accepted = np.asarray(step.token_ids[: len(step.nodes)], np.int32)
+        length = min(len(accepted), len(state.offered))
+        differing = np.flatnonzero(accepted[:length] != state.offered[:length])
+        state.num_accepted += int(differing[0]) if len(differing) else length
+        state.offered = state.offered[:0]
 
     def stop(self, request_id: str) -> None:
         self._requests.pop(request_id, None)

@@ -103,6 +103,17 @@ def test_a_right_prediction_is_accepted():
     statistics = statistics_of(run_in(bls, asked))
 
     assert statistics["mean_acceptance_length"] > 4
+    accepted = statistics["num_accepted_prediction_tokens"]
+    assert statistics["num_steps"] + accepted == len(text) == statistics["num_prediction_tokens"]
+
+
+def test_a_wrong_prediction_is_counted_as_such():
+    asked = text_tensors("ccddccddcc", 30, strategy="trie", prediction="x" * 20, return_statistics=True)
+
+    statistics = statistics_of(run_in(make_bls(), asked))
+
+    assert statistics["num_prediction_tokens"] == 20
+    assert statistics["num_accepted_prediction_tokens"] == 0
 
 
 def test_seeded_sampling_is_the_same_with_and_without_drafts():

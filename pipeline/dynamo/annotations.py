@@ -1,0 +1,60 @@
+"""Options of a request that Dynamo's front end would drop, as annotations `key:value` that it passes on to the worker.
+
+A client sends them in `nvext.annotations`; `openai_body` writes them from the fields of an OpenAI request.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pipeline.errors import RequestError
+
+STRATEGY = "strategy"
+PREDICTION = "prediction"
+# Whose past outputs may be drafted from, and whose learned drafts the output feeds.
+NAMESPACE = "namespace"
+# Most tokens of the whole output. When a request moves to another worker, the front end sends a max_tokens smaller by
+# the tokens so far; the difference counts them.
+MAX_TOKENS = "max_tokens"
+# JSON object from token id to bias.
+LOGIT_BIAS = "logit_bias"
+# A response format: Dynamo moves no request that has one of its own to another worker.
+GUIDE_TYPE = "guide_type"
+GUIDE = "guide"
+NUM_DRAFT_TOKENS = "num_draft_tokens"
+NAMES = (STRATEGY, PREDICTION, NAMESPACE, MAX_TOKENS, LOGIT_BIAS, GUIDE_TYPE, GUIDE, NUM_DRAFT_TOKENS)
+
+
+def annotation(name: str, value: str) -> str:
+    """One option as an annotation."""
+    return f"{name}:{value}"
+
+
+def read_annotations(annotations: Sequence[str]) -> dict[str, str]:
+    """Options by name; of a name that comes twice the last one. Annotations of other names are left out."""
+    pairs = (text.partition(":") for text in annotations)
+    return {name: value for name, _, value in pairs if name in NAMES}
+
+
+def integer_option(options: Mapping[str, str], name: str) -> int | None:
+    """A whole number, or None if it was not sent. Raises RequestError if it is no number."""
+    if (value := options.get(name)) is None:
+        return None
+    try:
+        return int(value)
+    except ValueError as error:
+        raise RequestError(f"the annotation {name} is {value!r}; it must be a whole number") from error
+
+
+def logit_bias_option(options: Mapping[str, str]) -> dict[int, float]:
+    """Bias by token id. Raises RequestError if it is no JSON object from token ids to numbers."""
+    text = options.get(LOGIT_BIAS)
+    if not text:
+        return {}
+    try:
+        values: dict[str, Any] = json.loads(text)
+        return {int(token): float(bias) for token, bias in values.items()}
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise RequestError(f"logit_bias must be an object from token ids to numbers, not {text[:80]!r}") from error

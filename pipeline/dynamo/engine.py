@@ -1,0 +1,182 @@
+"""Dynamo's engine interface over a Triton server: tokens in, tokens out."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
+from typing import Any
+
+from dynamo._core import Context
+from dynamo.common.backend import EngineConfig, LLMEngine, LlmRegistration, WorkerConfig
+from dynamo.common.backend.health_check import build_health_check_payload
+from dynamo.common.backend.metrics import register_engine_registry
+from dynamo.llm.exceptions import EngineShutdown, HttpError, InvalidArgument
+
+from pipeline.dynamo.annotations import NAMESPACE as DRAFT_NAMESPACE
+from pipeline.dynamo.annotations import annotation
+from pipeline.dynamo.metrics import PREFIX, DraftMetrics
+from pipeline.dynamo.request_tensors import TokenRequest, token_request
+from pipeline.dynamo.spec import NAMESPACE, WorkerSpec
+from pipeline.dynamo.triton_stream import TokenChunk, TritonStream
+from pipeline.errors import BusyError, EngineError, RequestError, ServerError
+
+# Dynamo's block size has no meaning for our KV cache; it is the unit of its prefix routing.
+KV_BLOCK_SIZE = 16
+_READY_POLL_S = 0.1
+# A request that finds its server gone waits for so long before it moves: with one server left, it may be back.
+_GONE_PAUSE_S = 0.5
+_FINISH = {"end_token": "stop", "stop_words": "stop", "length": "length", "cancelled": "cancelled"}
+_CANCELLED: dict[str, Any] = {"token_ids": [], "index": 0, "finish_reason": "cancelled"}
+
+
+class TritonEngine(LLMEngine):
+    """One worker's engine. All methods run in one event loop."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self._spec = spec
+        self._stream: TritonStream | None = None
+        self._metrics = DraftMetrics(spec.model)
+        self._running: dict[str, asyncio.Queue[Any]] = {}
+
+    @classmethod
+    async def from_args(cls, argv: list[str] | None = None) -> tuple[TritonEngine, WorkerConfig]:
+        """argv: the spec as JSON, as its one entry."""
+        spec = WorkerSpec.model_validate_json((argv or [""])[0])
+        config = WorkerConfig(
+            namespace=NAMESPACE,
+            model_name=spec.card_dir,
+            served_model_name=spec.model,
+            discovery_backend=spec.discovery,
+        )
+        return cls(spec), config
+
+    async def start(self, worker_id: int) -> EngineConfig:
+        """Wait for Triton. Raises ServerError if it is not ready in time."""
+        del worker_id
+        spec = self._spec
+        self._stream = TritonStream(spec.triton_url)
+        deadline = time.monotonic() + spec.startup_timeout_s
+        while not await self._stream.is_ready():
+            if time.monotonic() > deadline:
+                raise ServerError(f"Triton at {spec.triton_url} was not ready after {spec.startup_timeout_s:.0f} s.")
+            await asyncio.sleep(_READY_POLL_S)
+        blocks = math.ceil(spec.max_seq_len / KV_BLOCK_SIZE)
+        return EngineConfig(
+            model=spec.card_dir,
+            served_model_name=spec.model,
+            llm=LlmRegistration(
+                context_length=spec.max_seq_len,
+                kv_cache_block_size=KV_BLOCK_SIZE,
+                total_kv_blocks=blocks * spec.max_batch_size,
+                max_num_seqs=spec.max_batch_size,
+                max_num_batched_tokens=spec.max_seq_len,
+            ),
+        )
+
+    async def generate(self, request: Any, context: Context) -> AsyncGenerator[Any, None]:
+        """Chunks of all choices as they come.
+
+        Raises what Dynamo understands: InvalidArgument (400), HttpError 503 when the server is busy, and EngineShutdown
+        when it is gone, upon which Dynamo moves the request to another worker."""
+        try:
+            wanted = token_request(request, context.id(), self._spec)
+        except RequestError as error:
+            raise InvalidArgument(str(error)) from error
+        if not wanted.num_remaining_tokens:
+            yield {"token_ids": [], "index": 0, "finish_reason": "length"}
+            return
+        chunks: asyncio.Queue[Any] = asyncio.Queue()
+        tasks = [
+            asyncio.create_task(self._choice(wanted, index, context, chunks)) for index in range(wanted.num_choices)
+        ]
+        self._running[context.id()] = chunks
+        num_sent, num_open = 0, len(tasks)
+        try:
+            while num_open:
+                item = await chunks.get()
+                if item is None or context.is_stopped():
+                    yield _CANCELLED
+                    return
+                if isinstance(item, Exception):
+                    raise await _dynamo_error(item, begun=num_sent > 0)
+                index, chunk = item
+                num_sent += len(chunk.token_ids)
+                num_open -= chunk.finish_reason is not None
+                yield self._dynamo_chunk(wanted, index, chunk, num_sent)
+        finally:
+            self._running.pop(context.id(), None)
+            for task in tasks:
+                task.cancel()
+
+    async def abort(self, context: Context) -> None:
+        """End a request whose client is gone, or that needs no more tokens."""
+        if (chunks := self._running.get(context.id())) is not None:
+            chunks.put_nowait(None)
+
+    async def cleanup(self) -> None:
+        """Close the connection. Twice does nothing."""
+        if self._stream is not None:
+            await self._stream.close()
+            self._stream = None
+
+    async def register_prometheus(self, metrics: Any) -> None:
+        register_engine_registry(metrics, self._metrics.registry, prefix_filters=[PREFIX])
+
+    async def health_check_payload(self) -> dict[str, Any] | None:
+        """One token of a request that no client's drafts see."""
+        return build_health_check_payload(
+            bos_token_id=0, extras={"annotations": [annotation(DRAFT_NAMESPACE, "health check")]}
+        )
+
+    async def _choice(self, wanted: TokenRequest, index: int, context: Context, chunks: asyncio.Queue[Any]) -> None:
+        """Put the chunks of one choice, or what went wrong, into a queue."""
+        assert self._stream is not None, "start comes before generate"
+        trace = context.trace_headers() or {}
+        try:
+            stream = self._stream.generate(wanted.choice(index), context.id(), trace)
+            async with aclosing(stream) as answers:
+                async for chunk in answers:
+                    chunks.put_nowait((index, chunk))
+        except Exception as error:
+            chunks.put_nowait(error)
+
+    def _dynamo_chunk(self, wanted: TokenRequest, index: int, chunk: TokenChunk, num_sent: int) -> dict[str, Any]:
+        made: dict[str, Any] = {"token_ids": chunk.token_ids, "index": index}
+        if chunk.finish_reason is None:
+            return made
+        made["finish_reason"] = _FINISH[chunk.finish_reason]
+        statistics = chunk.statistics or {}
+        with suppress(KeyError):
+            self._metrics.record(statistics)
+        if wanted.has_prediction and wanted.num_choices == 1:
+            # The front end counts usage by itself, but for these two.
+            num_tokens = wanted.num_resumed_tokens + num_sent
+            accepted = statistics["num_accepted_prediction_tokens"]
+            made["completion_usage"] = {
+                "prompt_tokens": wanted.num_prompt_tokens,
+                "completion_tokens": num_tokens,
+                "total_tokens": wanted.num_prompt_tokens + num_tokens,
+                "completion_tokens_details": {
+                    "accepted_prediction_tokens": accepted,
+                    "rejected_prediction_tokens": max(0, statistics["num_prediction_tokens"] - accepted),
+                },
+            }
+        if wanted.returns_statistics:
+            made["engine_data"] = {"draft_statistics": statistics}
+        return made
+
+
+async def _dynamo_error(error: Exception, begun: bool) -> Exception:
+    """What to raise for an error of the server. begun: the client has tokens already."""
+    if isinstance(error, EngineError):
+        if not begun:
+            await asyncio.sleep(_GONE_PAUSE_S)
+        return EngineShutdown(str(error))
+    if isinstance(error, BusyError):
+        return HttpError(503, str(error))
+    if isinstance(error, RequestError):
+        return InvalidArgument(str(error))
+    return error

@@ -1,0 +1,172 @@
+"""A request of Dynamo as the tensors of `lookahead_bls`.
+
+The seed and the absolute position of a token decide the noise that it is sampled with. So a request that Dynamo moves
+to another worker goes on as it would have: its prompt then holds the tokens so far, and everything that counts output
+tokens (min_tokens, penalties, a response format) counts those too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pipeline.dynamo.annotations import (
+    GUIDE,
+    GUIDE_TYPE,
+    MAX_TOKENS,
+    NAMESPACE,
+    NUM_DRAFT_TOKENS,
+    PREDICTION,
+    STRATEGY,
+    integer_option,
+    logit_bias_option,
+    read_annotations,
+)
+from pipeline.dynamo.spec import WorkerSpec
+from pipeline.errors import RequestError
+from pipeline.triton_models.tensors import Array
+
+# The OpenAI API samples at this temperature unless told otherwise.
+_DEFAULT_TEMPERATURE = 1.0
+_SEEDS = 1 << 64
+_PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRequest:
+    """One request. tensors: of its first choice. num_resumed_tokens: tokens of token_ids that are output already.
+    num_choices: outputs asked for. num_remaining_tokens: most that are still to come."""
+
+    tensors: dict[str, Array]
+    num_prompt_tokens: int
+    num_resumed_tokens: int
+    num_remaining_tokens: int
+    num_choices: int
+    has_prediction: bool
+    returns_statistics: bool
+
+    def choice(self, index: int) -> dict[str, Array]:
+        """Tensors of one choice: each has noise of its own."""
+        seed = (int(self.tensors["seed"].item()) + index) % _SEEDS
+        return self.tensors | {"seed": np.asarray([[seed]], np.uint64)}
+
+
+def token_request(request: Mapping[str, Any], context_id: str, spec: WorkerSpec) -> TokenRequest:
+    """Read a request. context_id: names it on every worker that it moves to. Raises RequestError, one sentence, if it
+    makes no sense."""
+    ids: list[int] = request["token_ids"]
+    stop, sampling = request.get("stop_conditions") or {}, request.get("sampling_options") or {}
+    options = read_annotations(request.get("annotations") or [])
+    remaining, resumed = _counts(len(ids), stop.get("max_tokens"), integer_option(options, MAX_TOKENS), spec)
+    tensors: dict[str, Array] = {
+        "text_input": _text(""),
+        "input_ids": np.asarray([ids], np.int32),
+        "max_tokens": _int(resumed + remaining),
+        "stream": np.asarray([[True]]),
+        "return_statistics": np.asarray([[True]]),
+        "seed": np.asarray([[_seed(sampling.get("seed"), context_id)]], np.uint64),
+    }
+    if resumed:
+        tensors["num_resumed_tokens"] = _int(resumed)
+    if stop.get("min_tokens"):
+        tensors["min_tokens"] = _int(stop["min_tokens"])
+    if stop.get("ignore_eos"):
+        tensors["end_id"] = _int(-1)
+    tensors |= _sampling(sampling, len(ids) - resumed, spec)
+    for name in (STRATEGY, PREDICTION):
+        if options.get(name):
+            tensors[name] = _text(options[name])
+    namespace = options.get(NAMESPACE) or (request.get("routing") or {}).get("cache_salt")
+    if namespace:
+        tensors["namespace"] = _text(namespace)
+    if (limit := integer_option(options, NUM_DRAFT_TOKENS)) is not None:
+        tensors["num_draft_tokens"] = _int(limit)
+    if bias := logit_bias_option(options):
+        tensors["logit_bias_ids"] = np.asarray([list(bias)], np.int32)
+        tensors["logit_bias_values"] = np.asarray([list(bias.values())], np.float32)
+    tensors |= _guide(options, sampling.get("guided_decoding"))
+    extra = ((request.get("extra_args") or {}).get("nvext") or {}).get("extra_fields") or []
+    return TokenRequest(
+        tensors,
+        num_prompt_tokens=len(ids) - resumed,
+        num_resumed_tokens=resumed,
+        num_remaining_tokens=remaining,
+        num_choices=sampling.get("n") or 1,
+        has_prediction=PREDICTION in tensors,
+        returns_statistics="engine_data" in extra,
+    )
+
+
+def _counts(num_tokens: int, max_tokens: int | None, of_output: int | None, spec: WorkerSpec) -> tuple[int, int]:
+    """Tokens that may still come, and those of the request that are output already."""
+    room = spec.max_seq_len - num_tokens
+    if max_tokens is None:
+        return max(1, room), 0
+    resumed = 0 if of_output is None else of_output - max_tokens
+    if not 0 <= resumed < num_tokens:
+        raise RequestError(f"the annotation max_tokens is {of_output}, the request's max_tokens {max_tokens}")
+    return max_tokens if max_tokens == 0 else max(1, min(max_tokens, room)), resumed
+
+
+def _sampling(sampling: Mapping[str, Any], num_prompt_tokens: int, spec: WorkerSpec) -> dict[str, Array]:
+    temperature = sampling.get("temperature")
+    tensors = {"temperature": _float(_DEFAULT_TEMPERATURE if temperature is None else temperature)}
+    for name in ("top_p", "min_p", *_PENALTIES):
+        if sampling.get(name) is not None:
+            tensors[name] = _float(sampling[name])
+    if (top_k := sampling.get("top_k")) is not None and top_k > 0:
+        tensors["top_k"] = _int(top_k)
+    counts = (sampling.get(name) for name in ("presence_penalty", "frequency_penalty"))
+    if spec.prompt_ignore_length and any(counts):
+        # The OpenAI API counts what was generated, not what was asked.
+        tensors["prompt_ignore_length"] = _int(num_prompt_tokens)
+    return tensors
+
+
+def _guide(options: Mapping[str, str], decoding: Mapping[str, Any] | None) -> dict[str, Array]:
+    """A response format: as an annotation, or as Dynamo spells it."""
+    if GUIDE_TYPE in options:
+        kind, guide = options[GUIDE_TYPE], options.get(GUIDE, "")
+    elif decoding:
+        kind, guide = _dynamo_guide(decoding)
+    else:
+        return {}
+    tensors = {"guided_decoding_guide_type": _text(kind)}
+    return tensors | ({"guided_decoding_guide": _text(guide)} if guide else {})
+
+
+def _dynamo_guide(decoding: Mapping[str, Any]) -> tuple[str, str]:
+    if (schema := decoding.get("json")) is not None:
+        return "json_schema", schema if isinstance(schema, str) else json.dumps(schema)
+    if (pattern := decoding.get("regex")) is not None:
+        return "regex", pattern
+    if (choices := decoding.get("choice")) is not None:
+        return "regex", "|".join(f"(?:{re.escape(choice)})" for choice in choices)
+    if (grammar := decoding.get("grammar")) is not None:
+        return "ebnf_grammar", grammar
+    raise RequestError(f"guided_decoding has no json, regex, choice or grammar but {', '.join(sorted(decoding))}")
+
+
+def _seed(seed: int | None, context_id: str) -> int:
+    """The client's, or one of the request's own that every worker finds again."""
+    if seed is not None:
+        return seed % _SEEDS
+    return int.from_bytes(hashlib.sha256(context_id.encode()).digest()[:8], "big")
+
+
+def _text(value: str) -> Array:
+    return np.asarray([[value.encode()]], np.object_)
+
+
+def _int(value: int) -> Array:
+    return np.asarray([[value]], np.int32)
+
+
+def _float(value: float) -> Array:
+    return np.asarray([[value]], np.float32)
