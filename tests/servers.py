@@ -8,7 +8,8 @@ import psutil
 
 from pipeline.server.guard import MARK, shm_files
 
-FREE_PORTS = tuple(f"server.{name}_port=0" for name in ("http", "grpc", "metrics"))
+# Triton alone, on free ports.
+FREE_PORTS = (*(f"server.{name}_port=0" for name in ("http", "grpc", "metrics", "openai")), "server.openai=false")
 
 
 def processes_of(server_id: str) -> list[psutil.Process]:

@@ -27,7 +27,7 @@ def examine_machine() -> list[Finding]:
 
     where = places()
     machine = [_python(), *_packages(), _compiler(), *_hardware(), *_room(where), *_server(where)]
-    return [*machine, *examine_tensorrt_llm(), _hub()]
+    return [*machine, _dynamo(), *examine_tensorrt_llm(), _hub()]
 
 
 def _python() -> Finding:
@@ -118,6 +118,14 @@ def _server(where: Places) -> Iterator[Finding]:
         yield Finding("tritonserver", "ok", f"{installation.executable} ({installation.origin})")
         names = sorted(path.name for path in backends_dir(installation.executable).glob("*") if path.is_dir())
         yield Finding("Triton backends", "ok" if "python" in names else "fail", ", ".join(names) or "none", "")
+
+
+def _dynamo() -> Finding:
+    from pipeline.dynamo.services import INSTALL, has_dynamo
+
+    if has_dynamo():
+        return Finding("OpenAI API", "ok", f"NVIDIA Dynamo {version_of('ai-dynamo')}")
+    return Finding("OpenAI API", "note", "NVIDIA Dynamo is not installed; Triton serves alone", f"Run `{INSTALL}`.")
 
 
 def _hub() -> Finding:

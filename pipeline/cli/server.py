@@ -16,7 +16,7 @@ from pipeline.errors import ServerError
 
 if TYPE_CHECKING:
     from pipeline.config.schema import ResolvedConfig
-    from pipeline.server.server import RunningServer
+    from pipeline.dynamo.fleet import Fleet
     from pipeline.server.state import ServerState
 
 
@@ -73,7 +73,9 @@ def serve(
     """Start the server and wait until it is ready; build the engine and the repository first if needed."""
     resolved = resolve(model, profile, overrides)
     from pipeline.config.places import places
-    from pipeline.server.road import check_start, launch, prepare, run_dir, start_commands
+    from pipeline.dynamo.fleet import check_fleet, openai_url, start_fleet, without_openai
+    from pipeline.dynamo.services import INSTALL, has_dynamo
+    from pipeline.server.road import check_start, prepare, run_dir, start_commands
     from pipeline.server.state import require_none
 
     where = places()
@@ -87,18 +89,22 @@ def serve(
         return
     signal.signal(signal.SIGTERM, leave)
     require_none(run_dir(where))
+    if resolved.profile.server.openai and not has_dynamo():
+        output.note(f"no OpenAI API, Triton alone: NVIDIA Dynamo is not installed. Install it with `{INSTALL}`.")
+        resolved = without_openai(resolved)
     check_start(resolved, where)
+    check_fleet(resolved)
     with output.working("preparing the server") as note:
         served = prepare(resolved, where, note=note)
         note("starting the server")
-        running = launch(served, where, run_dir(where), detach=background, verbose=verbose_log, note=note)
+        fleet = start_fleet(served, where, run_dir(where), detach=background, verbose=verbose_log, note=note)
     try:
-        _announce(running.state)
+        _announce(fleet.state, openai_url(run_dir(where)))
         if not background:
-            _wait(running)
+            _wait(fleet)
     finally:
         if not background:
-            running.stop()
+            fleet.stop()
 
 
 def stop(
@@ -107,10 +113,10 @@ def stop(
 ) -> None:
     """Stop the server and everything that belongs to it."""
     from pipeline.config.places import places
+    from pipeline.dynamo.fleet import stop_fleet
     from pipeline.server.road import run_dir
-    from pipeline.server.server import stop_server
 
-    stopped = stop_server(run_dir(places()), drain)
+    stopped = stop_fleet(run_dir(places()), drain)
     if as_json:
         output.print_json({"stopped": stopped is not None})
     else:
@@ -120,9 +126,11 @@ def stop(
 def status(as_json: Json = False) -> None:
     """Say what is being served, and what it has done so far. Exit code 2 if nothing is running."""
     from pipeline.config.places import places
+    from pipeline.dynamo.fleet import find_replicas, openai_url
     from pipeline.server.figures import read_figures
     from pipeline.server.log import LOG, crash_log, kept_log
     from pipeline.server.road import run_dir
+    from pipeline.server.service import find_services
     from pipeline.server.state import find_server, is_ready
 
     folder = run_dir(places())
@@ -138,17 +146,27 @@ def status(as_json: Json = False) -> None:
     ready = is_ready(state)
     log = kept_log(folder)
     figures = read_figures(state.metrics_url) if ready else {}
+    url, services, replicas = openai_url(folder), find_services(folder), find_replicas(folder)[1:]
     if as_json:
-        found = {"ready": ready, "crash_log": None if log is None else str(log)}
+        found = {
+            "ready": ready,
+            "crash_log": None if log is None else str(log),
+            "openai_url": url,
+            "services": [service.model_dump(mode="json") for service in services],
+            "replicas": [replica.model_dump(mode="json") for replica in replicas],
+        }
         output.print_json({"running": True, **found, **state.model_dump(mode="json"), "figures": figures})
         return
     rows = [
         ("model", f"{state.model} ({state.profile})"),
         ("ready", "yes" if ready else "no"),
         ("up", f"{time.time() - state.started:.0f} s"),
+        *([] if url is None else [("OpenAI API", url)]),
         ("gRPC", state.grpc_url),
         ("HTTP", state.http_url),
         ("metrics", state.metrics_url),
+        *((f"replica {number}", replica.grpc_url) for number, replica in enumerate(replicas, 2)),
+        *((service.name, " ".join(f"{what} {port}" for what, port in service.ports.items())) for service in services),
         ("repository", state.repository),
         ("log", str(folder / LOG)),
         *([] if log is None else [("log of a crash", str(log))]),
@@ -170,6 +188,7 @@ def switch(
     The engine is built while the old one serves. Then running requests finish, and new ones are refused until the new
     server is ready. It runs in the background."""
     from pipeline.config.places import places
+    from pipeline.dynamo.fleet import openai_url
     from pipeline.server.road import prepare, run_dir
     from pipeline.server.switch import require_other, resolve_other, running_served, switch_server
 
@@ -190,7 +209,7 @@ def switch(
     if as_json:
         output.print_json({"model": state.model, "profile": state.profile, "seconds": round(seconds, 3)})
     else:
-        _announce(state)
+        _announce(state, openai_url(folder))
         output.note(f"switched in {seconds:.1f} s")
 
 
@@ -214,21 +233,24 @@ def leave(number: int, frame: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def _announce(state: ServerState) -> None:
+def _announce(state: ServerState, url: str | None) -> None:
     body = json.dumps({"text_input": "Once upon a time", "max_tokens": 32, "stream": True})
     output.say(f"ready: {state.model} ({state.profile})")
+    if url is not None:
+        output.say(f"  OpenAI   {url}")
     output.say(f"  gRPC     {state.grpc_url}\n  HTTP     {state.http_url}\n  metrics  {state.metrics_url}")
     output.say(f"  curl -sN {state.http_url}/v2/models/lookahead_bls/generate_stream -d '{body}'")
 
 
-def _wait(running: RunningServer) -> None:
-    """Until Ctrl-C, `lookahead stop`, or the server's end. Raises ServerError if it ended by itself."""
+def _wait(fleet: Fleet) -> None:
+    """Return upon Ctrl-C or `lookahead stop`. Raises ServerError if a process of the server ended by itself."""
     output.note("Ctrl-C stops it")
-    code = running.wait()
+    ended = fleet.wait()
+    code = ended.poll()
     if code != 0:
         from pipeline.files import log_tail
 
         raise ServerError(
-            f"The server ended by itself (exit code {code}). End of {running.log_path}, which the next start keeps as "
-            f"{running.log_path.name}.1:\n{log_tail(running.log_path)}"
+            f"{ended.name} ended by itself (exit code {code}). End of {ended.log_path}, which the next start keeps as "
+            f"{ended.log_path.name}.1:\n{log_tail(ended.log_path)}"
         )

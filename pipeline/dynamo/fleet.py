@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipeline.config.places import CODE, Places
+from pipeline.config.schema import ResolvedConfig, ServerConfig
 from pipeline.dynamo.card import write_card
 from pipeline.dynamo.services import DISCOVERY, FRONT_END, front_end_service, require_dynamo, worker_service
 from pipeline.engine.builder import Note
@@ -25,7 +26,7 @@ from pipeline.server.service import (
     stop_service,
     wait_until_ready,
 )
-from pipeline.server.state import ServerState, find_server
+from pipeline.server.state import ServerState, find_server, reachable
 
 _POLL_S = 0.2
 
@@ -72,7 +73,7 @@ def start_fleet(
     if not server.openai:
         return Fleet([launch(served, places, run_dir, detach=detach, verbose=verbose, note=note)], [])
     require_dynamo()
-    port = bind_ports(server.host, {"openai_port": server.openai_port})["openai_port"]
+    port = _openai_port(server)
     fleet = Fleet([], [])
     with ExitStack() as stack:
         stack.callback(fleet.stop)
@@ -93,6 +94,30 @@ def start_fleet(
     return fleet
 
 
+def check_fleet(resolved: ResolvedConfig) -> None:
+    """Raises ServerError for what would prevent a start; asked before an engine is built."""
+    server = resolved.profile.server
+    if server.openai:
+        require_dynamo()
+        _openai_port(server)
+
+
+def without_openai(resolved: ResolvedConfig) -> ResolvedConfig:
+    """The same config with Triton alone."""
+    return with_server(resolved, openai=False)
+
+
+def with_server(resolved: ResolvedConfig, **settings: object) -> ResolvedConfig:
+    """A config with other settings in its server section."""
+    profile = resolved.profile
+    profile = profile.model_copy(update={"server": profile.server.model_copy(update=settings)})
+    return resolved.model_copy(update={"profile": profile})
+
+
+def _openai_port(server: ServerConfig) -> int:
+    return bind_ports(server.host, {"openai_port": server.openai_port})["openai_port"]
+
+
 def replica_dir(run_dir: Path, number: int) -> Path:
     """Run folder of a Triton server. number: from 1 on; the first has the run folder itself."""
     return run_dir if number == 1 else run_dir / f"replica-{number}"
@@ -104,10 +129,10 @@ def find_replicas(run_dir: Path) -> list[ServerState]:
     return [state for folder in folders if (state := find_server(folder)) is not None]
 
 
-def openai_url(run_dir: Path, host: str) -> str | None:
-    """Base URL of the running OpenAI API; None if there is none. host: where its server listens."""
+def openai_url(run_dir: Path) -> str | None:
+    """Base URL of the OpenAI API that runs from a run folder; None if there is none."""
     state = find_service(run_dir / SERVICES / FRONT_END)
-    return None if state is None else f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{state.ports['http']}/v1"
+    return None if state is None else f"http://{reachable(state.host)}:{state.ports['http']}/v1"
 
 
 def stop_fleet(run_dir: Path, drain: bool = False) -> ServerState | None:
@@ -128,7 +153,4 @@ def _start(fleet: Fleet, service: Service, run_dir: Path, detach: bool) -> Runni
 
 
 def _on_free_ports(served: Served) -> Served:
-    profile = served.resolved.profile
-    free = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
-    profile = profile.model_copy(update={"server": profile.server.model_copy(update=free)})
-    return replace(served, resolved=served.resolved.model_copy(update={"profile": profile}))
+    return replace(served, resolved=with_server(served.resolved, http_port=0, grpc_port=0, metrics_port=0))

@@ -16,7 +16,7 @@ from pipeline.dynamo.spec import NAMESPACE, WorkerSpec
 from pipeline.errors import ServerError
 from pipeline.server.ports import free_port
 from pipeline.server.service import Service, answers
-from pipeline.server.state import ServerState
+from pipeline.server.state import ServerState, reachable
 
 FRONT_END, WORKER = "front-end", "worker"
 DISCOVERY = "discovery"
@@ -70,7 +70,7 @@ def worker_service(number: int, resolved: ResolvedConfig, state: ServerState, ca
         environment,
         ports,
         lambda: answers(url),
-        _STARTUP_S + profile.server.startup_timeout_s,
+        startup_timeout_s=_STARTUP_S + profile.server.startup_timeout_s,
     )
 
 
@@ -83,9 +83,8 @@ def front_end_service(resolved: ResolvedConfig, run_dir: Path, host: str, port: 
         *("--namespace", NAMESPACE),
         *("--migration-limit", str(_MIGRATION_LIMIT)),
     ]
-    url = f"http://{_LOOPBACK if host == '0.0.0.0' else host}:{port}/v1/models"
-    model = resolved.model.name
-    return Service(FRONT_END, argv, environment, {"http": port}, lambda: lists_model(url, model), _STARTUP_S)
+    url, model = f"http://{reachable(host)}:{port}/v1/models", resolved.model.name
+    return Service(FRONT_END, argv, environment, {"http": port}, lambda: lists_model(url, model), host, _STARTUP_S)
 
 
 def lists_model(url: str, model: str) -> bool:

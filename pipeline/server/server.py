@@ -51,6 +51,10 @@ class RunningServer:
         self._guard = guard
 
     @property
+    def name(self) -> str:
+        return "The server"
+
+    @property
     def log_path(self) -> Path:
         return self.run_dir / LOG
 

@@ -35,15 +35,16 @@ _POLL_S = 0.05
 class Service:
     """A process to run beside the server.
 
-    name: of its folder, unique in a run folder. argv, environment: what to run, all of the environment. ports: where it
-    listens, by what for ("http", "metrics"). is_ready: whether it can serve; asked often until it says so.
-    startup_timeout_s: how long that may take."""
+    name: of its folder, unique in a run folder. argv, environment: what to run, all of the environment. host, ports:
+    where it listens, ports by what they are for ("http", "metrics"). is_ready: whether it can serve; called until it
+    returns true. startup_timeout_s: how long that may take."""
 
     name: str
     argv: Sequence[str]
     environment: Mapping[str, str]
     ports: Mapping[str, int]
     is_ready: Callable[[], bool]
+    host: str = "127.0.0.1"
     startup_timeout_s: float = 60.0
 
 
@@ -53,6 +54,7 @@ class ServiceState(Frozen):
     name: str
     server_id: str = Field(description="Marks its processes.")
     guard_pid: int
+    host: str
     ports: dict[str, int] = Field(description="Ports by what they are for.")
     started: float = Field(description="Seconds since the epoch.")
 
@@ -107,6 +109,7 @@ def start_service(service: Service, run_dir: Path, home: Path, *, detach: bool =
         name=service.name,
         server_id=server_id,
         guard_pid=guard.pid,
+        host=service.host,
         ports=dict(service.ports),
         started=time.time(),
     )

@@ -47,7 +47,12 @@ class ServerState(Frozen):
 
     @property
     def _reachable(self) -> str:
-        return "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host
+        return reachable(self.host)
+
+
+def reachable(host: str) -> str:
+    """The address at which a server is asked that listens at host."""
+    return "127.0.0.1" if host in ("0.0.0.0", "::") else host
 
 
 def require_none(run_dir: Path) -> None:

@@ -64,8 +64,8 @@ class _DraftCounts(NamedTuple):
 
 @dataclass(slots=True)
 class Generation:
-    """State of one request. prediction: the client's, where drafts are made of it. output_ids: the output so far, an end
-    token included, and of a stop word no more than its last token. step_times: when each step's tokens came."""
+    """State of one request. prediction: the client's, where drafts are made of it. output_ids: the output so far, an
+    end token included, and of a stop word no more than its last token. step_times: when each step's tokens came."""
 
     request: TextRequest
     session: Session

@@ -34,7 +34,7 @@ def service(name: str = "door", code: str = HTTP, timeout_s: float = 20.0) -> Se
         {"PATH": "/usr/bin:/bin"},
         {"http": port},
         lambda: answers(f"http://127.0.0.1:{port}/"),
-        timeout_s,
+        startup_timeout_s=timeout_s,
     )
 
 

@@ -1,0 +1,141 @@
+"""Fields of an OpenAI request that Dynamo's front end drops or refuses, rewritten into annotations that reach the worker.
+
+prediction, logit_bias                     dropped by the front end
+strategy, num_draft_tokens                 ours, refused by it as unknown
+draft_statistics                           ours: the figures of the request's drafts come back in `nvext.engine_data`
+response_format, guided_*                  taken by it, but such a request does not move when its worker dies
+max_tokens, max_completion_tokens          repeated, so that a worker can count the tokens of a request that moved
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pipeline.dynamo.annotations import (
+    GUIDE,
+    GUIDE_TYPE,
+    LOGIT_BIAS,
+    MAX_TOKENS,
+    NUM_DRAFT_TOKENS,
+    PREDICTION,
+    STRATEGY,
+    annotation,
+)
+from pipeline.errors import RequestError
+
+Endpoint = Literal["chat", "completions"]
+# Without a limit an output fills the engine, as the worker cuts it; the API of completions has 16.
+_MAX_TOKENS: Mapping[Endpoint, int] = {"chat": 1 << 20, "completions": 16}
+# Set by this module alone: a client that could would make a worker count wrong.
+_OURS = (f"{MAX_TOKENS}:", f"{GUIDE_TYPE}:", f"{GUIDE}:")
+_GUIDES = {"guided_regex": "regex", "guided_grammar": "ebnf_grammar"}
+
+
+def for_front_end(body: Mapping[str, Any], endpoint: Endpoint) -> dict[str, Any]:
+    """The request as the front end gets it. Raises RequestError, one sentence, for a field of a wrong type."""
+    sent = dict(body)
+    options: dict[str, str] = {}
+    options |= _text_option(sent, STRATEGY)
+    options |= _prediction(sent)
+    options |= _logit_bias(sent)
+    options |= _guide(sent)
+    if (limit := sent.pop(NUM_DRAFT_TOKENS, None)) is not None:
+        options[NUM_DRAFT_TOKENS] = str(_whole_number(limit, NUM_DRAFT_TOKENS))
+    options[MAX_TOKENS] = str(_max_tokens(sent, endpoint))
+    extension = sent.get("nvext") or {}
+    if not isinstance(extension, Mapping):
+        raise RequestError("nvext must be an object")
+    annotations = _texts(extension, "annotations")
+    kept = [text for text in annotations if not text.startswith(_OURS)]
+    made = {**extension, "annotations": kept + [annotation(name, value) for name, value in options.items()]}
+    if sent.pop("draft_statistics", False):
+        made["extra_fields"] = sorted({*_texts(extension, "extra_fields"), "engine_data"})
+    sent["nvext"] = made
+    return sent
+
+
+def _text_option(sent: dict[str, Any], name: str) -> dict[str, str]:
+    value = sent.pop(name, None)
+    if value is None:
+        return {}
+    if not isinstance(value, str):
+        raise RequestError(f"{name} must be a text")
+    return {name: value}
+
+
+def _prediction(sent: dict[str, Any]) -> dict[str, str]:
+    """{"type": "content", "content": text or [{"type": "text", "text": text}, ...]}"""
+    value = sent.pop("prediction", None)
+    if value is None:
+        return {}
+    content = value.get("content") if isinstance(value, Mapping) else value
+    if isinstance(content, list):
+        parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
+        content = "".join(part for part in parts if isinstance(part, str)) if None not in parts else None
+    if not isinstance(content, str):
+        raise RequestError('prediction must be {"type": "content", "content": "..."}')
+    return {PREDICTION: content} if content else {}
+
+
+def _logit_bias(sent: dict[str, Any]) -> dict[str, str]:
+    value = sent.pop("logit_bias", None)
+    if value is not None and not isinstance(value, Mapping):
+        raise RequestError("logit_bias must be an object from token ids to numbers")
+    return {LOGIT_BIAS: json.dumps(value)} if value else {}
+
+
+def _guide(sent: dict[str, Any]) -> dict[str, str]:
+    """A response format as a type and a guide of TensorRT-LLM."""
+    found = [_response_format(sent.pop("response_format", None))]
+    found += [_guided(sent, name, kind) for name, kind in _GUIDES.items()]
+    if (schema := sent.pop("guided_json", None)) is not None:
+        found.append(("json_schema", schema if isinstance(schema, str) else json.dumps(schema)))
+    guides = [guide for guide in found if guide is not None]
+    if len(guides) > 1:
+        raise RequestError("response_format and guided_* exclude each other; send one of them")
+    return {GUIDE_TYPE: guides[0][0], GUIDE: guides[0][1]} if guides else {}
+
+
+def _guided(sent: dict[str, Any], name: str, kind: str) -> tuple[str, str] | None:
+    value = _text_option(sent, name)
+    return (kind, value[name]) if value else None
+
+
+def _response_format(value: object) -> tuple[str, str] | None:
+    if value is None:
+        return None
+    kind = value.get("type") if isinstance(value, Mapping) else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return "json", ""
+    if kind == "json_schema" and isinstance(value, Mapping):
+        schema = value.get("json_schema")
+        if isinstance(schema, Mapping) and isinstance(schema.get("schema"), Mapping):
+            return "json_schema", json.dumps(schema["schema"])
+        raise RequestError('response_format.json_schema must be {"name": "...", "schema": {...}}')
+    raise RequestError(f"response_format has type {kind!r}; it must be text, json_object or json_schema")
+
+
+def _max_tokens(sent: dict[str, Any], endpoint: Endpoint) -> int:
+    """The limit of the output, which the request then names in any case."""
+    name = "max_completion_tokens" if sent.get("max_completion_tokens") is not None else "max_tokens"
+    value = sent.get(name)
+    if value is None:
+        value = sent[name] = _MAX_TOKENS[endpoint]
+    return _whole_number(value, name)
+
+
+def _whole_number(value: object, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise RequestError(f"{name} must be a whole number")
+    return value
+
+
+def _texts(extension: Mapping[str, Any], name: str) -> list[str]:
+    value = extension.get(name) or []
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise RequestError(f"nvext.{name} must be a list of texts")
+    return value

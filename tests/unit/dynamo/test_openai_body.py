@@ -1,0 +1,99 @@
+"""OpenAI requests as Dynamo's front end gets them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from pipeline.dynamo.annotations import read_annotations
+from pipeline.dynamo.openai_body import for_front_end
+from pipeline.errors import RequestError
+
+BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "a"}], "max_tokens": 5}
+
+
+def options(**more: Any) -> dict[str, str]:
+    return read_annotations(for_front_end(BODY | more, "chat")["nvext"]["annotations"])
+
+
+def test_what_the_front_end_knows_stays_as_it_is():
+    sent = for_front_end(BODY | {"seed": 3, "stream": True}, "chat")
+
+    assert {name: value for name, value in sent.items() if name != "nvext"} == BODY | {"seed": 3, "stream": True}
+    assert sent["nvext"] == {"annotations": ["max_tokens:5"]}
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("strategy", "trie", {"strategy": "trie"}),
+        ("num_draft_tokens", 4, {"num_draft_tokens": "4"}),
+        ("prediction", {"type": "content", "content": "x: y"}, {"prediction": "x: y"}),
+        (
+            "prediction",
+            {"type": "content", "content": [{"type": "text", "text": "x"}, {"type": "text", "text": "y"}]},
+            {"prediction": "xy"},
+        ),
+        ("prediction", {"type": "content", "content": ""}, {}),
+        ("logit_bias", {"5": -100}, {"logit_bias": '{"5": -100}'}),
+        ("logit_bias", {}, {}),
+        ("response_format", {"type": "text"}, {}),
+        ("response_format", {"type": "json_object"}, {"guide_type": "json", "guide": ""}),
+        (
+            "response_format",
+            {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}},
+            {"guide_type": "json_schema", "guide": json.dumps({"type": "object"})},
+        ),
+        ("guided_regex", "a+", {"guide_type": "regex", "guide": "a+"}),
+        ("guided_json", {"type": "null"}, {"guide_type": "json_schema", "guide": '{"type": "null"}'}),
+    ],
+)
+def test_fields_that_would_be_lost_become_annotations(field, value, expected):
+    assert options(**{field: value}) == {"max_tokens": "5"} | expected
+    assert field not in for_front_end(BODY | {field: value}, "chat")
+
+
+def test_the_limit_is_always_named_so_that_a_worker_can_count_what_moved():
+    body = {name: value for name, value in BODY.items() if name != "max_tokens"}
+
+    assert for_front_end(body | {"max_completion_tokens": 7}, "chat")["nvext"]["annotations"] == ["max_tokens:7"]
+    chat, completion = for_front_end(body, "chat"), for_front_end(body, "completions")
+    assert chat["nvext"]["annotations"] == [f"max_tokens:{chat['max_tokens']}"]
+    assert completion["max_tokens"] == 16
+
+
+def test_a_client_cannot_set_what_the_worker_counts_by():
+    sent = for_front_end(BODY | {"nvext": {"annotations": ["max_tokens:99", "guide:x", "strategy:trie"]}}, "chat")
+
+    assert sent["nvext"]["annotations"] == ["strategy:trie", "max_tokens:5"]
+
+
+def test_statistics_are_asked_for_as_dynamo_returns_them():
+    sent = for_front_end(BODY | {"draft_statistics": True, "nvext": {"extra_fields": ["timing"]}}, "chat")
+
+    assert sent["nvext"]["extra_fields"] == ["engine_data", "timing"]
+    assert "draft_statistics" not in sent
+    assert "extra_fields" not in for_front_end(BODY, "chat")["nvext"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"strategy": 3}, "strategy must be a text"),
+        ({"num_draft_tokens": "a"}, "num_draft_tokens must be a whole number"),
+        ({"max_tokens": True}, "max_tokens must be a whole number"),
+        ({"prediction": {"content": 3}}, "prediction must be"),
+        ({"prediction": {"content": [{"type": "image"}]}}, "prediction must be"),
+        ({"logit_bias": [1]}, "logit_bias must be an object"),
+        ({"response_format": "json"}, "response_format has type None"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema must be"),
+        ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "exclude each other"),
+        ({"nvext": 3}, "nvext must be an object"),
+        ({"nvext": {"annotations": "a"}}, "nvext.annotations must be a list"),
+    ],
+)
+def test_a_field_of_a_wrong_type_is_named(wrong, sentence):
+    with pytest.raises(RequestError, match=sentence):
+        options(**wrong)

@@ -1,0 +1,173 @@
+"""Requests of Dynamo as tensors of `lookahead_bls`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from pipeline.dynamo.annotations import annotation
+from pipeline.dynamo.request_tensors import TokenRequest, token_request
+from pipeline.dynamo.spec import WorkerSpec
+from pipeline.errors import RequestError
+
+SPEC = WorkerSpec(
+    triton_url="127.0.0.1:1",
+    model="m",
+    card_dir="/card",
+    max_seq_len=100,
+    max_batch_size=4,
+    prompt_ignore_length=True,
+)
+
+
+def request(
+    ids: list[int] | None = None,
+    stop: dict[str, Any] | None = None,
+    sampling: dict[str, Any] | None = None,
+    *annotations: str,
+    **more: Any,
+) -> dict[str, Any]:
+    return {
+        "token_ids": ids or [5, 6, 7],
+        "stop_conditions": {"max_tokens": 10, **(stop or {})},
+        "sampling_options": sampling or {},
+        "annotations": list(annotations),
+        **more,
+    }
+
+
+def read(asked: dict[str, Any], context: str = "one", spec: WorkerSpec = SPEC) -> TokenRequest:
+    return token_request(asked, context, spec)
+
+
+def values(wanted: TokenRequest) -> dict[str, Any]:
+    return {name: value.reshape(-1).tolist() for name, value in wanted.tensors.items()}
+
+
+def test_a_plain_request_is_sampled_as_the_openai_api_says():
+    wanted = read(request())
+
+    sent = values(wanted)
+    assert sent["input_ids"] == [5, 6, 7]
+    assert sent["text_input"] == [b""]
+    assert sent["temperature"] == [1.0]
+    assert sent["max_tokens"] == [10]
+    assert sent["stream"] == [True]
+    assert not {"num_resumed_tokens", "min_tokens", "end_id", "top_p", "top_k", "strategy"} & sent.keys()
+    assert (wanted.num_prompt_tokens, wanted.num_remaining_tokens, wanted.num_choices) == (3, 10, 1)
+
+
+def test_options_get_their_tensors():
+    sampling = {"temperature": 0.5, "top_p": 0.75, "top_k": 4, "min_p": 0.25, "repetition_penalty": 1.5, "seed": 9}
+    sent = values(read(request(None, {"min_tokens": 2, "ignore_eos": True}, sampling)))
+
+    assert {name: sent[name] for name in sampling} == {name: [value] for name, value in sampling.items()}
+    assert (sent["min_tokens"], sent["end_id"]) == ([2], [-1])
+
+
+def test_top_k_that_is_off_is_left_out():
+    assert "top_k" not in values(read(request(None, None, {"top_k": -1})))
+
+
+def test_a_seed_is_of_the_request_and_the_same_on_every_worker():
+    seeds = [values(read(request(), context))["seed"] for context in ("one", "one", "two")]
+
+    assert seeds[0] == seeds[1] != seeds[2]
+    assert values(read(request(None, None, {"seed": -1})))["seed"] == [2**64 - 1]
+
+
+def test_choices_have_noise_of_their_own():
+    wanted = read(request(None, None, {"n": 3, "seed": 2**64 - 1}))
+
+    assert [wanted.choice(index)["seed"].item() for index in range(wanted.num_choices)] == [2**64 - 1, 0, 1]
+
+
+def test_without_max_tokens_the_output_may_fill_the_engine():
+    assert read(request(None, {"max_tokens": None})).num_remaining_tokens == 97
+    assert read(request(None, {"max_tokens": 5000})).num_remaining_tokens == 97
+
+
+def test_a_request_that_moved_counts_its_tokens_as_output():
+    moved = read(request([5, 6, 7, 8, 9], {"max_tokens": 8, "min_tokens": 4}, None, annotation("max_tokens", "10")))
+
+    sent = values(moved)
+    assert (sent["num_resumed_tokens"], sent["max_tokens"], sent["min_tokens"]) == ([2], [10], [4])
+    assert (moved.num_prompt_tokens, moved.num_resumed_tokens, moved.num_remaining_tokens) == (3, 2, 8)
+
+
+def test_a_request_that_moved_with_all_its_tokens_has_none_to_come():
+    assert read(request([5, 6, 7, 8], {"max_tokens": 0}, None, "max_tokens:1")).num_remaining_tokens == 0
+
+
+@pytest.mark.parametrize("of_output", ["3", "14", "x"])
+def test_counts_that_cannot_be_are_refused(of_output):
+    with pytest.raises(RequestError, match="max_tokens is"):
+        read(request(None, {"max_tokens": 10}, None, f"max_tokens:{of_output}"))
+
+
+@pytest.mark.parametrize(("supported", "expected"), [(True, [3]), (False, None)])
+def test_penalties_leave_the_prompt_out_where_the_engine_can(supported, expected):
+    spec = SPEC.model_copy(update={"prompt_ignore_length": supported})
+
+    sent = values(read(request(None, None, {"frequency_penalty": 0.5}), spec=spec))
+
+    assert sent.get("prompt_ignore_length") == expected
+    assert "prompt_ignore_length" not in values(read(request(None, None, {"frequency_penalty": 0.0}), spec=spec))
+
+
+def test_annotations_become_tensors():
+    sent = values(
+        read(
+            request(
+                None,
+                None,
+                None,
+                "strategy:trie",
+                "prediction:a: b",
+                "namespace:n",
+                'logit_bias:{"5": 1.5, "7": -100}',
+                "num_draft_tokens:4",
+                "token_ids",
+            )
+        )
+    )
+
+    assert (sent["strategy"], sent["prediction"], sent["namespace"]) == ([b"trie"], [b"a: b"], [b"n"])
+    assert (sent["logit_bias_ids"], sent["logit_bias_values"]) == ([5, 7], [1.5, -100.0])
+    assert sent["num_draft_tokens"] == [4]
+
+
+def test_a_cache_salt_keeps_drafts_apart():
+    assert values(read(request(routing={"cache_salt": "s"})))["namespace"] == [b"s"]
+
+
+@pytest.mark.parametrize("text", ["[1]", "{", '{"a": 1}', '{"1": "b"}', "7"])
+def test_a_logit_bias_that_is_none_is_refused(text):
+    with pytest.raises(RequestError, match="logit_bias must be an object"):
+        read(request(None, None, None, f"logit_bias:{text}"))
+
+
+@pytest.mark.parametrize(
+    ("decoding", "kind", "guide"),
+    [
+        ({"json": {"type": "object"}}, b"json_schema", json.dumps({"type": "object"}).encode()),
+        ({"regex": "a+"}, b"regex", b"a+"),
+        ({"choice": ["a.b", "c"]}, b"regex", rb"(?:a\.b)|(?:c)"),
+        ({"grammar": "root ::= x"}, b"ebnf_grammar", b"root ::= x"),
+    ],
+)
+def test_a_response_format_becomes_a_guide(decoding, kind, guide):
+    sent = values(read(request(None, None, {"guided_decoding": decoding})))
+
+    assert (sent["guided_decoding_guide_type"], sent["guided_decoding_guide"]) == ([kind], [guide])
+
+
+def test_a_guide_as_annotations_wins():
+    asked = request(None, None, {"guided_decoding": {"regex": "a"}}, "guide_type:json", "guide:")
+
+    sent = values(read(asked))
+
+    assert sent["guided_decoding_guide_type"] == [b"json"]
+    assert "guided_decoding_guide" not in sent
