@@ -1,8 +1,8 @@
-"""Fields of an OpenAI request that Dynamo's front end drops or refuses, rewritten into annotations that reach the worker.
+"""Fields of an OpenAI request that Dynamo's front end drops or refuses, as annotations that reach the worker.
 
 prediction, logit_bias                     dropped by the front end
 strategy, num_draft_tokens                 ours, refused by it as unknown
-draft_statistics                           ours: the figures of the request's drafts come back in `nvext.engine_data`
+draft_statistics                           ours: figures of the request's drafts come back in `nvext.engine_data`
 response_format, guided_*                  taken by it, but such a request does not move when its worker dies
 max_tokens, max_completion_tokens          repeated, so that a worker can count the tokens of a request that moved
 """

@@ -76,6 +76,9 @@ def token_request(request: Mapping[str, Any], context_id: str, spec: WorkerSpec)
         tensors["num_resumed_tokens"] = _int(resumed)
     if stop.get("min_tokens"):
         tensors["min_tokens"] = _int(stop["min_tokens"])
+    if stop.get("stop"):
+        # Dynamo ends the text at them too, and would show the beginning of one that spans several tokens.
+        tensors["stop_words"] = np.asarray([[word.encode() for word in stop["stop"]]], np.object_)
     if stop.get("ignore_eos"):
         tensors["end_id"] = _int(-1)
     tensors |= _sampling(sampling, len(ids) - resumed, spec)

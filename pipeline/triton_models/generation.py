@@ -29,6 +29,7 @@ from pipeline.triton_models.tensors import Array, Tensors, integer, text, token_
 from pipeline.triton_models.text_codec import TextCodec
 from pipeline.triton_models.text_request import TextRequest
 from pipeline.triton_models.text_stream import TextStream
+from pipeline.triton_models.token_output import TokenOutput
 
 # A target that is too busy for the next step of a stream is asked again after so long, and twice as long each time.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.5
@@ -54,6 +55,9 @@ class Piece(NamedTuple):
     text: str
     token_ids: list[int]
 
+    def joined(self, other: Piece) -> Piece:
+        return Piece(self.text + other.text, self.token_ids + other.token_ids)
+
 
 class _DraftCounts(NamedTuple):
     """As the target counts them, its own drafts included."""
@@ -77,12 +81,16 @@ class Generation:
     num_calls: int = 0
     num_calls_without_draft: int = 0
     _text: TextStream = field(init=False)
+    # Keeps tokens back that may belong to a stop word; None where the client gets text, or sent no stop words.
+    _tokens: TokenOutput | None = field(init=False)
     _chain: ChainSteps | None = field(init=False)
     # Summed over the calls that have ended; None until the target has told.
     _counts: _DraftCounts | None = None
 
     def __post_init__(self) -> None:
         self._text = TextStream(self.codec, self.request.stop_words)
+        keeps = self.request.tokens_only and bool(self.request.stop_words)
+        self._tokens = TokenOutput(self.codec, self._text, self.session.output_ids) if keeps else None
         limits = self.engine.traits.limits
         max_drafts = self.session.budget.max_depth
         self._chain = None if limits is None else ChainSteps(limits, max_drafts, self.engine.costs)
@@ -116,10 +124,10 @@ class Generation:
         """The output, piece by piece. Leaving the iteration early cancels the request."""
         try:
             while self.finish_reason is None:
-                num_before = len(self.output_ids)
-                text = await self._call(self._within_min_tokens(self._next_step()))
-                yield Piece(text, self.output_ids[num_before:])
-            if not self.request.tokens_only and (rest := self._text.finish()):
+                yield await self._call(self._within_min_tokens(self._next_step()))
+            if self._tokens is not None:
+                yield Piece("", self._tokens.finish())
+            elif not self.request.tokens_only and (rest := self._text.finish()):
                 yield Piece(rest, [])
         finally:
             self.session.close()
@@ -151,7 +159,7 @@ class Generation:
             return step
         return Step(main_chain(step.tree, missing - 1), missing)
 
-    async def _call(self, step: Step) -> str:
+    async def _call(self, step: Step) -> Piece:
         """One call to the target; the text that it adds."""
         traits = self.engine.traits
         tensors = call_tensors(
@@ -164,13 +172,13 @@ class Generation:
         num_received = len(ids)
         if self._ended_by_end_token(step.tree, ids, response):
             ids += self._end_token()
-        piece = self._take(step.tree, ids, response) if ids else ""
+        piece = self._take(step.tree, ids, response) if ids else Piece("", [])
         self._add_counts(_counts_of(response))
         if self.finish_reason is not None:
             return piece
         if traits.limits is not None and not len(step.tree) and num_received < step.num_tokens:
             # Fewer tokens than asked for and no word of why: an end token, which is never returned.
-            self._take(EMPTY_TREE, self._end_token())
+            piece = piece.joined(self._take(EMPTY_TREE, self._end_token()))
         elif not num_received:
             raise RuntimeError("the target model returned neither tokens nor a reason to end")
         elif self.engine.costs is not None and self.num_calls > 1:  # the first call computed the prompt as well
@@ -193,7 +201,7 @@ class Generation:
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
-    def _take(self, tree: DraftTree, ids: list[int], response: Tensors | None = None) -> str:
+    def _take(self, tree: DraftTree, ids: list[int], response: Tensors | None = None) -> Piece:
         """Enter a response's tokens into the session; the text that they add."""
         outcome = outcome_of_tokens(tree, ids)
         if not len(tree) or (self.engine.traits.limits is not None and len(ids) != len(outcome.nodes) + 1):
@@ -201,15 +209,20 @@ class Generation:
             tree, outcome = EMPTY_TREE, StepOutcome([], ids, num_steps=self._num_steps(ids, response))
         emitted = self.session.advance(tree, outcome)
         self.step_times.append(time.perf_counter())
-        pieces = []
-        reads_text = not self.request.tokens_only or bool(self.request.stop_words)
+        texts: list[str] = []
+        sent: list[int] = []
         for token in emitted:
             if self._text.stopped:
                 break
             self.output_ids.append(token)
-            if reads_text and token not in self.request.generation.end_ids:
-                pieces.append(self._text.push(token))
-        return "" if self.request.tokens_only else "".join(pieces)
+            is_end = token in self.request.generation.end_ids
+            if self._tokens is not None:
+                sent += self._tokens.finish([token]) if is_end else self._tokens.push(token)
+            elif self.request.tokens_only:
+                sent.append(token)
+            elif not is_end:
+                texts.append(self._text.push(token))
+        return Piece("".join(texts), sent)
 
     def _num_steps(self, ids: list[int], response: Tensors | None) -> int:
         """Passes behind the tokens of a response that is not a step over a tree: one for each token that was not an

@@ -44,6 +44,11 @@ class TextStream:
             return ""
         return self._show(new)
 
+    @property
+    def is_holding(self) -> bool:
+        """Whether later tokens decide what of the text so far is shown."""
+        return bool(self._held) or self._shown < len(self._ids)
+
     def finish(self) -> str:
         """What was held back, once no more tokens come."""
         if self.stopped:
