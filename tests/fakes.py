@@ -11,7 +11,7 @@ import numpy as np
 from pipeline.decoding.request import GenerationRequest, SamplingParams, StepResult
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree, IntArray, check_tree, path_to, tree_from_lists
-from pipeline.engine.contract import EngineLimits, VerifyItem
+from pipeline.engine.contract import EngineLimits, ReuseCounters, VerifyItem
 
 VOCAB_SIZE = 24
 
@@ -109,6 +109,13 @@ class TableEngine:
 
     def release(self, sequence: TableSequence) -> None:
         self.held = [held for held in self.held if held is not sequence]
+
+    def forget_cached(self) -> None:
+        """Nothing is kept."""
+
+    @property
+    def reuse(self) -> ReuseCounters:
+        return ReuseCounters()
 
 
 def plain_decode(request: GenerationRequest, max_seq_len: int = 256) -> list[int]:

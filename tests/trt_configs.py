@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from pipeline.backends.tensorrt_llm.case import Case, case_of
 from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import ResolvedConfig
-from pipeline.engine.tensorrt_llm.case import Case, case_of
 
 SPECULATIONS = ("lookahead", "trie", "none", "both")
 
 
 def trt_config(model: str = "llama2-13b", profile: str = "latency", *overrides: str) -> ResolvedConfig:
-    """A shipped model under a shipped profile on this backend. Overrides of the profile's backend part may leave
-    `tensorrt_llm.` out: ".speculation=trie"."""
+    """A shipped model under a shipped profile on this backend, without its rules. Overrides of the profile's backend
+    part may leave `tensorrt_llm.` out: ".speculation=trie"."""
     full = [f"tensorrt_llm{text}" if text.startswith(".") else text for text in overrides]
-    return resolve_config(model, profile, ("backend=tensorrt_llm", *full))
+    return resolve_config(model, profile, ("backend=tensorrt_llm", *full), backend_rules=False)
 
 
 def trt_case(*overrides: str, model: str = "llama2-13b", profile: str = "latency") -> Case:

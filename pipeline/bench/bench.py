@@ -19,9 +19,10 @@ from pipeline.bench.report.results import BenchResults, ConcurrencyRow, RequestR
 from pipeline.bench.report.summary import summarise
 from pipeline.decoding.cost import CostPoint
 from pipeline.engine.artifact import Artifact
+from pipeline.engine.backend import backend_of
 from pipeline.engine.cost_curve import CostRow, save_cost_curve
+from pipeline.engine.traits import TargetTraits
 from pipeline.errors import UserError
-from pipeline.triton_models.target import TargetTraits, traits_of
 from pipeline.tuning.cost_curve import grid_for
 from pipeline.tuning.cost_curve import measure as measure_cost_curve
 
@@ -100,7 +101,7 @@ def _check_lengths(tokenizer: Tokenizer, row: WorkloadRow, longest: int, options
 
 def _targets(artifact: Artifact, plan: BenchPlan) -> list[TargetTraits]:
     """The models that serve the strategies."""
-    targets = traits_of(artifact.resolved)
+    targets = backend_of(artifact.resolved.backend).traits(artifact.resolved)
     wanted = set(plan.strategies)
     return [traits for traits in targets if "auto" in wanted or traits.strategies & wanted] or [*targets]
 

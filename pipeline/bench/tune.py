@@ -18,7 +18,7 @@ from pipeline.bench.measure import MeasureOptions, measure
 from pipeline.bench.report.results import OVERALL, RequestRecord, SummaryRow
 from pipeline.bench.report.summary import summarise
 from pipeline.config.schema import LookaheadConfig, ResolvedConfig
-from pipeline.engine.torch.load import create_scheduler
+from pipeline.engine.create import create_scheduler
 from pipeline.errors import UserError
 
 BUDGETS = (4, 8, 12, 16, 24, 32, 48, 64)
@@ -102,5 +102,5 @@ def best(rows: Sequence[SummaryRow], names: Sequence[str]) -> SummaryRow | None:
 
 def _contender(opened: InProcess, candidate: Candidate) -> SchedulerContender:
     artifact = replace(opened.artifact, resolved=with_candidate(opened.artifact.resolved, candidate))
-    create = partial(create_scheduler, artifact, engine=opened.engine)
+    create = partial(create_scheduler, artifact, opened.engine)
     return SchedulerContender(candidate.strategy, create, opened.engine.forget_cached, candidate.name)

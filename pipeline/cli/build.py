@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,7 +12,6 @@ from pipeline.cli import output
 from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, DryRun, Json, Model, Profile, Set, Verbose, resolve
 
 if TYPE_CHECKING:
-    from pipeline.config.places import Places
     from pipeline.config.schema import ResolvedConfig
 
 
@@ -64,42 +63,27 @@ def engine(
 
 
 def _show_plan(resolved: ResolvedConfig, as_json: bool, verbose: bool) -> None:
-    """Print the plan, with the whole config if verbose; write that of a TensorRT-LLM engine to a file as well."""
+    """Print the plan, with the whole config if verbose; write one that has external commands to a file as well."""
     from pipeline.config.places import places
     from pipeline.config.resolution import dump_resolved
-    from pipeline.engine.plan import engine_plan
+    from pipeline.engine.backend import backend_of
+    from pipeline.engine.plan import engine_plan, write_plan
 
-    where, text = places(), ""
+    where = places()
     plan = engine_plan(resolved, where)
-    if resolved.backend == "tensorrt_llm":
-        text = _complete(plan["tensorrt_llm"], resolved, where)
+    full = backend_of(resolved.backend).full_plan(resolved, where)
+    text, calls = full if full is not None else ("", {})
+    if calls:
+        output.note(f"plan: {write_plan(calls, resolved, where)}")
     if as_json:
-        output.print_json({"plan": plan, "resolved": resolved.model_dump(mode="json")})
+        extra = {resolved.backend: calls} if calls else {}
+        output.print_json({"plan": {**plan, **extra}, "resolved": resolved.model_dump(mode="json")})
         return
-    shown = {key: value for key, value in plan.items() if not (text and key == "tensorrt_llm")}
-    output.table(["plan", ""], shown.items())
+    output.table(["plan", ""], plan.items())
     if text:
         output.say(text)
     if verbose:
         output.say(dump_resolved(resolved).rstrip())
-
-
-def _complete(plan: dict[str, Any], resolved: ResolvedConfig, where: Places) -> str:
-    """Adds to a plan what `lookahead serve` will start, and writes the file. Returns all of it for people to read."""
-    from pipeline.engine.tensorrt_llm.build import write_plan
-    from pipeline.engine.tensorrt_llm.plan import plan_for
-    from pipeline.engine.tensorrt_llm.text import full_text
-    from pipeline.server.road import start_commands
-
-    commands = start_commands(resolved, where)
-    *before, server = commands
-    plan["launch"] = {
-        "before": [list(command.argv) for command in before],
-        "argv": list(server.argv),
-        "environment": dict(server.shown),
-    }
-    output.note(f"plan: {write_plan(plan, resolved, where)}")
-    return full_text(plan_for(resolved, where), [command.to_text() for command in commands])
 
 
 def clean(

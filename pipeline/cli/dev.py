@@ -71,24 +71,25 @@ def versions(
     as_json: Json = False,
 ) -> None:
     """Which container holds which TensorRT-LLM, and what the backend needs."""
-    from dataclasses import asdict
-
     from pipeline.cli.version_page import is_fresh, version_page, write_page
     from pipeline.config.places import places
-    from pipeline.engine.tensorrt_llm.facts import containers
-    from pipeline.engine.tensorrt_llm.versions import MATRIX_COLUMNS, matrix_rows, requirements
+    from pipeline.config.registry import backend_names
+    from pipeline.engine.backend import backend_of
+    from pipeline.errors import ConfigError
 
-    page = version_page(places().home)
-    if check:
-        if not is_fresh(page):
-            raise ConfigError(f"The version tables in {page} are out of date. Run `lookahead dev versions --write`.")
-        output.say("version tables are fresh")
-    elif write:
-        write_page(page)
-        output.say(str(page))
+    tables = {name: found for name in backend_names() if (found := backend_of(name).version_tables())}
+    if check or write:
+        for name in tables:
+            page = version_page(places().home, name)
+            if check and not is_fresh(page, name):
+                raise ConfigError(
+                    f"The version tables in {page} are out of date. Run `lookahead dev versions --write`."
+                )
+            if write:
+                write_page(page, name)
+            output.say(f"{page}: {'fresh' if check else 'written'}")
     elif as_json:
-        needs = [asdict(requirement) for requirement in requirements()]
-        output.print_json({"requirements": needs, "containers": [asdict(entry) for entry in containers().values()]})
+        output.print_json({name: [table._asdict() for table in found] for name, found in tables.items()})
     else:
-        output.table(["part", "version", "what for"], [(n.name, n.range, n.why) for n in requirements()])
-        output.table(MATRIX_COLUMNS, matrix_rows())
+        for table in [table for found in tables.values() for table in found]:
+            output.table(table.columns, table.rows)

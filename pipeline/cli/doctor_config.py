@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from pipeline.cli.doctor_finding import Finding
 from pipeline.cli.options import resolve
 from pipeline.config.places import places
 from pipeline.config.schema import ResolvedConfig
+from pipeline.engine.finding import Finding
 from pipeline.errors import ConfigError, UserError
 
 
@@ -29,10 +29,10 @@ def examine_config(model: str, profile: str, overrides: Sequence[str]) -> Iterat
 
 def _build(resolved: ResolvedConfig) -> Finding:
     from pipeline.engine.artifact import artifact_dir
-    from pipeline.engine.builder import builder_for
+    from pipeline.engine.backend import backend_of
 
     try:
-        builder_for(resolved.backend).require_resources(
+        backend_of(resolved.backend).require_resources(
             resolved, artifact_dir(places(), resolved.model.name, resolved.profile.name)
         )
     except UserError as error:

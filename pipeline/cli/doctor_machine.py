@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from packaging.requirements import Requirement
 
 from pipeline.checkpoint.disk import gigabytes
-from pipeline.cli.doctor_finding import Finding
 from pipeline.config.places import Places, places
+from pipeline.engine.finding import Finding
 from pipeline.engine.provenance import version_of
 
 _DISTRIBUTION = "lookahead-pipeline"
@@ -23,11 +23,13 @@ _DISTRIBUTION = "lookahead-pipeline"
 
 def examine_machine() -> list[Finding]:
     """All findings, cheapest first. Changes nothing; needs no network."""
-    from pipeline.cli.doctor_tensorrt_llm import examine_tensorrt_llm
+    from pipeline.config.registry import backend_names
+    from pipeline.engine.backend import backend_of
 
     where = places()
     machine = [_python(), *_packages(), _compiler(), *_hardware(), *_room(where), *_server(where)]
-    return [*machine, _dynamo(), *examine_tensorrt_llm(), _hub()]
+    backends = [found for name in backend_names() for found in backend_of(name).findings()]
+    return [*machine, _dynamo(), *backends, _hub()]
 
 
 def _python() -> Finding:

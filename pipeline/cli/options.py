@@ -60,6 +60,5 @@ def limit_to(what: str) -> Any:
 def resolve(model: str, profile: str, overrides: Sequence[str] | None = None) -> ResolvedConfig:
     """The one value from which everything is built and served. Raises ConfigError with all faults."""
     from pipeline.config.resolution import resolve_config
-    from pipeline.engine.builder import conflicts_with_backend
 
-    return resolve_config(model, profile, tuple(overrides or ()), backend_rules=conflicts_with_backend)
+    return resolve_config(model, profile, tuple(overrides or ()))

@@ -10,12 +10,11 @@ import typer
 
 from pipeline.cli import output
 from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, Json, Model, Profile, Set, resolve
-from pipeline.errors import BuildError, UserError
+from pipeline.errors import UserError
 
 if TYPE_CHECKING:
     from pipeline.bench.validation.validation import StageResult, ValidationPlan
-    from pipeline.config.schema import Backend, ResolvedConfig
-    from pipeline.engine.tensorrt_llm.environment import Gpu
+    from pipeline.config.schema import ResolvedConfig
 
 
 def register(app: typer.Typer) -> None:
@@ -45,18 +44,21 @@ def validate_gpu(
     from pipeline.bench.data.workload import DEFAULT_PROMPTS
     from pipeline.bench.validation.validation import ValidationPlan, has_passed
     from pipeline.bench.validation.validation_report import report_of, write_report
+    from pipeline.config.registry import backend_names
+    from pipeline.engine.backend import backend_of
 
-    chosen = _backend(backend)
-    of_gpu, first_only = _settings_for(_first_gpu()) if chosen == "tensorrt_llm" else ((), ())
+    if backend not in backend_names():
+        raise UserError(f"There is no backend {backend!r}; --backend takes {' or '.join(backend_names())}.")
+    of_gpu, first_only = backend_of(backend).validation_settings()
     given = (*of_gpu, *(overrides or ()))
-    resolved = resolve(model, profile, (f"backend={chosen}", *first_only, *given))
-    resolve(model, other_profile, (f"backend={chosen}", *given))
+    resolved = resolve(model, profile, (f"backend={backend}", *first_only, *given))
+    resolve(model, other_profile, (f"backend={backend}", *given))
     folder = _new_folder(out)
     plan = ValidationPlan(
         model=model,
         profile=profile,
         other_profile=other_profile,
-        backend=chosen,
+        backend=backend,
         overrides=given,
         first_only=first_only,
         strategies=_strategies(resolved),
@@ -77,14 +79,6 @@ def validate_gpu(
         output.say(f"report: {markdown} (attach it with {data.name})")
     if not has_passed(results):
         raise typer.Exit(1)
-
-
-def _backend(name: str) -> Backend:
-    if name == "torch":
-        return "torch"
-    if name == "tensorrt_llm":
-        return "tensorrt_llm"
-    raise UserError(f"There is no backend {name!r}; --backend takes tensorrt_llm or torch.")
 
 
 def _new_folder(out: Path | None) -> Path:
@@ -110,41 +104,14 @@ def _run(plan: ValidationPlan, folder: Path) -> list[StageResult]:
     return run_stages(stages_of(plan, folder), folder, environment, server_address, plan.stage_timeout_s, output.note)
 
 
-def _settings_for(gpu: Gpu) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Overrides that fit a GPU, and those of the first profile besides."""
-    from pipeline.engine.tensorrt_llm.rules.speculation import UNTESTED_GPUS
-
-    memory = f"tensorrt_llm.gpu_memory_gib={gpu.memory_mib / 1024:.0f}"
-    # Plain decoding, lookahead and trie on one server, so that they can be compared.
-    modes = "both" if gpu.compute_capability < UNTESTED_GPUS else "trie"
-    of_gpu = (f"tensorrt_llm.compute_capability={gpu.compute_capability}", memory)
-    return of_gpu, (f"tensorrt_llm.speculation={modes}",)
-
-
-def _first_gpu() -> Gpu:
-    """The GPU that is here. Raises BuildError where there is none, or nothing to build with."""
-    from pipeline.engine.tensorrt_llm.environment import gpus, where_to_run
-
-    found = gpus()
-    if not found:
-        raise BuildError(
-            "nvidia-smi shows no GPU, and the TensorRT-LLM backend needs one; run this on the GPU machine, or try the "
-            "same stages on the CPU with --backend torch."
-        )
-    if where_to_run() == "nowhere":
-        raise BuildError(
-            "Neither TensorRT-LLM nor docker was found; work in NVIDIA's container, or install docker with the NVIDIA "
-            "container toolkit (docs/how-to/validate-on-gpu.md)."
-        )
-    return found[0]
-
-
 def _strategies(resolved: ResolvedConfig) -> tuple[str, ...]:
     """What verify and bench compare: all that the engine and the profile's draft sources have, "none" first."""
     from pipeline.decoding.strategy import STRATEGIES, source_names
+    from pipeline.engine.backend import backend_of
     from pipeline.triton_models.routing import offered
-    from pipeline.triton_models.target import traits_of
 
     sources = [source.kind for source in resolved.profile.drafting.sources]
-    there = [name for name in STRATEGIES if name in offered(traits_of(resolved)) and name != "none"]
+    there = [
+        name for name in STRATEGIES if name in offered(backend_of(resolved.backend).traits(resolved)) and name != "none"
+    ]
     return ("none", *(name for name in there if source_names(name, sources)))

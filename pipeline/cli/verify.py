@@ -67,6 +67,7 @@ def verify(
     Without --data a dozen prompts of our own are used. Exit code 1 if any difference is not explained by rounding."""
     from pipeline.bench.contenders.in_process import choose_strategies
     from pipeline.bench.data.workload import DEFAULT_PROMPTS, load_workload
+    from pipeline.engine.backend import backend_of
 
     if quick:
         num_prompts, max_new_tokens = num_prompts or QUICK_PROMPTS, min(max_new_tokens, QUICK_TOKENS)
@@ -76,7 +77,7 @@ def verify(
     check_url(url, allow_remote)
     artifact = built_artifact(model, profile, overrides)
     names = None if strategies is None else words("--strategies", strategies)
-    if artifact.resolved.backend == "tensorrt_llm":
+    if not backend_of(artifact.resolved.backend).in_process:
         address = url or _server_of(artifact)
         comparisons = _compare_through_server(artifact, address, names, rows, max_new_tokens, raw)
     else:

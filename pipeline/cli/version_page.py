@@ -1,38 +1,46 @@
-"""The version tables inside docs/how-to/tensorrt-llm.md, written from data between two marks."""
+"""Version tables of a backend inside its page of docs/how-to, written from data between two marks."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.engine.tensorrt_llm.versions import markdown
+from pipeline.engine.backend import backend_of
+from pipeline.engine.finding import Table
 from pipeline.errors import ConfigError
 
 BEGIN = "<!-- versions: written by `lookahead dev versions --write` -->"
 END = "<!-- end of versions -->"
 
 
-def version_page(home: Path) -> Path:
-    """The page that holds the tables."""
-    return home / "docs" / "how-to" / "tensorrt-llm.md"
+def version_page(home: Path, backend: str) -> Path:
+    """The page that holds a backend's tables."""
+    return home / "docs" / "how-to" / f"{backend.replace('_', '-')}.md"
 
 
-def is_fresh(page: Path) -> bool:
-    """Whether the tables of a page are those of the data."""
-    return _parts(page)[1] == _tables()
+def is_fresh(page: Path, backend: str) -> bool:
+    """Whether the tables of a page are those of the data. Raises ConfigError for a page without the marks."""
+    return _parts(page)[1] == _tables(backend)
 
 
-def write_page(page: Path) -> None:
-    """Write the tables into a page; everything else stays."""
+def write_page(page: Path, backend: str) -> None:
+    """Write the tables into a page; everything else stays. Raises ConfigError for a page without the marks."""
     before, _, after = _parts(page)
-    page.write_text(before + _tables() + after, encoding="utf-8")
+    page.write_text(before + _tables(backend) + after, encoding="utf-8")
 
 
-def _tables() -> str:
-    return f"{BEGIN}\n\n{markdown()}\n\n{END}"
+def _tables(backend: str) -> str:
+    parts = [f"{table.title}:\n\n{_markdown(table)}" for table in backend_of(backend).version_tables()]
+    return "\n\n".join([BEGIN, *parts, END])
+
+
+def _markdown(table: Table) -> str:
+    lines: list[Sequence[str]] = [table.columns, tuple("---" for _ in table.columns), *table.rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _parts(page: Path) -> tuple[str, str, str]:
-    """What stands before the tables, they with their marks, and what stands behind."""
+    """The text before the tables, the tables with their marks, and the text behind them."""
     text = page.read_text(encoding="utf-8") if page.is_file() else ""
     begin, end = text.find(BEGIN), text.find(END)
     if begin < 0 or end < begin:

@@ -6,9 +6,6 @@ import ctypes
 import importlib.util
 from dataclasses import dataclass
 
-# TensorRT-LLM's lookahead decoding and external drafts need Ampere or later.
-MIN_TENSORRT_LLM_CAPABILITY = 80
-
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
@@ -17,10 +14,6 @@ class Hardware:
     gpu: str | None
     compute_capability: int
     has_tensorrt_llm: bool
-
-    @property
-    def can_run_tensorrt_llm(self) -> bool:
-        return self.has_tensorrt_llm and self.compute_capability >= MIN_TENSORRT_LLM_CAPABILITY
 
 
 def detect_hardware() -> Hardware:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import yaml
 from pydantic import ValidationError
 
+from pipeline.config.backends import settings_of, settled_backend
 from pipeline.config.faults import Fault, KeyPath, faults_of_validation, origin_of, raise_faults, without
 from pipeline.config.folder import draft_from_checkpoint_folder
 from pipeline.config.hardware import Hardware, detect_hardware
@@ -24,9 +25,9 @@ from pipeline.config.loading import (
     with_overrides,
 )
 from pipeline.config.places import Places, expanded, places
+from pipeline.config.registry import AUTO, FALLBACK
 from pipeline.config.rules import Conflict, conflicts_of_pair, conflicts_of_profile, lookahead_for
 from pipeline.config.schema import (
-    Backend,
     Device,
     Frozen,
     GgufCheckpoint,
@@ -56,10 +57,10 @@ def resolve_config(
     *,
     where: Places | None = None,
     hardware: Hardware | None = None,
-    backend_rules: Callable[[ResolvedConfig], Iterable[Conflict]] = lambda resolved: (),
+    backend_rules: bool = True,
 ) -> ResolvedConfig:
-    """Read, override, check and settle. backend_rules: what the backend has against settings that are settled; they
-    may hold other faults. Raises ConfigError with all faults of both files and of their combination."""
+    """Read, override, check and settle. backend_rules: False leaves out what the backend refuses. Raises ConfigError
+    with all faults of both files, of their combination, and by the rules of the backend."""
     where = where or places()
     model_overrides, profile_overrides, faults = parse_overrides(overrides)
     model_draft = with_overrides(_model_draft(find_model(model, where)), model_overrides, ("model",))
@@ -73,18 +74,18 @@ def resolve_config(
     settled: ResolvedConfig | None = None
     if isinstance(settled_profile, ProfileConfig):
         hardware = hardware or detect_hardware()
-        backend = _settle_backend(settled_profile, hardware)
-        device = _settle_device(settled_profile, backend, hardware)
-        settled_profile = settled_profile.model_copy(update={"backend": backend})
+        name = settled_backend(settled_profile, hardware)
+        backend = settings_of(name)
+        device = (
+            backend.device(settled_profile, hardware) if settled_profile.device == "auto" else settled_profile.device
+        )
+        settled_profile = settled_profile.model_copy(update={"backend": name, "device": device})
         conflicts += conflicts_of_profile(settled_profile)
-        if device == "cuda" and backend == "torch" and hardware.gpu is None:
-            text = "found 'cuda'; torch finds no CUDA device on this machine. Use device: cpu or auto."
-            conflicts.append(Conflict("device", ("device",), text))
-        settled_profile = settled_profile.model_copy(update={"device": device})
+        conflicts += backend.profile_conflicts(settled_profile, hardware)
         if isinstance(checked_model.value, ModelConfig):
             conflicts += conflicts_of_pair(checked_model.value, settled_profile, names_in(where.profiles))
-            settled = _settled(checked_model.value, settled_profile, backend, device)
-            conflicts += backend_rules(settled)
+            settled = _settled(checked_model.value, settled_profile, name, device)
+            conflicts += backend.conflicts(settled) if backend_rules else ()
     bad = {("model", *key) for key in checked_model.bad} | checked_profile.bad
     faults += [
         _fault_of(conflict, model_draft, profile_draft) for conflict in conflicts if not _rests_on(conflict, bad)
@@ -103,7 +104,9 @@ def load_profile(name: str, where: Places | None = None) -> ProfileConfig:
     """One profile alone. Raises ConfigError with all its faults."""
     draft = read_draft(find_profile(name, where or places()))
     profile = _load(draft, ProfileConfig)
-    raise_faults([_fault_of(conflict, draft, draft) for conflict in conflicts_of_profile(profile)])
+    backend = settings_of(FALLBACK if profile.backend == AUTO else profile.backend)
+    conflicts = [*conflicts_of_profile(profile), *backend.profile_conflicts(profile, None)]
+    raise_faults([_fault_of(conflict, draft, draft) for conflict in conflicts])
     return profile
 
 
@@ -151,7 +154,7 @@ def _parse(data: dict[str, object], schema: type[_Schema]) -> _Schema:
     return schema.model_validate_json(json.dumps(data, default=str), strict=True)
 
 
-def _settled(model: ModelConfig, profile: ProfileConfig, backend: Backend, device: Device) -> ResolvedConfig:
+def _settled(model: ModelConfig, profile: ProfileConfig, backend: str, device: Device) -> ResolvedConfig:
     model, profile = _with_absolute_checkpoint(model), _with_absolute_snapshots(profile)
     return ResolvedConfig(
         model=model,
@@ -161,20 +164,6 @@ def _settled(model: ModelConfig, profile: ProfileConfig, backend: Backend, devic
         dtype=model.dtype if device == "cpu" else model.gpu_dtype,
         lookahead=lookahead_for(model, profile.name),
     )
-
-
-def _settle_backend(profile: ProfileConfig, hardware: Hardware) -> Backend:
-    if profile.backend != "auto":
-        return profile.backend
-    return "tensorrt_llm" if hardware.can_run_tensorrt_llm and profile.device != "cpu" else "torch"
-
-
-def _settle_device(profile: ProfileConfig, backend: Backend, hardware: Hardware) -> Device:
-    if backend == "tensorrt_llm":
-        return "cuda"
-    if profile.device != "auto":
-        return profile.device
-    return "cuda" if hardware.gpu is not None else "cpu"
 
 
 def _fault_of(conflict: Conflict, model: Draft, profile: Draft) -> Fault:

@@ -12,7 +12,7 @@ from pipeline.config.places import CODE, Places
 from pipeline.config.schema import ResolvedConfig, ServerConfig
 from pipeline.dynamo.card import write_card
 from pipeline.dynamo.services import DISCOVERY, FRONT_END, front_end_service, require_dynamo, worker_service
-from pipeline.engine.builder import Note
+from pipeline.engine.backend import Note
 from pipeline.server.ports import bind_ports
 from pipeline.server.road import Served, launch
 from pipeline.server.server import RunningServer, stop_server

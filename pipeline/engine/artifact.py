@@ -29,13 +29,16 @@ from pipeline.checkpoint.hashing import remembered_sha256
 from pipeline.config.places import Places
 from pipeline.config.resolution import dump_resolved, load_resolved
 from pipeline.config.schema import Frozen, ResolvedConfig
-from pipeline.engine.fingerprint import Fingerprint, device_architecture, library_versions
+from pipeline.engine.backend import backend_of
+from pipeline.engine.fingerprint import Fingerprint
 from pipeline.engine.provenance import commit
 from pipeline.errors import BuildError, ConfigError
 from pipeline.files import write_whole
 
 ENGINE, TOKENIZER, RESOLVED, MANIFEST = "engine", "tokenizer", "resolved.yaml", "manifest.json"
 LOCKS = ".locks"
+# Below an engines folder of a model: what a build leaves for later builds.
+STAGES = ".stages"
 
 
 class FileEntry(Frozen):
@@ -187,12 +190,7 @@ def _check_files(folder: Path, manifest: Manifest, cache_dir: Path, mend: str) -
 
 
 def _check_runnable(folder: Path, fingerprint: Fingerprint, resolved: ResolvedConfig, mend: str) -> None:
-    if fingerprint.backend == "tensorrt_llm":  # it may run in a container, and torch may not see its GPU
-        from pipeline.engine.tensorrt_llm.environment import engine_device, engine_libraries
-
-        libraries, device = engine_libraries(resolved), engine_device(resolved)
-    else:
-        libraries, device = library_versions(fingerprint.backend), device_architecture(resolved.device)
+    libraries, device = backend_of(fingerprint.backend).runtime(resolved)
     here = fingerprint.model_copy(
         update={"format": Fingerprint.model_fields["format"].default, "libraries": libraries, "device": device}
     )

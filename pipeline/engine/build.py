@@ -22,7 +22,7 @@ from pipeline.engine.artifact import (
     share_engine,
     write_artifact,
 )
-from pipeline.engine.builder import EngineBuilder, Note, builder_for
+from pipeline.engine.backend import Backend, Note, backend_of
 from pipeline.engine.fingerprint import Fingerprint
 from pipeline.errors import BuildError, CheckpointError
 
@@ -44,39 +44,39 @@ def build_engine(
 ) -> BuildResult:
     """The artefact for a resolved config. `force` builds from the checkpoint whatever is there. `note` is told of
     each step. Raises CheckpointError and BuildError."""
-    builder = builder_for(resolved.backend)
-    builder.check(resolved)
+    backend = backend_of(resolved.backend)
+    backend.check(resolved)
     folder = artifact_dir(places, resolved.model.name, resolved.profile.name)
     with build_lock(places, resolved.model.name, note):
         if force or not _artefacts(folder):
             # Something will be built: whoever lacks a GPU or the memory is told before a long download.
-            builder.require_resources(resolved, folder)
+            backend.require_resources(resolved, folder)
         if force:
-            return _build(resolved, builder, folder, _fetch(resolved, builder, places, note), places, note)
+            return _build(resolved, backend, folder, _fetch(resolved, backend, places, note), places, note)
         present = _usable(folder, places, note)
-        content_hash, checkpoint = _identify(resolved, builder, present, places, note)
-        fingerprint = builder.fingerprint(resolved, content_hash)
+        content_hash, checkpoint = _identify(resolved, backend, present, places, note)
+        fingerprint = backend.fingerprint(resolved, content_hash)
         if present is not None and present.manifest.fingerprint == fingerprint:
             if present.resolved == resolved:
                 return BuildResult(present, "reused")
             return BuildResult(refresh_resolved(present, resolved, places.cache), "updated")
-        sibling = _sibling_with_weights(folder, fingerprint, places)
+        sibling = _sibling_with_weights(folder, fingerprint, backend, places)
         if sibling is not None:
             note(f"weights: shared with profile {sibling.manifest.profile}")
             share = partial(share_engine, sibling)
             return BuildResult(write_artifact(folder, resolved, fingerprint, share, places.cache), "shared")
-        return _build(resolved, builder, folder, checkpoint or _fetch(resolved, builder, places, note), places, note)
+        return _build(resolved, backend, folder, checkpoint or _fetch(resolved, backend, places, note), places, note)
 
 
 def _identify(
-    resolved: ResolvedConfig, builder: EngineBuilder, present: Artifact | None, places: Places, note: Note
+    resolved: ResolvedConfig, backend: Backend, present: Artifact | None, places: Places, note: Note
 ) -> tuple[str, Checkpoint | None]:
     """Content hash of the checkpoint, and the checkpoint itself if only fetching it could tell."""
     content_hash = known_content_hash(resolved.model)
     if content_hash is not None:
         return content_hash, None
     try:
-        checkpoint = _fetch(resolved, builder, places, note)
+        checkpoint = _fetch(resolved, backend, places, note)
     except CheckpointError as error:
         source = resolved.model.checkpoint
         if source.source != "hub" or present is None or present.resolved.model.checkpoint != source:
@@ -87,19 +87,19 @@ def _identify(
     return checkpoint.content_hash, checkpoint
 
 
-def _fetch(resolved: ResolvedConfig, builder: EngineBuilder, places: Places, note: Note) -> Checkpoint:
+def _fetch(resolved: ResolvedConfig, backend: Backend, places: Places, note: Note) -> Checkpoint:
     note(f"checkpoint: {describe_source(resolved.model)}")
-    return fetch(resolved.model, places.cache, partial(builder.check_config, resolved))
+    return fetch(resolved.model, places.cache, partial(backend.check_config, resolved))
 
 
 def _build(
-    resolved: ResolvedConfig, builder: EngineBuilder, folder: Path, checkpoint: Checkpoint, places: Places, note: Note
+    resolved: ResolvedConfig, backend: Backend, folder: Path, checkpoint: Checkpoint, places: Places, note: Note
 ) -> BuildResult:
-    builder.require_resources(resolved, folder)
+    backend.require_resources(resolved, folder)
     size = f"{checkpoint.num_bytes / 1e6:.0f} MB of weights"
     note(f"engine: {size} into {resolved.dtype} for {resolved.backend} on {resolved.device}")
-    fingerprint = builder.fingerprint(resolved, checkpoint.content_hash)
-    write = partial(builder.write_engine, resolved, checkpoint, note)
+    fingerprint = backend.fingerprint(resolved, checkpoint.content_hash)
+    write = partial(backend.write_engine, resolved, checkpoint, note)
     return BuildResult(write_artifact(folder, resolved, fingerprint, write, places.cache), "built")
 
 
@@ -113,14 +113,16 @@ def _usable(folder: Path, places: Places, note: Note) -> Artifact | None:
         return None
 
 
-def _sibling_with_weights(folder: Path, fingerprint: Fingerprint, places: Places) -> Artifact | None:
+def _sibling_with_weights(folder: Path, fingerprint: Fingerprint, backend: Backend, places: Places) -> Artifact | None:
     """An artefact of the same model, this profile's old one included, whose engine files would come out the same."""
     for other in _artefacts(folder):
         try:
             artifact = load_artifact(other, places.cache)
         except BuildError:
             continue  # a damaged or foreign artefact has nothing to share; whoever loads it is told why
-        if artifact.manifest.fingerprint.weights_digest == fingerprint.weights_digest:
+        if artifact.manifest.fingerprint.backend == backend.name and backend.files_digest(
+            artifact.manifest.fingerprint
+        ) == backend.files_digest(fingerprint):
             return artifact
     return None
 

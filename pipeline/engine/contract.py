@@ -73,6 +73,16 @@ class NodeLogits(Protocol):
         them."""
 
 
+@dataclass(slots=True)
+class ReuseCounters:
+    """Prefix reuse since the start. Tokens: prompt tokens whose KV was found, and all that were to be opened."""
+
+    num_hits: int = 0
+    num_opened: int = 0
+    num_reused_tokens: int = 0
+    num_prompt_tokens: int = 0
+
+
 class Engine(Protocol):
     """A backend in process. Not thread safe: one thread owns it."""
 
@@ -95,3 +105,10 @@ class Engine(Protocol):
 
     def release(self, sequence: EngineSequence) -> None:
         """Give the place back; its KV may be reused by later sequences with the same prefix. Twice does nothing."""
+
+    def forget_cached(self) -> None:
+        """Drop the KV of ended sequences, so that later ones reuse nothing of theirs."""
+
+    @property
+    def reuse(self) -> ReuseCounters:
+        """Counts of reuse so far."""

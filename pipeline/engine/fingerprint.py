@@ -6,21 +6,15 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from pydantic import Field
 
-from pipeline.config.schema import Backend, Device, Dtype, Frozen
+from pipeline.config.schema import Device, Dtype, Frozen
 from pipeline.engine.provenance import version_of
 from pipeline.errors import BuildError
 
 Flag = str | int | float | bool
-
-# Libraries whose version decides what a built engine does.
-_LIBRARIES: dict[Backend, tuple[str, ...]] = {
-    "torch": ("torch", "transformers", "safetensors", "tokenizers"),
-    "tensorrt_llm": ("tensorrt_llm",),
-}
 
 
 class Fingerprint(Frozen):
@@ -29,7 +23,7 @@ class Fingerprint(Frozen):
     format: int = Field(1, description="Layout of the artefact; changes when an older one cannot be read.")
     checkpoint: str = Field(description="Content hash of the checkpoint.")
     architecture: str = Field(description="Class name of the model.")
-    backend: Backend
+    backend: str
     libraries: dict[str, str] = Field(description="Versions of the libraries that build and run the engine.")
     device: str = Field(description="Kind of device that the engine runs on, e.g. cpu-x86_64 or cuda-sm90.")
     dtype: Dtype
@@ -43,16 +37,6 @@ class Fingerprint(Frozen):
         """Hash of all of it."""
         return digest_of(self.model_dump(mode="json"))
 
-    @property
-    def weights_digest(self) -> str:
-        """Hash of what the engine's files depend on; profiles that agree in it share them on disk. TensorRT-LLM builds
-        the sizes into the engine, so nothing less than all of it will do there."""
-        if self.backend == "tensorrt_llm":
-            return self.digest
-        names = ("format", "checkpoint", "architecture", "backend", "libraries", "dtype")
-        quantization = self.flags.get("engine.quantization", "none")
-        return digest_of({**{name: getattr(self, name) for name in names}, "quantization": quantization})
-
     def differences(self, other: Fingerprint) -> Iterator[str]:
         """One phrase per entry that differs: "transformers 5.17.0 instead of 5.23.0"."""
         mine, others = self._entries(), other._entries()
@@ -65,10 +49,10 @@ class Fingerprint(Frozen):
         return {**plain, **self.libraries, **self.flags}
 
 
-def library_versions(backend: Backend) -> dict[str, str]:
+def library_versions(backend: str, names: Sequence[str]) -> dict[str, str]:
     """Installed versions of the libraries that a backend's engines depend on. Raises BuildError if one is missing."""
     found: dict[str, str] = {}
-    for name in _LIBRARIES[backend]:
+    for name in names:
         version = version_of(name)
         if version is None:
             raise BuildError(f"The {backend} backend needs the package {name}, which is not installed here.")

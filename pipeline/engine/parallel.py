@@ -26,8 +26,8 @@ import numpy.typing as npt
 
 from pipeline.decoding.split import split_tree
 from pipeline.decoding.tree import DraftTree, FloatArray, IntArray
-from pipeline.engine.contract import EngineLimits, EngineSequence, NodeLogits, VerifyItem
-from pipeline.engine.rank import CachingEngine, Order, Rank, Share
+from pipeline.engine.contract import Engine, EngineLimits, EngineSequence, NodeLogits, ReuseCounters, VerifyItem
+from pipeline.engine.rank import Order, Rank, Share
 from pipeline.errors import RequestError
 
 
@@ -90,7 +90,7 @@ class ParallelEngine:
 
     def __init__(
         self,
-        engine: CachingEngine,
+        engine: Engine,
         leader: Leader,
         split: Callable[[DraftTree, int], list[IntArray]] = split_tree,
     ) -> None:
@@ -168,6 +168,11 @@ class ParallelEngine:
         """Drop the KV of released sequences on all ranks."""
         self._orders.append(Order("forget_cached", ()))
         self._rank.forget_cached()
+
+    @property
+    def reuse(self) -> ReuseCounters:
+        """Counts of the leader's own engine; all ranks open the same sequences."""
+        return self._rank.engine.reuse
 
     def close(self) -> None:
         """Let the followers go. Twice does nothing."""

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from pipeline.checkpoint.fetch import describe_source, known_content_hash
 from pipeline.config.places import Places
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.artifact import artifact_dir, load_artifact
-from pipeline.engine.builder import builder_for
+from pipeline.engine.backend import backend_of
 from pipeline.errors import BuildError
+from pipeline.files import write_whole
 
 
 def engine_plan(resolved: ResolvedConfig, places: Places) -> dict[str, Any]:
     """Source, place, sizes and what is there already. Touches no network and writes nothing."""
     folder = artifact_dir(places, resolved.model.name, resolved.profile.name)
-    lookahead, builder = resolved.lookahead, builder_for(resolved.backend)
-    builder.check(resolved)
+    lookahead, backend = resolved.lookahead, backend_of(resolved.backend)
+    backend.check(resolved)
     return {
         "model": resolved.model.name,
         "profile": resolved.profile.name,
@@ -30,9 +34,17 @@ def engine_plan(resolved: ResolvedConfig, places: Places) -> dict[str, Any]:
         "verification_set_size": lookahead.max_verification_set_size,
         "lookahead_draft_len": lookahead.max_draft_len,
         "lookahead_origin": lookahead.origin,
-        **builder.plan(resolved),
+        **backend.plan(resolved),
         "state": _state(resolved, places),
     }
+
+
+def write_plan(plan: Mapping[str, Any], resolved: ResolvedConfig, places: Places) -> Path:
+    """A plan as JSON, beside the engines of its model; returns the file."""
+    path = places.engines / resolved.model.name / f"{resolved.profile.name}.plan.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, json.dumps(plan, indent=2) + "\n")
+    return path
 
 
 def _state(resolved: ResolvedConfig, places: Places) -> str:
@@ -45,7 +57,7 @@ def _state(resolved: ResolvedConfig, places: Places) -> str:
         return f"to be built again: {error}"
     # A checkpoint whose hash only a fetch would tell is taken to be the one that the artefact was built from.
     content_hash = known_content_hash(resolved.model) or present.manifest.fingerprint.checkpoint
-    wanted = builder_for(resolved.backend).fingerprint(resolved, content_hash)
+    wanted = backend_of(resolved.backend).fingerprint(resolved, content_hash)
     if changes := list(wanted.differences(present.manifest.fingerprint)):
         return f"to be built again: {'; '.join(changes)}"
     return "up to date" if present.resolved == resolved else "engine up to date, settings to be updated"

@@ -31,13 +31,6 @@ class Follower(Protocol):
         """This rank's part of what the leader collects."""
 
 
-class CachingEngine(Engine, Protocol):
-    """An engine that reuses the KV of released sequences."""
-
-    def forget_cached(self) -> None:
-        """Drop it."""
-
-
 @dataclass(frozen=True, slots=True)
 class Share:
     """What the ranks do for one sequence in a pass. end: tokens of it that are computed afterwards. first_row: of the
@@ -62,7 +55,7 @@ def owners_of(num_nodes: int, parts: Sequence[IntArray]) -> IntArray:
 class Rank:
     """An engine and its sequences, by numbers that all ranks agree on."""
 
-    def __init__(self, engine: CachingEngine, rank: int) -> None:
+    def __init__(self, engine: Engine, rank: int) -> None:
         self.engine = engine
         self._rank = rank
         self._sequences: dict[int, EngineSequence] = {}

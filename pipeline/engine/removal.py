@@ -9,8 +9,7 @@ from pathlib import Path
 
 from pipeline.checkpoint.disk import PARTIAL
 from pipeline.config.places import Places
-from pipeline.engine.artifact import LOCKS, MANIFEST
-from pipeline.engine.tensorrt_llm import STAGES
+from pipeline.engine.artifact import LOCKS, MANIFEST, STAGES
 from pipeline.errors import BuildError
 
 

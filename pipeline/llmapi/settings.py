@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from pipeline.backends.tensorrt_llm.case import case_of
 from pipeline.config.schema import Frozen, GgufCheckpoint, HubCheckpoint, LocalCheckpoint, ResolvedConfig, SourceConfig
-from pipeline.engine.tensorrt_llm.case import case_of
 from pipeline.errors import ConfigError
 
 Method = Literal["trie", "ngram", "suffix_automaton", "none"]

@@ -15,8 +15,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.artifact import Artifact
-from pipeline.engine.tensorrt_llm.instance import TARGET_MODEL
-from pipeline.engine.tensorrt_llm.speculation import modes_of
+from pipeline.engine.backend import backend_of
 from pipeline.errors import RepositoryError
 from pipeline.repository.contract import ENGINE_DTYPES, Tensor, model_contract
 from pipeline.repository.extensions import (
@@ -25,25 +24,24 @@ from pipeline.repository.extensions import (
     TENSORRT_LLM_INPUTS,
     TENSORRT_LLM_OUTPUTS,
 )
-from pipeline.repository.names import FRONT_MODEL, STOCK_FRONT_MODEL, TARGET_PARAMETERS
-
-_LOGITS = {"float32": "TYPE_FP32", "float16": "TYPE_FP16"}
+from pipeline.repository.names import FRONT_MODEL, STOCK_FRONT_MODEL, TARGET_MODEL
 
 
 def engine_dtypes(resolved: ResolvedConfig) -> Mapping[str, str]:
     """Triton types of tensors that depend on the engine. All models of a repository must agree on them, or the ensemble
-    does not load. The torch engine gives float32 logits."""
-    if resolved.backend != "tensorrt_llm":
-        return ENGINE_DTYPES
-    return {**ENGINE_DTYPES, "${logits_datatype}": _LOGITS[resolved.profile.tensorrt_llm.logits_dtype]}
+    does not load."""
+    return {**ENGINE_DTYPES, "${logits_datatype}": backend_of(resolved.backend).logits_dtype(resolved)}
 
 
-def torch_target(resolved: ResolvedConfig, artifact: Artifact) -> pb.ModelConfig:
-    """The torch engine as a Triton model, with the tensors of `tensorrt_llm`: one process for many requests."""
+def python_target(
+    resolved: ResolvedConfig, artifact: Artifact, extended: bool = True, strict_mode: str | None = None
+) -> pb.ModelConfig:
+    """An engine in Python as a Triton model, with the tensors of `tensorrt_llm`: one process for many requests.
+    extended: with tensors beyond TensorRT-LLM's. strict_mode: the speculative mode of the TensorRT-LLM engine that it
+    stands for."""
     contract = model_contract("tensorrt_llm")
-    strict = resolved.profile.engine.strict_tensorrt_llm
-    inputs = contract.inputs if strict else contract.inputs + TENSORRT_LLM_INPUTS
-    outputs = contract.outputs if strict else contract.outputs + TENSORRT_LLM_OUTPUTS
+    inputs = contract.inputs + TENSORRT_LLM_INPUTS if extended else contract.inputs
+    outputs = contract.outputs + TENSORRT_LLM_OUTPUTS if extended else contract.outputs
     config = _config(TARGET_MODEL, resolved, inputs, outputs)
     config.model_transaction_policy.decoupled = True
     # Its queue is bounded behind Triton's, where it is known who finds a place and who goes on with a request.
@@ -63,8 +61,8 @@ def torch_target(resolved: ResolvedConfig, artifact: Artifact) -> pb.ModelConfig
             "cancellation_check_period_ms": "100",
         },
     )
-    if strict:
-        set_parameters(config, {"strict_tensorrt_llm": modes_of(resolved)[0]})
+    if strict_mode is not None:
+        set_parameters(config, {"strict_tensorrt_llm": strict_mode})
     return config
 
 
@@ -100,7 +98,6 @@ def lookahead_bls(resolved: ResolvedConfig, artifact: Artifact, vocab_size: int)
     set_parameters(
         config,
         {
-            TARGET_PARAMETERS[TARGET_MODEL]: TARGET_MODEL,
             "tokenizer_dir": str(artifact.tokenizer_dir),
             "artifact_dir": str(artifact.folder),
             "vocab_size": str(vocab_size),

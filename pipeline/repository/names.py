@@ -1,7 +1,9 @@
-"""Names in a model repository that clients and servers share; those of engines: `engine.tensorrt_llm.instance`."""
+"""Names in a model repository that clients and servers share."""
 
-from pipeline.engine.tensorrt_llm.instance import LOOKAHEAD_MODEL, TARGET_MODEL
-
+# Triton models that hold an engine. Stock clients call `tensorrt_llm`, which passes requests on to the first one.
+TARGET_MODEL = "tensorrt_llm_engine"
+# The second one, built for lookahead decoding.
+LOOKAHEAD_MODEL = "tensorrt_llm_lookahead"
 # Decoupled: text to text, with drafts.
 FRONT_MODEL = "lookahead_bls"
 # TensorRT-LLM's names, of models that send one response per request: text to text, and tokens to tokens.

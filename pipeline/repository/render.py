@@ -12,10 +12,16 @@ from tritonclient.grpc import model_config_pb2 as pb
 from pipeline.checkpoint.disk import whole_folder
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.artifact import Artifact
-from pipeline.engine.tensorrt_llm.instance import TARGET_MODEL
+from pipeline.engine.backend import backend_of
 from pipeline.errors import RepositoryError
-from pipeline.repository import model_config, tensorrt_llm_cpp
-from pipeline.repository.names import CONFIG, FRONT_MODEL, STOCK_FRONT_MODEL, STOCK_TARGET_MODEL, VERSION
+from pipeline.repository import model_config
+from pipeline.repository.names import (
+    CONFIG,
+    STOCK_FRONT_MODEL,
+    STOCK_TARGET_MODEL,
+    TARGET_PARAMETERS,
+    VERSION,
+)
 from pipeline.repository.vocabulary import vocab_size
 
 REPOSITORY = "repository"
@@ -49,20 +55,17 @@ def render(resolved: ResolvedConfig, artifact: Artifact, out_dir: Path, source: 
 
 def model_configs(resolved: ResolvedConfig, artifact: Artifact) -> list[pb.ModelConfig]:
     """The configs of all models of a repository."""
-    if resolved.backend == "tensorrt_llm":
-        configs = tensorrt_llm_cpp.model_configs(resolved, artifact)
-    else:
-        configs = [
-            model_config.preprocessing(resolved, artifact),
-            model_config.torch_target(resolved, artifact),
-            model_config.postprocessing(resolved, artifact),
-            model_config.lookahead_bls(resolved, artifact, vocab_size(artifact.engine_dir)),
-        ]
-    by_name = {config.name: config for config in configs}
+    backend = backend_of(resolved.backend)
+    targets = backend.target_configs(resolved, artifact)
+    front = model_config.lookahead_bls(resolved, artifact, vocab_size(backend.vocab_dir(artifact)))
+    model_config.set_parameters(front, {TARGET_PARAMETERS[target.name]: target.name for target in targets})
     return [
-        *configs,
-        model_config.single_response(STOCK_TARGET_MODEL, by_name[TARGET_MODEL], resolved),
-        model_config.single_response(STOCK_FRONT_MODEL, by_name[FRONT_MODEL], resolved),
+        model_config.preprocessing(resolved, artifact),
+        *targets,
+        model_config.postprocessing(resolved, artifact),
+        front,
+        model_config.single_response(STOCK_TARGET_MODEL, targets[0], resolved),
+        model_config.single_response(STOCK_FRONT_MODEL, front, resolved),
         model_config.ensemble(resolved),
     ]
 

@@ -1,40 +1,19 @@
-"""What to run for a server: command line, environment, and what removes it afterwards. Here for our own engine and any
-other single process; `tensorrt_llm_command` has that of TensorRT-LLM."""
+"""The command of one tritonserver: command line and environment."""
 
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 
+from pipeline.engine.command import MakeCommand, Ports, StartCommand
 from pipeline.server.guard import DRAIN_SECONDS
 from pipeline.server.installation import Installation
-from pipeline.server.ports import Ports
 
 VERBOSE_LOG = "triton.log"
 # Stands for the id that a start chooses, where a command is only shown.
 SHOWN_ID = "la000000000000"
 _PLAIN = re.compile(r"[A-Za-z0-9_%+,./:=@-]+")
-
-
-@dataclass(frozen=True, slots=True)
-class StartCommand:
-    """environment: all of it. clean_up: command that removes what the processes leave behind; empty for nothing.
-    shown: variables that make a difference to what the command does, for people to read. links: other names of folders
-    that the command uses, made before it runs and removed with the server's shared memory."""
-
-    argv: Sequence[str]
-    environment: Mapping[str, str]
-    clean_up: Sequence[str] = ()
-    shown: Mapping[str, str] = field(default_factory=dict)
-    links: Mapping[str, str] = field(default_factory=dict)
-
-    def to_text(self) -> str:
-        """As one would type it."""
-        variables = [f"{name}={shlex.quote(value)}" for name, value in self.shown.items()]
-        return " ".join([*variables, shlex.join(self.argv)])
 
 
 def is_plain(path: Path) -> bool:
@@ -50,10 +29,6 @@ def plain_names(server_id: str, **folders: Path) -> tuple[dict[str, Path], dict[
             names[key] = Path("/dev/shm", f"{server_id}-{key}")
             links[str(names[key])] = str(folder)
     return names, links
-
-
-# The command for chosen ports and a server's id, which must be the start of its shared memory's names.
-MakeCommand = Callable[[Ports, str], StartCommand]
 
 
 def single_process(

@@ -8,18 +8,10 @@ import socket
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from ipaddress import IPv4Address
-from typing import NamedTuple
 
 from pipeline.config.schema import ServerConfig
+from pipeline.engine.command import Ports
 from pipeline.errors import ServerError
-
-
-class Ports(NamedTuple):
-    """Where a server listens."""
-
-    http: int
-    grpc: int
-    metrics: int
 
 
 def choose_ports(server: ServerConfig) -> Ports:

@@ -8,22 +8,14 @@ from pathlib import Path
 from pipeline.config.places import Places
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.artifact import Artifact, artifact_dir
-from pipeline.engine.builder import Note
+from pipeline.engine.backend import Note, backend_of
+from pipeline.engine.command import StartCommand
 from pipeline.engine.memory import require_memory
 from pipeline.errors import ServerError
 from pipeline.repository.render import REPOSITORY, ModelRepository, render, repository_dir
-from pipeline.server.command import SHOWN_ID, VERBOSE_LOG, MakeCommand, StartCommand, single_process
-from pipeline.server.docker import ensure_image, serving_image
-from pipeline.server.installation import find_installation, usable_installation
-from pipeline.server.ports import Ports, choose_ports
-from pipeline.server.server import BACKENDS, RunningServer, start_server
-from pipeline.server.tensorrt_llm_command import (
-    find_site,
-    make_tensorrt_llm_command,
-    options_for,
-    require_startable,
-    shown_commands,
-)
+from pipeline.server.command import VERBOSE_LOG
+from pipeline.server.ports import choose_ports
+from pipeline.server.server import RunningServer, start_server
 from pipeline.tuning.planned_engine import planned_engine
 
 RUN = ".run"
@@ -49,11 +41,7 @@ def run_dir(places: Places) -> Path:
 def check_start(resolved: ResolvedConfig, places: Places) -> str:
     """What will serve here. Raises ServerError for what would prevent it; asked before an engine is built."""
     choose_ports(resolved.profile.server)
-    if resolved.backend == "torch":
-        return str(usable_installation(places).executable)
-    site = find_site()
-    require_startable(resolved, site)
-    return "in docker" if site.executable is None else str(site.executable)
+    return backend_of(resolved.backend).check_start(resolved, places)
 
 
 def prepare(
@@ -61,16 +49,7 @@ def prepare(
 ) -> Served:
     """Build the engine and render the repository, to out_dir or beside the engine. Raises ServerError for settings that
     only work in process, and what `create_drafter` and `planned_engine` raise."""
-    if resolved.backend == "torch" and resolved.model.parallelism.tensor > 1:
-        raise ServerError(
-            f"model.parallelism.tensor = {resolved.model.parallelism.tensor} of the torch backend runs in process only "
-            "(bench, verify, tune, experiments). Use model.parallelism.tensor = 1, or backend: tensorrt_llm."
-        )
-    if resolved.profile.engine.lookahead_parallel > 1:
-        raise ServerError(
-            f"engine.lookahead_parallel = {resolved.profile.engine.lookahead_parallel} runs in process only (bench, "
-            "verify, tune, experiments); a server runs the engine in one process. Use engine.lookahead_parallel = 1."
-        )
+    backend_of(resolved.backend).check_served(resolved)
     # Numba takes a while to load, and most users of this module build nothing.
     from pipeline.decoding.create import create_drafter
     from pipeline.decoding.sources.trie import TrieSource
@@ -99,7 +78,7 @@ def launch(
     _require_memory(served)
     resolved = served.resolved
     log = folder / VERBOSE_LOG if verbose else None
-    make = _tensorrt_llm(served, places, folder, log, note) if resolved.backend == "tensorrt_llm" else None
+    make = backend_of(resolved.backend).make_command(resolved, served.repository.folder, places, folder, log, note)
     return start_server(
         served.repository.folder,
         folder,
@@ -108,7 +87,6 @@ def launch(
         model=resolved.model.name,
         profile=resolved.profile.name,
         make_command=make,
-        verbose_log=log,
         detach=detach,
         note=note,
     )
@@ -117,26 +95,7 @@ def launch(
 def start_commands(resolved: ResolvedConfig, places: Places) -> list[StartCommand]:
     """What `launch` would run for a config, without building or starting anything."""
     repository = artifact_dir(places, resolved.model.name, resolved.profile.name) / REPOSITORY
-    if resolved.backend == "tensorrt_llm":
-        return shown_commands(resolved, repository, places)
-    server, installation = resolved.profile.server, find_installation()
-    backends = None if installation.wheel_dir is None else run_dir(places) / BACKENDS
-    make = single_process(installation, backends, repository, server.host, {})
-    return [make(Ports(server.http_port, server.grpc_port, server.metrics_port), SHOWN_ID)]
-
-
-def _tensorrt_llm(served: Served, places: Places, folder: Path, log: Path | None, note: Note) -> MakeCommand:
-    """The command for the served engine, its image built if it runs in a container."""
-    resolved, site = served.resolved, find_site()
-    require_startable(resolved, site)
-    options = options_for(resolved, served.repository.folder, site, log)
-    if site.executable is None:
-        tag = resolved.profile.tensorrt_llm.container_tag
-        note(f"server: in docker, image {serving_image(tag)}")
-        ensure_image(tag, places.home, folder)
-    else:
-        note(f"server: {site.executable}, {options.world_size} rank(s){' under mpirun' if options.use_mpi else ''}")
-    return make_tensorrt_llm_command(resolved, options, site, places)
+    return list(backend_of(resolved.backend).shown_commands(resolved, repository, places))
 
 
 def _require_memory(served: Served) -> None:

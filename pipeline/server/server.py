@@ -19,10 +19,11 @@ import psutil
 
 from pipeline.config.places import Places
 from pipeline.config.schema import ServerConfig
-from pipeline.engine.builder import Note
+from pipeline.engine.backend import Note
+from pipeline.engine.command import MakeCommand
 from pipeline.errors import ServerError
 from pipeline.files import log_tail, write_whole
-from pipeline.server.command import VERBOSE_LOG, MakeCommand, single_process
+from pipeline.server.command import VERBOSE_LOG, single_process
 from pipeline.server.failure import explain_failure, passing_failure
 from pipeline.server.guard import (
     DRAIN_SECONDS,
@@ -97,7 +98,7 @@ def start_server(
     note: told what is being waited for. Raises ServerError, with the reason from the log, if it does not get ready."""
     run_dir.mkdir(parents=True, exist_ok=True)
     if make_command is None:
-        make_command = _local(repository, run_dir, server, places, verbose_log, note)
+        make_command = local_command(repository, run_dir, server, places, verbose_log, note)
     with _locked(run_dir):
         require_none(run_dir)
         if (kept := keep_previous(run_dir)) is not None:
@@ -168,9 +169,10 @@ def stop_server(run_dir: Path, drain: bool = False) -> ServerState | None:
     return state
 
 
-def _local(
+def local_command(
     repository: Path, run_dir: Path, server: ServerConfig, places: Places, verbose_log: Path | None, note: Note
 ) -> MakeCommand:
+    """The command of one tritonserver of this machine."""
     installation = usable_installation(places)
     note(f"tritonserver: {installation.executable} ({installation.origin})")
     backends = prepare_backends(installation, run_dir / BACKENDS)

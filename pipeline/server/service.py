@@ -20,7 +20,7 @@ import psutil
 from pydantic import Field, ValidationError
 
 from pipeline.config.schema import Frozen
-from pipeline.engine.builder import Note
+from pipeline.engine.backend import Note
 from pipeline.errors import ServerError
 from pipeline.files import log_tail, write_whole
 from pipeline.server.guard import DRAIN_SECONDS, MARK, STOP_SECONDS, GuardSpec, start_guard

@@ -17,7 +17,7 @@ from pipeline.config.places import Places
 from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.artifact import artifact_dir, load_artifact
-from pipeline.engine.builder import Note, conflicts_with_backend
+from pipeline.engine.backend import Note
 from pipeline.errors import ServerError
 from pipeline.repository.render import ModelRepository, check_repository
 from pipeline.server.road import Served, launch
@@ -43,7 +43,7 @@ def resolve_other(
     path = folder / f"{resolved.model.name}.yaml"
     path.write_text(yaml.safe_dump(resolved.model.model_dump(mode="json")), encoding="utf-8")
     kept = (f"backend={resolved.backend}", f"device={resolved.device}")
-    return resolve_config(str(path), profile, (*kept, *overrides), where=places, backend_rules=conflicts_with_backend)
+    return resolve_config(str(path), profile, (*kept, *overrides), where=places)
 
 
 def require_other(before: Served, after: ResolvedConfig) -> None:

@@ -25,13 +25,15 @@ from pipeline.decoding.sources.trie import TrieSource
 from pipeline.decoding.strategy import source_names
 from pipeline.decoding.warm_up import warm_up
 from pipeline.engine.artifact import ENGINE, RESOLVED, TOKENIZER
+from pipeline.engine.backend import backend_of
+from pipeline.engine.traits import TargetTraits
 from pipeline.errors import BusyError, RepositoryError, RequestError
 from pipeline.triton_models.call_costs import CallCosts
 from pipeline.triton_models.generation import Engine, Generation, Piece
 from pipeline.triton_models.metrics import RequestMetrics, TrieMetrics
 from pipeline.triton_models.routing import offered, route_of
 from pipeline.triton_models.steps import tree_budget
-from pipeline.triton_models.target import Target, TargetTraits, traits_of
+from pipeline.triton_models.target import Target
 from pipeline.triton_models.tensors import Array, Tensors
 from pipeline.triton_models.text_codec import TextCodec, load_codec
 from pipeline.triton_models.text_request import TextRequest, text_request
@@ -62,8 +64,8 @@ class _Served:
 
 
 class Bls:
-    """Serves requests against the models that a config serves, `targets` in the order of `traits_of`. Lives in one
-    event loop."""
+    """Serves requests against the models that a config serves, `targets` in the order of the backend's traits. Runs in
+    one event loop."""
 
     def __init__(self, resolved: ResolvedConfig, codec: TextCodec, targets: Sequence[Target]) -> None:
         profile = resolved.profile
@@ -76,7 +78,7 @@ class Bls:
                 # The torch engine plans by itself, for all requests of a pass.
                 None if traits.extended or profile.drafting.planner == "fixed" else CallCosts(),
             )
-            for target, traits in zip(targets, traits_of(resolved), strict=True)
+            for target, traits in zip(targets, backend_of(resolved.backend).traits(resolved), strict=True)
         ]
         self._models = [served.traits for served in self._served]
         # What the profile asks for is meant for any engine; what a request asks for must be there.
@@ -180,12 +182,12 @@ def load_bls(artifact_dir: Path, vocab_size: int, targets: Mapping[str, Target])
     ConfigError or RepositoryError if its files cannot be read, or a model that its config asks for is not there."""
     codec = load_codec(artifact_dir / TOKENIZER, artifact_dir / ENGINE, vocab_size)
     resolved = load_resolved(artifact_dir / RESOLVED)
-    names = [traits.model for traits in traits_of(resolved)]
+    names = [traits.model for traits in backend_of(resolved.backend).traits(resolved)]
     for name in names:
         if name not in targets:
             raise RepositoryError(
-                f"The config of lookahead_bls names no model for {name}, which tensorrt_llm.speculation "
-                f"{resolved.profile.tensorrt_llm.speculation!r} needs. Render it again with `lookahead repo`."
+                f"The config of lookahead_bls names no model for {name}, which the profile needs. Render it again with "
+                "`lookahead repo`."
             )
     warm_up()  # before a client has to wait for it
     # A tokenizer is set up by its first use, which must not happen in two threads at once.

@@ -7,9 +7,9 @@ import numpy as np
 from pipeline.decoding.request import GenerationRequest
 from pipeline.decoding.session import Session
 from pipeline.decoding.tree import DraftTree
-from pipeline.engine.tensorrt_llm.speculation import Triple
+from pipeline.engine.chains import Triple
+from pipeline.engine.traits import TargetTraits
 from pipeline.triton_models.steps import Step
-from pipeline.triton_models.target import TargetTraits
 from pipeline.triton_models.tensors import Array, pack_word_list
 from pipeline.triton_models.text_codec import TextCodec
 from pipeline.triton_models.text_request import TextRequest

@@ -19,12 +19,13 @@ from pipeline.decoding.request import FinishReason
 from pipeline.decoding.session import GenerationStatistics, Session, StepOutcome, outcome_of_tokens
 from pipeline.decoding.sources.supplied import Supplied
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree
-from pipeline.engine.tensorrt_llm.speculation import Triple
+from pipeline.engine.chains import Triple
+from pipeline.engine.traits import TargetTraits
 from pipeline.errors import BusyError, RequestError
 from pipeline.triton_models.call_costs import CallCosts
 from pipeline.triton_models.call_tensors import call_tensors, first_end_id, late_ids
 from pipeline.triton_models.steps import CHUNK_TOKENS, PIECE_TOKENS, ChainSteps, Step, main_chain, next_piece
-from pipeline.triton_models.target import Target, TargetTraits
+from pipeline.triton_models.target import Target
 from pipeline.triton_models.tensors import Array, Tensors, integer, text, token_ids
 from pipeline.triton_models.text_codec import TextCodec
 from pipeline.triton_models.text_request import TextRequest

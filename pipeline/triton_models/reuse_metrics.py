@@ -1,12 +1,11 @@
-"""How much of the prompts the torch engine found in its KV cache, as Triton metrics."""
+"""How much of the prompts the engine found in its KV cache, as Triton metrics."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from pipeline.engine.torch.kv_cache import ReuseCounters
+from pipeline.engine.contract import ReuseCounters
 
 # By field of `ReuseCounters`.
 _METRICS = {

@@ -10,15 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pipeline.engine.tensorrt_llm.speculation import (
-    AUTOREGRESSIVE,
-    Triple,
-    not_for_lookahead,
-    triple_for_request,
-    triple_of,
-)
+from pipeline.engine.chains import AUTOREGRESSIVE, Triple, not_for_lookahead, triple_for_request, triple_of
+from pipeline.engine.traits import TargetTraits
 from pipeline.errors import RequestError
-from pipeline.triton_models.target import TargetTraits
 from pipeline.triton_models.text_request import TextRequest
 
 

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.engine.tensorrt_llm.instance import TARGET_MODEL
+from pipeline.engine.traits import REQUIRED_OUTPUTS
 from pipeline.errors import RequestError
-from pipeline.repository.names import FRONT_MODEL
-from pipeline.triton_models.target import REQUIRED_OUTPUTS
+from pipeline.repository.names import FRONT_MODEL, TARGET_MODEL
 from pipeline.triton_models.tensors import Array, Tensors, flag
 
 # Inputs of a request to an engine that stops the one with the same id; all shapes are those of a real request.

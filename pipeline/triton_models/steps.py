@@ -14,7 +14,7 @@ import numpy as np
 
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree, children_of, select_nodes
-from pipeline.engine.tensorrt_llm.speculation import RuntimeLimits, external_step
+from pipeline.engine.chains import RuntimeLimits, external_step
 from pipeline.triton_models.call_costs import CallCosts
 
 # Tokens asked for when there is no draft: enough to spread the cost of a call, few enough to draft again soon.

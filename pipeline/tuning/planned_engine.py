@@ -5,8 +5,8 @@ from __future__ import annotations
 from pipeline.config.places import Places
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.artifact import Artifact
+from pipeline.engine.backend import Note, backend_of
 from pipeline.engine.build import BuildResult, build_engine
-from pipeline.engine.builder import Note
 from pipeline.engine.cost_curve import load_cost_curve, save_cost_curve
 from pipeline.tuning.cost_curve import grid_for, measure
 
@@ -24,10 +24,10 @@ def planned_engine(
 
 
 def needs_cost_curve(artifact: Artifact) -> bool:
-    """Whether the planner is adaptive and nothing was measured with this build in as many processes. TensorRT-LLM has
-    none."""
+    """Whether the planner is adaptive, the engine runs in process, and nothing was measured with this build in as many
+    processes."""
     resolved = artifact.resolved
-    if resolved.backend != "torch" or resolved.profile.drafting.planner != "adaptive":
+    if not backend_of(resolved.backend).in_process or resolved.profile.drafting.planner != "adaptive":
         return False
     return load_cost_curve(artifact) is None
 
@@ -35,9 +35,8 @@ def needs_cost_curve(artifact: Artifact) -> bool:
 def measure_cost_curve(artifact: Artifact) -> None:
     """Measure a coarse curve and store it; `lookahead bench --cost-curve` puts a finer one in its place."""
     from pipeline.engine.parallel import ParallelEngine
-    from pipeline.engine.torch.load import load_engine  # slow to import, and not needed when nothing is to be done
 
-    engine = load_engine(artifact)
+    engine = backend_of(artifact.resolved.backend).load_engine(artifact)
     try:
         points = measure(engine, grid_for(artifact.resolved.device, fine=False))
     finally:

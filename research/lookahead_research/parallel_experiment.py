@@ -14,7 +14,7 @@ from pipeline.bench.data.known_outputs import ReplayRow
 from pipeline.config.schema import LookaheadConfig
 from pipeline.decoding.split import split_tree
 from pipeline.decoding.tree import IntArray
-from pipeline.engine.contract import Engine, EngineLimits, EngineSequence, NodeLogits, VerifyItem
+from pipeline.engine.contract import Engine, EngineLimits, EngineSequence, NodeLogits, ReuseCounters, VerifyItem
 
 
 class SplitCounter:
@@ -45,6 +45,13 @@ class SplitCounter:
 
     def release(self, sequence: EngineSequence) -> None:
         self._engine.release(sequence)
+
+    def forget_cached(self) -> None:
+        self._engine.forget_cached()
+
+    @property
+    def reuse(self) -> ReuseCounters:
+        return self._engine.reuse
 
 
 def by_ranks(

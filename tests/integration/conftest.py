@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from pipeline.backends.tensorrt_llm.strict import strict_profile
 from pipeline.config.places import Places
+from pipeline.engine.create import create_scheduler
 from pipeline.engine.submission import Submission
-from pipeline.engine.torch.load import create_scheduler
+from pipeline.engine.torch.load import load_engine
 from pipeline.server.road import Served
 from pipeline.server.server import RunningServer
-from pipeline.triton_models.strict import strict_profile
 from pipeline.triton_models.text_codec import TextCodec, load_codec
 from tests.integration.servers import prepared, running
 from tests.integration.strict_repository import strict_repository
@@ -65,7 +66,8 @@ def codec(strict_served: Served) -> TextCodec:
 @pytest.fixture(scope="package")
 def reference(strict_served: Served) -> Any:
     """Plain decoding in this process, by the same engine without a server or drafts."""
-    scheduler = create_scheduler(replace(strict_served.artifact, resolved=strict_profile(strict_served.resolved)))
+    artifact = replace(strict_served.artifact, resolved=strict_profile(strict_served.resolved))
+    scheduler = create_scheduler(artifact, load_engine(artifact))
 
     def decode(request: Any) -> list[int]:
         return scheduler.run([Submission(request, "none")])[0].output_ids

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from pipeline.config.places import Places
-from pipeline.engine.tensorrt_llm.instance import LOOKAHEAD_MODEL, TARGET_MODEL
 from pipeline.repository import model_config
-from pipeline.repository.names import FRONT_MODEL, TARGET_PARAMETERS
+from pipeline.repository.names import FRONT_MODEL, LOOKAHEAD_MODEL, TARGET_MODEL, TARGET_PARAMETERS
 from pipeline.server.road import Served
 from pipeline.triton_models.text_codec import TextCodec
 from pipeline.triton_models.text_request import text_request

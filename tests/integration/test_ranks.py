@@ -18,9 +18,10 @@ from pipeline.config.schema import ResolvedConfig
 from pipeline.decoding.request import SamplingParams
 from pipeline.engine.artifact import Artifact
 from pipeline.engine.contract import VerifyItem
+from pipeline.engine.create import create_scheduler
 from pipeline.engine.parallel import ParallelEngine
 from pipeline.engine.submission import Submission
-from pipeline.engine.torch.load import create_scheduler, load_engine
+from pipeline.engine.torch.load import load_engine
 from pipeline.errors import BuildError, EngineError, ServerError
 from pipeline.server.road import prepare
 from pipeline.tuning.planned_engine import planned_engine
@@ -43,7 +44,7 @@ def where(tmp_path: Path) -> Places:
 def generate(artifact: Artifact) -> tuple[list[list[int]], list[int]]:
     """Outputs and steps of requests that mix strategies and samplings."""
     engine = load_engine(artifact)
-    scheduler = create_scheduler(artifact, engine=engine)
+    scheduler = create_scheduler(artifact, engine)
     random = np.random.default_rng(0)
     submissions = [
         Submission(make_request(random.integers(0, 256, 20 + index).tolist(), 40, sampling=sampling), strategy)

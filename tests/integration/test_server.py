@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 
+from pipeline.engine.create import create_scheduler
 from pipeline.engine.submission import Submission
-from pipeline.engine.torch.load import create_scheduler
+from pipeline.engine.torch.load import load_engine
 from pipeline.errors import RequestError
 from pipeline.repository.names import FRONT_MODEL
 from pipeline.server.client import Protocol, TextQuery, stream_text
@@ -36,7 +37,9 @@ def expected_ids(served: Served) -> list[int]:
     codec = load_codec(served.artifact.tokenizer_dir, served.artifact.engine_dir)
     tensors = {"text_input": np.asarray([[PROMPT.encode()]], np.object_), "max_tokens": np.asarray([[24]], np.int32)}
     request = text_request(codec, tensors, "plain", "none").generation
-    return create_scheduler(served.artifact).run([Submission(request, "none")])[0].output_ids
+    return (
+        create_scheduler(served.artifact, load_engine(served.artifact)).run([Submission(request, "none")])[0].output_ids
+    )
 
 
 def test_every_strategy_on_every_way_gives_the_tokens_of_plain_decoding(server, expected_ids):

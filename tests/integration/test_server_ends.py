@@ -16,9 +16,8 @@ import pytest
 
 from pipeline.config.places import places
 from pipeline.config.resolution import resolve_config
-from pipeline.engine.tensorrt_llm.instance import TARGET_MODEL
 from pipeline.errors import RequestError, ServerError
-from pipeline.repository.names import FRONT_MODEL, STOCK_FRONT_MODEL, STOCK_TARGET_MODEL
+from pipeline.repository.names import FRONT_MODEL, STOCK_FRONT_MODEL, STOCK_TARGET_MODEL, TARGET_MODEL
 from pipeline.server.client import TextQuery, stream_text
 from pipeline.server.guard import model_processes
 from pipeline.server.road import launch

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.engine.tensorrt_llm.instance import LOOKAHEAD_MODEL, TARGET_MODEL
 from pipeline.errors import RequestError
+from pipeline.repository.names import LOOKAHEAD_MODEL, TARGET_MODEL
 from pipeline.server.client import Completion, TextQuery, stream_text
 from pipeline.server.server import RunningServer
 from tests.integration import servers

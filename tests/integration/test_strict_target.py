@@ -9,7 +9,7 @@ import pytest
 import tritonclient.grpc as grpc
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from pipeline.engine.tensorrt_llm.instance import LOOKAHEAD_MODEL, TARGET_MODEL
+from pipeline.repository.names import LOOKAHEAD_MODEL, TARGET_MODEL
 from pipeline.server.server import RunningServer
 from pipeline.triton_models.text_codec import TextCodec
 from tests.integration.strict_repository import MAX_DRAFT_LEN, PROMPT, request_of

@@ -1,6 +1,8 @@
 """Arrows never point back: each room imports only rooms that lie before it on the road."""
 
 import ast
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,10 +24,12 @@ BEFORE: dict[str, set[str]] = {
     "repository": BUILD,
     "triton_models": BUILD | {"repository"},
     "server": SERVE,
-    "llmapi": BUILD | {"repository", "triton_models"},
+    # The rooms below find a backend by its name (`config.registry`), never by an import.
+    "backends": SERVE,
+    "llmapi": BUILD | {"repository", "triton_models", "backends"},
     "bench": SERVE,
     "dynamo": SERVE,
-    "cli": SERVE | {"llmapi", "bench", "dynamo"},
+    "cli": SERVE | {"backends", "llmapi", "bench", "dynamo"},
 }
 
 
@@ -74,3 +78,53 @@ def test_algorithms_and_settings_know_no_torch(room: str) -> None:
             )
         }
         assert not names & {"torch", "transformers", "tritonclient"}, path
+
+
+# A backend's own places: its folder, its line in the registry, and the section of the profile with its settings.
+OWN = (
+    "backends/tensorrt_llm/",
+    "config/registry.py",
+    "config/schema/tensorrt_llm.py",
+    "config/schema/profile.py",
+    "llmapi/",
+)
+BACKEND_NAMES = {"torch", "tensorrt_llm"}
+_SETTING = re.compile(r"\btensorrt_llm\.[a-z]")
+
+
+def mentions_of_a_backend(tree: ast.AST) -> Iterator[str]:
+    """Comparisons with a backend's name, accesses to the settings of TensorRT-LLM, imports from a backend's folder."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            words = {part.value for part in [node.left, *node.comparators] if isinstance(part, ast.Constant)}
+            if words & BACKEND_NAMES:
+                yield f"line {node.lineno} compares with {words & BACKEND_NAMES}"
+        elif isinstance(node, ast.Attribute) and node.attr == "tensorrt_llm":
+            yield f"line {node.lineno} reads the settings of a backend"
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("pipeline.backends."):
+            yield f"line {node.lineno} imports {node.module}"
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _SETTING.search(node.value):
+            yield f"line {node.lineno} names a setting of a backend: {node.value[:60]!r}"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in sorted(PACKAGE.rglob("*.py")) if not str(path.relative_to(PACKAGE)).startswith(OWN)],
+    ids=lambda path: str(path.relative_to(PACKAGE)),
+)
+def test_only_the_folder_of_a_backend_mentions_it(path: Path) -> None:
+    name = str(path.relative_to(PACKAGE))
+    found = list(mentions_of_a_backend(ast.parse(path.read_text(encoding="utf-8"))))
+    if name.startswith("backends/"):
+        found = [text for text in found if "imports pipeline.backends." not in text]
+    assert not found, name
+
+
+def test_the_check_of_mentions_finds_each_kind() -> None:
+    text = """
+if resolved.backend == "tensorrt_llm": pass
+resolved.profile.tensorrt_llm.speculation
+from pipeline.backends.tensorrt_llm.case import Case
+x = "use tensorrt_llm.speculation"
+"""
+    assert len(list(mentions_of_a_backend(ast.parse(text)))) == 4

@@ -10,7 +10,9 @@ from pipeline.bench.contenders.contender import SchedulerContender
 from pipeline.bench.data.workload import Tokenizer
 from pipeline.decoding.strategy import STRATEGIES, source_names
 from pipeline.engine.artifact import Artifact
-from pipeline.engine.torch.load import LoadedEngine, create_scheduler, load_engine
+from pipeline.engine.backend import backend_of
+from pipeline.engine.contract import Engine
+from pipeline.engine.create import create_scheduler
 from pipeline.errors import UserError
 from pipeline.triton_models.text_codec import TextCodec, load_codec
 
@@ -22,7 +24,7 @@ class InProcess:
     """A loaded engine and its tokenizer."""
 
     artifact: Artifact
-    engine: LoadedEngine
+    engine: Engine
     codec: TextCodec
 
     @property
@@ -42,18 +44,13 @@ class InProcess:
     def contender(self, strategy: str) -> SchedulerContender:
         """A strategy with draft sources of its own."""
         return SchedulerContender(
-            strategy, lambda: create_scheduler(self.artifact, engine=self.engine), self.engine.forget_cached
+            strategy, lambda: create_scheduler(self.artifact, self.engine), self.engine.forget_cached
         )
 
 
 def open_in_process(artifact: Artifact) -> InProcess:
     """Load engine and tokenizer. Raises UserError if the artefact is for a backend that does not run in process."""
-    if artifact.resolved.backend != "torch":
-        raise UserError(
-            f"The engine in {artifact.folder} is a {artifact.resolved.backend} engine, which runs in a server only. "
-            "Start it with `lookahead serve` and measure through it with --url, or use --set backend=torch."
-        )
-    return InProcess(artifact, load_engine(artifact), codec_of(artifact))
+    return InProcess(artifact, backend_of(artifact.resolved.backend).load_engine(artifact), codec_of(artifact))
 
 
 def codec_of(artifact: Artifact) -> TextCodec:

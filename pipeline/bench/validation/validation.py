@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from pipeline.config.places import Places
-from pipeline.config.schema import Backend
-from pipeline.engine.builder import Note
+from pipeline.engine.backend import Note
 from pipeline.files import log_tail
 
 Outcome = Literal["passed", "failed", "skipped"]
@@ -67,7 +66,7 @@ class ValidationPlan:
     model: str
     profile: str
     other_profile: str
-    backend: Backend
+    backend: str
     overrides: tuple[str, ...]
     first_only: tuple[str, ...]
     strategies: tuple[str, ...]

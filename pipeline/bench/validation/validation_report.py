@@ -12,7 +12,7 @@ from pipeline.bench.report.manifest import manifest_of
 from pipeline.bench.report.report import markdown_of
 from pipeline.bench.report.results import load_results
 from pipeline.bench.validation.validation import StageResult, ValidationPlan, has_passed
-from pipeline.engine.tensorrt_llm.environment import gpus, package_versions
+from pipeline.engine.backend import backend_of
 from pipeline.errors import UserError
 from pipeline.files import write_whole
 
@@ -25,8 +25,7 @@ def report_of(plan: ValidationPlan, results: Sequence[StageResult]) -> dict[str,
     report = {
         "passed": has_passed(results),
         **manifest_of(None, config),
-        "tensorrt_llm": dict(package_versions()),
-        "gpus": [asdict(gpu) for gpu in gpus()],
+        "backend": backend_of(plan.backend).environment(),
         "stages": [asdict(result) for result in results],
     }
     as_json: dict[str, Any] = json.loads(json.dumps(report))
@@ -44,8 +43,8 @@ def write_report(out_dir: Path, report: dict[str, Any]) -> tuple[Path, Path]:
 def report_markdown(report: dict[str, Any], bench: Path) -> str:
     """The report for people, with the bench tables if there are any."""
     config, env = report["config"], report["env"]
-    devices = [f"{gpu['name']} ({gpu['memory_mib'] / 1024:.0f} GiB, driver {gpu['driver']})" for gpu in report["gpus"]]
-    versions = report["versions"] | {f"{name} (builds)": version for name, version in report["tensorrt_llm"].items()}
+    devices, builds = report["backend"].get("devices", []), report["backend"].get("versions", {})
+    versions = report["versions"] | {f"{name} (builds)": version for name, version in builds.items()}
     facts = {
         "result": "passed" if report["passed"] else "FAILED",
         "model": f"{config['model']} ({config['profile']}, then {config['other_profile']})",

@@ -20,10 +20,10 @@ from pipeline.bench.verify.verify import Comparison, compare, first_difference
 from pipeline.config.schema import Dtype, ResolvedConfig
 from pipeline.decoding.request import SamplingParams
 from pipeline.decoding.strategy import STRATEGIES
+from pipeline.engine.backend import backend_of
 from pipeline.engine.contract import Engine
 from pipeline.errors import UserError
 from pipeline.triton_models.routing import offered
-from pipeline.triton_models.target import traits_of
 
 # Gives the engine that judges differences, and the type in which the other one computes.
 Judge = Callable[[], tuple[Engine, Dtype]]
@@ -32,11 +32,11 @@ Judge = Callable[[], tuple[Engine, Dtype]]
 def remote_strategies(resolved: ResolvedConfig, wanted: Sequence[str] | None) -> list[str]:
     """What can be compared on an engine, plain decoding first. Raises UserError if there is nothing to compare, or a
     wanted strategy is not there."""
-    there = [name for name in STRATEGIES if name in offered(traits_of(resolved))]
+    there = [name for name in STRATEGIES if name in offered(backend_of(resolved.backend).traits(resolved))]
     if there == [BASELINE]:
         raise UserError(
-            "This engine decodes without drafts, so there is nothing to compare. Build one with --set "
-            "tensorrt_llm.speculation=both, which serves lookahead and trie side by side."
+            "This engine decodes without drafts, so there is nothing to compare. Set `speculation` "
+            "in the backend's section of the profile to 'both', which serves lookahead and trie side by side."
         )
     if wrong := [name for name in wanted or () if name not in there]:
         raise UserError(f"There is no strategy {wrong[0]!r} on this engine; it offers {', '.join(there)}.")

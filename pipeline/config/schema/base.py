@@ -6,7 +6,6 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-Backend = Literal["torch", "tensorrt_llm"]
 Device = Literal["cpu", "cuda"]
 Strategy = Literal["none", "lookahead", "trie", "hybrid", "auto"]
 Dtype = Literal["float32", "float16", "bfloat16"]

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from pipeline.config.registry import BackendOrAuto
 from pipeline.config.schema.base import Frozen
 from pipeline.config.schema.drafting import DraftingConfig
 from pipeline.config.schema.tensorrt_llm import TensorRTLLMConfig
@@ -74,8 +75,10 @@ class ProfileConfig(Frozen):
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", description="Name on the command line; that of the file.")
     description: str = Field("", description="One line for `lookahead profiles`.")
-    backend: Literal["auto", "torch", "tensorrt_llm"] = Field(
-        "auto", description="Engine backend. auto: tensorrt_llm where it is installed beside a fitting GPU, else torch."
+    backend: BackendOrAuto = Field(
+        "auto",
+        description="Engine backend: torch, tensorrt_llm, or one that an installed package adds. auto: tensorrt_llm "
+        "where it is installed beside a fitting GPU, else torch.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="Device of the torch backend. auto: cuda where torch finds one, else cpu."

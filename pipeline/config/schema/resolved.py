@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pipeline.config.schema.base import Backend, Device, Dtype, Frozen
+from pipeline.config.registry import BackendName
+from pipeline.config.schema.base import Device, Dtype, Frozen
 from pipeline.config.schema.lookahead import LookaheadConfig
 from pipeline.config.schema.model import ModelConfig
 from pipeline.config.schema.profile import ProfileConfig
@@ -13,7 +14,7 @@ class ResolvedConfig(Frozen):
 
     model: ModelConfig
     profile: ProfileConfig
-    backend: Backend = "torch"
+    backend: BackendName = "torch"
     device: Device
     dtype: Dtype
     lookahead: LookaheadConfig

@@ -15,14 +15,16 @@ from pipeline.checkpoint.model_config import check_config as check_model_config
 from pipeline.checkpoint.model_config import check_positions, read_config
 from pipeline.config.schema import Dtype, ResolvedConfig
 from pipeline.engine.artifact import ENGINE, TOKENIZER
-from pipeline.engine.builder import Note
-from pipeline.engine.fingerprint import Fingerprint, Flag, device_architecture, library_versions
+from pipeline.engine.backend import Note
+from pipeline.engine.fingerprint import Fingerprint, Flag, device_architecture, digest_of, library_versions
 from pipeline.engine.memory import require_memory
 from pipeline.errors import BuildError
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
+# Libraries whose version decides what a built engine does.
+LIBRARIES = ("torch", "transformers", "safetensors", "tokenizers")
 _BYTES_PER_PARAMETER: dict[Dtype, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
 # The tokenizer and the small files.
 _OTHER_BYTES = 32 << 20
@@ -72,7 +74,7 @@ def fingerprint(resolved: ResolvedConfig, checkpoint_hash: str) -> Fingerprint:
         checkpoint=checkpoint_hash,
         architecture=resolved.model.architecture,
         backend="torch",
-        libraries=library_versions("torch"),
+        libraries=library_versions("torch", LIBRARIES),
         device=device_architecture(resolved.device),
         dtype=resolved.dtype,
         flags=flags,
@@ -80,6 +82,13 @@ def fingerprint(resolved: ResolvedConfig, checkpoint_hash: str) -> Fingerprint:
         max_ngram_size=resolved.lookahead.max_ngram_size,
         max_verification_set_size=resolved.lookahead.max_verification_set_size,
     )
+
+
+def files_digest(fingerprint: Fingerprint) -> str:
+    """Hash of what engine/ and tokenizer/ depend on: not on sizes, drafts or the device."""
+    names = ("format", "checkpoint", "architecture", "backend", "libraries", "dtype")
+    quantization = fingerprint.flags.get("engine.quantization", "none")
+    return digest_of({**{name: getattr(fingerprint, name) for name in names}, "quantization": quantization})
 
 
 def weight_bytes(resolved: ResolvedConfig) -> int:

@@ -11,10 +11,10 @@ import torch
 from transformers import PreTrainedModel
 
 from pipeline.decoding.tree import BoolArray, FloatArray, IntArray, check_tree
-from pipeline.engine.contract import EngineLimits, EngineSequence, NodeLogits, VerifyItem
+from pipeline.engine.contract import EngineLimits, EngineSequence, NodeLogits, ReuseCounters, VerifyItem
 from pipeline.engine.torch.attention import Segment, SlotAttention, segment_mask, segment_positions
 from pipeline.engine.torch.fusion import fuse_layers
-from pipeline.engine.torch.kv_cache import ReuseCounters, Slot, SlotCache
+from pipeline.engine.torch.kv_cache import Slot, SlotCache
 from pipeline.engine.torch.largest import argmax, block_maxima, top_k
 from pipeline.engine.torch.own_attention import use_attention
 from pipeline.engine.torch.packed_linear import can_pack, pack_linears

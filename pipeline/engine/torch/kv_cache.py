@@ -11,6 +11,7 @@ import torch
 
 from pipeline.checkpoint.disk import gigabytes
 from pipeline.decoding.tree import IntArray
+from pipeline.engine.contract import ReuseCounters
 from pipeline.engine.memory import available_bytes
 from pipeline.errors import BuildError, BusyError
 
@@ -41,16 +42,6 @@ def _available_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return available_bytes()
-
-
-@dataclass(slots=True)
-class ReuseCounters:
-    """Prefix reuse since the start. Tokens: prompt tokens whose KV was found, and all that were to be opened."""
-
-    num_hits: int = 0
-    num_opened: int = 0
-    num_reused_tokens: int = 0
-    num_prompt_tokens: int = 0
 
 
 @dataclass(slots=True, eq=False)

@@ -1,28 +1,19 @@
-"""From an artefact on disk to a torch engine in memory, and to a scheduler that serves it."""
+"""From an artefact on disk to a torch engine in memory."""
 
 from __future__ import annotations
-
-from collections.abc import Collection
 
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.distributed import DistributedConfig
 from transformers.utils import logging as transformers_logging
 
-from pipeline.decoding.create import BLS_KINDS, ENGINE_KINDS, create_drafter
-from pipeline.decoding.grammar.compiler import Compiler
-from pipeline.decoding.planner import AdaptivePlanner, FixedPlanner, Planner
-from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.warm_up import warm_up
 from pipeline.engine.artifact import Artifact
 from pipeline.engine.contract import EngineLimits
-from pipeline.engine.cost_curve import load_cost_curve
 from pipeline.engine.parallel import ParallelEngine
-from pipeline.engine.scheduler import Scheduler
 from pipeline.engine.torch.engine import TorchEngine
 from pipeline.engine.torch.quantized_files import load_quantized
 from pipeline.engine.torch.quantized_linear import can_quantize
-from pipeline.engine.vocabulary import artifact_vocabulary
 from pipeline.errors import BuildError
 
 LoadedEngine = TorchEngine | ParallelEngine
@@ -94,35 +85,3 @@ def _load_shard(artifact: Artifact, dtype: torch.dtype, num_shards: int) -> PreT
         distributed_config=DistributedConfig(tp_size=num_shards, tp_plan="auto"),
     )
     return model
-
-
-def create_scheduler(
-    artifact: Artifact, kinds: Collection[str] = BLS_KINDS | ENGINE_KINDS, engine: LoadedEngine | None = None
-) -> Scheduler:
-    """A scheduler over the given or a freshly loaded engine. kinds: draft sources that live with it; a server passes
-    `ENGINE_KINDS`, as the others live in its BLS model."""
-    engine = load_engine(artifact) if engine is None else engine
-    profile = artifact.resolved.profile
-    drafting = profile.drafting
-    return Scheduler(
-        engine,
-        create_drafter(drafting.sources, artifact.resolved.lookahead, engine.limits.vocab_size, kinds),
-        _create_planner(artifact),
-        default_budget=DraftBudget(drafting.max_draft_tokens, drafting.max_draft_len),
-        max_queue_size=profile.scheduling.max_queue_size,
-        prefill_chunk=profile.engine.prefill_chunk,
-        compiler=Compiler(lambda: artifact_vocabulary(artifact, engine.limits.vocab_size)),
-    )
-
-
-def _create_planner(artifact: Artifact) -> Planner:
-    if artifact.resolved.profile.drafting.planner == "fixed":
-        return FixedPlanner()
-    curve = load_cost_curve(artifact)
-    if curve is None:
-        raise BuildError(
-            f"drafting.planner is adaptive and the engine in {artifact.folder} has no cost curve of this build; "
-            f"measure one with `lookahead bench --cost-curve --model {artifact.manifest.model} "
-            f"--profile {artifact.manifest.profile}`, or use --set drafting.planner=fixed"
-        )
-    return AdaptivePlanner(curve)

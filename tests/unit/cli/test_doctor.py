@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from pipeline import cli
-from pipeline.cli.doctor_finding import Finding
-from pipeline.cli.doctor_tensorrt_llm import examine_tensorrt_llm
-from pipeline.engine.tensorrt_llm import environment
+from pipeline.backends.tensorrt_llm import environment
+from pipeline.backends.tensorrt_llm.doctor import examine_tensorrt_llm
+from pipeline.engine.finding import Finding
 from pipeline.server.installation import VARIABLE
 from tests.unit.server.fake_machine import fake_machine, write_program
 

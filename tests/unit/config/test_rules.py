@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from pipeline.config.resolution import resolve_config
-from pipeline.engine.builder import conflicts_with_backend
 from pipeline.errors import ConfigError
 from tests.unit.config.shipped import CPU, SHIPPED, faults_of, write
 
@@ -119,13 +118,15 @@ def test_the_torch_engines_sizes_are_not_asked_of_tensorrt_llm() -> None:
     overrides = ("engine.max_batch_size=256", "engine.max_num_tokens=8192", "engine.prefill_chunk=9000")
     with pytest.raises(ConfigError, match="3 faults"):
         resolve_config("llama2-13b", "latency", ("backend=torch", "device=cpu", *overrides), where=SHIPPED)
-    assert resolve_config("llama2-13b", "latency", ("backend=tensorrt_llm", *overrides), where=SHIPPED)
+    assert resolve_config(
+        "llama2-13b", "latency", ("backend=tensorrt_llm", "tensorrt_llm.speculation=none", *overrides), where=SHIPPED
+    )
 
 
 def test_a_fault_of_the_backend_alone_is_told_once() -> None:
     overrides = ["backend=tensorrt_llm", "drafting.strategy=hybrid"]
     with pytest.raises(ConfigError) as caught:
-        resolve_config("llama2-13b", "latency", overrides, where=SHIPPED, backend_rules=conflicts_with_backend)
+        resolve_config("llama2-13b", "latency", overrides, where=SHIPPED)
     assert [key for key, _ in caught.value.faults] == ["drafting.strategy"]
     assert "a TensorRT-LLM engine has one speculative mode" in str(caught.value)
 
@@ -139,7 +140,7 @@ def test_faults_of_the_backend_come_with_those_of_the_files() -> None:
         "engine.prefillchunk=3",
     ]
     with pytest.raises(ConfigError) as caught:
-        resolve_config("llama2-13b", "latency", overrides, where=SHIPPED, backend_rules=conflicts_with_backend)
+        resolve_config("llama2-13b", "latency", overrides, where=SHIPPED)
     text = str(caught.value)
     assert text.startswith("3 faults in the configuration:")
     assert "--set: tensorrt_llm.speculation: found 'trie', which needs paged context attention" in text

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.backends import torch as torch_backend
 from pipeline.checkpoint.hashing import file_sha256
 from pipeline.config.places import Places
-from pipeline.engine import artifact as artifact_room
-from pipeline.engine import fingerprint as fingerprint_room
 from pipeline.engine.artifact import artifact_dir, load_artifact
 from pipeline.engine.build import build_engine
+from pipeline.engine.fingerprint import library_versions
+from pipeline.engine.torch.build import LIBRARIES
 from pipeline.errors import BuildError
 from tests.unit.engine.builds import tiny
 
@@ -92,9 +93,9 @@ def test_a_fingerprint_edited_in_the_manifest_is_noticed(built: Path, where: Pla
 def test_an_engine_of_another_environment_is_refused_unless_it_is_only_read(
     built: Path, where: Places, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    versions = fingerprint_room.library_versions("torch") | {"transformers": "9.9"}
-    monkeypatch.setattr(artifact_room, "library_versions", lambda backend: versions)
-    monkeypatch.setattr(artifact_room, "device_architecture", lambda device: "cuda-sm90")
+    versions = library_versions("torch", LIBRARIES) | {"transformers": "9.9"}
+    monkeypatch.setattr(torch_backend, "library_versions", lambda backend, names: versions)
+    monkeypatch.setattr(torch_backend, "device_architecture", lambda device: "cuda-sm90")
     text = fault(built, where)
     assert "device cpu-" in text
     assert "instead of cuda-sm90" in text
@@ -102,7 +103,6 @@ def test_an_engine_of_another_environment_is_refused_unless_it_is_only_read(
     assert load_artifact(built, where.cache, check_runnable=False).resolved == tiny()
 
 
-def test_a_missing_library_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(fingerprint_room._LIBRARIES, "torch", ("no-such-package",))
+def test_a_missing_library_is_a_sentence() -> None:
     with pytest.raises(BuildError, match="needs the package no-such-package"):
-        fingerprint_room.library_versions("torch")
+        library_versions("torch", ("no-such-package",))

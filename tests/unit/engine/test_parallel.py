@@ -18,9 +18,9 @@ from pipeline.decoding.create import create_drafter
 from pipeline.decoding.planner import FixedPlanner
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import path_to, tree_from_lists
-from pipeline.engine.contract import EngineLimits, VerifyItem
+from pipeline.engine.contract import Engine, EngineLimits, VerifyItem
 from pipeline.engine.parallel import ParallelEngine
-from pipeline.engine.rank import CachingEngine, Order, Rank, follow, owners_of
+from pipeline.engine.rank import Order, Rank, follow, owners_of
 from pipeline.engine.scheduler import Scheduler
 from pipeline.engine.torch.engine import TorchEngine
 from tests.fakes import VOCAB_SIZE, TableEngine, TableSequence, make_request, plain_decode
@@ -84,7 +84,7 @@ class ThreadEnd:
 
 
 @contextmanager
-def parallel(engines: Sequence[CachingEngine]) -> Iterator[tuple[ParallelEngine, ThreadLine]]:
+def parallel(engines: Sequence[Engine]) -> Iterator[tuple[ParallelEngine, ThreadLine]]:
     line = ThreadLine(len(engines))
     threads = []
     for rank, engine in enumerate(engines[1:], 1):
@@ -100,7 +100,7 @@ def parallel(engines: Sequence[CachingEngine]) -> Iterator[tuple[ParallelEngine,
         assert not thread.is_alive()
 
 
-def tables(num_ranks: int) -> list[CachingEngine]:
+def tables(num_ranks: int) -> list[Engine]:
     # A rank computes accepted tokens again, in passes that may be a little longer than the scheduler's limit.
     limits = EngineLimits(8, LIMITS.max_seq_len, 10 * LIMITS.max_num_tokens, 64, VOCAB_SIZE)
     return [LaggingTable(limits) for _ in range(num_ranks)]

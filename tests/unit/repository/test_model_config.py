@@ -15,6 +15,7 @@ from pipeline.config.places import places
 from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.artifact import Artifact
+from pipeline.engine.backend import backend_of
 from pipeline.errors import RepositoryError
 from pipeline.repository import model_config
 from pipeline.repository.contract import Tensor, model_contract
@@ -158,7 +159,7 @@ def test_folder_names_with_quotes_and_colons_survive_the_text_form(tmp_path):
     resolved = torch_config("tiny-random-llama", "latency")
     artifact = fake_artifact(tmp_path / 'odd "name": {x}\n', resolved)
 
-    config = model_config.parse(model_config.to_text(model_config.torch_target(resolved, artifact)), "here")
+    config = model_config.parse(model_config.to_text(model_config.python_target(resolved, artifact)), "here")
 
     assert config.parameters["gpt_model_path"].string_value == str(artifact.engine_dir)
 
@@ -217,7 +218,7 @@ def test_a_strict_target_offers_tensorrt_llms_tensors_and_no_others(tmp_path):
     resolved = torch_config(
         "tiny-random-llama", "latency", "engine.strict_tensorrt_llm=true", "tensorrt_llm.speculation=trie"
     )
-    config = model_config.torch_target(resolved, fake_artifact(tmp_path, resolved))
+    (config,) = backend_of("torch").target_configs(resolved, fake_artifact(tmp_path, resolved))
     contract = model_contract("tensorrt_llm")
 
     assert tensors_of(config.input) == {tensor.name: tensor for tensor in contract.inputs}

@@ -12,8 +12,7 @@ import psutil
 import pytest
 
 from pipeline.config.places import places
-from pipeline.server.command import StartCommand
-from pipeline.server.ports import Ports
+from pipeline.engine.command import Ports, StartCommand
 from pipeline.server.server import stop_server
 from pipeline.server.state import find_server
 from tests.patience import PATIENCE_S

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from pipeline.backends.tensorrt_llm.strict import StrictEngine, require_outputs, strict_call
 from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import ResolvedConfig, SuppliedDraftConfig
 from pipeline.decoding.drafter import Drafter
@@ -20,7 +21,6 @@ from pipeline.engine.scheduler import Scheduler
 from pipeline.engine.submission import StepEvent
 from pipeline.triton_models.engine_answers import EngineCall
 from pipeline.triton_models.engine_calls import engine_call, rows_of
-from pipeline.triton_models.strict import StrictEngine, require_outputs, strict_call
 from pipeline.triton_models.tensors import Array, Tensors
 from pipeline.triton_models.text_codec import TextCodec
 from tests.fakes import VOCAB_SIZE, TableEngine

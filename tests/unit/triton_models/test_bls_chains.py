@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.engine.tensorrt_llm.speculation import Mode, modes_of
+from pipeline.backends.tensorrt_llm.speculation import modes_of
+from pipeline.backends.tensorrt_llm.strict import strict_engine
+from pipeline.engine.chains import Mode
 from pipeline.errors import RequestError
 from pipeline.triton_models.bls import Bls
 from pipeline.triton_models.call_costs import CallCosts
-from pipeline.triton_models.strict import strict_engine
 from pipeline.triton_models.text_codec import TextCodec
 from tests.fakes import VOCAB_SIZE, make_request, plain_decode
 from tests.unit.triton_models.fakes import END_ID, TableTarget, letter_codec, small_config, text_tensors

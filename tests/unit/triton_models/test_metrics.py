@@ -8,7 +8,7 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
-from pipeline.engine.torch.kv_cache import ReuseCounters
+from pipeline.engine.contract import ReuseCounters
 from pipeline.triton_models.metrics import Metrics, RequestMetrics, TrieMetrics
 from pipeline.triton_models.reuse_metrics import ReuseMetrics
 from tests.patience import PATIENCE_S

@@ -11,8 +11,9 @@ from pipeline.config.places import Places
 from pipeline.config.resolution import resolve_config
 from pipeline.engine.artifact import load_artifact
 from pipeline.engine.cost_curve import cost_curve_path, load_cost_curve
+from pipeline.engine.create import create_scheduler
 from pipeline.engine.parallel import ParallelEngine
-from pipeline.engine.torch.load import create_scheduler, load_engine
+from pipeline.engine.torch.load import load_engine
 from pipeline.tuning.planned_engine import planned_engine
 
 
@@ -61,7 +62,7 @@ def test_the_scheduler_plans_by_it(where: Places) -> None:
 
     assert curve is not None
     assert curve.seconds(64, 1, 128) >= curve.seconds(1, 1, 128) > 0
-    create_scheduler(artifact)
+    create_scheduler(artifact, load_engine(artifact))
 
 
 def test_a_fixed_planner_needs_none(where: Places) -> None:

@@ -9,8 +9,7 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from pipeline.engine.tensorrt_llm.instance import LOOKAHEAD_MODEL, TARGET_MODEL
-from pipeline.repository.names import TARGET_PARAMETERS
+from pipeline.repository.names import LOOKAHEAD_MODEL, TARGET_MODEL, TARGET_PARAMETERS
 from pipeline.triton_models.bls import load_bls
 from pipeline.triton_models.gate import Gate
 from pipeline.triton_models.metrics import Metrics

@@ -1,4 +1,4 @@
-"""Triton model `tensorrt_llm_engine` over the torch engine: tensors in, one scheduler for all requests, tensors out."""
+"""Triton model `tensorrt_llm_engine` over an engine in Python: tensors in, one scheduler for all, tensors out."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from typing import Any, cast
 import torch
 import triton_python_backend_utils as pb_utils
 
+from pipeline.backends.tensorrt_llm.strict import require_outputs, strict_call, strict_engine, strict_profile
 from pipeline.config.places import places
 from pipeline.decoding.create import ENGINE_KINDS
 from pipeline.decoding.request import GenerationRequest, as_token_ids
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.engine.artifact import load_artifact
+from pipeline.engine.backend import backend_of
+from pipeline.engine.chains import Mode
+from pipeline.engine.create import create_scheduler
 from pipeline.engine.submission import StepEvent, Submission
-from pipeline.engine.tensorrt_llm.speculation import Mode
-from pipeline.engine.torch.load import create_scheduler, load_rank
 from pipeline.errors import RequestError, UserError
 from pipeline.triton_models.engine_answers import EngineCall
 from pipeline.triton_models.engine_calls import engine_call, rows_of
 from pipeline.triton_models.reuse_metrics import ReuseMetrics
-from pipeline.triton_models.strict import require_outputs, strict_call, strict_engine, strict_profile
 from pipeline.triton_models.tensors import Tensors, flag
 from pipeline.triton_models.triton import Client, error_response, parameter, tensors_of
 
@@ -56,8 +57,8 @@ class TritonPythonModel:
         mode = parameter(config, "strict_tensorrt_llm", default="no")
         if mode != "no":
             artifact = replace(artifact, resolved=strict_profile(artifact.resolved))
-        self._engine = load_rank(artifact)
-        self._scheduler = create_scheduler(artifact, ENGINE_KINDS, self._engine)
+        self._engine = backend_of(artifact.resolved.backend).load_engine(artifact)
+        self._scheduler = create_scheduler(artifact, self._engine, ENGINE_KINDS)
         vocab_size = self._engine.limits.vocab_size
         self._strict = None if mode == "no" else strict_engine(artifact.resolved, cast(Mode, mode), vocab_size)
         # Compiles and packs what is compiled and packed on first use, before a client has to wait for it.

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from pipeline import cli
+from pipeline.backends.tensorrt_llm.rules import check
 from pipeline.bench.validation import validation
 from pipeline.bench.validation.validation import (
     SERVER,
@@ -25,7 +26,6 @@ from pipeline.bench.validation.validation import (
 from pipeline.bench.validation.validation_report import report_of, write_report
 from pipeline.config.places import places
 from pipeline.config.resolution import resolve_config
-from pipeline.engine.tensorrt_llm.rules import check
 from tests.unit.server.fake_machine import fake_machine
 
 PLAN = ValidationPlan("m", "latency", "throughput", "torch", ("device=cpu",), ("only=first",), ("none", "trie"))

@@ -12,9 +12,10 @@ from pipeline.config.hardware import Hardware
 from pipeline.config.places import Places, places
 from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import ResolvedConfig
+from pipeline.engine.create import create_scheduler
 from pipeline.engine.plan import engine_plan
 from pipeline.engine.submission import Submission
-from pipeline.engine.torch.load import create_scheduler, load_engine
+from pipeline.engine.torch.load import load_engine
 from pipeline.errors import BuildError, ConfigError
 from pipeline.tuning.planned_engine import planned_engine
 from tests.fakes import make_request
@@ -58,7 +59,7 @@ def test_drafts_change_no_token_of_it_and_transformers_agrees(where: Places, dty
 
     def run(strategy: str) -> list[int]:
         request = make_request(prompt, 24)
-        (result,) = create_scheduler(artifact, engine=engine).run([Submission(request, strategy)])
+        (result,) = create_scheduler(artifact, engine).run([Submission(request, strategy)])
         return result.output_ids
 
     plain = run("none")

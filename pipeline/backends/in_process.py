@@ -1,0 +1,131 @@
+"""Base of backends whose engine runs in a Python process: served by one tritonserver and `triton_repo/tensorrt_llm`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.backends.in_process_rules import conflicts_of_sizes, conflicts_of_window
+from pipeline.config.hardware import Hardware
+from pipeline.config.places import Places
+from pipeline.config.rules import Conflict, uses_window
+from pipeline.config.schema import Device, ProfileConfig, ResolvedConfig
+from pipeline.engine.backend import Note
+from pipeline.engine.command import MakeCommand, Ports, StartCommand
+from pipeline.engine.finding import Finding, Table
+from pipeline.engine.fingerprint import Fingerprint
+from pipeline.engine.traits import TargetTraits
+from pipeline.errors import ServerError
+from pipeline.repository.names import TARGET_MODEL
+
+if TYPE_CHECKING:
+    from tritonclient.grpc import model_config_pb2 as pb
+
+    from pipeline.engine.artifact import Artifact
+    from pipeline.engine.contract import Engine
+
+
+class InProcessBackend(ABC):
+    """What all such backends share. A backend adds name, `fingerprint`, `runtime`, `write_engine` and `load_engine`."""
+
+    in_process = True
+
+    def fits(self, profile: ProfileConfig, hardware: Hardware) -> bool:
+        return False
+
+    def device(self, profile: ProfileConfig, hardware: Hardware) -> Device:
+        return "cpu"
+
+    def profile_conflicts(self, profile: ProfileConfig, hardware: Hardware | None) -> Iterable[Conflict]:
+        return conflicts_of_sizes(profile)
+
+    def conflicts(self, resolved: ResolvedConfig) -> Iterable[Conflict]:
+        return conflicts_of_window(resolved) if uses_window(resolved.profile) else ()
+
+    def check(self, resolved: ResolvedConfig) -> None:
+        return None
+
+    def check_config(self, resolved: ResolvedConfig, folder: Path) -> object:
+        return None
+
+    def plan(self, resolved: ResolvedConfig) -> Mapping[str, Any]:
+        return {}
+
+    def full_plan(self, resolved: ResolvedConfig, places: Places) -> None:
+        return None
+
+    def files_digest(self, fingerprint: Fingerprint) -> str:
+        return fingerprint.digest
+
+    def require_resources(self, resolved: ResolvedConfig, folder: Path) -> None:
+        return None
+
+    @abstractmethod
+    def load_engine(self, artifact: Artifact) -> Engine:
+        """The engine of an artefact, loaded."""
+
+    def traits(self, resolved: ResolvedConfig) -> tuple[TargetTraits, ...]:
+        return (
+            TargetTraits(
+                model=TARGET_MODEL,
+                strategies=frozenset({"none", "lookahead", "trie", "hybrid"}),
+                keyed_noise=True,
+                max_seq_len=resolved.profile.engine.max_seq_len,
+            ),
+        )
+
+    def logits_dtype(self, resolved: ResolvedConfig) -> str:
+        return "TYPE_FP32"
+
+    def target_configs(self, resolved: ResolvedConfig, artifact: Artifact) -> list[pb.ModelConfig]:
+        from pipeline.repository.model_config import python_target
+
+        return [python_target(resolved, artifact)]
+
+    def vocab_dir(self, artifact: Artifact) -> Path:
+        return artifact.engine_dir
+
+    def check_served(self, resolved: ResolvedConfig) -> None:
+        if resolved.profile.engine.lookahead_parallel > 1:
+            raise ServerError(
+                f"engine.lookahead_parallel = {resolved.profile.engine.lookahead_parallel} runs in process only "
+                "(bench, verify, tune, experiments); a server runs the engine in one process. Use "
+                "engine.lookahead_parallel = 1."
+            )
+
+    def check_start(self, resolved: ResolvedConfig, places: Places) -> str:
+        from pipeline.server.installation import usable_installation
+
+        return str(usable_installation(places).executable)
+
+    def make_command(
+        self, resolved: ResolvedConfig, repository: Path, places: Places, run_dir: Path, log: Path | None, note: Note
+    ) -> MakeCommand:
+        from pipeline.server.server import local_command
+
+        return local_command(repository, run_dir, resolved.profile.server, places, log, note)
+
+    def shown_commands(self, resolved: ResolvedConfig, repository: Path, places: Places) -> Sequence[StartCommand]:
+        from pipeline.server.command import SHOWN_ID, single_process
+        from pipeline.server.installation import find_installation
+        from pipeline.server.road import run_dir
+        from pipeline.server.server import BACKENDS
+
+        server, installation = resolved.profile.server, find_installation()
+        backends = None if installation.wheel_dir is None else run_dir(places) / BACKENDS
+        make = single_process(installation, backends, repository, server.host, {})
+        return [make(Ports(server.http_port, server.grpc_port, server.metrics_port), SHOWN_ID)]
+
+    def findings(self) -> Iterable[Finding]:
+        return ()
+
+    def version_tables(self) -> Sequence[Table]:
+        return ()
+
+    def environment(self) -> Mapping[str, Any]:
+        return {}
+
+    def validation_settings(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        return (), ()

@@ -1,0 +1,1 @@
+"""The TensorRT-LLM backend, release line 1.2."""

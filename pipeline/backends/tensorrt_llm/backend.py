@@ -1,0 +1,168 @@
+"""The TensorRT-LLM backend: engines of release line 1.2 in Triton's `tensorrtllm` backend, on NVIDIA GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.backends.tensorrt_llm import build, rules
+from pipeline.backends.tensorrt_llm.case import Case
+from pipeline.backends.tensorrt_llm.environment import engine_device, engine_libraries, gpus, package_versions
+from pipeline.backends.tensorrt_llm.speculation import modes_of
+from pipeline.checkpoint.checkpoint import Checkpoint
+from pipeline.config.hardware import Hardware
+from pipeline.config.places import Places
+from pipeline.config.rules import Conflict
+from pipeline.config.schema import Device, ProfileConfig, ResolvedConfig
+from pipeline.engine.backend import Backend, Note, Runtime
+from pipeline.engine.chains import Mode, triple_of
+from pipeline.engine.command import MakeCommand, StartCommand
+from pipeline.engine.finding import Finding, Table
+from pipeline.engine.fingerprint import Fingerprint
+from pipeline.engine.traits import TargetTraits
+from pipeline.errors import UserError
+from pipeline.repository.names import LOOKAHEAD_MODEL, TARGET_MODEL
+
+if TYPE_CHECKING:
+    from tritonclient.grpc import model_config_pb2 as pb
+
+    from pipeline.engine.artifact import Artifact
+    from pipeline.engine.contract import Engine
+
+# Lookahead decoding and external drafts need Ampere or later.
+_MIN_CAPABILITY = 80
+_STRATEGIES: dict[Mode, frozenset[str]] = {
+    "none": frozenset({"none"}),
+    "trie": frozenset({"none", "trie"}),
+    "lookahead": frozenset({"none", "lookahead"}),
+}
+_LOGITS = {"float32": "TYPE_FP32", "float16": "TYPE_FP16"}
+
+
+class TensorRTLLMBackend:
+    """An engine per speculative mode, converted and built by stages that run here or in NVIDIA's container."""
+
+    name = "tensorrt_llm"
+    in_process = False
+
+    def fits(self, profile: ProfileConfig, hardware: Hardware) -> bool:
+        capable = hardware.has_tensorrt_llm and hardware.compute_capability >= _MIN_CAPABILITY
+        return capable and profile.device != "cpu"
+
+    def device(self, profile: ProfileConfig, hardware: Hardware) -> Device:
+        return "cuda"
+
+    def profile_conflicts(self, profile: ProfileConfig, hardware: Hardware | None) -> Iterable[Conflict]:
+        return rules.conflicts_of_profile(profile)
+
+    def conflicts(self, resolved: ResolvedConfig) -> Iterable[Conflict]:
+        return rules.conflicts_of(resolved)
+
+    def check(self, resolved: ResolvedConfig) -> None:
+        rules.check(resolved)
+
+    def check_config(self, resolved: ResolvedConfig, folder: Path) -> object:
+        return None  # the converters decide what they read, and in which formats
+
+    def plan(self, resolved: ResolvedConfig) -> Mapping[str, Any]:
+        return build.plan(resolved)
+
+    def full_plan(self, resolved: ResolvedConfig, places: Places) -> tuple[str, Mapping[str, Any]]:
+        return build.full_plan(resolved, places)
+
+    def fingerprint(self, resolved: ResolvedConfig, checkpoint_hash: str) -> Fingerprint:
+        return build.fingerprint(resolved, checkpoint_hash)
+
+    def files_digest(self, fingerprint: Fingerprint) -> str:
+        return fingerprint.digest  # sizes are built into the engine
+
+    def runtime(self, resolved: ResolvedConfig) -> Runtime:
+        return Runtime(engine_libraries(resolved), engine_device(resolved))
+
+    def require_resources(self, resolved: ResolvedConfig, folder: Path) -> None:
+        build.require_resources(resolved, folder)
+
+    def write_engine(self, resolved: ResolvedConfig, checkpoint: Checkpoint, note: Note, folder: Path) -> None:
+        build.write_engine(resolved, checkpoint, note, folder)
+
+    def load_engine(self, artifact: Artifact) -> Engine:
+        raise UserError(
+            f"The engine in {artifact.folder} is a TensorRT-LLM engine, which runs in a server only. Start it with "
+            "`lookahead serve` and measure through it with --url, or use --set backend=torch."
+        )
+
+    def traits(self, resolved: ResolvedConfig) -> tuple[TargetTraits, ...]:
+        models = (TARGET_MODEL, LOOKAHEAD_MODEL)
+        return tuple(
+            _traits(resolved, mode, model)
+            for mode, model in zip(modes_of(resolved), models, strict=False)  # most configs have one mode
+        )
+
+    def logits_dtype(self, resolved: ResolvedConfig) -> str:
+        return _LOGITS[resolved.profile.tensorrt_llm.logits_dtype]
+
+    def target_configs(self, resolved: ResolvedConfig, artifact: Artifact) -> list[pb.ModelConfig]:
+        from pipeline.backends.tensorrt_llm.repository import target_configs
+
+        return target_configs(resolved, artifact)
+
+    def vocab_dir(self, artifact: Artifact) -> Path:
+        from pipeline.backends.tensorrt_llm.repository import engine_dirs
+
+        return engine_dirs(artifact)[0]
+
+    def check_served(self, resolved: ResolvedConfig) -> None:
+        pass  # every engine that is built can be served
+
+    def check_start(self, resolved: ResolvedConfig, places: Places) -> str:
+        from pipeline.backends.tensorrt_llm.command import check_start
+
+        return check_start(resolved)
+
+    def make_command(
+        self, resolved: ResolvedConfig, repository: Path, places: Places, run_dir: Path, log: Path | None, note: Note
+    ) -> MakeCommand:
+        from pipeline.backends.tensorrt_llm.command import start_here
+
+        return start_here(resolved, repository, places, run_dir, log, note)
+
+    def shown_commands(self, resolved: ResolvedConfig, repository: Path, places: Places) -> Sequence[StartCommand]:
+        from pipeline.backends.tensorrt_llm.command import shown_commands
+
+        return shown_commands(resolved, repository, places)
+
+    def findings(self) -> Iterable[Finding]:
+        from pipeline.backends.tensorrt_llm.doctor import examine_tensorrt_llm
+
+        return examine_tensorrt_llm()
+
+    def version_tables(self) -> Sequence[Table]:
+        from pipeline.backends.tensorrt_llm.versions import version_tables
+
+        return version_tables()
+
+    def environment(self) -> Mapping[str, Any]:
+        devices = [f"{gpu.name} ({gpu.memory_mib / 1024:.0f} GiB, driver {gpu.driver})" for gpu in gpus()]
+        return {"versions": dict(package_versions()), "devices": devices}
+
+    def validation_settings(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        from pipeline.backends.tensorrt_llm.validation import validation_settings
+
+        return validation_settings()
+
+
+def _traits(resolved: ResolvedConfig, mode: Mode, model: str) -> TargetTraits:
+    limits = Case(resolved, None).limits(mode)
+    return TargetTraits(
+        model=model,
+        strategies=_STRATEGIES[mode],
+        keyed_noise=False,
+        max_seq_len=limits.usable_seq_len,
+        limits=limits,
+        mode=mode,
+        lookahead=triple_of(resolved.lookahead) if mode == "lookahead" else None,
+    )
+
+
+BACKEND: Backend = TensorRTLLMBackend()

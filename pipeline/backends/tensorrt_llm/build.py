@@ -1,0 +1,107 @@
+"""Plan, fingerprint and build of an engine; `execute` runs a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline.backends.tensorrt_llm.case import case_of
+from pipeline.backends.tensorrt_llm.conversion import calibration_folder
+from pipeline.backends.tensorrt_llm.environment import detect, engine_libraries, require_ready
+from pipeline.backends.tensorrt_llm.instance import engine_dir
+from pipeline.backends.tensorrt_llm.plan import Plan, plan_for
+from pipeline.backends.tensorrt_llm.shape import shape_of
+from pipeline.backends.tensorrt_llm.stages import Run, run_build, run_conversion, run_process
+from pipeline.backends.tensorrt_llm.text import full_text, summary
+from pipeline.checkpoint.checkpoint import Checkpoint
+from pipeline.checkpoint.convert import write_tokenizer
+from pipeline.checkpoint.disk import require_space
+from pipeline.config.places import Places
+from pipeline.config.schema import ResolvedConfig
+from pipeline.engine.artifact import ENGINE, TOKENIZER, artifact_dir, share_folder
+from pipeline.engine.backend import Note
+from pipeline.engine.fingerprint import Fingerprint
+from pipeline.engine.memory import require_memory
+from pipeline.errors import BuildError
+
+
+def plan(resolved: ResolvedConfig) -> Mapping[str, Any]:
+    """The plan in short."""
+    return summary(plan_for(resolved))
+
+
+def full_plan(resolved: ResolvedConfig, where: Places) -> tuple[str, Mapping[str, Any]]:
+    """Every call of a build and of a start: as text, and as JSON values."""
+    from pipeline.backends.tensorrt_llm.command import shown_commands
+    from pipeline.repository.render import REPOSITORY  # brings tritonclient
+
+    whole = plan_for(resolved, where)
+    repository = artifact_dir(where, resolved.model.name, resolved.profile.name) / REPOSITORY
+    commands = shown_commands(resolved, repository, where)
+    *before, server = commands
+    launch = {
+        "before": [list(command.argv) for command in before],
+        "argv": list(server.argv),
+        "environment": dict(server.shown),
+    }
+    return full_text(whole, [command.to_text() for command in commands]), {**whole.to_json(), "launch": launch}
+
+
+def fingerprint(resolved: ResolvedConfig, checkpoint_hash: str) -> Fingerprint:
+    """Of the engines that a config builds, with the target GPU as device."""
+    whole = plan_for(resolved, checkpoint_hash=checkpoint_hash)
+    return Fingerprint(
+        checkpoint=checkpoint_hash,
+        architecture=resolved.model.architecture,
+        backend="tensorrt_llm",
+        libraries=engine_libraries(resolved),
+        device=f"cuda-sm{resolved.profile.tensorrt_llm.compute_capability}",
+        dtype=resolved.dtype,
+        flags={"conversion": whole.conversion.digest}
+        | {f"engine.{stage.instance.triton_model}": stage.digest for stage in whole.engines},
+        max_window_size=resolved.lookahead.max_window_size,
+        max_ngram_size=resolved.lookahead.max_ngram_size,
+        max_verification_set_size=resolved.lookahead.max_verification_set_size,
+    )
+
+
+def require_resources(resolved: ResolvedConfig, folder: Path) -> None:
+    """Raises BuildError if TensorRT-LLM, the GPU, disk or memory will not do, or calibration texts are missing."""
+    whole = plan_for(resolved)
+    texts = calibration_folder(case_of(resolved))
+    if texts is not None and not texts.is_dir():
+        raise BuildError(
+            f"tensorrt_llm.calib_dataset: found '{resolved.profile.tensorrt_llm.calib_dataset}'; there is no folder "
+            f"{texts}. Correct the path, or name a data set such as 'cnn_dailymail'."
+        )
+    require_ready(detect(), resolved, whole.world_size)
+    require_space(folder, whole.estimate.disk_bytes, f"The engine of {resolved.model.name}", BuildError)
+    remedy = "Close other programs, or convert on a larger machine."
+    require_memory(whole.estimate.host_bytes, f"Building {resolved.model.name}", remedy, BuildError)
+
+
+def write_engine(resolved: ResolvedConfig, checkpoint: Checkpoint, note: Note, folder: Path) -> None:
+    """Write folder/engine and folder/tokenizer."""
+    execute(plan_for(resolved, checkpoint_hash=checkpoint.content_hash), resolved, checkpoint, note, folder)
+
+
+def execute(
+    whole: Plan,
+    resolved: ResolvedConfig,
+    checkpoint: Checkpoint,
+    note: Note,
+    folder: Path,
+    run: Run = run_process,
+) -> None:
+    """Run the stages of a plan that are not done, and put engine/ and tokenizer/ into `folder`.
+
+    With two engines, engine/ holds one folder per Triton model. run: how calls are run. Raises BuildError with the end
+    of the stage's log if one fails, or with the differences if what came out is not what was asked for."""
+    shape = shape_of(resolved.model)
+    assert shape is not None, "the rules refuse models of unknown shape"
+    write_tokenizer(checkpoint, folder / TOKENIZER)  # first, as it may turn out that only code can read it
+    run_conversion(whole, checkpoint, resolved.dtype, shape, note, run)
+    for stage in whole.engines:
+        run_build(whole, stage, note, run)
+        share_folder(stage.output, engine_dir(folder / ENGINE, stage.instance, len(whole.engines)))

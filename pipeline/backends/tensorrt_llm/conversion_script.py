@@ -1,0 +1,75 @@
+"""Runs one conversion beside TensorRT-LLM: `python3 -m pipeline.backends.tensorrt_llm.conversion_script request.json`.
+
+This is the only module of ours that is imported where TensorRT-LLM is installed but our other requirements may not be:
+it needs the standard library and `tensorrt_llm` alone. `request.json` holds `Conversion.call`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def convert(call: Mapping[str, Any]) -> None:
+    """Write the checkpoint that a call describes. Raises what TensorRT-LLM raises."""
+    if call["method"] == "quantize":
+        _quantize(call)
+    else:
+        _from_hugging_face(call)
+
+
+def _from_hugging_face(call: Mapping[str, Any]) -> None:
+    """One rank after the other, so that host memory holds one rank's weights beside the checkpoint."""
+    import tensorrt_llm.models
+    from tensorrt_llm.mapping import Mapping as RankMapping
+
+    model_class = getattr(tensorrt_llm.models, call["model_class"])
+    output_dir = Path(call["output_dir"])
+    output_dir.mkdir(parents=True, exist_ok=True)  # save_checkpoint makes no folder
+    optional = {"quant_config": _quant_config(call)} if call["quant_config"] else {}
+    for rank in range(call["mapping"]["world_size"]):
+        mapping = RankMapping(rank=rank, **call["mapping"])
+        # By place, because some families name the first argument otherwise.
+        model = model_class.from_hugging_face(call["hf_model_dir"], dtype=call["dtype"], mapping=mapping, **optional)
+        model.save_checkpoint(str(output_dir), save_config=rank == 0)
+        del model
+
+
+def _quantize(call: Mapping[str, Any]) -> None:
+    """Calibrates on the GPU and writes all ranks."""
+    import tensorrt_llm.models
+    from tensorrt_llm.mapping import Mapping as RankMapping
+
+    model_class = getattr(tensorrt_llm.models, call["model_class"])
+    Path(call["output_dir"]).mkdir(parents=True, exist_ok=True)
+    model_class.quantize(
+        call["hf_model_dir"],
+        call["output_dir"],
+        dtype=call["dtype"],
+        mapping=RankMapping(**call["mapping"]),
+        quant_config=_quant_config(call),
+        **call["calibration"],
+    )
+
+
+def _quant_config(call: Mapping[str, Any]) -> Any:
+    from tensorrt_llm.models.modeling_utils import QuantConfig
+    from tensorrt_llm.quantization.mode import QuantAlgo
+
+    return QuantConfig(**{name: QuantAlgo[algo] for name, algo in call["quant_config"].items()})
+
+
+def main(arguments: list[str]) -> int:
+    """Exit code of the command."""
+    if len(arguments) != 1:
+        print("usage: python3 -m pipeline.backends.tensorrt_llm.conversion_script request.json", file=sys.stderr)
+        return 2
+    convert(json.loads(Path(arguments[0]).read_text(encoding="utf-8")))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,144 @@
+"""TensorRT-LLM checkpoint -> engine: every option of trtllm-build, and what must come out.
+
+The builder changes what it is given: a speculative mode adds max_draft_len to max_seq_len. `engine.max_seq_len` in our
+configs includes the drafts, so less is asked for. The engine's config.json holds the options as fields of BuildConfig,
+the speculative mode as a number; `readback` compares them with what is expected here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.backends.tensorrt_llm import facts
+from pipeline.backends.tensorrt_llm.case import Case, FlagValue
+from pipeline.backends.tensorrt_llm.speculation import BUILD_MODES
+from pipeline.engine.chains import Mode
+
+# Options of the command line that BuildConfig spells otherwise.
+_FIELD_OF_FLAG = {"strip_plan": "use_strip_plan"}
+_SEVERAL_FIELDS = {"gather_all_token_logits": ("gather_context_logits", "gather_generation_logits")}
+# Options that choose no size or kernel, so that they stay out of BuildConfig.
+_NOT_IN_BUILD_CONFIG = ("checkpoint_dir", "output_dir", "workers", "log_level", "logits_dtype", "fast_build")
+
+# Fields of BuildConfig that say nothing of the engine; they are not compared.
+_OF_THE_BUILD_ALONE = ("input_timing_cache", "output_timing_cache", "visualize_network")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineBuild:
+    """flags: every option that is set, by name. argv: the call. expected: what the engine's config.json must hold in
+    build_config."""
+
+    flags: dict[str, FlagValue]
+    argv: tuple[str, ...]
+    expected: dict[str, Any]
+
+
+def build_of(case: Case, mode: Mode, checkpoint: Path, output: Path) -> EngineBuild:
+    """The build of one engine. checkpoint, output: folders."""
+    flags = build_flags_of(case, mode, checkpoint, output)
+    return EngineBuild(
+        flags=flags,
+        argv=("trtllm-build", *_arguments(flags)),
+        expected=_expected(case, mode, flags),
+    )
+
+
+def build_flags_of(case: Case, mode: Mode, checkpoint: Path, output: Path) -> dict[str, FlagValue]:
+    """All sizes and all options that matter for serving are stated, also where they are the builder's defaults."""
+    trt, dtype = case.trt, case.resolved.dtype
+    drafts = case.max_draft_len(mode)
+    asked = case.asked_seq_len(mode)
+    paged_context = case.paged_context_off is None
+    flags: dict[str, FlagValue] = {
+        "checkpoint_dir": str(checkpoint),
+        "output_dir": str(output),
+        "workers": case.world_size,
+        "max_batch_size": case.engine.max_batch_size,
+        "max_input_len": min(asked - 1, case.limits(mode).longest_prompt),
+        "max_seq_len": asked,
+        "max_num_tokens": case.engine.max_num_tokens,
+        "max_beam_width": 1,
+        "kv_cache_type": "paged",
+        "logits_dtype": trt.logits_dtype,
+        "gpt_attention_plugin": dtype,
+        "gemm_plugin": _gemm_plugin(case),
+        "nccl_plugin": dtype if case.world_size > 1 else "disable",
+        "context_fmha": "enable",
+        "remove_input_padding": "enable",
+        "tokens_per_block": trt.tokens_per_block,
+        "use_paged_context_fmha": "enable" if paged_context else "disable",
+        "use_fp8_context_fmha": "enable" if case.fp8_context_forced else "disable",
+        "multiple_profiles": "disable",
+        "output_timing_cache": str(output.parent / "model.cache"),
+    }
+    if (name := BUILD_MODES[mode]) is not None:
+        flags |= {"speculative_decoding_mode": name, "max_draft_len": drafts}
+    flags |= trt.build_flags
+    if flags["multiple_profiles"] == "disable":
+        # Kernels are chosen for a pass in which every sequence of a full batch decodes.
+        tuned = min(case.engine.max_batch_size * (drafts + 1), case.engine.max_num_tokens)
+        flags.setdefault("opt_num_tokens", tuned)
+    return flags
+
+
+def _build_config(flags: Mapping[str, FlagValue], dtype: str) -> dict[str, Any]:
+    """Options of the command line as BuildConfig in its JSON form, with PluginConfig inside. dtype: what "auto" means
+    there."""
+    known = facts.build_flags()
+    config: dict[str, Any] = {}
+    plugins: dict[str, Any] = {"dtype": dtype}
+    for name, value in flags.items():
+        field = known[name].field
+        if field is not None:
+            plugins[field] = _plugin_value(known[name], value)
+        elif name in _SEVERAL_FIELDS:
+            config |= dict.fromkeys(_SEVERAL_FIELDS[name], value)
+        elif name == "speculative_decoding_mode":
+            config[name] = facts.mode_number(str(value).upper())
+        elif name not in _NOT_IN_BUILD_CONFIG and known[name].group != "lora":
+            config[_FIELD_OF_FLAG.get(name, name)] = value
+    if flags.get("fast_build"):
+        plugins["manage_weights"] = True
+    config.setdefault("speculative_decoding_mode", facts.mode_number("NONE"))
+    config.setdefault("max_draft_len", 0)
+    return {**config, "plugin_config": plugins}
+
+
+def _plugin_value(flag: facts.Flag, value: FlagValue) -> FlagValue | None:
+    """Switches become booleans; a plugin that is off becomes null."""
+    if flag.choices == ("enable", "disable"):
+        return value == "enable"
+    return None if value == "disable" else value
+
+
+def _gemm_plugin(case: Case) -> str:
+    """NVIDIA's advice: the model's type for 16-bit models, off for FP8, and its own for FP4."""
+    return {"fp8": "disable", "nvfp4": "nvfp4"}.get(case.trt.quantization, case.resolved.dtype)
+
+
+def _arguments(flags: Mapping[str, FlagValue]) -> list[str]:
+    known = facts.build_flags()
+    words: list[str] = []
+    for name, value in flags.items():
+        if known[name].type != "store_true":
+            words += [f"--{name}", str(value)]
+        elif value:
+            words.append(f"--{name}")
+    return words
+
+
+def _expected(case: Case, mode: Mode, flags: Mapping[str, FlagValue]) -> dict[str, Any]:
+    """build_config as the engine's config.json must show it: all that was asked for, with the one change that the
+    builder always makes. The rules refuse what it would change besides."""
+    config = _build_config(flags, case.resolved.dtype)
+    # In the place of "auto" the type may stand that it means.
+    plugins = {name: value for name, value in config["plugin_config"].items() if value != "auto"}
+    return {
+        **{name: value for name, value in config.items() if name not in _OF_THE_BUILD_ALONE},
+        "max_seq_len": int(config["max_seq_len"]) + case.max_draft_len(mode),
+        "plugin_config": plugins,
+    }

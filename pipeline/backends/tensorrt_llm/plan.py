@@ -1,0 +1,248 @@
+"""The complete plan of a TensorRT-LLM engine: every stage with its exact call, what must come out of it, and its cost.
+
+    source       checkpoint folder with a normalised config.json            in this process
+    conversion   -> TensorRT-LLM checkpoint, one file per rank               here or in the container
+    build        -> engine, one per speculative mode                         here or in the container
+
+Conversion and build are stages of their own, each with a fingerprint, so that a second profile of a model, or a build
+after a failed one, starts where it can. `plan_for` touches no network and runs on any machine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.backends.tensorrt_llm import facts
+from pipeline.backends.tensorrt_llm.case import KV_QUANT_ALGOS, QUANT_ALGOS, Case
+from pipeline.backends.tensorrt_llm.container import docker_argv, image_of
+from pipeline.backends.tensorrt_llm.conversion import (
+    Conversion,
+    calib_dataset_of,
+    calibration_folder,
+    conversion_of,
+    is_calibrated,
+    mapping_arguments,
+)
+from pipeline.backends.tensorrt_llm.engine_build import EngineBuild, build_of
+from pipeline.backends.tensorrt_llm.environment import Where, engine_version, where_to_run
+from pipeline.backends.tensorrt_llm.estimate import Estimate, estimate_of
+from pipeline.backends.tensorrt_llm.instance import Instance, instance_of
+from pipeline.backends.tensorrt_llm.notes import notes_of
+from pipeline.backends.tensorrt_llm.rules import check
+from pipeline.checkpoint.fetch import describe_source, known_content_hash
+from pipeline.config.places import CODE, Places, places
+from pipeline.config.schema import ResolvedConfig
+from pipeline.engine.artifact import STAGES
+from pipeline.engine.fingerprint import digest_of
+from pipeline.errors import ConfigError
+
+_FORMAT = 1
+_NOT_FETCHED = "known once the checkpoint is fetched"
+
+
+@dataclass(frozen=True, slots=True)
+class ConversionStage:
+    """folder: of the stage. source: normalised checkpoint. output: TensorRT-LLM checkpoint. request: file that holds
+    conversion.call. docker_argv: the same call in the container. expected: keys that its config.json must have."""
+
+    folder: Path
+    source: Path
+    output: Path
+    request: Path
+    conversion: Conversion
+    docker_argv: tuple[str, ...]
+    expected: dict[str, Any]
+    fingerprint: dict[str, Any]
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStage:
+    """One engine and the Triton model that serves it. output: engine folder. expected: keys that its config.json must
+    have."""
+
+    folder: Path
+    output: Path
+    instance: Instance
+    build: EngineBuild
+    docker_argv: tuple[str, ...]
+    expected: dict[str, Any]
+    fingerprint: dict[str, Any]
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything that a build does. where: on what the stages run on this machine; version: of TensorRT-LLM there.
+    world_size: ranks of each engine."""
+
+    model: str
+    profile: str
+    checkpoint: str
+    speculation: str
+    where: Where
+    image: str
+    version: str
+    environment: dict[str, str]
+    world_size: int
+    conversion: ConversionStage
+    engines: tuple[EngineStage, ...]
+    estimate: Estimate
+    notes: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values only."""
+        plan: dict[str, Any] = json.loads(json.dumps(asdict(self), default=str))
+        return plan
+
+
+def plan_for(resolved: ResolvedConfig, where: Places | None = None, checkpoint_hash: str | None = None) -> Plan:
+    """The plan of a config. checkpoint_hash: content of the checkpoint, if it has been fetched. Raises ConfigError with
+    everything that is wrong."""
+    where = where or places()
+    case = check(resolved)
+    assert case.shape is not None, "the rules refuse models of unknown shape"
+    stages = where.engines / resolved.model.name / STAGES
+    _refuse_sniffed(stages, resolved)
+    content = checkpoint_hash or known_content_hash(resolved.model) or _NOT_FETCHED
+    # The package itself, for the call in the container; nothing else of the caller's environment matters there.
+    environment = {"PYTHONPATH": str(CODE)}
+    image = image_of(resolved.profile.tensorrt_llm.container_tag)
+    conversion = _conversion_stage(case, stages, content, image, environment, where)
+    engines = tuple(
+        _engine_stage(case, index, conversion, stages, image, environment, where) for index in range(len(case.modes))
+    )
+    return Plan(
+        model=resolved.model.name,
+        profile=resolved.profile.name,
+        checkpoint=describe_source(resolved.model),
+        speculation=resolved.profile.tensorrt_llm.speculation,
+        where=where_to_run(),
+        image=image,
+        version=engine_version(resolved),
+        environment=environment,
+        world_size=case.world_size,
+        conversion=conversion,
+        engines=engines,
+        estimate=estimate_of(case, case.shape),
+        notes=tuple(notes_of(case)),
+    )
+
+
+def _conversion_stage(
+    case: Case, stages: Path, content: str, image: str, environment: dict[str, str], where: Places
+) -> ConversionStage:
+    trt, dtype, ranks = case.trt, case.resolved.dtype, case.model.parallelism
+    name = f"checkpoint-{dtype}-{trt.quantization}-kv-{trt.kv_cache_dtype}-tp{ranks.tensor}-pp{ranks.pipeline}"
+    name += f"-cp{trt.context_parallel}" if trt.context_parallel > 1 else ""
+    folder = stages / name
+    source, output, request = folder / "source", folder / "converted", folder / "request.json"
+    conversion = conversion_of(case, source, output, request)
+    fingerprint = {
+        "format": _FORMAT,
+        "checkpoint": content,
+        "tensorrt_llm": engine_version(case.resolved),
+        "architecture": case.model.architecture,
+        "method": conversion.method,
+        "dtype": dtype,
+        "mapping": mapping_arguments(case),
+        "quant_algo": QUANT_ALGOS[trt.quantization],
+        "kv_cache_quant_algo": KV_QUANT_ALGOS[trt.kv_cache_dtype],
+        "trust_remote_code": case.model.trust_remote_code,
+        "calibration": [calib_dataset_of(case), trt.calib_size] if is_calibrated(case) else None,
+    }
+    texts = calibration_folder(case)
+    return ConversionStage(
+        folder=folder,
+        source=source,
+        output=output,
+        request=request,
+        conversion=conversion,
+        docker_argv=_in_docker(image, conversion.argv, folder, environment, where, [texts] if texts else []),
+        expected=_expected_checkpoint(case),
+        fingerprint=fingerprint,
+        digest=digest_of(fingerprint),
+    )
+
+
+def _expected_checkpoint(case: Case) -> dict[str, Any]:
+    """Keys of the converted config.json that are known beforehand. Calibrated formats may add to `quantization`."""
+    shape = case.shape
+    assert shape is not None, "the rules refuse models of unknown shape"
+    ranks = case.model.parallelism
+    return {
+        "dtype": case.resolved.dtype,
+        "hidden_size": shape.hidden_size,
+        "num_hidden_layers": shape.num_layers,
+        "num_attention_heads": shape.num_attention_heads,
+        "mapping": {"world_size": case.world_size, "tp_size": ranks.tensor, "pp_size": ranks.pipeline},
+        "quantization": {
+            "quant_algo": QUANT_ALGOS[case.trt.quantization],
+            "kv_cache_quant_algo": KV_QUANT_ALGOS[case.trt.kv_cache_dtype],
+        },
+    }
+
+
+def _engine_stage(
+    case: Case,
+    index: int,
+    conversion: ConversionStage,
+    stages: Path,
+    image: str,
+    environment: dict[str, str],
+    where: Places,
+) -> EngineStage:
+    mode = case.modes[index]
+    folder = stages / f"engine-{case.resolved.profile.name}-{mode}"
+    output = folder / "engine"
+    build = build_of(case, mode, conversion.output, output)
+    instance = instance_of(case, index)
+    fingerprint = {
+        "format": _FORMAT,
+        "conversion": conversion.digest,
+        "tensorrt_llm": engine_version(case.resolved),
+        "compute_capability": case.trt.compute_capability,
+        "flags": {name: value for name, value in build.flags.items() if not name.endswith(("_dir", "_cache"))},
+        "lookahead": instance.lookahead,
+    }
+    return EngineStage(
+        folder=folder,
+        output=output,
+        instance=instance,
+        build=build,
+        docker_argv=_in_docker(image, build.argv, folder, environment, where),
+        expected={
+            # The checkpoint's config goes into the engine; only the type of the logits is an option of the build.
+            "pretrained_config": {**conversion.expected, "logits_dtype": case.trt.logits_dtype},
+            "build_config": build.expected,
+        },
+        fingerprint=fingerprint,
+        digest=digest_of(fingerprint),
+    )
+
+
+def _in_docker(
+    image: str,
+    argv: tuple[str, ...],
+    folder: Path,
+    environment: dict[str, str],
+    where: Places,
+    inputs: Sequence[Path] = (),
+) -> tuple[str, ...]:
+    readable = [CODE, *inputs]
+    return docker_argv(
+        image, argv, writable=[where.engines], readable=readable, work_dir=folder, environment=environment
+    )
+
+
+def _refuse_sniffed(folder: Path, resolved: ResolvedConfig) -> None:
+    """The Llama loader reads meaning into the words of a path; the rules have looked at names, this at the place."""
+    for word in facts.misleading_words(resolved.model.architecture, str(folder)):
+        raise ConfigError(
+            f"LOOKAHEAD_ENGINES: found {folder}; TensorRT-LLM's Llama loader takes '{word}' in a path for another kind "
+            "of model and loads wrong weights. Set it to a folder without that word."
+        )

@@ -1,0 +1,79 @@
+"""What was written, compared with what was asked for. Upstream drops unknown keys and changes values without a word."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline.backends.tensorrt_llm.facts import RELEASE_LINE, release_of
+from pipeline.errors import BuildError
+
+# Families whose config.json names no RoPE base, such as Falcon and RecurrentGemma, compute with this one.
+_DEFAULT_ROTARY_BASE = 10000.0
+
+
+def checkpoint_differences(folder: Path, expected: Mapping[str, Any]) -> list[str]:
+    """How a converted checkpoint differs from `expected` (keys of its config.json), and which rank files it lacks."""
+    config = {"rotary_base": _DEFAULT_ROTARY_BASE, **_read(folder / "config.json")}
+    found = list(_differences(expected, config, ""))
+    ranks = int(expected.get("mapping", {}).get("world_size", 1))
+    return found + _missing(folder, [f"rank{rank}.safetensors" for rank in range(ranks)])
+
+
+def engine_differences(folder: Path, expected: Mapping[str, Any], world_size: int) -> list[str]:
+    """How a built engine differs from `expected` (keys of its config.json), and which rank files it lacks."""
+    config = _read(folder / "config.json")
+    found = []
+    version = str(config.get("version", "unknown"))
+    try:
+        right_line = release_of(version) == release_of(f"{RELEASE_LINE}.0")
+    except ValueError:
+        right_line = False
+    if not right_line:
+        found.append(f"version {version} instead of {RELEASE_LINE}")
+    found += _differences(expected, config, "")
+    return found + _missing(folder, [f"rank{rank}.engine" for rank in range(world_size)])
+
+
+def require_equal(differences: list[str], folder: Path, stage: str) -> None:
+    """Raises BuildError that lists all differences, if there are any."""
+    if differences:
+        raise BuildError(
+            f"The {stage} in {folder} is not what was asked for: {'; '.join(differences)}. TensorRT-LLM changed or "
+            "dropped settings; do not serve it. Check the container's version with `lookahead doctor`."
+        )
+
+
+def _differences(expected: Mapping[str, Any], found: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    for name, value in expected.items():
+        other = found.get(name)
+        if isinstance(value, Mapping):
+            yield from _differences(value, other if isinstance(other, Mapping) else {}, f"{prefix}{name}.")
+        elif not _equal(value, other):
+            shown = other if name in found else "absent"
+            yield f"{prefix}{name} {shown} instead of {value}"
+
+
+def _equal(expected: object, found: object) -> bool:
+    """Names of enums are written in either case; numbers as whole or broken."""
+    if isinstance(expected, str) and isinstance(found, str):
+        return expected.lower() == found.lower()
+    if isinstance(expected, bool) or isinstance(found, bool):
+        return expected is found
+    return expected == found
+
+
+def _missing(folder: Path, names: list[str]) -> list[str]:
+    return [f"no {name}" for name in names if not (folder / name).is_file()]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BuildError(f"{path} was not written or cannot be read: {error}. See the stage's log.") from error
+    if not isinstance(value, dict):
+        raise BuildError(f"{path} should hold a JSON object. See the stage's log.")
+    return value

@@ -1,0 +1,119 @@
+"""`tensorrt_llm` as TensorRT-LLM's own C++ backend serves it: all tensors and parameters of release line 1.2.
+
+Every value comes from the config that the engine was planned with, so that engine, instance and requests agree on W, N
+and G. Parameters without a value are left out rather than written as holes; four must be there even if empty, or the
+backend does not load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from tritonclient.grpc import model_config_pb2 as pb
+
+from pipeline.backends.tensorrt_llm.case import Case, case_of
+from pipeline.backends.tensorrt_llm.facts import parameters
+from pipeline.backends.tensorrt_llm.instance import Instance, engine_dir, instance_of
+from pipeline.config.schema import ResolvedConfig
+from pipeline.engine.artifact import Artifact
+from pipeline.repository import model_config
+from pipeline.repository.contract import model_contract
+
+# Left out where the profile does not set them: unset is the value that is meant.
+UNSET = frozenset(
+    {
+        "encoder_model_path",  # decoder models only
+        "cross_kv_cache_fraction",
+        "max_tokens_in_paged_kv_cache",  # the share of GPU memory decides
+        "max_attention_window_size",  # all tokens are attended to
+        "sink_token_length",
+        "gpu_device_ids",  # all GPUs
+        "participant_ids",  # only an orchestrator that spawns no processes is told ranks
+        "lora_prefetch_dir",
+        "medusa_choices",  # other speculative modes
+        "eagle_choices",
+        "enable_trt_overlap",  # has no effect any more
+    }
+)
+
+Value = bool | int | float | str
+
+
+def target_configs(resolved: ResolvedConfig, artifact: Artifact) -> list[pb.ModelConfig]:
+    """The configs of the models with an engine: one or two."""
+    case = case_of(resolved)
+    return [target(case, instance, folder, artifact) for instance, folder in _instances(case, artifact)]
+
+
+def engine_dirs(artifact: Artifact) -> list[Path]:
+    """Folders of the engines of an artefact."""
+    return [folder for _, folder in _instances(case_of(artifact.resolved), artifact)]
+
+
+def _instances(case: Case, artifact: Artifact) -> list[tuple[Instance, Path]]:
+    instances = [instance_of(case, index) for index in range(len(case.modes))]
+    return [(instance, engine_dir(artifact.engine_dir, instance, len(instances))) for instance in instances]
+
+
+def target(case: Case, instance: Instance, engine: Path, artifact: Artifact) -> pb.ModelConfig:
+    """A model with an engine, decoupled: streams and requests of several rows have several responses."""
+    contract = model_contract("tensorrt_llm", model_config.engine_dtypes(case.resolved))
+    config = pb.ModelConfig(
+        name=instance.triton_model, backend="tensorrtllm", max_batch_size=case.engine.max_batch_size
+    )
+    config.model_transaction_policy.decoupled = True
+    config.instance_group.add(count=1, kind=pb.ModelInstanceGroup.KIND_CPU)
+    model_config.add_tensors(config, contract.inputs, contract.outputs)
+    model_config.set_batching(config, case.resolved)
+    model_config.set_queue_bound(config, case.resolved)
+    values = parameter_values(case, instance, engine, artifact.tokenizer_dir)
+    model_config.set_parameters(config, {name: _text(value) for name, value in values.items()})
+    return config
+
+
+def parameter_values(case: Case, instance: Instance, engine: Path, tokenizer: Path) -> dict[str, Value]:
+    """Parameters of an instance, typed. What the profile does not say is what the backend would take anyway."""
+    trt = case.trt
+    values: dict[str, Value] = {
+        name: entry.default for name, entry in parameters().items() if entry.default is not None and name not in UNSET
+    }
+    values |= {
+        # Without these four the backend does not load.
+        "gpt_model_type": "inflight_fused_batching",
+        "tokenizer_dir": str(tokenizer),
+        "guided_decoding_backend": "",
+        "xgrammar_tokenizer_info_path": "",
+        "gpt_model_path": str(engine),
+        "max_beam_width": 1,
+        "batch_scheduler_policy": trt.batch_scheduler_policy,
+        "kv_cache_free_gpu_mem_fraction": instance.kv_fraction,
+        "kv_cache_host_memory_bytes": trt.kv_cache_host_memory_bytes,
+        "enable_kv_cache_reuse": instance.kv_cache_reuse,
+        "enable_chunked_context": trt.enable_chunked_context,
+        "exclude_input_in_output": False,
+    }
+    values |= _of_mode(instance)
+    if instance.kv_tokens is not None:
+        values["max_tokens_in_paged_kv_cache"] = instance.kv_tokens
+    if instance.participant_ids is not None:
+        values["participant_ids"] = instance.participant_ids
+    return values | trt.parameters
+
+
+def _of_mode(instance: Instance) -> Mapping[str, Value]:
+    """The backend reads W, N and G only beside decoding_mode lookahead, and fails to load if one of them is missing.
+    For external drafts there is no mode: the backend knows it from the engine."""
+    if instance.lookahead is not None:
+        window, ngram, candidates = instance.lookahead
+        return {
+            "decoding_mode": "lookahead",
+            "lookahead_window_size": window,
+            "lookahead_ngram_size": ngram,
+            "lookahead_verification_set_size": candidates,
+        }
+    return {} if instance.decoding_mode is None else {"decoding_mode": instance.decoding_mode}
+
+
+def _text(value: Value) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

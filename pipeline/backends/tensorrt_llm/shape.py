@@ -1,0 +1,86 @@
+"""A model's sizes before anything is downloaded: from its YAML, from arguments for random weights, from a folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from pipeline.backends.tensorrt_llm import facts
+from pipeline.config.places import expanded
+from pipeline.config.schema import LocalCheckpoint, ModelConfig, ModelShape, RandomCheckpoint
+
+# Names of config.json for each size, the usual one first.
+_NAMES: dict[str, tuple[str, ...]] = {
+    "hidden_size": ("hidden_size", "n_embd", "d_model"),
+    "intermediate_size": ("intermediate_size", "ffn_dim", "n_inner"),
+    "num_layers": ("num_hidden_layers", "n_layer", "num_layers"),
+    "num_attention_heads": ("num_attention_heads", "n_head"),
+    "num_key_value_heads": ("num_key_value_heads", "num_kv_heads"),
+    "head_size": ("head_dim",),
+    "vocab_size": ("vocab_size",),
+}
+_LEARNED = ("GPT2LMHeadModel", "GPTBigCodeForCausalLM", "OPTForCausalLM")
+
+
+def shape_of(model: ModelConfig) -> ModelShape | None:
+    """The model's sizes; None if they are not known before a download."""
+    if model.shape is not None:
+        return model.shape
+    match model.checkpoint:
+        case RandomCheckpoint() as source:
+            return shape_from_config(source.config, model.architecture)
+        case LocalCheckpoint() as source:
+            try:
+                config = json.loads((expanded(source.path) / "config.json").read_text(encoding="utf-8"))
+            except (OSError, ValueError):
+                return None  # fetching the checkpoint says what is wrong with the folder
+            return shape_from_config(config, model.architecture)
+        case _:
+            return None
+
+
+def shape_from_config(config: Mapping[str, Any], architecture: str) -> ModelShape | None:
+    """The sizes that a config.json states; None if one is missing. position_embedding stays unset if it is not stated
+    and the architecture does not tell it."""
+    values: dict[str, Any] = {
+        field: next((config[name] for name in names if config.get(name)), None) for field, names in _NAMES.items()
+    }
+    heads, hidden = values["num_attention_heads"], values["hidden_size"]
+    if heads and hidden:
+        values["num_key_value_heads"] = values["num_key_value_heads"] or heads
+        values["head_size"] = values["head_size"] or hidden // heads
+        values["intermediate_size"] = values["intermediate_size"] or 4 * hidden
+    if config.get("multi_query") and not config.get("new_decoder_architecture"):
+        values["num_key_value_heads"] = 1  # Falcon and GPTBigCode, whatever number stands beside it
+    if position := _positions(config, architecture):
+        values["position_embedding"] = position
+    try:
+        return ModelShape.model_validate({**values, "sliding_window": _sliding_window(config)})
+    except ValidationError:
+        return None
+
+
+def differences(stated: ModelShape, found: ModelShape) -> list[str]:
+    """Sizes that a checkpoint states otherwise than the model's YAML: "num_layers 32 instead of 40"."""
+    mine, others = stated.model_dump(), found.model_dump(exclude_unset=True)
+    return [f"{name} {others[name]} instead of {mine[name]}" for name in others if mine[name] != others[name]]
+
+
+def _positions(config: Mapping[str, Any], architecture: str) -> str | None:
+    if config.get("alibi"):
+        return "alibi"
+    if architecture in _LEARNED:
+        return "learned_absolute"
+    may_be_alibi = facts.traits(architecture) & {"alibi", "maybe_alibi"}
+    return None if may_be_alibi and "alibi" not in config else "rope"
+
+
+def _sliding_window(config: Mapping[str, Any]) -> int | None:
+    # Qwen2 states a window that only counts if it is switched on.
+    if config.get("use_sliding_window") is False:
+        return None
+    window: int | None = config.get("sliding_window")
+    return window

@@ -1,0 +1,161 @@
+"""Running the stages of a plan, each only if its fingerprint is not on disk yet.
+
+A stage's folder is emptied before it runs and gets its `stage.json` when its result has been read back and is right, so
+an interrupted or wrong stage is never taken for a finished one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.backends.tensorrt_llm.container import DROPPED_VARIABLES
+from pipeline.backends.tensorrt_llm.normalize import expected_rotary, normalized
+from pipeline.backends.tensorrt_llm.plan import EngineStage, Plan
+from pipeline.backends.tensorrt_llm.readback import checkpoint_differences, engine_differences, require_equal
+from pipeline.backends.tensorrt_llm.shape import differences, shape_from_config
+from pipeline.checkpoint.checkpoint import Checkpoint
+from pipeline.checkpoint.convert import write_tokenizer, write_weights
+from pipeline.checkpoint.disk import link_or_copy
+from pipeline.checkpoint.model_config import read_config
+from pipeline.config.schema import Dtype, ModelShape
+from pipeline.engine.backend import Note
+from pipeline.errors import BuildError, CheckpointError
+from pipeline.files import log_tail, write_whole
+
+STAGE = "stage.json"
+LOG = "log.txt"
+
+# Runs a call with extra variables in a folder, its output to a log; returns the exit code.
+Run = Callable[[Sequence[str], Mapping[str, str], Path, Path], int]
+
+
+def run_process(argv: Sequence[str], environment: Mapping[str, str], folder: Path, log: Path) -> int:
+    """The call itself. Raises BuildError if the program is not there."""
+    inherited = {name: value for name, value in os.environ.items() if name not in DROPPED_VARIABLES}
+    try:
+        with log.open("wb") as file:
+            done = subprocess.run(
+                argv, cwd=folder, env={**inherited, **environment}, stdout=file, stderr=subprocess.STDOUT
+            )
+    except OSError as error:
+        raise BuildError(f"{argv[0]} cannot be started: {error.strerror}. Look with `lookahead doctor`.") from error
+    return done.returncode
+
+
+def run_conversion(
+    plan: Plan, checkpoint: Checkpoint, dtype: Dtype, shape: ModelShape, note: Note, run: Run = run_process
+) -> None:
+    """Source and conversion. shape: what the plan was made with; a checkpoint that differs is refused."""
+    stage = plan.conversion
+    if is_done(stage.folder, stage.digest):
+        note(f"converted checkpoint: reused ({stage.output})")
+        return
+    begin(stage.folder)
+    config = write_source(checkpoint, dtype, stage.source)
+    _require_shape(config, checkpoint, shape)
+    stage.request.write_text(json.dumps(stage.conversion.call, indent=2) + "\n", encoding="utf-8")
+    note(f"conversion: {stage.conversion.method} ({stage.folder / LOG})")
+    _run(plan, stage.conversion.argv, stage.docker_argv, stage.folder, "conversion", run)
+    expected = {**stage.expected, **expected_rotary(config)}
+    require_equal(checkpoint_differences(stage.output, expected), stage.output, "converted checkpoint")
+    finish(stage.folder, stage.fingerprint, stage.digest)
+
+
+def run_build(plan: Plan, stage: EngineStage, note: Note, run: Run = run_process) -> None:
+    """One engine."""
+    if is_done(stage.folder, stage.digest):
+        note(f"engine '{stage.instance.mode}': reused ({stage.output})")
+        return
+    begin(stage.folder)
+    note(f"engine '{stage.instance.mode}': trtllm-build ({stage.folder / LOG})")
+    _run(plan, stage.build.argv, stage.docker_argv, stage.folder, f"build of the '{stage.instance.mode}' engine", run)
+    found = engine_differences(stage.output, stage.expected, plan.world_size)
+    require_equal(found, stage.output, f"'{stage.instance.mode}' engine")
+    finish(stage.folder, stage.fingerprint, stage.digest)
+
+
+def write_source(checkpoint: Checkpoint, dtype: Dtype, folder: Path) -> dict[str, Any]:
+    """A checkpoint folder as the converters read it; returns its normalised config.json.
+
+    Weights are linked or copied into the folder, because a container sees no other; a GGUF file becomes safetensors.
+    Code of the checkpoint comes along only if it may be run."""
+    folder.mkdir(parents=True)
+    if checkpoint.gguf_file is not None:
+        read = read_config(checkpoint.folder, checkpoint.architecture, checkpoint.gguf_file)
+        write_weights(checkpoint, read, dtype, folder)
+        write_tokenizer(checkpoint, folder)
+    else:
+        for path in checkpoint.folder.iterdir():
+            if path.is_file() and path.suffix in (".json", ".safetensors", ".model", ".txt", ".jinja"):
+                link_or_copy(path.resolve(), folder / path.name)
+    for path in checkpoint.code_files or ():
+        link_or_copy(path.resolve(), folder / path.name)
+    config = normalized(_read_json(folder / "config.json"), str(checkpoint.folder))
+    tokenizer = folder / "tokenizer_config.json"
+    if checkpoint.code_files is None:
+        # The converters run whatever code a checkpoint names, also where transformers has the model itself.
+        config.pop("auto_map", None)
+        if tokenizer.is_file() and "auto_map" in (settings := _read_json(tokenizer)):
+            _write_json(tokenizer, {name: value for name, value in settings.items() if name != "auto_map"})
+    _write_json(folder / "config.json", config)
+    return config
+
+
+def is_done(folder: Path, digest: str) -> bool:
+    """Whether a stage was finished with this fingerprint."""
+    try:
+        found = json.loads((folder / STAGE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and found.get("digest") == digest
+
+
+def begin(folder: Path) -> None:
+    """An empty folder for a stage."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+
+
+def finish(folder: Path, fingerprint: Mapping[str, Any], digest: str) -> None:
+    """Mark a stage as finished, in one step."""
+    text = json.dumps({"digest": digest, "fingerprint": fingerprint}, indent=2)
+    write_whole(folder / STAGE, text + "\n")
+
+
+def _run(plan: Plan, argv: Sequence[str], docker_argv: Sequence[str], folder: Path, what: str, run: Run) -> None:
+    log, start = folder / LOG, time.monotonic()
+    code = run(argv if plan.where == "here" else docker_argv, plan.environment, folder, log)
+    if code != 0:
+        raise BuildError(
+            f"The {what} failed with code {code} after {time.monotonic() - start:.0f} s. End of {log}:\n{log_tail(log)}"
+        )
+
+
+def _require_shape(config: Mapping[str, Any], checkpoint: Checkpoint, shape: ModelShape) -> None:
+    found = shape_from_config(config, checkpoint.architecture)
+    if found is None:
+        raise CheckpointError(
+            f"{checkpoint.folder}: config.json lacks sizes that a {checkpoint.architecture} should state; it cannot be "
+            "compared with model.shape."
+        )
+    if wrong := differences(shape, found):
+        raise CheckpointError(
+            f"{checkpoint.folder} is not the model that was planned: {'; '.join(wrong)}. Correct model.shape."
+        )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return value
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.unlink()  # it may be a link to the checkpoint's own file, which must stay as it is
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

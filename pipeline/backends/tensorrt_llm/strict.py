@@ -1,0 +1,192 @@
+"""The torch engine as a double of TensorRT-LLM's: it takes, cuts and refuses what the C++ backend of release line 1.2
+does, so that what calls it can be tested against the contract without a GPU.
+
+    trie        an engine built for external drafts: one chain per request, one verification step, no streaming with it
+    lookahead   an engine built for lookahead decoding: drafts for itself, greedy whatever the sampling tensors say
+    none        an engine without speculation
+
+Where TensorRT-LLM's behaviour is undefined (no room for output, a prompt shorter than the n-gram, W, N and G larger
+than the instance's) the double refuses, as a caller must never get there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from pipeline.backends.tensorrt_llm.case import Case
+from pipeline.config.schema import LookaheadConfig, ResolvedConfig, SuppliedDraftConfig, WindowDraftConfig
+from pipeline.decoding.request import GenerationRequest, SamplingParams
+from pipeline.decoding.sources.base import DraftBudget
+from pipeline.decoding.tree import EMPTY_TREE, DraftTree, IntArray, chain
+from pipeline.engine.chains import AUTOREGRESSIVE, Mode, RuntimeLimits, Triple, triple_of
+from pipeline.engine.submission import Submission
+from pipeline.engine.traits import REQUIRED_OUTPUTS
+from pipeline.errors import RepositoryError, RequestError
+from pipeline.repository.extensions import TENSORRT_LLM_INPUTS
+from pipeline.triton_models.engine_answers import EngineCall
+from pipeline.triton_models.engine_calls import call_of, generation_request, lookahead_config, refuse_unsupported
+from pipeline.triton_models.tensors import Tensors, flag, integer, number, require_one_row, token_ids
+
+
+@dataclass(frozen=True, slots=True)
+class StrictEngine:
+    """The engine that is played. lookahead: W, N and G of the instance, for mode "lookahead" only."""
+
+    mode: Mode
+    limits: RuntimeLimits
+    lookahead: Triple | None
+    vocab_size: int
+
+
+def strict_engine(resolved: ResolvedConfig, mode: Mode, vocab_size: int) -> StrictEngine:
+    """The engine of a mode that a config asks for. Raises RepositoryError if the torch engine is too small to play
+    it."""
+    limits = Case(resolved, None).limits(mode)
+    room = resolved.profile.engine.max_draft_tokens
+    if limits.max_draft_len > room:
+        raise RepositoryError(
+            f"engine.strict_tensorrt_llm plays an engine with {limits.max_draft_len} draft tokens ({mode}); "
+            f"engine.max_draft_tokens is {room}. Raise it, or lower tensorrt_llm.max_external_draft_len or W, N and G."
+        )
+    return StrictEngine(mode, limits, triple_of(resolved.lookahead) if mode == "lookahead" else None, vocab_size)
+
+
+def strict_profile(resolved: ResolvedConfig) -> ResolvedConfig:
+    """The config with which the torch engine verifies what it is sent, whole, and drafts by the window alone."""
+    sources = (SuppliedDraftConfig(), WindowDraftConfig())
+    drafting = resolved.profile.drafting.model_copy(update={"planner": "fixed", "sources": sources})
+    return resolved.model_copy(update={"profile": resolved.profile.model_copy(update={"drafting": drafting})})
+
+
+def strict_call(tensors: Tensors, request_id: str, engine: StrictEngine, exclude_input: bool = False) -> EngineCall:
+    """What the tensors of one row ask of the engine. Raises RequestError, one sentence, for what it refuses."""
+    require_one_row(tensors)
+    for tensor in TENSORRT_LLM_INPUTS:
+        if tensor.name in tensors:
+            raise RequestError(f"{tensor.name} is not an input of TensorRT-LLM; leave it out")
+    refuse_unsupported(tensors)
+    request = _with_sampling(generation_request(tensors, request_id), tensors, engine)
+    _check_request(request, engine)
+    drafts = _drafts(tensors, request, engine)
+    lookahead = _lookahead(tensors, request, engine)
+    sent_drafts = "draft_input_ids" in tensors
+    request = _with_room(request, len(drafts) if sent_drafts else engine.limits.max_draft_len, engine.limits)
+    if len(drafts):
+        # The prompt's last token and the drafts are one step; so many tokens come of it at most.
+        tree, strategy, budget = chain(drafts.tolist()), "trie", DraftBudget(len(drafts), len(drafts))
+    else:
+        tree, strategy, budget = EMPTY_TREE, "none", DraftBudget(0, 0)
+        if lookahead is not None and triple_of(lookahead) != AUTOREGRESSIVE:
+            strategy, budget = "lookahead", DraftBudget(engine.limits.max_draft_len, engine.limits.max_draft_len)
+    submission = _submission(request, tree, strategy, budget, lookahead)
+    return call_of(tensors, submission, exclude_input, strict=True)
+
+
+def require_outputs(names: Collection[str]) -> None:
+    """Raises RequestError if a request leaves out an output that TensorRT-LLM cannot do without. names: all there are
+    where a client named none."""
+    for name in REQUIRED_OUTPUTS:
+        if name not in names:
+            raise RequestError(f"the request must ask for the output {name}; add it to the requested outputs")
+
+
+def _submission(
+    request: GenerationRequest, tree: DraftTree, strategy: str, budget: DraftBudget, lookahead: LookaheadConfig | None
+) -> Submission:
+    steps = 1 if len(tree) else None
+    window = lookahead if strategy == "lookahead" else None
+    return Submission(request, strategy, budget, supplied=tree, lookahead=window, max_steps=steps)
+
+
+def _with_sampling(request: GenerationRequest, tensors: Tensors, engine: StrictEngine) -> GenerationRequest:
+    """Neither top-k nor top-p sent means greedy, whatever the temperature; a lookahead engine is always greedy."""
+    if engine.mode == "lookahead":
+        return replace(request, sampling=SamplingParams())
+    if (integer(tensors, "runtime_top_k") or 0) == 0 and (number(tensors, "runtime_top_p") or 0.0) <= 0.0:
+        return replace(request, sampling=replace(request.sampling, temperature=0.0, top_k=0, top_p=1.0))
+    return request
+
+
+def _check_request(request: GenerationRequest, engine: StrictEngine) -> None:
+    limits, num_tokens = engine.limits, len(request.prompt_ids)
+    if num_tokens == 0:
+        raise RequestError("input_ids is empty; send at least one token")
+    if request.max_new_tokens < 1:
+        raise RequestError(f"request_output_len is {request.max_new_tokens}; it must be at least 1")
+    if num_tokens > limits.longest_prompt:
+        chunked = "on" if limits.chunked_context else f"off, max_num_tokens {limits.max_num_tokens}"
+        raise RequestError(
+            f"the prompt has {num_tokens} tokens; the engine takes at most {limits.longest_prompt} "
+            f"(max_seq_len {limits.max_seq_len}, chunked context {chunked})"
+        )
+    wrong = np.flatnonzero((request.prompt_ids < 0) | (request.prompt_ids >= engine.vocab_size))
+    if len(wrong):
+        raise RequestError(
+            f"input_ids holds {int(request.prompt_ids[wrong[0]])} at position {int(wrong[0])}; the vocabulary is "
+            f"0 .. {engine.vocab_size - 1}"
+        )
+    for end_id in request.end_ids:
+        if end_id >= engine.vocab_size:
+            raise RequestError(f"end_id is {end_id}; it must be in -1 .. {engine.vocab_size - 1}")
+
+
+def _drafts(tensors: Tensors, request: GenerationRequest, engine: StrictEngine) -> IntArray:
+    """The draft tokens that are verified: those sent, cut to what the longest prompt leaves room for."""
+    if "draft_input_ids" not in tensors:
+        return np.empty(0, np.int32)
+    drafts = token_ids(tensors, "draft_input_ids")
+    limits = engine.limits
+    if engine.mode != "trie":
+        built = "lookahead decoding, and drafts for itself" if engine.mode == "lookahead" else "no speculative decoding"
+        raise RequestError(f"draft_input_ids was sent; the engine is built for {built}")
+    if not len(drafts):
+        raise RequestError("draft_input_ids is empty; leave it out when there are no draft tokens")
+    if len(drafts) > limits.max_draft_len:
+        raise RequestError(
+            f"draft_input_ids holds {len(drafts)} tokens; the engine verifies at most {limits.max_draft_len} "
+            "(max_draft_len)"
+        )
+    if flag(tensors, "streaming"):
+        raise RequestError("streaming is true beside draft_input_ids; a request with draft tokens is not streamed")
+    if ((drafts < 0) | (drafts >= engine.vocab_size)).any():
+        raise RequestError(f"draft_input_ids holds a token outside the vocabulary 0 .. {engine.vocab_size - 1}")
+    return drafts[: limits.longest_prompt - len(request.prompt_ids)]
+
+
+def _lookahead(tensors: Tensors, request: GenerationRequest, engine: StrictEngine) -> LookaheadConfig | None:
+    """W, N and G in effect; None where the engine has none."""
+    asked = lookahead_config(tensors)
+    if engine.lookahead is None:
+        if asked is not None:
+            raise RequestError("lookahead_window_size was sent; the model instance has no lookahead parameters")
+        return None
+    if asked is None:
+        window, ngram, candidates = engine.lookahead
+        asked = LookaheadConfig(max_window_size=window, max_ngram_size=ngram, max_verification_set_size=candidates)
+    triple = triple_of(asked)
+    if any(mine > limit for mine, limit in zip(triple, engine.lookahead, strict=True)):
+        raise RequestError(
+            f"lookahead (W, N, G) is {tuple(triple)}; the instance runs {tuple(engine.lookahead)}, and no value may be "
+            "larger"
+        )
+    if len(request.prompt_ids) < triple.ngram_size - 1:
+        raise RequestError(
+            f"the prompt has {len(request.prompt_ids)} tokens; lookahead n-grams of {triple.ngram_size} need at least "
+            f"{triple.ngram_size - 1}, so send smaller sizes"
+        )
+    return asked
+
+
+def _with_room(request: GenerationRequest, num_reserved: int, limits: RuntimeLimits) -> GenerationRequest:
+    """The request with its output cut to what fits beside the prompt and the room kept for drafts."""
+    room = limits.max_seq_len - len(request.prompt_ids) - num_reserved
+    if room < 1:
+        raise RequestError(
+            f"a prompt of {len(request.prompt_ids)} tokens leaves no room for output: the engine holds "
+            f"{limits.max_seq_len} and keeps {num_reserved} for draft tokens"
+        )
+    num_new = min(request.max_new_tokens, room)
+    return replace(request, max_new_tokens=num_new, min_new_tokens=min(request.min_new_tokens, num_new))

@@ -1,0 +1,133 @@
+"""The torch backend: our own engine over Hugging Face modelling code, on a CPU or a CUDA GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.backends.in_process import InProcessBackend
+from pipeline.checkpoint.checkpoint import Checkpoint
+from pipeline.config.hardware import Hardware
+from pipeline.config.rules import Conflict
+from pipeline.config.schema import Device, ProfileConfig, ResolvedConfig
+from pipeline.engine.backend import Backend, Note, Runtime, backend_of
+from pipeline.engine.fingerprint import Fingerprint, device_architecture, library_versions
+from pipeline.engine.torch import build
+from pipeline.engine.traits import TargetTraits
+from pipeline.errors import ServerError
+
+if TYPE_CHECKING:
+    from tritonclient.grpc import model_config_pb2 as pb
+
+    from pipeline.engine.artifact import Artifact
+    from pipeline.engine.contract import Engine
+
+
+class TorchBackend(InProcessBackend):
+    """`pipeline.engine.torch`. With engine.strict_tensorrt_llm its served model takes and returns what that of the
+    TensorRT-LLM backend does."""
+
+    name = "torch"
+
+    def fits(self, profile: ProfileConfig, hardware: Hardware) -> bool:
+        return True
+
+    def device(self, profile: ProfileConfig, hardware: Hardware) -> Device:
+        return "cpu" if hardware.gpu is None else "cuda"
+
+    def profile_conflicts(self, profile: ProfileConfig, hardware: Hardware | None) -> Iterator[Conflict]:
+        yield from super().profile_conflicts(profile, hardware)
+        if profile.device == "cuda" and hardware is not None and hardware.gpu is None:
+            text = "found 'cuda'; torch finds no CUDA device on this machine. Use device: cpu or auto."
+            yield Conflict("device", ("device",), text)
+
+    def conflicts(self, resolved: ResolvedConfig) -> Iterator[Conflict]:
+        yield from conflicts_of_ranks(resolved)
+        yield from super().conflicts(resolved)
+
+    def check(self, resolved: ResolvedConfig) -> None:
+        build.check(resolved)
+
+    def check_config(self, resolved: ResolvedConfig, folder: Path) -> object:
+        return build.check_config(resolved, folder)
+
+    def plan(self, resolved: ResolvedConfig) -> Mapping[str, Any]:
+        return build.plan(resolved)
+
+    def fingerprint(self, resolved: ResolvedConfig, checkpoint_hash: str) -> Fingerprint:
+        return build.fingerprint(resolved, checkpoint_hash)
+
+    def files_digest(self, fingerprint: Fingerprint) -> str:
+        return build.files_digest(fingerprint)
+
+    def runtime(self, resolved: ResolvedConfig) -> Runtime:
+        return Runtime(library_versions("torch", build.LIBRARIES), device_architecture(resolved.device))
+
+    def require_resources(self, resolved: ResolvedConfig, folder: Path) -> None:
+        build.require_resources(resolved, folder)
+
+    def write_engine(self, resolved: ResolvedConfig, checkpoint: Checkpoint, note: Note, folder: Path) -> None:
+        build.write_engine(resolved, checkpoint, note, folder)
+
+    def load_engine(self, artifact: Artifact) -> Engine:
+        from pipeline.engine.torch.load import load_engine
+
+        return load_engine(artifact)
+
+    def traits(self, resolved: ResolvedConfig) -> tuple[TargetTraits, ...]:
+        if not resolved.profile.engine.strict_tensorrt_llm:
+            return super().traits(resolved)
+        return tuple(replace(traits, keyed_noise=True) for traits in backend_of("tensorrt_llm").traits(resolved))
+
+    def target_configs(self, resolved: ResolvedConfig, artifact: Artifact) -> list[pb.ModelConfig]:
+        from pipeline.repository.model_config import python_target
+
+        first = self.traits(resolved)[0]
+        return [python_target(resolved, artifact, extended=first.extended, strict_mode=first.mode)]
+
+    def check_served(self, resolved: ResolvedConfig) -> None:
+        if (ranks := resolved.model.parallelism.tensor) > 1:
+            raise ServerError(
+                f"model.parallelism.tensor = {ranks} of the torch backend runs in process only (bench, verify, tune, "
+                "experiments). Use model.parallelism.tensor = 1, or backend: tensorrt_llm."
+            )
+        super().check_served(resolved)
+
+
+def conflicts_of_ranks(resolved: ResolvedConfig) -> Iterator[Conflict]:
+    """Parallelism that the torch engine does not have."""
+    model, profile = resolved.model, resolved.profile
+    tensor, parallel = model.parallelism.tensor, profile.engine.lookahead_parallel
+    if model.parallelism.pipeline > 1:
+        yield Conflict(
+            "model.parallelism.pipeline",
+            ("model.parallelism.pipeline", "backend"),
+            f"found {model.parallelism.pipeline}; the torch backend has no pipeline parallelism. "
+            "Set it to 1, or use backend: tensorrt_llm.",
+        )
+    if tensor > 1 and parallel > 1:
+        yield Conflict(
+            "engine.lookahead_parallel",
+            ("engine.lookahead_parallel", "model.parallelism.tensor"),
+            f"found {parallel}, and model.parallelism.tensor is {tensor}; the torch backend has one or the other. "
+            "Set one of them to 1.",
+        )
+    if model.shape is not None and (num_heads := model.shape.num_key_value_heads) % tensor:
+        yield Conflict(
+            "model.parallelism.tensor",
+            ("model.parallelism.tensor", "model.shape.num_key_value_heads"),
+            f"found {tensor}, which does not divide the {num_heads} key/value heads of {model.name}. "
+            "Choose a number that does.",
+        )
+    if tensor > 1 and profile.engine.quantization != "none":
+        yield Conflict(
+            "engine.quantization",
+            ("engine.quantization", "model.parallelism.tensor"),
+            f"found '{profile.engine.quantization}', which is not spread over model.parallelism.tensor = {tensor} "
+            "ranks. Use 'none', or a single rank.",
+        )
+
+
+BACKEND: Backend = TorchBackend()

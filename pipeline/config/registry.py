@@ -1,0 +1,58 @@
+"""The engine backends by name.
+
+A backend is one object (`pipeline.engine.backend.Backend`). It is registered by one line below, or by an installed
+package through an entry point of the group `lookahead.backends`. It is imported when it is first asked for, so that
+rooms below it can use it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field
+
+AUTO = "auto"
+# Fits every machine.
+FALLBACK = "torch"
+GROUP = "lookahead.backends"
+# Name -> "module:object", in the order in which `backend: auto` tries them.
+_BUILT_IN = {
+    "tensorrt_llm": "pipeline.backends.tensorrt_llm.backend:BACKEND",
+    "torch": "pipeline.backends.torch:BACKEND",
+}
+
+
+def backend_names() -> tuple[str, ...]:
+    """Names of all backends, installed ones last."""
+    return (*_BUILT_IN, *(entry.name for entry in entry_points(group=GROUP) if entry.name not in _BUILT_IN))
+
+
+@cache
+def load_backend(name: str) -> Any:
+    """The object of a backend. Raises KeyError for an unknown name."""
+    place = _BUILT_IN.get(name)
+    if place is None:
+        found = entry_points(group=GROUP, name=name)
+        if not found:
+            raise KeyError(name)
+        return found[name].load()
+    module, _, attribute = place.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def _known(name: str) -> str:
+    if name not in _BUILT_IN and name not in backend_names():
+        raise ValueError(f"found {name!r}; the backends are {', '.join(backend_names())}")
+    return name
+
+
+def _known_or_auto(name: str) -> str:
+    return name if name == AUTO else _known(name)
+
+
+_EXAMPLES = Field(examples=list(_BUILT_IN))
+BackendName = Annotated[str, AfterValidator(_known), _EXAMPLES]
+BackendOrAuto = Annotated[str, AfterValidator(_known_or_auto), _EXAMPLES]

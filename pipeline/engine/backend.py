@@ -1,0 +1,136 @@
+"""The contract of an engine backend: one object that decides settings, builds, serves and describes an engine.
+
+To add a backend, write one object that satisfies `Backend` and register it by one line (`pipeline.config.registry`) or
+by an entry point of an installed package. `pipeline.backends.in_process.InProcessBackend` is the base of backends whose
+engine runs in Python. No other module asks which backend it works for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from pipeline.checkpoint.checkpoint import Checkpoint
+from pipeline.config.backends import BackendSettings
+from pipeline.config.places import Places
+from pipeline.config.registry import load_backend
+from pipeline.config.schema import ResolvedConfig
+from pipeline.engine.command import MakeCommand, StartCommand
+from pipeline.engine.finding import Finding, Table
+from pipeline.engine.fingerprint import Fingerprint
+from pipeline.engine.traits import TargetTraits
+
+if TYPE_CHECKING:
+    from tritonclient.grpc import model_config_pb2 as pb
+
+    from pipeline.engine.artifact import Artifact
+    from pipeline.engine.contract import Engine
+
+# Called with a line for each step of something long.
+Note = Callable[[str], None]
+
+
+class Runtime(NamedTuple):
+    """What engines run on. libraries: versions. device: kind, e.g. cpu-x86_64 or cuda-sm90."""
+
+    libraries: dict[str, str]
+    device: str
+
+
+class Backend(BackendSettings, Protocol):
+    """One way to build and serve an engine. Its module imports on every machine."""
+
+    @property
+    def name(self) -> str:
+        """The value of `backend:` in a profile."""
+
+    @property
+    def in_process(self) -> bool:
+        """Whether its engine runs in a Python process; others are reached through a server only."""
+
+    # Building.
+
+    def check(self, resolved: ResolvedConfig) -> None:
+        """Raise ConfigError or BuildError for what cannot work, before anything is downloaded or written."""
+
+    def check_config(self, resolved: ResolvedConfig, folder: Path) -> object:
+        """Raise CheckpointError for a checkpoint's config.json that this backend does not serve. The folder may hold
+        nothing else yet: called before a long download."""
+
+    def plan(self, resolved: ResolvedConfig) -> Mapping[str, Any]:
+        """What a build would do, one line of text per entry. No network, no files, on any machine."""
+
+    def full_plan(self, resolved: ResolvedConfig, places: Places) -> tuple[str, Mapping[str, Any]] | None:
+        """Every call of a build and of a start: as text, and as JSON values. None if `plan` is all there is."""
+
+    def fingerprint(self, resolved: ResolvedConfig, checkpoint_hash: str) -> Fingerprint:
+        """The fingerprint of an engine built here and now. Raises BuildError if the backend is not installed."""
+
+    def files_digest(self, fingerprint: Fingerprint) -> str:
+        """Hash of what the engine's files depend on; profiles that agree in it share the files on disk."""
+
+    def runtime(self, resolved: ResolvedConfig) -> Runtime:
+        """Libraries and device that a built engine would run on here. Raises BuildError if they are missing."""
+
+    def require_resources(self, resolved: ResolvedConfig, folder: Path) -> None:
+        """Raise BuildError if disk, memory or GPU memory does not suffice."""
+
+    def write_engine(self, resolved: ResolvedConfig, checkpoint: Checkpoint, note: Note, folder: Path) -> None:
+        """Write folder/engine and folder/tokenizer. `folder` exists, is empty, and is removed if this raises."""
+
+    # In process.
+
+    def load_engine(self, artifact: Artifact) -> Engine:
+        """The engine of an artefact, loaded. Raises BuildError if it cannot run here, UserError if it runs in
+        a server only."""
+
+    # Serving.
+
+    def traits(self, resolved: ResolvedConfig) -> tuple[TargetTraits, ...]:
+        """The served models that verify, the one named `tensorrt_llm` first."""
+
+    def logits_dtype(self, resolved: ResolvedConfig) -> str:
+        """Triton's type of logits that leave the engine, e.g. TYPE_FP32."""
+
+    def target_configs(self, resolved: ResolvedConfig, artifact: Artifact) -> list[pb.ModelConfig]:
+        """Triton configs of the models in `traits`, in that order."""
+
+    def vocab_dir(self, artifact: Artifact) -> Path:
+        """Folder whose config.json states vocab_size."""
+
+    def check_served(self, resolved: ResolvedConfig) -> None:
+        """Raise ServerError for settings that no server can have."""
+
+    def check_start(self, resolved: ResolvedConfig, places: Places) -> str:
+        """Where a server would run. Raises ServerError for what would prevent it; called before an engine is built."""
+
+    def make_command(
+        self, resolved: ResolvedConfig, repository: Path, places: Places, run_dir: Path, log: Path | None, note: Note
+    ) -> MakeCommand:
+        """The command of a server on a rendered repository. run_dir: for files of the server. log: Triton's verbose
+        log, if wanted. Raises ServerError if it cannot start here."""
+
+    def shown_commands(self, resolved: ResolvedConfig, repository: Path, places: Places) -> Sequence[StartCommand]:
+        """What a start would run, in order, without running anything."""
+
+    # Reports.
+
+    def findings(self) -> Iterable[Finding]:
+        """What this machine has for the backend, for `lookahead doctor`."""
+
+    def version_tables(self) -> Sequence[Table]:
+        """Which versions go together, for `lookahead versions` and docs/how-to/<name>.md."""
+
+    def environment(self) -> Mapping[str, Any]:
+        """Versions and devices for a report, as JSON values."""
+
+    def validation_settings(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Overrides with which this machine is validated: for all profiles, and besides for the first. Raises
+        BuildError if the backend cannot run here."""
+
+
+def backend_of(name: str) -> Backend:
+    """The backend of a name. Raises KeyError for an unknown one; schemas refuse those."""
+    backend: Backend = load_backend(name)
+    return backend

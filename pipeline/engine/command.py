@@ -1,0 +1,38 @@
+"""How a server is started: command line, environment, and what removes it afterwards."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Ports(NamedTuple):
+    """Where a server listens."""
+
+    http: int
+    grpc: int
+    metrics: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartCommand:
+    """environment: all of it. clean_up: command that removes what the processes leave behind; empty for nothing.
+    shown: the variables that change what the command does, for display. links: other names of folders that the command
+    uses, made before it runs and removed with the server's shared memory."""
+
+    argv: Sequence[str]
+    environment: Mapping[str, str]
+    clean_up: Sequence[str] = ()
+    shown: Mapping[str, str] = field(default_factory=dict)
+    links: Mapping[str, str] = field(default_factory=dict)
+
+    def to_text(self) -> str:
+        """The command as typed in a shell."""
+        variables = [f"{name}={shlex.quote(value)}" for name, value in self.shown.items()]
+        return " ".join([*variables, shlex.join(self.argv)])
+
+
+# The command for chosen ports and a server's id, which must be the start of its shared memory's names.
+MakeCommand = Callable[[Ports, str], StartCommand]

@@ -1,0 +1,46 @@
+"""From an artefact and its engine in memory to a scheduler that serves it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from pipeline.decoding.create import BLS_KINDS, ENGINE_KINDS, create_drafter
+from pipeline.decoding.grammar.compiler import Compiler
+from pipeline.decoding.planner import AdaptivePlanner, FixedPlanner, Planner
+from pipeline.decoding.sources.base import DraftBudget
+from pipeline.engine.artifact import Artifact
+from pipeline.engine.contract import Engine
+from pipeline.engine.cost_curve import load_cost_curve
+from pipeline.engine.scheduler import Scheduler
+from pipeline.engine.vocabulary import artifact_vocabulary
+from pipeline.errors import BuildError
+
+
+def create_scheduler(artifact: Artifact, engine: Engine, kinds: Collection[str] | None = None) -> Scheduler:
+    """A scheduler over a loaded engine. kinds: draft sources that live with it; None: all. A server passes
+    `ENGINE_KINDS`, as the others live in its BLS model."""
+    profile = artifact.resolved.profile
+    drafting = profile.drafting
+    wanted = BLS_KINDS | ENGINE_KINDS if kinds is None else kinds
+    return Scheduler(
+        engine,
+        create_drafter(drafting.sources, artifact.resolved.lookahead, engine.limits.vocab_size, wanted),
+        _create_planner(artifact),
+        default_budget=DraftBudget(drafting.max_draft_tokens, drafting.max_draft_len),
+        max_queue_size=profile.scheduling.max_queue_size,
+        prefill_chunk=profile.engine.prefill_chunk,
+        compiler=Compiler(lambda: artifact_vocabulary(artifact, engine.limits.vocab_size)),
+    )
+
+
+def _create_planner(artifact: Artifact) -> Planner:
+    if artifact.resolved.profile.drafting.planner == "fixed":
+        return FixedPlanner()
+    curve = load_cost_curve(artifact)
+    if curve is None:
+        raise BuildError(
+            f"drafting.planner is adaptive and the engine in {artifact.folder} has no cost curve of this build; "
+            f"measure one with `lookahead bench --cost-curve --model {artifact.manifest.model} "
+            f"--profile {artifact.manifest.profile}`, or use --set drafting.planner=fixed"
+        )
+    return AdaptivePlanner(curve)

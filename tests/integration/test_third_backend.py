@@ -1,0 +1,70 @@
+"""A backend from another package, found by its entry point: from YAML to an answer of a real tritonserver."""
+
+from __future__ import annotations
+
+import shutil
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline.bench.contenders.in_process import open_in_process
+from pipeline.config.places import Places
+from pipeline.config.registry import backend_names, load_backend
+from pipeline.config.resolution import resolve_config
+from pipeline.decoding.request import GenerationRequest, as_token_ids
+from pipeline.engine.create import create_scheduler
+from pipeline.engine.submission import Submission
+from pipeline.errors import ConfigError
+from pipeline.server.road import prepare
+from tests.integration.servers import ask, running
+from tests.servers import FREE_PORTS
+from tests.third_backend.lookup_backend import OFFSET
+
+SOURCE = Path(__file__).parents[1] / "third_backend" / "lookup_backend.py"
+PROFILE = """
+description: A lookup table
+backend: lookup
+drafting: {planner: fixed}
+"""
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The package as pip leaves it, in this process and, by a .pth file, in those that the server starts."""
+    folder = tmp_path / "site"
+    metadata = folder / "lookup_backend-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    shutil.copy(SOURCE, folder)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: lookup-backend\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[lookahead.backends]\nlookup = lookup_backend:BACKEND\n")
+    path = Path(sysconfig.get_path("purelib")) / "lookup_backend_test.pth"
+    path.write_text(f"{folder}\n")
+    monkeypatch.syspath_prepend(str(folder))
+    yield
+    path.unlink()
+    load_backend.cache_clear()
+
+
+def test_a_table_is_served(installed: None, where: Places, tmp_path: Path) -> None:
+    profile = tmp_path / "alphabet.yaml"
+    profile.write_text(PROFILE)
+    assert backend_names()[-1] == "lookup"
+    resolved = resolve_config("tiny-random-llama", str(profile), FREE_PORTS, where=where)
+    served = prepare(resolved, where)
+    with running(served, where, tmp_path / "run") as server:
+        for strategy in ("none", "hybrid"):
+            answer = ask(server, text_input="x", max_tokens=30, strategy=strategy)
+            assert answer.text == "yz" + "abcdefghijklmnopqrstuvwxyz" + "ab"
+    engine = open_in_process(served.artifact).engine
+    request = GenerationRequest("in-process", as_token_ids([ord("x") + OFFSET]), max_new_tokens=3)
+    (result,) = create_scheduler(served.artifact, engine).run([Submission(request, "hybrid")])
+    assert [chr(token - OFFSET) for token in result.output_ids] == ["y", "z", "a"]
+
+
+def test_without_the_package_the_profile_is_refused_with_the_known_names(where: Places, tmp_path: Path) -> None:
+    profile = tmp_path / "alphabet.yaml"
+    profile.write_text(PROFILE)
+    with pytest.raises(ConfigError, match="backend: found 'lookup'; the backends are tensorrt_llm, torch"):
+        resolve_config("tiny-random-llama", str(profile), where=where)

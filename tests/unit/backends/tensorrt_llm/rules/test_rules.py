@@ -1,0 +1,120 @@
+"""All rules together: what is shipped and what is possible passes, and faults come at once, each once."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.backends.tensorrt_llm.rules import check, problems_of
+from pipeline.config.loading import names_in
+from pipeline.config.places import places
+from pipeline.errors import ConfigError
+from tests.trt_configs import SPECULATIONS, trt_case, trt_config
+
+NOT_PAGED = ".build_flags.use_paged_context_fmha=disable"
+
+
+@pytest.mark.parametrize("speculation", SPECULATIONS)
+@pytest.mark.parametrize("profile", names_in(places().profiles))
+@pytest.mark.parametrize("model", names_in(places().models))
+def test_what_we_ship_is_right_in_every_mode(model, profile, speculation):
+    assert problems_of(trt_case(f".speculation={speculation}", model=model, profile=profile)) == []
+
+
+def test_all_faults_come_at_once_and_each_once():
+    with pytest.raises(ConfigError) as error:
+        check(
+            trt_config(
+                "llama2-13b",
+                "latency",
+                ".speculation=both",
+                ".kv_cache_dtype=int8",
+                ".build_flags.streamingllm=enable",
+                ".container_tag='25.01'",
+                "model.parallelism.tensor=3",
+            )
+        )
+    text = str(error.value)
+    assert text.startswith("4 faults in the configuration:")
+    for key in ("speculation", "streamingllm", "container_tag", "model.parallelism.tensor"):
+        assert text.count(f"{key}: found") == 1
+
+
+@pytest.mark.parametrize(
+    ("override", "text"),
+    [
+        (".build_flags.gemm_plugin=int7", "should be 'auto', 'float16',"),
+        (".build_flags.kv_cache_type=PAGGED", "in-flight batching and drafts need 'paged'. Remove it."),
+        (".build_flags.remove_input_padding=no", "should be 'enable' or 'disable' in quotes."),
+        (".parameters.guided_decoding_backend=foo", "should be 'xgrammar'."),
+        (
+            ".build_flags.user_buffer=enable",
+            "found 'enable' without reduce_fusion and with tensorrt_llm.quantization = 'none'; it is made for "
+            "LlamaForCausalLM with 'fp8' and tensorrt_llm.build_flags.reduce_fusion = 'enable'.",
+        ),
+    ],
+)
+def test_one_fault_is_told_in_one_sentence(override, text):
+    (problem,) = problems_of(trt_case(override))
+    assert problem.key == f"tensorrt_llm{override.partition('=')[0]}"
+    assert text in problem.text
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [".quantization=fp8", ".kv_cache_dtype=fp8"],
+        [".speculation=trie", ".quantization=fp8", ".kv_cache_dtype=fp8"],
+        *(
+            [".quantization=fp8", f".kv_cache_dtype={cache}", f".build_flags.use_fp8_context_fmha={asked}", NOT_PAGED]
+            for cache in ("auto", "fp8")
+            for asked in ("enable", "disable")
+        ),
+        [".speculation=trie", ".quantization=int4_awq", ".compute_capability=80"],
+        [".speculation=none", ".quantization=nvfp4", ".compute_capability=100"],
+        [".kv_cache_dtype=int8"],
+        ["model.gpu_dtype=float32", ".speculation=none"],
+        [".compute_capability=120", ".allow_unvalidated=true"],
+        [".quantization=int8_wo", ".allow_unvalidated=true"],
+        ["model.parallelism.tensor=2", ".build_flags.reduce_fusion=enable"],
+        [
+            "model.parallelism.tensor=2",
+            ".build_flags.reduce_fusion=enable",
+            ".build_flags.user_buffer=enable",
+            ".quantization=fp8",
+        ],
+        [".parameters.gpu_device_ids='0,1;2,3'", "model.parallelism.tensor=2"],
+        [".build_flags.multiple_profiles=enable"],
+        ["model.shape.sliding_window=4096"],
+        ["model.architecture=FalconForCausalLM", "model.shape.position_embedding=rope"],
+        ["model.architecture=FalconForCausalLM", ".speculation=trie"],
+        [
+            "model.architecture=BaichuanForCausalLM",
+            "model.trust_remote_code=true",
+            "model.shape.num_attention_heads=32",
+            "model.shape.num_key_value_heads=32",
+        ],
+        ["model.architecture=MixtralForCausalLM", "model.parallelism.tensor=4", ".moe_expert_parallel=2"],
+        [".orchestrator=true", "model.parallelism.tensor=2"],
+        [".orchestrator=true", ".speculation=both", "model.parallelism.tensor=2"],
+        [".orchestrator=true", ".spawn_processes=false", "model.parallelism.tensor=2"],
+        [".orchestrator=true", ".spawn_processes=false", ".speculation=both"],
+        [".orchestrator=true", ".spawn_processes=false", ".parameters.participant_ids=1"],
+        [
+            ".orchestrator=true",
+            ".spawn_processes=false",
+            ".parameters.participant_ids='1, 2'",
+            "model.parallelism.tensor=2",
+        ],
+        ["model.architecture=InternLM2ForCausalLM", "model.trust_remote_code=true"],
+        [".parameters.cuda_graph_mode=true", ".parameters.max_tokens_in_paged_kv_cache=100000"],
+    ],
+)
+def test_what_is_possible_is_not_refused(overrides):
+    assert problems_of(trt_case(*overrides)) == []
+
+
+def test_a_recurrent_model_is_planned_without_reuse():
+    case = trt_case("model.architecture=RecurrentGemmaForCausalLM", ".speculation=none")
+    assert problems_of(case) == []
+    assert case.kv_cache_reuse("none") is False
+    assert trt_case(".speculation=none").kv_cache_reuse("none") is True

@@ -1,0 +1,44 @@
+"""Sizes of the engine that do not go together."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.backends.tensorrt_llm.rules.sizes import RULES
+from tests.unit.backends.tensorrt_llm.rules.refusals import Wrong, assert_refused, idle
+
+WRONG: list[Wrong] = [
+    (
+        ".speculation=lookahead engine.max_seq_len=80 engine.max_num_tokens=200 engine.max_batch_size=2 "
+        "engine.max_draft_tokens=64 engine.prefill_chunk=64",
+        "engine.max_seq_len",
+        "leaves 1 for prompt and output",
+    ),
+    ("engine.max_batch_size=64", "engine.max_num_tokens", "raise it unseen to 5120"),
+    (
+        "engine.max_batch_size=8 .speculation=trie .max_external_draft_len=256 engine.max_num_tokens=2048 "
+        ".enable_chunked_context=true",
+        "engine.max_num_tokens",
+        "2056",
+    ),
+    ("engine.max_num_tokens=20000", "engine.max_num_tokens", "lower it unseen"),
+    (".speculation=trie engine.max_num_tokens=2048", "engine.max_num_tokens", "enable_chunked_context to true"),
+    (".speculation=both engine.max_num_tokens=4095", "engine.max_num_tokens", "sends prompt, output and drafts"),
+    (".build_flags.max_input_len=1000", "tensorrt_llm.build_flags.max_input_len", "ignores it"),
+    (
+        ".build_flags.multiple_profiles=enable .build_flags.opt_num_tokens=64",
+        "tensorrt_llm.build_flags.opt_num_tokens",
+        "takes one of them",
+    ),
+    (".build_flags.opt_num_tokens=100000", "tensorrt_llm.build_flags.opt_num_tokens", "4096"),
+    ("model.lookahead.latency.max_window_size=600 engine.max_num_tokens=9000", "model.lookahead", "2048"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "key", "text"), WRONG, ids=[case[0][:60] for case in WRONG])
+def test_a_wrong_combination_is_refused_with_key_value_and_remedy(overrides, key, text):
+    assert_refused(RULES, overrides, key, text)
+
+
+def test_every_rule_refuses_something():
+    assert idle(RULES, WRONG) == []

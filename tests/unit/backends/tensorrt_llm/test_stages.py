@@ -1,0 +1,152 @@
+"""Running the stages of a plan with a stand-in for TensorRT-LLM that writes what the real one would."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipeline.backends.tensorrt_llm import build as trt_build
+from pipeline.backends.tensorrt_llm import facts
+from pipeline.backends.tensorrt_llm.build import execute
+from pipeline.backends.tensorrt_llm.plan import plan_for
+from pipeline.backends.tensorrt_llm.stages import run_process, write_source
+from pipeline.checkpoint.convert import write_tokenizer
+from pipeline.checkpoint.fetch import fetch
+from pipeline.config.schema import ModelConfig
+from pipeline.engine.build import build_engine
+from pipeline.errors import BuildError, CheckpointError
+from tests.trt_configs import trt_config
+from tests.unit.backends.tensorrt_llm.stand_in import StandIn, build, silent
+
+
+def test_a_build_tells_of_each_stage_and_its_log(where, monkeypatch):
+    monkeypatch.setenv("LOOKAHEAD_ENGINES", str(where.engines))
+    monkeypatch.setattr(trt_build, "require_ready", lambda *arguments: None)
+    monkeypatch.setattr(trt_build, "execute", lambda plan, *rest: execute(plan, *rest, StandIn(plan)))
+    notes: list[str] = []
+    for profile in ("latency", "balanced"):
+        build_engine(trt_config("tiny-random-llama", profile), where, note=notes.append)
+    plan = plan_for(trt_config("tiny-random-llama"), where)
+    assert f"conversion: from_hugging_face ({plan.conversion.folder}/log.txt)" in notes
+    assert f"engine 'lookahead': trtllm-build ({plan.engines[0].folder}/log.txt)" in notes
+    assert f"converted checkpoint: reused ({plan.conversion.output})" in notes
+
+
+def test_stages_run_once_and_are_found_again(where):
+    run, folder = build(where, StandIn)
+    assert run.calls == ["convert", "build lookahead"]
+    assert (folder / "engine" / "rank0.engine").is_file()
+    assert (folder / "tokenizer" / "tokenizer_config.json").is_file()
+
+    again, _ = build(where, StandIn, target="again")
+    assert again.calls == []
+    smaller, _ = build(where, StandIn, "engine.max_batch_size=2", target="smaller")
+    assert smaller.calls == ["build lookahead"]
+    other, _ = build(where, StandIn, "model.gpu_dtype=float16", target="other")
+    assert other.calls == ["convert", "build lookahead"]
+
+
+@pytest.mark.parametrize(
+    ("killed_in", "left_to_do"),
+    [
+        ("checkpoint", ["convert", "build trie", "build lookahead"]),
+        ("trie", ["build trie", "build lookahead"]),
+        ("lookahead", ["build lookahead"]),
+    ],
+)
+def test_a_killed_build_goes_on_with_the_stage_that_it_was_in(where, killed_in, left_to_do):
+    class Killed(StandIn):
+        """Dies with the config.json of a stage on disk, which looks as if it were finished."""
+
+        def write(self, folder: Path, config: dict, suffix: str, name: str) -> None:
+            super().write(folder, config, suffix, name)
+            if killed_in in (name, self.calls[-1].removeprefix("build ")):
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build(where, Killed, ".speculation=both", target="killed")
+    again, _ = build(where, StandIn, ".speculation=both")
+    assert again.calls == left_to_do
+
+
+def test_two_engines_lie_side_by_side(where):
+    run, folder = build(where, StandIn, ".speculation=both")
+    assert run.calls == ["convert", "build trie", "build lookahead"]
+    for model in ("tensorrt_llm", "tensorrt_llm_lookahead"):
+        assert (folder / "engine" / model / "config.json").is_file()
+
+
+def test_the_checkpoint_itself_is_not_changed_and_its_copy_is_normalised(where):
+    resolved = trt_config("tiny-random-llama")
+    checkpoint = fetch(resolved.model, where.cache)
+    before = (checkpoint.folder / "config.json").read_bytes()
+    assert "rope_parameters" in json.loads(before)
+    build(where, StandIn)
+    assert (checkpoint.folder / "config.json").read_bytes() == before
+    source = plan_for(resolved, where, checkpoint.content_hash).conversion.source
+    assert json.loads((source / "config.json").read_text())["rope_theta"] == 10000.0
+
+
+def test_code_of_a_checkpoint_reaches_the_converters_only_if_it_is_trusted(where, tmp_path):
+    model = trt_config("tiny-random-llama").model
+    folder = Path(shutil.copytree(fetch(model, where.cache).folder, tmp_path / "checkpoint"))
+    auto_map = {"AutoConfig": "configuration_own.OwnConfig"}
+    for name in ("config.json", "tokenizer_config.json"):
+        settings = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps(settings | {"auto_map": auto_map}))
+    (folder / "configuration_own.py").write_text("raise SystemExit('code of the checkpoint was run')")
+
+    def source_of(trusted: bool) -> dict[str, object]:
+        local = {"checkpoint": {"source": "local", "path": str(folder)}, "trust_remote_code": trusted}
+        checkpoint = fetch(ModelConfig.model_validate(model.model_dump() | local), where.cache)
+        source = tmp_path / f"source-{trusted}"
+        assert write_source(checkpoint, "float16", source).get("auto_map") == (auto_map if trusted else None)
+        write_tokenizer(checkpoint, tmp_path / f"tokenizer-{trusted}")  # by transformers' own class
+        maps = {
+            name: json.loads((source / name).read_text()).get("auto_map")
+            for name in ("config.json", "tokenizer_config.json")
+        }
+        return {**maps, "code": [path.name for path in source.glob("*.py")]}
+
+    assert source_of(False) == {"config.json": None, "tokenizer_config.json": None, "code": []}
+    assert source_of(True) == {
+        "config.json": auto_map,
+        "tokenizer_config.json": auto_map,
+        "code": ["configuration_own.py"],
+    }
+    assert json.loads((folder / "tokenizer_config.json").read_text())["auto_map"] == auto_map
+
+
+def test_a_tokenizer_that_cannot_be_read_is_told_before_the_stages(where):
+    resolved = trt_config("tiny-random-llama")
+    folder = where.engines / "checkpoint"
+    checkpoint = fetch(resolved.model, where.cache)
+    shutil.copytree(checkpoint.folder, folder)
+    (folder / "tokenizer.json").write_text("{")
+    plan = plan_for(resolved, where, checkpoint.content_hash)
+    run = StandIn(plan)
+    with pytest.raises(CheckpointError, match="tokenizer"):
+        execute(plan, resolved, replace(checkpoint, folder=folder), silent, where.engines / "artifact", run)
+    assert run.calls == []
+
+
+def test_a_failing_call_shows_the_end_of_its_log(where):
+    with pytest.raises(BuildError, match=r"(?s)conversion failed with code 3.*last line"):
+        build(where, lambda plan: StandIn(plan, code=3))
+
+
+def test_a_program_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(BuildError, match="no-such-program cannot be started"):
+        run_process(["no-such-program"], {}, tmp_path, tmp_path / "log")
+
+
+def test_a_call_inherits_all_but_the_loader_switch(tmp_path, monkeypatch):
+    monkeypatch.setenv(facts.LOADER_SWITCH, "1")
+    log = tmp_path / "log"
+    command = f'echo "${facts.LOADER_SWITCH}.$EXTRA"; exit 4'
+    assert run_process(["sh", "-c", command], {"EXTRA": "extra"}, tmp_path, log) == 4
+    assert log.read_text() == ".extra\n"

@@ -1,0 +1,78 @@
+"""Requirements against versions, and the tables in the documentation."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.backends.tensorrt_llm import environment, facts
+from pipeline.backends.tensorrt_llm.versions import container_status, requirements, unmet, version_tables
+from pipeline.cli.version_page import BEGIN, END, is_fresh, version_page, write_page
+from pipeline.config.places import places
+from pipeline.errors import ConfigError
+
+
+def test_every_container_that_counts_as_served_meets_the_requirements():
+    served = [entry for entry in facts.containers().values() if container_status(entry).startswith("yes")]
+    assert [entry.tag for entry in served] == ["26.03", "26.04", "26.05", "26.06", "26.07"]
+    for entry in served:
+        found = {"tensorrt_llm": entry.trtllm, "tensorrt": entry.tensorrt, "torch": entry.torch}
+        assert unmet({part: version for part, version in found.items() if version}) == {}
+
+
+@pytest.mark.parametrize(
+    ("part", "version", "met"),
+    [
+        ("tensorrt_llm", "1.2.0rc8", True),
+        ("tensorrt_llm", "1.2.1", True),
+        ("tensorrt_llm", "1.1.0", False),
+        ("tensorrt_llm", "1.3.0rc3", False),
+        ("tensorrt_llm", "1.20.0", False),
+        ("tensorrt", "10.14.1.48", True),
+        ("tensorrt", "10.9.0.34", False),
+        ("torch", "2.10.0a0+b4e4ee81d3.nv25.12", True),
+        ("torch", "2.9.0", False),
+        ("driver", "580.95.05", True),
+        ("driver", "575.57.08", False),
+        ("driver", "unknown", False),
+    ],
+)
+def test_a_version_lies_in_its_range_or_not(part, version, met):
+    assert (unmet({part: version}) == {}) is met
+
+
+def test_each_status_has_its_reason():
+    status = {tag: container_status(entry) for tag, entry in facts.containers().items()}
+    assert status["26.07"] == "yes"
+    assert status["26.03"] == "yes, a release candidate"
+    assert status["25.03"] == "not confirmed"
+    assert status["25.12"] == "no: not release line 1.2"
+    assert status["25.01"] == "no: no lookahead parameters before 0.19"
+
+
+def test_the_tables_hold_every_container_and_requirement():
+    needs, matrix = version_tables()
+    assert [row[0] for row in matrix.rows] == list(reversed(facts.containers()))
+    assert [row[1] for row in needs.rows] == [requirement.range for requirement in requirements()]
+    for requirement in requirements():
+        assert requirement.part in (*environment.PACKAGES, "driver")
+
+
+def test_the_tables_in_the_documentation_are_those_of_the_data():
+    assert is_fresh(version_page(places().home, "tensorrt_llm"), "tensorrt_llm"), "run `lookahead dev versions --write`"
+
+
+def test_stale_tables_are_found_and_written_again_and_the_rest_stays(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{BEGIN}\n\nstale words\n\n{END}\nafter\n")
+    assert not is_fresh(page, "tensorrt_llm")
+    write_page(page, "tensorrt_llm")
+    assert is_fresh(page, "tensorrt_llm")
+    text = page.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("\nafter\n")
+    assert "stale words" not in text
+
+
+def test_a_page_without_marks_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="lacks the marks"):
+        is_fresh(tmp_path / "missing.md", "tensorrt_llm")
