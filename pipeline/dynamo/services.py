@@ -13,6 +13,7 @@ import httpx
 from pipeline.config.places import CODE
 from pipeline.config.schema import ResolvedConfig, ServerConfig
 from pipeline.dynamo.spec import NAMESPACE, WorkerSpec
+from pipeline.engine.backend import backend_of
 from pipeline.errors import ServerError
 from pipeline.server.ports import free_port
 from pipeline.server.service import Service, answers
@@ -54,7 +55,7 @@ def worker_service(number: int, resolved: ResolvedConfig, state: ServerState, ca
         discovery=profile.server.discovery,
         max_seq_len=profile.engine.max_seq_len,
         max_batch_size=profile.engine.max_batch_size,
-        prompt_ignore_length=resolved.backend == "torch" and not profile.engine.strict_tensorrt_llm,
+        prompt_ignore_length=backend_of(resolved.backend).traits(resolved)[0].extended,
         startup_timeout_s=profile.server.startup_timeout_s,
     )
     ports = {"metrics": free_port(_LOOPBACK, _SYSTEM_PORTS)}
