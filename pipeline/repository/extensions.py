@@ -12,6 +12,24 @@ def _input(name: str, dtype: str, dims: tuple[int, ...] = (1,), scalar: bool = F
     return Tensor(name, f"TYPE_{dtype}", dims, optional=True, reshape=() if scalar else None)
 
 
+# Log probabilities are the target's own: before temperature, penalties, bans and grammar. return_log_probs asks for
+# output_log_probs and cum_log_probs; an end token has none.
+_LOG_PROB_INPUTS = (
+    # With return_log_probs: so many alternatives at each place, at most 64.
+    _input("num_top_logprobs", "INT32", scalar=True),
+    # With return_log_probs: the same for the prompt.
+    _input("return_prompt_log_probs", "BOOL", scalar=True),
+)
+_LOG_PROB_OUTPUTS = (
+    # [tokens of this response, num_top_logprobs] the most probable tokens and their log probabilities, best first.
+    Tensor("top_logprob_ids", "TYPE_INT32", (-1, -1)),
+    Tensor("top_logprobs", "TYPE_FP32", (-1, -1)),
+    # With the first tokens: of each prompt token but the first; and its alternatives.
+    Tensor("prompt_log_probs", "TYPE_FP32", (-1,)),
+    Tensor("prompt_top_logprob_ids", "TYPE_INT32", (-1, -1)),
+    Tensor("prompt_top_logprobs", "TYPE_FP32", (-1, -1)),
+)
+
 TENSORRT_LLM_INPUTS = (
     # Parent of each draft token, -1 for the last accepted token: turns `draft_input_ids` from a chain into a tree.
     _input("draft_parents", "INT32", (-1,)),
@@ -26,6 +44,9 @@ TENSORRT_LLM_INPUTS = (
     _input("late_ids", "INT32", (-1,)),
     # Presence and frequency penalties count the tokens of prompt and output from here on; 0 if left out.
     _input("prompt_ignore_length", "INT32", scalar=True),
+    # The last so many of input_ids are output of an earlier request that this one continues: the grammar counts them.
+    _input("num_resumed_tokens", "INT32", scalar=True),
+    *_LOG_PROB_INPUTS,
     # Another request is to go on with this one's output: from the second on, their place is kept for a moment.
     _input("to_be_continued", "BOOL", scalar=True),
 )
@@ -35,6 +56,7 @@ TENSORRT_LLM_OUTPUTS = (
     Tensor("finish_reason", "TYPE_STRING", (1,)),
     # With return_perf_metrics: passes of the engine that this request took part in and that emitted tokens.
     Tensor("num_steps", "TYPE_INT32", (1,)),
+    *_LOG_PROB_OUTPUTS,
 )
 
 LOOKAHEAD_BLS_INPUTS = (
@@ -63,6 +85,7 @@ LOOKAHEAD_BLS_INPUTS = (
     _input("lookahead_window_size", "INT32"),
     _input("lookahead_ngram_size", "INT32"),
     _input("lookahead_verification_set_size", "INT32"),
+    *_LOG_PROB_INPUTS,
     # Ask for `statistics`.
     _input("return_statistics", "BOOL"),
     # Stop the requests that have this one's id; they end with what they have sent.
@@ -76,4 +99,5 @@ LOOKAHEAD_BLS_OUTPUTS = (
     Tensor("finish_reason", "TYPE_STRING", (1,)),
     # On the last response, if asked for: token ids, counts and times as one JSON object.
     Tensor("statistics", "TYPE_STRING", (1,)),
+    *_LOG_PROB_OUTPUTS,
 )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pipeline.engine.submission import StepEvent, Submission
+from pipeline.triton_models.guide_tensors import LogitOutputs
 from pipeline.triton_models.tensors import Array
 
 STEP = "step"
@@ -22,7 +23,8 @@ TOKENS_PER_BLOCK = 32
 @dataclass(slots=True)
 class EngineCall:
     """One row of a request to `tensorrt_llm`. row, num_rows: its place in the request. strict: answer as TensorRT-LLM
-    does in every respect, so without our own outputs. emitted: tokens returned so far, without an end token."""
+    does in every respect, so without our own outputs. sequence: its number among the outputs of one prompt. emitted:
+    tokens returned so far, without an end token."""
 
     submission: Submission
     streaming: bool
@@ -33,15 +35,21 @@ class EngineCall:
     strict: bool = False
     row: int = 0
     num_rows: int = 1
+    sequence: int = 0
     emitted: list[int] = field(default_factory=list)
     _arrival_ns: int = field(default_factory=time.monotonic_ns)
     _first_token_ns: int = 0
     _last_token_ns: int = 0
+    _logits: LogitOutputs = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._logits = LogitOutputs(self.submission.wanted, self.submission.request.prompt_ids)
 
     def response(self, event: StepEvent) -> dict[str, Array] | None:
         """Output tensors for what a step brought, or None if nothing is to be sent yet."""
         new = [token for token in event.token_ids if token not in self.submission.request.end_ids]
         self.emitted += new
+        self._logits.take(event.log_probs, event.prompt_rows)
         self._last_token_ns = time.monotonic_ns()
         self._first_token_ns = self._first_token_ns or self._last_token_ns
         if self.streaming:
@@ -56,10 +64,11 @@ class EngineCall:
         tensors: dict[str, Array] = {
             "output_ids": np.asarray([[output]], np.int32).reshape(1, 1, -1),
             "sequence_length": _int(len(output)),
+            **self._logits.tensors(len(new) if self.streaming else len(self.emitted)),
         }
         if self.strict:
             return tensors | self._strict_tensors(event, len(output))
-        tensors |= {"batch_index": _int(self.row), "sequence_index": _int(0)}
+        tensors |= {"batch_index": _int(self.row), "sequence_index": _int(self.sequence)}
         return tensors | self._last_tensors(event) if event.done else tensors
 
     def _strict_tensors(self, event: StepEvent, num_tokens: int) -> dict[str, Array]:

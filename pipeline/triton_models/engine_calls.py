@@ -18,6 +18,7 @@ from pipeline.decoding.tree import EMPTY_TREE, DraftTree, FloatArray, check_tree
 from pipeline.engine.submission import Submission
 from pipeline.errors import RequestError
 from pipeline.triton_models.engine_answers import EngineCall
+from pipeline.triton_models.guide_tensors import guide_of, wanted_of
 from pipeline.triton_models.tensors import (
     Tensors,
     flag,
@@ -43,12 +44,9 @@ _UNSUPPORTED = (
     "lora_weights",
     "lora_config",
     "context_phase_params",
-    "guided_decoding_guide_type",
-    "guided_decoding_guide",
 )
-_UNSUPPORTED_FLAGS = ("return_log_probs", "return_context_logits", "return_generation_logits")
 # Tensors whose one neutral value is what the torch engine does anyway.
-_FIXED = {"beam_width": 1, "num_return_sequences": 1, "runtime_top_p_decay": 1}
+_FIXED = {"beam_width": 1, "runtime_top_p_decay": 1}
 _LOOKAHEAD = ("window_size", "ngram_size", "verification_set_size")
 NO_DRAFTS = DraftBudget(0, 0)
 
@@ -72,16 +70,20 @@ def engine_call(
         strategy = strategy or "trie"  # of the engine's sources, only the supplied one
         if strategy == "trie":
             budget = DraftBudget(len(tree), int(depths(tree).max()))
+    request = generation_request(tensors, request_id)
+    if request.guide is not None and len(tree):  # what the grammar forces comes on top
+        budget = DraftBudget(max(budget.max_nodes, default_budget.max_nodes), default_budget.max_depth)
     if (limit := integer(tensors, "max_draft_tokens")) is not None:
         budget = DraftBudget(max(0, min(limit, budget.max_nodes)), budget.max_depth)
     submission = Submission(
-        request=generation_request(tensors, request_id),
+        request=request,
         strategy=strategy or default_strategy,
         budget=budget,
         supplied=tree,
         lookahead=lookahead_config(tensors),
         max_steps=1 if len(tree) else None,
         to_be_continued=flag(tensors, "to_be_continued"),
+        wanted=wanted_of(tensors),
     )
     return call_of(tensors, submission, exclude_input)
 
@@ -194,11 +196,13 @@ def generation_request(tensors: Tensors, request_id: str) -> GenerationRequest:
     if end_id is not None and end_id < -1:
         raise RequestError(f"end_id is {end_id}; it must be a token, or -1 for none")
     bias = tensors.get("embedding_bias")
+    num_resumed = integer(tensors, "num_resumed_tokens") or 0
+    max_tokens, min_tokens = integer(tensors, "request_output_len") or 0, integer(tensors, "min_tokens") or 0
     return GenerationRequest(
         request_id=request_id,
         prompt_ids=prompt,
-        max_new_tokens=integer(tensors, "request_output_len") or 0,
-        min_new_tokens=integer(tensors, "min_tokens") or 0,
+        max_new_tokens=max_tokens + num_resumed,
+        min_new_tokens=min_tokens + num_resumed if min_tokens else 0,
         end_ids=frozenset() if end_id is None or end_id < 0 else frozenset({end_id}),
         late_ids=frozenset(token_ids(tensors, "late_ids").tolist()),
         stop_sequences=word_list(tensors, "stop_words_list"),
@@ -208,6 +212,8 @@ def generation_request(tensors: Tensors, request_id: str) -> GenerationRequest:
             bad_words=word_list(tensors, "bad_words_list"),
             embedding_bias=bias.reshape(-1).astype(np.float32) if bias is not None and bias.any() else None,
         ),
+        num_resumed_tokens=num_resumed,
+        guide=guide_of(tensors),
     )
 
 
@@ -266,9 +272,6 @@ def refuse_unsupported(tensors: Tensors) -> None:
     for name in _UNSUPPORTED:
         if name in tensors and tensors[name].size and np.any(tensors[name]):
             raise RequestError(f"{name} is not supported by the torch engine; leave it out")
-    for name in _UNSUPPORTED_FLAGS:
-        if flag(tensors, name):
-            raise RequestError(f"{name} is not supported by the torch engine; leave it out or send false")
     for name, value in _FIXED.items():
         sent = number(tensors, name)
         if sent is not None and sent != value:

@@ -1,0 +1,138 @@
+"""Guides and log probabilities as tensors: TensorRT-LLM's own names, and ours for what it does not have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pipeline.decoding.grammar.guide import Guide, check_guide
+from pipeline.decoding.log_probs import LogitsWanted, TokenLogProbs, check_wanted, prompt_log_probs
+from pipeline.decoding.tree import FloatArray, IntArray
+from pipeline.errors import RequestError
+from pipeline.triton_models.tensors import Array, Tensors, flag, integer, text
+
+GUIDE_TYPE, GUIDE = "guided_decoding_guide_type", "guided_decoding_guide"
+# Outputs per token of a response, and those that come once.
+TOKEN_OUTPUTS = ("output_log_probs", "cum_log_probs", "top_logprob_ids", "top_logprobs", "generation_logits")
+PROMPT_OUTPUTS = ("prompt_log_probs", "prompt_top_logprob_ids", "prompt_top_logprobs", "context_logits")
+
+
+def guide_of(tensors: Tensors) -> Guide | None:
+    """The guide of a request; None if it has none. Raises RequestError if it is no guide."""
+    kind, value = text(tensors, GUIDE_TYPE), text(tensors, GUIDE)
+    if not kind:
+        if value:
+            raise RequestError(f"{GUIDE} was sent without {GUIDE_TYPE}; send both")
+        return None
+    guide = Guide(kind, value or "")
+    check_guide(guide)
+    return guide
+
+
+def guide_tensors(guide: Guide) -> dict[str, Array]:
+    """The tensors that `guide_of` reads."""
+    tensors = {GUIDE_TYPE: np.asarray([[guide.kind.encode()]], np.object_)}
+    return tensors | {GUIDE: np.asarray([[guide.text.encode()]], np.object_)} if guide.text else tensors
+
+
+def wanted_of(tensors: Tensors) -> LogitsWanted:
+    """What a request wants to see of the logits. Raises RequestError if that makes no sense."""
+    wanted = LogitsWanted(
+        log_probs=flag(tensors, "return_log_probs"),
+        num_top=integer(tensors, "num_top_logprobs") or 0,
+        prompt=flag(tensors, "return_prompt_log_probs"),
+        generation_logits=flag(tensors, "return_generation_logits"),
+        context_logits=flag(tensors, "return_context_logits"),
+    )
+    check_wanted(wanted)
+    return wanted
+
+
+def wanted_tensors(wanted: LogitsWanted, of_prompt: bool) -> dict[str, Array]:
+    """The tensors that `wanted_of` reads. of_prompt: what concerns the prompt among them."""
+    flags = {
+        "return_log_probs": wanted.log_probs,
+        "return_prompt_log_probs": wanted.prompt and of_prompt,
+        "return_generation_logits": wanted.generation_logits,
+        "return_context_logits": wanted.context_logits and of_prompt,
+    }
+    tensors: dict[str, Array] = {name: np.asarray([[True]]) for name, value in flags.items() if value}
+    return tensors | {"num_top_logprobs": np.asarray([[wanted.num_top]], np.int32)} if wanted.num_top else tensors
+
+
+def wanted_outputs(wanted: LogitsWanted) -> tuple[str, ...]:
+    """Names of the outputs that hold what is wanted."""
+    names: list[str] = []
+    if wanted.log_probs:
+        names += ["output_log_probs", "cum_log_probs"]
+        if wanted.num_top:
+            names += ["top_logprob_ids", "top_logprobs"]
+        if wanted.prompt:
+            names.append("prompt_log_probs")
+            if wanted.num_top:
+                names += ["prompt_top_logprob_ids", "prompt_top_logprobs"]
+    if wanted.generation_logits:
+        names.append("generation_logits")
+    if wanted.context_logits:
+        names.append("context_logits")
+    return tuple(names)
+
+
+@dataclass(slots=True)
+class LogitOutputs:
+    """Collects what the steps of one request bring and makes tensors of it. wanted, prompt_ids: of the request."""
+
+    wanted: LogitsWanted
+    prompt_ids: IntArray
+    _pending: TokenLogProbs = field(default_factory=TokenLogProbs)
+    _prompt_rows: list[FloatArray] | None = None
+    _total: float = 0.0
+
+    def take(self, log_probs: TokenLogProbs | None, prompt_rows: list[FloatArray] | None) -> None:
+        """Add what a step brought."""
+        if log_probs is not None:
+            self._pending.extend(log_probs)
+        if prompt_rows is not None:
+            self._prompt_rows = prompt_rows
+
+    def tensors(self, num_tokens: int) -> dict[str, Array]:
+        """Of the next num_tokens output tokens, and of the prompt if it has not been returned yet. Tokens that were cut
+        off the output behind them are dropped."""
+        pending, self._pending = self._pending, TokenLogProbs()
+        pending.cut(num_tokens)
+        tensors: dict[str, Array] = {}
+        if self.wanted.log_probs:
+            self._total += sum(pending.values)
+            tensors["output_log_probs"] = np.asarray([[pending.values]], np.float32).reshape(1, 1, -1)
+            tensors["cum_log_probs"] = np.asarray([[self._total]], np.float32)
+            tensors |= _top("", pending, self.wanted.num_top)
+        if self.wanted.generation_logits:
+            tensors["generation_logits"] = _stacked(pending.rows)[None, None]
+        rows, self._prompt_rows = self._prompt_rows, None
+        if rows is None:
+            return tensors
+        if self.wanted.context_logits:
+            tensors["context_logits"] = _stacked(rows)[None]
+        if self.wanted.log_probs and self.wanted.prompt:
+            prompt = prompt_log_probs(rows, self.prompt_ids, self.wanted.num_top)
+            tensors["prompt_log_probs"] = np.asarray([prompt.values], np.float32).reshape(1, -1)
+            tensors |= _top("prompt_", prompt, self.wanted.num_top)
+        return tensors
+
+
+def _top(prefix: str, tokens: TokenLogProbs, num_top: int) -> dict[str, Array]:
+    """[1, tokens, num_top] alternatives; nothing if none are wanted."""
+    if not num_top:
+        return {}
+    return {
+        f"{prefix}top_logprob_ids": np.asarray(tokens.top_ids, np.int32).reshape(1, len(tokens.values), -1),
+        f"{prefix}top_logprobs": np.asarray(tokens.top_values, np.float32).reshape(1, len(tokens.values), -1),
+    }
+
+
+def _stacked(rows: Sequence[FloatArray]) -> FloatArray:
+    """[rows, vocab]; without rows [0, 0]."""
+    stacked: FloatArray = np.stack(rows).astype(np.float32) if rows else np.empty((0, 0), np.float32)
+    return stacked
