@@ -73,6 +73,7 @@ class InProcessBackend(ABC):
                 strategies=frozenset({"none", "lookahead", "trie", "hybrid"}),
                 keyed_noise=True,
                 max_seq_len=resolved.profile.engine.max_seq_len,
+                guided=True,
             ),
         )
 

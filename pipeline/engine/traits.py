@@ -19,7 +19,7 @@ class TargetTraits:
     prompt and output of one request. limits: of an engine that verifies
     chains and returns tokens only, as TensorRT-LLM's do; None for one that verifies trees and has more tensors. mode:
     the one speculative mode of an engine with limits. lookahead: W, N and G of an instance built for lookahead
-    decoding."""
+    decoding. guided: applies grammars."""
 
     model: str
     strategies: frozenset[str]
@@ -28,6 +28,7 @@ class TargetTraits:
     limits: RuntimeLimits | None = None
     mode: Mode | None = None
     lookahead: Triple | None = None
+    guided: bool = False
 
     @property
     def extended(self) -> bool:

@@ -29,8 +29,9 @@ from pipeline.engine.backend import backend_of
 from pipeline.engine.traits import TargetTraits
 from pipeline.errors import BusyError, RepositoryError, RequestError
 from pipeline.triton_models.call_costs import CallCosts
-from pipeline.triton_models.generation import Engine, Generation, Piece
+from pipeline.triton_models.generation import Engine, Generation
 from pipeline.triton_models.metrics import RequestMetrics, TrieMetrics
+from pipeline.triton_models.piece import Piece, output_of
 from pipeline.triton_models.routing import offered, route_of
 from pipeline.triton_models.steps import tree_budget
 from pipeline.triton_models.target import Target
@@ -136,9 +137,9 @@ class Bls:
             async for piece in pieces:
                 if not request.stream or generation.finish_reason is not None:
                     kept.append(piece)
-                elif piece.text or request.tokens_only:
-                    yield TextAnswer({**_output([piece], request.tokens_only), **_index()}, last=False)
-        output = _output(kept, request.tokens_only)
+                elif piece.text or piece.logits or request.tokens_only:
+                    yield TextAnswer({**output_of([piece], request.tokens_only), **_index()}, last=False)
+        output = output_of(kept, request.tokens_only)
         yield TextAnswer({**output, **_index(), **_last_tensors(generation, started)}, last=True)
 
     def _generation(self, request: TextRequest, engine: Engine) -> Generation:
@@ -279,13 +280,6 @@ def _request_metrics(generation: Generation, outcome: str, started: float) -> Re
         num_calls=generation.num_calls,
         num_calls_without_draft=generation.num_calls_without_draft,
     )
-
-
-def _output(pieces: Sequence[Piece], tokens_only: bool) -> dict[str, Array]:
-    """Text or tokens of some pieces together."""
-    if tokens_only:
-        return {"output_ids": np.asarray([[token for piece in pieces for token in piece.token_ids]], np.int32)}
-    return {"text_output": _string("".join(piece.text for piece in pieces))}
 
 
 def _index() -> dict[str, Array]:

@@ -9,6 +9,7 @@ from pipeline.decoding.session import Session
 from pipeline.decoding.tree import DraftTree
 from pipeline.engine.chains import Triple
 from pipeline.engine.traits import TargetTraits
+from pipeline.triton_models.guide_tensors import guide_tensors, wanted_tensors
 from pipeline.triton_models.steps import Step
 from pipeline.triton_models.tensors import Array, pack_word_list
 from pipeline.triton_models.text_codec import TextCodec
@@ -67,8 +68,13 @@ def call_tensors(
     if lookahead is not None:
         names = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size")
         tensors |= {name: _int(value) for name, value in zip(names, lookahead, strict=True)}
+    if wanted.guide is not None:
+        tensors |= guide_tensors(wanted.guide)
     if traits.extended:
         tensors |= _extended_tensors(request, step.tree, strategy)
+        tensors |= wanted_tensors(request.wanted, of_prompt=call_number == 0)
+        if wanted.guide is not None:
+            tensors["num_resumed_tokens"] = _int(len(session.output_ids))
         tensors["to_be_continued"] = np.asarray([[step.num_tokens < session.num_remaining_tokens]])
     return tensors
 
@@ -93,8 +99,8 @@ def _stop_tokens(request: GenerationRequest, codec: TextCodec) -> list[tuple[int
 
 
 def _extended_tensors(request: TextRequest, tree: DraftTree, strategy: str) -> dict[str, Array]:
-    # Where the trie has nothing to offer under "trie", the engine decodes plainly.
-    strategy = "none" if strategy == "trie" and not len(tree) else strategy
+    # Where the trie has nothing to offer under "trie", the engine decodes plainly, except for what a grammar forces.
+    strategy = "none" if strategy == "trie" and not len(tree) and request.generation.guide is None else strategy
     tensors: dict[str, Array] = {"draft_strategy": np.asarray([[strategy.encode()]], np.object_)}
     params = request.generation.sampling
     if params.min_p and not params.greedy:

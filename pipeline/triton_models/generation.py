@@ -24,7 +24,18 @@ from pipeline.engine.traits import TargetTraits
 from pipeline.errors import BusyError, RequestError
 from pipeline.triton_models.call_costs import CallCosts
 from pipeline.triton_models.call_tensors import call_tensors, first_end_id, late_ids
-from pipeline.triton_models.steps import CHUNK_TOKENS, PIECE_TOKENS, ChainSteps, Step, main_chain, next_piece
+from pipeline.triton_models.guide_tensors import wanted_outputs
+from pipeline.triton_models.logit_pieces import LogitPieces
+from pipeline.triton_models.piece import Piece
+from pipeline.triton_models.steps import (
+    CHUNK_TOKENS,
+    FORCED_TOKENS,
+    PIECE_TOKENS,
+    ChainSteps,
+    Step,
+    main_chain,
+    next_piece,
+)
 from pipeline.triton_models.target import Target
 from pipeline.triton_models.tensors import Array, Tensors, integer, text, token_ids
 from pipeline.triton_models.text_codec import TextCodec
@@ -48,16 +59,6 @@ class Engine:
     strategy: str
     lookahead: Triple | None = None
     costs: CallCosts | None = None
-
-
-class Piece(NamedTuple):
-    """What one call adds to the output. text: empty if the request asks for tokens only."""
-
-    text: str
-    token_ids: list[int]
-
-    def joined(self, other: Piece) -> Piece:
-        return Piece(self.text + other.text, self.token_ids + other.token_ids)
 
 
 class _DraftCounts(NamedTuple):
@@ -87,6 +88,8 @@ class Generation:
     _chain: ChainSteps | None = field(init=False)
     # Summed over the calls that have ended; None until the target has told.
     _counts: _DraftCounts | None = None
+    _logits: LogitPieces = field(default_factory=LogitPieces)
+    _response_tensors: Tensors = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._text = TextStream(self.codec, self.request.stop_words)
@@ -125,28 +128,42 @@ class Generation:
         """The output, piece by piece. Leaving the iteration early cancels the request."""
         try:
             while self.finish_reason is None:
-                yield await self._call(self._within_min_tokens(self._next_step()))
+                num_before = len(self.output_ids)
+                piece = await self._call(self._within_min_tokens(self._next_step()))
+                new = self.output_ids[num_before:]
+                self._logits.add(self._response_tensors, self._num_scored(new))
+                num_shown = self._num_scored(piece.token_ids if self.request.tokens_only else new)
+                yield piece._replace(logits=self._logits.take(num_shown))
             if self._tokens is not None:
-                yield Piece("", self._tokens.finish())
-            elif not self.request.tokens_only and (rest := self._text.finish()):
-                yield Piece(rest, [])
+                rest = self._tokens.finish()
+                yield Piece("", rest, self._logits.take(self._num_scored(rest)))
+            elif not self.request.tokens_only and (text := self._text.finish()):
+                yield Piece(text, [])
         finally:
             self.session.close()
+
+    def _num_scored(self, token_ids: list[int]) -> int:
+        """Tokens that have a log probability: all but the end token."""
+        return sum(token not in self.request.generation.end_ids for token in token_ids)
 
     def _next_step(self) -> Step:
         remaining = self.session.num_remaining_tokens
         if (piece := PIECE_TOKENS.get(self.strategy)) is not None:
             # Of what stop words the text will have, the target knows nothing: it must not run on behind them for long.
             piece = piece if self.request.stream or self.request.stop_words else remaining
+            if self.request.generation.guide is not None and self.engine.traits.limits is not None:
+                piece = remaining  # TensorRT-LLM begins the grammar anew with every call
             return next_piece(piece, self.engine.traits.limits, len(self.session.context), remaining)
         tree = self.session.propose()
         if self._chain is not None:
             return self._chain.next(tree, len(self.session.context), remaining)
+        # What a grammar forces comes on top of a step's tokens.
+        num_forced = 0 if self.request.generation.guide is None else FORCED_TOKENS
         if not len(tree):
-            return Step(tree, min(CHUNK_TOKENS, remaining))
+            return Step(tree, min(CHUNK_TOKENS + num_forced, remaining))
         # Under "hybrid" the engine's own drafts may reach deeper than the tree.
         depth = max(len(tree), self.session.budget.max_depth) if self.strategy == "hybrid" else len(tree)
-        return Step(tree, min(depth + 1, remaining))
+        return Step(tree, min(depth + 1 + num_forced, remaining))
 
     def _within_min_tokens(self, step: Step) -> Step:
         """A call in which TensorRT-LLM has to keep off some end tokens ends where they are allowed: it can ban them for
@@ -167,6 +184,7 @@ class Generation:
             self.request, self.session, self.codec, traits, step, self.strategy, self.engine.lookahead, self.num_calls
         )
         response, started = await self._response(tensors)
+        self._response_tensors = response
         self.num_calls += 1
         self.num_calls_without_draft += not len(step.tree)
         ids = token_ids(response, "output_ids").tolist()
@@ -191,11 +209,12 @@ class Generation:
         """The target's response and when it was asked. A request that has not begun may be refused as there are too
         many; one that runs waits until there is room, or its client leaves."""
         request_id = f"{self.request.generation.request_id}.{self.num_calls}"
+        outputs = self.engine.traits.outputs + wanted_outputs(self.request.wanted, of_prompt=not self.num_calls)
         patient_until, pause = time.perf_counter() + BUSY_PATIENCE_S, _FIRST_PAUSE_S
         while True:
             started = time.perf_counter()
             try:
-                return await self.engine.target.call(tensors, self.engine.traits.outputs, request_id), started
+                return await self.engine.target.call(tensors, outputs, request_id), started
             except BusyError:
                 if not self.num_calls or started + pause > patient_until:
                     raise

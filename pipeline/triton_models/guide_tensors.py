@@ -14,8 +14,7 @@ from pipeline.errors import RequestError
 from pipeline.triton_models.tensors import Array, Tensors, flag, integer, text
 
 GUIDE_TYPE, GUIDE = "guided_decoding_guide_type", "guided_decoding_guide"
-# Outputs per token of a response, and those that come once.
-TOKEN_OUTPUTS = ("output_log_probs", "cum_log_probs", "top_logprob_ids", "top_logprobs", "generation_logits")
+# Outputs that come once, with the first tokens.
 PROMPT_OUTPUTS = ("prompt_log_probs", "prompt_top_logprob_ids", "prompt_top_logprobs", "context_logits")
 
 
@@ -62,20 +61,20 @@ def wanted_tensors(wanted: LogitsWanted, of_prompt: bool) -> dict[str, Array]:
     return tensors | {"num_top_logprobs": np.asarray([[wanted.num_top]], np.int32)} if wanted.num_top else tensors
 
 
-def wanted_outputs(wanted: LogitsWanted) -> tuple[str, ...]:
-    """Names of the outputs that hold what is wanted."""
+def wanted_outputs(wanted: LogitsWanted, of_prompt: bool) -> tuple[str, ...]:
+    """Names of the outputs that hold what is wanted. of_prompt: those of the prompt among them."""
     names: list[str] = []
     if wanted.log_probs:
         names += ["output_log_probs", "cum_log_probs"]
         if wanted.num_top:
             names += ["top_logprob_ids", "top_logprobs"]
-        if wanted.prompt:
+        if wanted.prompt and of_prompt:
             names.append("prompt_log_probs")
             if wanted.num_top:
                 names += ["prompt_top_logprob_ids", "prompt_top_logprobs"]
     if wanted.generation_logits:
         names.append("generation_logits")
-    if wanted.context_logits:
+    if wanted.context_logits and of_prompt:
         names.append("context_logits")
     return tuple(names)
 

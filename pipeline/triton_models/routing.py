@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from pipeline.decoding.grammar.guide import TENSORRT_LLM_KINDS
 from pipeline.engine.chains import AUTOREGRESSIVE, Triple, not_for_lookahead, triple_for_request, triple_of
 from pipeline.engine.traits import TargetTraits
 from pipeline.errors import RequestError
@@ -38,6 +39,9 @@ def route_of(models: Sequence[TargetTraits], request: TextRequest) -> Route:
     if models[0].extended:
         triple = None if request.lookahead is None else triple_of(request.lookahead)
         return Route(0, "hybrid" if strategy == "auto" else strategy, triple)
+    _require_no_logits(request)
+    if request.generation.guide is not None:
+        return _guided_route(models, request, strategy)
     if request.generation.sampling.prompt_ignore_length:
         raise RequestError("prompt_ignore_length was sent; TensorRT-LLM's tensors have no such setting, leave it out")
     if strategy == "auto":
@@ -59,6 +63,31 @@ def _choose(strategies: frozenset[str], request: TextRequest) -> str:
     if "lookahead" in strategies and (fits or "trie" not in strategies):
         return "lookahead"
     return "trie" if "trie" in strategies else "none"
+
+
+def _guided_route(models: Sequence[TargetTraits], request: TextRequest, strategy: str) -> Route:
+    """A grammar goes to an engine without speculation that is served with guided decoding."""
+    model = next((place for place, traits in enumerate(models) if traits.guided), None)
+    if model is None or strategy not in ("auto", "none"):
+        raise RequestError(
+            "guided_decoding_guide was sent; TensorRT-LLM 1.2 applies grammars in plain decoding only: serve with "
+            "tensorrt_llm.speculation none and tensorrt_llm.parameters.guided_decoding_backend xgrammar, or use the "
+            "torch engine"
+        )
+    kind = request.generation.guide.kind if request.generation.guide else ""
+    if kind not in TENSORRT_LLM_KINDS:
+        raise RequestError(
+            f"the guide type is {kind!r}; TensorRT-LLM has {', '.join(TENSORRT_LLM_KINDS)}; state it as one of them"
+        )
+    return Route(model, "none", None)
+
+
+def _require_no_logits(request: TextRequest) -> None:
+    if request.wanted.of_output or request.wanted.of_prompt:
+        raise RequestError(
+            "log probabilities or logits were asked for; with TensorRT-LLM's speculative modes they are not complete, "
+            "so they are served by the torch engine only; leave them out"
+        )
 
 
 def _require_greedy(request: TextRequest) -> None:

@@ -19,6 +19,8 @@ from pipeline.triton_models.call_costs import CallCosts
 
 # Tokens asked for when there is no draft: enough to spread the cost of a call, few enough to draft again soon.
 CHUNK_TOKENS = 4
+# More of them are asked for where a grammar may force some: keys and punctuation of JSON come in runs.
+FORCED_TOKENS = 24
 # Where nothing can be drafted for long, chunks grow up to this.
 MAX_CHUNK_TOKENS = 16
 # Without drafts of ours a streaming client gets the text in pieces of so many tokens, each from a call of its own;

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from pipeline.config.schema import LookaheadConfig
+from pipeline.decoding.log_probs import LogitsWanted
 from pipeline.decoding.request import GenerationRequest
 from pipeline.decoding.strategy import check_strategy
 from pipeline.decoding.tree import FloatArray, IntArray
 from pipeline.engine.admission import check_prediction
 from pipeline.errors import RequestError
 from pipeline.triton_models.engine_calls import lookahead_config, sampling_of
+from pipeline.triton_models.guide_tensors import guide_of, wanted_of
 from pipeline.triton_models.tensors import Tensors, flag, integer, require_one_row, scalar, text, texts, token_ids
 from pipeline.triton_models.text_codec import TextCodec, parse_messages
 
@@ -26,11 +28,9 @@ _UNSUPPORTED = (
     "lora_task_id",
     "lora_weights",
     "lora_config",
-    "guided_decoding_guide_type",
-    "guided_decoding_guide",
 )
-_UNSUPPORTED_FLAGS = ("return_log_probs", "return_context_logits", "return_generation_logits", "use_draft_logits")
-_FIXED = {"beam_width": 1, "num_return_sequences": 1}
+_UNSUPPORTED_FLAGS = ("use_draft_logits",)
+_FIXED = {"beam_width": 1}
 # A request's words, each list of them: more would take other requests' time at every token.
 _MAX_WORDS, _MAX_WORD_BYTES = 1024, 65536
 # Of a prediction so many characters are read for each token that the engine holds; few texts have more.
@@ -41,7 +41,7 @@ _PREDICTION_CHARS = 16
 class TextRequest:
     """One request. echo: text that goes in front of the output where the input is not excluded. lookahead: W, N, G if
     the client set them. max_draft_tokens: nodes per step if the client set a limit. tokens_only: the responses hold
-    token ids and no text."""
+    token ids and no text. wanted: what to return of the target's logits."""
 
     generation: GenerationRequest
     strategy: str
@@ -56,6 +56,7 @@ class TextRequest:
     return_perf_metrics: bool
     return_num_input_tokens: bool
     return_num_output_tokens: bool
+    wanted: LogitsWanted = field(default_factory=LogitsWanted)
 
 
 def text_request(
@@ -87,6 +88,7 @@ def text_request(
     weights = tensors.get("embedding_bias_weights", np.empty(0, np.float32)).reshape(-1).tolist()
     excluded = scalar(tensors, "exclude_input_in_output") in (None, True)
     stream = flag(tensors, "stream")
+    guide = guide_of(tensors)
     max_draft_tokens = integer(tensors, "num_draft_tokens")
     if max_draft_tokens is not None and max_draft_tokens < 0:
         raise RequestError(f"num_draft_tokens is {max_draft_tokens}; it must be at least 0")
@@ -96,7 +98,8 @@ def text_request(
             prompt_ids=prompt_ids,
             max_new_tokens=max_tokens,
             min_new_tokens=min_tokens,
-            end_ids=_end_ids(codec, tensors),
+            # A grammar ends the output, whatever the client says of end tokens.
+            end_ids=_end_ids(codec, tensors) or (codec.end_ids if guide else frozenset()),
             stop_sequences=codec.special_words(stop_words),
             sampling=sampling_of(
                 tensors,
@@ -105,6 +108,7 @@ def text_request(
             ),
             namespace=text(tensors, "namespace") or "",
             num_resumed_tokens=num_resumed_tokens,
+            guide=guide,
         ),
         strategy=strategy,
         stop_words=tuple(stop_words),
@@ -118,6 +122,7 @@ def text_request(
         return_perf_metrics=flag(tensors, "return_perf_metrics"),
         return_num_input_tokens=flag(tensors, "return_num_input_tokens"),
         return_num_output_tokens=flag(tensors, "return_num_output_tokens"),
+        wanted=wanted_of(tensors),
     )
 
 

@@ -153,7 +153,8 @@ class TensorRTLLMBackend:
 
 
 def _traits(resolved: ResolvedConfig, mode: Mode, model: str) -> TargetTraits:
-    limits = Case(resolved, None).limits(mode)
+    case = Case(resolved, None)
+    limits = case.limits(mode)
     return TargetTraits(
         model=model,
         strategies=_STRATEGIES[mode],
@@ -162,6 +163,8 @@ def _traits(resolved: ResolvedConfig, mode: Mode, model: str) -> TargetTraits:
         limits=limits,
         mode=mode,
         lookahead=triple_of(resolved.lookahead) if mode == "lookahead" else None,
+        # The release applies grammars in plain decoding, not to draft tokens.
+        guided=mode == "none" and bool(case.parameter("guided_decoding_backend")),
     )
 
 

@@ -28,6 +28,7 @@ from pipeline.errors import RepositoryError, RequestError
 from pipeline.repository.extensions import TENSORRT_LLM_INPUTS
 from pipeline.triton_models.engine_answers import EngineCall
 from pipeline.triton_models.engine_calls import call_of, generation_request, lookahead_config, refuse_unsupported
+from pipeline.triton_models.guide_tensors import GUIDE_TYPE
 from pipeline.triton_models.tensors import Tensors, flag, integer, number, require_one_row, token_ids
 
 
@@ -68,6 +69,7 @@ def strict_call(tensors: Tensors, request_id: str, engine: StrictEngine, exclude
         if tensor.name in tensors:
             raise RequestError(f"{tensor.name} is not an input of TensorRT-LLM; leave it out")
     refuse_unsupported(tensors)
+    _refuse_logits(tensors)
     request = _with_sampling(generation_request(tensors, request_id), tensors, engine)
     _check_request(request, engine)
     drafts = _drafts(tensors, request, engine)
@@ -91,6 +93,15 @@ def require_outputs(names: Collection[str]) -> None:
     for name in REQUIRED_OUTPUTS:
         if name not in names:
             raise RequestError(f"the request must ask for the output {name}; add it to the requested outputs")
+
+
+def _refuse_logits(tensors: Tensors) -> None:
+    """What TensorRT-LLM gives only in part beside speculation, and what our configs of it leave off."""
+    if tensors.get(GUIDE_TYPE) is not None:
+        raise RequestError(f"{GUIDE_TYPE} was sent; the engine is served without guided decoding")
+    for name in ("return_log_probs", "return_context_logits", "return_generation_logits"):
+        if flag(tensors, name):
+            raise RequestError(f"{name} is not supported by the double of TensorRT-LLM; leave it out or send false")
 
 
 def _submission(

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from pipeline.errors import RequestError
 
-# The first five are TensorRT-LLM's words for `guided_decoding_guide_type`; ebnf_grammar takes GBNF and Lark.
-GUIDE_KINDS = ("json", "json_schema", "regex", "ebnf_grammar", "structural_tag", "choice")
+# TensorRT-LLM's words for `guided_decoding_guide_type`; with the torch engine ebnf_grammar takes GBNF and Lark.
+TENSORRT_LLM_KINDS = ("json", "json_schema", "regex", "ebnf_grammar", "structural_tag")
+GUIDE_KINDS = (*TENSORRT_LLM_KINDS, "choice")
 # A longer guide is refused before anything parses it.
 MAX_GUIDE_BYTES = 1 << 18
 

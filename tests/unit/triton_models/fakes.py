@@ -24,6 +24,7 @@ from pipeline.triton_models.engine_calls import engine_call, rows_of
 from pipeline.triton_models.tensors import Array, Tensors
 from pipeline.triton_models.text_codec import TextCodec
 from tests.fakes import VOCAB_SIZE, TableEngine
+from tests.grammars import compiler
 
 END_ID = 0
 
@@ -75,7 +76,13 @@ class TableTarget:
         self.calls.append(dict(tensors))
         drafter = Drafter([SuppliedSource(SuppliedDraftConfig())], VOCAB_SIZE)
         scheduler = Scheduler(
-            self.engine, drafter, FixedPlanner(), default_budget=DraftBudget(16, 12), max_queue_size=8, prefill_chunk=64
+            self.engine,
+            drafter,
+            FixedPlanner(),
+            default_budget=DraftBudget(16, 12),
+            max_queue_size=8,
+            prefill_chunk=64,
+            compiler=compiler(),
         )
         call = self._call(rows_of(tensors)[0], outputs, request_id)
         events: list[StepEvent] = []

@@ -1,0 +1,35 @@
+"""A part of an output, as the BLS model gets it from one call and sends it on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+
+from pipeline.triton_models.logit_pieces import joined
+from pipeline.triton_models.tensors import Array
+
+
+class Piece(NamedTuple):
+    """What one call adds to the output. text: empty if the request asks for tokens only. logits: outputs with log
+    probabilities and logits, if wanted."""
+
+    text: str
+    token_ids: list[int]
+    logits: Mapping[str, Array] = MappingProxyType({})
+
+    def joined(self, other: Piece) -> Piece:
+        """Both, one behind the other; the logits come later."""
+        return Piece(self.text + other.text, self.token_ids + other.token_ids)
+
+
+def output_of(pieces: Sequence[Piece], tokens_only: bool) -> dict[str, Array]:
+    """The output tensors of some pieces together."""
+    output = joined([piece.logits for piece in pieces])
+    if tokens_only:
+        output["output_ids"] = np.asarray([[token for piece in pieces for token in piece.token_ids]], np.int32)
+    else:
+        output["text_output"] = np.asarray(["".join(piece.text for piece in pieces).encode()], np.object_)
+    return output
