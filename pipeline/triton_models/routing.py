@@ -70,9 +70,8 @@ def _guided_route(models: Sequence[TargetTraits], request: TextRequest, strategy
     model = next((place for place, traits in enumerate(models) if traits.guided), None)
     if model is None or strategy not in ("auto", "none"):
         raise RequestError(
-            "guided_decoding_guide was sent; TensorRT-LLM 1.2 applies grammars in plain decoding only: serve with "
-            "tensorrt_llm.speculation none and tensorrt_llm.parameters.guided_decoding_backend xgrammar, or use the "
-            "torch engine"
+            "guided_decoding_guide was sent; TensorRT-LLM 1.2 applies grammars in plain decoding only: serve without "
+            "speculation and with guided_decoding_backend xgrammar, or use the torch engine"
         )
     kind = request.generation.guide.kind if request.generation.guide else ""
     if kind not in TENSORRT_LLM_KINDS:
