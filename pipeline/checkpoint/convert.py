@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pipeline.checkpoint.checkpoint import Checkpoint
 from pipeline.checkpoint.gguf import num_weights
+from pipeline.checkpoint.local import tokenizer_files
 from pipeline.checkpoint.model_config import check_model, loading_errors, reason
+from pipeline.checkpoint.tokenizer_files import VOCABULARY, copy_tokenizer, save_tokenizer
 from pipeline.config.schema import Dtype
 from pipeline.errors import CheckpointError
 
@@ -73,18 +75,24 @@ def load_weights(checkpoint: Checkpoint, config: PretrainedConfig, dtype: Dtype)
 
 
 def write_tokenizer(checkpoint: Checkpoint, folder: Path) -> None:
-    """The tokenizer with its chat template. Raises CheckpointError if transformers cannot read it."""
+    """Write the tokenizer with its chat template: the checkpoint's own files where it has a tokenizer.json, else files
+    made from what it has. Raises CheckpointError if transformers cannot read it."""
     from transformers import AutoTokenizer
 
-    arguments: dict[str, Any] = {"gguf_file": checkpoint.gguf_file} if checkpoint.gguf_file else {}
+    source, arguments = checkpoint.folder, {"gguf_file": checkpoint.gguf_file} if checkpoint.gguf_file else {}
+    folder.mkdir(exist_ok=True)
+    has_own = not checkpoint.gguf_file and (source / VOCABULARY).is_file()
     try:
-        # Else transformers would ask at a terminal whether to run code of the checkpoint in this process.
+        if has_own:
+            copy_tokenizer(tokenizer_files(source), source / "config.json", folder)
+        # trust_remote_code: else transformers would ask at a terminal whether to run code of the checkpoint.
         tokenizer = AutoTokenizer.from_pretrained(
-            checkpoint.folder, local_files_only=True, trust_remote_code=False, **arguments
+            folder if has_own else source, local_files_only=True, trust_remote_code=False, **arguments
         )
     except Exception as error:  # the tokenizers library raises no other class
-        raise CheckpointError(f"The tokenizer of {checkpoint.folder} cannot be read: {reason(error)}.") from error
-    tokenizer.save_pretrained(folder)
+        raise CheckpointError(f"The tokenizer of {source} cannot be read: {reason(error)}.") from error
+    if not has_own:
+        save_tokenizer(tokenizer, folder)
 
 
 def _check_finite(model: PreTrainedModel, dtype: Dtype, where: str) -> None:

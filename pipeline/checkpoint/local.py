@@ -45,7 +45,7 @@ def open_folder(
     weights = _weight_files(folder)
     for path in weights:
         check_safetensors(path)
-    tokenizer = tuple(folder / name for name in _TOKENIZER_FILES if (folder / name).is_file())
+    tokenizer = tokenizer_files(folder)
     if not any(path.name in _VOCABULARIES for path in tokenizer):
         raise CheckpointError(f"{folder} holds no tokenizer; expected one of {', '.join(_VOCABULARIES)}.")
     code = tuple(sorted(path for kind in CODE_FILES for path in folder.glob(kind))) if with_code else None
@@ -53,6 +53,11 @@ def open_folder(
         others = [path for name in ("config.json", "generation_config.json") if (path := folder / name).is_file()]
         content_hash = _hash_files((*others, *tokenizer, *weights, *(code or ())), cache_dir)
     return Checkpoint(folder, None, architecture, content_hash, weights, code)
+
+
+def tokenizer_files(folder: Path) -> tuple[Path, ...]:
+    """Files of a checkpoint that belong to its tokenizer."""
+    return tuple(folder / name for name in _TOKENIZER_FILES if (folder / name).is_file())
 
 
 def check_config_file(folder: Path, architecture: str) -> None:

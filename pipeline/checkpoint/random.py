@@ -16,6 +16,7 @@ from pipeline.checkpoint.checkpoint import Checkpoint
 from pipeline.checkpoint.disk import alone_in, require_space, whole_folder
 from pipeline.checkpoint.local import open_folder
 from pipeline.checkpoint.model_config import loading_errors, reason
+from pipeline.checkpoint.tokenizer_files import save_tokenizer
 from pipeline.config.faults import did_you_mean
 from pipeline.config.schema import RandomCheckpoint
 from pipeline.errors import CheckpointError
@@ -71,7 +72,7 @@ def _write(source: RandomCheckpoint, architecture: str, folder: Path) -> None:
             raise CheckpointError(f"{architecture} cannot be made from checkpoint.config: {reason(error)}.") from error
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    save_tokenizer(tokenizer, folder)
 
 
 def _refuse_unknown(source: RandomCheckpoint, config: PretrainedConfig) -> None:

@@ -109,7 +109,7 @@ def load_codec(tokenizer_dir: Path, engine_dir: Path | None = None, vocab_size: 
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(tokenizer_dir, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(tokenizer_dir, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise RepositoryError(f"The tokenizer in {tokenizer_dir} cannot be loaded: {error}") from error
     end_ids = set() if tokenizer.eos_token_id is None else {int(tokenizer.eos_token_id)}

@@ -24,6 +24,7 @@ from pipeline.checkpoint.checkpoint import Checkpoint
 from pipeline.checkpoint.convert import write_tokenizer, write_weights
 from pipeline.checkpoint.disk import link_or_copy
 from pipeline.checkpoint.model_config import read_config
+from pipeline.checkpoint.tokenizer_files import make_portable
 from pipeline.config.schema import Dtype, ModelShape
 from pipeline.engine.backend import Note
 from pipeline.errors import BuildError, CheckpointError
@@ -95,6 +96,7 @@ def write_source(checkpoint: Checkpoint, dtype: Dtype, folder: Path) -> dict[str
         for path in checkpoint.folder.iterdir():
             if path.is_file() and path.suffix in (".json", ".safetensors", ".model", ".txt", ".jinja"):
                 link_or_copy(path.resolve(), folder / path.name)
+        make_portable(folder)
     for path in checkpoint.code_files or ():
         link_or_copy(path.resolve(), folder / path.name)
     config = normalized(_read_json(folder / "config.json"), str(checkpoint.folder))
