@@ -10,7 +10,7 @@ from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.artifact import Artifact, artifact_dir
 from pipeline.engine.backend import Note, backend_of
 from pipeline.engine.command import StartCommand
-from pipeline.engine.memory import require_memory
+from pipeline.engine.memory import available_bytes, require_memory
 from pipeline.errors import ServerError
 from pipeline.repository.render import REPOSITORY, ModelRepository, render, repository_dir
 from pipeline.server.command import VERBOSE_LOG
@@ -99,9 +99,23 @@ def start_commands(resolved: ResolvedConfig, places: Places) -> list[StartComman
 
 
 def _require_memory(served: Served) -> None:
-    """Raises ServerError if the engine will not fit into the machine's memory."""
+    """Raises ServerError if the engine does not fit into the machine's memory, with a setting that would."""
     if served.resolved.device != "cpu":
         return
-    needed = int(served.artifact.manifest.num_bytes * _MEMORY_FACTOR) + _OTHER_BYTES
-    remedy = "Close other programs, serve a smaller model, or build with --set model.dtype=bfloat16."
-    require_memory(needed, f"Serving {served.resolved.model.name}", remedy, ServerError)
+    num_bytes, available = served.artifact.manifest.num_bytes, available_bytes()
+    fits = [name for name, size in _smaller(served.resolved, num_bytes).items() if _needed(size) <= available]
+    remedy = f"Build with --set {fits[0]}." if fits else "Close other programs, or serve a smaller model."
+    require_memory(_needed(num_bytes), f"Serving {served.resolved.model.name}", remedy, ServerError)
+
+
+def _needed(num_bytes: int) -> int:
+    return int(num_bytes * _MEMORY_FACTOR) + _OTHER_BYTES
+
+
+def _smaller(resolved: ResolvedConfig, num_bytes: int) -> dict[str, int]:
+    """Settings that make an engine smaller, and its size with each."""
+    if resolved.profile.engine.quantization != "none":
+        return {}
+    if resolved.dtype == "float32":
+        return {"model.dtype=bfloat16": num_bytes // 2, "engine.quantization=int8": num_bytes // 4}
+    return {"engine.quantization=int8": num_bytes // 2}

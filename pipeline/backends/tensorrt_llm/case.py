@@ -101,11 +101,16 @@ class Case:
         """--max_seq_len to ask for: the builder adds max_draft_len, and engine.max_seq_len includes the drafts."""
         return self.engine.max_seq_len - self.max_draft_len(mode)
 
+    def max_num_tokens(self, mode: Mode) -> int:
+        """Tokens of a pass: engine.max_num_tokens, or what all sequences hold together where that is less. The builder
+        has the same cap."""
+        return max(1, min(self.engine.max_num_tokens, self.asked_seq_len(mode) * self.engine.max_batch_size))
+
     def limits(self, mode: Mode) -> RuntimeLimits:
         """What the built engine takes at run time."""
         return RuntimeLimits(
             max_seq_len=self.engine.max_seq_len,
-            max_num_tokens=self.engine.max_num_tokens,
+            max_num_tokens=self.max_num_tokens(mode),
             max_draft_len=self.max_draft_len(mode),
             chunked_context=self.trt.enable_chunked_context,
         )

@@ -60,7 +60,7 @@ def build_flags_of(case: Case, mode: Mode, checkpoint: Path, output: Path) -> di
         "max_batch_size": case.engine.max_batch_size,
         "max_input_len": min(asked - 1, case.limits(mode).longest_prompt),
         "max_seq_len": asked,
-        "max_num_tokens": case.engine.max_num_tokens,
+        "max_num_tokens": case.max_num_tokens(mode),
         "max_beam_width": 1,
         "kv_cache_type": "paged",
         "logits_dtype": trt.logits_dtype,
@@ -80,7 +80,7 @@ def build_flags_of(case: Case, mode: Mode, checkpoint: Path, output: Path) -> di
     flags |= trt.build_flags
     if flags["multiple_profiles"] == "disable":
         # Kernels are chosen for a pass in which every sequence of a full batch decodes.
-        tuned = min(case.engine.max_batch_size * (drafts + 1), case.engine.max_num_tokens)
+        tuned = min(case.engine.max_batch_size * (drafts + 1), case.max_num_tokens(mode))
         flags.setdefault("opt_num_tokens", tuned)
     return flags
 

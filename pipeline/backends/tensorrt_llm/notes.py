@@ -19,6 +19,12 @@ def notes_of(case: Case) -> Iterator[str]:
         yield from _of_lookahead(case)
     if "trie" in case.modes:
         yield from _of_external(case)
+    for mode in case.modes:
+        if (tokens := case.max_num_tokens(mode)) < case.engine.max_num_tokens:
+            yield (
+                f"engine.max_num_tokens = {case.engine.max_num_tokens}: the '{mode}' engine gets {tokens}, as its "
+                "sequences hold no more together."
+            )
     if case.engine.max_num_tokens > 16384:
         yield f"engine.max_num_tokens = {case.engine.max_num_tokens}: the builder warns above 16384."
     strategy = case.resolved.profile.drafting.strategy

@@ -17,7 +17,7 @@ from pipeline.config.schema import Dtype, ResolvedConfig
 from pipeline.engine.artifact import ENGINE, TOKENIZER
 from pipeline.engine.backend import Note
 from pipeline.engine.fingerprint import Fingerprint, Flag, device_architecture, digest_of, library_versions
-from pipeline.engine.memory import require_memory
+from pipeline.engine.memory import available_bytes, require_memory
 from pipeline.errors import BuildError
 
 if TYPE_CHECKING:
@@ -102,11 +102,23 @@ def stored_bytes(resolved: ResolvedConfig) -> int:
 
 
 def require_resources(resolved: ResolvedConfig, folder: Path) -> None:
-    """Raises BuildError if disk or memory will not do."""
+    """Raises BuildError if disk or memory does not suffice, with a setting that was found to fit if there is one."""
     require_space(folder, stored_bytes(resolved) + _OTHER_BYTES, f"The engine of {resolved.model.name}", BuildError)
-    remedy = "Use a smaller model, or --set model.dtype=bfloat16."
     purpose = f"Building {resolved.model.name} in {resolved.dtype}"
-    require_memory(weight_bytes(resolved), purpose, remedy, BuildError)
+    require_memory(weight_bytes(resolved), purpose, _memory_remedy(resolved, available_bytes()), BuildError)
+
+
+def _memory_remedy(resolved: ResolvedConfig, available: int) -> str:
+    """A setting whose build fits into the available memory, else what other machines or backends are for."""
+    half = resolved.model.num_parameters * _BYTES_PER_PARAMETER["bfloat16"]
+    key = "model.dtype" if resolved.device == "cpu" else "model.gpu_dtype"
+    if half < weight_bytes(resolved) and half <= available:
+        return f"Use --set {key}=bfloat16 ({gigabytes(half)})."
+    return (
+        f"No setting makes the build fit here: in bfloat16 it holds {gigabytes(half)}. Build on a machine with more "
+        f"memory (engine.quantization=int8 makes an engine of {gigabytes(resolved.model.num_parameters)} there), use "
+        "backend=tensorrt_llm on a machine with a GPU, or use a smaller model."
+    )
 
 
 def write_engine(resolved: ResolvedConfig, checkpoint: Checkpoint, note: Note, folder: Path) -> None:

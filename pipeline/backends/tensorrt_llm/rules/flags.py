@@ -117,6 +117,16 @@ def no_context_logits_with_drafts(case: Case) -> Iterator[Problem]:
             )
 
 
+def lora_has_its_modules(case: Case) -> Iterator[Problem]:
+    """The builder refuses the plugin without modules, after the conversion."""
+    if case.flag("lora_plugin") != "disable" and not (case.flag("lora_target_modules") or case.flag("lora_dir")):
+        yield Problem(
+            build_flag("lora_plugin"),
+            f"found {case.flag('lora_plugin')!r} without target modules. Add "
+            "tensorrt_llm.build_flags.lora_target_modules=attn_qkv or tensorrt_llm.build_flags.lora_dir, or remove it.",
+        )
+
+
 def streaming_llm_is_gone(case: Case) -> Iterator[Problem]:
     if case.enabled("streamingllm"):
         yield Problem(build_flag("streamingllm"), "found 'enable', which the builder refuses. Remove it.")
@@ -185,6 +195,7 @@ RULES: tuple[Rule, ...] = (
     one_beam,
     paged_kv_cache,
     no_context_logits_with_drafts,
+    lora_has_its_modules,
     streaming_llm_is_gone,
     reduce_fusion_has_something_to_fuse,
     user_buffer_has_its_place,

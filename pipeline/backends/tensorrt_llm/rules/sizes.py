@@ -37,19 +37,6 @@ def a_full_batch_fits_into_a_pass(case: Case) -> Iterator[Problem]:
             )
 
 
-def a_pass_is_no_larger_than_all_sequences(case: Case) -> Iterator[Problem]:
-    """The builder caps max_num_tokens at max_seq_len * max_batch_size."""
-    for mode in case.modes:
-        most = case.asked_seq_len(mode) * case.engine.max_batch_size
-        if 0 < most < case.engine.max_num_tokens:
-            yield Problem(
-                "engine.max_num_tokens",
-                f"found {case.engine.max_num_tokens}; all sequences together hold {most} tokens, and the builder would "
-                f"lower it unseen. Set at most {most}, or raise engine.max_batch_size or engine.max_seq_len.",
-            )
-            return
-
-
 def external_prefix_fits_into_a_pass(case: Case) -> Iterator[Problem]:
     """Each step of external drafts sends prompt, output so far and drafts as one prompt."""
     if "trie" not in case.modes or case.trt.enable_chunked_context:
@@ -114,7 +101,6 @@ def _draft_key(case: Case, mode: Mode) -> str:
 RULES: tuple[Rule, ...] = (
     drafts_leave_room,
     a_full_batch_fits_into_a_pass,
-    a_pass_is_no_larger_than_all_sequences,
     external_prefix_fits_into_a_pass,
     max_input_len_is_left_alone,
     one_way_to_tune_for_sizes,

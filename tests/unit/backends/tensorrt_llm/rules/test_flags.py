@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from pipeline.backends.tensorrt_llm.rules import problems_of
 from pipeline.backends.tensorrt_llm.rules.flags import RULES
+from tests.trt_configs import trt_case
 from tests.unit.backends.tensorrt_llm.rules.refusals import Wrong, assert_refused, idle
 
 WRONG: list[Wrong] = [
@@ -14,6 +16,7 @@ WRONG: list[Wrong] = [
         "tensorrt_llm.build_flags.gather_all_token_logits",
         "'none'",
     ),
+    (".build_flags.lora_plugin=auto", "tensorrt_llm.build_flags.lora_plugin", "without target modules"),
     (".build_flags.streamingllm=enable", "tensorrt_llm.build_flags.streamingllm", "refuses"),
     (".build_flags.reduce_fusion=enable", "tensorrt_llm.build_flags.reduce_fusion", "tensor = 1"),
     (
@@ -81,3 +84,8 @@ def test_a_wrong_combination_is_refused_with_key_value_and_remedy(overrides, key
 
 def test_every_rule_refuses_something():
     assert idle(RULES, WRONG) == []
+
+
+def test_lora_with_target_modules_is_taken():
+    modules = (".build_flags.lora_plugin=auto", ".build_flags.lora_target_modules=attn_qkv")
+    assert problems_of(trt_case(*modules)) == []
