@@ -80,7 +80,7 @@ def write_tokenizer(checkpoint: Checkpoint, folder: Path) -> None:
     from transformers import AutoTokenizer
 
     source, arguments = checkpoint.folder, {"gguf_file": checkpoint.gguf_file} if checkpoint.gguf_file else {}
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     has_own = not checkpoint.gguf_file and (source / VOCABULARY).is_file()
     try:
         if has_own:
