@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pipeline.bench.contenders.contender import Contender, Generation
 from pipeline.bench.data.workload import Prompt, Tokenizer, Turns, WorkloadRow, prompt_ids_of
 from pipeline.bench.report.results import RequestRecord, Warmth
+from pipeline.decoding.grammar.guide import Guide
 from pipeline.decoding.request import GenerationRequest, SamplingParams
 from pipeline.decoding.tree import IntArray
 from pipeline.errors import UserError
@@ -27,7 +28,8 @@ _request_numbers = itertools.count()
 @dataclass(frozen=True, slots=True)
 class MeasureOptions:
     """How requests are made. warmth: cold empties the draft sources before each row, warm only before each repeat.
-    raw: prompts without a chat template. end_ids: tokens that end an output."""
+    raw: prompts without a chat template. end_ids: tokens that end an output. guide: what outputs must match, if
+    anything."""
 
     max_new_tokens: int = 128
     end_ids: frozenset[int] = frozenset()
@@ -36,6 +38,7 @@ class MeasureOptions:
     repeats: int = 1
     turns: Turns = "first"
     raw: bool = False
+    guide: Guide | None = None
 
 
 def make_request(options: MeasureOptions, prompt_ids: IntArray, namespace: str = "") -> GenerationRequest:
@@ -47,6 +50,7 @@ def make_request(options: MeasureOptions, prompt_ids: IntArray, namespace: str =
         end_ids=options.end_ids,
         sampling=options.sampling,
         namespace=namespace,
+        guide=options.guide,
     )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 import typer
 
 from pipeline.cli import output
+from pipeline.cli.grammar import bench_schemas
 from pipeline.cli.lists import numbers, one_of, words
 from pipeline.cli.measuring import built_artifact, check_url
 from pipeline.cli.options import (
@@ -26,6 +27,7 @@ from pipeline.cli.options import (
     Temperature,
     limit_to,
 )
+from pipeline.errors import UserError
 
 if TYPE_CHECKING:
     from pipeline.bench.bench import BenchPlan
@@ -55,6 +57,11 @@ CostCurve = Annotated[
 ]
 
 
+Grammar = Annotated[
+    bool, typer.Option("--grammar", help="Measure JSON schemas instead of texts; --data: a file of schemas.")
+]
+
+
 def register(app: typer.Typer) -> None:
     app.command()(bench)
     app.command()(load)
@@ -79,6 +86,7 @@ def bench(
     temperature: Temperature = 0.0,
     seed: Seed = 0,
     cost_curve: CostCurve = False,
+    grammar: Grammar = False,
     url: Annotated[
         str | None, typer.Option("--url", help="Measure through the server at this gRPC address, host:port.")
     ] = None,
@@ -93,14 +101,21 @@ def bench(
     from pipeline.bench.report.results import require_writable, save_json
     from pipeline.decoding.request import SamplingParams
 
-    chosen_tasks = None if tasks is None else words("--tasks", tasks)
-    only_the_curve = cost_curve and data is None
-    rows = [] if only_the_curve else load_workload(data or DEFAULT_PROMPTS, limit, chosen_tasks)
     one_of("--warm", warm, ("cold", "warm"))
-    one_of("--turns", turns, ("first", "all"))
     if json_path is not None:
         require_writable(json_path)
     check_url(url, allow_remote)
+    if grammar:
+        if url is not None:
+            raise UserError("--grammar measures in process; leave out --url.")
+        sampling = SamplingParams(temperature=temperature, seed=seed)
+        options = MeasureOptions(max_new_tokens, sampling=sampling, warmth=cast(Literal["cold", "warm"], warm))
+        bench_schemas(built_artifact(model, profile, overrides), data, strategies, limit, options, json_path)
+        return
+    chosen_tasks = None if tasks is None else words("--tasks", tasks)
+    only_the_curve = cost_curve and data is None
+    rows = [] if only_the_curve else load_workload(data or DEFAULT_PROMPTS, limit, chosen_tasks)
+    one_of("--turns", turns, ("first", "all"))
     levels = numbers("--concurrency", concurrency, MOST_REQUESTS) if concurrency else []
     artifact = built_artifact(model, profile, overrides)
     chosen = choose_strategies(artifact, None if strategies is None else words("--strategies", strategies))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pipeline.cli import output
+from pipeline.cli.grammar import guide_file, require_matching
 from pipeline.cli.lists import words
 from pipeline.cli.measuring import built_artifact, check_url
 from pipeline.cli.options import (
@@ -53,6 +55,10 @@ def verify(
     max_new_tokens: MaxNewTokens = 64,
     quick: Annotated[bool, typer.Option("--quick", help="Three prompts of 24 tokens, about a minute.")] = False,
     raw: Raw = False,
+    grammar: Annotated[
+        Path | None,
+        typer.Option("--grammar", help="All outputs must match it: .json (schema), .lark, .gbnf or .regex."),
+    ] = None,
     seed: Seed = 0,
     url: Annotated[
         str | None,
@@ -82,10 +88,14 @@ def verify(
         comparisons = _compare_through_server(artifact, address, names, rows, max_new_tokens, raw)
     else:
         chosen = choose_strategies(artifact, names)
+        if grammar is not None:
+            if url is not None:
+                raise UserError("--grammar compares in process; leave out --url.")
+            server = False
         if server and url is None:
             url = _server_of(artifact)
             output.note("no server of this model is running; comparing in process" if url is None else f"server: {url}")
-        comparisons = _compare_in_process(artifact, url, chosen, rows, max_new_tokens, raw, seed)
+        comparisons = _compare_in_process(artifact, url, chosen, rows, max_new_tokens, raw, seed, grammar)
     _show_comparisons(comparisons, artifact, as_json)
 
 
@@ -108,8 +118,9 @@ def _compare_in_process(
     max_new_tokens: int,
     raw: bool,
     seed: int,
+    grammar: Path | None,
 ) -> list[Comparison]:
-    """All comparisons; with url those with the server there as well."""
+    """All comparisons; with url those with the server there as well. grammar: file of what all outputs must match."""
     from pipeline.bench.contenders.in_process import open_in_process
     from pipeline.bench.contenders.remote import require_server_of
     from pipeline.bench.data.workload import first_prompts
@@ -120,7 +131,9 @@ def _compare_in_process(
 
     opened = open_in_process(artifact)
     prompts = first_prompts(opened.tokenizer, rows, raw or not artifact.resolved.model.chat_template)
-    options = MeasureOptions(max_new_tokens=max_new_tokens, end_ids=opened.end_ids, sampling=SamplingParams(seed=seed))
+    guide = None if grammar is None else guide_file(grammar)
+    sampling = SamplingParams(seed=seed)
+    options = MeasureOptions(max_new_tokens=max_new_tokens, end_ids=opened.end_ids, sampling=sampling, guide=guide)
     if url is not None:
         require_server_of(url, prompts[0])  # before minutes of comparing in process
     reference, *contenders = [opened.contender(strategy) for strategy in strategies]
@@ -138,6 +151,9 @@ def _compare_in_process(
             comparisons += verify_server(
                 url, opened.engine, dtype, references, opened.decode, strategies, prompts, options, on_comparison
             )
+    if guide is not None:
+        num_finished, num_outputs = require_matching(guide, opened, references)
+        output.say(f"grammar: {num_finished} of {num_outputs} outputs finished, all of them match; the rest was cut")
     return comparisons
 
 

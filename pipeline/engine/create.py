@@ -16,9 +16,16 @@ from pipeline.engine.vocabulary import artifact_vocabulary
 from pipeline.errors import BuildError
 
 
-def create_scheduler(artifact: Artifact, engine: Engine, kinds: Collection[str] | None = None) -> Scheduler:
+def create_compiler(artifact: Artifact, engine: Engine) -> Compiler:
+    """Compiles guides for the engine's vocabulary, which it reads when the first one comes."""
+    return Compiler(lambda: artifact_vocabulary(artifact, engine.limits.vocab_size))
+
+
+def create_scheduler(
+    artifact: Artifact, engine: Engine, kinds: Collection[str] | None = None, compiler: Compiler | None = None
+) -> Scheduler:
     """A scheduler over a loaded engine. kinds: draft sources that live with it; None: all. A server passes
-    `ENGINE_KINDS`, as the others live in its BLS model."""
+    `ENGINE_KINDS`, as the others live in its BLS model. compiler: where several schedulers share one."""
     profile = artifact.resolved.profile
     drafting = profile.drafting
     wanted = BLS_KINDS | ENGINE_KINDS if kinds is None else kinds
@@ -29,7 +36,7 @@ def create_scheduler(artifact: Artifact, engine: Engine, kinds: Collection[str] 
         default_budget=DraftBudget(drafting.max_draft_tokens, drafting.max_draft_len),
         max_queue_size=profile.scheduling.max_queue_size,
         prefill_chunk=profile.engine.prefill_chunk,
-        compiler=Compiler(lambda: artifact_vocabulary(artifact, engine.limits.vocab_size)),
+        compiler=compiler or create_compiler(artifact, engine),
     )
 
 

@@ -8,11 +8,12 @@ from typing import cast
 
 from pipeline.bench.contenders.contender import SchedulerContender
 from pipeline.bench.data.workload import Tokenizer
+from pipeline.decoding.grammar.compiler import Compiler
 from pipeline.decoding.strategy import STRATEGIES, source_names
 from pipeline.engine.artifact import Artifact
 from pipeline.engine.backend import backend_of
 from pipeline.engine.contract import Engine
-from pipeline.engine.create import create_scheduler
+from pipeline.engine.create import create_compiler, create_scheduler
 from pipeline.errors import UserError
 from pipeline.triton_models.text_codec import TextCodec, load_codec
 
@@ -21,11 +22,12 @@ BASELINE = "none"
 
 @dataclass(slots=True)
 class InProcess:
-    """A loaded engine and its tokenizer."""
+    """A loaded engine, its tokenizer, and the compiler of guides that all contenders share."""
 
     artifact: Artifact
     engine: Engine
     codec: TextCodec
+    compiler: Compiler
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -44,13 +46,16 @@ class InProcess:
     def contender(self, strategy: str) -> SchedulerContender:
         """A strategy with draft sources of its own."""
         return SchedulerContender(
-            strategy, lambda: create_scheduler(self.artifact, self.engine), self.engine.forget_cached
+            strategy,
+            lambda: create_scheduler(self.artifact, self.engine, compiler=self.compiler),
+            self.engine.forget_cached,
         )
 
 
 def open_in_process(artifact: Artifact) -> InProcess:
     """Load engine and tokenizer. Raises UserError if the artefact is for a backend that does not run in process."""
-    return InProcess(artifact, backend_of(artifact.resolved.backend).load_engine(artifact), codec_of(artifact))
+    engine = backend_of(artifact.resolved.backend).load_engine(artifact)
+    return InProcess(artifact, engine, codec_of(artifact), create_compiler(artifact, engine))
 
 
 def codec_of(artifact: Artifact) -> TextCodec:

@@ -7,6 +7,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 from llguidance import LLMatcher, LLTokenizer
 
@@ -46,6 +48,13 @@ def load_vocabulary(
     return Vocabulary(tokenizer, vocab_size, end_id, special_tokens)
 
 
+class _Compiled(NamedTuple):
+    """grammar: the text for llguidance. template: a matcher at its start."""
+
+    grammar: str
+    template: LLMatcher
+
+
 class Compiler:
     """Thread safe."""
 
@@ -56,7 +65,7 @@ class Compiler:
         self._vocabulary: Vocabulary | None = None
         self._checkers = Checkers()
         self._lock = threading.Lock()
-        self._compiled: OrderedDict[Guide, Future[LLMatcher]] = OrderedDict()
+        self._compiled: OrderedDict[Guide, Future[_Compiled]] = OrderedDict()
         self._kept: OrderedDict[tuple[Guide, tuple[int, ...]], Matcher] = OrderedDict()
         self._workers: ThreadPoolExecutor | None = None
 
@@ -82,7 +91,7 @@ class Compiler:
             ready.set_result(kept)
             return ready
         compiled = self._compile(guide)
-        return self._pool().submit(self._matcher, compiled, end_ids, output_ids)
+        return self._pool().submit(self._matcher, compiled, guide, end_ids, output_ids)
 
     def keep(self, guide: Guide, matcher: Matcher) -> None:
         """An output has ended that another request may continue."""
@@ -107,7 +116,7 @@ class Compiler:
                     threading.stack_size(before)
             return self._workers
 
-    def _compile(self, guide: Guide) -> Future[LLMatcher]:
+    def _compile(self, guide: Guide) -> Future[_Compiled]:
         pool = self._pool()
         with self._lock:
             compiled = self._compiled.get(guide)
@@ -118,23 +127,36 @@ class Compiler:
             self._compiled.move_to_end(guide)
         return compiled
 
-    def _template(self, guide: Guide) -> LLMatcher:
+    def _template(self, guide: Guide) -> _Compiled:
         vocabulary = self.vocabulary
         grammar = grammar_text(guide, vocabulary.special_tokens)
         fault = self._checkers.check(grammar)
         if not fault:
-            template = LLMatcher(vocabulary.tokenizer, grammar, limits=parser_limits(), log_level=0)
-            fault = _fault_of(template)
+            compiled = _Compiled(grammar, self._new(grammar))
+            fault = _fault_of(compiled.template)
         if fault:
             raise RequestError(f"the guide of type {guide.kind} cannot be used: {_first_line(fault)}")
-        return template
+        return compiled
 
-    def _matcher(self, compiled: Future[LLMatcher], end_ids: frozenset[int], output_ids: Sequence[int]) -> Matcher:
-        vocabulary = self.vocabulary
+    def _new(self, grammar: str) -> LLMatcher:
+        return LLMatcher(self.vocabulary.tokenizer, grammar, limits=parser_limits(), log_level=0)
+
+    def _matcher(
+        self, compiling: Future[_Compiled], guide: Guide, end_ids: frozenset[int], output_ids: Sequence[int]
+    ) -> Matcher:
+        vocabulary, compiled = self.vocabulary, compiling.result()
         ends = Ends(vocabulary.end_id, end_ids or frozenset({vocabulary.end_id}))
-        matcher = Matcher(compiled.result(), vocabulary.vocab_size, ends)
+        matcher = Matcher(compiled.template, vocabulary.vocab_size, ends, partial(self._renewed, guide, compiled))
         matcher.consume(output_ids)
         return matcher
+
+    def _renewed(self, guide: Guide, compiled: _Compiled) -> LLMatcher:
+        """A new matcher of a guide whose template has run into a limit; later requests get a new template too."""
+        renewed: Future[_Compiled] = Future()
+        renewed.set_result(_Compiled(compiled.grammar, self._new(compiled.grammar)))
+        with self._lock:
+            self._compiled[guide] = renewed
+        return self._new(compiled.grammar)
 
 
 def _fault_of(template: LLMatcher) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,12 +27,13 @@ class Ends:
 class Matcher:
     """The state of one output. Not thread safe.
 
-    Errors of llguidance stay with a state for good. A draft must not end a request, so after an error below the root
-    the state is made anew from the output's tokens."""
+    An error of llguidance stays with a state, and with all copies of one template, as they share what the lexer has
+    found out. Neither a draft nor another request may end this one, so after an error the state is made anew from the
+    grammar and the output's tokens, and only an error of the new state counts."""
 
-    def __init__(self, template: LLMatcher, vocab_size: int, ends: Ends) -> None:
-        """template: a matcher at the start of the grammar; it is copied."""
-        self._template = template
+    def __init__(self, template: LLMatcher, vocab_size: int, ends: Ends, renew: Callable[[], LLMatcher]) -> None:
+        """template: a matcher at the start of the grammar; it is copied. renew: compiles a new one."""
+        self._renew = renew
         self._state = template.deep_copy()
         self._num_words = -(-vocab_size // 32)
         self._ends = ends
@@ -41,6 +42,7 @@ class Matcher:
     def consume(self, token_ids: Sequence[int]) -> None:
         """The output goes on with token_ids; what follows an end token is ignored. Raises RequestError if the grammar
         does not permit them."""
+        self._recover()
         for token in token_ids:
             if token in self._ends.end_ids:
                 return
@@ -83,13 +85,13 @@ class Matcher:
     def mask_after(self, path: Sequence[int]) -> TokenMask:
         """The tokens that may follow the output and a path of draft tokens, all of which the grammar permits. Raises
         RequestError if none may."""
-        num_consumed = self._state.try_consume_tokens(list(path))
-        mask = self._mask()
-        if mask is None:
-            error = RequestError(f"the grammar permits no token behind the output so far{_reason(self._state)}")
+        self._recover()
+        mask = self._mask_behind(path)
+        if mask is None and self._state.is_error():
             self._recover()
-            raise error
-        self._state.rollback(num_consumed)
+            mask = self._mask_behind(path)
+        if mask is None:
+            raise RequestError(f"the grammar permits no token behind the output so far{_reason(self._state)}")
         return mask
 
     def masks_of(
@@ -150,6 +152,13 @@ class Matcher:
                 self._guide(growth, drafts.get(token), growth.add(drafts.get(token), new, token), depth + 1)
                 state.rollback(1)
 
+    def _mask_behind(self, path: Sequence[int]) -> TokenMask | None:
+        num_consumed = self._state.try_consume_tokens(list(path))
+        mask = self._mask()
+        if mask is not None:
+            self._state.rollback(num_consumed)
+        return mask
+
     def _mask(self) -> TokenMask | None:
         words = np.empty(self._num_words, np.int32)
         self._state.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
@@ -170,7 +179,7 @@ class Matcher:
 
     def _recover(self) -> None:
         if self._state.is_error():
-            self._state = self._template.deep_copy()
+            self._state = self._renew()
             self._state.consume_tokens(self.token_ids)
 
 

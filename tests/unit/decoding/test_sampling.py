@@ -71,6 +71,13 @@ def test_a_huge_temperature_leaves_the_best_token_in_the_nucleus() -> None:
     assert {chosen(temperature=1e30, top_p=1e-6, seed=seed) for seed in range(20)} == {1}
 
 
+def test_repetition_penalty_makes_a_seen_token_with_a_negative_score_less_likely() -> None:
+    logits = np.asarray([-2.0, -2.5, -9.0], np.float32)
+    assert chosen(np.asarray([0], np.int32), logits, repetition_penalty=1.5) == 1  # -3 against -2.5
+    assert chosen(np.asarray([0], np.int32), logits, repetition_penalty=1.2) == 0  # -2.4 against -2.5
+    assert chosen(np.asarray([1], np.int32), logits, repetition_penalty=0.5) == 1  # -1.25 against -2
+
+
 def test_repetition_penalty_divides_positive_and_multiplies_negative_scores() -> None:
     logits = np.asarray([4.0, 3.0, -1.0], np.float32)
     assert chosen(np.asarray([0], np.int32), logits, repetition_penalty=1.5) == 1

@@ -1,0 +1,210 @@
+"""Structured output measured: speed with a grammar and without, with drafts and without, and whether outputs match.
+
+Each schema is one row; all contenders run it in turn, in rotating order, so that figures compare within a row:
+
+    none | none + grammar | hybrid | hybrid + grammar
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from jsonschema import Draft202012Validator
+
+from pipeline.bench.contenders.in_process import InProcess
+from pipeline.bench.data.json_lines import json_rows, reading
+from pipeline.bench.data.workload import Prompt, prompt_ids_of
+from pipeline.bench.measure import MeasureOptions, make_request, rotated
+from pipeline.decoding.grammar.guide import Guide
+from pipeline.decoding.request import FinishReason
+from pipeline.engine.submission import Submission
+from pipeline.errors import UserError
+
+# Forty schemas: forms, lists, enums, nested objects, free text.
+DEFAULT_SCHEMAS = Path(__file__).parent / "data" / "schemas.jsonl"
+SYSTEM = "You answer with one JSON value and nothing else."
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaRow:
+    """One entry of a schema file: {"id", "task", "prompt", "schema"}."""
+
+    row_id: str
+    task: str
+    prompt: str
+    schema: dict[str, Any]
+
+    @property
+    def guide(self) -> Guide:
+        return Guide("json_schema", json.dumps(self.schema))
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarRecord:
+    """One request. guided: with its schema as the grammar. valid: the whole output matches the schema. seconds: of the
+    request, without compiling the grammar; compile_s: that, where it is guided. mask_s, guide_s: time spent on masks,
+    and on cutting and extending drafts. forced_tokens: that needed no pass."""
+
+    id: str
+    task: str
+    strategy: str
+    guided: bool
+    tokens: int
+    steps: int
+    seconds: float
+    finish_reason: str
+    valid: bool
+    identical: bool
+    compile_s: float
+    mask_s: float
+    guide_s: float
+    forced_tokens: int
+    draft_tokens: int
+    accepted_tokens: int
+    text: str
+
+
+def load_schemas(path: Path, limit: int | None = None) -> list[SchemaRow]:
+    """The rows of a schema file. Raises UserError, naming the line, for one that is not as it must be."""
+    rows: list[SchemaRow] = []
+    with reading(path), path.open(encoding="utf-8") as lines:
+        for where, row in json_rows(lines, path):
+            values: list[Any] = [
+                row.get(name) if isinstance(row, dict) else None for name in ("id", "task", "prompt", "schema")
+            ]
+            if not all(isinstance(text, str) and text for text in values[:3]) or not isinstance(values[3], dict):
+                raise UserError(
+                    f'{where} is no row of schemas; it must be {{"id", "task", "prompt", "schema": {{...}}}}.'
+                )
+            row_id, task, prompt, schema = values
+            rows.append(SchemaRow(str(row_id), str(task), str(prompt), dict(schema)))
+    if not rows:
+        raise UserError(f"{path} holds no rows; add at least one.")
+    return rows[:limit]
+
+
+def measure_schemas(
+    opened: InProcess,
+    rows: Sequence[SchemaRow],
+    strategies: Sequence[str],
+    options: MeasureOptions,
+    on_record: Callable[[GrammarRecord], None] = lambda record: None,
+) -> list[GrammarRecord]:
+    """Records in the order of rows. strategies: the baseline first; its guided output is what the others' must equal.
+    options: warmth cold empties the draft sources before each row."""
+    contenders = [(opened.contender(strategy), guided) for strategy in strategies for guided in (False, True)]
+    records: list[GrammarRecord] = []
+    for index, row in enumerate(rows):
+        prompt_ids = prompt_ids_of(opened.tokenizer, Prompt((row.prompt,), options.raw, SYSTEM))
+        started = time.perf_counter()
+        opened.compiler.matcher(row.guide, options.end_ids).result()
+        compile_s = time.perf_counter() - started
+        results: dict[tuple[str, bool], tuple[GrammarRecord, list[int]]] = {}
+        for place in rotated(len(contenders), index):
+            contender, guided = contenders[place]
+            if options.warmth == "cold":
+                contender.forget()
+            contender.forget_cached()
+            request = make_request(replace(options, guide=row.guide if guided else None), prompt_ids)
+            started = time.perf_counter()
+            (result,) = contender.scheduler.run([Submission(request, contender.name)])
+            seconds = time.perf_counter() - started
+            text, statistics = opened.decode(result.output_ids), result.statistics
+            record = GrammarRecord(
+                id=row.row_id,
+                task=row.task,
+                strategy=contender.name,
+                guided=guided,
+                tokens=len(result.output_ids),
+                steps=statistics.num_steps,
+                seconds=seconds,
+                finish_reason=result.finish_reason.value if result.finish_reason else "",
+                valid=matches(row.schema, text),
+                identical=True,
+                compile_s=compile_s if guided else 0.0,
+                mask_s=statistics.mask_seconds,
+                guide_s=statistics.guide_seconds,
+                forced_tokens=statistics.num_forced_tokens,
+                draft_tokens=statistics.num_draft_tokens,
+                accepted_tokens=statistics.num_accepted_tokens,
+                text=text,
+            )
+            results[contender.name, guided] = record, result.output_ids
+        for contender, guided in contenders:
+            record, output_ids = results[contender.name, guided]
+            expected = results[contenders[0][0].name, guided][1]
+            records.append(replace(record, identical=output_ids == expected))
+            on_record(records[-1])
+    return records
+
+
+def matches(schema: Any, text: str) -> bool:
+    """Whether a text is JSON that the schema admits."""
+    try:
+        return bool(Draft202012Validator(schema).is_valid(json.loads(text)))
+    except ValueError:
+        return False
+
+
+def summary_table(records: Sequence[GrammarRecord]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Columns and rows: per strategy, with and without the grammar."""
+    columns = (
+        *("strategy", "grammar", "outputs", "finished", "valid", "identical", "tokens", "tokens/s", "speedup"),
+        *("tokens/step", "forced", "ms/step", "mask ms/step", "cut ms/step"),
+    )
+    groups: dict[tuple[str, bool], list[GrammarRecord]] = {}
+    for record in records:
+        groups.setdefault((record.strategy, record.guided), []).append(record)
+    first = records[0].strategy
+    baseline = {guided: speed(group) for (strategy, guided), group in groups.items() if strategy == first}
+    rows: list[tuple[str, ...]] = []
+    for (strategy, guided), group in groups.items():
+        steps, tokens = sum(record.steps for record in group), sum(record.tokens for record in group)
+        rows.append(
+            (
+                strategy,
+                "yes" if guided else "no",
+                str(len(group)),
+                str(sum(record.finish_reason == FinishReason.END_TOKEN.value for record in group)),
+                str(sum(record.valid for record in group)),
+                str(sum(record.identical for record in group)),
+                str(tokens),
+                f"{speed(group):.1f}",
+                f"{speed(group) / baseline[guided]:.2f}",
+                f"{tokens / steps:.2f}",
+                str(sum(record.forced_tokens for record in group)),
+                f"{1000 * sum(record.seconds for record in group) / steps:.1f}",
+                f"{1000 * sum(record.mask_s for record in group) / steps:.3f}",
+                f"{1000 * sum(record.guide_s for record in group) / steps:.3f}",
+            )
+        )
+    return columns, rows
+
+
+def speed(records: Sequence[GrammarRecord]) -> float:
+    """Tokens per second over all records."""
+    return sum(record.tokens for record in records) / max(sum(record.seconds for record in records), 1e-9)
+
+
+def verdict(records: Sequence[GrammarRecord]) -> str:
+    """What the guided outputs show, in one sentence."""
+    guided = [record for record in records if record.guided]
+    finished = [record for record in guided if record.finish_reason != FinishReason.LENGTH.value]
+    valid, identical = sum(record.valid for record in finished), sum(record.identical for record in guided)
+    return (
+        f"{len(guided)} guided outputs: {len(finished)} finished, {valid} of these match their schema; {identical} "
+        "have the token ids of plain decoding under the same grammar"
+    )
+
+
+def is_sound(records: Sequence[GrammarRecord]) -> bool:
+    """Whether every finished guided output is valid, and every output that of plain decoding."""
+    return all(
+        record.identical and (record.valid or not record.guided or record.finish_reason == FinishReason.LENGTH.value)
+        for record in records
+    )

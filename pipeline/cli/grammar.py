@@ -1,0 +1,96 @@
+"""What bench and verify do with grammars."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from pipeline.cli import output
+from pipeline.cli.lists import words
+from pipeline.errors import UserError
+
+if TYPE_CHECKING:
+    from pipeline.bench.contenders.in_process import InProcess
+    from pipeline.bench.measure import MeasureOptions
+    from pipeline.decoding.grammar.guide import Guide
+    from pipeline.engine.artifact import Artifact
+
+_KINDS = {".json": "json_schema", ".lark": "ebnf_grammar", ".gbnf": "ebnf_grammar", ".regex": "regex"}
+
+
+def guide_file(path: Path) -> Guide:
+    """The guide in a file, by its suffix. Raises UserError if it cannot be read or is of an unknown kind."""
+    from pipeline.bench.data.json_lines import reading
+    from pipeline.decoding.grammar.guide import Guide
+
+    kind = _KINDS.get(path.suffix)
+    if kind is None:
+        raise UserError(f"--grammar {path} ends in {path.suffix!r}; it must end in one of {', '.join(_KINDS)}.")
+    with reading(path):
+        text = path.read_text(encoding="utf-8")
+    return Guide(kind, text.rstrip("\n") if kind == "regex" else text)
+
+
+def bench_schemas(
+    artifact: Artifact,
+    data: Path | None,
+    strategies: str | None,
+    limit: int | None,
+    options: MeasureOptions,
+    json_path: Path | None,
+) -> None:
+    """Measure JSON schemas with and without drafts and grammar; exit code 1 if an output is wrong."""
+    from pipeline.bench.contenders.in_process import choose_strategies, open_in_process
+    from pipeline.bench.grammar import (
+        DEFAULT_SCHEMAS,
+        GrammarRecord,
+        is_sound,
+        load_schemas,
+        measure_schemas,
+        summary_table,
+        verdict,
+    )
+    from pipeline.bench.report.results import save_rows
+
+    rows = load_schemas(data or DEFAULT_SCHEMAS, limit)
+    chosen = choose_strategies(artifact, ["hybrid"] if strategies is None else words("--strategies", strategies))
+    opened = open_in_process(artifact)
+    options = replace(options, end_ids=opened.end_ids, raw=not artifact.resolved.model.chat_template)
+    with output.steps("measuring", 2 * len(chosen) * len(rows)) as step:
+
+        def on_record(record: GrammarRecord) -> None:
+            step(f"{record.id} {record.strategy}")
+
+        records = measure_schemas(opened, rows, chosen, options, on_record)
+    if json_path is not None:
+        save_rows(json_path, [asdict(record) for record in records])
+    output.table(*summary_table(records))
+    output.say(verdict(records))
+    if not is_sound(records):
+        raise typer.Exit(1)
+
+
+def require_matching(
+    guide: Guide, opened: InProcess, references: Mapping[tuple[str, str], Sequence[int]]
+) -> tuple[int, int]:
+    """How many reference outputs have finished, of how many. Raises typer.Exit with code 1 if a finished one does not
+    match a JSON schema. references: by prompt and decoding; the others have been compared with them."""
+    import json
+
+    from pipeline.bench.grammar import matches
+
+    finished = [ids for ids in references.values() if ids and ids[-1] in opened.end_ids]
+    wrong = [
+        opened.decode(ids)
+        for ids in finished
+        if guide.kind == "json_schema" and not matches(json.loads(guide.text), opened.decode(ids))
+    ]
+    for text in wrong:
+        output.say(f"does not match the schema: {text}")
+    if wrong:
+        raise typer.Exit(1)
+    return len(finished), len(references)

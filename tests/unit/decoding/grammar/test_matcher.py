@@ -1,0 +1,142 @@
+"""The matcher on trees: what is cut, what is added, which masks nodes get, and what an error below the root may not
+do."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llguidance import LLMatcher, LLParserLimits
+
+from pipeline.decoding.grammar.guide import Guide
+from pipeline.decoding.grammar.masks import TokenMask, TreeMasks
+from pipeline.decoding.grammar.matcher import Ends, Matcher
+from pipeline.decoding.tree import ROOT, DraftTree, children_of, path_to, tree_from_lists
+from pipeline.errors import RequestError
+from tests.grammars import END, STOP, TOKENS, VOCAB_SIZE, compiler, vocabulary
+
+
+def matcher_of(text: str, kind: str = "regex", end_ids: frozenset[int] = frozenset({END})) -> Matcher:
+    return compiler().matcher(Guide(kind, text), end_ids).result()
+
+
+def ids(*tokens: str) -> list[int]:
+    return [TOKENS.index(token) for token in tokens]
+
+
+def permitted(mask: TokenMask) -> set[str]:
+    return {TOKENS[token] for token in range(VOCAB_SIZE) if mask.permits(token)}
+
+
+def test_forbidden_drafts_are_cut_with_all_that_hangs_below_them() -> None:
+    #            a        x     b     2        (below a)  b   1
+    tree = tree_from_lists(ids("a", "x", "b", "2", "b"), [-1, -1, 0, 1, 2], [0.5, 0.4, 0.3, 0.2, 0.1])
+    guided = matcher_of("[ab]+").guided(tree, 10, 10)
+    assert [TOKENS[token] for token in guided.token_ids] == ["a", "b", "b"]
+    assert guided.parents.tolist() == [-1, 0, 1]
+    assert guided.probabilities is not None
+    assert guided.probabilities.tolist() == pytest.approx([0.5, 0.3, 0.1])
+
+
+def test_forced_tokens_are_added_where_the_drafts_end_and_replace_what_is_forbidden() -> None:
+    matcher = matcher_of(
+        '{"type": "object", "properties": {"aba": {"enum": [1, 2]}}, "required": ["aba"]}', "json_schema"
+    )
+    nothing = tree_from_lists([], [])
+    assert "".join(TOKENS[token] for token in matcher.guided(nothing, 10, 10).token_ids) == '{"aba":'
+    wrong = tree_from_lists(ids("x", "a"), [-1, -1], [0.9, 0.8])
+    guided = matcher.guided(wrong, 2, 10)
+    assert [TOKENS[token] for token in guided.token_ids] == ['{"', "aba"]
+    assert guided.sources is not None
+    assert guided.sources.tolist() == [-1, -1]
+
+
+def test_a_tree_keeps_its_bounds_and_its_window() -> None:
+    window = DraftTree(
+        np.asarray(ids("x", "1", "a"), np.int32),
+        np.asarray([-1, 0, -1], np.int32),
+        np.full(3, 0.5, np.float32),
+        None,
+        2,
+    )
+    guided = matcher_of("abab(ab)*").guided(window, 4, 3)
+    assert guided.num_fixed == 2
+    assert guided.token_ids[:2].tolist() == ids("x", "1")
+    assert len(guided) <= 4
+
+
+def test_the_end_token_is_forced_where_the_output_is_complete() -> None:
+    matcher = matcher_of("ab")
+    assert matcher.forced(9) == [*ids("ab"), END][: len(matcher.forced(9))]
+    matcher.consume(ids("ab"))
+    assert matcher.is_complete
+    assert matcher.forced(9) == [END]
+    assert matcher.mask_after([]).only == END
+
+
+def test_every_end_token_may_come_where_the_output_matches_and_nowhere_else() -> None:
+    matcher = matcher_of("a+", end_ids=frozenset({END, STOP}))
+    assert permitted(matcher.mask_after([])) == {"a"}
+    assert permitted(matcher.mask_after(ids("a"))) == {"a", "<end>", "<stop>"}
+
+
+def test_consuming_what_the_grammar_forbids_is_an_error() -> None:
+    with pytest.raises(RequestError, match=r"output token 1 is .* does not permit"):
+        matcher_of("ab").consume(ids("a", "x"))
+
+
+grown = st.lists(st.tuples(st.integers(0, VOCAB_SIZE - 1), st.floats(0, 1)), max_size=14)
+
+
+@settings(max_examples=60)
+@given(grown, st.sampled_from(["[ab]+x1?", "(ab|x1|21)*", "(a|b|x){1,4}", "abab(12)*"]))
+def test_masks_of_a_tree_are_those_of_a_fresh_matcher_on_each_path(
+    nodes: list[tuple[int, float]], pattern: str
+) -> None:
+    tokens = [token for token, _ in nodes]
+    parents = [int(place * (index + 1)) - 1 for index, (_, place) in enumerate(nodes)]
+    parents = [min(parent, index - 1) for index, parent in enumerate(parents)]
+    matcher = matcher_of(pattern)
+    tree = matcher.guided(tree_from_lists(tokens, parents), 20, 20)
+    children = children_of(tree)
+    masks = TreeMasks(matcher, tree)
+    masks.start()
+    masks.finish()
+    for node in (ROOT, *range(len(tree))):
+        path = [] if node == ROOT else tree.token_ids[path_to(tree, node)].tolist()
+        if END in path:
+            assert node not in children
+            continue
+        fresh = matcher_of(pattern)
+        fresh.consume(path)
+        assert permitted(masks.at(node)) == permitted(fresh.mask_after([]))
+    assert matcher.token_ids == []
+
+
+def limited_matcher(max_lexer_states: int) -> Matcher:
+    """One whose lexer has room for so many states."""
+    limits = LLParserLimits(max_lexer_states=max_lexer_states)
+    grammar = LLMatcher.grammar_from_regex("(a|b)*a(a|b){6}")
+
+    def new() -> LLMatcher:
+        return LLMatcher(vocabulary().tokenizer, grammar, limits=limits, log_level=0)
+
+    return Matcher(new(), VOCAB_SIZE, Ends(END, frozenset({END})), new)
+
+
+def test_an_error_at_a_draft_does_not_end_the_request() -> None:
+    matcher = limited_matcher(40)
+    path = ids("a", "b", "a", "a", "b", "b", "a", "b")
+    masks = TreeMasks(matcher, tree_from_lists(path, range(-1, len(path) - 1)))
+    masks.start()
+    masks.finish()
+    assert matcher.token_ids == []
+    assert permitted(masks.at(ROOT)) == permitted(matcher.mask_after([])) == {"a", "b", "ab", "aba", "bb"}
+    matcher.consume(ids("a"))
+    assert permitted(matcher.mask_after(ids("b"))) == {"a", "b", "ab", "aba", "bb"}
+
+
+def test_an_output_that_the_grammar_cannot_follow_ends_with_a_sentence() -> None:
+    with pytest.raises(RequestError, match="the grammar permits no token behind the output so far: lexer error"):
+        limited_matcher(12).mask_after([])

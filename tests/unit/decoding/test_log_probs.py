@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.decoding.log_probs import LogitsWanted, check_wanted, log_softmax, prompt_log_probs, top_ids
+from pipeline.errors import RequestError
+
+rows = st.lists(st.sampled_from([-3.0, -1.0, 0.0, 0.5, 2.0, 30.0]), min_size=1, max_size=12)
+
+
+@given(rows)
+def test_probabilities_sum_to_one_and_keep_the_order(values: list[float]) -> None:
+    logits = np.asarray(values, np.float32)
+    log_probs = log_softmax(logits)
+    assert np.exp(log_probs.astype(np.float64)).sum() == pytest.approx(1.0, rel=1e-5)
+    assert np.array_equal(np.argsort(-log_probs, kind="stable"), np.argsort(-logits, kind="stable"))
+
+
+@given(rows, st.integers(0, 14))
+def test_the_best_come_first_and_of_equal_ones_the_smaller_id(values: list[float], count: int) -> None:
+    array = np.asarray(values, np.float32)
+    assert top_ids(array, count).tolist() == np.argsort(-array, kind="stable")[:count].tolist()
+
+
+def test_the_first_prompt_token_has_none() -> None:
+    logits = [np.asarray([0.0, 1.0, 2.0], np.float32)] * 3
+    found = prompt_log_probs(logits, np.asarray([0, 2, 1], np.int32), 1)
+    assert found.values == [log_softmax(logits[0])[2], log_softmax(logits[0])[1]]
+    assert found.top_ids == [[2], [2]]
+
+
+@pytest.mark.parametrize(
+    "wanted", [LogitsWanted(True, num_top=65), LogitsWanted(True, num_top=-1), LogitsWanted(num_top=1)]
+)
+def test_a_number_of_alternatives_that_makes_no_sense_is_refused(wanted: LogitsWanted) -> None:
+    with pytest.raises(RequestError, match="num_top_logprobs"):
+        check_wanted(wanted)
