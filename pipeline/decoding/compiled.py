@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from numba import njit
+import numpy as np
+import numpy.typing as npt
+from numba import config, njit
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -15,7 +17,20 @@ def compiled(function: Function) -> Function:
     return cast(Function, njit(cache=True)(function))
 
 
+def kernel(function: Function) -> Function:
+    """Compile, as `compiled`, a loop over memory that its caller owns. It makes no array and returns numbers; to other
+    kernels also arrays that it was given. So numba need not count references to the arrays that kernels pass on, which
+    would cost three times as much as their work."""
+    return cast(Function, njit(cache=True, _nrt=False)(function))
+
+
 def inlined(function: Function) -> Function:
     """Compile into each caller: numba counts references to arrays that are passed on, which costs more than a few loads
     and stores do."""
     return cast(Function, njit(inline="always")(function))
+
+
+def records(array: npt.NDArray[Any]) -> Any:
+    """An array of records whose fields compiled loops read and write as attributes. Without the compiler
+    (NUMBA_DISABLE_JIT) numpy must be told so."""
+    return array.view(np.recarray) if config.DISABLE_JIT else array

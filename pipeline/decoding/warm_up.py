@@ -14,7 +14,7 @@ from pipeline.decoding.request import StepResult
 from pipeline.decoding.sources import create_source
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.trie import Trie
-from pipeline.decoding.trie.structure import FIRST_NODES
+from pipeline.decoding.trie.text_trie import FIRST_NODES
 
 VOCAB_SIZE = 32
 REQUESTS = ("warm-up 1", "warm-up 2")

@@ -17,7 +17,7 @@ import psutil
 from lookahead_research.trie_peers import Peer
 from pipeline.decoding.tree import DraftTree, IntArray, agreeing_path
 from pipeline.decoding.trie import Trie
-from pipeline.decoding.trie.retrieval import Estimator
+from pipeline.decoding.trie.estimator import Estimator
 from pipeline.errors import UserError
 
 SEQUENCE_LEN = 1024

@@ -12,7 +12,7 @@ from pipeline.decoding.request import StepResult
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree, IntArray
 from pipeline.decoding.trie import Trie, TrieStream
-from pipeline.decoding.trie.retrieval import Estimator
+from pipeline.decoding.trie.estimator import Estimator
 from pipeline.decoding.trie.snapshot import load_trie
 from pipeline.errors import ConfigError
 

@@ -1,91 +1,167 @@
-"""Is a trie whole? Slow and plain; for tests, for snapshots that come from elsewhere, and for whoever changes the
-kernels."""
+"""Whether a trie is whole: every node in its place and spelled by the text. Run on every snapshot that is loaded, by
+`lookahead trie inspect --check` and in tests. Safe on any content of the arrays."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pipeline.decoding.trie.layout import (
-    BRANCH_LENGTH,
-    BUCKET_NEXT,
-    COUNT,
-    FIRST_CHILD,
-    FREE,
-    FRESH,
-    HEAD,
-    NEXT,
-    NUM_NODES,
-    OLDEST,
-    PARENT,
-    PREVIOUS,
-    START,
-    TAIL,
-    TOKEN,
-    TrieArrays,
-    view_of,
-)
+import numpy as np
+
+from pipeline.decoding.compiled import kernel
+from pipeline.decoding.tree import IntArray
+from pipeline.decoding.trie.arrays import TrieArrays, slot_of
 from pipeline.decoding.trie.nodes import bucket_of
 
-
-def check_arrays(arrays: TrieArrays, roots: Mapping[str, int]) -> None:
-    """Raise ValueError, saying where, unless every node is in its place and spelled by the text that it points at."""
-    nodes, ring, meta = arrays.nodes, arrays.ring.tolist(), arrays.meta
-    oldest, head = int(meta[OLDEST]), int(meta[HEAD])
-    _require(0 <= head - oldest <= len(ring), "the ring holds more than it has room for")
-    _require(len(set(roots.values())) == len(roots), "two namespaces share a root")
-    reached: set[int] = set()
-    open_rows: list[tuple[int, list[int]]] = []
-    for name, root in roots.items():
-        _require(0 < root < meta[FRESH] and nodes[root, PARENT] == 0, f"namespace {name!r} has no root")
-        open_rows.append((root, []))
-    while open_rows:
-        row, string = open_rows.pop()
-        _require(row not in reached, f"node {row} is reached twice")
-        reached.add(row)
-        if string:
-            start = int(nodes[row, START])
-            _require((start - oldest) % len(ring) < head - oldest, f"node {row} points at text that is forgotten")
-            spelled = [ring[(start + place) % len(ring)] - 1 for place in range(len(string))]
-            _require(spelled == string, f"node {row} is {string}, its text {spelled}")
-            _require(len(string) <= meta[BRANCH_LENGTH], f"node {row} lies too deep")
-            _require(nodes[row, COUNT] != TAIL or not nodes[row, FIRST_CHILD], f"node {row} is a tail and has children")
-        before, child, total = 0, int(nodes[row, FIRST_CHILD]), 0
-        while child:
-            _require(0 < child < meta[FRESH] and nodes[child, PARENT] == row, f"node {child} is no child of {row}")
-            _require(nodes[child, PREVIOUS] == before, f"node {child} does not follow {before}")
-            total += max(int(nodes[child, COUNT]), 1)
-            _require(total <= nodes[row, COUNT], f"the children of node {row} were seen more often than itself")
-            open_rows.append((child, [*string, int(nodes[child, TOKEN])]))
-            before, child = child, int(nodes[child, NEXT])
-    _require(len(reached) == meta[NUM_NODES], f"{meta[NUM_NODES]} nodes are in use, {len(reached)} reached")
-    _check_free(arrays, reached)
-    _check_buckets(arrays, reached)
+# What `_find_fault` numbers; 0 is no fault.
+FAULTS = (
+    "",
+    "a counter lies beyond the arrays",
+    "node {0} points beyond the arrays",
+    "node {0} does not lie below its parent",
+    "node {0} is in the wrong list of siblings",
+    "the children of node {0} were seen more often than itself",
+    "node {0} points at text that is forgotten",
+    "node {0} is not spelled by the text that it points at",
+    "free nodes are not listed as they should be, at node {0}",
+    "a piece of text has no beginning, at slot {0}",
+    "a namespace has no root of its own, or a root has no namespace, at node {0}",
+    "nodes are in use that are not counted, or not reached",
+    "node {0} is in the wrong bucket",
+)
+_WHOLE, _COUNTER, _POINTER, _DEPTH, _SIBLINGS, _COUNT = range(6)
+_FORGOTTEN, _SPELLING, _FREE, _PIECE, _ROOT, _NUMBER, _BUCKET = range(6, 13)
 
 
-def _check_free(arrays: TrieArrays, reached: set[int]) -> None:
-    free: set[int] = set()
-    row = int(arrays.meta[FREE])
+def check_arrays(trie: TrieArrays, roots: Mapping[str, int], with_buckets: bool = True) -> None:
+    """Raise ValueError, saying where, unless the trie is whole. roots: row of each namespace's root."""
+    fault, where = _find_fault(trie, np.asarray(sorted(roots.values()), np.int32), with_buckets)
+    if fault:
+        raise ValueError(f"the trie is damaged: {FAULTS[fault].format(where)}")
+
+
+@kernel
+def _find_fault(trie: TrieArrays, roots: IntArray, with_buckets: bool) -> tuple[int, int]:
+    """The first fault found, and where. roots: [namespaces] ascending."""
+    state, nodes, length = trie.state[0], trie.nodes, len(trie.text)
+    if not (1 <= state.fresh <= len(nodes) and 0 <= state.free < state.fresh and 1 <= state.branch_length):
+        return _COUNTER, 0
+    if not (0 <= state.oldest <= state.head <= state.oldest + length and 4 * state.branch_length <= length):
+        return _COUNTER, 0
+    if not 0 <= state.oldest_root < state.fresh:
+        return _COUNTER, 0
+    num_roots = num_used = 0
+    for row in range(1, state.fresh):
+        fault = _fault_of_node(trie, row)
+        if fault:
+            return fault, row
+        num_used += nodes[row].parent >= 0
+        if nodes[row].parent == 0:
+            if num_roots == len(roots) or roots[num_roots] != row:
+                return _ROOT, row
+            num_roots += 1
+    if num_roots < len(roots):
+        return _ROOT, np.int64(roots[num_roots])
+    num_reached = num_roots
+    for row in range(1, state.fresh):
+        if nodes[row].parent >= 0:
+            num_children = _count_children(trie, row)
+            if num_children < 0:
+                return (_SIBLINGS if num_children == -1 else _COUNT), row
+            num_reached += num_children
+    if not num_used == num_reached == state.num_nodes:
+        return _NUMBER, 0
+    row, num_free = state.free, 0
     while row:
-        _require(row not in free and row not in reached, f"node {row} is free and in use")
-        free.add(row)
-        row = int(arrays.nodes[row, NEXT])
-    _require(len(free) + len(reached) == arrays.meta[FRESH] - 1, "a node is neither free nor in use")
+        num_free += 1
+        if nodes[row].parent != -1 or num_used + num_free >= state.fresh:
+            return _FREE, row
+        row = np.int64(nodes[row].next)
+    if num_used + num_free != state.fresh - 1:
+        return _FREE, 0
+    slot = _fault_in_text(trie)
+    if slot >= 0:
+        return _PIECE, slot
+    return _fault_in_buckets(trie) if with_buckets else (_WHOLE, 0)
 
 
-def _check_buckets(arrays: TrieArrays, reached: set[int]) -> None:
-    view = view_of(arrays)
-    found: set[int] = set()
-    for bucket in arrays.heads.nonzero()[0].tolist():
-        row = int(arrays.heads[bucket])
+@kernel
+def _fault_of_node(trie: TrieArrays, row: int) -> int:
+    """What is wrong with a node by itself and with its parent."""
+    state, nodes, length = trie.state[0], trie.nodes, len(trie.text)
+    node = nodes[row]
+    for value in (node.first_child, node.next, node.previous):
+        if not 0 <= value < state.fresh:
+            return _POINTER
+    if not (-1 <= node.parent < state.fresh and 0 <= node.start < length and 0 <= node.depth <= state.branch_length):
+        return _POINTER
+    if node.parent == 0:
+        return _WHOLE if node.depth == 0 and node.next == 0 and node.previous == 0 else _DEPTH
+    if node.parent < 0:
+        return _WHOLE
+    above = nodes[node.parent]
+    if above.parent < 0 or not 0 <= above.depth < node.depth or not 0 <= above.start < length:
+        return _DEPTH
+    if not 1 <= node.count <= above.count:
+        return _COUNT
+    if (node.start - state.oldest) % length >= state.head - state.oldest:
+        return _FORGOTTEN
+    if trie.text[slot_of(trie, node.start + above.depth)] != node.token + 1:
+        return _SPELLING
+    for place in range(above.depth):
+        if trie.text[slot_of(trie, node.start + place)] != trie.text[slot_of(trie, above.start + place)]:
+            return _SPELLING
+    # Only the edge of a single occurrence may go on beyond the text.
+    for place in range(above.depth, node.depth):
+        if trie.text[slot_of(trie, node.start + place)] <= 0:
+            return _WHOLE if node.depth == state.branch_length and node.first_child == 0 else _SPELLING
+    return _WHOLE
+
+
+@kernel
+def _count_children(trie: TrieArrays, row: int) -> int:
+    """How many children a node has; -1 if their list is wrong, -2 if they were seen more often than the node."""
+    before, child = 0, np.int64(trie.nodes[row].first_child)
+    num_children = total = 0
+    while child:
+        node = trie.nodes[child]
+        if node.parent != row or node.previous != before:
+            return -1
+        total += node.count
+        num_children += 1
+        before, child = child, np.int64(node.next)
+    return num_children if total <= trie.nodes[row].count else -2
+
+
+@kernel
+def _fault_in_text(trie: TrieArrays) -> int:
+    """The slot where a piece of text is opened wrongly, or -1."""
+    state, text = trie.state[0], trie.text
+    if state.oldest_root and trie.nodes[state.oldest_root].parent:
+        return 0
+    position = state.oldest
+    while position < state.head:
+        slot = position % len(text)
+        if text[slot] < 0:
+            position += 1
+            root = -np.int64(text[slot])
+            if position == state.head or text[position % len(text)] >= 0:
+                return slot
+            if root >= state.fresh or trie.nodes[root].parent:
+                return slot
+        position += 1
+    return -1
+
+
+@kernel
+def _fault_in_buckets(trie: TrieArrays) -> tuple[int, int]:
+    nodes, num_found = trie.nodes, 0
+    for bucket in range(trie.state[0].num_buckets):
+        row = np.int64(trie.buckets[bucket])
         while row:
-            _require(row in reached and row not in found, f"node {row} is in a bucket by mistake")
-            place = int(bucket_of(view, int(arrays.nodes[row, PARENT]), int(arrays.nodes[row, TOKEN])))
-            _require(place == bucket, f"node {row} is in bucket {bucket}, not {place}")
-            found.add(row)
-            row = int(arrays.nodes[row, BUCKET_NEXT])
-    _require(found == reached, "a node is in no bucket")
-
-
-def _require(true: bool, what: str) -> None:
-    if not true:
-        raise ValueError(f"the trie is damaged: {what}")
+            num_found += 1
+            if not 0 < row < trie.state[0].fresh or nodes[row].parent < 0 or num_found > trie.state[0].num_nodes:
+                return _BUCKET, row
+            if bucket_of(trie, nodes[row].parent, nodes[row].token) != bucket:
+                return _BUCKET, row
+            row = np.int64(trie.bucket_next[row])
+    return (_WHOLE, 0) if num_found == trie.state[0].num_nodes else (_BUCKET, 0)

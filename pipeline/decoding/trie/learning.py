@@ -1,95 +1,83 @@
-"""Learning how far to trust contexts: gradient ascent, in log S of `estimate`, on the log probability of the tokens
+"""Learning how far to trust suffixes: gradient ascent, in log S of `next_tokens`, on the log probability of the tokens
 that came."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from pipeline.decoding.compiled import compiled
+from pipeline.decoding.compiled import kernel
 from pipeline.decoding.tree import FloatArray, IntArray
-from pipeline.decoding.trie.contexts import (
-    Pair,
-    enter,
+from pipeline.decoding.trie.next_tokens import doubt_index, evidence, highest_order
+from pipeline.decoding.trie.nodes import find_child
+from pipeline.decoding.trie.suffixes import (
+    NO_SLOT,
+    NUM_TRIES,
+    PlainPair,
+    PlainWorkspace,
+    TriePair,
+    Workspace,
+    extend_context,
     find_context,
-    highest_order,
-    next_context,
-    seen,
+    pair_of,
     trie_of,
 )
-from pipeline.decoding.trie.estimate import doubt_cell
-from pipeline.decoding.trie.layout import COUNT, LongArray, view_from
-from pipeline.decoding.trie.memory import int32, load32, load_float, store32, store_float
-from pipeline.decoding.trie.nodes import find_child, get
-from pipeline.decoding.trie.workspace import NUM_TRIES, Workspace, workspace_from
 
-# Probability of a token that no context names, and of any token; bounds of the learnt doubts.
-LEAST_SHARE = 1e-6
+# Probability of a token that no suffix names, and of any token; bounds of the learnt doubts.
+LEAST_SHARE = np.float32(1e-6)
 LEAST_BELIEF = np.float32(1e-30)
 LEAST_DOUBT, MOST_DOUBT = np.float32(0.0067), np.float32(148.0)
 
 
-@compiled
-def _learn_token(pair: Pair, work: Workspace, row: int, doubts: FloatArray, token: int, rate: float) -> None:
-    """One step of gradient ascent on the log probability of `token` after a row's context."""
-    num = 0
-    store32(work.seen, 0, int32(0))
-    store32(work.seen, 1, int32(0))
-    for order in range(highest_order(work, row), -1, -1):
-        for which in range(NUM_TRIES):
-            place = next_context(pair, work, row, order, which)
-            if place == 0:
-                continue
-            trie = trie_of(pair, which)
-            child, total, differ = seen(trie, place)
-            if child == 0:
-                continue
-            share = np.float32(0.0)
-            if child < 0:
-                share = np.float32(load32(trie.ring, -1 - child) == token + 1)
-            else:
-                row_of_token = find_child(trie, place, token)
-                if row_of_token:
-                    share = np.float32(max(get(trie, row_of_token, COUNT), 1)) / np.float32(total)
-            cell = doubt_cell(work, which, row, order, total, differ)
-            store32(work.asked, num, int32(cell))
-            store_float(work.weights, num, np.float32(total / (total + doubts[cell])))
-            store_float(work.shares, num, share)
-            num += 1
-    # From the shortest context up: what it adds to what the shorter ones say of the token.
-    below = np.float32(LEAST_SHARE)
-    for index in range(num - 1, -1, -1):
-        weight, share = load_float(work.weights, index), load_float(work.shares, index)
-        store_float(work.shares, index, share - below)
-        # Where many contexts were sure and wrong, nothing would be left to divide by.
-        below = max(weight * share + (np.float32(1.0) - weight) * below, LEAST_BELIEF)
-    escape = np.float32(1.0)
-    for index in range(num):
-        weight = load_float(work.weights, index)
-        slope = -escape * load_float(work.shares, index) * weight * (np.float32(1.0) - weight) / below
-        cell = load32(work.asked, index)
-        doubts[cell] = min(max(doubts[cell] * np.exp(np.float32(rate * slope)), LEAST_DOUBT), MOST_DOUBT)
-        escape *= np.float32(1.0) - weight
-
-
-@compiled
+@kernel
 def learn_tokens(
-    own: LongArray,
-    shared: LongArray,
-    roots: tuple[int, int],
-    memory: LongArray,
-    context: IntArray,
-    tokens: IntArray,
-    doubts: FloatArray,
-    rate: float,
+    pair_arrays: PlainPair, work_arrays: PlainWorkspace, context: IntArray, tokens: IntArray, doubts: FloatArray, rate: float
 ) -> None:
-    """Learn from the tokens that followed context, before they are inserted anywhere. Arguments as in
-    `growth.grow_tree`; the workspace must have room for len(tokens) rows."""
-    pair = Pair(view_from(own), view_from(shared), roots[0], roots[1])
-    work = workspace_from(memory)
-    find_context(pair, context, work)
+    """Learn from the tokens that followed context, before they are inserted anywhere. The workspace must have room for
+    len(tokens) rows. doubts: see `next_tokens`; changed in place."""
+    pair, work = pair_of(pair_arrays), Workspace(*work_arrays)
+    find_context(pair, work, context)
     for index in range(len(tokens)):
         if index:
-            store32(work.tokens, index, tokens[index - 1])
-            store32(work.parents, index, int32(index - 1))
-            enter(pair, work, index)
+            extend_context(pair, work, index, index - 1, tokens[index - 1])
         _learn_token(pair, work, index, doubts, tokens[index], rate)
+
+
+@kernel
+def _learn_token(pair: TriePair, work: Workspace, row: int, doubts: FloatArray, token: int, rate: float) -> None:
+    """One step of gradient ascent on the log probability of `token` after a row's context."""
+    num = 0
+    work.times[:] = 0
+    for order in range(highest_order(work, row), -1, -1):
+        for which in range(NUM_TRIES):
+            trie = trie_of(pair, which)
+            found = evidence(trie, work, row, which, order)
+            if not found.total:
+                continue
+            share = np.float32(0.0)
+            if found.slot != NO_SLOT:
+                share = np.float32(trie.text[found.slot] == token + 1)
+            else:
+                child = find_child(trie, found.node, token)
+                if child:
+                    share = np.float32(trie.nodes[child].count) / np.float32(found.total)
+            index = doubt_index(work, row, which, order, found)
+            work.asked[num] = index
+            work.weights[num] = found.total / (found.total + doubts[index])
+            work.shares[num] = share
+            num += 1
+    # p = weight * share + (1 - weight) * what the shorter suffixes say, from the shortest up. `shares` becomes the
+    # difference of both, which is what one more of weight would add.
+    p = LEAST_SHARE
+    for index in range(num - 1, -1, -1):
+        weight, share = work.weights[index], work.shares[index]
+        work.shares[index] = share - p
+        # Where many suffixes were sure and wrong, nothing would be left to divide by.
+        p = max(weight * share + (np.float32(1.0) - weight) * p, LEAST_BELIEF)
+    # d weight / d log S = -weight * (1 - weight); what is said at an index counts for as much as the longer ones left.
+    escape = np.float32(1.0)
+    for index in range(num):
+        weight = work.weights[index]
+        slope = -escape * work.shares[index] * weight * (np.float32(1.0) - weight) / p
+        cell = work.asked[index]
+        doubts[cell] = min(max(doubts[cell] * np.exp(np.float32(rate * slope)), LEAST_DOUBT), MOST_DOUBT)
+        escape *= np.float32(1.0) - weight

@@ -1,162 +1,248 @@
-"""The nodes of a trie, as compiled functions: find, make, drop, and keep siblings in order. See `layout` for the
-arrays."""
+"""The nodes of a trie, as compiled functions: find, make, split, drop, and keep siblings in order."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from pipeline.decoding.compiled import compiled
+from pipeline.decoding.compiled import kernel
 from pipeline.decoding.tree import IntArray
-from pipeline.decoding.trie.layout import (
-    BUCKET_NEXT,
-    BUCKETS_PER_NODE,
-    COUNT,
-    FIRST_CHILD,
-    FREE,
-    FRESH,
-    NEXT,
-    NUM_NODES,
-    PARENT,
-    PREVIOUS,
-    START,
-    TAIL,
-    TOKEN,
-    TrieView,
-)
-from pipeline.decoding.trie.memory import int32, int64, load32, load64, store32, store64
+from pipeline.decoding.trie.arrays import BUCKETS_PER_NODE, TrieArrays, slot_of
 
 # So many children that were seen often keep their place before those that were seen last.
 NUM_FREQUENT = 6
 
 
-@compiled
-def get(trie: TrieView, row: int, column: int) -> int:
-    return load32(trie.nodes, row * 8 + column)
-
-
-@compiled
-def put(trie: TrieView, row: int, column: int, value: int) -> None:
-    store32(trie.nodes, row * 8 + column, int32(value))
-
-
-@compiled
-def bump(trie: TrieView, entry: int, by: int) -> None:
-    store64(trie.meta, entry, load64(trie.meta, entry) + by)
-
-
-@compiled
-def wrapped(trie: TrieView, slot: int) -> int:
-    """The slot of the ring for a number less than once past its end."""
-    return slot - trie.ring_len if slot >= trie.ring_len else slot
-
-
-@compiled
-def bucket_of(trie: TrieView, parent: int, token: int) -> int:
+@kernel
+def bucket_of(trie: TrieArrays, parent: int, token: int) -> int:
+    """The bucket of a child. Linear hashing: of `num_unsplit` buckets, the first num_buckets - num_unsplit have been
+    split in two, so the table grows by a bucket at a time."""
     mixed = (np.uint64(parent) << np.uint64(32)) ^ np.uint64(token)
     mixed *= np.uint64(0x9E3779B97F4A7C15)
     mixed ^= mixed >> np.uint64(29)
     mixed *= np.uint64(0xBF58476D1CE4E5B9)
-    return int64(((mixed >> np.uint64(32)) * np.uint64(BUCKETS_PER_NODE * trie.num_nodes)) >> np.uint64(32))
+    state = trie.state[0]
+    bucket = np.int64(mixed >> np.uint64(32)) & (2 * state.num_unsplit - 1)
+    return bucket if bucket < state.num_buckets else bucket - state.num_unsplit
 
 
-@compiled
-def find_child(trie: TrieView, parent: int, token: int) -> int:
-    """The child's row, or 0."""
-    row = int64(load32(trie.heads, bucket_of(trie, parent, token)))
-    while row and (get(trie, row, PARENT) != parent or get(trie, row, TOKEN) != token):
-        row = int64(get(trie, row, BUCKET_NEXT))
+@kernel
+def find_child(trie: TrieArrays, parent: int, token: int) -> int:
+    """The row of the child whose edge begins with a token, or 0."""
+    row = np.int64(trie.buckets[bucket_of(trie, parent, token)])
+    while row and (trie.nodes[row].parent != parent or trie.nodes[row].token != token):
+        row = np.int64(trie.bucket_next[row])
     return row
 
 
-@compiled
-def locate(trie: TrieView, root: int, text: IntArray, begin: int, end: int) -> int:
-    """Where text[begin:end] lies: its node's row, or -1 - slot of the token that follows it if it lies in a tail
-    (the slot may be unwritten), or 0 if it is unknown."""
-    row = root
-    for place in range(begin, end):
+@kernel
+def follow_edge(trie: TrieArrays, row: int, text: IntArray, begin: int, end: int, place: int) -> int:
+    """How far the edge of a node spells text[begin:end], of which text[begin:place] is known to agree: the first place
+    that differs, or where the edge or the text ends."""
+    node = trie.nodes[row]
+    end = min(end, begin + node.depth)
+    slot = slot_of(trie, node.start + place - begin)
+    while place < end and trie.text[slot] == text[place] + 1:
+        place += 1
+        slot = slot_of(trie, slot + 1)
+    return place
+
+
+@kernel
+def locate(trie: TrieArrays, root: int, text: IntArray, begin: int, end: int) -> int:
+    """The row of the node on whose edge the string text[begin:end] ends, or 0 if it is unknown."""
+    row, place = root, begin
+    while place < end:
         row = find_child(trie, row, text[place])
         if not row:
             return 0
-        if get(trie, row, COUNT) == TAIL:
-            slot = wrapped(trie, get(trie, row, START) + place + 1 - begin)
-            for rest in range(place + 1, end):
-                if load32(trie.ring, slot) != text[rest] + 1:
-                    return 0
-                slot = wrapped(trie, slot + 1)
-            return -1 - slot
+        stop = min(end, begin + trie.nodes[row].depth)
+        place = follow_edge(trie, row, text, begin, end, place + 1)
+        if place < stop:
+            return 0
     return row
 
 
-@compiled
-def link(trie: TrieView, row: int, parent: int, count: int) -> None:
+@kernel
+def link(trie: TrieArrays, row: int, parent: int) -> None:
     """Put a node into its parent's list of children: in front, but behind the first few if they were seen more
     often."""
-    before, after = int64(0), int64(get(trie, parent, FIRST_CHILD))
+    nodes = trie.nodes
+    before, after = 0, np.int64(nodes[parent].first_child)
     steps = 0
-    while after and steps < NUM_FREQUENT and get(trie, after, COUNT) > count:
-        before, after = after, int64(get(trie, after, NEXT))
+    while after and steps < NUM_FREQUENT and nodes[after].count > nodes[row].count:
+        before, after = after, np.int64(nodes[after].next)
         steps += 1
-    put(trie, row, PREVIOUS, before)
-    put(trie, row, NEXT, after)
+    nodes[row].previous = before
+    nodes[row].next = after
     if before:
-        put(trie, before, NEXT, row)
+        nodes[before].next = row
     else:
-        put(trie, parent, FIRST_CHILD, row)
+        nodes[parent].first_child = row
     if after:
-        put(trie, after, PREVIOUS, row)
+        nodes[after].previous = row
 
 
-@compiled
-def unlink(trie: TrieView, row: int) -> None:
+@kernel
+def unlink(trie: TrieArrays, row: int) -> None:
     """Take a node out of its parent's list of children."""
-    before, after = get(trie, row, PREVIOUS), get(trie, row, NEXT)
+    nodes = trie.nodes
+    before, after = nodes[row].previous, nodes[row].next
     if before:
-        put(trie, before, NEXT, after)
-    elif get(trie, row, PARENT) > 0:
-        put(trie, get(trie, row, PARENT), FIRST_CHILD, after)
+        nodes[before].next = after
+    elif nodes[row].parent > 0:
+        nodes[nodes[row].parent].first_child = after
     if after:
-        put(trie, after, PREVIOUS, before)
+        nodes[after].previous = before
 
 
-@compiled
-def new_node(trie: TrieView, parent: int, token: int, count: int, start: int) -> int:
-    """Make a child; parent 0 makes a root. The caller has seen to it that a row is free."""
-    row = load64(trie.meta, FREE)
+@kernel
+def _enter_bucket(trie: TrieArrays, row: int) -> None:
+    bucket = bucket_of(trie, trie.nodes[row].parent, trie.nodes[row].token)
+    trie.bucket_next[row] = trie.buckets[bucket]
+    trie.buckets[bucket] = row
+
+
+@kernel
+def _leave_bucket(trie: TrieArrays, row: int) -> None:
+    bucket = bucket_of(trie, trie.nodes[row].parent, trie.nodes[row].token)
+    other = np.int64(trie.buckets[bucket])
+    if other == row:
+        trie.buckets[bucket] = trie.bucket_next[row]
+        return
+    while trie.bucket_next[other] != row:
+        other = np.int64(trie.bucket_next[other])
+    trie.bucket_next[other] = trie.bucket_next[row]
+
+
+@kernel
+def _split_bucket(trie: TrieArrays) -> None:
+    """Put one bucket more into use."""
+    state = trie.state[0]
+    source = state.num_buckets - state.num_unsplit
+    row = np.int64(trie.buckets[source])
+    trie.buckets[source] = 0
+    state.num_buckets += 1
+    if state.num_buckets == 2 * state.num_unsplit:
+        state.num_unsplit *= 2
+    while row:
+        after = np.int64(trie.bucket_next[row])
+        _enter_bucket(trie, row)
+        row = after
+
+
+@kernel
+def fill_buckets(trie: TrieArrays) -> None:
+    """Enter all nodes into empty buckets."""
+    for row in range(1, trie.state[0].fresh):
+        if trie.nodes[row].parent >= 0:
+            _enter_bucket(trie, row)
+
+
+@kernel
+def new_node(trie: TrieArrays, parent: int, token: int, depth: int, count: int, start: int) -> int:
+    """Make a child, the first of its siblings or near it; parent 0 makes a root. The caller has seen to it that a row
+    is free. Returns the row."""
+    state = trie.state[0]
+    row = state.free
     if row:
-        store64(trie.meta, FREE, int64(get(trie, row, NEXT)))
+        state.free = trie.nodes[row].next
     else:
-        row = load64(trie.meta, FRESH)
-        bump(trie, FRESH, 1)
-    bump(trie, NUM_NODES, 1)
-    bucket = bucket_of(trie, parent, token)
-    put(trie, row, PARENT, parent)
-    put(trie, row, TOKEN, token)
-    put(trie, row, COUNT, count)
-    put(trie, row, START, start)
-    put(trie, row, BUCKET_NEXT, load32(trie.heads, bucket))
-    put(trie, row, FIRST_CHILD, 0)
-    put(trie, row, NEXT, 0)
-    put(trie, row, PREVIOUS, 0)
-    store32(trie.heads, bucket, int32(row))
+        row = state.fresh
+        state.fresh += 1
+        for _ in range(BUCKETS_PER_NODE):
+            if state.num_buckets < len(trie.buckets):
+                _split_bucket(trie)
+    state.num_nodes += 1
+    node = trie.nodes[row]
+    node.parent = parent
+    node.token = token
+    node.depth = depth
+    node.count = count
+    node.start = start
+    node.first_child = 0
+    node.next = 0
+    node.previous = 0
+    _enter_bucket(trie, row)
     if parent:
-        link(trie, row, parent, count)
+        link(trie, row, parent)
     return row
 
 
-@compiled
-def drop_node(trie: TrieView, row: int) -> None:
-    """Free a node; its children, if any, must be dropped as well."""
-    bucket = bucket_of(trie, get(trie, row, PARENT), get(trie, row, TOKEN))
-    other = load32(trie.heads, bucket)
-    if other == row:
-        store32(trie.heads, bucket, get(trie, row, BUCKET_NEXT))
-    else:
-        while get(trie, other, BUCKET_NEXT) != row:
-            other = get(trie, other, BUCKET_NEXT)
-        put(trie, other, BUCKET_NEXT, get(trie, row, BUCKET_NEXT))
+@kernel
+def drop_node(trie: TrieArrays, row: int) -> None:
+    """Free a node; its children, if any, must be dropped or moved as well."""
+    _leave_bucket(trie, row)
     unlink(trie, row)
-    put(trie, row, PARENT, -1)
-    put(trie, row, FIRST_CHILD, 0)
-    put(trie, row, NEXT, load64(trie.meta, FREE))
-    store64(trie.meta, FREE, int64(row))
-    bump(trie, NUM_NODES, -1)
+    node = trie.nodes[row]
+    node.parent = -1
+    node.first_child = 0
+    node.next = trie.state[0].free
+    trie.state[0].free = row
+    trie.state[0].num_nodes -= 1
+
+
+@kernel
+def _rekey(trie: TrieArrays, row: int, parent: int, token: int) -> None:
+    """Give a node another parent and first token."""
+    _leave_bucket(trie, row)
+    trie.nodes[row].parent = parent
+    trie.nodes[row].token = token
+    _enter_bucket(trie, row)
+
+
+@kernel
+def lengthen(trie: TrieArrays, row: int) -> None:
+    """Move the border between a node and its only child, whose edge holds more than one token, down by one token."""
+    node = trie.nodes[row]
+    node.depth += 1
+    child = np.int64(node.first_child)
+    token = trie.text[slot_of(trie, trie.nodes[child].start + node.depth)] - 1
+    _rekey(trie, child, row, token)
+
+
+@kernel
+def split(trie: TrieArrays, row: int, depth: int) -> int:
+    """Cut the edge of a node in two, the upper part down to `depth`. Returns the row of the upper part."""
+    nodes = trie.nodes
+    if not nodes[row].first_child:
+        token = trie.text[slot_of(trie, nodes[row].start + depth)] - 1
+        new_node(trie, row, token, nodes[row].depth, nodes[row].count, nodes[row].start)
+        nodes[row].depth = depth
+        return row
+    # What has children keeps its row, since they name it.
+    before, after = nodes[row].previous, nodes[row].next
+    parent, token = nodes[row].parent, nodes[row].token
+    upper = new_node(trie, 0, 0, depth, nodes[row].count, nodes[row].start)
+    _rekey(trie, row, upper, trie.text[slot_of(trie, nodes[row].start + depth)] - 1)
+    _rekey(trie, upper, parent, token)
+    _take_place(trie, upper, parent, before, after)
+    nodes[upper].first_child = row
+    nodes[row].previous = 0
+    nodes[row].next = 0
+    return upper
+
+
+@kernel
+def join(trie: TrieArrays, row: int) -> None:
+    """Join a node with its only child, which was seen as often: the child's row stays."""
+    nodes = trie.nodes
+    child = np.int64(nodes[row].first_child)
+    before, after = nodes[row].previous, nodes[row].next
+    parent, token = nodes[row].parent, nodes[row].token
+    drop_node(trie, row)
+    _rekey(trie, child, parent, token)
+    _take_place(trie, child, parent, before, after)
+
+
+@kernel
+def _take_place(trie: TrieArrays, row: int, parent: int, before: int, after: int) -> None:
+    """Stand between two siblings (0: none), whatever stood there."""
+    nodes = trie.nodes
+    nodes[row].previous = before
+    nodes[row].next = after
+    if before:
+        nodes[before].next = row
+    else:
+        nodes[parent].first_child = row
+    if after:
+        nodes[after].previous = row

@@ -10,37 +10,20 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.decoding.trie import kernels
-from pipeline.decoding.trie.layout import (
-    BRANCH_LENGTH,
-    FIRST_CHILD,
-    FREE,
-    FRESH,
-    HEAD,
-    NEXT,
-    NODE_BYTES,
-    NUM_COUNTERS,
-    NUM_NODES,
-    OLDEST,
-    OLDEST_ROOT,
-    PARENT,
-    PREVIOUS,
-    START,
-    LongArray,
-    TrieArrays,
-    empty_arrays,
-    nodes_within,
-    slots_for,
-)
-from pipeline.decoding.trie.structure import Trie
+from pipeline.decoding.trie.arrays import NODE, STATE, TrieMemory, nodes_within, text_slots
+from pipeline.decoding.trie.integrity import check_arrays
+from pipeline.decoding.trie.nodes import fill_buckets
+from pipeline.decoding.trie.text_trie import Trie, text_pieces
 from pipeline.errors import UserError
 from pipeline.files import write_whole
 
 MAGIC = b"LKTRIE\r\n"
-VERSION = 1
+VERSION = 2
 CHECKSUM_BYTES = 32
 # Beyond it a header's number fits no counter of the kernels.
 MOST = 1 << 62
+# Of version 1, which only its text is read from: bytes of a node, and the counters' places.
+V1_NODE_BYTES, V1_NUM_COUNTERS, V1_HEAD, V1_OLDEST, V1_OLDEST_ROOT = 32, 8, 2, 3, 4
 _FIXED = struct.Struct("<8sII")
 
 
@@ -48,13 +31,13 @@ def save_trie(trie: Trie, path: Path) -> None:
     """Write a snapshot. An old file of this name stays until the new one is complete. Raises UserError if it
     cannot be written."""
     arrays = trie.arrays
-    used = int(arrays.meta[FRESH])
+    used = int(arrays.state["fresh"][0])
     header = {
         "branch_length": trie.branch_length,
         "max_bytes": trie.max_bytes,
         "num_nodes": len(arrays.nodes),
         "num_used": used,
-        "ring_len": len(arrays.ring),
+        "ring_len": len(arrays.text),
         "namespaces": trie.roots,
         "num_namespaces_ever": trie.num_namespaces_ever,
     }
@@ -62,9 +45,9 @@ def save_trie(trie: Trie, path: Path) -> None:
     pieces = [
         _FIXED.pack(MAGIC, VERSION, len(text)),
         text,
-        np.ascontiguousarray(arrays.nodes[:used], "<i4").tobytes(),
-        arrays.ring.astype("<i4", copy=False).tobytes(),
-        arrays.meta.astype("<i8", copy=False).tobytes(),
+        arrays.nodes[:used].tobytes(),
+        arrays.text.tobytes(),
+        arrays.state.tobytes(),
     ]
     checksum = hashlib.sha256()
     for piece in pieces:
@@ -88,67 +71,81 @@ def load_trie(path: Path) -> Trie:
     # The checksum comes first: a damaged version number is damage, not another version.
     if hashlib.sha256(content[:-CHECKSUM_BYTES]).digest() != content[-CHECKSUM_BYTES:]:
         raise UserError(f"The trie {path} is damaged: its checksum does not match. Restore a copy or build it again.")
-    if version != VERSION:
+    if version not in (1, VERSION):
         raise UserError(
-            f"The trie {path} has format version {version}; this program reads version {VERSION}. Build it again."
+            f"The trie {path} has format version {version}; this program reads versions 1 and {VERSION}. Build it "
+            "again with `lookahead trie build`."
         )
     try:
-        return _restored(content, _FIXED.size, header_len)
+        return (_restored if version == VERSION else _inserted_again)(content, _FIXED.size, header_len)
     except (ValueError, RecursionError) as error:
         raise UserError(f"The trie {path} is not as this program writes it: {error}. Build it again.") from error
 
 
 def _restored(content: bytes, offset: int, header_len: int) -> Trie:
-    """The trie behind the fixed part of a file whose checksum matches. Raises ValueError if its numbers do not fit each
-    other: the kernels work with addresses, and would read and write beside the arrays."""
-    header = json.loads(content[offset : offset + header_len])
-    _require(isinstance(header, dict), "the header is no object")
-    branch_length, num_nodes, used, ring_len, num_ever = (
-        _count(header, key) for key in ("branch_length", "num_nodes", "num_used", "ring_len", "num_namespaces_ever")
+    """The trie behind the fixed part of a file whose checksum matches. Raises ValueError unless it is whole."""
+    header = _header(content[offset : offset + header_len])
+    branch_length, num_nodes, used, ring_len = (
+        _count(header, key) for key in ("branch_length", "num_nodes", "num_used", "ring_len")
     )
     max_bytes = None if header.get("max_bytes") is None else _count(header, "max_bytes")
     _require(branch_length > 0, "branch_length is 0")
     _require(1 <= used <= num_nodes, f"{used} rows are used of {num_nodes}")
-    _require(ring_len >= slots_for(num_nodes, branch_length), f"{ring_len} slots of text for {num_nodes} nodes")
+    _require(ring_len >= text_slots(num_nodes, branch_length), f"{ring_len} slots of text for {num_nodes} nodes")
     _require(max_bytes is None or num_nodes <= nodes_within(max_bytes), f"{num_nodes} nodes in {max_bytes} bytes")
     offset += header_len
-    sizes = (used * NODE_BYTES, ring_len * 4, NUM_COUNTERS * 8, CHECKSUM_BYTES)
+    sizes = (used * NODE.itemsize, ring_len * 4, STATE.itemsize, CHECKSUM_BYTES)
     _require(len(content) - offset == sum(sizes), f"{len(content) - offset} bytes follow the header, not {sum(sizes)}")
-    arrays = empty_arrays(num_nodes, branch_length, ring_len)
-    arrays.nodes[:used] = np.frombuffer(content, "<i4", used * 8, offset).reshape(used, 8)
-    offset += sizes[0]
-    arrays.ring[:] = np.frombuffer(content, "<i4", ring_len, offset)
-    offset += sizes[1]
-    arrays.meta[:] = np.frombuffer(content, "<i8", NUM_COUNTERS, offset)
-    roots = header.get("namespaces")
-    _check_rows(arrays, used)
-    _check_counters(arrays.meta, used, ring_len, branch_length)
-    _require(
-        isinstance(roots, dict)
-        and all(type(root) is int and 0 < root < used and not arrays.nodes[root, PARENT] for root in roots.values()),
-        "a namespace has no root",
-    )
+    memory = TrieMemory(num_nodes, branch_length, ring_len)
+    arrays = memory.arrays
+    arrays.nodes[:used] = np.frombuffer(content, NODE, used, offset)
+    arrays.text[:] = np.frombuffer(content, "<i4", ring_len, offset + sizes[0])
+    state = np.frombuffer(content, STATE, 1, offset + sizes[0] + sizes[1])
+    _require(state["fresh"][0] == used and state["branch_length"][0] == branch_length, "header and counters differ")
+    # The buckets are filled anew.
+    for name in set(STATE.names or ()) - {"num_buckets", "num_unsplit"}:
+        arrays.state[name] = state[name]
+    roots = _roots(header, used)
+    check_arrays(arrays, roots, with_buckets=False)
     trie = Trie.__new__(Trie)
-    trie.restore(branch_length, max_bytes, arrays, roots, num_ever)
-    kernels.rehash(trie.view)
+    trie.restore(branch_length, max_bytes, memory, roots, _count(header, "num_namespaces_ever"))
+    fill_buckets(arrays)
     return trie
 
 
-def _check_rows(arrays: TrieArrays, used: int) -> None:
-    """Raise ValueError if a node points beyond the rows or the text."""
-    ends = {PARENT: used, FIRST_CHILD: used, NEXT: used, PREVIOUS: used, START: len(arrays.ring)}
-    for column, end in ends.items():
-        values = arrays.nodes[:used, column]
-        least = -1 if column == PARENT else 0
-        _require(bool((values >= least).all() and (values < end).all()), "a node points beyond the arrays")
+def _inserted_again(content: bytes, offset: int, header_len: int) -> Trie:
+    """A trie of the text that a file of version 1 holds. What it had forgotten or pruned is not in its text."""
+    header = _header(content[offset : offset + header_len])
+    used, ring_len = _count(header, "num_used"), _count(header, "ring_len")
+    offset += header_len + used * V1_NODE_BYTES
+    size = ring_len * 4 + V1_NUM_COUNTERS * 8 + CHECKSUM_BYTES
+    _require(len(content) - offset == size, f"{len(content) - offset} bytes of text and counters, not {size}")
+    counters = np.frombuffer(content, "<i8", V1_NUM_COUNTERS, offset + ring_len * 4).tolist()
+    oldest, head = counters[V1_OLDEST], counters[V1_HEAD]
+    _require(0 <= oldest <= head <= oldest + ring_len, "more text is held than there are slots")
+    held = np.frombuffer(content, "<i4", ring_len, offset)[np.arange(oldest, head) % ring_len]
+    max_bytes = None if header.get("max_bytes") is None else _count(header, "max_bytes")
+    branch_length = _count(header, "branch_length")
+    _require(branch_length > 0, "branch_length is 0")
+    trie = Trie(branch_length, max_bytes, expected_tokens=len(held) if max_bytes is None else 0)
+    names = {root: name for name, root in _roots(header, used).items()}
+    trie.merge_pieces(text_pieces(held, counters[V1_OLDEST_ROOT], names), branch_length)
+    return trie
 
 
-def _check_counters(meta: LongArray, used: int, ring_len: int, branch_length: int) -> None:
-    _require(meta[FRESH] == used and meta[BRANCH_LENGTH] == branch_length, "header and counters differ")
-    _require(0 <= meta[OLDEST] <= meta[HEAD] <= meta[OLDEST] + ring_len, "more text is held than there are slots")
-    _require(
-        all(0 <= meta[counter] < used for counter in (FREE, OLDEST_ROOT, NUM_NODES)), "a counter lies beyond the rows"
-    )
+def _header(text: bytes) -> dict[str, Any]:
+    header = json.loads(text)
+    if not isinstance(header, dict):
+        raise ValueError("the header is no object")
+    return header
+
+
+def _roots(header: dict[str, Any], used: int) -> dict[str, int]:
+    roots = header.get("namespaces")
+    if not isinstance(roots, dict) or not all(type(root) is int and 0 < root < used for root in roots.values()):
+        raise ValueError("a namespace has no root")
+    _require(len(set(roots.values())) == len(roots), "two namespaces share a root")
+    return roots
 
 
 def _count(header: dict[str, Any], key: str) -> int:

@@ -110,6 +110,6 @@ def test_memory_that_this_machine_does_not_have_is_the_users(
     def fail(*arguments: object) -> None:
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr("pipeline.decoding.trie.structure.empty_arrays", fail)
+    monkeypatch.setattr("pipeline.decoding.trie.text_trie.TrieMemory", fail)
     with pytest.raises(UserError, match="does not have that much memory"):
         run(app, "trie", "build", rows, "-o", tmp_path / "a", "--max-mib", 60000)

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.decoding.trie import Trie
-from pipeline.decoding.trie.layout import EPOCH
-from pipeline.decoding.trie.retrieval import Estimator
+from pipeline.decoding.trie.arrays import NODE, STATE
+from pipeline.decoding.trie.estimator import Estimator
 from pipeline.decoding.trie.snapshot import load_trie, save_trie
 from pipeline.errors import UserError
 
@@ -133,31 +133,80 @@ def test_a_header_that_is_none_is_refused(content: bytes, tmp_path: Path, header
         load_trie(path)
 
 
+def restored(path: Path, content: bytes) -> Trie | None:
+    """The trie of a file, None if it is refused."""
+    path.write_bytes(content)
+    try:
+        return load_trie(path)
+    except UserError:
+        return None
+
+
+def with_numbers(content: bytes, place: int, value: bytes) -> bytes:
+    return signed(content[:place] + value + content[place + len(value) : -32])
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_what_is_loaded_is_whole_whatever_numbers_were_changed(content: bytes, tmp_path: Path, data: st.DataObject):
+    place = data.draw(st.integers(begin_of_nodes(content), len(content) - 36))
+    value = data.draw(st.one_of(st.binary(min_size=4, max_size=4), st.sampled_from([b"\xff" * 4, bytes(4), b"\1\0\0\0"])))
+    again = restored(tmp_path / "a.trie", with_numbers(content, place, value))
+    if again is None:
+        return
+    again.check()
+    own, estimator = Trie(6), Estimator(6)
+    for name in again.roots:
+        estimator.grow(own, again, name, np.asarray([1, 2, 3], np.int32), 32, 6)
+        again.insert(np.arange(400, dtype=np.int32) % 7, name)
+    again.check()
+
+
+def begin_of_nodes(content: bytes) -> int:
+    return 16 + int.from_bytes(content[12:16], "little")
+
+
+@pytest.mark.parametrize("field", ["parent", "depth", "count", "start", "first_child", "next", "previous"])
+@pytest.mark.parametrize("value", [-1, -2, 1 << 20])
+def test_a_node_that_points_outside_is_refused(content: bytes, tmp_path: Path, field: str, value: int):
+    assert NODE.fields is not None
+    # Row 3 is an inner node: rows 1 and 2 are the first root and its first child.
+    place = begin_of_nodes(content) + 3 * NODE.itemsize + NODE.fields[field][1]
+    with pytest.raises(UserError, match="is not as this program writes it"):
+        (tmp_path / "a.trie").write_bytes(with_numbers(content, place, value.to_bytes(4, "little", signed=True)))
+        load_trie(tmp_path / "a.trie")
+
+
+@pytest.mark.parametrize("field", [name for name in STATE.names or () if name not in ("num_buckets", "num_unsplit")])
+@pytest.mark.parametrize("value", [-1, 1 << 40])
+def test_counters_beyond_the_arrays_are_refused(content: bytes, tmp_path: Path, field: str, value: int):
+    assert STATE.fields is not None
+    place = len(content) - 32 - STATE.itemsize + STATE.fields[field][1]
+    again = restored(tmp_path / "a.trie", with_numbers(content, place, value.to_bytes(8, "little", signed=True)))
+    # How often it was pruned may be any number.
+    assert (again is not None) == (field == "epoch")
+
+
+def test_a_file_of_version_1_is_read_by_its_text():
+    """`version1.trie`: two sequences, written in turns of six and three tokens."""
+    trie = load_trie(Path(__file__).with_name("version1.trie"))
+    trie.check()
+    assert sorted(trie.roots) == ["a", "tenant ü"]
+    assert trie.branch_length == 4
+    assert trie.count(np.asarray([5, 6], np.int32), "a") == 8
+    assert trie.count(np.asarray([5, 6, 10], np.int32), "a") == 1
+    assert trie.count(np.asarray([3, 1, 2, 4], np.int32), "tenant ü") == 2
+    assert trie.count(np.asarray([5, 6], np.int32), "tenant ü") == 0
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
-def test_numbers_that_point_outside_are_refused_or_harmless(content: bytes, tmp_path: Path, data: st.DataObject):
-    begin = 16 + int.from_bytes(content[12:16], "little")
-    place = data.draw(st.integers(begin, len(content) - 36))
-    path = tmp_path / "a.trie"
-    path.write_bytes(signed(content[:place] + data.draw(st.binary(min_size=4, max_size=4)) + content[place + 4 : -32]))
-    try:
-        trie = load_trie(path)
-    except UserError:
-        return
-    assert trie.statistics.num_nodes >= 0
-    assert trie.count(np.asarray([1, 2, 3], np.int32)) >= 0
-
-
-@pytest.mark.parametrize("counter", range(8))
-def test_counters_beyond_the_arrays_are_refused(content: bytes, tmp_path: Path, counter: int):
-    path = tmp_path / "a.trie"
-    place = len(content) - 32 - 8 * (8 - counter)
-    path.write_bytes(signed(content[:place] + (1 << 40).to_bytes(8, "little") + content[place + 8 : -32]))
-    if counter == EPOCH:
-        load_trie(path).check()
-    else:
-        with pytest.raises(UserError, match="is not as this program writes it"):
-            load_trie(path)
+def test_a_damaged_file_of_version_1_is_refused_or_whole(tmp_path: Path, data: st.DataObject):
+    content = Path(__file__).with_name("version1.trie").read_bytes()
+    place = data.draw(st.integers(begin_of_nodes(content), len(content) - 36))
+    again = restored(tmp_path / "a.trie", with_numbers(content, place, data.draw(st.binary(min_size=4, max_size=4))))
+    if again is not None:
+        again.check()
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_litter(trie: Trie, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

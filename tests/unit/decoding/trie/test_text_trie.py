@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.decoding.trie import Trie
-from pipeline.decoding.trie.layout import bytes_for
+from pipeline.decoding.trie.arrays import bytes_for
 
 _spec = importlib.util.spec_from_file_location("trie_reference", Path(__file__).with_name("reference.py"))
 assert _spec is not None
@@ -177,7 +177,7 @@ def test_removing_a_namespace_leaves_no_token_of_it():
     trie.remove("gone")
     trie.check()
     assert not trie.count(ids([7]), "gone")
-    assert 8 not in trie.arrays.ring.tolist()
+    assert 8 not in trie.arrays.text.tolist()
     assert [(name, text.tolist()) for name, text, _ in trie.texts()] == [("kept", [1, 2, 3])]
 
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from pipeline.decoding.tree import check_tree, children_of, depths
 from pipeline.decoding.trie import Trie
-from pipeline.decoding.trie.estimate import RECENT
-from pipeline.decoding.trie.retrieval import Estimator
+from pipeline.decoding.trie.next_tokens import RECENT
+from pipeline.decoding.trie.estimator import Estimator
 
 BRANCH = 6
 
@@ -54,7 +54,7 @@ def test_the_first_level_is_what_plain_counts_give(text, context):
     estimator = Estimator(BRANCH)
     tree = estimator.grow(own, None, "", ids(context), 64, 1)
     said = dict(zip(tree.token_ids.tolist(), tree.probabilities.tolist(), strict=True))
-    doubts = estimator._doubts.reshape(2, -1, 8)
+    doubts = estimator.doubts.reshape(2, -1, 8)
     expected = plain_estimate(text, context, doubts)
     # What is very unlikely is left out.
     for token in said.keys() | expected.keys():
@@ -162,7 +162,7 @@ def test_a_whole_tree_is_what_plain_counts_give(text, context):
     for token, parent in zip(tree.token_ids.tolist(), tree.parents.tolist(), strict=True):
         paths.append((*(paths[parent] if parent >= 0 else ()), token))
     said = dict(zip(paths, tree.probabilities.tolist(), strict=True))
-    expected = plain_tree(text, context, estimator._doubts.reshape(2, -1, 8), 3)
+    expected = plain_tree(text, context, estimator.doubts.reshape(2, -1, 8), 3)
     # What is very unlikely is left out.
     for path in said.keys() | expected.keys():
         assert said.get(path, 0.0) == pytest.approx(expected.get(path, 0.0), abs=4e-3)

@@ -1,0 +1,156 @@
+"""The memory of a trie: numpy arrays with named fields, no Python object per node.
+
+nodes        [capacity] records, see `NODE`. A node stands for the strings of one edge: all strings between its parent's
+             depth (exclusive) and its own (inclusive), which occurred at the same places and so have one count. Only
+             the first token of the edge is stored; the others are read from the text at `start`. Row 0 is "no node".
+buckets      [2 * capacity] a hash table from (parent, first token of the edge) to the row of the child.
+bucket_next  [capacity] the next row of the same bucket, 0 at its end.
+text         [text_len] the tokens themselves, a ring buffer: oldest tokens are overwritten first. A value above 0 is a
+             token + 1; 0 is unwritten; a negative pair opens a piece of one sequence: -(row of the root), then
+             -1 - (number of tokens that repeat the end of the sequence's previous piece).
+state        [1] counters, see `STATE`.
+
+Every position of the text starts a *suffix*, the string of at most `branch_length` tokens from there on. `start` of a
+node is the slot of the latest suffix that goes through it, so a node is as old as its last use, and forgetting the
+oldest position of the text removes exactly the least recently used nodes.
+
+    text      a b c x a b c y         branch_length 4
+    nodes     "abc" (count 2) -+- "x..." (count 1)
+                               +- "y..." (count 1)      likewise "bc", "c"; the edge of a count of 1 ends with the text
+"""
+
+from __future__ import annotations
+
+import mmap
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.decoding.compiled import kernel, records
+from pipeline.decoding.tree import IntArray
+
+Records = Any  # arrays of the data types below
+LongArray = npt.NDArray[np.int64]
+
+# parent: 0 for a root, -1 for a free row. token: first of the edge. depth: tokens of the longest string of the node;
+# `branch_length` where the edge ends with the text. start: slot where its latest occurrence begins. first_child, next,
+# previous: list of siblings, see `nodes.link`; in a free row `next` is the next free row.
+NODE = np.dtype(
+    [(name, "<i4") for name in ("parent", "token", "depth", "count", "start", "first_child", "next", "previous")],
+    align=True,
+)
+# free: first free row. fresh: first row that was never used. head, oldest: positions of the next token and of the oldest
+# held, counted from the beginning (slot = position % text_len). oldest_root: root of the piece that the oldest position
+# belongs to. num_nodes: rows in use. epoch: number of prunings and removals. num_buckets: buckets in use. num_unsplit:
+# the largest power of two not above it, see `nodes.bucket_of`.
+STATE = np.dtype(
+    [
+        (name, "<i8")
+        for name in (
+            *("free", "fresh", "head", "oldest", "oldest_root", "num_nodes", "epoch", "branch_length"),
+            *("num_buckets", "num_unsplit"),
+        )
+    ],
+    align=True,
+)
+BUCKETS_PER_NODE = 2
+HUGE_BYTES = 4 << 20
+# Text slots per node: a token needs one node or more, so nodes run out first.
+TEXT_SHARE = 1.0
+NODE_BYTES = NODE.itemsize + 4 * BUCKETS_PER_NODE + 4
+
+
+# `TrieArrays` as a plain tuple, which numba takes from Python eight microseconds faster.
+PlainArrays = tuple[Records, IntArray, IntArray, IntArray, Records]
+
+
+class TrieArrays(NamedTuple):
+    """The arrays that the module's text describes. Kernels take them whole."""
+
+    nodes: Records
+    buckets: IntArray
+    bucket_next: IntArray
+    text: IntArray
+    state: Records
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(array.nbytes for array in self)
+
+
+class TrieMemory:
+    """Owns the memory of a trie, and makes more of it without a copy where the system can (mremap)."""
+
+    def __init__(self, num_nodes: int, branch_length: int, text_len: int | None = None) -> None:
+        self._maps: list[mmap.mmap] = []
+        self._resize(num_nodes, text_slots(num_nodes, branch_length) if text_len is None else text_len)
+        state = np.zeros(1, STATE)
+        state["fresh"], state["branch_length"] = 1, branch_length
+        state["num_buckets"] = BUCKETS_PER_NODE * num_nodes
+        state["num_unsplit"] = 1 << ((BUCKETS_PER_NODE * num_nodes).bit_length() - 1)
+        self.arrays = self._arrays(records(state))
+
+    def double(self) -> None:
+        """Make room for twice as many nodes and twice as much text. Arrays handed out before no longer belong to the
+        trie. The new buckets are filled by `nodes.new_node`, a few at a time."""
+        state, num_nodes = self.arrays.state, 2 * len(self.arrays.nodes)
+        num_slots = 2 * len(self.arrays.text)
+        del self.arrays
+        self._resize(num_nodes, num_slots)
+        self.arrays = self._arrays(state)
+
+    def _resize(self, num_nodes: int, num_slots: int) -> None:
+        sizes = (num_nodes * NODE.itemsize, num_nodes * BUCKETS_PER_NODE * 4, num_nodes * 4, num_slots * 4)
+        self._maps = [_grown(self._maps[place] if self._maps else None, size) for place, size in enumerate(sizes)]
+        self._shape = num_nodes, num_slots
+
+    def _arrays(self, state: Records) -> TrieArrays:
+        num_nodes, num_slots = self._shape
+        nodes, buckets, bucket_next, text = self._maps
+        return TrieArrays(
+            records(np.frombuffer(nodes, NODE, num_nodes)),
+            np.frombuffer(buckets, np.int32, num_nodes * BUCKETS_PER_NODE),
+            np.frombuffer(bucket_next, np.int32, num_nodes),
+            np.frombuffer(text, np.int32, num_slots),
+            state,
+        )
+
+
+def _grown(memory: mmap.mmap | None, num_bytes: int) -> mmap.mmap:
+    """Zeroed memory of so many bytes that begins with what `memory` holds. The system hands it out as it is touched;
+    large pieces in huge pages where it has them, which halves the time of looking up a node at random."""
+    if memory is None:
+        memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    else:
+        try:
+            memory.resize(num_bytes)
+        except (BufferError, SystemError, ValueError):  # someone still holds an array, or the system cannot
+            larger = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            larger[: len(memory)] = memory[:]
+            memory = larger
+    if num_bytes >= HUGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
+
+
+def text_slots(num_nodes: int, branch_length: int) -> int:
+    """Slots of text that go with so many nodes."""
+    return max(int(num_nodes * TEXT_SHARE), 4 * branch_length + 16)
+
+
+def nodes_within(max_bytes: int) -> int:
+    """Nodes that a trie of max_bytes can hold."""
+    return int((max_bytes - 256) // (NODE_BYTES + 4 * TEXT_SHARE))
+
+
+def bytes_for(num_nodes: int) -> int:
+    """The max_bytes that hold so many nodes."""
+    return int(num_nodes * (NODE_BYTES + 4 * TEXT_SHARE)) + 512
+
+
+@kernel
+def slot_of(arrays: TrieArrays, position: int) -> int:
+    """The slot of a number from 0 to less than twice the length of the text."""
+    length = len(arrays.text)
+    return position - length if position >= length else position

@@ -1,0 +1,107 @@
+"""Growing a draft tree best first from what two tries say."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from pipeline.decoding.compiled import kernel
+from pipeline.decoding.tree import FloatArray, IntArray
+from pipeline.decoding.trie.next_tokens import next_tokens
+from pipeline.decoding.trie.suffixes import PlainPair, PlainWorkspace, Workspace, extend_context, find_context, pair_of
+
+MAX_CANDIDATES = 128
+# Paths less likely than this are not worth a node.
+LEAST_PROBABILITY = np.float32(2e-4)
+# A path is continued only if it is so many times as likely as the least likely node that there is room for.
+WORTH_OPENING = np.float32(4.0)
+
+
+class DraftBuffers(NamedTuple):
+    """Memory in which a tree is grown. Of the nodes taken and, behind them, the candidates: token_ids, parents,
+    path_probabilities [max_nodes], depths [max_nodes + 1] (0: the root). What may follow the node that is opened:
+    next_ids, next_probabilities [MAX_CANDIDATES]."""
+
+    token_ids: IntArray
+    parents: IntArray
+    path_probabilities: FloatArray
+    depths: IntArray
+    next_ids: IntArray
+    next_probabilities: FloatArray
+
+
+PlainBuffers = tuple[IntArray, IntArray, FloatArray, IntArray, IntArray, FloatArray]
+
+
+def new_buffers(max_nodes: int) -> DraftBuffers:
+    """Buffers for trees of up to so many nodes."""
+    return DraftBuffers(
+        np.zeros(max_nodes, np.int32),
+        np.zeros(max_nodes, np.int32),
+        np.zeros(max_nodes, np.float32),
+        np.zeros(max_nodes + 1, np.int32),
+        np.zeros(MAX_CANDIDATES, np.int32),
+        np.zeros(MAX_CANDIDATES, np.float32),
+    )
+
+
+@kernel
+def grow_draft_tree(
+    pair_arrays: PlainPair,
+    work_arrays: PlainWorkspace,
+    buffer_arrays: PlainBuffers,
+    context: IntArray,
+    doubts: FloatArray,
+    max_nodes: int,
+    max_depth: int,
+    root_fan: int,
+    fan: int,
+) -> int:
+    """Fill the buffers with the most likely paths after context [len], most likely first. Returns the number of nodes.
+
+    The buffers must have room for max_nodes nodes, the workspace for a row more. root_fan, fan: how many children the
+    root and other nodes may have.
+    """
+    pair, work, buffers = pair_of(pair_arrays), Workspace(*work_arrays), DraftBuffers(*buffer_arrays)
+    node_token, node_parent, node_path = buffers.token_ids, buffers.parents, buffers.path_probabilities
+    depth, tokens, probabilities = buffers.depths, buffers.next_ids, buffers.next_probabilities
+    find_context(pair, work, context)
+    depth[0] = 0
+    taken = size = 0
+    # Nodes and candidates are sorted by path probability: no path is more likely than its beginning.
+    while max_nodes > 0:
+        # Open the node taken last, whose row is `taken`; row 0 is the root.
+        path = node_path[taken - 1] if taken else np.float32(1.0)
+        least = node_path[max_nodes - 1] if size == max_nodes else LEAST_PROBABILITY
+        if depth[taken] < max_depth and path > WORTH_OPENING * least:
+            if taken:
+                extend_context(pair, work, taken, node_parent[taken - 1] + 1, node_token[taken - 1])
+            num_found = next_tokens(pair, work, taken, doubts, tokens, probabilities, np.float32(least / path))
+            limit = fan if taken else root_fan
+            for index in range(min(num_found, limit)):
+                best = index if num_found <= limit else np.int64(np.argmax(probabilities[:num_found]))
+                candidate = path * probabilities[best]
+                if num_found > limit:
+                    probabilities[best] = -1.0
+                if candidate <= least:
+                    continue
+                place = size if size < max_nodes else max_nodes - 1
+                while place > taken and node_path[place - 1] < candidate:
+                    node_path[place] = node_path[place - 1]
+                    node_token[place] = node_token[place - 1]
+                    node_parent[place] = node_parent[place - 1]
+                    place -= 1
+                node_path[place] = candidate
+                node_token[place] = tokens[best]
+                node_parent[place] = taken - 1
+                size = min(size + 1, max_nodes)
+                if size == max_nodes:
+                    least = max(least, node_path[max_nodes - 1])
+        if taken == size:
+            break
+        taken += 1
+        depth[taken] = depth[node_parent[taken - 1] + 1] + 1
+        if taken == max_nodes:
+            break
+    return taken

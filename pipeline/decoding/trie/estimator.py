@@ -1,0 +1,76 @@
+"""Asking tries for draft trees, and learning how far to trust what they say."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pipeline.config.schema import Retrieval
+from pipeline.decoding.tree import DraftTree, FloatArray, IntArray
+from pipeline.decoding.trie.draft_tree import grow_draft_tree, new_buffers
+from pipeline.decoding.trie.learning import learn_tokens
+from pipeline.decoding.trie.next_tokens import MATCH_CLASSES, NUM_CLASSES
+from pipeline.decoding.trie.suffixes import NUM_TRIES, PlainPair, Workspace, new_workspace
+from pipeline.decoding.trie.text_trie import Trie
+
+UNLIMITED = 1 << 30
+# How many children the root and the other nodes of a draft tree may have.
+FANS: dict[Retrieval, tuple[int, int]] = {
+    "hierarchical": (UNLIMITED, UNLIMITED),
+    "parallel": (UNLIMITED, 1),
+    "single": (1, 1),
+}
+LEARNING_RATE = 0.3
+# First doubts, as logarithms: of a suffix of one token seen once; for each token more; in the shared trie; of a suffix
+# with several next tokens; of a match.
+FIRST_DOUBT, DOUBT_PER_TOKEN, SHARED_DOUBT, AMBIGUOUS_DOUBT, LONG_MATCH_DOUBT = 0.2, -0.3, 1.2, 2.0, -1.0
+
+
+class Estimator:
+    """How far suffixes can be trusted, learnt from all requests of a source.
+
+    doubts: [tries * (orders + MATCH_CLASSES) * NUM_CLASSES] see `next_tokens`; changed in place by `learn`."""
+
+    def __init__(self, branch_length: int, retrieval: Retrieval = "hierarchical") -> None:
+        self._fans = FANS[retrieval]
+        self._nothing = Trie(branch_length)
+        orders = np.arange(branch_length + MATCH_CLASSES, dtype=np.float32)
+        doubts = np.zeros((NUM_TRIES, len(orders), NUM_CLASSES), np.float32)
+        doubts += (FIRST_DOUBT + DOUBT_PER_TOKEN * (orders - 1))[:, None]
+        doubts[1] += SHARED_DOUBT
+        doubts[:, :, NUM_CLASSES // 2 :] += AMBIGUOUS_DOUBT
+        doubts[:, branch_length + 1 :] += LONG_MATCH_DOUBT
+        self.doubts: FloatArray = np.exp(doubts).reshape(-1)
+        self._work = new_workspace(65, branch_length)
+        self._buffers = new_buffers(64)
+
+    def grow(
+        self, own: Trie, shared: Trie | None, namespace: str, context: IntArray, max_nodes: int, max_depth: int
+    ) -> DraftTree:
+        """The most likely continuations of context [len], with the estimated probability of each path."""
+        pair, work = self.pair(own, shared, namespace), self.workspace(max_nodes + 1)
+        if max_nodes > len(self._buffers.token_ids):
+            self._buffers = new_buffers(max_nodes)
+        buffers = self._buffers
+        num = grow_draft_tree(
+            pair, tuple(work), tuple(buffers), context, self.doubts, max_nodes, max_depth, *self._fans
+        )
+        return DraftTree(
+            buffers.token_ids[:num].copy(), buffers.parents[:num].copy(), buffers.path_probabilities[:num].copy()
+        )
+
+    def learn(self, own: Trie, shared: Trie | None, namespace: str, context: IntArray, tokens: IntArray) -> None:
+        """Learn from the tokens that followed context, before they are inserted."""
+        pair, work = self.pair(own, shared, namespace), self.workspace(len(tokens))
+        learn_tokens(pair, tuple(work), context, tokens, self.doubts, LEARNING_RATE)
+
+    def pair(self, own: Trie, shared: Trie | None, namespace: str) -> PlainPair:
+        """The tries as the kernels take them; good until one of them is written to."""
+        if shared is None:
+            return tuple(own.arrays), tuple(self._nothing.arrays), own.root(), 0
+        return tuple(own.arrays), tuple(shared.arrays), own.root(), shared.root(namespace)
+
+    def workspace(self, num_rows: int) -> Workspace:
+        """Memory for so many rows, used again from call to call."""
+        if num_rows > len(self._work.rows):
+            self._work = new_workspace(num_rows, self._work.ends.shape[2])
+        return self._work

@@ -1,0 +1,241 @@
+"""Taking text into a trie, and forgetting it, as compiled loops."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pipeline.decoding.compiled import kernel
+from pipeline.decoding.tree import IntArray
+from pipeline.decoding.trie.arrays import PlainArrays, TrieArrays, slot_of
+from pipeline.decoding.trie.nodes import (
+    drop_node,
+    find_child,
+    follow_edge,
+    join,
+    lengthen,
+    link,
+    locate,
+    new_node,
+    split,
+    unlink,
+)
+
+MAX_COUNT = 1 << 30
+
+
+@kernel
+def _is_later(slot: int, other: int, oldest: int) -> bool:
+    """Whether a slot holds later text than another. Slots that were reserved lie before those that others have used
+    since, so what is written last is not always the latest. oldest: slot of the oldest text."""
+    # The ring begins at the oldest slot: of two slots on one side of it the larger one is later.
+    return (slot > other) == ((slot >= oldest) == (other >= oldest))
+
+
+@kernel
+def _visit(trie: TrieArrays, row: int, start: int, oldest: int) -> None:
+    """Count one occurrence more, which starts in slot `start`, of a node's string."""
+    node = trie.nodes[row]
+    node.count = min(node.count + 1, MAX_COUNT)
+    if _is_later(start, node.start, oldest):
+        node.start = start
+    if node.previous:
+        unlink(trie, row)
+        link(trie, row, node.parent)
+
+
+@kernel
+def _take_in(trie: TrieArrays, above: int, token: int, depth: int, start: int, oldest: int) -> int:
+    """The suffix that starts in slot `start` goes on from node `above` with a token, its `depth`-th one. Returns the
+    node where it ends then, 0 if no other occurrence comes so far: then the rest is read from the text."""
+    nodes = trie.nodes
+    row = find_child(trie, above, token)
+    if not row:
+        new_node(trie, above, token, trie.state[0].branch_length, 1, start)
+        return 0
+    # Two nodes become one where nothing else ends or branches between them.
+    alone = nodes[row].next == 0 and nodes[row].previous == 0
+    ours = alone and nodes[above].parent > 0 and nodes[above].start == start
+    if nodes[row].depth > depth:
+        if trie.text[slot_of(trie, nodes[row].start + depth)] <= 0:
+            nodes[row].depth = depth
+        elif ours and nodes[above].count == nodes[row].count + 1:
+            lengthen(trie, above)
+            return above
+        else:
+            row = split(trie, row, depth)
+    _visit(trie, row, start, oldest)
+    if ours and nodes[above].count == nodes[row].count:
+        join(trie, above)
+    return row
+
+
+@kernel
+def write_text(
+    arrays: PlainArrays, root: int, text: IntArray, first_new: int, position: int, may_forget: bool, ends: IntArray
+) -> int:
+    """Take in text[first_new:], the first of them at `position`; the tokens before them stand in the ring just before
+    it.
+
+    Returns how many tokens were taken in: fewer than all if more memory is needed, or if what stands before them was
+    forgotten meanwhile. position: the head, or before it where slots were reserved. ends: [branch_length + 1] scratch.
+    """
+    trie = TrieArrays(*arrays)
+    state = trie.state[0]
+    longest = state.branch_length
+    # ends[k]: the node where the last k tokens end, 0 where they end within an edge.
+    ends[:] = 0
+    ends[0] = root
+    for k in range(1, min(longest, first_new + 1)):
+        row = locate(trie, root, text, first_new - k, first_new)
+        if row and trie.nodes[row].depth == k:
+            ends[k] = row
+    for place in range(first_new, len(text)):
+        if not make_room(trie, 0, may_forget) or position - min(place, longest - 1) < state.oldest:
+            return place - first_new
+        slot, oldest = position % len(trie.text), state.oldest % len(trie.text)
+        trie.text[slot] = text[place] + 1
+        trie.nodes[root].count = min(trie.nodes[root].count + 1, MAX_COUNT)
+        trie.nodes[root].start = slot
+        # From the longest suffix down, since each begins where the one that is shorter by a token ended before.
+        for k in range(min(longest, place + 1), 0, -1):
+            if ends[k - 1]:
+                start = slot - k + 1 if slot >= k - 1 else slot - k + 1 + len(trie.text)
+                ends[k] = _take_in(trie, np.int64(ends[k - 1]), np.int64(text[place]), k, start, oldest)
+            else:
+                ends[k] = 0
+        position += 1
+        state.head = max(state.head, position)
+    return len(text) - first_new
+
+
+@kernel
+def make_room(trie: TrieArrays, num_slots: int, may_forget: bool) -> bool:
+    """See to it that one more token fits behind so many slots; False if that would need more memory."""
+    state = trie.state[0]
+    while (
+        len(trie.nodes) - 1 - state.num_nodes <= 2 * state.branch_length
+        or state.head - state.oldest + num_slots >= len(trie.text) - 4
+    ):
+        if not may_forget:
+            return False
+        forget_oldest(trie)
+    return True
+
+
+@kernel
+def forget_oldest(trie: TrieArrays) -> None:
+    """Let go of the oldest slot of the text, and of all nodes that only its suffix still holds."""
+    state = trie.state[0]
+    slot = state.oldest % len(trie.text)
+    value = trie.text[slot]
+    trie.text[slot] = 0
+    state.oldest += 1
+    if value < 0:
+        state.oldest_root = -value
+        trie.text[slot_of(trie, slot + 1)] = 0
+        state.oldest += 1
+    elif value > 0:
+        root = state.oldest_root
+        last, depth = root, np.int64(0)
+        # The tokens along the edges need no comparison: only nodes that this suffix has visited last are dropped.
+        while value > 0 and depth < state.branch_length:
+            row = find_child(trie, last, value - 1)
+            if not row:
+                break
+            last, depth = row, np.int64(trie.nodes[row].depth)
+            value = trie.text[slot_of(trie, slot + depth)]
+        while last != root:
+            node = trie.nodes[last]
+            above = np.int64(node.parent)
+            if node.start == slot and node.first_child == 0:
+                drop_node(trie, last)
+            last = above
+
+
+@kernel
+def open_piece(trie: TrieArrays, root: int, repeated: IntArray, old: int) -> int:
+    """Open a piece of text with the last tokens of its sequence, which are held and end before position `old`. There
+    is room for it. Returns the position of the next token."""
+    length = len(trie.text)
+    begin = trie.state[0].head
+    trie.text[begin % length] = -root
+    trie.text[(begin + 1) % length] = -1 - len(repeated)
+    begin += 2
+    for index in range(len(repeated)):
+        trie.text[(begin + index) % length] = repeated[index] + 1
+    _move_suffixes(trie, root, repeated, old - len(repeated), begin)
+    trie.state[0].head = begin + len(repeated)
+    return begin + len(repeated)
+
+
+@kernel
+def _move_suffixes(trie: TrieArrays, root: int, text: IntArray, old: int, new: int) -> None:
+    """The end of a sequence, text [len], was repeated: suffixes that start at position old + i start at new + i now."""
+    length = len(trie.text)
+    for begin in range(len(text)):
+        if old + begin < trie.state[0].oldest:
+            continue
+        row, place = root, begin
+        while place < len(text):
+            row = find_child(trie, row, text[place])
+            if not row:
+                break
+            node = trie.nodes[row]
+            stop = begin + node.depth
+            place = follow_edge(trie, row, text, begin, len(text), place + 1)
+            # A node may not be older than its children, so all on the way are renewed; but an edge that goes on beyond
+            # this suffix belongs to another one.
+            if place == stop or node.start == (old + begin) % length:
+                node.start = (new + begin) % length
+            if place < stop:
+                break
+
+
+@kernel
+def reserve(trie: TrieArrays, num_slots: int) -> None:
+    """Keep the next slots of the text for the piece that ends there, forgetting the oldest text if need be."""
+    trie.state[0].head += num_slots
+    while trie.state[0].head - trie.state[0].oldest >= len(trie.text) - 2:
+        forget_oldest(trie)
+
+
+@kernel
+def halve_counts(trie: TrieArrays) -> None:
+    """Halve all counts and drop what falls to nothing (the pruning of arXiv 2312.12728)."""
+    nodes = trie.nodes
+    for row in range(1, trie.state[0].fresh):
+        if nodes[row].parent >= 0:
+            nodes[row].count >>= 1
+    for row in range(1, trie.state[0].fresh):
+        if nodes[row].parent > 0 and nodes[row].count == 0:
+            drop_node(trie, row)
+    trie.state[0].epoch += 1
+
+
+@kernel
+def drop_namespace(trie: TrieArrays, root: int) -> None:
+    """Drop a root, everything below it, and its text."""
+    state, text = trie.state[0], trie.text
+    owner = state.oldest_root
+    if owner == root:
+        state.oldest_root = 0
+    position = state.oldest
+    while position < state.head:
+        slot = position % len(text)
+        width = 1
+        if text[slot] < 0:
+            owner, width = np.int64(-text[slot]), 2
+        if owner == root:
+            text[slot] = 0
+            text[(position + width - 1) % len(text)] = 0
+        position += width
+    row = np.int64(root)
+    while True:
+        while trie.nodes[row].first_child:
+            row = np.int64(trie.nodes[row].first_child)
+        above = np.int64(trie.nodes[row].parent)
+        drop_node(trie, row)
+        if row == root:
+            break
+        row = above
+    state.epoch += 1

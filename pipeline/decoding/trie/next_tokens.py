@@ -1,0 +1,175 @@
+"""What may follow a context, as compiled loops.
+
+How likely a token is to follow a context is estimated as in PPM, interpolated: each suffix of the context that a trie
+knows was followed by T tokens; the longest speaks first, and what it leaves over goes to the next shorter one:
+
+    p(token) = sum over suffixes, longest first, of  escape so far * T / (T + S) * share of the token behind the suffix
+
+S, the doubt, is learnt online (see `learning`) for each trie, order and class of suffix (how often seen, always with
+the same next token or not). A suffix that occurred as often as the longer one before it is the same place in the text
+and is passed over.
+
+To ask for any context from other compiled code: `suffixes.find_context` for the request's context, then
+`suffixes.extend_context` for each drafted token, then `next_tokens` for the row:
+
+    find_context(pair, work, context)
+    extend_context(pair, work, 1, 0, token)
+    num_found = next_tokens(pair, work, 1, doubts, tokens, probabilities, 0.001)
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from pipeline.decoding.compiled import kernel
+from pipeline.decoding.tree import FloatArray, IntArray
+from pipeline.decoding.trie.arrays import TrieArrays, slot_of
+from pipeline.decoding.trie.suffixes import LONGEST_MATCH, NO_SLOT, NUM_TRIES, TriePair, Workspace, suffix_end, trie_of
+
+# Classes of a suffix: seen 1, 2, up to 4, more times, always with one next token; likewise with several.
+NUM_CLASSES = 8
+# Lengths of a match: up to 16, 24, 47 tokens, and more.
+MATCH_CLASSES = 4
+# Counts that the latest token behind a suffix gets on top.
+RECENT = np.float32(0.5)
+# Children of a node that are read.
+MAX_CHILDREN = 12
+
+
+class Evidence(NamedTuple):
+    """What followed a suffix. total: number of tokens, 0 if nothing followed. differ: 1 if they were not all the same.
+    node: the node whose children they are. slot: slot of the text that holds the only one, or NO_SLOT."""
+
+    total: int
+    differ: int
+    node: int
+    slot: int
+
+
+@kernel
+def evidence(trie: TrieArrays, work: Workspace, row: int, which: int, order: int) -> Evidence:
+    """What followed the suffix of this order of a row's context (the branch length: the match); nothing if that is what
+    followed the longer one asked for before. Set `work.times` to 0 before the longest is asked for."""
+    side = work.sides[row, which]
+    if order == work.ends.shape[2]:
+        node, slot, times = 0, np.int64(side.match_slot), 1
+        if slot == NO_SLOT:
+            return Evidence(0, 0, 0, NO_SLOT)
+    else:
+        node = suffix_end(trie, work, which, row, order) if order <= side.longest else 0
+        if not node or (order and work.times[which] == trie.nodes[node].count):
+            return Evidence(0, 0, 0, NO_SLOT)
+        slot, times = np.int64(NO_SLOT), np.int64(trie.nodes[node].count)
+        work.times[which] = times
+        if order < trie.nodes[node].depth:
+            slot = np.int64(slot_of(trie, trie.nodes[node].start + order))
+    if slot != NO_SLOT:
+        return Evidence(times if trie.text[slot] > 0 else 0, 0, node, slot)
+    child = np.int64(trie.nodes[node].first_child)
+    if not child:
+        return Evidence(0, 0, 0, NO_SLOT)
+    if not trie.nodes[child].next:
+        return Evidence(np.int64(trie.nodes[child].count), 0, node, NO_SLOT)
+    return Evidence(times, 1, node, NO_SLOT)
+
+
+@kernel
+def highest_order(work: Workspace, row: int) -> int:
+    """The order of the longest suffix that either trie knows of a row's context."""
+    highest = 0
+    for which in range(NUM_TRIES):
+        side = work.sides[row, which]
+        highest = max(highest, work.ends.shape[2] if side.match_slot != NO_SLOT else np.int64(side.longest))
+    return highest
+
+
+@kernel
+def doubt_index(work: Workspace, row: int, which: int, order: int, found: Evidence) -> int:
+    """Where the doubt of a suffix lies."""
+    orders = work.ends.shape[2]
+    if order == orders:
+        length = work.sides[row, which].match_len
+        order += 0 if length <= 16 else 1 if length <= 24 else 2 if length < LONGEST_MATCH else 3
+    size = 0 if found.total <= 1 else 1 if found.total <= 2 else 2 if found.total <= 4 else 3
+    return (which * (orders + MATCH_CLASSES) + order) * NUM_CLASSES + size + 4 * found.differ
+
+
+@kernel
+def next_tokens(
+    pair: TriePair,
+    work: Workspace,
+    row: int,
+    doubts: FloatArray,
+    tokens: IntArray,
+    probabilities: FloatArray,
+    stop_below: float,
+) -> int:
+    """Fill `tokens` and `probabilities` [same length] with what may follow a row's context. Returns how many there are.
+
+    Suffixes that could not give any token `stop_below` or more are not asked. doubts: [tries * (orders + MATCH_CLASSES)
+    * NUM_CLASSES]."""
+    num_found = 0
+    escape = np.float32(1.0)
+    work.times[:] = 0
+    for order in range(highest_order(work, row), -1, -1):
+        for which in range(NUM_TRIES):
+            trie = trie_of(pair, which)
+            found = evidence(trie, work, row, which, order)
+            if not found.total:
+                continue
+            doubt = doubts[doubt_index(work, row, which, order, found)]
+            scale = escape / (np.float32(found.total) + doubt)
+            if found.slot != NO_SLOT:
+                share = scale * np.float32(found.total)
+                num_found = _add(tokens, probabilities, num_found, trie.text[found.slot] - 1, share)
+            else:
+                num_found = _add_children(trie, found, scale, stop_below, tokens, probabilities, num_found)
+            escape *= doubt / (np.float32(found.total) + doubt)
+            if escape < np.float32(3.0) * stop_below:
+                return num_found
+    return num_found
+
+
+@kernel
+def _add_children(
+    trie: TrieArrays,
+    found: Evidence,
+    scale: float,
+    stop_below: float,
+    tokens: IntArray,
+    probabilities: FloatArray,
+    num_found: int,
+) -> int:
+    """Add the children of a node. The latest counts for more. Frequent ones come first, then the latest."""
+    latest = trie.nodes[found.node].start
+    child = np.int64(trie.nodes[found.node].first_child)
+    left = MAX_CHILDREN
+    while child and left:
+        node = trie.nodes[child]
+        share = scale * np.float32(node.count)
+        if found.differ and node.start == latest:
+            share += scale * RECENT
+        if share < stop_below:
+            break
+        num_found = _add(tokens, probabilities, num_found, node.token, share)
+        child = np.int64(node.next)
+        left -= 1
+    return num_found
+
+
+@kernel
+def _add(tokens: IntArray, probabilities: FloatArray, num_found: int, token: int, share: float) -> int:
+    """Add to the probability of a token; returns how many tokens there are. A token for which there is no room is left
+    out."""
+    place = 0
+    while place < num_found and tokens[place] != token:
+        place += 1
+    if place < num_found:
+        probabilities[place] += share
+    elif num_found < len(tokens):
+        tokens[num_found] = token
+        probabilities[num_found] = share
+        num_found += 1
+    return num_found

@@ -1,0 +1,193 @@
+"""Where the suffixes of a context end in two tries (0: the request's own text, 1: the shared one), as compiled loops.
+
+The context is that of a request, or that and a drafted path. Each has a *row* of a workspace: row 0 is the request's
+context (`find_context`), any other row is that of a parent row and one token more (`extend_context`).
+
+The *order* of a suffix is its length. Orders below the branch length are looked up in the trie; those of a row are
+found from those of its parent row, and only when they are asked for. A context whose longest suffix is known is
+followed further in the text itself (the *match*), as in PPM*: its order is the branch length.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from pipeline.decoding.compiled import inlined, kernel, records
+from pipeline.decoding.tree import FloatArray, IntArray
+from pipeline.decoding.trie.arrays import PlainArrays, Records, TrieArrays, slot_of
+from pipeline.decoding.trie.nodes import find_child, locate
+
+NUM_TRIES = 2
+# A match is not measured beyond so many tokens.
+LONGEST_MATCH = 48
+# The node of a suffix that was not looked for yet.
+UNKNOWN = -1
+NO_SLOT = -1
+# token: the last one of the row's context. parent: the row without it.
+ROW = np.dtype([("token", "<i4"), ("parent", "<i4")], align=True)
+# longest: order of the longest suffix known. match_slot: slot of the text where the match goes on, or NO_SLOT.
+# match_len: its length.
+SIDE = np.dtype([("longest", "<i4"), ("match_slot", "<i4"), ("match_len", "<i4")], align=True)
+
+
+class TriePair(NamedTuple):
+    """Two tries and the roots of what may be seen in them; root 0 for nothing."""
+
+    own: TrieArrays
+    shared: TrieArrays
+    own_root: int
+    shared_root: int
+
+
+PlainPair = tuple[PlainArrays, PlainArrays, int, int]
+
+
+@inlined
+def pair_of(plain: PlainPair) -> TriePair:
+    """The pair whose arrays were handed over as plain tuples."""
+    return TriePair(TrieArrays(*plain[0]), TrieArrays(*plain[1]), plain[2], plain[3])
+
+
+PlainWorkspace = tuple[Records, Records, IntArray, IntArray, IntArray, IntArray, FloatArray, FloatArray]
+
+
+class Workspace(NamedTuple):
+    """What is known of the contexts, in memory that is used again from call to call.
+
+    rows: [rows] see ROW. sides: [rows, tries] see SIDE. ends: [rows, tries, orders] the node on whose edge the suffix of
+    an order ends, 0 if it is unknown to the trie, UNKNOWN if it was not looked for. path: [orders + 1]. times: [tries]
+    how often the suffix asked for last was seen. asked, weights, shares: [tries * (orders + 1)] for `learning`.
+    """
+
+    rows: Records
+    sides: Records
+    ends: IntArray
+    path: IntArray
+    times: IntArray
+    asked: IntArray
+    weights: FloatArray
+    shares: FloatArray
+
+
+def new_workspace(num_rows: int, branch_length: int) -> Workspace:
+    """Memory for so many rows, the request's own included."""
+    asked = NUM_TRIES * (branch_length + 1)
+    return Workspace(
+        records(np.zeros(num_rows, ROW)),
+        records(np.zeros((num_rows, NUM_TRIES), SIDE)),
+        np.zeros((num_rows, NUM_TRIES, branch_length), np.int32),
+        np.zeros(branch_length + 1, np.int32),
+        np.zeros(NUM_TRIES, np.int32),
+        np.zeros(asked, np.int32),
+        np.zeros(asked, np.float32),
+        np.zeros(asked, np.float32),
+    )
+
+
+@kernel
+def trie_of(pair: TriePair, which: int) -> TrieArrays:
+    return pair.own if which == 0 else pair.shared
+
+
+@kernel
+def root_of(pair: TriePair, which: int) -> int:
+    return pair.own_root if which == 0 else pair.shared_root
+
+
+@kernel
+def find_context(pair: TriePair, work: Workspace, context: IntArray) -> None:
+    """Make row 0 that of a context [len]."""
+    orders = work.ends.shape[2]
+    for which in range(NUM_TRIES):
+        trie, root = trie_of(pair, which), root_of(pair, which)
+        ends, side = work.ends[0, which], work.sides[0, which]
+        ends[:] = 0
+        ends[0] = root
+        longest = 0
+        # Whatever ends in an unknown string is unknown, too.
+        while root and longest < min(orders - 1, len(context)):
+            node = locate(trie, root, context, len(context) - longest - 1, len(context))
+            if not node:
+                break
+            longest += 1
+            ends[longest] = node
+        side.longest = longest
+        _begin_match(trie, work, which, 0)
+        if side.match_slot != NO_SLOT:
+            length = len(trie.text)
+            slot = (side.match_slot - orders) % length
+            place = len(context) - orders
+            while place >= 0 and side.match_len < LONGEST_MATCH and trie.text[slot] == context[place] + 1:
+                side.match_len += 1
+                place -= 1
+                slot = (slot - 1) % length
+
+
+@kernel
+def extend_context(pair: TriePair, work: Workspace, row: int, parent: int, token: int) -> None:
+    """Make `row` that of a parent row's context and one token more."""
+    work.rows[row].token = token
+    work.rows[row].parent = parent
+    orders = work.ends.shape[2]
+    for which in range(NUM_TRIES):
+        trie, side, above = trie_of(pair, which), work.sides[row, which], work.sides[parent, which]
+        longest = min(above.longest + 1, orders - 1)
+        work.ends[row, which, 0] = root_of(pair, which)
+        for order in range(1, longest + 1):
+            work.ends[row, which, order] = UNKNOWN
+        while longest > 0 and not suffix_end(trie, work, which, row, longest):
+            longest -= 1
+        side.longest = longest
+        side.match_slot = NO_SLOT
+        slot = above.match_slot
+        if slot != NO_SLOT and trie.text[slot] == token + 1:
+            side.match_slot = slot_of(trie, slot + 1)
+            side.match_len = min(above.match_len + 1, LONGEST_MATCH)
+        else:
+            _begin_match(trie, work, which, row)
+
+
+@kernel
+def _begin_match(trie: TrieArrays, work: Workspace, which: int, row: int) -> None:
+    """If the longest suffix that the trie can hold is known, follow one occurrence of it from here on."""
+    side = work.sides[row, which]
+    order = work.ends.shape[2] - 1
+    side.match_slot = NO_SLOT
+    side.match_len = order
+    if side.longest < order:
+        return
+    node = np.int64(work.ends[row, which, order])
+    if order == trie.nodes[node].depth:
+        node = np.int64(trie.nodes[node].first_child)
+    if node:
+        side.match_slot = slot_of(trie, trie.nodes[node].start + order)
+
+
+@kernel
+def suffix_end(trie: TrieArrays, work: Workspace, which: int, row: int, order: int) -> int:
+    """The node on whose edge the suffix of this order of a row's context ends, or 0. Worked out from the rows above it
+    when it is first asked for."""
+    steps = 0
+    node = np.int64(work.ends[row, which, order])
+    while node == UNKNOWN:
+        work.path[steps] = row
+        row = np.int64(work.rows[row].parent)
+        steps += 1
+        node = np.int64(work.ends[row, which, order - steps])
+    while steps > 0:
+        steps -= 1
+        row = np.int64(work.path[steps])
+        if node:
+            node = _extended(trie, node, order - steps - 1, work.rows[row].token)
+        work.ends[row, which, order - steps] = node
+    return node
+
+
+@kernel
+def _extended(trie: TrieArrays, node: int, depth: int, token: int) -> int:
+    """Where a string of `depth` tokens that ends at a node, or on its edge, ends with one token more."""
+    if depth == trie.nodes[node].depth:
+        return find_child(trie, node, token)
+    return node if trie.text[slot_of(trie, trie.nodes[node].start + depth)] == token + 1 else 0
