@@ -40,10 +40,10 @@ NODE = np.dtype(
     [(name, "<i4") for name in ("parent", "token", "depth", "count", "start", "first_child", "next", "previous")],
     align=True,
 )
-# free: first free row. fresh: first row that was never used. head, oldest: positions of the next token and of the oldest
-# held, counted from the beginning (slot = position % text_len). oldest_root: root of the piece that the oldest position
-# belongs to. num_nodes: rows in use. epoch: number of prunings and removals. num_buckets: buckets in use. num_unsplit:
-# the largest power of two not above it, see `nodes.bucket_of`.
+# free: first free row. fresh: first row that was never used. head, oldest: positions of the next token and of the
+# oldest held, counted from the beginning (slot = position % text_len). oldest_root: root of the piece that the oldest
+# position belongs to. num_nodes: rows in use. epoch: number of prunings and removals. num_buckets: buckets in use.
+# num_unsplit: the largest power of two not above it, see `nodes.bucket_of`.
 STATE = np.dtype(
     [
         (name, "<i8")
@@ -59,10 +59,6 @@ HUGE_BYTES = 4 << 20
 # Text slots per node: a token needs one node or more, so nodes run out first.
 TEXT_SHARE = 1.0
 NODE_BYTES = NODE.itemsize + 4 * BUCKETS_PER_NODE + 4
-
-
-# `TrieArrays` as a plain tuple, which numba takes from Python eight microseconds faster.
-PlainArrays = tuple[Records, IntArray, IntArray, IntArray, Records]
 
 
 class TrieArrays(NamedTuple):

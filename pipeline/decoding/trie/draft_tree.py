@@ -6,16 +6,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.decoding.compiled import kernel
+from pipeline.decoding.compiled import Plain, float32, int64, kernel
 from pipeline.decoding.tree import FloatArray, IntArray
 from pipeline.decoding.trie.next_tokens import next_tokens
-from pipeline.decoding.trie.suffixes import PlainPair, PlainWorkspace, Workspace, extend_context, find_context, pair_of
+from pipeline.decoding.trie.suffixes import Workspace, extend_context, find_context, pair_of
 
 MAX_CANDIDATES = 128
 # Paths less likely than this are not worth a node.
-LEAST_PROBABILITY = np.float32(2e-4)
+LEAST_PROBABILITY = float32(2e-4)
 # A path is continued only if it is so many times as likely as the least likely node that there is room for.
-WORTH_OPENING = np.float32(4.0)
+WORTH_OPENING = float32(4.0)
 
 
 class DraftBuffers(NamedTuple):
@@ -29,9 +29,6 @@ class DraftBuffers(NamedTuple):
     depths: IntArray
     next_ids: IntArray
     next_probabilities: FloatArray
-
-
-PlainBuffers = tuple[IntArray, IntArray, FloatArray, IntArray, IntArray, FloatArray]
 
 
 def new_buffers(max_nodes: int) -> DraftBuffers:
@@ -48,9 +45,9 @@ def new_buffers(max_nodes: int) -> DraftBuffers:
 
 @kernel
 def grow_draft_tree(
-    pair_arrays: PlainPair,
-    work_arrays: PlainWorkspace,
-    buffer_arrays: PlainBuffers,
+    pair_arrays: Plain,
+    work_arrays: Plain,
+    buffer_arrays: Plain,
     context: IntArray,
     doubts: FloatArray,
     max_nodes: int,
@@ -72,15 +69,15 @@ def grow_draft_tree(
     # Nodes and candidates are sorted by path probability: no path is more likely than its beginning.
     while max_nodes > 0:
         # Open the node taken last, whose row is `taken`; row 0 is the root.
-        path = node_path[taken - 1] if taken else np.float32(1.0)
+        path = node_path[taken - 1] if taken else float32(1.0)
         least = node_path[max_nodes - 1] if size == max_nodes else LEAST_PROBABILITY
         if depth[taken] < max_depth and path > WORTH_OPENING * least:
             if taken:
                 extend_context(pair, work, taken, node_parent[taken - 1] + 1, node_token[taken - 1])
-            num_found = next_tokens(pair, work, taken, doubts, tokens, probabilities, np.float32(least / path))
+            num_found = next_tokens(pair, work, taken, doubts, tokens, probabilities, float32(least / path))
             limit = fan if taken else root_fan
             for index in range(min(num_found, limit)):
-                best = index if num_found <= limit else np.int64(np.argmax(probabilities[:num_found]))
+                best = index if num_found <= limit else int64(np.argmax(probabilities[:num_found]))
                 candidate = path * probabilities[best]
                 if num_found > limit:
                     probabilities[best] = -1.0

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from pipeline.config.schema import Retrieval
+from pipeline.decoding.compiled import Plain
 from pipeline.decoding.tree import DraftTree, FloatArray, IntArray
 from pipeline.decoding.trie.draft_tree import grow_draft_tree, new_buffers
 from pipeline.decoding.trie.learning import learn_tokens
 from pipeline.decoding.trie.next_tokens import MATCH_CLASSES, NUM_CLASSES
-from pipeline.decoding.trie.suffixes import NUM_TRIES, PlainPair, Workspace, new_workspace
+from pipeline.decoding.trie.suffixes import NUM_TRIES, Workspace, new_workspace
 from pipeline.decoding.trie.text_trie import Trie
 
 UNLIMITED = 1 << 30
@@ -63,7 +64,7 @@ class Estimator:
         pair, work = self.pair(own, shared, namespace), self.workspace(len(tokens))
         learn_tokens(pair, tuple(work), context, tokens, self.doubts, LEARNING_RATE)
 
-    def pair(self, own: Trie, shared: Trie | None, namespace: str) -> PlainPair:
+    def pair(self, own: Trie, shared: Trie | None, namespace: str) -> Plain:
         """The tries as the kernels take them; good until one of them is written to."""
         if shared is None:
             return tuple(own.arrays), tuple(self._nothing.arrays), own.root(), 0

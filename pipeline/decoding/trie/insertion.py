@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from pipeline.decoding.compiled import kernel
+from pipeline.decoding.compiled import Plain, int64, kernel
 from pipeline.decoding.tree import IntArray
-from pipeline.decoding.trie.arrays import PlainArrays, TrieArrays, slot_of
+from pipeline.decoding.trie.arrays import TrieArrays, slot_of
 from pipeline.decoding.trie.nodes import (
     drop_node,
     find_child,
@@ -71,7 +69,7 @@ def _take_in(trie: TrieArrays, above: int, token: int, depth: int, start: int, o
 
 @kernel
 def write_text(
-    arrays: PlainArrays, root: int, text: IntArray, first_new: int, position: int, may_forget: bool, ends: IntArray
+    arrays: Plain, root: int, text: IntArray, first_new: int, position: int, may_forget: bool, ends: IntArray
 ) -> int:
     """Take in text[first_new:], the first of them at `position`; the tokens before them stand in the ring just before
     it.
@@ -100,7 +98,7 @@ def write_text(
         for k in range(min(longest, place + 1), 0, -1):
             if ends[k - 1]:
                 start = slot - k + 1 if slot >= k - 1 else slot - k + 1 + len(trie.text)
-                ends[k] = _take_in(trie, np.int64(ends[k - 1]), np.int64(text[place]), k, start, oldest)
+                ends[k] = _take_in(trie, int64(ends[k - 1]), int64(text[place]), k, start, oldest)
             else:
                 ends[k] = 0
         position += 1
@@ -136,17 +134,17 @@ def forget_oldest(trie: TrieArrays) -> None:
         state.oldest += 1
     elif value > 0:
         root = state.oldest_root
-        last, depth = root, np.int64(0)
+        last, depth = root, 0
         # The tokens along the edges need no comparison: only nodes that this suffix has visited last are dropped.
         while value > 0 and depth < state.branch_length:
             row = find_child(trie, last, value - 1)
             if not row:
                 break
-            last, depth = row, np.int64(trie.nodes[row].depth)
+            last, depth = row, int64(trie.nodes[row].depth)
             value = trie.text[slot_of(trie, slot + depth)]
         while last != root:
             node = trie.nodes[last]
-            above = np.int64(node.parent)
+            above = int64(node.parent)
             if node.start == slot and node.first_child == 0:
                 drop_node(trie, last)
             last = above
@@ -224,16 +222,16 @@ def drop_namespace(trie: TrieArrays, root: int) -> None:
         slot = position % len(text)
         width = 1
         if text[slot] < 0:
-            owner, width = np.int64(-text[slot]), 2
+            owner, width = int64(-text[slot]), 2
         if owner == root:
             text[slot] = 0
             text[(position + width - 1) % len(text)] = 0
         position += width
-    row = np.int64(root)
+    row = int64(root)
     while True:
         while trie.nodes[row].first_child:
-            row = np.int64(trie.nodes[row].first_child)
-        above = np.int64(trie.nodes[row].parent)
+            row = int64(trie.nodes[row].first_child)
+        above = int64(trie.nodes[row].parent)
         drop_node(trie, row)
         if row == root:
             break

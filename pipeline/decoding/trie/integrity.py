@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from pipeline.decoding.compiled import kernel
+from pipeline.decoding.compiled import int64, kernel
 from pipeline.decoding.tree import IntArray
 from pipeline.decoding.trie.arrays import TrieArrays, slot_of
 from pipeline.decoding.trie.nodes import bucket_of
@@ -43,7 +43,7 @@ def check_arrays(trie: TrieArrays, roots: Mapping[str, int], with_buckets: bool 
 def _find_fault(trie: TrieArrays, roots: IntArray, with_buckets: bool) -> tuple[int, int]:
     """The first fault found, and where. roots: [namespaces] ascending."""
     state, nodes, length = trie.state[0], trie.nodes, len(trie.text)
-    if not (1 <= state.fresh <= len(nodes) and 0 <= state.free < state.fresh and 1 <= state.branch_length):
+    if not (1 <= state.fresh <= len(nodes) and 0 <= state.free < state.fresh and state.branch_length >= 1):
         return _COUNTER, 0
     if not (0 <= state.oldest <= state.head <= state.oldest + length and 4 * state.branch_length <= length):
         return _COUNTER, 0
@@ -60,7 +60,7 @@ def _find_fault(trie: TrieArrays, roots: IntArray, with_buckets: bool) -> tuple[
                 return _ROOT, row
             num_roots += 1
     if num_roots < len(roots):
-        return _ROOT, np.int64(roots[num_roots])
+        return _ROOT, int64(roots[num_roots])
     num_reached = num_roots
     for row in range(1, state.fresh):
         if nodes[row].parent >= 0:
@@ -75,7 +75,7 @@ def _find_fault(trie: TrieArrays, roots: IntArray, with_buckets: bool) -> tuple[
         num_free += 1
         if nodes[row].parent != -1 or num_used + num_free >= state.fresh:
             return _FREE, row
-        row = np.int64(nodes[row].next)
+        row = int64(nodes[row].next)
     if num_used + num_free != state.fresh - 1:
         return _FREE, 0
     slot = _fault_in_text(trie)
@@ -120,7 +120,7 @@ def _fault_of_node(trie: TrieArrays, row: int) -> int:
 @kernel
 def _count_children(trie: TrieArrays, row: int) -> int:
     """How many children a node has; -1 if their list is wrong, -2 if they were seen more often than the node."""
-    before, child = 0, np.int64(trie.nodes[row].first_child)
+    before, child = 0, int64(trie.nodes[row].first_child)
     num_children = total = 0
     while child:
         node = trie.nodes[child]
@@ -128,7 +128,7 @@ def _count_children(trie: TrieArrays, row: int) -> int:
             return -1
         total += node.count
         num_children += 1
-        before, child = child, np.int64(node.next)
+        before, child = child, int64(node.next)
     return num_children if total <= trie.nodes[row].count else -2
 
 
@@ -143,7 +143,7 @@ def _fault_in_text(trie: TrieArrays) -> int:
         slot = position % len(text)
         if text[slot] < 0:
             position += 1
-            root = -np.int64(text[slot])
+            root = -int64(text[slot])
             if position == state.head or text[position % len(text)] >= 0:
                 return slot
             if root >= state.fresh or trie.nodes[root].parent:
@@ -156,12 +156,12 @@ def _fault_in_text(trie: TrieArrays) -> int:
 def _fault_in_buckets(trie: TrieArrays) -> tuple[int, int]:
     nodes, num_found = trie.nodes, 0
     for bucket in range(trie.state[0].num_buckets):
-        row = np.int64(trie.buckets[bucket])
+        row = int64(trie.buckets[bucket])
         while row:
             num_found += 1
             if not 0 < row < trie.state[0].fresh or nodes[row].parent < 0 or num_found > trie.state[0].num_nodes:
                 return _BUCKET, row
             if bucket_of(trie, nodes[row].parent, nodes[row].token) != bucket:
                 return _BUCKET, row
-            row = np.int64(trie.bucket_next[row])
+            row = int64(trie.bucket_next[row])
     return (_WHOLE, 0) if num_found == trie.state[0].num_nodes else (_BUCKET, 0)

@@ -5,15 +5,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline.decoding.compiled import kernel
+from pipeline.decoding.compiled import Plain, float32, kernel
 from pipeline.decoding.tree import FloatArray, IntArray
 from pipeline.decoding.trie.next_tokens import doubt_index, evidence, highest_order
 from pipeline.decoding.trie.nodes import find_child
 from pipeline.decoding.trie.suffixes import (
     NO_SLOT,
     NUM_TRIES,
-    PlainPair,
-    PlainWorkspace,
     TriePair,
     Workspace,
     extend_context,
@@ -23,14 +21,19 @@ from pipeline.decoding.trie.suffixes import (
 )
 
 # Probability of a token that no suffix names, and of any token; bounds of the learnt doubts.
-LEAST_SHARE = np.float32(1e-6)
-LEAST_BELIEF = np.float32(1e-30)
-LEAST_DOUBT, MOST_DOUBT = np.float32(0.0067), np.float32(148.0)
+LEAST_SHARE = float32(1e-6)
+LEAST_BELIEF = float32(1e-30)
+LEAST_DOUBT, MOST_DOUBT = float32(0.0067), float32(148.0)
 
 
 @kernel
 def learn_tokens(
-    pair_arrays: PlainPair, work_arrays: PlainWorkspace, context: IntArray, tokens: IntArray, doubts: FloatArray, rate: float
+    pair_arrays: Plain,
+    work_arrays: Plain,
+    context: IntArray,
+    tokens: IntArray,
+    doubts: FloatArray,
+    rate: float,
 ) -> None:
     """Learn from the tokens that followed context, before they are inserted anywhere. The workspace must have room for
     len(tokens) rows. doubts: see `next_tokens`; changed in place."""
@@ -53,13 +56,13 @@ def _learn_token(pair: TriePair, work: Workspace, row: int, doubts: FloatArray, 
             found = evidence(trie, work, row, which, order)
             if not found.total:
                 continue
-            share = np.float32(0.0)
+            share = float32(0.0)
             if found.slot != NO_SLOT:
-                share = np.float32(trie.text[found.slot] == token + 1)
+                share = float32(trie.text[found.slot] == token + 1)
             else:
                 child = find_child(trie, found.node, token)
                 if child:
-                    share = np.float32(trie.nodes[child].count) / np.float32(found.total)
+                    share = float32(trie.nodes[child].count) / float32(found.total)
             index = doubt_index(work, row, which, order, found)
             work.asked[num] = index
             work.weights[num] = found.total / (found.total + doubts[index])
@@ -72,12 +75,12 @@ def _learn_token(pair: TriePair, work: Workspace, row: int, doubts: FloatArray, 
         weight, share = work.weights[index], work.shares[index]
         work.shares[index] = share - p
         # Where many suffixes were sure and wrong, nothing would be left to divide by.
-        p = max(weight * share + (np.float32(1.0) - weight) * p, LEAST_BELIEF)
+        p = max(weight * share + (float32(1.0) - weight) * p, LEAST_BELIEF)
     # d weight / d log S = -weight * (1 - weight); what is said at an index counts for as much as the longer ones left.
-    escape = np.float32(1.0)
+    escape = float32(1.0)
     for index in range(num):
         weight = work.weights[index]
-        slope = -escape * work.shares[index] * weight * (np.float32(1.0) - weight) / p
+        slope = -escape * work.shares[index] * weight * (float32(1.0) - weight) / p
         cell = work.asked[index]
-        doubts[cell] = min(max(doubts[cell] * np.exp(np.float32(rate * slope)), LEAST_DOUBT), MOST_DOUBT)
-        escape *= np.float32(1.0) - weight
+        doubts[cell] = min(max(doubts[cell] * np.exp(float32(rate * slope)), LEAST_DOUBT), MOST_DOUBT)
+        escape *= float32(1.0) - weight

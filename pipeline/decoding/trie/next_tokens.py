@@ -21,9 +21,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-
-from pipeline.decoding.compiled import kernel
+from pipeline.decoding.compiled import float32, int64, kernel
 from pipeline.decoding.tree import FloatArray, IntArray
 from pipeline.decoding.trie.arrays import TrieArrays, slot_of
 from pipeline.decoding.trie.suffixes import LONGEST_MATCH, NO_SLOT, NUM_TRIES, TriePair, Workspace, suffix_end, trie_of
@@ -33,7 +31,7 @@ NUM_CLASSES = 8
 # Lengths of a match: up to 16, 24, 47 tokens, and more.
 MATCH_CLASSES = 4
 # Counts that the latest token behind a suffix gets on top.
-RECENT = np.float32(0.5)
+RECENT = float32(0.5)
 # Children of a node that are read.
 MAX_CHILDREN = 12
 
@@ -54,24 +52,24 @@ def evidence(trie: TrieArrays, work: Workspace, row: int, which: int, order: int
     followed the longer one asked for before. Set `work.times` to 0 before the longest is asked for."""
     side = work.sides[row, which]
     if order == work.ends.shape[2]:
-        node, slot, times = 0, np.int64(side.match_slot), 1
+        node, slot, times = 0, int64(side.match_slot), 1
         if slot == NO_SLOT:
             return Evidence(0, 0, 0, NO_SLOT)
     else:
         node = suffix_end(trie, work, which, row, order) if order <= side.longest else 0
         if not node or (order and work.times[which] == trie.nodes[node].count):
             return Evidence(0, 0, 0, NO_SLOT)
-        slot, times = np.int64(NO_SLOT), np.int64(trie.nodes[node].count)
+        slot, times = int64(NO_SLOT), int64(trie.nodes[node].count)
         work.times[which] = times
         if order < trie.nodes[node].depth:
-            slot = np.int64(slot_of(trie, trie.nodes[node].start + order))
+            slot = int64(slot_of(trie, trie.nodes[node].start + order))
     if slot != NO_SLOT:
         return Evidence(times if trie.text[slot] > 0 else 0, 0, node, slot)
-    child = np.int64(trie.nodes[node].first_child)
+    child = int64(trie.nodes[node].first_child)
     if not child:
         return Evidence(0, 0, 0, NO_SLOT)
     if not trie.nodes[child].next:
-        return Evidence(np.int64(trie.nodes[child].count), 0, node, NO_SLOT)
+        return Evidence(int64(trie.nodes[child].count), 0, node, NO_SLOT)
     return Evidence(times, 1, node, NO_SLOT)
 
 
@@ -81,7 +79,7 @@ def highest_order(work: Workspace, row: int) -> int:
     highest = 0
     for which in range(NUM_TRIES):
         side = work.sides[row, which]
-        highest = max(highest, work.ends.shape[2] if side.match_slot != NO_SLOT else np.int64(side.longest))
+        highest = max(highest, work.ends.shape[2] if side.match_slot != NO_SLOT else int64(side.longest))
     return highest
 
 
@@ -111,7 +109,7 @@ def next_tokens(
     Suffixes that could not give any token `stop_below` or more are not asked. doubts: [tries * (orders + MATCH_CLASSES)
     * NUM_CLASSES]."""
     num_found = 0
-    escape = np.float32(1.0)
+    escape = float32(1.0)
     work.times[:] = 0
     for order in range(highest_order(work, row), -1, -1):
         for which in range(NUM_TRIES):
@@ -120,14 +118,14 @@ def next_tokens(
             if not found.total:
                 continue
             doubt = doubts[doubt_index(work, row, which, order, found)]
-            scale = escape / (np.float32(found.total) + doubt)
+            scale = escape / (float32(found.total) + doubt)
             if found.slot != NO_SLOT:
-                share = scale * np.float32(found.total)
+                share = scale * float32(found.total)
                 num_found = _add(tokens, probabilities, num_found, trie.text[found.slot] - 1, share)
             else:
                 num_found = _add_children(trie, found, scale, stop_below, tokens, probabilities, num_found)
-            escape *= doubt / (np.float32(found.total) + doubt)
-            if escape < np.float32(3.0) * stop_below:
+            escape *= doubt / (float32(found.total) + doubt)
+            if escape < float32(3.0) * stop_below:
                 return num_found
     return num_found
 
@@ -144,17 +142,17 @@ def _add_children(
 ) -> int:
     """Add the children of a node. The latest counts for more. Frequent ones come first, then the latest."""
     latest = trie.nodes[found.node].start
-    child = np.int64(trie.nodes[found.node].first_child)
+    child = int64(trie.nodes[found.node].first_child)
     left = MAX_CHILDREN
     while child and left:
         node = trie.nodes[child]
-        share = scale * np.float32(node.count)
+        share = scale * float32(node.count)
         if found.differ and node.start == latest:
             share += scale * RECENT
         if share < stop_below:
             break
         num_found = _add(tokens, probabilities, num_found, node.token, share)
-        child = np.int64(node.next)
+        child = int64(node.next)
         left -= 1
     return num_found
 

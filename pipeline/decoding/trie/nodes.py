@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline.decoding.compiled import kernel
+from pipeline.decoding.compiled import int64, kernel
 from pipeline.decoding.tree import IntArray
 from pipeline.decoding.trie.arrays import BUCKETS_PER_NODE, TrieArrays, slot_of
 
@@ -21,16 +21,16 @@ def bucket_of(trie: TrieArrays, parent: int, token: int) -> int:
     mixed ^= mixed >> np.uint64(29)
     mixed *= np.uint64(0xBF58476D1CE4E5B9)
     state = trie.state[0]
-    bucket = np.int64(mixed >> np.uint64(32)) & (2 * state.num_unsplit - 1)
+    bucket = int64(mixed >> np.uint64(32)) & (2 * state.num_unsplit - 1)
     return bucket if bucket < state.num_buckets else bucket - state.num_unsplit
 
 
 @kernel
 def find_child(trie: TrieArrays, parent: int, token: int) -> int:
     """The row of the child whose edge begins with a token, or 0."""
-    row = np.int64(trie.buckets[bucket_of(trie, parent, token)])
+    row = int64(trie.buckets[bucket_of(trie, parent, token)])
     while row and (trie.nodes[row].parent != parent or trie.nodes[row].token != token):
-        row = np.int64(trie.bucket_next[row])
+        row = int64(trie.bucket_next[row])
     return row
 
 
@@ -67,10 +67,10 @@ def link(trie: TrieArrays, row: int, parent: int) -> None:
     """Put a node into its parent's list of children: in front, but behind the first few if they were seen more
     often."""
     nodes = trie.nodes
-    before, after = 0, np.int64(nodes[parent].first_child)
+    before, after = 0, int64(nodes[parent].first_child)
     steps = 0
     while after and steps < NUM_FREQUENT and nodes[after].count > nodes[row].count:
-        before, after = after, np.int64(nodes[after].next)
+        before, after = after, int64(nodes[after].next)
         steps += 1
     nodes[row].previous = before
     nodes[row].next = after
@@ -105,12 +105,12 @@ def _enter_bucket(trie: TrieArrays, row: int) -> None:
 @kernel
 def _leave_bucket(trie: TrieArrays, row: int) -> None:
     bucket = bucket_of(trie, trie.nodes[row].parent, trie.nodes[row].token)
-    other = np.int64(trie.buckets[bucket])
+    other = int64(trie.buckets[bucket])
     if other == row:
         trie.buckets[bucket] = trie.bucket_next[row]
         return
     while trie.bucket_next[other] != row:
-        other = np.int64(trie.bucket_next[other])
+        other = int64(trie.bucket_next[other])
     trie.bucket_next[other] = trie.bucket_next[row]
 
 
@@ -119,13 +119,13 @@ def _split_bucket(trie: TrieArrays) -> None:
     """Put one bucket more into use."""
     state = trie.state[0]
     source = state.num_buckets - state.num_unsplit
-    row = np.int64(trie.buckets[source])
+    row = int64(trie.buckets[source])
     trie.buckets[source] = 0
     state.num_buckets += 1
     if state.num_buckets == 2 * state.num_unsplit:
         state.num_unsplit *= 2
     while row:
-        after = np.int64(trie.bucket_next[row])
+        after = int64(trie.bucket_next[row])
         _enter_bucket(trie, row)
         row = after
 
@@ -195,7 +195,7 @@ def lengthen(trie: TrieArrays, row: int) -> None:
     """Move the border between a node and its only child, whose edge holds more than one token, down by one token."""
     node = trie.nodes[row]
     node.depth += 1
-    child = np.int64(node.first_child)
+    child = int64(node.first_child)
     token = trie.text[slot_of(trie, trie.nodes[child].start + node.depth)] - 1
     _rekey(trie, child, row, token)
 
@@ -226,7 +226,7 @@ def split(trie: TrieArrays, row: int, depth: int) -> int:
 def join(trie: TrieArrays, row: int) -> None:
     """Join a node with its only child, which was seen as often: the child's row stays."""
     nodes = trie.nodes
-    child = np.int64(nodes[row].first_child)
+    child = int64(nodes[row].first_child)
     before, after = nodes[row].previous, nodes[row].next
     parent, token = nodes[row].parent, nodes[row].token
     drop_node(trie, row)

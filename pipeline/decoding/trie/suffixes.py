@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.decoding.compiled import inlined, kernel, records
+from pipeline.decoding.compiled import Plain, inlined, int64, kernel, records
 from pipeline.decoding.tree import FloatArray, IntArray
-from pipeline.decoding.trie.arrays import PlainArrays, Records, TrieArrays, slot_of
+from pipeline.decoding.trie.arrays import Records, TrieArrays, slot_of
 from pipeline.decoding.trie.nodes import find_child, locate
 
 NUM_TRIES = 2
@@ -41,24 +41,18 @@ class TriePair(NamedTuple):
     shared_root: int
 
 
-PlainPair = tuple[PlainArrays, PlainArrays, int, int]
-
-
 @inlined
-def pair_of(plain: PlainPair) -> TriePair:
+def pair_of(plain: Plain) -> TriePair:
     """The pair whose arrays were handed over as plain tuples."""
     return TriePair(TrieArrays(*plain[0]), TrieArrays(*plain[1]), plain[2], plain[3])
-
-
-PlainWorkspace = tuple[Records, Records, IntArray, IntArray, IntArray, IntArray, FloatArray, FloatArray]
 
 
 class Workspace(NamedTuple):
     """What is known of the contexts, in memory that is used again from call to call.
 
-    rows: [rows] see ROW. sides: [rows, tries] see SIDE. ends: [rows, tries, orders] the node on whose edge the suffix of
-    an order ends, 0 if it is unknown to the trie, UNKNOWN if it was not looked for. path: [orders + 1]. times: [tries]
-    how often the suffix asked for last was seen. asked, weights, shares: [tries * (orders + 1)] for `learning`.
+    rows: [rows] see ROW. sides: [rows, tries] see SIDE. ends: [rows, tries, orders] the node on whose edge the suffix
+    of an order ends, 0 if it is unknown to the trie, UNKNOWN if it was not looked for. path: [orders + 1]. times:
+    [tries] how often the suffix asked for last was seen. asked, weights, shares: [tries * (orders + 1)] for `learning`.
     """
 
     rows: Records
@@ -158,9 +152,9 @@ def _begin_match(trie: TrieArrays, work: Workspace, which: int, row: int) -> Non
     side.match_len = order
     if side.longest < order:
         return
-    node = np.int64(work.ends[row, which, order])
+    node = int64(work.ends[row, which, order])
     if order == trie.nodes[node].depth:
-        node = np.int64(trie.nodes[node].first_child)
+        node = int64(trie.nodes[node].first_child)
     if node:
         side.match_slot = slot_of(trie, trie.nodes[node].start + order)
 
@@ -170,15 +164,15 @@ def suffix_end(trie: TrieArrays, work: Workspace, which: int, row: int, order: i
     """The node on whose edge the suffix of this order of a row's context ends, or 0. Worked out from the rows above it
     when it is first asked for."""
     steps = 0
-    node = np.int64(work.ends[row, which, order])
+    node = int64(work.ends[row, which, order])
     while node == UNKNOWN:
         work.path[steps] = row
-        row = np.int64(work.rows[row].parent)
+        row = int64(work.rows[row].parent)
         steps += 1
-        node = np.int64(work.ends[row, which, order - steps])
+        node = int64(work.ends[row, which, order - steps])
     while steps > 0:
         steps -= 1
-        row = np.int64(work.path[steps])
+        row = int64(work.path[steps])
         if node:
             node = _extended(trie, node, order - steps - 1, work.rows[row].token)
         work.ends[row, which, order - steps] = node

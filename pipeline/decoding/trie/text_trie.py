@@ -132,7 +132,9 @@ class Trie:
         an earlier piece of the same sequence, which was interrupted by others."""
         text, state = self.arrays.text, self.arrays.state
         names = {root: name for name, root in self.roots.items()}
-        return text_pieces(text[np.arange(state["oldest"][0], state["head"][0]) % len(text)], int(state["oldest_root"][0]), names)
+        return text_pieces(
+            text[np.arange(state["oldest"][0], state["head"][0]) % len(text)], int(state["oldest_root"][0]), names
+        )
 
     def check(self) -> None:
         """Raise ValueError, saying where, unless the trie is whole: every node in its place, spelled by the text
@@ -204,7 +206,11 @@ class TrieStream:
             room = self._limit - self._position
             many = len(tokens) - done if self._is_last() else min(len(tokens) - done, room)
             text = np.concatenate((self._end, tokens[done : done + many]))
-            written = int(insertion.write_text(tuple(trie.arrays), root, text, len(self._end), self._position, may_forget, trie.ends))
+            written = int(
+                insertion.write_text(
+                    tuple(trie.arrays), root, text, len(self._end), self._position, may_forget, trie.ends
+                )
+            )
             done += written
             self._position += written
             text = text[: len(self._end) + written]

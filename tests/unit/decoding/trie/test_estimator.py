@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from pipeline.decoding.tree import check_tree, children_of, depths
 from pipeline.decoding.trie import Trie
-from pipeline.decoding.trie.next_tokens import RECENT
 from pipeline.decoding.trie.estimator import Estimator
+from pipeline.decoding.trie.next_tokens import RECENT
+from tests.kernel_examples import examples
 
 BRANCH = 6
 
@@ -46,7 +47,7 @@ def plain_estimate(text: list[int], context: list[int], doubts: np.ndarray) -> d
     return result
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.lists(st.integers(0, 3), min_size=0, max_size=4))
 def test_the_first_level_is_what_plain_counts_give(text, context):
     own = Trie(BRANCH)
@@ -61,7 +62,7 @@ def test_the_first_level_is_what_plain_counts_give(text, context):
         assert said.get(token, 0.0) == pytest.approx(expected.get(token, 0.0), abs=2e-3)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     st.lists(st.integers(0, 5), max_size=80),
     st.lists(st.integers(0, 5), max_size=80),
@@ -150,7 +151,7 @@ def plain_tree(text: list[int], context: list[int], doubts: np.ndarray, depth: i
     return result
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.lists(st.integers(0, 3), max_size=2))
 def test_a_whole_tree_is_what_plain_counts_give(text, context):
     # Context and depth stay below the branch length, where contexts are counted and not followed in the text.

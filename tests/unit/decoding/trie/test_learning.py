@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from pipeline.decoding.trie import Trie
 from pipeline.decoding.trie.estimator import LEARNING_RATE, Estimator
 from pipeline.decoding.trie.learning import LEAST_SHARE
+from tests.kernel_examples import examples
 
 BRANCH = 6
 
@@ -46,7 +47,7 @@ def log_probability(heard: list[tuple[tuple[int, int], int, float]], log_doubts:
     return float(np.log(probability + escape * LEAST_SHARE))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100))
 @given(
     st.lists(st.integers(0, 3), min_size=1, max_size=40),
     st.lists(st.integers(0, 3), max_size=BRANCH - 2),

@@ -15,6 +15,7 @@ from pipeline.decoding.trie import Trie, text_trie
 from pipeline.decoding.trie.arrays import bytes_for
 from pipeline.decoding.trie.estimator import FANS, Estimator
 from pipeline.decoding.trie.snapshot import load_trie, save_trie
+from tests.kernel_examples import examples
 
 NAMES = st.sampled_from("abc")
 TEXTS = st.builds(
@@ -80,7 +81,7 @@ def run(operations: list[tuple], branch_length: int, max_bytes: int | None, esti
     return [shared, own]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 @given(
     OPERATIONS,
     st.sampled_from([1, 2, 3, 5, 12]),

@@ -14,6 +14,7 @@ from pipeline.decoding.trie.arrays import NODE, STATE
 from pipeline.decoding.trie.estimator import Estimator
 from pipeline.decoding.trie.snapshot import load_trie, save_trie
 from pipeline.errors import UserError
+from tests.kernel_examples import examples
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,7 @@ def test_a_restored_trie_is_the_one_saved_and_goes_on_like_it(trie: Trie, conten
         assert one.probabilities.tolist() == two.probabilities.tolist()
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_every_changed_byte_is_noticed(content: bytes, tmp_path: Path, data: st.DataObject):
     place = data.draw(st.integers(0, len(content) - 1))
@@ -146,11 +147,13 @@ def with_numbers(content: bytes, place: int, value: bytes) -> bytes:
     return signed(content[:place] + value + content[place + len(value) : -32])
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(100), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_what_is_loaded_is_whole_whatever_numbers_were_changed(content: bytes, tmp_path: Path, data: st.DataObject):
     place = data.draw(st.integers(begin_of_nodes(content), len(content) - 36))
-    value = data.draw(st.one_of(st.binary(min_size=4, max_size=4), st.sampled_from([b"\xff" * 4, bytes(4), b"\1\0\0\0"])))
+    value = data.draw(
+        st.one_of(st.binary(min_size=4, max_size=4), st.sampled_from([b"\xff" * 4, bytes(4), b"\1\0\0\0"]))
+    )
     again = restored(tmp_path / "a.trie", with_numbers(content, place, value))
     if again is None:
         return
@@ -172,8 +175,8 @@ def test_a_node_that_points_outside_is_refused(content: bytes, tmp_path: Path, f
     assert NODE.fields is not None
     # Row 3 is an inner node: rows 1 and 2 are the first root and its first child.
     place = begin_of_nodes(content) + 3 * NODE.itemsize + NODE.fields[field][1]
+    (tmp_path / "a.trie").write_bytes(with_numbers(content, place, value.to_bytes(4, "little", signed=True)))
     with pytest.raises(UserError, match="is not as this program writes it"):
-        (tmp_path / "a.trie").write_bytes(with_numbers(content, place, value.to_bytes(4, "little", signed=True)))
         load_trie(tmp_path / "a.trie")
 
 
@@ -199,7 +202,7 @@ def test_a_file_of_version_1_is_read_by_its_text():
     assert trie.count(np.asarray([5, 6], np.int32), "tenant ü") == 0
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_a_damaged_file_of_version_1_is_refused_or_whole(tmp_path: Path, data: st.DataObject):
     content = Path(__file__).with_name("version1.trie").read_bytes()

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from pipeline.decoding.trie import Trie
 from pipeline.decoding.trie.arrays import bytes_for
+from tests.kernel_examples import examples
 
 _spec = importlib.util.spec_from_file_location("trie_reference", Path(__file__).with_name("reference.py"))
 assert _spec is not None
@@ -52,7 +53,7 @@ OPERATIONS = st.lists(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(OPERATIONS, st.integers(1, 6), st.booleans())
 def test_any_order_of_calls_leaves_what_plain_dicts_would_hold(operations, branch_length, bounded):
     trie = Trie(branch_length, 1 << 17 if bounded else None)
@@ -74,7 +75,7 @@ def test_any_order_of_calls_leaves_what_plain_dicts_would_hold(operations, branc
     assert_equal(trie, reference)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=400), min_size=1, max_size=20), st.integers(2, 5))
 def test_a_full_trie_forgets_exactly_the_least_recently_used(texts, branch_length):
     trie = Trie(branch_length, 6000)
@@ -124,7 +125,7 @@ def test_streams_that_take_turns_are_whole_again_and_bounded():
         assert not trie.count(text[392:400], "" if index % 2 else "tenant")
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(1, 60), st.integers(0, 1 << 30)), max_size=60),
     st.integers(1, 6),
@@ -190,7 +191,7 @@ def test_namespaces_are_bounded_too():
     assert trie.count(ids([1999, 2000]), "tenant 1999") == 1
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.lists(st.tuples(st.integers(0, 2), TOKENS), max_size=20))
 def test_merging_counts_both_tries(pieces):
     one, two, both = Trie(4, 1 << 16), Trie(4, 1 << 16), ReferenceTrie(4)
