@@ -14,7 +14,7 @@ WHICH     := --model "$(MODEL)" --profile "$(PROFILE)"
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev engine repo serve stop switch status generate chat verify tune bench load report doctor models \
-	profiles demo validate-gpu versions test check format schema docs clean
+	profiles demo validate-gpu versions test test-kernels check format schema docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -83,8 +83,12 @@ validate-gpu: setup ## Try everything on this machine's GPU and write a report: 
 versions: setup-dev ## Which container holds which TensorRT-LLM; ARGS=--write puts the tables into the docs
 	$(LOOKAHEAD) dev versions $(ARGS)
 
-test: setup-dev ## Run the tests, those against a real server included
+test: setup-dev test-kernels ## Run the tests, those against a real server included
 	$(VENV)/bin/python -m pytest $(ARGS)
+
+test-kernels: setup-dev ## Run the compiled loops with every index checked, and small cases as plain Python
+	NUMBA_BOUNDSCHECK=1 timeout 900 $(VENV)/bin/python -m pytest -q tests/unit/decoding
+	NUMBA_DISABLE_JIT=1 timeout 900 $(VENV)/bin/python -m pytest -q -W ignore:overflow tests/unit/decoding/trie/test_random_operations.py
 
 check: setup-dev ## Lint, format, types, fresh schemas, version and architecture tables
 	$(VENV)/bin/ruff check pipeline research tests triton_repo docs

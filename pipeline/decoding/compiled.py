@@ -24,10 +24,15 @@ def compiled(function: Function) -> Function:
 
 
 def kernel(function: Function) -> Function:
-    """Compile, as `compiled`, a loop over memory that its caller owns. It makes no array and returns numbers; to other
-    kernels also arrays that it was given. So numba need not count references to the arrays that kernels pass on, which
-    would cost three times as much as their work."""
+    """Compile, as `compiled`, a loop over memory that its caller owns. It makes no array and returns numbers, so numba
+    need not count references to the arrays that it passes on, which would cost three times as much as the work."""
     return cast(Function, njit(cache=True, _nrt=False)(function))
+
+
+def subkernel(function: Function) -> Function:
+    """Compile a part of kernels, which only they call: it has no code for being called from Python, which would take
+    longer to compile than the part itself. It may also return arrays that it was given."""
+    return cast(Function, njit(cache=True, _nrt=False, no_cpython_wrapper=True, no_cfunc_wrapper=True)(function))
 
 
 def inlined(function: Function) -> Function:

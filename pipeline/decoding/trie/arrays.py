@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.decoding.compiled import kernel, records
+from pipeline.decoding.compiled import records, subkernel
 from pipeline.decoding.tree import IntArray
 
 Records = Any  # arrays of the data types below
@@ -145,7 +145,7 @@ def bytes_for(num_nodes: int) -> int:
     return int(num_nodes * (NODE_BYTES + 4 * TEXT_SHARE)) + 512
 
 
-@kernel
+@subkernel
 def slot_of(arrays: TrieArrays, position: int) -> int:
     """The slot of a number from 0 to less than twice the length of the text."""
     length = len(arrays.text)

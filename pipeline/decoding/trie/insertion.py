@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.decoding.compiled import Plain, int64, kernel
+from pipeline.decoding.compiled import Plain, int64, kernel, subkernel
 from pipeline.decoding.tree import IntArray
 from pipeline.decoding.trie.arrays import TrieArrays, slot_of
 from pipeline.decoding.trie.nodes import (
@@ -21,7 +21,7 @@ from pipeline.decoding.trie.nodes import (
 MAX_COUNT = 1 << 30
 
 
-@kernel
+@subkernel
 def _is_later(slot: int, other: int, oldest: int) -> bool:
     """Whether a slot holds later text than another. Slots that were reserved lie before those that others have used
     since, so what is written last is not always the latest. oldest: slot of the oldest text."""
@@ -29,7 +29,7 @@ def _is_later(slot: int, other: int, oldest: int) -> bool:
     return (slot > other) == ((slot >= oldest) == (other >= oldest))
 
 
-@kernel
+@subkernel
 def _visit(trie: TrieArrays, row: int, start: int, oldest: int) -> None:
     """Count one occurrence more, which starts in slot `start`, of a node's string."""
     node = trie.nodes[row]
@@ -41,7 +41,7 @@ def _visit(trie: TrieArrays, row: int, start: int, oldest: int) -> None:
         link(trie, row, node.parent)
 
 
-@kernel
+@subkernel
 def _take_in(trie: TrieArrays, above: int, token: int, depth: int, start: int, oldest: int) -> int:
     """The suffix that starts in slot `start` goes on from node `above` with a token, its `depth`-th one. Returns the
     node where it ends then, 0 if no other occurrence comes so far: then the rest is read from the text."""
@@ -120,7 +120,7 @@ def make_room(trie: TrieArrays, num_slots: int, may_forget: bool) -> bool:
     return True
 
 
-@kernel
+@subkernel
 def forget_oldest(trie: TrieArrays) -> None:
     """Let go of the oldest slot of the text, and of all nodes that only its suffix still holds."""
     state = trie.state[0]
@@ -166,7 +166,7 @@ def open_piece(trie: TrieArrays, root: int, repeated: IntArray, old: int) -> int
     return begin + len(repeated)
 
 
-@kernel
+@subkernel
 def _move_suffixes(trie: TrieArrays, root: int, text: IntArray, old: int, new: int) -> None:
     """The end of a sequence, text [len], was repeated: suffixes that start at position old + i start at new + i now."""
     length = len(trie.text)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from pipeline.decoding.compiled import int64, kernel
+from pipeline.decoding.compiled import int64, kernel, subkernel
 from pipeline.decoding.tree import IntArray
 from pipeline.decoding.trie.arrays import TrieArrays, slot_of
 from pipeline.decoding.trie.nodes import bucket_of
@@ -84,7 +84,7 @@ def _find_fault(trie: TrieArrays, roots: IntArray, with_buckets: bool) -> tuple[
     return _fault_in_buckets(trie) if with_buckets else (_WHOLE, 0)
 
 
-@kernel
+@subkernel
 def _fault_of_node(trie: TrieArrays, row: int) -> int:
     """What is wrong with a node by itself and with its parent."""
     state, nodes, length = trie.state[0], trie.nodes, len(trie.text)
@@ -117,7 +117,7 @@ def _fault_of_node(trie: TrieArrays, row: int) -> int:
     return _WHOLE
 
 
-@kernel
+@subkernel
 def _count_children(trie: TrieArrays, row: int) -> int:
     """How many children a node has; -1 if their list is wrong, -2 if they were seen more often than the node."""
     before, child = 0, int64(trie.nodes[row].first_child)
@@ -132,7 +132,7 @@ def _count_children(trie: TrieArrays, row: int) -> int:
     return num_children if total <= trie.nodes[row].count else -2
 
 
-@kernel
+@subkernel
 def _fault_in_text(trie: TrieArrays) -> int:
     """The slot where a piece of text is opened wrongly, or -1."""
     state, text = trie.state[0], trie.text
@@ -152,7 +152,7 @@ def _fault_in_text(trie: TrieArrays) -> int:
     return -1
 
 
-@kernel
+@subkernel
 def _fault_in_buckets(trie: TrieArrays) -> tuple[int, int]:
     nodes, num_found = trie.nodes, 0
     for bucket in range(trie.state[0].num_buckets):

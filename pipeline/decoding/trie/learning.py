@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline.decoding.compiled import Plain, float32, kernel
+from pipeline.decoding.compiled import Plain, float32, kernel, subkernel
 from pipeline.decoding.tree import FloatArray, IntArray
 from pipeline.decoding.trie.next_tokens import doubt_index, evidence, highest_order
 from pipeline.decoding.trie.nodes import find_child
@@ -45,7 +45,7 @@ def learn_tokens(
         _learn_token(pair, work, index, doubts, tokens[index], rate)
 
 
-@kernel
+@subkernel
 def _learn_token(pair: TriePair, work: Workspace, row: int, doubts: FloatArray, token: int, rate: float) -> None:
     """One step of gradient ascent on the log probability of `token` after a row's context."""
     num = 0

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pipeline.decoding.compiled import float32, int64, kernel
+from pipeline.decoding.compiled import float32, int64, subkernel
 from pipeline.decoding.tree import FloatArray, IntArray
 from pipeline.decoding.trie.arrays import TrieArrays, slot_of
 from pipeline.decoding.trie.suffixes import LONGEST_MATCH, NO_SLOT, NUM_TRIES, TriePair, Workspace, suffix_end, trie_of
@@ -46,7 +46,7 @@ class Evidence(NamedTuple):
     slot: int
 
 
-@kernel
+@subkernel
 def evidence(trie: TrieArrays, work: Workspace, row: int, which: int, order: int) -> Evidence:
     """What followed the suffix of this order of a row's context (the branch length: the match); nothing if that is what
     followed the longer one asked for before. Set `work.times` to 0 before the longest is asked for."""
@@ -73,7 +73,7 @@ def evidence(trie: TrieArrays, work: Workspace, row: int, which: int, order: int
     return Evidence(times, 1, node, NO_SLOT)
 
 
-@kernel
+@subkernel
 def highest_order(work: Workspace, row: int) -> int:
     """The order of the longest suffix that either trie knows of a row's context."""
     highest = 0
@@ -83,7 +83,7 @@ def highest_order(work: Workspace, row: int) -> int:
     return highest
 
 
-@kernel
+@subkernel
 def doubt_index(work: Workspace, row: int, which: int, order: int, found: Evidence) -> int:
     """Where the doubt of a suffix lies."""
     orders = work.ends.shape[2]
@@ -94,7 +94,7 @@ def doubt_index(work: Workspace, row: int, which: int, order: int, found: Eviden
     return (which * (orders + MATCH_CLASSES) + order) * NUM_CLASSES + size + 4 * found.differ
 
 
-@kernel
+@subkernel
 def next_tokens(
     pair: TriePair,
     work: Workspace,
@@ -130,7 +130,7 @@ def next_tokens(
     return num_found
 
 
-@kernel
+@subkernel
 def _add_children(
     trie: TrieArrays,
     found: Evidence,
@@ -157,7 +157,7 @@ def _add_children(
     return num_found
 
 
-@kernel
+@subkernel
 def _add(tokens: IntArray, probabilities: FloatArray, num_found: int, token: int, share: float) -> int:
     """Add to the probability of a token; returns how many tokens there are. A token for which there is no room is left
     out."""

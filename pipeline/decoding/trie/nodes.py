@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline.decoding.compiled import int64, kernel
+from pipeline.decoding.compiled import int64, kernel, subkernel
 from pipeline.decoding.tree import IntArray
 from pipeline.decoding.trie.arrays import BUCKETS_PER_NODE, TrieArrays, slot_of
 
@@ -12,7 +12,7 @@ from pipeline.decoding.trie.arrays import BUCKETS_PER_NODE, TrieArrays, slot_of
 NUM_FREQUENT = 6
 
 
-@kernel
+@subkernel
 def bucket_of(trie: TrieArrays, parent: int, token: int) -> int:
     """The bucket of a child. Linear hashing: of `num_unsplit` buckets, the first num_buckets - num_unsplit have been
     split in two, so the table grows by a bucket at a time."""
@@ -25,7 +25,7 @@ def bucket_of(trie: TrieArrays, parent: int, token: int) -> int:
     return bucket if bucket < state.num_buckets else bucket - state.num_unsplit
 
 
-@kernel
+@subkernel
 def find_child(trie: TrieArrays, parent: int, token: int) -> int:
     """The row of the child whose edge begins with a token, or 0."""
     row = int64(trie.buckets[bucket_of(trie, parent, token)])
@@ -34,7 +34,7 @@ def find_child(trie: TrieArrays, parent: int, token: int) -> int:
     return row
 
 
-@kernel
+@subkernel
 def follow_edge(trie: TrieArrays, row: int, text: IntArray, begin: int, end: int, place: int) -> int:
     """How far the edge of a node spells text[begin:end], of which text[begin:place] is known to agree: the first place
     that differs, or where the edge or the text ends."""
@@ -62,7 +62,7 @@ def locate(trie: TrieArrays, root: int, text: IntArray, begin: int, end: int) ->
     return row
 
 
-@kernel
+@subkernel
 def link(trie: TrieArrays, row: int, parent: int) -> None:
     """Put a node into its parent's list of children: in front, but behind the first few if they were seen more
     often."""
@@ -82,7 +82,7 @@ def link(trie: TrieArrays, row: int, parent: int) -> None:
         nodes[after].previous = row
 
 
-@kernel
+@subkernel
 def unlink(trie: TrieArrays, row: int) -> None:
     """Take a node out of its parent's list of children."""
     nodes = trie.nodes
@@ -95,14 +95,14 @@ def unlink(trie: TrieArrays, row: int) -> None:
         nodes[after].previous = before
 
 
-@kernel
+@subkernel
 def _enter_bucket(trie: TrieArrays, row: int) -> None:
     bucket = bucket_of(trie, trie.nodes[row].parent, trie.nodes[row].token)
     trie.bucket_next[row] = trie.buckets[bucket]
     trie.buckets[bucket] = row
 
 
-@kernel
+@subkernel
 def _leave_bucket(trie: TrieArrays, row: int) -> None:
     bucket = bucket_of(trie, trie.nodes[row].parent, trie.nodes[row].token)
     other = int64(trie.buckets[bucket])
@@ -114,7 +114,7 @@ def _leave_bucket(trie: TrieArrays, row: int) -> None:
     trie.bucket_next[other] = trie.bucket_next[row]
 
 
-@kernel
+@subkernel
 def _split_bucket(trie: TrieArrays) -> None:
     """Put one bucket more into use."""
     state = trie.state[0]
@@ -168,7 +168,7 @@ def new_node(trie: TrieArrays, parent: int, token: int, depth: int, count: int, 
     return row
 
 
-@kernel
+@subkernel
 def drop_node(trie: TrieArrays, row: int) -> None:
     """Free a node; its children, if any, must be dropped or moved as well."""
     _leave_bucket(trie, row)
@@ -181,7 +181,7 @@ def drop_node(trie: TrieArrays, row: int) -> None:
     trie.state[0].num_nodes -= 1
 
 
-@kernel
+@subkernel
 def _rekey(trie: TrieArrays, row: int, parent: int, token: int) -> None:
     """Give a node another parent and first token."""
     _leave_bucket(trie, row)
@@ -190,7 +190,7 @@ def _rekey(trie: TrieArrays, row: int, parent: int, token: int) -> None:
     _enter_bucket(trie, row)
 
 
-@kernel
+@subkernel
 def lengthen(trie: TrieArrays, row: int) -> None:
     """Move the border between a node and its only child, whose edge holds more than one token, down by one token."""
     node = trie.nodes[row]
@@ -200,7 +200,7 @@ def lengthen(trie: TrieArrays, row: int) -> None:
     _rekey(trie, child, row, token)
 
 
-@kernel
+@subkernel
 def split(trie: TrieArrays, row: int, depth: int) -> int:
     """Cut the edge of a node in two, the upper part down to `depth`. Returns the row of the upper part."""
     nodes = trie.nodes
@@ -222,7 +222,7 @@ def split(trie: TrieArrays, row: int, depth: int) -> int:
     return upper
 
 
-@kernel
+@subkernel
 def join(trie: TrieArrays, row: int) -> None:
     """Join a node with its only child, which was seen as often: the child's row stays."""
     nodes = trie.nodes
@@ -234,7 +234,7 @@ def join(trie: TrieArrays, row: int) -> None:
     _take_place(trie, child, parent, before, after)
 
 
-@kernel
+@subkernel
 def _take_place(trie: TrieArrays, row: int, parent: int, before: int, after: int) -> None:
     """Stand between two siblings (0: none), whatever stood there."""
     nodes = trie.nodes

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.decoding.compiled import Plain, inlined, int64, kernel, records
+from pipeline.decoding.compiled import Plain, inlined, int64, records, subkernel
 from pipeline.decoding.tree import FloatArray, IntArray
 from pipeline.decoding.trie.arrays import Records, TrieArrays, slot_of
 from pipeline.decoding.trie.nodes import find_child, locate
@@ -80,17 +80,17 @@ def new_workspace(num_rows: int, branch_length: int) -> Workspace:
     )
 
 
-@kernel
+@subkernel
 def trie_of(pair: TriePair, which: int) -> TrieArrays:
     return pair.own if which == 0 else pair.shared
 
 
-@kernel
+@subkernel
 def root_of(pair: TriePair, which: int) -> int:
     return pair.own_root if which == 0 else pair.shared_root
 
 
-@kernel
+@subkernel
 def find_context(pair: TriePair, work: Workspace, context: IntArray) -> None:
     """Make row 0 that of a context [len]."""
     orders = work.ends.shape[2]
@@ -119,7 +119,7 @@ def find_context(pair: TriePair, work: Workspace, context: IntArray) -> None:
                 slot = (slot - 1) % length
 
 
-@kernel
+@subkernel
 def extend_context(pair: TriePair, work: Workspace, row: int, parent: int, token: int) -> None:
     """Make `row` that of a parent row's context and one token more."""
     work.rows[row].token = token
@@ -143,7 +143,7 @@ def extend_context(pair: TriePair, work: Workspace, row: int, parent: int, token
             _begin_match(trie, work, which, row)
 
 
-@kernel
+@subkernel
 def _begin_match(trie: TrieArrays, work: Workspace, which: int, row: int) -> None:
     """If the longest suffix that the trie can hold is known, follow one occurrence of it from here on."""
     side = work.sides[row, which]
@@ -159,7 +159,7 @@ def _begin_match(trie: TrieArrays, work: Workspace, which: int, row: int) -> Non
         side.match_slot = slot_of(trie, trie.nodes[node].start + order)
 
 
-@kernel
+@subkernel
 def suffix_end(trie: TrieArrays, work: Workspace, which: int, row: int, order: int) -> int:
     """The node on whose edge the suffix of this order of a row's context ends, or 0. Worked out from the rows above it
     when it is first asked for."""
@@ -179,7 +179,7 @@ def suffix_end(trie: TrieArrays, work: Workspace, which: int, row: int, order: i
     return node
 
 
-@kernel
+@subkernel
 def _extended(trie: TrieArrays, node: int, depth: int, token: int) -> int:
     """Where a string of `depth` tokens that ends at a node, or on its edge, ends with one token more."""
     if depth == trie.nodes[node].depth:
