@@ -46,7 +46,7 @@ _UNSUPPORTED = (
     "context_phase_params",
 )
 # Tensors whose one neutral value is what the torch engine does anyway.
-_FIXED = {"beam_width": 1, "runtime_top_p_decay": 1}
+_FIXED = {"beam_width": 1, "num_return_sequences": 1, "runtime_top_p_decay": 1}
 _LOOKAHEAD = ("window_size", "ngram_size", "verification_set_size")
 NO_DRAFTS = DraftBudget(0, 0)
 

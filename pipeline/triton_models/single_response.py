@@ -15,6 +15,7 @@ import numpy as np
 from pipeline.engine.traits import REQUIRED_OUTPUTS
 from pipeline.errors import RequestError
 from pipeline.repository.names import FRONT_MODEL, TARGET_MODEL
+from pipeline.triton_models.sequences import NUM_SEQUENCES, num_sequences
 from pipeline.triton_models.tensors import Array, Tensors, flag
 
 # Inputs of a request to an engine that stops the one with the same id; all shapes are those of a real request.
@@ -58,6 +59,11 @@ def passed_on(tensors: Tensors, model: WorkingModel) -> Tensors:
         raise RequestError(
             f"the request has {num_rows} rows, and this model sends one response; send each row as a request of its "
             f"own, or all of them to {model.name} over a stream"
+        )
+    if num_sequences(tensors) > 1:
+        raise RequestError(
+            f"{NUM_SEQUENCES} is {num_sequences(tensors)}, and this model sends one response; send the request to "
+            f"{model.name} over a stream, which answers once per output"
         )
     streamed = flag(tensors, model.stream)
     sent = {name: value for name, value in tensors.items() if name != model.stream}

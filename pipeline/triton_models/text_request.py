@@ -30,7 +30,8 @@ _UNSUPPORTED = (
     "lora_config",
 )
 _UNSUPPORTED_FLAGS = ("use_draft_logits",)
-_FIXED = {"beam_width": 1}
+# Several outputs are requests of their own, see `sequences`.
+_FIXED = {"beam_width": 1, "num_return_sequences": 1}
 # A request's words, each list of them: more would take other requests' time at every token.
 _MAX_WORDS, _MAX_WORD_BYTES = 1024, 65536
 # Of a prediction so many characters are read for each token that the engine holds; few texts have more.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from pipeline.triton_models.gate import Gate
 from pipeline.triton_models.metrics import Metrics
 from pipeline.triton_models.model_calls import ModelCaller
 from pipeline.triton_models.request_loop import IncomingRequest, RequestLoop
+from pipeline.triton_models.sequences import answer_all
 from pipeline.triton_models.single_response import ENGINE_STOP
 from pipeline.triton_models.triton import CallResponses, hide_torch, parameter
 
@@ -47,7 +49,8 @@ class TritonPythonModel:
     async def _serve(self, incoming: IncomingRequest) -> None:
         client = incoming.client
         with self._gate.admitted():
-            async with aclosing(self._bls.answer(incoming.tensors, self._metrics.record)) as answers:
+            answer = partial(self._bls.answer, on_end=self._metrics.record)
+            async with aclosing(answer_all(answer, incoming.tensors)) as answers:
                 async for answer in answers:
                     if answer.last:
                         self._kept.is_gone(client)  # asked for what it lets go; the answer is ready in any case

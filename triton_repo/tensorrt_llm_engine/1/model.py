@@ -29,6 +29,7 @@ from pipeline.errors import RequestError, UserError
 from pipeline.triton_models.engine_answers import EngineCall
 from pipeline.triton_models.engine_calls import engine_call, rows_of
 from pipeline.triton_models.reuse_metrics import ReuseMetrics
+from pipeline.triton_models.sequences import num_sequences, sequence_of
 from pipeline.triton_models.tensors import Tensors, flag
 from pipeline.triton_models.triton import Client, error_response, parameter, tensors_of
 
@@ -97,7 +98,9 @@ class TritonPythonModel:
                 require_outputs(client.outputs)
             rows = rows_of(tensors)
             calls = [self._call(row, f"{key}.{index}") for index, row in enumerate(rows)]
-            self._submit(key, _Request(request_id, client, set()), calls)
+            for index, call in enumerate(calls):
+                call.row, call.num_rows = index, len(calls)
+            self._submit(key, _Request(request_id, client, set()), self._with_sequences(rows, calls))
         except UserError as error:
             self._end(key, client, error)
         except Exception as error:  # a fault of ours ends this request, not the server
@@ -107,14 +110,24 @@ class TritonPythonModel:
     def _call(self, tensors: Tensors, row_id: str) -> EngineCall:
         if self._strict is not None:
             return strict_call(tensors, row_id, self._strict, self._exclude_input)
-        return engine_call(tensors, row_id, self._strategy, self._budget, self._exclude_input)
+        return engine_call(sequence_of(tensors, 0), row_id, self._strategy, self._budget, self._exclude_input)
+
+    def _with_sequences(self, rows: list[Tensors], calls: list[EngineCall]) -> list[EngineCall]:
+        """The calls, and for each further output of a row one more. TensorRT-LLM's double answers for itself."""
+        found: list[EngineCall] = []
+        for row, first in zip(rows, calls, strict=True):
+            found.append(first)
+            for index in range(1, 1 if self._strict is not None else num_sequences(row)):
+                call = self._call(sequence_of(row, index), f"{first.submission.request.request_id}.{index}")
+                call.row, call.num_rows, call.sequence = first.row, first.num_rows, index
+                found.append(call)
+        return found
 
     def _submit(self, key: int, request: _Request, calls: list[EngineCall]) -> None:
         request.rows |= {call.submission.request.request_id for call in calls}
         with self._lock:
             self._requests[key] = request
-        for row, call in enumerate(calls):
-            call.row, call.num_rows = row, len(calls)
+        for call in calls:
             self._scheduler.submit(call.submission, partial(self._answer, call, key))
 
     def _stop(self, request_id: str) -> None:

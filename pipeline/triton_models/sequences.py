@@ -1,0 +1,88 @@
+"""Several outputs of one prompt (`num_return_sequences`, OpenAI's n): requests of their own with different noise.
+
+Output i is what a request with the seed `seed + i` gives."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from pipeline.errors import RequestError
+from pipeline.triton_models.tensors import Array, Tensors, flag, integer
+
+NUM_SEQUENCES = "num_return_sequences"
+MAX_SEQUENCES = 64
+
+
+class Answer(Protocol):
+    """One response. tensors: outputs. last: nothing follows."""
+
+    @property
+    def tensors(self) -> dict[str, Array]: ...
+
+    @property
+    def last(self) -> bool: ...
+
+
+A = TypeVar("A", bound=Answer)
+
+
+def num_sequences(tensors: Tensors) -> int:
+    """How many outputs are asked for. Raises RequestError unless they are 1 .. `MAX_SEQUENCES`."""
+    count = integer(tensors, NUM_SEQUENCES)
+    if count is not None and not 1 <= count <= MAX_SEQUENCES:
+        raise RequestError(f"{NUM_SEQUENCES} is {count}; it must be in 1 .. {MAX_SEQUENCES}")
+    return 1 if count is None else count
+
+
+def sequence_seed(seed: int, index: int) -> int:
+    """The seed of output `index`."""
+    return (seed + index) % (1 << 64)
+
+
+def sequence_of(tensors: Tensors, index: int) -> Tensors:
+    """The request for output `index` alone."""
+    alone = {name: value for name, value in tensors.items() if name != NUM_SEQUENCES}
+    if index:
+        seed = sequence_seed(integer(tensors, "seed") or 0, index)
+        alone["seed"] = np.asarray([[seed]], np.uint64)
+    return alone
+
+
+async def answer_all(answer: Callable[[Tensors], AsyncGenerator[A, None]], tensors: Tensors) -> AsyncGenerator[A, None]:
+    """The answers to all outputs of a request, each marked with its `sequence_index`; the last one of all is `last`.
+
+    In a stream the others begin when the first has answered, so that they find the prompt in the KV cache. Leaving the
+    iteration early cancels all of them; so does an error of one, which is raised."""
+    count = num_sequences(tensors)
+    queue: asyncio.Queue[tuple[int, A | Exception]] = asyncio.Queue()
+
+    async def run(index: int) -> None:
+        try:
+            async with aclosing(answer(sequence_of(tensors, index))) as answers:
+                async for item in answers:
+                    queue.put_nowait((index, item))
+        except Exception as error:  # raised where the answers are read
+            queue.put_nowait((index, error))
+
+    num_first = 1 if flag(tensors, "stream") else count
+    tasks = [asyncio.create_task(run(index)) for index in range(num_first)]
+    try:
+        num_ended = 0
+        while num_ended < count:
+            index, item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            tasks += [asyncio.create_task(run(other)) for other in range(len(tasks), count)]
+            num_ended += item.last
+            item.tensors["sequence_index"] = np.asarray([[index]], np.int32)
+            yield replace(item, last=num_ended == count)  # type: ignore[type-var]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,67 @@
+"""Several outputs of one prompt through the BLS model."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.errors import RequestError
+from pipeline.triton_models.bls import TextAnswer
+from pipeline.triton_models.sequences import answer_all, sequence_seed
+from pipeline.triton_models.single_response import WORKING_MODELS, passed_on
+from tests.unit.triton_models.fakes import TableTarget
+from tests.unit.triton_models.test_bls import make_bls, run, run_in
+from tests.unit.triton_models.test_bls_tokens import PROMPT_IDS, ids_of, token_tensors
+
+
+async def all_answers(tensors: dict[str, Any], target: TableTarget | None = None) -> list[TextAnswer]:
+    return [answer async for answer in answer_all(make_bls(target).answer, tensors)]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_each_output_is_that_of_a_request_with_its_seed(stream):
+    options = {"temperature": 1.3, "stream": stream}
+    answers = run(all_answers(token_tensors(PROMPT_IDS, 25, seed=7, num_return_sequences=3, **options)))
+
+    outputs = {
+        index: ids_of([answer for answer in answers if answer.tensors["sequence_index"].item() == index])
+        for index in range(3)
+    }
+    for index, output in outputs.items():
+        seed = sequence_seed(7, index)
+        alone = token_tensors(PROMPT_IDS, 25, **options) | {"seed": np.asarray([[seed]], np.uint64)}
+        assert output == ids_of(run_in(make_bls(), alone))
+    assert len({tuple(output) for output in outputs.values()}) == 3
+    assert [answer.last for answer in answers] == [False] * (len(answers) - 1) + [True]
+
+
+@pytest.mark.parametrize("count", [0, 65])
+def test_a_number_that_makes_no_sense_is_refused(count):
+    with pytest.raises(RequestError, match=rf"num_return_sequences is {count}; it must be in 1 \.\. 64"):
+        run(all_answers(token_tensors(PROMPT_IDS, 5, num_return_sequences=count)))
+
+
+def test_an_error_of_one_is_raised_and_leaving_early_cancels_all():
+    with pytest.raises(RequestError, match="max_tokens"):
+        run(all_answers(token_tensors(PROMPT_IDS, 0, num_return_sequences=2)))
+
+    async def leave() -> TableTarget:
+        target = TableTarget()
+        answers = answer_all(
+            make_bls(target).answer, token_tensors(PROMPT_IDS, 40, num_return_sequences=2, stream=True, strategy="none")
+        )
+        await anext(answers)
+        await answers.aclose()
+        await asyncio.sleep(0)
+        return target
+
+    assert run(leave()).engine.held == []
+
+
+@pytest.mark.parametrize("model", WORKING_MODELS.values(), ids=lambda model: model.name)
+def test_a_model_with_one_response_refuses_several_outputs(model):
+    with pytest.raises(RequestError, match="which answers once per output"):
+        passed_on(token_tensors(PROMPT_IDS, 5, num_return_sequences=2), model)
