@@ -16,8 +16,11 @@ from pathlib import Path
 
 import llguidance
 
-# Wall time of one grammar, the child's memory, and its stack: a part of what the threads of the parent have.
-TIME_LIMIT_S = 3.0
+# Processor time of one grammar, so that a busy machine refuses no more than an idle one; the child's memory; and its
+# stack, a part of what the threads of the parent have.
+CPU_LIMIT_S = 3
+# A child that has used less, but does not answer for so long, is given up.
+_PATIENCE_S = 60.0
 _MEMORY_BYTES = 1 << 30
 _STACK_BYTES = 4 << 20
 PARENT_STACK_BYTES = 4 * _STACK_BYTES
@@ -47,7 +50,7 @@ class Checkers:
         if child is not None:
             _end(child)
         if reply is None:
-            return f"compiling it takes more than {TIME_LIMIT_S:g} s or {_MEMORY_BYTES >> 20} MiB, or nests too deeply"
+            return f"compiling it takes more than {CPU_LIMIT_S} s or {_MEMORY_BYTES >> 20} MiB, or nests too deeply"
         return reply
 
     def close(self) -> None:
@@ -75,7 +78,7 @@ def _ask(child: subprocess.Popen[str], grammar: str) -> str | None:
     try:
         child.stdin.write(json.dumps(grammar) + "\n")
         child.stdin.flush()
-        ready, _, _ = select.select([child.stdout], [], [], TIME_LIMIT_S)
+        ready, _, _ = select.select([child.stdout], [], [], _PATIENCE_S)
         line = child.stdout.readline() if ready else ""
     except OSError:  # it died while it was written to
         return None
@@ -90,6 +93,11 @@ def _end(child: subprocess.Popen[str]) -> None:
 def _serve() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     for line in sys.stdin:
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        # The signal behind the soft limit ends the process.
+        resource.setrlimit(
+            resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + 1 + CPU_LIMIT_S, resource.RLIM_INFINITY)
+        )
         reply = llguidance.LLMatcher.validate_grammar(json.loads(line), None, limits=parser_limits())
         print(json.dumps("" if reply.startswith("WARNING") else reply), flush=True)
 
