@@ -91,8 +91,22 @@ def write_tokenizer(checkpoint: Checkpoint, folder: Path) -> None:
         )
     except Exception as error:  # the tokenizers library raises no other class
         raise CheckpointError(f"The tokenizer of {source} cannot be read: {reason(error)}.") from error
+    _check_chat_template(tokenizer, str(source))
     if not has_own:
         save_tokenizer(tokenizer, folder)
+
+
+def _check_chat_template(tokenizer: Any, where: str) -> None:
+    """Raises CheckpointError for a template that does not render one message of a user: no chat would work."""
+    if not tokenizer.chat_template:
+        return
+    try:
+        tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False, add_generation_prompt=True)
+    except Exception as error:  # a template may raise anything
+        raise CheckpointError(
+            f"The chat template of {where} does not work: {reason(error)}. Correct it, or remove it to serve the model "
+            "without one."
+        ) from error
 
 
 def _check_finite(model: PreTrainedModel, dtype: Dtype, where: str) -> None:

@@ -113,6 +113,9 @@ def _check_generation_config(path: Path) -> None:
 
 
 def _weight_files(folder: Path) -> tuple[Path, ...]:
+    for path in folder.glob("*.safetensors"):
+        if path.exists() and not path.is_file():
+            raise CheckpointError(f"{path} is no regular file; weights are read from files. Replace it.")
     if (folder / "model.safetensors").is_file():
         return (folder / "model.safetensors",)  # transformers reads it even if there are shards, too
     index_path = folder / _INDEX

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 # Quantised weights that transformers turns back into plain ones without further packages.
 _DEQUANTISED = ("fp8",)
+_MOST_LAYERS = 1024
 
 
 def read_config(folder: Path, architecture: str, gguf_file: str | None = None) -> PretrainedConfig:
@@ -42,8 +43,16 @@ def read_config(folder: Path, architecture: str, gguf_file: str | None = None) -
     return config
 
 
+def check_layers(config: PretrainedConfig, where: str) -> None:
+    """Raises CheckpointError for more layers than any model has: making them would take all memory."""
+    layers = config.get_text_config().num_hidden_layers
+    if layers > _MOST_LAYERS:
+        raise CheckpointError(f"{where}: num_hidden_layers is {layers}; at most {_MOST_LAYERS} are served. Correct it.")
+
+
 def check_config(config: PretrainedConfig, where: str) -> None:
     """Raises CheckpointError for a model that the torch engine would compute wrongly or not at all."""
+    check_layers(config, where)
     check_rope(config.to_dict(), where)
     if getattr(config, "use_bidirectional_attention", False):
         raise CheckpointError(

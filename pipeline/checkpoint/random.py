@@ -15,7 +15,7 @@ from pipeline.checkpoint.byte_tokenizer import byte_tokenizer
 from pipeline.checkpoint.checkpoint import Checkpoint
 from pipeline.checkpoint.disk import alone_in, require_space, whole_folder
 from pipeline.checkpoint.local import open_folder
-from pipeline.checkpoint.model_config import loading_errors, reason
+from pipeline.checkpoint.model_config import check_layers, loading_errors, reason
 from pipeline.checkpoint.tokenizer_files import save_tokenizer
 from pipeline.config.faults import did_you_mean
 from pipeline.config.schema import RandomCheckpoint
@@ -67,6 +67,7 @@ def _write(source: RandomCheckpoint, architecture: str, folder: Path) -> None:
         try:
             config = model_class.config_class(**{**special, **source.config})
             _refuse_unknown(source, config)
+            check_layers(config, "checkpoint.config")
             model = model_class(config)
         except loading_errors() as error:
             raise CheckpointError(f"{architecture} cannot be made from checkpoint.config: {reason(error)}.") from error

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pipeline.cli import output
+
 if TYPE_CHECKING:
     from pipeline.config.schema import ResolvedConfig
 
@@ -19,7 +21,10 @@ MOST_DRAFT_TOKENS = 2048
 Model = Annotated[
     str,
     typer.Option(
-        "--model", "-m", help="Name from `lookahead models`, a model YAML, or a checkpoint folder.", show_default=True
+        "--model",
+        "-m",
+        help="Name from `lookahead models`, a model YAML, a checkpoint folder, a GGUF file, or owner/name on the hub.",
+        show_default=True,
     ),
 ]
 Profile = Annotated[str, typer.Option("--profile", "-p", help="Name from `lookahead profiles`, or a profile YAML.")]
@@ -61,4 +66,4 @@ def resolve(model: str, profile: str, overrides: Sequence[str] | None = None) ->
     """The one value from which everything is built and served. Raises ConfigError with all faults."""
     from pipeline.config.resolution import resolve_config
 
-    return resolve_config(model, profile, tuple(overrides or ()))
+    return resolve_config(model, profile, tuple(overrides or ()), note=output.note)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,7 +14,7 @@ from pipeline.errors import UserError
 
 if TYPE_CHECKING:
     from pipeline.bench.validation.validation import StageResult, ValidationPlan
-    from pipeline.config.schema import ResolvedConfig
+    from pipeline.config.schema import Device, ResolvedConfig
 
 
 def register(app: typer.Typer) -> None:
@@ -31,6 +31,13 @@ def validate_gpu(
     ] = "tensorrt_llm",
     num_prompts: Annotated[int, typer.Option("--num-prompts", min=1, help="For verify and bench.")] = 6,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="For verify and bench.")] = 64,
+    part: Annotated[
+        str, typer.Option("--part", help="server: all stages; engine: the torch engine alone, without a server.")
+    ] = "server",
+    shapes: Annotated[
+        str | None,
+        typer.Option("--shapes", help="Of --part engine: tiny, llama2-7b, llama2-13b, qwen2.5-7b; comma-separated."),
+    ] = None,
     load_seconds: Annotated[float, typer.Option("--load-seconds", min=0.1, help="How long eight clients send.")] = 5.0,
     stage_timeout: Annotated[float, typer.Option("--stage-timeout", min=1, help="Seconds a stage may take.")] = 7200.0,
     out: Annotated[
@@ -47,6 +54,11 @@ def validate_gpu(
     from pipeline.config.registry import backend_names
     from pipeline.engine.backend import backend_of
 
+    if part not in ("server", "engine"):
+        raise UserError(f"There is no part {part!r}; --part takes server or engine.")
+    if part == "engine":
+        _check_engine(model, shapes, num_prompts, max_new_tokens, out)
+        return
     if backend not in backend_names():
         raise UserError(f"There is no backend {backend!r}; --backend takes {' or '.join(backend_names())}.")
     of_gpu, first_only = backend_of(backend).validation_settings()
@@ -78,6 +90,35 @@ def validate_gpu(
         output.table(["stage", "outcome", "seconds", ""], rows)
         output.say(f"report: {markdown} (attach it with {data.name})")
     if not has_passed(results):
+        raise typer.Exit(1)
+
+
+def _check_engine(model: str, shapes: str | None, num_prompts: int, max_new_tokens: int, out: Path | None) -> None:
+    """Check the torch engine on this machine's GPU, else its CPU. The report is written anew after each check."""
+    from pipeline.bench.validation.engine_checks import LARGE_SHAPES, SHAPES, CheckOptions, run_checks
+    from pipeline.bench.validation.engine_report import write_engine_report
+    from pipeline.bench.validation.validation import private_places
+    from pipeline.config.hardware import detect_hardware
+    from pipeline.config.places import places
+
+    device: Device = "cpu" if detect_hardware().gpu is None else "cuda"
+    default = LARGE_SHAPES if device == "cuda" else ("tiny",)
+    names = default if shapes is None else tuple(name.strip() for name in shapes.split(","))
+    if wrong := [name for name in names if name not in SHAPES]:
+        raise UserError(f"There is no shape {wrong[0]!r}; --shapes takes {', '.join(SHAPES)}.")
+    options = CheckOptions(device, model, names, num_prompts, max_new_tokens)
+    folder = _new_folder(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    own, _ = private_places(places(), folder)
+
+    def on_result(done: list[dict[str, Any]]) -> None:
+        write_engine_report(folder, options, done)
+
+    results = run_checks(options, own, output.note, on_result)
+    rows = [(check["name"], "passed" if check["passed"] else "FAILED", check["seconds"]) for check in results]
+    output.table(["check", "result", "seconds"], rows)
+    output.say(f"report: {folder / 'engine.md'}")
+    if not all(check["passed"] for check in results):
         raise typer.Exit(1)
 
 

@@ -12,12 +12,20 @@ from pipeline.config.faults import KeyPath
 from pipeline.config.loading import Draft, shown
 from pipeline.errors import ConfigError, UserError
 
+# W, N, G of a model that was not tuned: 7 draft tokens, which fit into every shipped profile. arXiv 2402.02057 has 119
+# for a 7B model on an A100.
+LOOKAHEAD: dict[str, Any] = {
+    "max_window_size": 2,
+    "max_ngram_size": 3,
+    "max_verification_set_size": 2,
+    "origin": "default of models that were not tuned; `lookahead tune` measures better values",
+}
 # Names that config.json uses for the longest context; most families have the first.
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "seq_length")
 
 
 def draft_from_checkpoint_folder(folder: Path) -> Draft:
-    """Reads config.json and the sizes of the weight files. Lookahead values are not known and stay off."""
+    """Reads config.json and the sizes of the weight files. W, N and G are the default."""
     config_path = folder / "config.json"
     if (folder / "adapter_config.json").is_file() and not config_path.exists():
         raise ConfigError(
@@ -28,20 +36,33 @@ def draft_from_checkpoint_folder(folder: Path) -> Draft:
         raise ConfigError(f"{shown(folder)} is no checkpoint: it holds no config.json.")
     config = json_object(config_path, ConfigError)
     data: dict[str, Any] = {
-        "name": re.sub(r"[^a-z0-9._-]+", "-", folder.resolve().name.lower()).strip("-._") or "checkpoint",
+        "name": model_name(folder.resolve().name),
         "description": f"Checkpoint folder {shown(folder)}",
         "checkpoint": {"source": "local", "path": str(folder.resolve())},
         "num_parameters": max(1, _num_parameters(folder)),
         "chat_template": _has_chat_template(folder),
+        "lookahead": {"default": LOOKAHEAD},
+        **config_values(config),
     }
-    if architecture := named_architecture(config):
-        data["architecture"] = architecture
-    for key in _CONTEXT_KEYS:
-        if isinstance(config.get(key), int):
-            data["max_position_embeddings"] = config[key]
-            break
     origins: dict[KeyPath, str] = {(): shown(config_path)}
     return Draft(data, origins)
+
+
+def model_name(written: str) -> str:
+    """A name that model configs may have."""
+    return re.sub(r"[^a-z0-9._-]+", "-", written.lower()).strip("-._") or "checkpoint"
+
+
+def config_values(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a model config that a config.json states."""
+    values: dict[str, Any] = {}
+    if architecture := named_architecture(config):
+        values["architecture"] = architecture
+    for key in _CONTEXT_KEYS:
+        if isinstance(config.get(key), int):
+            values["max_position_embeddings"] = config[key]
+            break
+    return values
 
 
 def json_object(path: Path, error: type[UserError]) -> dict[str, Any]:
@@ -71,6 +92,8 @@ def _num_parameters(folder: Path) -> int:
 
     total = 0
     for path in folder.glob("*.safetensors"):
+        if not path.is_file():  # opening a FIFO would wait for a writer
+            continue
         try:
             with path.open("rb") as file:
                 size = int.from_bytes(file.read(8), "little")

@@ -35,8 +35,9 @@ def names_in(folders: Iterable[Path]) -> list[str]:
 
 
 def find_model(name: str, places: Places) -> Path:
-    """A model YAML or a checkpoint folder. Raises ConfigError with a suggestion."""
-    return _find(name, places.models, "model", "a path to a YAML or to a checkpoint folder")
+    """A model YAML, a checkpoint folder or a GGUF file. Raises ConfigError with a suggestion."""
+    other = "a path to a YAML, a checkpoint folder or a GGUF file, or owner/name on the Hugging Face hub,"
+    return _find(name, places.models, "model", other)
 
 
 def find_profile(name: str, places: Places) -> Path:
@@ -51,7 +52,7 @@ def _find(name: str, folders: Iterable[Path], kind: str, other: str) -> Path:
     path = expanded(name)
     if path.suffix in (".yaml", ".yml") and path.is_file():
         return path
-    if kind == "model" and path.is_dir():
+    if kind == "model" and (path.is_dir() or (path.suffix == ".gguf" and path.is_file())):
         return path
     known = names_in(folders)
     raise ConfigError(

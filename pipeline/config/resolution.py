@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -11,6 +13,7 @@ import yaml
 from pydantic import ValidationError
 
 from pipeline.config.backends import settings_of, settled_backend
+from pipeline.config.bare_checkpoint import draft_from_gguf, draft_from_hub, is_repository
 from pipeline.config.faults import Fault, KeyPath, faults_of_validation, origin_of, raise_faults, without
 from pipeline.config.folder import draft_from_checkpoint_folder
 from pipeline.config.hardware import Hardware, detect_hardware
@@ -29,6 +32,7 @@ from pipeline.config.registry import AUTO, FALLBACK
 from pipeline.config.rules import Conflict, conflicts_of_pair, conflicts_of_profile, lookahead_for
 from pipeline.config.schema import (
     Device,
+    EngineConfig,
     Frozen,
     GgufCheckpoint,
     LocalCheckpoint,
@@ -58,13 +62,16 @@ def resolve_config(
     where: Places | None = None,
     hardware: Hardware | None = None,
     backend_rules: bool = True,
+    note: Callable[[str], None] = lambda text: None,
 ) -> ResolvedConfig:
-    """Read, override, check and settle. backend_rules: False leaves out what the backend refuses. Raises ConfigError
-    with all faults of both files, of their combination, and by the rules of the backend."""
+    """Read, override, check and settle. backend_rules: False leaves out what the backend refuses. note: called with
+    each setting that is fitted to the model. Raises ConfigError with all faults of both files, of their combination,
+    and by the rules of the backend."""
     where = where or places()
     model_overrides, profile_overrides, faults = parse_overrides(overrides)
-    model_draft = with_overrides(_model_draft(find_model(model, where)), model_overrides, ("model",))
+    model_draft = with_overrides(_model_draft(model, where), model_overrides, ("model",))
     profile_draft = with_overrides(read_draft(find_profile(profile, where)), profile_overrides)
+    profile_draft = _clipped(profile_draft, model_draft, note)
 
     checked_model = _validate(model_draft, ModelConfig, ("model",))
     checked_profile = _validate(profile_draft, ProfileConfig, ())
@@ -97,7 +104,7 @@ def resolve_config(
 
 def load_model(name: str, where: Places | None = None) -> ModelConfig:
     """One model alone. Raises ConfigError with all its faults."""
-    return _load(_model_draft(find_model(name, where or places())), ModelConfig)
+    return _load(_model_draft(name, where or places()), ModelConfig)
 
 
 def load_profile(name: str, where: Places | None = None) -> ProfileConfig:
@@ -126,8 +133,38 @@ def load_resolved(path: Path) -> ResolvedConfig:
     return _load(Draft(data, {(): shown(path)}), ResolvedConfig)
 
 
-def _model_draft(path: Path) -> Draft:
-    return draft_from_checkpoint_folder(path) if path.is_dir() else read_draft(path)
+def _model_draft(name: str, where: Places) -> Draft:
+    try:
+        path = find_model(name, where)
+    except ConfigError:
+        if not is_repository(name):
+            raise
+        return draft_from_hub(name)
+    if path.is_dir():
+        return draft_from_checkpoint_folder(path)
+    return draft_from_gguf(path) if path.suffix == ".gguf" else read_draft(path)
+
+
+def _clipped(profile: Draft, model: Draft, note: Callable[[str], None]) -> Draft:
+    """The profile with lengths that the model's context has room for. Overrides stay as they are, to be refused."""
+    context = model.data.get("max_position_embeddings")
+    engine = profile.data.get("engine")
+    if type(context) is not int or context < 1 or not isinstance(engine, dict):
+        return profile
+    data = copy.deepcopy(profile.data)
+    asked = engine.get("max_seq_len", EngineConfig().max_seq_len)
+    if type(asked) is int and asked > context and profile.origins.get(("engine", "max_seq_len")) != "--set":
+        data["engine"]["max_seq_len"] = context
+        note(f"engine.max_seq_len: {asked} lowered to {context}, the positions of {model.data.get('name')}")
+    most = context // 4
+    for section in ("engine", "drafting"):
+        settings = data.get(section)
+        if not isinstance(settings, dict) or profile.origins.get((section, "max_draft_tokens")) == "--set":
+            continue
+        if type(drafts := settings.get("max_draft_tokens")) is int and drafts > most:
+            settings["max_draft_tokens"] = most
+            note(f"{section}.max_draft_tokens: {drafts} lowered to {most}, a quarter of the model's positions")
+    return replace(profile, data=data)
 
 
 def _load(draft: Draft, schema: type[_Schema]) -> _Schema:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from ipaddress import IPv4Address
 from typing import NamedTuple
 
 from pipeline.config.schema import LookaheadConfig, ModelConfig, ProfileConfig
@@ -37,6 +38,7 @@ def uses_window(profile: ProfileConfig) -> bool:
 def conflicts_of_profile(profile: ProfileConfig) -> Iterator[Conflict]:
     """What is wrong with a profile whatever the model and the backend."""
     yield from _conflicts_of_sources(profile)
+    yield from _conflicts_of_address(profile)
     yield from _conflicts_of_ports(profile)
 
 
@@ -71,6 +73,16 @@ def _conflicts_of_sources(profile: ProfileConfig) -> Iterator[Conflict]:
             ("drafting.sources", "drafting.strategy"),
             f"lacks {' and '.join(repr(kind) for kind in missing)}, which drafting.strategy = '{strategy}' needs.",
         )
+
+
+def _conflicts_of_address(profile: ProfileConfig) -> Iterator[Conflict]:
+    try:
+        IPv4Address(profile.server.host)
+    except ValueError:
+        text = (
+            f"found {profile.server.host!r}; should be an IPv4 address of this machine, such as 127.0.0.1 or 0.0.0.0."
+        )
+        yield Conflict("server.host", ("server.host",), text)
 
 
 def _conflicts_of_ports(profile: ProfileConfig) -> Iterator[Conflict]:

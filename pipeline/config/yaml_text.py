@@ -14,16 +14,19 @@ import yaml
 from pipeline.config.faults import KeyPath
 
 _TAG = "tag:yaml.org,2002:"
+# Values that a text may hold once its anchors are expanded: a config has some hundreds.
+_MOST_VALUES = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class YamlText:
     """data: None if there is none. lines: where each key of a mapping stands, from 1. repeated: the lines of keys that
-    their mapping holds already."""
+    their mapping holds already. num_values: one counter, of values with anchors expanded."""
 
     data: Any = None
     lines: dict[KeyPath, int] = field(default_factory=dict)
     repeated: list[tuple[KeyPath, int]] = field(default_factory=list)
+    num_values: list[int] = field(default_factory=lambda: [0])
 
 
 class _Loader(yaml.SafeLoader):
@@ -52,6 +55,10 @@ def parse_yaml(text: str) -> YamlText:
 
 
 def _value_of(node: yaml.Node, at: KeyPath, loader: _Loader, result: YamlText) -> Any:
+    result.num_values[0] += 1
+    if result.num_values[0] > _MOST_VALUES:
+        problem = f"it holds more than {_MOST_VALUES} values; anchors that name each other multiply. Write less"
+        raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
     if isinstance(node, yaml.SequenceNode) and node.tag == f"{_TAG}seq":
         return [_value_of(child, (*at, index), loader, result) for index, child in enumerate(node.value)]
     if isinstance(node, yaml.MappingNode) and node.tag == f"{_TAG}map":

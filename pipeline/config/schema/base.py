@@ -15,4 +15,4 @@ Retrieval = Literal["hierarchical", "parallel", "single"]
 class Frozen(BaseModel):
     """A value that never changes after validation and knows no unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)

@@ -1,0 +1,309 @@
+"""Checks of the torch engine on a device, without a server: exactness, cost of passes of large shapes, drafts of a real
+model, W, N and G. They need torch, transformers and this package; no network beyond the model's checkpoint.
+
+    exactness   trees against paths on a random tiny model, and every strategy against plain decoding
+    curves      passes of random-weight models against the time to read their weights once
+    drafts      every strategy against plain decoding with the real model: tokens and speed
+    lookahead   acceptance of W, N, G with the real model, and the speed that it gives on the shapes of `curves`
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen2Config
+
+from pipeline.bench.contenders.in_process import InProcess, choose_strategies, open_in_process
+from pipeline.bench.data.workload import DEFAULT_PROMPTS, WorkloadRow, first_prompts, load_workload
+from pipeline.bench.measure import MeasureOptions, measure
+from pipeline.bench.report.results import OVERALL
+from pipeline.bench.report.summary import summarise
+from pipeline.bench.tune import LOOKAHEADS, Candidate, candidates, tune
+from pipeline.bench.verify.verify import verdict_table, verify_in_process
+from pipeline.config.places import Places
+from pipeline.config.resolution import resolve_config
+from pipeline.config.schema import Device
+from pipeline.decoding.cost import CostCurve, CostPoint
+from pipeline.decoding.tree import chain, path_to, tree_from_lists
+from pipeline.engine.backend import Note
+from pipeline.engine.build import build_engine
+from pipeline.engine.contract import EngineLimits, VerifyItem
+from pipeline.engine.torch.engine import TorchEngine
+from pipeline.tuning.cost_curve import CostGrid, critical_decoding_length
+from pipeline.tuning.cost_curve import measure as measure_curve
+
+Values = dict[str, Any]
+_TINY = "tiny"
+# Sizes as in the checkpoints' config.json: hidden, intermediate, layers, heads, key/value heads, vocabulary.
+SHAPES: Mapping[str, Callable[[], PretrainedConfig]] = {
+    _TINY: lambda: _llama(64, 128, 2, 4, 2, 512),
+    "llama2-7b": lambda: _llama(4096, 11008, 32, 32, 32, 32000),
+    "llama2-13b": lambda: _llama(5120, 13824, 40, 40, 40, 32000),
+    "qwen2.5-7b": lambda: Qwen2Config(
+        hidden_size=3584,
+        intermediate_size=18944,
+        num_hidden_layers=28,
+        num_attention_heads=28,
+        num_key_value_heads=4,
+        vocab_size=152064,
+    ),
+}
+LARGE_SHAPES = ("llama2-7b", "llama2-13b", "qwen2.5-7b")
+GRID = CostGrid((1, 2, 4, 8, 16, 32, 64, 128, 256), (1, 4, 16), (512,), max_pass_tokens=1024)
+_LIMITS = EngineLimits(max_batch_size=16, max_seq_len=1024, max_num_tokens=1024, max_draft_tokens=255, vocab_size=0)
+_BANDWIDTH_BYTES = {"cuda": 1 << 30, "cpu": 1 << 28}
+
+
+@dataclass(frozen=True, slots=True)
+class CheckOptions:
+    """model: name of a model config, with a checkpoint that is at hand. shapes: keys of `SHAPES`. num_prompts,
+    max_new_tokens: how much is generated with the model."""
+
+    device: Device
+    model: str
+    shapes: tuple[str, ...] = LARGE_SHAPES
+    num_prompts: int = 6
+    max_new_tokens: int = 64
+
+
+def checks(options: CheckOptions, places: Places, note: Note) -> Iterator[tuple[str, Callable[[], Values]]]:
+    """Name and function of each check, in order. Later ones use what earlier ones measured."""
+    curves: dict[str, CostCurve] = {}
+    opened: list[InProcess] = []
+
+    def model() -> InProcess:
+        if not opened:
+            opened.append(_open_model(options.model, options.device, places, note))
+        return opened[0]
+
+    yield "exactness", lambda: exactness(options.device, places, note)
+    for shape in options.shapes:
+        yield f"curve {shape}", lambda shape=shape: _curve(shape, options.device, curves)  # type: ignore[misc]
+    yield "drafts", lambda: drafts(model(), options)
+    yield "lookahead", lambda: lookahead_sizes(model(), options, curves)
+
+
+def run_checks(
+    options: CheckOptions, places: Places, note: Note, on_result: Callable[[list[Values]], None]
+) -> list[Values]:
+    """Run all checks; one that fails is recorded with its error and the next one runs. on_result: called with all
+    results so far after each."""
+    results: list[Values] = []
+    for name, check in checks(options, places, note):
+        note(name)
+        started = time.perf_counter()
+        result: Values = {"name": name, "passed": True, "error": ""}
+        try:
+            result |= check()
+        except Exception as error:
+            result |= {"passed": False, "error": f"{type(error).__name__}: {error}"}
+        result["seconds"] = round(time.perf_counter() - started, 1)
+        results.append(result)
+        note(f"  {'passed' if result['passed'] else 'FAILED: ' + result['error']} ({result['seconds']} s)")
+        on_result(results)
+    return results
+
+
+def exactness(device: Device, places: Places, note: Note) -> Values:
+    """Logits of tree nodes against those of their paths in float32 and bfloat16, and all strategies against plain
+    decoding on the tiny random model."""
+    gaps = {str(dtype).removeprefix("torch."): _tree_gap(device, dtype) for dtype in (torch.float32, torch.bfloat16)}
+    opened = _open_model("tiny-random-llama", device, places, note)
+    columns, rows, different = _verify(opened, load_workload(DEFAULT_PROMPTS, 3), 32)
+    # A pass of several rows may sum in another order than one of a single row.
+    passed = gaps["float32"] < 1e-3 and not different
+    return {"passed": passed, "largest_logit_gap": gaps, "columns": columns, "rows": rows}
+
+
+def curve(shape: str, device: Device) -> tuple[Values, CostCurve]:
+    """Times of passes of a random-weight model against the time to read its weights once."""
+    config = SHAPES[shape]()
+    model = random_model(config, device, torch.float32 if device == "cpu" else torch.bfloat16)
+    num_bytes = _bytes_read(model)
+    engine = TorchEngine(model, _limits(config.vocab_size), num_slots=_LIMITS.max_batch_size)
+    floor = num_bytes / bandwidth(device)
+    points = measure_curve(engine, GRID)
+    found = CostCurve(tuple(points))
+    rows = [_curve_row(point, points, floor) for point in points]
+    summary = {
+        "weight_gb": num_bytes / 1e9,
+        "floor_ms": floor * 1e3,
+        "first_pass_over_floor": rows[0]["ms"] / (floor * 1e3),
+        "critical_decoding_length": critical_decoding_length(points),
+    }
+    return {"summary": summary, "points": rows}, found
+
+
+def drafts(opened: InProcess, options: CheckOptions) -> Values:
+    """Tokens and speed of every strategy against plain decoding."""
+    rows = load_workload(DEFAULT_PROMPTS, options.num_prompts)
+    columns, verdicts, different = _verify(opened, rows, options.max_new_tokens)
+    contenders = [opened.contender(name) for name in choose_strategies(opened.artifact, None)]
+    chat = opened.artifact.resolved.model.chat_template
+    settings = MeasureOptions(options.max_new_tokens, opened.end_ids, repeats=2, raw=not chat)
+    records = measure(contenders, rows, opened.tokenizer, settings)
+    speeds = [
+        {
+            "strategy": row.strategy,
+            "acceptance_length": row.acceptance_length,
+            "tokens_per_s": row.tokens_per_s,
+            "speedup": row.speedup,
+            "identical": f"{row.num_identical}/{row.num_requests}",
+        }
+        for row in summarise(records, contenders[0].name)
+        if row.task == OVERALL
+    ]
+    return {"passed": not different, "columns": columns, "rows": verdicts, "speeds": speeds}
+
+
+def lookahead_sizes(opened: InProcess, options: CheckOptions, curves: Mapping[str, CostCurve]) -> Values:
+    """Acceptance length of each W, N, G with the model, its measured speed, and the speed that the acceptance gives at
+    the measured cost of passes of each shape."""
+    chosen = [each for each in candidates(opened.artifact.resolved) if each.lookahead is not None]
+    rows = load_workload(DEFAULT_PROMPTS, options.num_prompts)
+    chat = opened.artifact.resolved.model.chat_template
+    settings = MeasureOptions(options.max_new_tokens, opened.end_ids, raw=not chat)
+    found = {row.strategy: row for row in tune(opened, chosen, rows, settings)}
+    table = []
+    for each in chosen:
+        row = found[each.name]
+        entry: Values = {"sizes": each.name, "draft_len": _draft_len(each), "acceptance_length": row.acceptance_length}
+        entry["speedup here"] = row.speedup
+        for shape, costs in curves.items():
+            entry[f"speedup at {shape}"] = row.acceptance_length / _cost_ratio(costs, _draft_len(each) + 1)
+        table.append(entry)
+    return {"table": table, "left_out": len(LOOKAHEADS) - len(chosen)}
+
+
+def random_model(config: PretrainedConfig, device: Device, dtype: torch.dtype) -> Any:
+    """A model of random weights, made on the device."""
+    torch.manual_seed(0)
+    with torch.device(device):
+        return AutoModelForCausalLM.from_config(config, dtype=dtype)
+
+
+def bandwidth(device: Device) -> float:
+    """Bytes per second that a copy reads and writes together: the best of ten."""
+    source = torch.empty(_BANDWIDTH_BYTES[device], dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    times = []
+    for _ in range(10):
+        _wait(device)
+        started = time.perf_counter()
+        target.copy_(source)
+        _wait(device)
+        times.append(time.perf_counter() - started)
+    return 2 * source.numel() / min(times)
+
+
+def _curve(shape: str, device: Device, curves: dict[str, CostCurve]) -> Values:
+    try:
+        result, curves[shape] = curve(shape, device)
+    finally:  # the next shape needs the memory
+        gc.collect()
+        if device == "cuda":
+            torch.cuda.empty_cache()
+    return result
+
+
+def _curve_row(point: CostPoint, points: Sequence[CostPoint], floor: float) -> Values:
+    alone = min(other.seconds for other in points if other.batch_size == point.batch_size)
+    return {
+        "batch_size": point.batch_size,
+        "num_tokens": point.num_tokens,
+        "ms": point.seconds * 1e3,
+        "over_floor": point.seconds / floor,
+        "over_least": point.seconds / alone,
+    }
+
+
+def _open_model(name: str, device: Device, places: Places, note: Note) -> InProcess:
+    """The engine of a model in float32, where strategies must agree in every token."""
+    overrides = ("backend=torch", f"device={device}", "model.dtype=float32", "model.gpu_dtype=float32")
+    resolved = resolve_config(name, "latency", (*overrides, "drafting.planner=fixed"), where=places)
+    return open_in_process(build_engine(resolved, places, note=note).artifact)
+
+
+def _verify(opened: InProcess, rows: Sequence[WorkloadRow], max_new_tokens: int) -> tuple[Any, Any, bool]:
+    """Columns and rows of the table of verdicts, and whether anything differs."""
+    reference, *contenders = [opened.contender(name) for name in choose_strategies(opened.artifact, None)]
+    prompts = first_prompts(opened.tokenizer, rows, not opened.artifact.resolved.model.chat_template)
+    options = MeasureOptions(max_new_tokens, opened.end_ids)
+    found, _ = verify_in_process(opened.engine, "float32", reference, contenders, prompts, options)
+    columns, table = verdict_table(found)
+    return columns, table, any(comparison.verdict == "different" for comparison in found)
+
+
+def _tree_gap(device: Device, dtype: torch.dtype) -> float:
+    """Largest difference between logits of a random tree's nodes and those of each path alone."""
+    config = SHAPES[_TINY]()
+    engine = TorchEngine(random_model(config, device, dtype), _limits(config.vocab_size), num_slots=2)
+    random = np.random.default_rng(0)
+    prompt = random.integers(0, config.vocab_size, 40).astype(np.int32)
+    tokens = random.integers(0, config.vocab_size, 24).tolist()
+    tree = tree_from_lists(tokens, [int(random.integers(-1, node)) for node in range(24)])
+    gap = 0.0
+    whole = _logits(engine, prompt, tree)
+    for node in range(len(tree)):
+        path = path_to(tree, node)
+        alone = _logits(engine, prompt, chain([tokens[each] for each in path]))
+        gap = max(gap, float(np.abs(whole[node + 1] - alone[-1]).max()))
+    return gap
+
+
+def _logits(engine: TorchEngine, prompt: Any, tree: Any) -> list[Any]:
+    sequence = engine.open(prompt, reuse=False)
+    try:
+        (logits,) = engine.verify([VerifyItem(sequence, tree)])
+        assert logits is not None, "the whole prompt is computed in one pass"
+        return [logits.row(index) for index in range(len(tree) + 1)]
+    finally:
+        engine.release(sequence)
+
+
+def _bytes_read(model: Any) -> int:
+    """Bytes of the weights that a pass reads: all but the rows of an embedding table that is not the output layer."""
+    total = sum(weight.numel() * weight.element_size() for weight in model.parameters())
+    embedding = model.get_input_embeddings().weight
+    shared = model.get_output_embeddings().weight is embedding
+    return total - (0 if shared else embedding.numel() * embedding.element_size())
+
+
+def _cost_ratio(costs: CostCurve, num_tokens: int) -> float:
+    times = costs.seconds_up_to(num_tokens, 1, GRID.context_lengths[0])
+    return float(times[num_tokens] / times[1])
+
+
+def _draft_len(candidate: Candidate) -> int:
+    assert candidate.lookahead is not None, "only candidates with a window are passed"
+    return candidate.lookahead.max_draft_len
+
+
+def _limits(vocab_size: int) -> EngineLimits:
+    sizes = _LIMITS
+    return EngineLimits(
+        sizes.max_batch_size, sizes.max_seq_len, sizes.max_num_tokens, sizes.max_draft_tokens, vocab_size
+    )
+
+
+def _llama(hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, vocab: int) -> PretrainedConfig:
+    return LlamaConfig(
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        vocab_size=vocab,
+        max_position_embeddings=4096,
+    )
+
+
+def _wait(device: Device) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()

@@ -1,0 +1,129 @@
+"""A model config from a GGUF file or a repository of the Hugging Face hub, named in the place of a model."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.faults import KeyPath
+from pipeline.config.folder import LOOKAHEAD, config_values, json_object, model_name
+from pipeline.config.loading import Draft, shown
+from pipeline.errors import ConfigError
+
+_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+# Class of each architecture of GGUF files that is served. A "llama" file without a sliding window may hold a Mistral as
+# well: the same computation.
+_GGUF_CLASSES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+_INDEX = "model.safetensors.index.json"
+
+
+def is_repository(name: str) -> bool:
+    """Whether a name has the form owner/name."""
+    return _REPOSITORY.fullmatch(name) is not None
+
+
+def draft_from_gguf(path: Path) -> Draft:
+    """Reads the settings and the tensor list of a GGUF file. Raises ConfigError if it is none or is not served."""
+    from gguf import GGUFReader
+
+    try:
+        reader = GGUFReader(path)
+    except (ValueError, IndexError, KeyError, OSError) as error:
+        raise ConfigError(f"{shown(path)} is no GGUF file, is cut short or is damaged. Fetch it again.") from error
+
+    def setting(key: str) -> Any:
+        field = reader.get_field(key)
+        return None if field is None else field.contents()
+
+    architecture = setting("general.architecture")
+    if architecture not in _GGUF_CLASSES:
+        raise ConfigError(
+            f"{shown(path)} holds architecture {architecture!r}; GGUF files of {', '.join(_GGUF_CLASSES)} are served. "
+            "Use the checkpoint's safetensors instead."
+        )
+    data: dict[str, Any] = {
+        "name": model_name(path.stem),
+        "description": f"GGUF file {shown(path)}",
+        "checkpoint": {"source": "gguf", "path": str(path.resolve())},
+        "architecture": _GGUF_CLASSES[architecture],
+        "num_parameters": max(1, sum(int(tensor.n_elements) for tensor in reader.tensors)),
+        "chat_template": bool(setting("tokenizer.chat_template")),
+        "lookahead": {"default": LOOKAHEAD},
+    }
+    if setting(f"{architecture}.attention.sliding_window"):
+        data["architecture"] = "MistralForCausalLM"
+    if context := setting(f"{architecture}.context_length"):
+        data["max_position_embeddings"] = int(context)
+    origins: dict[KeyPath, str] = {(): shown(path)}
+    return Draft(data, origins)
+
+
+def draft_from_hub(repo_id: str) -> Draft:
+    """Fetches config.json and the small files that tell the number of parameters. Raises ConfigError if the hub does
+    not give them."""
+    config_path = _fetched(repo_id, "config.json")
+    if config_path is None:
+        raise ConfigError(f"{repo_id} holds no config.json, so it is no checkpoint. Correct the name.")
+    data: dict[str, Any] = {
+        "name": model_name(repo_id.rpartition("/")[2]),
+        "description": f"{repo_id} on the Hugging Face hub",
+        "checkpoint": {"source": "hub", "repo_id": repo_id},
+        "num_parameters": _num_parameters(repo_id),
+        "chat_template": _has_chat_template(repo_id),
+        "lookahead": {"default": LOOKAHEAD},
+        **config_values(json_object(config_path, ConfigError)),
+    }
+    origins: dict[KeyPath, str] = {(): f"config.json of {repo_id}"}
+    return Draft(data, origins)
+
+
+def _fetched(repo_id: str, name: str) -> Path | None:
+    """A file of a repository, from the hub or its cache; None if the repository has no such file."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(hf_hub_download(repo_id, name))
+    except LocalEntryNotFoundError as error:
+        if name != "config.json":
+            return None
+        raise ConfigError(
+            f"{repo_id} is not in the hub's cache, and the hub cannot be reached or HF_HUB_OFFLINE is set. Connect, or "
+            "name a model, a YAML, a checkpoint folder or a GGUF file."
+        ) from error
+    except EntryNotFoundError:
+        return None
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ConfigError(
+            f"{repo_id} cannot be read from the hub: {first.rstrip('.')}. Correct the name, or set HF_TOKEN to a token "
+            "that may read it."
+        ) from error
+
+
+def _num_parameters(repo_id: str) -> int:
+    """From the index of shards, else from the hub's own count; 1 where neither is known."""
+    from huggingface_hub import get_safetensors_metadata
+    from huggingface_hub.errors import HfHubHTTPError, NotASafetensorsRepoError, OfflineModeIsEnabled
+
+    if (index := _fetched(repo_id, _INDEX)) is not None:
+        total = json_object(index, ConfigError).get("metadata", {}).get("total_size")
+        if isinstance(total, int | float):
+            return max(1, int(total) // 2)  # published weights have two bytes
+    try:
+        return max(1, sum(get_safetensors_metadata(repo_id).parameter_count.values()))
+    except (HfHubHTTPError, NotASafetensorsRepoError, OfflineModeIsEnabled, OSError):
+        return 1
+
+
+def _has_chat_template(repo_id: str) -> bool:
+    if _fetched(repo_id, "chat_template.jinja") is not None:
+        return True
+    path = _fetched(repo_id, "tokenizer_config.json")
+    return path is not None and bool(json_object(path, ConfigError).get("chat_template"))

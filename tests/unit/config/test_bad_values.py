@@ -1,0 +1,109 @@
+"""Values that no config should have: one sentence each, without waiting and without filling the memory."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from pipeline.config.resolution import resolve_config
+from pipeline.config.yaml_text import parse_yaml
+from pipeline.errors import ConfigError
+from tests.unit.config.shipped import CPU, SHIPPED, faults_of
+
+
+def test_anchors_that_multiply_are_refused() -> None:
+    levels = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10)]
+    with pytest.raises(ValueError, match="holds more than 100000 values"):
+        parse_yaml("\n".join(["a0: &a0 [x, x, x, x, x, x, x, x, x]", *levels]))
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("server.http_port=99999", "server.http_port: found 99999; should be less than or equal to 65535"),
+        ("server.host=nowhere", "server.host: found 'nowhere'; should be an IPv4 address"),
+        ("server.startup_timeout_s=.inf", "server.startup_timeout_s: found inf; should be a finite number"),
+        ("server.startup_timeout_s=.nan", "server.startup_timeout_s: found nan; should be a finite number"),
+    ],
+)
+def test_a_value_out_of_range_is_one_sentence(override: str, expected: str) -> None:
+    assert expected in faults_of(override)
+
+
+def folder_with(tmp_path: Path, architecture: str, **config: object) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"architectures": [architecture], **config}))
+    return folder
+
+
+def test_a_fifo_as_weights_does_not_block(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, "LlamaForCausalLM", max_position_embeddings=4096)
+    os.mkfifo(folder / "model.safetensors")
+    assert resolve_config(str(folder), "latency", where=SHIPPED, hardware=CPU).model.num_parameters == 1
+
+
+@pytest.mark.parametrize(
+    ("architecture", "config", "context"),
+    [
+        ("Qwen2ForCausalLM", {"max_position_embeddings": 1024}, 1024),
+        ("GPT2LMHeadModel", {"n_positions": 512}, 512),
+        ("GPT2LMHeadModel", {"n_positions": 128}, 128),
+    ],
+)
+@pytest.mark.parametrize("profile", ["latency", "balanced", "throughput"])
+def test_a_profile_is_fitted_to_a_model_of_short_context(
+    architecture: str, config: dict[str, int], context: int, profile: str, tmp_path: Path
+) -> None:
+    notes: list[str] = []
+    folder = folder_with(tmp_path, architecture, **config)
+    resolved = resolve_config(str(folder), profile, where=SHIPPED, hardware=CPU, note=notes.append)
+    assert resolved.profile.engine.max_seq_len == context
+    assert any(f"lowered to {context}, the positions of model" in note for note in notes)
+    assert resolved.lookahead.origin.startswith("default of models that were not tuned")
+    with pytest.raises(ConfigError, match="was made for at most"):
+        resolve_config(str(folder), profile, ("engine.max_seq_len=4096",), where=SHIPPED, hardware=CPU)
+
+
+def test_a_gguf_file_serves_as_model(tmp_path: Path) -> None:
+    import numpy as np
+    from gguf import GGUFWriter
+
+    path = tmp_path / "My Model.Q8.gguf"
+    writer = GGUFWriter(path, "qwen2")
+    writer.add_context_length(1024)
+    writer.add_chat_template("{{ messages }}")
+    writer.add_tensor("token_embd.weight", np.zeros((8, 4), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    resolved = resolve_config(str(path), "latency", where=SHIPPED, hardware=CPU)
+    model = resolved.model
+    assert (model.name, model.architecture, model.num_parameters) == ("my-model.q8", "Qwen2ForCausalLM", 32)
+    assert (model.chat_template, resolved.profile.engine.max_seq_len) == (True, 1024)
+    path.write_bytes(b"GGUF")
+    assert "is cut short or is damaged" in faults_of(model=str(path))
+
+
+def test_a_repository_of_the_hub_serves_as_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the hub's cache, as it is laid out on disk."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    snapshot = tmp_path / "models--owner--Some-Model" / "snapshots" / commit
+    snapshot.mkdir(parents=True)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text(commit)
+    config = {"architectures": ["Qwen2ForCausalLM"], "max_position_embeddings": 32768}
+    (snapshot / "config.json").write_text(json.dumps(config))
+    (snapshot / "model.safetensors.index.json").write_text(json.dumps({"metadata": {"total_size": 1000}}))
+    (snapshot / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
+    model = resolve_config("owner/Some-Model", "latency", where=SHIPPED, hardware=CPU).model
+    assert (model.name, model.architecture, model.num_parameters) == ("some-model", "Qwen2ForCausalLM", 500)
+    assert model.chat_template
+    assert "owner/other is not in the hub's cache" in faults_of(model="owner/other")
