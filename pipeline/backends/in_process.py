@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.backends.in_process_rules import conflicts_of_sizes, conflicts_of_window
+from pipeline.backends.in_process_rules import faults_of_sizes, faults_of_window
+from pipeline.config.faults import Fault
 from pipeline.config.hardware import Hardware
 from pipeline.config.places import Places
-from pipeline.config.rules import Conflict, uses_window
+from pipeline.config.rules import uses_window
 from pipeline.config.schema import Device, ProfileConfig, ResolvedConfig
 from pipeline.engine.backend import Note
 from pipeline.engine.command import MakeCommand, Ports, StartCommand
@@ -38,11 +39,11 @@ class InProcessBackend(ABC):
     def device(self, profile: ProfileConfig, hardware: Hardware) -> Device:
         return "cpu"
 
-    def profile_conflicts(self, profile: ProfileConfig, hardware: Hardware | None) -> Iterable[Conflict]:
-        return conflicts_of_sizes(profile)
+    def profile_faults(self, profile: ProfileConfig, hardware: Hardware | None) -> Iterable[Fault]:
+        return faults_of_sizes(profile)
 
-    def conflicts(self, resolved: ResolvedConfig) -> Iterable[Conflict]:
-        return conflicts_of_window(resolved) if uses_window(resolved.profile) else ()
+    def faults(self, resolved: ResolvedConfig) -> Iterable[Fault]:
+        return faults_of_window(resolved) if uses_window(resolved.profile) else ()
 
     def check(self, resolved: ResolvedConfig) -> None:
         return None

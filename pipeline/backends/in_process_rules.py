@@ -4,71 +4,86 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pipeline.config.rules import Conflict
+from pipeline.config.faults import Fault, fault
 from pipeline.config.schema import ProfileConfig, ResolvedConfig
 
 
-def conflicts_of_sizes(profile: ProfileConfig) -> Iterator[Conflict]:
+def faults_of_sizes(profile: ProfileConfig) -> Iterator[Fault]:
     """Limits of the engine and of drafting, whatever the model."""
     engine, drafting = profile.engine, profile.drafting
     if drafting.max_draft_tokens > engine.max_draft_tokens:
-        yield Conflict(
+        yield fault(
             "drafting.max_draft_tokens",
-            ("drafting.max_draft_tokens", "engine.max_draft_tokens"),
             f"found {drafting.max_draft_tokens}; the engine holds trees of at most engine.max_draft_tokens = "
-            f"{engine.max_draft_tokens}. Lower the first or raise the second.",
+            f"{engine.max_draft_tokens}.",
+            "Lower the first or raise the second.",
+            uses=("drafting.max_draft_tokens", "engine.max_draft_tokens"),
+            fixes=(
+                f"drafting.max_draft_tokens={engine.max_draft_tokens}",
+                f"engine.max_draft_tokens={drafting.max_draft_tokens}",
+            ),
         )
     per_batch = engine.max_batch_size * (drafting.max_draft_tokens + 1)
     if per_batch > engine.max_num_tokens:
-        yield Conflict(
+        yield fault(
             "engine.max_num_tokens",
-            ("engine.max_num_tokens", "engine.max_batch_size", "drafting.max_draft_tokens"),
             f"found {engine.max_num_tokens}; a full batch of drafts needs {engine.max_batch_size} x "
-            f"({drafting.max_draft_tokens} + 1) = {per_batch}. "
+            f"({drafting.max_draft_tokens} + 1) = {per_batch}.",
             "Raise it, or lower engine.max_batch_size or drafting.max_draft_tokens.",
+            uses=("engine.max_num_tokens", "engine.max_batch_size", "drafting.max_draft_tokens"),
+            fixes=(f"engine.max_num_tokens={per_batch}",),
         )
     if engine.prefill_chunk > engine.max_num_tokens:
-        yield Conflict(
+        yield fault(
             "engine.prefill_chunk",
-            ("engine.prefill_chunk", "engine.max_num_tokens"),
-            f"found {engine.prefill_chunk}; a pass holds at most engine.max_num_tokens = {engine.max_num_tokens}. "
+            f"found {engine.prefill_chunk}; a pass holds at most engine.max_num_tokens = {engine.max_num_tokens}.",
             "Lower the first or raise the second.",
+            uses=("engine.prefill_chunk", "engine.max_num_tokens"),
+            fixes=(f"engine.prefill_chunk={engine.max_num_tokens}",),
         )
     if engine.max_draft_tokens >= engine.max_seq_len:
-        yield Conflict(
+        yield fault(
             "engine.max_draft_tokens",
-            ("engine.max_draft_tokens", "engine.max_seq_len"),
             f"found {engine.max_draft_tokens}; drafts count towards engine.max_seq_len = {engine.max_seq_len} "
-            "and leave no room. Lower the first or raise the second.",
+            "and leave no room.",
+            "Lower the first or raise the second.",
+            uses=("engine.max_draft_tokens", "engine.max_seq_len"),
         )
     if engine.max_draft_tokens == 0 and drafting.strategy != "none":
-        yield Conflict(
+        yield fault(
             "drafting.strategy",
-            ("drafting.strategy", "engine.max_draft_tokens"),
             f"found '{drafting.strategy}'; an engine with engine.max_draft_tokens = 0 has no drafts, "
             "so it should be 'none'.",
+            uses=("drafting.strategy", "engine.max_draft_tokens"),
+            fixes=("drafting.strategy=none",),
         )
 
 
-def conflicts_of_window(resolved: ResolvedConfig) -> Iterator[Conflict]:
+def faults_of_window(resolved: ResolvedConfig) -> Iterator[Fault]:
     """A lookahead window that the engine has no room for."""
     model, profile, lookahead = resolved.model, resolved.profile, resolved.lookahead
     engine = profile.engine
     w, n, g = lookahead.max_window_size, lookahead.max_ngram_size, lookahead.max_verification_set_size
     origin = "model.lookahead." + (profile.name if profile.name in model.lookahead else "default")
     if lookahead.max_draft_len > engine.max_draft_tokens:
-        yield Conflict(
+        yield fault(
             origin,
-            (origin, "engine.max_draft_tokens"),
             f"W = {w}, N = {n}, G = {g} needs {lookahead.max_draft_len} draft tokens; "
-            f"the engine holds engine.max_draft_tokens = {engine.max_draft_tokens}. Raise that or choose less.",
+            f"the engine holds engine.max_draft_tokens = {engine.max_draft_tokens}.",
+            "Raise that or choose less.",
+            uses=(origin, "engine.max_draft_tokens"),
+            fixes=(
+                f"engine.max_draft_tokens={lookahead.max_draft_len}",
+                f"{origin}=null",
+            ),
         )
     per_batch = engine.max_batch_size * (lookahead.max_draft_len + 1)
     if per_batch > engine.max_num_tokens:
-        yield Conflict(
+        yield fault(
             "engine.max_num_tokens",
-            ("engine.max_num_tokens", "engine.max_batch_size", origin),
             f"found {engine.max_num_tokens}; a full batch of lookahead windows (W = {w}, N = {n}, G = {g}) needs "
-            f"{engine.max_batch_size} x {lookahead.max_draft_len + 1} = {per_batch}. "
+            f"{engine.max_batch_size} x {lookahead.max_draft_len + 1} = {per_batch}.",
             f"Raise it, or lower engine.max_batch_size or {origin}.",
+            uses=("engine.max_num_tokens", "engine.max_batch_size", origin),
+            fixes=(f"engine.max_num_tokens={per_batch}",),
         )

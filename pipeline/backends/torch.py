@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.backends.in_process import InProcessBackend
 from pipeline.checkpoint.checkpoint import Checkpoint
+from pipeline.config.faults import Fault, fault
 from pipeline.config.hardware import Hardware
-from pipeline.config.rules import Conflict
 from pipeline.config.schema import Device, ProfileConfig, ResolvedConfig
 from pipeline.engine.backend import Backend, Note, Runtime, backend_of
 from pipeline.engine.fingerprint import Fingerprint, device_architecture, library_versions
@@ -37,15 +37,15 @@ class TorchBackend(InProcessBackend):
     def device(self, profile: ProfileConfig, hardware: Hardware) -> Device:
         return "cpu" if hardware.gpu is None else "cuda"
 
-    def profile_conflicts(self, profile: ProfileConfig, hardware: Hardware | None) -> Iterator[Conflict]:
-        yield from super().profile_conflicts(profile, hardware)
+    def profile_faults(self, profile: ProfileConfig, hardware: Hardware | None) -> Iterator[Fault]:
+        yield from super().profile_faults(profile, hardware)
         if profile.device == "cuda" and hardware is not None and hardware.gpu is None:
             text = "found 'cuda'; torch finds no CUDA device on this machine. Use device: cpu or auto."
-            yield Conflict("device", ("device",), text)
+            yield fault("device", text)
 
-    def conflicts(self, resolved: ResolvedConfig) -> Iterator[Conflict]:
-        yield from conflicts_of_ranks(resolved)
-        yield from super().conflicts(resolved)
+    def faults(self, resolved: ResolvedConfig) -> Iterator[Fault]:
+        yield from faults_of_ranks(resolved)
+        yield from super().faults(resolved)
 
     def check(self, resolved: ResolvedConfig) -> None:
         build.check(resolved)
@@ -96,37 +96,41 @@ class TorchBackend(InProcessBackend):
         super().check_served(resolved)
 
 
-def conflicts_of_ranks(resolved: ResolvedConfig) -> Iterator[Conflict]:
+def faults_of_ranks(resolved: ResolvedConfig) -> Iterator[Fault]:
     """Parallelism that the torch engine does not have."""
     model, profile = resolved.model, resolved.profile
     tensor, parallel = model.parallelism.tensor, profile.engine.lookahead_parallel
     if model.parallelism.pipeline > 1:
-        yield Conflict(
+        yield fault(
             "model.parallelism.pipeline",
-            ("model.parallelism.pipeline", "backend"),
-            f"found {model.parallelism.pipeline}; the torch backend has no pipeline parallelism. "
+            f"found {model.parallelism.pipeline}; the torch backend has no pipeline parallelism.",
             "Set it to 1, or use backend: tensorrt_llm.",
+            uses=("model.parallelism.pipeline", "backend"),
+            fixes=("model.parallelism.pipeline=1",),
         )
     if tensor > 1 and parallel > 1:
-        yield Conflict(
+        yield fault(
             "engine.lookahead_parallel",
-            ("engine.lookahead_parallel", "model.parallelism.tensor"),
-            f"found {parallel}, and model.parallelism.tensor is {tensor}; the torch backend has one or the other. "
+            f"found {parallel}, and model.parallelism.tensor is {tensor}; the torch backend has one or the other.",
             "Set one of them to 1.",
+            uses=("engine.lookahead_parallel", "model.parallelism.tensor"),
+            fixes=("engine.lookahead_parallel=1",),
         )
     if model.shape is not None and (num_heads := model.shape.num_key_value_heads) % tensor:
-        yield Conflict(
+        yield fault(
             "model.parallelism.tensor",
-            ("model.parallelism.tensor", "model.shape.num_key_value_heads"),
-            f"found {tensor}, which does not divide the {num_heads} key/value heads of {model.name}. "
+            f"found {tensor}, which does not divide the {num_heads} key/value heads of {model.name}.",
             "Choose a number that does.",
+            uses=("model.parallelism.tensor", "model.shape.num_key_value_heads"),
+            fixes=("model.parallelism.tensor=1",),
         )
     if tensor > 1 and profile.engine.quantization != "none":
-        yield Conflict(
+        yield fault(
             "engine.quantization",
-            ("engine.quantization", "model.parallelism.tensor"),
             f"found '{profile.engine.quantization}', which is not spread over model.parallelism.tensor = {tensor} "
-            "ranks. Use 'none', or a single rank.",
+            "ranks.",
+            "Use 'none', or a single rank.",
+            uses=("engine.quantization", "model.parallelism.tensor"),
         )
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
+from pipeline.config.faults import Fault
 from pipeline.config.hardware import Hardware
 from pipeline.config.registry import AUTO, backend_names, load_backend
-from pipeline.config.rules import Conflict
 from pipeline.config.schema import Device, ProfileConfig, ResolvedConfig
 
 
@@ -20,11 +20,11 @@ class BackendSettings(Protocol):
     def device(self, profile: ProfileConfig, hardware: Hardware) -> Device:
         """The device that `device: auto` stands for."""
 
-    def profile_conflicts(self, profile: ProfileConfig, hardware: Hardware | None) -> Iterable[Conflict]:
+    def profile_faults(self, profile: ProfileConfig, hardware: Hardware | None) -> Iterable[Fault]:
         """What is wrong with a profile under this backend, whatever the model. hardware: of this machine; None leaves
         it out."""
 
-    def conflicts(self, resolved: ResolvedConfig) -> Iterable[Conflict]:
+    def faults(self, resolved: ResolvedConfig) -> Iterable[Fault]:
         """What is wrong with a model under a profile. `resolved` may hold other faults."""
 
 

@@ -29,23 +29,42 @@ _TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """where: file and line, or the override. key: path of the setting. text: what is wrong and what would be right."""
+    """One wrong setting. path: of the setting; begins with "model" for one of the model. reason: what was found and why
+    it is wrong. remedy: what to do. uses: settings whose combination is wrong; the setting alone if empty. fixes:
+    overrides of which one may help; `resolve_config` shows the first that it has checked. where: file and line, or the
+    override."""
 
-    where: str
-    key: KeyPath
-    text: str
+    path: KeyPath
+    reason: str
+    remedy: str = ""
+    uses: tuple[str, ...] = ()
+    fixes: tuple[str, ...] = ()
+    where: str = ""
+
+    @property
+    def key(self) -> str:
+        return dotted(self.path)
+
+    @property
+    def text(self) -> str:
+        return f"{self.reason} {self.remedy}".rstrip()
 
     def __str__(self) -> str:
-        return f"{self.where}: {dotted(self.key)}: {self.text}" if self.key else f"{self.where}: {self.text}"
+        return f"{self.where}: {self.key}: {self.text}" if self.path else f"{self.where}: {self.text}"
+
+
+def fault(key: str, reason: str, remedy: str = "", uses: tuple[str, ...] = (), fixes: tuple[str, ...] = ()) -> Fault:
+    """A fault of the setting with a dotted key."""
+    return Fault(tuple(key.split(".")), reason, remedy, uses, fixes)
 
 
 def raise_faults(faults: Sequence[Fault]) -> None:
     """ConfigError that lists all faults, if there are any."""
     if not faults:
         return
-    lines = "\n".join(f"  {fault}" for fault in faults)
+    lines = "\n".join(f"  {each}" for each in faults)
     error = ConfigError(str(faults[0]) if len(faults) == 1 else f"{len(faults)} faults in the configuration:\n{lines}")
-    error.faults = tuple((dotted(fault.key), f"{fault.where}: {fault.text}") for fault in faults)
+    error.faults = tuple((each.key, f"{each.where}: {each.text}") for each in faults)
     raise error
 
 
@@ -81,10 +100,10 @@ def faults_of_validation(
             members.setdefault(path, []).append(member)
             continue
         where = _origin_of_rule(path, origins) if entry["type"] == "value_error" else origin_of(path, origins)
-        faults.append(Fault(where, prefix + path, _text(dict(entry), path, schema, data)))
+        faults.append(Fault(prefix + path, _text(dict(entry), path, schema, data), where=where))
     for path, names in members.items():
         text = f"found {_short(_value_at(path, data))}; should be {_any_of(names)}."
-        faults.append(Fault(origin_of(path, origins), prefix + path, text))
+        faults.append(Fault(prefix + path, text, where=origin_of(path, origins)))
     return faults
 
 

@@ -73,19 +73,19 @@ def read_draft(path: Path) -> Draft:
         if not base_path.is_file() and (shipped := SHIPPED / "configs" / "models" / str(base_name)).is_file():
             base_path = shipped
         if not base_path.is_file():
-            faults.append(Fault(where, ("base",), f"found {base_name!r}; there is no file {shown(base_path)}."))
+            faults.append(Fault(("base",), f"found {base_name!r}; there is no file {shown(base_path)}.", where=where))
         else:
             base = _read_yaml(base_path)
             faults += base.faults
             if "base" in base.data:
-                faults.append(Fault(base.origins[("base",)], ("base",), "a base has no base of its own."))
+                faults.append(Fault(("base",), "a base has no base of its own.", where=base.origins[("base",)]))
             written = set(origins)
             data, origins = _merge(base, Draft(data, origins))
             _restate_origins(data, written, "unstated")
             data.pop("base", None)
     if data.setdefault("name", path.stem) != path.stem:
         faults.append(
-            Fault(origins[("name",)], ("name",), f"found {data['name']!r}; should be '{path.stem}', as the file.")
+            Fault(("name",), f"found {data['name']!r}; should be '{path.stem}', as the file.", where=origins[("name",)])
         )
         data["name"] = path.stem
     return Draft(data, origins, tuple(faults))
@@ -99,7 +99,7 @@ def with_overrides(draft: Draft, overrides: Sequence[tuple[str, Any]], prefix: K
         where = "--set"
         if path == ("name",):
             text = f"found {value!r}; the name is that of the file. Copy the file instead."
-            faults.append(Fault(where, prefix + path, text))
+            faults.append(Fault(prefix + path, text, where=where))
         elif _put(data, path, value):
             origins = {known: origin for known, origin in origins.items() if known[: len(path)] != path}
             origins[path] = where
@@ -107,7 +107,7 @@ def with_overrides(draft: Draft, overrides: Sequence[tuple[str, Any]], prefix: K
                 origins.setdefault(path[:length], where)
         else:
             text = "cannot be reached: a part of the key is no mapping and no list with that entry."
-            faults.append(Fault(where, prefix + path, text))
+            faults.append(Fault(prefix + path, text, where=where))
     _restate_origins(data, {tuple(key.split(".")) for key, _ in overrides}, "set on the command line")
     return Draft(data, origins, tuple(faults))
 
@@ -121,14 +121,20 @@ def parse_overrides(texts: Sequence[str]) -> tuple[list[tuple[str, Any]], list[t
         key, equals, written = text.partition("=")
         key = key.strip()
         if not equals or not key or "" in key.split("."):
-            faults.append(Fault("--set", (), f"found {text!r}; should be KEY=VALUE, e.g. engine.max_batch_size=8."))
+            faults.append(
+                Fault((), f"found {text!r}; should be KEY=VALUE, e.g. engine.max_batch_size=8.", where="--set")
+            )
             continue
         try:
             found = parse_yaml(written)
         except ValueError as error:
-            faults.append(Fault("--set", (key,), f"found {written!r:.60}; should be a value as in YAML ({error})."))
+            faults.append(
+                Fault((key,), f"found {written!r:.60}; should be a value as in YAML ({error}).", where="--set")
+            )
             continue
-        faults += [Fault("--set", (key, *inner), "is written twice; remove one.") for inner, line in found.repeated]
+        faults += [
+            Fault((key, *inner), "is written twice; remove one.", where="--set") for inner, line in found.repeated
+        ]
         if key.startswith("model."):
             model.append((key.removeprefix("model."), found.data))
         else:
@@ -158,7 +164,9 @@ def _read_yaml(path: Path) -> Draft:
         raise ConfigError(f"{shown(path)} should hold keys and values; found a {type(data).__name__}.")
     origins: dict[KeyPath, str] = {(): shown(path)}
     origins |= {key: f"{shown(path)}:{line}" for key, line in found.lines.items()}
-    repeated = (Fault(f"{shown(path)}:{line}", key, "is written twice; remove one.") for key, line in found.repeated)
+    repeated = (
+        Fault(key, "is written twice; remove one.", where=f"{shown(path)}:{line}") for key, line in found.repeated
+    )
     return Draft(data, origins, tuple(repeated))
 
 

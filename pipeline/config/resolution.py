@@ -29,7 +29,7 @@ from pipeline.config.loading import (
 )
 from pipeline.config.places import Places, expanded, places
 from pipeline.config.registry import AUTO, FALLBACK
-from pipeline.config.rules import Conflict, conflicts_of_pair, conflicts_of_profile, lookahead_for
+from pipeline.config.rules import faults_of_pair, faults_of_profile, lookahead_for
 from pipeline.config.schema import (
     Device,
     EngineConfig,
@@ -44,6 +44,13 @@ from pipeline.config.schema import (
 from pipeline.errors import ConfigError
 
 _Schema = TypeVar("_Schema", bound=Frozen)
+
+
+class _Resolution(NamedTuple):
+    """settled: None if faults leave too little. faults: of both files and of their combination."""
+
+    settled: ResolvedConfig | None
+    faults: list[Fault]
 
 
 class _Validated(NamedTuple):
@@ -67,7 +74,26 @@ def resolve_config(
     """Read, override, check and settle. backend_rules: False leaves out what the backend refuses. note: called with
     each setting that is fitted to the model. Raises ConfigError with all faults of both files, of their combination,
     and by the rules of the backend."""
-    where = where or places()
+    where, hardware = where or places(), hardware or detect_hardware()
+
+    def resolved_with(more: Sequence[str], note: Callable[[str], None] = lambda text: None) -> _Resolution:
+        return _resolve(model, profile, (*overrides, *more), where, hardware, backend_rules, note)
+
+    settled, faults = resolved_with((), note)
+    raise_faults([_with_checked_fix(each, faults, resolved_with) for each in faults])
+    assert settled is not None, "no faults, so both files are valid"
+    return settled
+
+
+def _resolve(
+    model: str,
+    profile: str,
+    overrides: Sequence[str],
+    where: Places,
+    hardware: Hardware,
+    backend_rules: bool,
+    note: Callable[[str], None],
+) -> _Resolution:
     model_overrides, profile_overrides, faults = parse_overrides(overrides)
     model_draft = with_overrides(_model_draft(model, where), model_overrides, ("model",))
     profile_draft = with_overrides(read_draft(find_profile(profile, where)), profile_overrides)
@@ -77,29 +103,35 @@ def resolve_config(
     checked_profile = _validate(profile_draft, ProfileConfig, ())
     faults += [*checked_model.faults, *checked_profile.faults]
     settled_profile = checked_profile.value
-    conflicts: list[Conflict] = []
+    conflicts: list[Fault] = []
     settled: ResolvedConfig | None = None
     if isinstance(settled_profile, ProfileConfig):
-        hardware = hardware or detect_hardware()
         name = settled_backend(settled_profile, hardware)
         backend = settings_of(name)
         device = (
             backend.device(settled_profile, hardware) if settled_profile.device == "auto" else settled_profile.device
         )
         settled_profile = settled_profile.model_copy(update={"backend": name, "device": device})
-        conflicts += conflicts_of_profile(settled_profile)
-        conflicts += backend.profile_conflicts(settled_profile, hardware)
+        conflicts += faults_of_profile(settled_profile)
+        conflicts += backend.profile_faults(settled_profile, hardware)
         if isinstance(checked_model.value, ModelConfig):
-            conflicts += conflicts_of_pair(checked_model.value, settled_profile, names_in(where.profiles))
+            conflicts += faults_of_pair(checked_model.value, settled_profile, names_in(where.profiles))
             settled = _settled(checked_model.value, settled_profile, name, device)
-            conflicts += backend.conflicts(settled) if backend_rules else ()
+            conflicts += backend.faults(settled) if backend_rules else ()
     bad = {("model", *key) for key in checked_model.bad} | checked_profile.bad
-    faults += [
-        _fault_of(conflict, model_draft, profile_draft) for conflict in conflicts if not _rests_on(conflict, bad)
-    ]
-    raise_faults(faults)
-    assert settled is not None, "no faults, so both files are valid"
-    return settled
+    faults += [_located(conflict, model_draft, profile_draft) for conflict in conflicts if not _rests_on(conflict, bad)]
+    return _Resolution(settled, faults)
+
+
+def _with_checked_fix(
+    fault: Fault, all_faults: Sequence[Fault], resolved_with: Callable[[Sequence[str]], _Resolution]
+) -> Fault:
+    """The fault with the first of its fixes that removes it and brings no other."""
+    known = {each.key for each in all_faults} - {fault.key}
+    for fix in fault.fixes:
+        if {each.key for each in resolved_with([fix]).faults} <= known:
+            return replace(fault, remedy=f"{fault.remedy} Checked: --set {fix} helps.".lstrip())
+    return fault
 
 
 def load_model(name: str, where: Places | None = None) -> ModelConfig:
@@ -112,8 +144,8 @@ def load_profile(name: str, where: Places | None = None) -> ProfileConfig:
     draft = read_draft(find_profile(name, where or places()))
     profile = _load(draft, ProfileConfig)
     backend = settings_of(FALLBACK if profile.backend == AUTO else profile.backend)
-    conflicts = [*conflicts_of_profile(profile), *backend.profile_conflicts(profile, None)]
-    raise_faults([_fault_of(conflict, draft, draft) for conflict in conflicts])
+    conflicts = [*faults_of_profile(profile), *backend.profile_faults(profile, None)]
+    raise_faults([_located(conflict, draft, draft) for conflict in conflicts])
     return profile
 
 
@@ -179,7 +211,7 @@ def _validate(draft: Draft, schema: type[Frozen], prefix: KeyPath) -> _Validated
         return _Validated(_parse(draft.data, schema), list(draft.faults), set())
     except ValidationError as error:
         faults = faults_of_validation(error, schema, draft.data, draft.origins, prefix)
-        bad = {fault.key[len(prefix) :] for fault in faults}
+        bad = {fault.path[len(prefix) :] for fault in faults}
         try:  # without the faulty settings, so that combinations of the others are checked too
             return _Validated(_parse(without(draft.data, bad), schema), [*draft.faults, *faults], bad)
         except ValidationError:
@@ -203,16 +235,16 @@ def _settled(model: ModelConfig, profile: ProfileConfig, backend: str, device: D
     )
 
 
-def _fault_of(conflict: Conflict, model: Draft, profile: Draft) -> Fault:
-    path = _path(conflict.key)
-    if path[0] == "model":
-        return Fault(origin_of(path[1:], model.origins), path, conflict.text)
-    return Fault(origin_of(path, profile.origins), path, conflict.text)
+def _located(fault: Fault, model: Draft, profile: Draft) -> Fault:
+    """The fault with the place of its setting."""
+    if fault.path[0] == "model":
+        return replace(fault, where=origin_of(fault.path[1:], model.origins))
+    return replace(fault, where=origin_of(fault.path, profile.origins))
 
 
-def _rests_on(conflict: Conflict, bad: set[KeyPath]) -> bool:
-    """Whether a setting that the conflict compares is itself faulty, or part of something faulty."""
-    return any(_path(key)[: len(fault)] == fault for key in conflict.uses for fault in bad)
+def _rests_on(fault: Fault, bad: set[KeyPath]) -> bool:
+    """Whether a setting that the fault compares is itself faulty, or part of something faulty."""
+    return any(_path(key)[: len(each)] == each for key in fault.uses or (fault.key,) for each in bad)
 
 
 def _path(key: str) -> KeyPath:

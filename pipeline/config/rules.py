@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from ipaddress import IPv4Address
 from typing import NamedTuple
 
+from pipeline.config.faults import Fault, fault
 from pipeline.config.schema import LookaheadConfig, ModelConfig, ProfileConfig
 
 LOOKAHEAD_OFF = LookaheadConfig(
@@ -35,64 +36,61 @@ def uses_window(profile: ProfileConfig) -> bool:
     return has_window and profile.drafting.strategy in ("lookahead", "hybrid", "auto")
 
 
-def conflicts_of_profile(profile: ProfileConfig) -> Iterator[Conflict]:
+def faults_of_profile(profile: ProfileConfig) -> Iterator[Fault]:
     """What is wrong with a profile whatever the model and the backend."""
-    yield from _conflicts_of_sources(profile)
-    yield from _conflicts_of_address(profile)
-    yield from _conflicts_of_ports(profile)
+    yield from _faults_of_sources(profile)
+    yield from _faults_of_address(profile)
+    yield from _faults_of_ports(profile)
 
 
-def conflicts_of_pair(model: ModelConfig, profile: ProfileConfig, known_profiles: list[str]) -> Iterator[Conflict]:
+def faults_of_pair(model: ModelConfig, profile: ProfileConfig, known_profiles: list[str]) -> Iterator[Fault]:
     """What is wrong with a model under this profile, whatever the backend."""
     engine = profile.engine
     if engine.max_seq_len > model.max_position_embeddings:
-        yield Conflict(
+        yield fault(
             "engine.max_seq_len",
-            ("engine.max_seq_len", "model.max_position_embeddings"),
-            f"found {engine.max_seq_len}; {model.name} was made for at most {model.max_position_embeddings} positions. "
+            f"found {engine.max_seq_len}; {model.name} was made for at most {model.max_position_embeddings} positions.",
             "Lower it to that, or take a model for longer texts.",
+            uses=("engine.max_seq_len", "model.max_position_embeddings"),
+            fixes=(f"engine.max_seq_len={model.max_position_embeddings}",),
         )
     for name in model.lookahead:
         if name not in ("default", profile.name, *known_profiles):
-            yield Conflict(
-                f"model.lookahead.{name}",
-                (f"model.lookahead.{name}",),
-                f"names no profile. Known: default, {', '.join(known_profiles)}.",
-            )
+            yield fault(f"model.lookahead.{name}", "names no profile.", f"Known: default, {', '.join(known_profiles)}.")
 
 
-def _conflicts_of_sources(profile: ProfileConfig) -> Iterator[Conflict]:
+def _faults_of_sources(profile: ProfileConfig) -> Iterator[Fault]:
     kinds = [source.kind for source in profile.drafting.sources]
     for kind in sorted({kind for kind in kinds if kinds.count(kind) > 1}):
-        yield Conflict("drafting.sources", ("drafting.sources",), f"holds '{kind}' twice; keep one.")
+        yield fault("drafting.sources", f"holds '{kind}' twice; keep one.")
     strategy = profile.drafting.strategy
     missing = [kind for kind in _NEEDED_SOURCES.get(strategy, ()) if kind not in kinds]
     if missing:
-        yield Conflict(
+        yield fault(
             "drafting.sources",
-            ("drafting.sources", "drafting.strategy"),
             f"lacks {' and '.join(repr(kind) for kind in missing)}, which drafting.strategy = '{strategy}' needs.",
+            uses=("drafting.sources", "drafting.strategy"),
         )
 
 
-def _conflicts_of_address(profile: ProfileConfig) -> Iterator[Conflict]:
+def _faults_of_address(profile: ProfileConfig) -> Iterator[Fault]:
     try:
         IPv4Address(profile.server.host)
     except ValueError:
         text = (
             f"found {profile.server.host!r}; should be an IPv4 address of this machine, such as 127.0.0.1 or 0.0.0.0."
         )
-        yield Conflict("server.host", ("server.host",), text)
+        yield fault("server.host", text)
 
 
-def _conflicts_of_ports(profile: ProfileConfig) -> Iterator[Conflict]:
+def _faults_of_ports(profile: ProfileConfig) -> Iterator[Fault]:
     seen: dict[int, str] = {}
     for key in ("http_port", "grpc_port", "metrics_port"):
         port = getattr(profile.server, key)
         if port and port in seen:
-            yield Conflict(
+            yield fault(
                 f"server.{key}",
-                (f"server.{key}", f"server.{seen[port]}"),
                 f"found {port}, which server.{seen[port]} has too; give each its own, or 0 for a free one.",
+                uses=(f"server.{key}", f"server.{seen[port]}"),
             )
         seen.setdefault(port, key)

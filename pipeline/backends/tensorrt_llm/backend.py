@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.backends.tensorrt_llm import build, rules
-from pipeline.backends.tensorrt_llm.case import Case
+from pipeline.backends.tensorrt_llm.case import Case, case_of
 from pipeline.backends.tensorrt_llm.environment import engine_device, engine_libraries, gpus, package_versions
 from pipeline.backends.tensorrt_llm.speculation import modes_of
 from pipeline.checkpoint.checkpoint import Checkpoint
+from pipeline.config.faults import Fault
 from pipeline.config.hardware import Hardware
 from pipeline.config.places import Places
-from pipeline.config.rules import Conflict
 from pipeline.config.schema import Device, ProfileConfig, ResolvedConfig
 from pipeline.engine.backend import Backend, Note, Runtime
 from pipeline.engine.chains import Mode, triple_of
@@ -53,11 +53,11 @@ class TensorRTLLMBackend:
     def device(self, profile: ProfileConfig, hardware: Hardware) -> Device:
         return "cuda"
 
-    def profile_conflicts(self, profile: ProfileConfig, hardware: Hardware | None) -> Iterable[Conflict]:
-        return rules.conflicts_of_profile(profile)
+    def profile_faults(self, profile: ProfileConfig, hardware: Hardware | None) -> Iterable[Fault]:
+        return rules.faults_of_profile(profile)
 
-    def conflicts(self, resolved: ResolvedConfig) -> Iterable[Conflict]:
-        return rules.conflicts_of(resolved)
+    def faults(self, resolved: ResolvedConfig) -> Iterable[Fault]:
+        return rules.faults_of(case_of(resolved))
 
     def check(self, resolved: ResolvedConfig) -> None:
         rules.check(resolved)

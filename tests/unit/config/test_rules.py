@@ -149,3 +149,30 @@ def test_faults_of_the_backend_come_with_those_of_the_files() -> None:
         "tensorrt_llm.tokens_per_block",
         "tensorrt_llm.speculation",
     ]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "helps"),
+    [
+        (["engine.max_seq_len=99999"], "engine.max_seq_len=8192"),
+        (["engine.prefill_chunk=8192"], "engine.prefill_chunk=4096"),
+        (["engine.max_draft_tokens=14", "drafting.max_draft_tokens=14"], "engine.max_draft_tokens=15"),
+        (["model.parallelism.pipeline=2"], "model.parallelism.pipeline=1"),
+    ],
+)
+def test_a_refusal_names_an_override_that_was_checked_to_help(overrides: list[str], helps: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve_config("smollm2-135m", "latency", overrides, where=SHIPPED, hardware=CPU)
+    assert f"Checked: --set {helps} helps." in str(caught.value)
+    assert resolve_config("smollm2-135m", "latency", (*overrides, helps), where=SHIPPED, hardware=CPU)
+
+
+def test_an_override_that_does_not_help_is_not_named() -> None:
+    overrides = ["backend=tensorrt_llm", "tensorrt_llm.gpu_memory_gib=1"]
+    with pytest.raises(ConfigError, match="GiB per GPU with one sequence") as caught:
+        resolve_config("llama2-13b", "latency", overrides, where=SHIPPED)
+    assert "Checked" not in str(caught.value)
+    with pytest.raises(ConfigError, match=r"Checked: --set tensorrt_llm\.quantization=fp8 helps"):
+        resolve_config(
+            "llama2-13b", "latency", ["backend=tensorrt_llm", "tensorrt_llm.gpu_memory_gib=24"], where=SHIPPED
+        )

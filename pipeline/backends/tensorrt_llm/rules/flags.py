@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from pipeline.backends.tensorrt_llm import facts
 from pipeline.backends.tensorrt_llm.case import Case, FlagValue
-from pipeline.backends.tensorrt_llm.rules.problem import Problem, Rule, build_flag
-from pipeline.config.faults import did_you_mean, one_of
+from pipeline.backends.tensorrt_llm.rules.problem import Rule, build_flag
+from pipeline.config.faults import Fault, did_you_mean, fault, one_of
 
 # Options that have a setting of their own, and where it is.
 SET_ELSEWHERE = {
@@ -39,22 +39,22 @@ _OF_NO_USE = {
 }
 
 
-def known_flags(case: Case) -> Iterator[Problem]:
+def known_flags(case: Case) -> Iterator[Fault]:
     """Unknown names, values of the wrong type, and options that have a place of their own."""
     known = facts.build_flags()
     for name, value in case.trt.build_flags.items():
         if name in SET_ELSEWHERE:
-            yield Problem(build_flag(name), f"found {value!r}; it is set by {SET_ELSEWHERE[name]}. Remove it here.")
+            yield fault(build_flag(name), f"found {value!r}; it is set by {SET_ELSEWHERE[name]}.", "Remove it here.")
         elif name in _OF_NO_USE:
-            yield Problem(build_flag(name), f"found {value!r}; not to be used here: {_OF_NO_USE[name]}. Remove it.")
+            yield fault(build_flag(name), f"found {value!r}; not to be used here: {_OF_NO_USE[name]}.", "Remove it.")
         elif name not in known:
-            yield Problem(
+            yield fault(
                 build_flag(name),
                 f"is no option of trtllm-build {facts.RELEASE_LINE}.{did_you_mean(name, known)} "
                 "Names are written without dashes in front.",
             )
         elif name != "kv_cache_type" and (wrong := _wrong_value(known[name], value)):  # that one has but one use here
-            yield Problem(build_flag(name), f"found {value!r}; should be {wrong}.")
+            yield fault(build_flag(name), f"found {value!r}; should be {wrong}.")
 
 
 def _wrong_value(flag: facts.Flag, value: FlagValue) -> str | None:
@@ -70,7 +70,7 @@ def _wrong_value(flag: facts.Flag, value: FlagValue) -> str | None:
     return None
 
 
-def needed_for_serving(case: Case) -> Iterator[Problem]:
+def needed_for_serving(case: Case) -> Iterator[Fault]:
     """The builder makes an engine without these too, but the backend does not load it: models are served with in-flight
     batching."""
     needed = [("gpt_attention_plugin", "auto"), ("remove_input_padding", "enable")]
@@ -78,13 +78,14 @@ def needed_for_serving(case: Case) -> Iterator[Problem]:
         needed += [("mamba_conv1d_plugin", "auto"), ("paged_state", "enable")]
     for name, right in needed:
         if case.flag(name) == "disable":
-            yield Problem(
+            yield fault(
                 build_flag(name),
-                f"found 'disable'; engines are served with in-flight batching, which needs {right!r}. Remove it.",
+                f"found 'disable'; engines are served with in-flight batching, which needs {right!r}.",
+                "Remove it.",
             )
 
 
-def one_beam(case: Case) -> Iterator[Problem]:
+def one_beam(case: Case) -> Iterator[Fault]:
     """Drafts exclude beam search, and our front model serves one beam."""
     if (found := case.flag("max_beam_width")) == 1:
         return
@@ -92,63 +93,42 @@ def one_beam(case: Case) -> Iterator[Problem]:
         reason = "requests are served with one beam, and more would cost memory for nothing"
     else:
         reason = f"an engine with tensorrt_llm.speculation = '{case.trt.speculation}' needs 1"
-    yield Problem(build_flag("max_beam_width"), f"found {found!r}; {reason}. Remove it.")
+    yield fault(build_flag("max_beam_width"), f"found {found!r}; {reason}.", "Remove it.")
 
 
-def paged_kv_cache(case: Case) -> Iterator[Problem]:
+def paged_kv_cache(case: Case) -> Iterator[Fault]:
     """In-flight batching, KV reuse and every speculative mode need the paged KV cache."""
     if (found := case.flag("kv_cache_type")) not in (None, "paged"):
-        yield Problem(
-            build_flag("kv_cache_type"),
-            f"found {found!r}; in-flight batching and drafts need 'paged'. Remove it.",
+        yield fault(
+            build_flag("kv_cache_type"), f"found {found!r}; in-flight batching and drafts need 'paged'.", "Remove it."
         )
 
 
-def no_context_logits_with_drafts(case: Case) -> Iterator[Problem]:
+def no_context_logits_with_drafts(case: Case) -> Iterator[Fault]:
     """The builder refuses gathered context logits together with max_draft_len > 0."""
     if all(case.max_draft_len(mode) == 0 for mode in case.modes):
         return
     for name in ("gather_context_logits", "gather_all_token_logits"):
         if case.flag(name):
-            yield Problem(
+            yield fault(
                 build_flag(name),
-                "found true; an engine with drafts cannot gather context logits. Remove it, or set "
-                "tensorrt_llm.speculation to 'none'.",
+                "found true; an engine with drafts cannot gather context logits.",
+                "Remove it, or set tensorrt_llm.speculation to 'none'.",
             )
 
 
-def lora_has_its_modules(case: Case) -> Iterator[Problem]:
+def lora_has_its_modules(case: Case) -> Iterator[Fault]:
     """The builder refuses the plugin without modules, after the conversion."""
     if case.flag("lora_plugin") != "disable" and not (case.flag("lora_target_modules") or case.flag("lora_dir")):
-        yield Problem(
+        yield fault(
             build_flag("lora_plugin"),
-            f"found {case.flag('lora_plugin')!r} without target modules. Add "
+            f"found {case.flag('lora_plugin')!r} without target modules.",
+            "Add "
             "tensorrt_llm.build_flags.lora_target_modules=attn_qkv or tensorrt_llm.build_flags.lora_dir, or remove it.",
         )
 
 
-def streaming_llm_is_gone(case: Case) -> Iterator[Problem]:
-    if case.enabled("streamingllm"):
-        yield Problem(build_flag("streamingllm"), "found 'enable', which the builder refuses. Remove it.")
-
-
-def reduce_fusion_has_something_to_fuse(case: Case) -> Iterator[Problem]:
-    """Otherwise the builder switches it off unseen."""
-    if not case.enabled("reduce_fusion"):
-        return
-    if case.model.parallelism.tensor == 1:
-        yield Problem(
-            build_flag("reduce_fusion"),
-            "found 'enable' with model.parallelism.tensor = 1; there is no reduction to fuse. Remove it.",
-        )
-    if case.model.architecture not in ("LlamaForCausalLM", "Gemma2ForCausalLM", "MedusaForCausalLM"):
-        yield Problem(
-            build_flag("reduce_fusion"),
-            f"found 'enable' for {case.model.architecture}; only Llama, Gemma 2 and Medusa have it. Remove it.",
-        )
-
-
-def user_buffer_has_its_place(case: Case) -> Iterator[Problem]:
+def user_buffer_has_its_place(case: Case) -> Iterator[Fault]:
     """The builder does not check this one."""
     if not case.enabled("user_buffer"):
         return
@@ -158,34 +138,11 @@ def user_buffer_has_its_place(case: Case) -> Iterator[Problem]:
     if case.trt.quantization != "fp8":
         lacks.append(f"with tensorrt_llm.quantization = '{case.trt.quantization}'")
     if lacks:
-        yield Problem(
+        yield fault(
             build_flag("user_buffer"),
             f"found 'enable' {' and '.join(lacks)}; it is made for LlamaForCausalLM with 'fp8' and "
-            "tensorrt_llm.build_flags.reduce_fusion = 'enable'. Remove it, or set those.",
-        )
-
-
-def norm_quant_fusion_has_its_place(case: Case) -> Iterator[Problem]:
-    if not case.enabled("norm_quant_fusion"):
-        return
-    if (
-        case.model.architecture != "LlamaForCausalLM"
-        or case.trt.quantization != "nvfp4"
-        or case.enabled("reduce_fusion")
-    ):
-        yield Problem(
-            build_flag("norm_quant_fusion"),
-            "found 'enable'; it needs LlamaForCausalLM, tensorrt_llm.quantization = 'nvfp4' and no reduce_fusion. "
-            "Remove it.",
-        )
-
-
-def pp_reduce_scatter_is_for_mixtral(case: Case) -> Iterator[Problem]:
-    if case.enabled("pp_reduce_scatter") and case.model.architecture != "MixtralForCausalLM":
-        yield Problem(
-            build_flag("pp_reduce_scatter"),
-            f"found 'enable' for {case.model.architecture}; the builder takes it for MixtralForCausalLM only. Remove "
-            "it.",
+            "tensorrt_llm.build_flags.reduce_fusion = 'enable'.",
+            "Remove it, or set those.",
         )
 
 
@@ -196,9 +153,5 @@ RULES: tuple[Rule, ...] = (
     paged_kv_cache,
     no_context_logits_with_drafts,
     lora_has_its_modules,
-    streaming_llm_is_gone,
-    reduce_fusion_has_something_to_fuse,
     user_buffer_has_its_place,
-    norm_quant_fusion_has_its_place,
-    pp_reduce_scatter_is_for_mixtral,
 )

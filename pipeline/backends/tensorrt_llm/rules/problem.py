@@ -1,21 +1,13 @@
-"""One thing that is wrong with a config for TensorRT-LLM."""
+"""Rules of this backend: functions that yield what is wrong with a config."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 from pipeline.backends.tensorrt_llm.case import Case
+from pipeline.config.faults import Fault
 
-
-class Problem(NamedTuple):
-    """key: the setting, "model." in front for settings of the model. text: what was found, why not, what to do."""
-
-    key: str
-    text: str
-
-
-Rule = Callable[[Case], Iterator[Problem]]
+Rule = Callable[[Case], Iterator[Fault]]
 
 
 def build_flag(name: str) -> str:

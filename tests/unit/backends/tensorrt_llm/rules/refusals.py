@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from pipeline.backends.tensorrt_llm.rules import check, problems_of
+from pipeline.backends.tensorrt_llm.rules import check, faults_of
 from pipeline.backends.tensorrt_llm.rules.problem import Rule
 from pipeline.errors import ConfigError
 from tests.trt_configs import trt_case, trt_config
@@ -18,7 +18,7 @@ Wrong = tuple[str, str, str]
 def assert_refused(rules: Sequence[Rule], overrides: str, key: str, text: str) -> None:
     """By one of these rules, and told to the user with the key and the whole sentence."""
     case = trt_case(*overrides.split())
-    problems = problems_of(case)
+    problems = faults_of(case)
     found = [problem for problem in problems if problem.key == key and text in problem.text]
     assert found, problems
     assert found[0] in [problem for rule in rules for problem in rule(case)]

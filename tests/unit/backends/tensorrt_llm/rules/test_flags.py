@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.backends.tensorrt_llm.rules import problems_of
+from pipeline.backends.tensorrt_llm.rules import faults_of
 from pipeline.backends.tensorrt_llm.rules.flags import RULES
 from tests.trt_configs import trt_case
 from tests.unit.backends.tensorrt_llm.rules.refusals import Wrong, assert_refused, idle
@@ -17,21 +17,12 @@ WRONG: list[Wrong] = [
         "'none'",
     ),
     (".build_flags.lora_plugin=auto", "tensorrt_llm.build_flags.lora_plugin", "without target modules"),
-    (".build_flags.streamingllm=enable", "tensorrt_llm.build_flags.streamingllm", "refuses"),
-    (".build_flags.reduce_fusion=enable", "tensorrt_llm.build_flags.reduce_fusion", "tensor = 1"),
-    (
-        ".build_flags.reduce_fusion=enable model.parallelism.tensor=2 model.architecture=MistralForCausalLM",
-        "tensorrt_llm.build_flags.reduce_fusion",
-        "only Llama",
-    ),
     (".build_flags.user_buffer=enable", "tensorrt_llm.build_flags.user_buffer", "without reduce_fusion"),
     (
         ".build_flags.user_buffer=enable .build_flags.reduce_fusion=enable model.parallelism.tensor=2",
         "tensorrt_llm.build_flags.user_buffer",
         "'fp8'",
     ),
-    (".build_flags.norm_quant_fusion=enable", "tensorrt_llm.build_flags.norm_quant_fusion", "nvfp4"),
-    (".build_flags.pp_reduce_scatter=enable", "tensorrt_llm.build_flags.pp_reduce_scatter", "Mixtral"),
     (".build_flags.max_beam_width=4", "tensorrt_llm.build_flags.max_beam_width", "needs 1"),
     (".build_flags.max_beam_width=4 .speculation=none", "tensorrt_llm.build_flags.max_beam_width", "one beam"),
     (".build_flags.kv_cache_type=continuous", "tensorrt_llm.build_flags.kv_cache_type", "'paged'"),
@@ -88,4 +79,4 @@ def test_every_rule_refuses_something():
 
 def test_lora_with_target_modules_is_taken():
     modules = (".build_flags.lora_plugin=auto", ".build_flags.lora_target_modules=attn_qkv")
-    assert problems_of(trt_case(*modules)) == []
+    assert faults_of(trt_case(*modules)) == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.backends.tensorrt_llm.rules import problems_of
+from pipeline.backends.tensorrt_llm.rules import faults_of
 from pipeline.backends.tensorrt_llm.rules.model import RULES
 from pipeline.config.places import SHIPPED
 from tests.trt_configs import trt_case
@@ -107,4 +107,4 @@ def test_a_name_by_which_the_loader_knows_the_model_is_not_refused(tmp_path):
     own = tmp_path / "exaone-8b.yaml"
     own.write_text((SHIPPED / "configs/models/llama2-13b.yaml").read_text(encoding="utf-8"))
     overrides = ("model.architecture=ExaoneForCausalLM", "model.trust_remote_code=true")
-    assert problems_of(trt_case(*overrides, model=str(own))) == []
+    assert faults_of(trt_case(*overrides, model=str(own))) == []

@@ -13,11 +13,6 @@ WRONG: list[Wrong] = [
     (".build_flags.gemm_plugin=fp8", "tensorrt_llm.build_flags.gemm_plugin", "FP8 weights"),
     (".build_flags.gemm_plugin=nvfp4 .quantization=fp8", "tensorrt_llm.build_flags.gemm_plugin", "NVFP4 weights"),
     (".build_flags.low_latency_gemm_plugin=fp8", "tensorrt_llm.build_flags.low_latency_gemm_plugin", "FP8 weights"),
-    (
-        ".build_flags.nccl_plugin=disable model.parallelism.tensor=2",
-        "tensorrt_llm.build_flags.nccl_plugin",
-        "2 rank(s)",
-    ),
 ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.backends.tensorrt_llm.rules import check, problems_of
+from pipeline.backends.tensorrt_llm.rules import check, faults_of
 from pipeline.config.loading import names_in
 from pipeline.config.places import places
 from pipeline.errors import ConfigError
@@ -17,7 +17,7 @@ NOT_PAGED = ".build_flags.use_paged_context_fmha=disable"
 @pytest.mark.parametrize("profile", names_in(places().profiles))
 @pytest.mark.parametrize("model", names_in(places().models))
 def test_what_we_ship_is_right_in_every_mode(model, profile, speculation):
-    assert problems_of(trt_case(f".speculation={speculation}", model=model, profile=profile)) == []
+    assert faults_of(trt_case(f".speculation={speculation}", model=model, profile=profile)) == []
 
 
 def test_all_faults_come_at_once_and_each_once():
@@ -28,14 +28,14 @@ def test_all_faults_come_at_once_and_each_once():
                 "latency",
                 ".speculation=both",
                 ".kv_cache_dtype=int8",
-                ".build_flags.streamingllm=enable",
+                ".build_flags.kv_cache_type=disabled",
                 ".container_tag='25.01'",
                 "model.parallelism.tensor=3",
             )
         )
     text = str(error.value)
     assert text.startswith("4 faults in the configuration:")
-    for key in ("speculation", "streamingllm", "container_tag", "model.parallelism.tensor"):
+    for key in ("speculation", "kv_cache_type", "container_tag", "model.parallelism.tensor"):
         assert text.count(f"{key}: found") == 1
 
 
@@ -54,7 +54,7 @@ def test_all_faults_come_at_once_and_each_once():
     ],
 )
 def test_one_fault_is_told_in_one_sentence(override, text):
-    (problem,) = problems_of(trt_case(override))
+    (problem,) = faults_of(trt_case(override))
     assert problem.key == f"tensorrt_llm{override.partition('=')[0]}"
     assert text in problem.text
 
@@ -110,11 +110,11 @@ def test_one_fault_is_told_in_one_sentence(override, text):
     ],
 )
 def test_what_is_possible_is_not_refused(overrides):
-    assert problems_of(trt_case(*overrides)) == []
+    assert faults_of(trt_case(*overrides)) == []
 
 
 def test_a_recurrent_model_is_planned_without_reuse():
     case = trt_case("model.architecture=RecurrentGemmaForCausalLM", ".speculation=none")
-    assert problems_of(case) == []
+    assert faults_of(case) == []
     assert case.kv_cache_reuse("none") is False
     assert trt_case(".speculation=none").kv_cache_reuse("none") is True

@@ -26,12 +26,6 @@ WRONG: list[Wrong] = [
     (".speculation=trie engine.max_num_tokens=2048", "engine.max_num_tokens", "enable_chunked_context to true"),
     (".speculation=both engine.max_num_tokens=4095", "engine.max_num_tokens", "sends prompt, output and drafts"),
     (".build_flags.max_input_len=1000", "tensorrt_llm.build_flags.max_input_len", "ignores it"),
-    (
-        ".build_flags.multiple_profiles=enable .build_flags.opt_num_tokens=64",
-        "tensorrt_llm.build_flags.opt_num_tokens",
-        "takes one of them",
-    ),
-    (".build_flags.opt_num_tokens=100000", "tensorrt_llm.build_flags.opt_num_tokens", "4096"),
     ("model.lookahead.latency.max_window_size=600 engine.max_num_tokens=9000", "model.lookahead", "2048"),
 ]
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from pipeline.backends.tensorrt_llm.rules import problems_of
+from pipeline.backends.tensorrt_llm.rules import faults_of
 from pipeline.backends.tensorrt_llm.rules.speculation import RULES
 from tests.trt_configs import trt_case
 from tests.unit.backends.tensorrt_llm.rules.refusals import Wrong, assert_refused, idle
@@ -146,6 +146,6 @@ def test_a_local_falcon_says_its_positions_in_config_json(stated, refused, tmp_p
         "model.lookahead={default: {max_window_size: 4, max_ngram_size: 3, max_verification_set_size: 4}}",
         "model.gpu_dtype=float16",
     )
-    problems = problems_of(trt_case(*overrides, model=str(tmp_path)))
+    problems = faults_of(trt_case(*overrides, model=str(tmp_path)))
     assert bool(problems) == refused
     assert all("ALiBi" in problem.text for problem in problems)
