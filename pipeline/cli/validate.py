@@ -95,8 +95,9 @@ def validate_gpu(
 
 def _check_engine(model: str, shapes: str | None, num_prompts: int, max_new_tokens: int, out: Path | None) -> None:
     """Check the torch engine on this machine's GPU, else its CPU. The report is written anew after each check."""
-    from pipeline.bench.validation.engine_checks import LARGE_SHAPES, SHAPES, CheckOptions, run_checks
+    from pipeline.bench.validation.engine_checks import CheckOptions, run_checks
     from pipeline.bench.validation.engine_report import write_engine_report
+    from pipeline.bench.validation.shapes import LARGE_SHAPES, SHAPES
     from pipeline.bench.validation.validation import private_places
     from pipeline.config.hardware import detect_hardware
     from pipeline.config.places import places

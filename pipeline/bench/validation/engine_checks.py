@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen2Config
 
 from pipeline.bench.contenders.in_process import InProcess, choose_strategies, open_in_process
 from pipeline.bench.data.workload import DEFAULT_PROMPTS, WorkloadRow, first_prompts, load_workload
@@ -25,6 +24,7 @@ from pipeline.bench.measure import MeasureOptions, measure
 from pipeline.bench.report.results import OVERALL
 from pipeline.bench.report.summary import summarise
 from pipeline.bench.tune import LOOKAHEADS, Candidate, candidates, tune
+from pipeline.bench.validation.shapes import LARGE_SHAPES, SHAPES, TINY, bandwidth, bytes_read, random_model
 from pipeline.bench.verify.verify import verdict_table, verify_in_process
 from pipeline.config.places import Places
 from pipeline.config.resolution import resolve_config
@@ -39,25 +39,8 @@ from pipeline.tuning.cost_curve import CostGrid, critical_decoding_length
 from pipeline.tuning.cost_curve import measure as measure_curve
 
 Values = dict[str, Any]
-_TINY = "tiny"
-# Sizes as in the checkpoints' config.json: hidden, intermediate, layers, heads, key/value heads, vocabulary.
-SHAPES: Mapping[str, Callable[[], PretrainedConfig]] = {
-    _TINY: lambda: _llama(64, 128, 2, 4, 2, 512),
-    "llama2-7b": lambda: _llama(4096, 11008, 32, 32, 32, 32000),
-    "llama2-13b": lambda: _llama(5120, 13824, 40, 40, 40, 32000),
-    "qwen2.5-7b": lambda: Qwen2Config(
-        hidden_size=3584,
-        intermediate_size=18944,
-        num_hidden_layers=28,
-        num_attention_heads=28,
-        num_key_value_heads=4,
-        vocab_size=152064,
-    ),
-}
-LARGE_SHAPES = ("llama2-7b", "llama2-13b", "qwen2.5-7b")
 GRID = CostGrid((1, 2, 4, 8, 16, 32, 64, 128, 256), (1, 4, 16), (512,), max_pass_tokens=1024)
 _LIMITS = EngineLimits(max_batch_size=16, max_seq_len=1024, max_num_tokens=1024, max_draft_tokens=255, vocab_size=0)
-_BANDWIDTH_BYTES = {"cuda": 1 << 30, "cpu": 1 << 28}
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +108,7 @@ def curve(shape: str, device: Device) -> tuple[Values, CostCurve]:
     """Times of passes of a random-weight model against the time to read its weights once."""
     config = SHAPES[shape]()
     model = random_model(config, device, torch.float32 if device == "cpu" else torch.bfloat16)
-    num_bytes = _bytes_read(model)
+    num_bytes = bytes_read(model)
     engine = TorchEngine(model, _limits(config.vocab_size), num_slots=_LIMITS.max_batch_size)
     floor = num_bytes / bandwidth(device)
     points = measure_curve(engine, GRID)
@@ -181,27 +164,6 @@ def lookahead_sizes(opened: InProcess, options: CheckOptions, curves: Mapping[st
     return {"table": table, "left_out": len(LOOKAHEADS) - len(chosen)}
 
 
-def random_model(config: PretrainedConfig, device: Device, dtype: torch.dtype) -> Any:
-    """A model of random weights, made on the device."""
-    torch.manual_seed(0)
-    with torch.device(device):
-        return AutoModelForCausalLM.from_config(config, dtype=dtype)
-
-
-def bandwidth(device: Device) -> float:
-    """Bytes per second that a copy reads and writes together: the best of ten."""
-    source = torch.empty(_BANDWIDTH_BYTES[device], dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    times = []
-    for _ in range(10):
-        _wait(device)
-        started = time.perf_counter()
-        target.copy_(source)
-        _wait(device)
-        times.append(time.perf_counter() - started)
-    return 2 * source.numel() / min(times)
-
-
 def _curve(shape: str, device: Device, curves: dict[str, CostCurve]) -> Values:
     try:
         result, curves[shape] = curve(shape, device)
@@ -242,7 +204,7 @@ def _verify(opened: InProcess, rows: Sequence[WorkloadRow], max_new_tokens: int)
 
 def _tree_gap(device: Device, dtype: torch.dtype) -> float:
     """Largest difference between logits of a random tree's nodes and those of each path alone."""
-    config = SHAPES[_TINY]()
+    config = SHAPES[TINY]()
     engine = TorchEngine(random_model(config, device, dtype), _limits(config.vocab_size), num_slots=2)
     random = np.random.default_rng(0)
     prompt = random.integers(0, config.vocab_size, 40).astype(np.int32)
@@ -267,14 +229,6 @@ def _logits(engine: TorchEngine, prompt: Any, tree: Any) -> list[Any]:
         engine.release(sequence)
 
 
-def _bytes_read(model: Any) -> int:
-    """Bytes of the weights that a pass reads: all but the rows of an embedding table that is not the output layer."""
-    total = sum(weight.numel() * weight.element_size() for weight in model.parameters())
-    embedding = model.get_input_embeddings().weight
-    shared = model.get_output_embeddings().weight is embedding
-    return total - (0 if shared else embedding.numel() * embedding.element_size())
-
-
 def _cost_ratio(costs: CostCurve, num_tokens: int) -> float:
     times = costs.seconds_up_to(num_tokens, 1, GRID.context_lengths[0])
     return float(times[num_tokens] / times[1])
@@ -290,20 +244,3 @@ def _limits(vocab_size: int) -> EngineLimits:
     return EngineLimits(
         sizes.max_batch_size, sizes.max_seq_len, sizes.max_num_tokens, sizes.max_draft_tokens, vocab_size
     )
-
-
-def _llama(hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, vocab: int) -> PretrainedConfig:
-    return LlamaConfig(
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        vocab_size=vocab,
-        max_position_embeddings=4096,
-    )
-
-
-def _wait(device: Device) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
