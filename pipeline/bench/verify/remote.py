@@ -35,8 +35,8 @@ def remote_strategies(resolved: ResolvedConfig, wanted: Sequence[str] | None) ->
     there = [name for name in STRATEGIES if name in offered(backend_of(resolved.backend).traits(resolved))]
     if there == [BASELINE]:
         raise UserError(
-            "This engine decodes without drafts, so there is nothing to compare. Set `speculation` "
-            "in the backend's section of the profile to 'both', which serves lookahead and trie side by side."
+            "This engine decodes without drafts, so there is nothing to compare. Build one with --set "
+            f"{resolved.backend}.speculation=both, which serves lookahead and trie side by side."
         )
     if wrong := [name for name in wanted or () if name not in there]:
         raise UserError(f"There is no strategy {wrong[0]!r} on this engine; it offers {', '.join(there)}.")
