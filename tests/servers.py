@@ -6,7 +6,8 @@ from contextlib import suppress
 
 import psutil
 
-from pipeline.server.guard import MARK, shm_files
+from pipeline.server.guard import shm_files
+from pipeline.server.processes import MARK
 
 # Triton alone, on free ports.
 FREE_PORTS = (*(f"server.{name}_port=0" for name in ("http", "grpc", "metrics", "openai")), "server.openai=false")

@@ -161,6 +161,7 @@ def status(as_json: Json = False) -> None:
         ("model", f"{state.model} ({state.profile})"),
         ("ready", "yes" if ready else "no"),
         ("up", f"{time.time() - state.started:.0f} s"),
+        *([("restarts", f"{state.restarts}: {state.restart_reason}")] if state.restarts else []),
         *([] if url is None else [("OpenAI API", url)]),
         ("gRPC", state.grpc_url),
         ("HTTP", state.http_url),

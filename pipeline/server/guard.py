@@ -1,9 +1,10 @@
 """Runs a server and sees to its end: `python -m pipeline.server.guard SPEC`, a process between us and tritonserver.
 
-The guard ends the server when it is told to (SIGTERM; SIGUSR1: give running requests time to finish), when the one who
-started it is gone (its standard input closes), when a model's process dies, or when the server does; in every case it
-kills what is left of the server's processes, removes its shared memory, its container and the state file, and writes
-into the log how it ended.
+The guard ends the server on a signal (SIGTERM; SIGUSR1: running requests get time to finish), when its owner is gone
+(standard input closes, or a process named in the spec ends), or when the server ends. It starts the server again, at
+most MAX_RESTARTS times, when a model's process dies, or when the server does nothing before it is ready; log and state
+file hold the count and the reason. After every end it kills what is left of the server's processes and removes its
+shared memory and container; after the last one also the state file, and the log's last line says how it ended.
 If the guard itself is killed, the kernel ends the server. Standard library only: it starts fast and stays small.
 """
 
@@ -22,27 +23,31 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from pipeline.server.log import write_end
+from pipeline.server.log import write_end, write_restart
+from pipeline.server.processes import marked_processes, model_processes, start_time
+from pipeline.server.start_watch import StartWatch
 
-# Marks every process of a server in its environment, so that leftovers can be told from strangers.
-MARK = "LOOKAHEAD_SERVER_ID"
+# Environment variable: pid of a process with which servers end that are started under it, detached ones too.
+OWNER = "LOOKAHEAD_OWNER_PID"
 STOP_SECONDS = 15.0
 # How long running requests may take to finish after SIGUSR1.
 DRAIN_SECONDS = 60.0
 _PR_SET_PDEATHSIG = 1
 _CLEAN_UP_SECONDS = 30.0
+# A server that lost a model's process, or hangs while it starts, is started again so many times.
+MAX_RESTARTS = 3
+HANG_SECONDS = 60.0
 # How often the models' processes are looked at, and how long a server that lost one may take to end by itself.
 _WATCH_SECONDS = 1.0
 _CRIPPLED_SECONDS = 2.0
-# Triton runs each Python model in a process of this name, as far as the kernel keeps it.
-_MODEL_PROCESS = "triton_python_backend_stub"[:15]
 
 
 @dataclass(frozen=True, slots=True)
 class GuardSpec:
     """What to run and what to remove afterwards. server_id: value of MARK, and how its shared memory is named.
     watch_parent: end when standard input closes. clean_up: command that removes what outlives the processes. links: to
-    make first, named as shared memory is, and removed with it."""
+    make first, named as shared memory is, and removed with it. owner: pid and start time of a process with which the
+    server ends. ready_url: answers 200 once the server is ready. hang_seconds: how long it may do nothing before."""
 
     command: Sequence[str]
     environment: dict[str, str]
@@ -52,6 +57,9 @@ class GuardSpec:
     watch_parent: bool
     clean_up: Sequence[str] = ()
     links: Mapping[str, str] = field(default_factory=dict)
+    owner: tuple[int, int] | None = None
+    ready_url: str = ""
+    hang_seconds: float = HANG_SECONDS
 
     def dump(self) -> str:
         return json.dumps(asdict(self))
@@ -82,29 +90,11 @@ def remove_shm(prefix: str) -> None:
         path.unlink(missing_ok=True)
 
 
-def marked_processes(server_id: str) -> list[int]:
-    """Processes of a server, those in sessions of their own (below mpirun) included; never this one."""
-    mark, found = f"{MARK}={server_id}".encode(), []
-    for path in glob.glob("/proc/[0-9]*/environ"):
-        with suppress(OSError):  # gone, or not ours to look at
-            if mark in Path(path).read_bytes().split(b"\0"):
-                found.append(int(path.split("/")[2]))
-    return [pid for pid in found if pid != os.getpid()]
-
-
-def model_processes(server_id: str) -> dict[int, str]:
-    """Processes in which a server runs Python models, by pid: the model of each."""
-    mark, found = f"{MARK}={server_id}".encode(), {}
-    for path in glob.glob("/proc/[0-9]*/comm"):
-        with suppress(OSError):  # gone, or not ours to look at
-            folder = Path(path).parent
-            if Path(path).read_text().strip() != _MODEL_PROCESS:
-                continue
-            if mark in (folder / "environ").read_bytes().split(b"\0"):
-                arguments = (folder / "cmdline").read_text().split("\0")
-                code = next((Path(argument) for argument in arguments if argument.endswith("/model.py")), None)
-                found[int(folder.name)] = "" if code is None else code.parts[-3]  # MODEL/VERSION/model.py
-    return found
+def owner() -> tuple[int, int] | None:
+    """Pid and start time of the process that OWNER names, if it names one that runs."""
+    pid = int(os.environ.get(OWNER, "0"))
+    started = start_time(pid) if pid else None
+    return None if started is None else (pid, started)
 
 
 def run_clean_up(command: Sequence[str]) -> None:
@@ -117,56 +107,86 @@ def run_clean_up(command: Sequence[str]) -> None:
 def main() -> int:
     """Run the server named by the spec file until its end; returns its exit code."""
     spec = GuardSpec(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    log = Path(spec.log_path)
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.set_wakeup_fd(wake_write)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD):
         signal.signal(number, lambda number, frame: None)
+    log.write_bytes(b"")
+    end, code, num_restarts = _End(), 1, 0
+    try:
+        while True:
+            try:
+                server = _start(spec)
+            except OSError as error:
+                end = _End(f"{spec.command[0]} cannot be run: {error.strerror}")
+                return 1
+            end = _wait_for_end(server, wake_read, spec)
+            code = _stop(server, end.patience)
+            if not end.restart or num_restarts == MAX_RESTARTS:
+                return 1 if end.reason and not end.wanted else code
+            num_restarts += 1
+            _kill_rest(spec, server)
+            write_restart(log, num_restarts, end.reason)
+            record_restart(Path(spec.state_path), num_restarts, end.reason)
+    finally:
+        _kill_rest(spec, None)
+        Path(spec.state_path).unlink(missing_ok=True)
+        write_end(log, end.wanted, end.reason or f"exit code {code}")
+
+
+def record_restart(state_path: Path, number: int, reason: str) -> None:
+    """Enter a restart into the state file, if the server has one by now."""
+    with suppress(FileNotFoundError):
+        state = json.loads(state_path.read_text(encoding="utf-8")) | {"restarts": number, "restart_reason": reason}
+        partial = state_path.with_suffix(".partial")
+        partial.write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
+        partial.replace(state_path)
+
+
+def _start(spec: GuardSpec) -> subprocess.Popen[bytes]:
     for name, target in spec.links.items():
         Path(name).symlink_to(target)
-    with Path(spec.log_path).open("wb") as log:
-        try:
-            server = subprocess.Popen(
-                spec.command,
-                env=dict(spec.environment),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=_die_with_guard,
-            )
-        except OSError as error:  # nothing has begun; who waits for it removes the rest
-            log.write(f"{spec.command[0]} cannot be run: {error.strerror}\n".encode())
-            return 1
-    end = _End()
-    try:
-        end = _wait_for_end(server, wake_read, spec)
-        code = _stop(server, end.patience)
-        return 1 if end.reason and not end.wanted else code
-    finally:
+    with Path(spec.log_path).open("ab") as log:
+        return subprocess.Popen(
+            spec.command,
+            env=dict(spec.environment),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=_die_with_guard,
+        )
+
+
+def _kill_rest(spec: GuardSpec, server: subprocess.Popen[bytes] | None) -> None:
+    """Kill what is left of a server that has ended; remove its container, shared memory and links."""
+    if server is not None:
         with suppress(ProcessLookupError):
             os.killpg(server.pid, signal.SIGKILL)
-        for pid in marked_processes(spec.server_id):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        run_clean_up(spec.clean_up)
-        remove_shm(spec.server_id)
-        Path(spec.state_path).unlink(missing_ok=True)
-        write_end(Path(spec.log_path), end.wanted, end.reason or f"exit code {server.poll()}")
+    for pid in marked_processes(spec.server_id):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    run_clean_up(spec.clean_up)
+    remove_shm(spec.server_id)
 
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """Why the server should end; empty if it has. wanted: somebody asked for it. patience: for how long it may take."""
+    """Why the server should end; empty if it has. wanted: somebody asked for it. patience: for how long it may take.
+    restart: it should be started again."""
 
     reason: str = ""
     wanted: bool = False
     patience: float = 0.0
+    restart: bool = False
 
 
 def _wait_for_end(server: subprocess.Popen[bytes], wake_fd: int, spec: GuardSpec) -> _End:
     fds = [wake_fd, sys.stdin.fileno()] if spec.watch_parent else [wake_fd]
     models: dict[int, str] = {}
+    start = StartWatch(spec.server_id, spec.ready_url, spec.hang_seconds)
     while True:
         ready, _, _ = select.select(fds, [], [], _WATCH_SECONDS)
         if wake_fd in ready and (told := set(os.read(wake_fd, 64)) - {signal.SIGCHLD}):
@@ -176,6 +196,10 @@ def _wait_for_end(server: subprocess.Popen[bytes], wake_fd: int, spec: GuardSpec
             return _End()
         if len(fds) > 1 and fds[1] in ready and not os.read(fds[1], 1):
             return _End("who started it is gone", True, STOP_SECONDS)
+        if spec.owner is not None and start_time(spec.owner[0]) != spec.owner[1]:
+            return _End("the command that owns it is gone", True, STOP_SECONDS)
+        if start.hangs():
+            return _End(f"it did nothing for {spec.hang_seconds:.0f} s before it was ready", restart=True)
         alive = model_processes(spec.server_id)
         if dead := models.keys() - alive.keys():
             # Triton starts none of them again, calls itself ready all the same, and leaves their requests unanswered.
@@ -184,7 +208,8 @@ def _wait_for_end(server: subprocess.Popen[bytes], wake_fd: int, spec: GuardSpec
                 return _End()
             alive = model_processes(spec.server_id)  # a second look, as the first one may have failed
             if dead := models.keys() - alive.keys():
-                return _End(f"the process of the model {models[min(dead)]} died; was there too little memory?")
+                reason = f"the process of the model {models[min(dead)]} died; was there too little memory?"
+                return _End(reason, restart=True)
         models = alive
 
 

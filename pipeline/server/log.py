@@ -22,6 +22,12 @@ def write_end(path: Path, stopped: bool, reason: str) -> None:
         file.write(f"\n{_STOPPED if stopped else 'lookahead: the server ended by itself'} ({reason})\n")
 
 
+def write_restart(path: Path, number: int, reason: str) -> None:
+    """Append that the server is started again."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(f"\nlookahead: restart {number} ({reason})\n")
+
+
 def was_stopped(path: Path) -> bool:
     """Whether the run that a log belongs to has ended because somebody asked for it."""
     if not path.is_file():

@@ -27,15 +27,16 @@ from pipeline.server.command import VERBOSE_LOG, single_process
 from pipeline.server.failure import explain_failure, passing_failure
 from pipeline.server.guard import (
     DRAIN_SECONDS,
-    MARK,
     STOP_SECONDS,
     GuardSpec,
+    owner,
     start_guard,
 )
 from pipeline.server.installation import prepare_backends, server_environment, usable_installation
 from pipeline.server.log import LOG, keep_previous, was_stopped, write_end
 from pipeline.server.ports import choose_ports
-from pipeline.server.state import STATE, ServerState, find_server, is_ready, require_none, sweep
+from pipeline.server.processes import MARK
+from pipeline.server.state import READY, STATE, ServerState, find_server, is_ready, reachable, require_none, sweep
 from pipeline.triton_models import gate
 
 SPEC, LOCK, BACKENDS = "guard.json", ".lock", "backends"
@@ -117,6 +118,9 @@ def start_server(
                 not detach,
                 command.clean_up,
                 command.links,
+                owner=owner(),
+                # Of processes in a container not all can be seen.
+                ready_url="" if command.clean_up else f"http://{reachable(server.host)}:{ports.http}{READY}",
             )
             guard = start_guard(spec, run_dir / SPEC, places.home)
             state = ServerState(

@@ -23,8 +23,9 @@ from pipeline.config.schema import Frozen
 from pipeline.engine.backend import Note
 from pipeline.errors import ServerError
 from pipeline.files import log_tail, write_whole
-from pipeline.server.guard import DRAIN_SECONDS, MARK, STOP_SECONDS, GuardSpec, start_guard
+from pipeline.server.guard import DRAIN_SECONDS, STOP_SECONDS, GuardSpec, start_guard
 from pipeline.server.log import LOG, keep_previous, was_stopped
+from pipeline.server.processes import MARK
 from pipeline.server.state import end_leftovers, is_guard
 
 SERVICES, STATE, SPEC = "services", "service.json", "guard.json"

@@ -13,9 +13,11 @@ from pydantic import Field, ValidationError
 
 from pipeline.config.schema import Frozen
 from pipeline.errors import ServerError
-from pipeline.server.guard import MARK, marked_processes, remove_shm, run_clean_up
+from pipeline.server.guard import remove_shm, run_clean_up
+from pipeline.server.processes import MARK, marked_processes
 
 STATE = "server.json"
+READY = "/v2/health/ready"
 
 
 class ServerState(Frozen):
@@ -31,6 +33,8 @@ class ServerState(Frozen):
     model: str
     profile: str
     started: float = Field(description="Seconds since the epoch.")
+    restarts: int = Field(0, description="Times that the guard started it again.")
+    restart_reason: str = Field("", description="Why, the last time.")
     clean_up: tuple[str, ...] = Field((), description="Command that removes its container, if it runs in one.")
 
     @property
@@ -91,7 +95,7 @@ def find_server(run_dir: Path) -> ServerState | None:
 def is_ready(state: ServerState) -> bool:
     """Whether all models answer."""
     try:  # of this machine, so without the environment's proxy
-        return httpx.get(f"{state.http_url}/v2/health/ready", timeout=2.0, trust_env=False).status_code == 200
+        return httpx.get(f"{state.http_url}{READY}", timeout=2.0, trust_env=False).status_code == 200
     except httpx.HTTPError:
         return False
 

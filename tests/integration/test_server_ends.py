@@ -19,7 +19,7 @@ from pipeline.config.resolution import resolve_config
 from pipeline.errors import RequestError, ServerError
 from pipeline.repository.names import FRONT_MODEL, STOCK_FRONT_MODEL, STOCK_TARGET_MODEL, TARGET_MODEL
 from pipeline.server.client import TextQuery, stream_text
-from pipeline.server.guard import model_processes
+from pipeline.server.processes import model_processes
 from pipeline.server.road import launch
 from pipeline.server.server import stop_server
 from pipeline.server.state import find_server, is_ready
@@ -61,7 +61,7 @@ def test_after_kill_9_nothing_is_left_and_a_new_start_works(served, shared_where
     assert not left_over(again.state.server_id)
 
 
-def test_clients_of_an_engine_that_died_are_told_and_its_server_ends(served, shared_where, tmp_path):
+def test_clients_of_an_engine_that_died_are_told_and_its_server_is_started_again(served, shared_where, tmp_path):
     running = launch(served, shared_where, tmp_path)
     chunks = stream_text(TextQuery(PROMPT, 4000, strategy="none", end_id=-1), running.state.grpc_url, "grpc")
     next(chunks)
@@ -73,10 +73,15 @@ def test_clients_of_an_engine_that_died_are_told_and_its_server_ends(served, sha
 
     with pytest.raises((RequestError, ServerError)):
         list(chunks)
-    assert running.wait() == 1
-    assert f"ended by itself (the process of the model {TARGET_MODEL} died" in running.log_path.read_text()
-    assert not left_over(running.state.server_id)
+    # The guard starts the server again at the same address, and the state says so.
+    deadline = time.monotonic() + 60
+    while (state := find_server(tmp_path)) is None or not state.restarts or not is_ready(state):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert f"the process of the model {TARGET_MODEL} died" in state.restart_reason
+    assert ask(running, max_tokens=4).finish_reason == "length"
     running.stop()
+    assert not left_over(running.state.server_id)
 
 
 def test_an_engine_that_was_tampered_with_is_named(served, shared_where, tmp_path):

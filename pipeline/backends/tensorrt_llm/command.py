@@ -19,7 +19,7 @@ from pipeline.engine.backend import Note
 from pipeline.engine.command import MakeCommand, Ports, StartCommand
 from pipeline.errors import ServerError
 from pipeline.server.command import SHOWN_ID, is_plain, plain_names
-from pipeline.server.guard import DRAIN_SECONDS, MARK
+from pipeline.server.guard import DRAIN_SECONDS
 from pipeline.server.installation import (
     Installation,
     backends_dir,
@@ -27,6 +27,7 @@ from pipeline.server.installation import (
     served_variables,
     server_environment,
 )
+from pipeline.server.processes import MARK
 
 BACKEND = "tensorrtllm"
 

@@ -20,6 +20,7 @@ from typing import Literal
 from pipeline.config.places import Places
 from pipeline.engine.backend import Note
 from pipeline.files import log_tail
+from pipeline.server.guard import OWNER
 
 Outcome = Literal["passed", "failed", "skipped"]
 
@@ -150,7 +151,8 @@ def private_places(places: Places, out_dir: Path) -> tuple[Places, dict[str, str
     """Places with an engines folder inside out_dir, and the environment that gives them to a command."""
     own = Places(places.home, out_dir / "engines", places.cache)
     variables = {"LOOKAHEAD_HOME": own.home, "LOOKAHEAD_ENGINES": own.engines, "LOOKAHEAD_CACHE": own.cache}
-    return own, {**os.environ, **{name: str(path) for name, path in variables.items()}}
+    # A server of this run ends with it, also if it is killed.
+    return own, {**os.environ, **{name: str(path) for name, path in variables.items()}, OWNER: str(os.getpid())}
 
 
 def has_passed(results: Sequence[StageResult]) -> bool:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from pipeline.server import guard
-from pipeline.server.guard import MARK, GuardSpec, model_processes
+from pipeline.server.guard import GuardSpec
+from pipeline.server.processes import MARK, model_processes
+from tests.patience import PATIENCE_S
 
 
 @pytest.fixture
@@ -38,6 +43,29 @@ def test_models_are_told_by_their_servers_mark(model):
 
     assert model_processes("la-test") == {model.pid: "tensorrt_llm"}
     assert model_processes("la-other") == {}
+
+
+def test_a_child_that_a_model_forked_is_no_model(tmp_path):
+    """Until it runs a program of its own it has its parent's name, arguments and environment; it ends at any time."""
+    stub = tmp_path / "triton_python_backend_stub"
+    stub.write_text("#!/bin/sh\n(sleep 600; :) &\nread line\n")
+    stub.chmod(0o755)
+    parent = subprocess.Popen(
+        [stub, "/models/tensorrt_llm/1/model.py"],
+        env=os.environ | {MARK: "la-test"},
+        stdin=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        deadline = time.monotonic() + PATIENCE_S
+        while len(psutil.Process(parent.pid).children(recursive=True)) < 2 and time.monotonic() < deadline:
+            pass
+        fork, _ = psutil.Process(parent.pid).children(recursive=True)
+        assert fork.cmdline() == psutil.Process(parent.pid).cmdline()
+        assert model_processes("la-test") == {parent.pid: "tensorrt_llm"}
+    finally:
+        os.killpg(parent.pid, signal.SIGKILL)
+        parent.wait()
 
 
 @pytest.mark.parametrize("server_ends", [False, True])

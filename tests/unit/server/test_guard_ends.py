@@ -7,18 +7,25 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
 
 import psutil
 import pytest
 
 from pipeline.config.places import places
 from pipeline.engine.command import Ports, StartCommand
+from pipeline.server.guard import OWNER, GuardSpec
+from pipeline.server.processes import model_processes
 from pipeline.server.server import stop_server
-from pipeline.server.state import find_server
+from pipeline.server.state import find_server, is_ready
 from tests.patience import PATIENCE_S
 from tests.servers import processes_of
 from tests.unit.server.fake_server import assert_gone, start, write
 
+T = TypeVar("T")
 # Takes its time after SIGTERM, as Triton does while requests run.
 SLOW_END = """
 import signal, time
@@ -104,3 +111,66 @@ def test_the_server_ends_with_the_process_that_started_it(fake, tmp_path):
         time.sleep(0.05)
     assert state is None or not processes_of(state.server_id)
     assert find_server(tmp_path / "run") is None
+
+
+def test_a_detached_server_ends_with_the_process_that_owns_it(fake, tmp_path, monkeypatch):
+    owner = subprocess.Popen(["sleep", "600"])
+    monkeypatch.setenv(OWNER, str(owner.pid))
+    server = start(tmp_path, detach=True)
+
+    owner.kill()  # as `kill -9` does, so that it can end nothing itself
+    owner.wait()
+    server.wait()
+
+    assert "was stopped (the command that owns it is gone)" in server.log_path.read_text()
+    assert_gone(server)
+
+
+def model_of(folder: Path) -> str:
+    """Code of a server that runs a model in a process such as Triton's."""
+    stub = folder / "triton_python_backend_stub"
+    stub.write_text("#!/bin/sh\nsleep 600 & wait\n")
+    stub.chmod(0o755)
+    return f'subprocess.Popen([{str(stub)!r}, "/models/tensorrt_llm_engine/1/model.py"])\n'
+
+
+def wait_for(found: Callable[[], T | None]) -> T:
+    deadline = time.monotonic() + PATIENCE_S
+    while (value := found()) is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert value is not None
+    return value
+
+
+def test_a_server_whose_model_dies_is_started_again_and_says_so(fake, tmp_path):
+    write(fake, model_of(tmp_path))
+    server = start(tmp_path, detach=True)
+    for number in (1, 2):
+        (pid,) = wait_for(lambda: model_processes(server.state.server_id) or None)
+        time.sleep(2.5)  # the guard looks once a second, and must have seen it
+        os.kill(pid, signal.SIGKILL)
+
+        state = wait_for(lambda n=number: s if (s := find_server(server.run_dir)) and s.restarts == n else None)
+
+        assert "the process of the model tensorrt_llm_engine died" in state.restart_reason
+        assert wait_for(lambda s=state: is_ready(s) or None)
+        assert state.http_url == server.state.http_url
+    log = server.log_path.read_text()
+    assert "lookahead: restart 2 (the process of the model tensorrt_llm_engine died" in log
+    server.stop()
+    assert_gone(server)
+
+
+def test_a_server_that_hangs_before_it_is_ready_is_started_again(fake, tmp_path, monkeypatch):
+    monkeypatch.setattr("pipeline.server.server.GuardSpec", partial(GuardSpec, hang_seconds=1.5))
+    flag = tmp_path / "hung"
+    write(fake, f"import pathlib\nif not pathlib.Path({str(flag)!r}).exists():\n"
+        f"    pathlib.Path({str(flag)!r}).touch()\n    import time\n    time.sleep(600)\n")  # fmt: skip
+    server = start(tmp_path, detach=True)
+
+    state = find_server(server.run_dir)
+    assert state is not None
+    assert state.restarts == 1
+    assert "did nothing for 2 s before it was ready" in state.restart_reason
+    server.stop()
+    assert_gone(server)

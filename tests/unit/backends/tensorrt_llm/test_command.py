@@ -21,8 +21,9 @@ from pipeline.config.schema import ResolvedConfig
 from pipeline.errors import ServerError
 from pipeline.repository.render import ModelRepository
 from pipeline.server.command import SHOWN_ID
-from pipeline.server.guard import MARK, marked_processes, shm_files
+from pipeline.server.guard import shm_files
 from pipeline.server.installation import VARIABLE
+from pipeline.server.processes import MARK, marked_processes
 from pipeline.server.road import Served, launch, start_commands
 from pipeline.server.server import RunningServer
 from pipeline.server.state import find_server

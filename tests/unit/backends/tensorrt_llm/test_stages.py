@@ -76,7 +76,7 @@ def test_a_killed_build_goes_on_with_the_stage_that_it_was_in(where, killed_in, 
 def test_two_engines_lie_side_by_side(where):
     run, folder = build(where, StandIn, ".speculation=both")
     assert run.calls == ["convert", "build trie", "build lookahead"]
-    for model in ("tensorrt_llm", "tensorrt_llm_lookahead"):
+    for model in ("tensorrt_llm_engine", "tensorrt_llm_lookahead"):
         assert (folder / "engine" / model / "config.json").is_file()
 
 

@@ -1,0 +1,66 @@
+"""The processes of a server, as the kernel shows them. Standard library only, as the guard uses it."""
+
+from __future__ import annotations
+
+import glob
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+# Marks every process of a server in its environment, so that leftovers can be told from strangers.
+MARK = "LOOKAHEAD_SERVER_ID"
+# Triton runs each Python model in a process of this name, as far as the kernel keeps it.
+_MODEL_PROCESS = "triton_python_backend_stub"[:15]
+
+
+def marked_processes(server_id: str) -> list[int]:
+    """Processes of a server, those in sessions of their own (below mpirun) included; never this one."""
+    mark, found = f"{MARK}={server_id}".encode(), []
+    for path in glob.glob("/proc/[0-9]*/environ"):
+        with suppress(OSError):  # gone, or not ours to look at
+            if mark in Path(path).read_bytes().split(b"\0"):
+                found.append(int(path.split("/")[2]))
+    return [pid for pid in found if pid != os.getpid()]
+
+
+def model_processes(server_id: str) -> dict[int, str]:
+    """Processes in which a server runs Python models, by pid: the model of each. A child that such a process has forked
+    looks like it until it runs a program of its own, and is left out: it may end at any time."""
+    mark, found, parents = f"{MARK}={server_id}".encode(), {}, {}
+    for path in glob.glob("/proc/[0-9]*/comm"):
+        with suppress(OSError):  # gone, or of another user
+            folder = Path(path).parent
+            if Path(path).read_text().strip() != _MODEL_PROCESS:
+                continue
+            if mark in (folder / "environ").read_bytes().split(b"\0"):
+                arguments = (folder / "cmdline").read_text().split("\0")
+                code = next((Path(argument) for argument in arguments if argument.endswith("/model.py")), None)
+                if code is not None:  # else it is just ending
+                    parents[int(folder.name)] = _stat(int(folder.name))[1]
+                    found[int(folder.name)] = code.parts[-3]  # MODEL/VERSION/model.py
+    return {pid: model for pid, model in found.items() if parents[pid] not in found}
+
+
+def start_time(pid: int) -> int | None:
+    """When a process started, in the kernel's ticks; None if there is no such process. Tells it from a later one with
+    the same pid."""
+    with suppress(OSError):
+        return int(_stat(pid)[19])
+    return None
+
+
+def work_of(pid: int) -> float:
+    """Seconds of processor time that a process has used, and megabytes that it has read, mapped files included."""
+    with suppress(OSError, ValueError):
+        fields = _stat(pid)
+        counts = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
+        read = int(counts["rchar"]) + int(counts["read_bytes"])
+        return float((fields[11] + fields[12]) / os.sysconf("SC_CLK_TCK") + read / 1e6)
+    return 0.0
+
+
+def _stat(pid: int) -> list[Any]:
+    """Fields of /proc/PID/stat behind the name: state, parent, and so on."""
+    state, *numbers = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return [state, *map(int, numbers)]

@@ -1,0 +1,44 @@
+"""Whether a server hangs before it is ready. Standard library only, as the guard uses it."""
+
+from __future__ import annotations
+
+import http.client
+import time
+import urllib.request
+from contextlib import suppress
+
+from pipeline.server.processes import marked_processes, work_of
+
+# Processor seconds and megabytes read, together, that idle processes use up between two that work.
+_IDLE_WORK = 0.5
+
+
+class StartWatch:
+    """Finds a server that hangs before it is ready: its processes compute and read nothing. Some of Triton's locks are
+    left in shared memory in a state in which all wait for each other."""
+
+    def __init__(self, server_id: str, ready_url: str, hang_seconds: float) -> None:
+        """ready_url: answers 200 once the server is ready; empty: there is nothing to find. hang_seconds: how long it
+        may do nothing."""
+        self._server_id, self._ready_url, self._hang_seconds = server_id, ready_url, hang_seconds
+        self._is_over = not ready_url
+        self._work, self._since = -1.0, time.monotonic()
+
+    def hangs(self) -> bool:
+        """Whether it has hung for that long; to be asked often."""
+        if self._is_over:
+            return False
+        self._is_over = _answers(self._ready_url)
+        if self._is_over:
+            return False
+        work = sum(map(work_of, marked_processes(self._server_id)))
+        if work - self._work > _IDLE_WORK:
+            self._work, self._since = work, time.monotonic()
+        return time.monotonic() - self._since > self._hang_seconds
+
+
+def _answers(url: str) -> bool:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with suppress(OSError, http.client.HTTPException), opener.open(url, timeout=2.0) as answer:
+        return bool(answer.status == 200)
+    return False
