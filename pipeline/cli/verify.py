@@ -153,7 +153,9 @@ def _compare_in_process(
             )
     if guide is not None:
         num_finished, num_outputs = require_matching(guide, opened, references)
-        output.say(f"grammar: {num_finished} of {num_outputs} outputs finished, all of them match; the rest was cut")
+        output.say(
+            f"grammar: {num_finished} outputs finished and match, {num_outputs - num_finished} were cut by length"
+        )
     return comparisons
 
 
