@@ -144,7 +144,7 @@ class Matcher:
         forced = [self._end()] if self.is_complete else state.compute_ff_tokens()[:1]
         for token in forced or drafts:
             if token in self._ends.end_ids:
-                if forced or state.is_accepting():
+                if forced or self.is_accepting:
                     growth.add(drafts.get(token), new, token)
             elif forced or state.validate_tokens([token]) == 1:
                 if not state.consume_token(token):

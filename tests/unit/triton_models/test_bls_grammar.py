@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,14 @@ import pytest
 from pipeline.decoding.grammar.guide import Guide
 from pipeline.decoding.log_probs import log_softmax
 from pipeline.decoding.request import SamplingParams
+from pipeline.engine.backend import backend_of
 from pipeline.errors import RequestError
-from pipeline.triton_models.bls import TextAnswer
+from pipeline.triton_models.bls import Bls, TextAnswer
 from tests.fakes import make_request, table_logits
 from tests.grammars import END, spelled
+from tests.trt_configs import trt_config
 from tests.unit.engine.test_scheduler_grammar import plain
-from tests.unit.triton_models.fakes import TableTarget
+from tests.unit.triton_models.fakes import TableTarget, text_tensors
 from tests.unit.triton_models.test_bls import STRATEGIES, expected_ids, make_bls, run_in
 from tests.unit.triton_models.test_bls_tokens import PROMPT, PROMPT_IDS, ids_of, token_tensors
 
@@ -106,3 +109,38 @@ def test_the_text_of_a_grammar_is_spelled_by_its_tokens():
     ids = ids_of(run_in(make_bls(), guided()))
 
     assert spelled(ids).endswith("b")
+
+
+def plain_tensorrt_llm(target: TableTarget) -> Bls:
+    """A BLS model before an engine of TensorRT-LLM without speculation that is served with guided decoding."""
+    bls = make_bls(target, "engine.strict_tensorrt_llm=true", "tensorrt_llm.speculation=none")
+    bls._served = [replace(served, traits=replace(served.traits, guided=True)) for served in bls._served]
+    bls._models = [served.traits for served in bls._served]
+    return bls
+
+
+def test_a_plain_tensorrt_llm_engine_gets_the_guide_and_decodes_the_output_in_one_call():
+    target = TableTarget()
+
+    answers = run_in(plain_tensorrt_llm(target), guided(stream=True))
+
+    request = make_request(PROMPT_IDS, 30, guide=Guide("regex", PATTERN), end_ids=frozenset({END}))
+    assert ids_of(answers) == plain(request)
+    (call,) = target.calls
+    assert call["guided_decoding_guide"].item() == PATTERN.encode()
+    assert not {"num_resumed_tokens", "draft_strategy"} & call.keys()
+
+
+def test_a_guide_that_tensorrt_llm_does_not_have_is_refused():
+    tensors = guided() | text_tensors("", 30, guided_decoding_guide_type="choice", guided_decoding_guide='["ab"]')
+
+    with pytest.raises(RequestError, match="the guide type is 'choice'; TensorRT-LLM has json, json_schema"):
+        run_in(plain_tensorrt_llm(TableTarget()), tensors)
+
+
+def test_a_configured_backend_tells_whether_it_applies_guides():
+    settings = ("guided_decoding_backend=xgrammar", "xgrammar_tokenizer_info_path=/tokens.json")
+    parameters = tuple(f"tensorrt_llm.parameters.{setting}" for setting in settings)
+    for more, guides in (((), False), (parameters, True)):
+        resolved = trt_config("llama2-13b", "latency", ".speculation=none", *more)
+        assert [traits.guided for traits in backend_of("tensorrt_llm").traits(resolved)] == [guides]
