@@ -15,8 +15,13 @@ For each row `tests/unit/engine/torch/test_architectures.py` makes a tiny random
 draft trees and the cache after a commit with transformers' own plain passes, path by path; windows are shorter than the
 test's sequences. Attention is that of the modelling code: full, or as the row says. int8: `engine.quantization: int8`.
 
-| class in config.json | family | attention | int8 |
-| --- | --- | --- | --- |
+pass: what computes the model. `lean` is the engine's own pass for CPUs in float32 and int8 (see
+[cpu-engine.md](cpu-engine.md)); these families take the transformers path on CUDA, in 16 bit, with
+`model.parallelism.tensor` above 1, and for a checkpoint with another activation than SiLU or with partial rotary
+embeddings. `transformers` is transformers' modelling code; its int8 rounds the weights only.
+
+| class in config.json | family | attention | pass | int8 |
+| --- | --- | --- | --- | --- |
 """
 
 _REFUSED = """
@@ -32,7 +37,8 @@ A class that stands in neither table is refused as not tested.
 def architecture_page() -> str:
     """The whole page."""
     rows = [
-        f"| {known.name} | {known.family} | {known.attention} | {'yes' if known.unquantized is None else 'no'} |"
+        f"| {known.name} | {known.family} | {known.attention} | {'lean' if known.lean else 'transformers'} | "
+        f"{'yes' if known.unquantized is None else 'no'} |"
         for known in ARCHITECTURES
     ]
     refused = [f"| {name} | {reason} |" for name, reason in REFUSED.items()]

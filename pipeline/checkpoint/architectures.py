@@ -14,28 +14,30 @@ from pipeline.errors import CheckpointError
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A family as the torch engine serves it. unquantized: why its weights cannot be int8, None if they can."""
+    """A family as the torch engine serves it. unquantized: why its weights cannot be int8, None if they can. lean:
+    whether the engine's own pass for CPUs computes it."""
 
     name: str
     family: str
     attention: str = "full"
     unquantized: str | None = None
+    lean: bool = False
 
 
 _EXPERTS = "keeps the weights of its experts outside linear layers"
 
 ARCHITECTURES = (
-    Architecture("LlamaForCausalLM", "Llama, CodeLlama, SmolLM2, Yi, Vicuna"),
-    Architecture("MistralForCausalLM", "Mistral", "sliding window"),
+    Architecture("LlamaForCausalLM", "Llama, CodeLlama, SmolLM2, Yi, Vicuna", lean=True),
+    Architecture("MistralForCausalLM", "Mistral", "sliding window", lean=True),
     Architecture("MixtralForCausalLM", "Mixtral", "sliding window; mixture of experts", _EXPERTS),
-    Architecture("Qwen2ForCausalLM", "Qwen2, Qwen2.5", "full and sliding window by layer"),
+    Architecture("Qwen2ForCausalLM", "Qwen2, Qwen2.5", "full and sliding window by layer", lean=True),
     Architecture(
         "Qwen2MoeForCausalLM",
         "Qwen1.5-MoE, Qwen2-MoE",
         "full and sliding window by layer; mixture of experts",
         _EXPERTS,
     ),
-    Architecture("Qwen3ForCausalLM", "Qwen3", "full and sliding window by layer"),
+    Architecture("Qwen3ForCausalLM", "Qwen3", "full and sliding window by layer", lean=True),
     Architecture("Qwen3MoeForCausalLM", "Qwen3-MoE", "sliding window; mixture of experts", _EXPERTS),
     Architecture("GemmaForCausalLM", "Gemma"),
     Architecture("Gemma2ForCausalLM", "Gemma 2", "full and sliding window by layer, soft-capped"),
@@ -65,6 +67,7 @@ ARCHITECTURES = (
     Architecture("Glm4ForCausalLM", "GLM-4 (2025)"),
 )
 SUPPORTED_ARCHITECTURES = tuple(architecture.name for architecture in ARCHITECTURES)
+LEAN_ARCHITECTURES = tuple(architecture.name for architecture in ARCHITECTURES if architecture.lean)
 UNQUANTIZED = {known.name: known.unquantized for known in ARCHITECTURES if known.unquantized is not None}
 
 _OWN_ATTENTION = "transformers computes its attention inside the model, where a tree of drafts cannot be masked"

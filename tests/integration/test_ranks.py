@@ -150,7 +150,7 @@ def test_a_server_refuses_it(where: Places) -> None:
 def test_a_process_that_does_not_come_up_is_reported(
     where: Places, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    artifact = planned_engine(tiny("engine.lookahead_parallel=2"), where).artifact
+    artifact = planned_engine(tiny("engine.lookahead_parallel=2", "model.dtype=bfloat16"), where).artifact
     from pipeline.engine.torch import ranks
 
     whole = ranks.load_rank(artifact)

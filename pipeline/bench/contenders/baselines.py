@@ -13,6 +13,7 @@ from pipeline.bench.contenders.contender import Contender, Generation
 from pipeline.bench.data.workload import Prompt
 from pipeline.config.schema import Device, Dtype
 from pipeline.decoding.request import GenerationRequest
+from pipeline.engine.torch.lean.plan import read_plan
 from pipeline.engine.torch.quantized_files import load_quantized
 from pipeline.engine.torch.quantized_linear import pack_quantized
 from pipeline.errors import UserError
@@ -102,7 +103,8 @@ def load_baselines(
     names: list[str], engine_dir: Path, dtype: Dtype, device: Device, max_seq_len: int, quantization: str = "none"
 ) -> list[Contender]:
     """The named baselines over one model instance of their own (our engine repacks its weights, so that they cannot be
-    shared), with the engine's weights and, where these are int8, its kernels. max_seq_len: see `HuggingFaceBaseline`.
+    shared), with the engine's weights: in float32 for an engine of the lean pass, int8 weights dequantised. Other int8
+    engines lend their kernels. max_seq_len: see `HuggingFaceBaseline`.
     Raises UserError for an unknown name."""
     unknown = [name for name in names if name not in BASELINES]
     if unknown:
@@ -113,7 +115,11 @@ def load_baselines(
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    if quantization == "int8":
+    if read_plan(engine_dir) is not None:
+        from pipeline.engine.torch.lean.layout import load_model
+
+        model = load_model(engine_dir)
+    elif quantization == "int8":
         model = load_quantized(engine_dir, getattr(torch, dtype))
         pack_quantized(model, getattr(torch, dtype))
     else:

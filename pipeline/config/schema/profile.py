@@ -22,8 +22,9 @@ class EngineConfig(Frozen):
     prefill_chunk: int = Field(512, ge=1, description="Prompt tokens of one sequence per pass.")
     quantization: Literal["none", "int8"] = Field(
         "none",
-        description="Weights of the torch engine. int8: linear layers, one scale per output channel, activations as "
-        "they are. TensorRT-LLM's own formats stand under tensorrt_llm.quantization.",
+        description="Linear layers of the torch engine. int8: weights with one scale per output channel; on a CPU in "
+        "float32 the families of the lean pass quantise each activation row too and sum in integers, exactly "
+        "(docs/cpu-engine.md). TensorRT-LLM's own formats stand under tensorrt_llm.quantization.",
     )
     lookahead_parallel: int = Field(
         1,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.checkpoint.architectures import UNQUANTIZED, check_architecture
 from pipeline.checkpoint.checkpoint import Checkpoint
-from pipeline.checkpoint.convert import load_weights, write_tokenizer, write_weights
+from pipeline.checkpoint.convert import load_weights, write_tokenizer
 from pipeline.checkpoint.disk import gigabytes, require_space
 from pipeline.checkpoint.model_config import check_config as check_model_config
 from pipeline.checkpoint.model_config import check_positions, read_config
@@ -18,6 +18,7 @@ from pipeline.engine.artifact import ENGINE, TOKENIZER
 from pipeline.engine.backend import Note
 from pipeline.engine.fingerprint import Fingerprint, Flag, device_architecture, digest_of, library_versions
 from pipeline.engine.memory import available_bytes, require_memory
+from pipeline.engine.torch.lean.plan import wants_lean
 from pipeline.errors import BuildError
 
 if TYPE_CHECKING:
@@ -60,16 +61,16 @@ def check_config(resolved: ResolvedConfig, folder: Path, gguf_file: str | None =
 
 
 def plan(resolved: ResolvedConfig) -> Mapping[str, Any]:
-    """Size of the weights on disk and in memory."""
+    """Size of the weights on disk and in memory, and which code computes a pass."""
     kind = "int8" if _is_int8(resolved) else resolved.dtype
-    return {"weights": f"{gigabytes(stored_bytes(resolved))} of {kind} safetensors"}
+    return {"weights": f"{gigabytes(stored_bytes(resolved))} of {kind} safetensors", "pass": _pass(resolved)}
 
 
 def fingerprint(resolved: ResolvedConfig, checkpoint_hash: str) -> Fingerprint:
     """Of a torch engine built here and now. Raises BuildError if a library or the device is missing."""
     # An engine does not depend on how many processes share the work.
     sizes = resolved.profile.engine.model_dump(mode="json", exclude={"lookahead_parallel"})
-    flags: dict[str, Flag] = {f"engine.{name}": value for name, value in sizes.items()}
+    flags: dict[str, Flag] = {f"engine.{name}": value for name, value in sizes.items()} | {"pass": _pass(resolved)}
     return Fingerprint(
         checkpoint=checkpoint_hash,
         architecture=resolved.model.architecture,
@@ -87,8 +88,8 @@ def fingerprint(resolved: ResolvedConfig, checkpoint_hash: str) -> Fingerprint:
 def files_digest(fingerprint: Fingerprint) -> str:
     """Hash of what engine/ and tokenizer/ depend on: not on sizes, drafts or the device."""
     names = ("format", "checkpoint", "architecture", "backend", "libraries", "dtype")
-    quantization = fingerprint.flags.get("engine.quantization", "none")
-    return digest_of({**{name: getattr(fingerprint, name) for name in names}, "quantization": quantization})
+    form = {name: fingerprint.flags.get(name) for name in ("engine.quantization", "pass")}
+    return digest_of({**{name: getattr(fingerprint, name) for name in names}, **form})
 
 
 def weight_bytes(resolved: ResolvedConfig) -> int:
@@ -126,12 +127,18 @@ def write_engine(resolved: ResolvedConfig, checkpoint: Checkpoint, note: Note, f
     if it cannot be quantised as it should be."""
     config = check_config(resolved, checkpoint.folder, checkpoint.gguf_file)
     write_tokenizer(checkpoint, folder / TOKENIZER)
-    if _is_int8(resolved):
-        from pipeline.engine.torch.quantized_files import save_quantized  # brings torch with it
+    model = load_weights(checkpoint, config, resolved.dtype)
+    if wants_lean(resolved):
+        from pipeline.engine.torch.lean.layout import save_lean  # imports torch
 
-        save_quantized(load_weights(checkpoint, config, resolved.dtype), folder / ENGINE)
+        if save_lean(model, "int8" if _is_int8(resolved) else "float32", folder / ENGINE):
+            return
+    if _is_int8(resolved):
+        from pipeline.engine.torch.quantized_files import save_quantized  # imports torch
+
+        save_quantized(model, folder / ENGINE)
     else:
-        write_weights(checkpoint, config, resolved.dtype, folder / ENGINE)
+        model.save_pretrained(folder / ENGINE)
 
 
 def _check_tensor_parallel(architecture: str) -> None:
@@ -142,6 +149,11 @@ def _check_tensor_parallel(architecture: str) -> None:
             "model.parallelism.tensor spreads a model as transformers plans it, and there is no plan for "
             f"{architecture}. Use model.parallelism.tensor = 1."
         )
+
+
+def _pass(resolved: ResolvedConfig) -> str:
+    """Which pass the files are laid out for. An unusual config.json may leave a checkpoint to transformers."""
+    return "lean" if wants_lean(resolved) else "transformers"
 
 
 def _is_int8(resolved: ResolvedConfig) -> bool:

@@ -10,16 +10,16 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from pipeline.decoding.tree import BoolArray, FloatArray, IntArray, check_tree
+from pipeline.decoding.tree import BoolArray, FloatArray, IntArray
 from pipeline.engine.contract import EngineLimits, EngineSequence, NodeLogits, ReuseCounters, VerifyItem
 from pipeline.engine.torch.attention import Segment, SlotAttention, segment_mask, segment_positions
 from pipeline.engine.torch.fusion import fuse_layers
-from pipeline.engine.torch.kv_cache import Slot, SlotCache
+from pipeline.engine.torch.kv_cache import SlotCache
 from pipeline.engine.torch.largest import argmax, block_maxima, top_k
 from pipeline.engine.torch.own_attention import use_attention
 from pipeline.engine.torch.packed_linear import can_pack, pack_linears
 from pipeline.engine.torch.quantized_linear import pack_quantized
-from pipeline.errors import RequestError
+from pipeline.engine.torch.slots import Slot, SlotTable, check_item, check_tokens, first_row, slot_of
 
 _engine_numbers = itertools.count()
 # Passes have as many rows as one of these steps allows, the last rows being of no sequence: oneDNN makes and keeps a
@@ -72,15 +72,17 @@ class TorchEngine:
         self._device, self._dtype = parameter.device, parameter.dtype
         num_kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         self._group_size = config.num_attention_heads // num_kv_heads
+        num_slots = 2 * limits.max_batch_size if num_slots is None else num_slots
         self._cache = SlotCache.allocate(
             num_layers=config.num_hidden_layers,
-            num_slots=2 * limits.max_batch_size if num_slots is None else num_slots,
+            num_slots=num_slots,
             num_kv_heads=num_kv_heads // (num_shards or 1),
             max_seq_len=limits.max_seq_len,
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
             dtype=self._dtype,
             device=self._device,
         )
+        self._slots = SlotTable(self._cache, num_slots, limits.max_seq_len)
         self._sliding_window: int | None = getattr(config, "sliding_window", None) or None  # some say 0 for none
         self._attention = SlotAttention(self._cache)
         # Attention functions are looked up by name for the whole process, so each engine registers under its own.
@@ -93,24 +95,10 @@ class TorchEngine:
 
     @property
     def reuse(self) -> ReuseCounters:
-        return self._cache.counters
+        return self._slots.counters
 
     def open(self, token_ids: IntArray, reuse: bool = True) -> Slot:
-        tokens = np.asarray(token_ids)
-        if not len(tokens):
-            raise RequestError("the prompt is empty; send at least one token")
-        if len(tokens) > self.limits.max_seq_len:
-            raise RequestError(
-                f"the prompt has {len(tokens)} tokens, the engine holds {self.limits.max_seq_len} per sequence; "
-                "shorten it or build with a larger engine.max_seq_len"
-            )
-        wrong = np.flatnonzero((tokens < 0) | (tokens >= self.limits.vocab_size))
-        if len(wrong):
-            raise RequestError(
-                f"token {int(tokens[wrong[0]])} at position {int(wrong[0])} lies outside the vocabulary "
-                f"0 .. {self.limits.vocab_size - 1}"
-            )
-        return self._cache.claim(tokens.astype(np.int32), reuse)
+        return self._slots.claim(check_tokens(token_ids, self.limits.max_seq_len, self.limits.vocab_size), reuse)
 
     @torch.inference_mode()
     def verify(self, items: Sequence[VerifyItem]) -> list[NodeLogits | None]:
@@ -120,16 +108,16 @@ class TorchEngine:
         wanted_rows: list[int] = []
         start = 0
         for item in items:
-            slot = _slot(item.sequence)
+            slot = slot_of(item.sequence)
             num_pending = slot.num_pending if item.num_pending is None else item.num_pending
             is_last = num_pending == slot.num_pending
-            self._check(item, slot, num_pending, is_last)
+            check_item(item, self.limits)
             first = slot.num_cached_tokens
             token_ids += [slot.tokens[first : first + num_pending], item.tree.token_ids]
             segment, segment_position = self._segment(slot, start, num_pending, item)
             segments.append(segment)
             positions.append(segment_position)
-            wanted_rows += range(start + _first_row(item, num_pending, is_last), start + segment.length)
+            wanted_rows += range(start + first_row(item, num_pending, is_last), start + segment.length)
             start += segment.length
         logits = self._forward(np.concatenate(token_ids), np.concatenate(positions), segments, wanted_rows)
         maxima = block_maxima(logits)
@@ -137,7 +125,7 @@ class TorchEngine:
         results: list[NodeLogits | None] = []
         row = 0
         for item, segment in zip(items, segments, strict=True):
-            slot, num_pending = _slot(item.sequence), segment.length - len(item.tree)
+            slot, num_pending = slot_of(item.sequence), segment.length - len(item.tree)
             slot.num_cached_tokens += num_pending
             pending = None
             if item.pending_rows:
@@ -154,25 +142,14 @@ class TorchEngine:
         return results
 
     def commit(self, sequence: EngineSequence, nodes: Sequence[int], token_ids: Sequence[int]) -> None:
-        slot = _slot(sequence)
-        self._cache.keep_path(slot, nodes)
-        slot.tokens[slot.num_tokens : slot.num_tokens + len(token_ids)] = token_ids
-        slot.num_tokens += len(token_ids)
+        self._slots.commit(slot_of(sequence), nodes, token_ids)
 
     def release(self, sequence: EngineSequence) -> None:
-        self._cache.release(_slot(sequence))
+        self._slots.release(slot_of(sequence))
 
     def forget_cached(self) -> None:
         """Drop the KV of released sequences, for measurements in which every prompt is to be computed anew."""
-        self._cache.forget()
-
-    def _check(self, item: VerifyItem, slot: Slot, num_pending: int, is_last: bool) -> None:
-        if len(item.tree):
-            assert is_last, "a tree hangs below the last pending token, so all pending tokens must be in the pass"
-            check_tree(item.tree, self.limits.vocab_size)
-        end = slot.num_cached_tokens + num_pending + len(item.tree)
-        assert 0 < num_pending <= slot.num_pending, "a pass must compute at least one pending token of each sequence"
-        assert end <= self.limits.max_seq_len, "sequence and drafts exceed the slot"
+        self._slots.forget()
 
     def _segment(self, slot: Slot, start: int, num_pending: int, item: VerifyItem) -> tuple[Segment, IntArray]:
         cached, length = slot.num_cached_tokens, num_pending + len(item.tree)
@@ -211,19 +188,7 @@ class TorchEngine:
         return padded.to(self._device)
 
 
-def _first_row(item: VerifyItem, num_pending: int, is_last: bool) -> int:
-    """The first of an item's rows, counted from its own, whose logits are wanted."""
-    if item.pending_rows:
-        return 0
-    return num_pending - 1 if is_last else num_pending
-
-
 def num_rows(count: int) -> int:
     """The least number of rows that a pass may have to hold `count`."""
     step = next((step for limit, step in _ROW_STEPS if count <= limit), _LARGE_STEP)
     return -(-count // step) * step
-
-
-def _slot(sequence: EngineSequence) -> Slot:
-    assert isinstance(sequence, Slot), "the sequence belongs to another engine"
-    return sequence

@@ -1,22 +1,24 @@
-"""From an artefact on disk to a torch engine in memory."""
+"""From an artefact on disk to an engine in memory. The lean pass needs neither torch nor transformers, so a process
+that serves it imports neither."""
 
 from __future__ import annotations
 
-import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
-from transformers.distributed import DistributedConfig
-from transformers.utils import logging as transformers_logging
+import os
+import sys
+from typing import TYPE_CHECKING, Union
 
 from pipeline.decoding.warm_up import warm_up
 from pipeline.engine.artifact import Artifact
 from pipeline.engine.contract import EngineLimits
 from pipeline.engine.parallel import ParallelEngine
-from pipeline.engine.torch.engine import TorchEngine
-from pipeline.engine.torch.quantized_files import load_quantized
-from pipeline.engine.torch.quantized_linear import can_quantize
-from pipeline.errors import BuildError
+from pipeline.engine.torch.lean.plan import read_plan
 
-LoadedEngine = TorchEngine | ParallelEngine
+if TYPE_CHECKING:
+    from pipeline.engine.torch.engine import TorchEngine
+    from pipeline.engine.torch.lean.engine import LeanEngine
+
+OneProcessEngine = Union["TorchEngine", "LeanEngine"]
+LoadedEngine = Union["TorchEngine", "LeanEngine", ParallelEngine]
 
 
 def load_engine(artifact: Artifact) -> LoadedEngine:
@@ -30,58 +32,36 @@ def load_engine(artifact: Artifact) -> LoadedEngine:
     return start_ranks(artifact)
 
 
-def load_rank(artifact: Artifact, rank: int = 0) -> TorchEngine:
+def load_rank(artifact: Artifact, rank: int = 0) -> OneProcessEngine:
     """One process's engine; on CUDA, on the device of that number. With tensor parallelism all ranks load together."""
-    resolved = artifact.resolved
-    device = f"cuda:{rank}" if resolved.device == "cuda" else "cpu"
-    if resolved.device == "cuda" and not torch.cuda.is_available():
-        raise BuildError(
-            f"the engine in {artifact.folder} was built for CUDA and no CUDA device is available here; "
-            "build it again with --set device=cpu"
-        )
     warm_up()
-    transformers_logging.disable_progress_bar()  # a bar of its own in the middle of ours, for a second's work
-    sizes, dtype = resolved.profile.engine, getattr(torch, resolved.dtype)
-    num_shards = resolved.model.parallelism.tensor
-    if sizes.quantization == "int8":
-        if resolved.dtype == "float32" and not can_quantize():
-            raise BuildError(
-                "engine.quantization = 'int8' in float32 needs torch's FBGEMM kernels, which this CPU or this build of "
-                "torch does not have. Use --set model.dtype=bfloat16, or --set engine.quantization=none."
-            )
-        model = load_quantized(artifact.engine_dir, dtype)
-    elif num_shards > 1:
-        model = _load_shard(artifact, dtype, num_shards)
-    else:
-        model = AutoModelForCausalLM.from_pretrained(artifact.engine_dir, dtype=dtype, local_files_only=True)
-        model = model.to(device)
-    limits = EngineLimits(
+    plan = read_plan(artifact.engine_dir)
+    if plan is None:
+        from pipeline.engine.torch.load_transformers import load_transformers
+
+        return load_transformers(artifact, rank)
+    from pipeline.engine.torch.lean.engine import LeanEngine
+
+    return LeanEngine(artifact.engine_dir, limits_of(artifact, plan.vocab_size), num_threads())
+
+
+def limits_of(artifact: Artifact, vocab_size: int) -> EngineLimits:
+    """Sizes by the artefact's settings."""
+    sizes = artifact.resolved.profile.engine
+    return EngineLimits(
         max_batch_size=sizes.max_batch_size,
         max_seq_len=sizes.max_seq_len,
         max_num_tokens=sizes.max_num_tokens,
         max_draft_tokens=sizes.max_draft_tokens,
-        vocab_size=model.config.get_text_config().vocab_size,
+        vocab_size=vocab_size,
     )
-    return TorchEngine(model, limits, num_shards=head_shards(model.config, num_shards) if num_shards > 1 else None)
 
 
-def head_shards(config: PretrainedConfig, num_shards: int) -> int:
-    """Parts that the plan cuts the key/value heads into: some families gather them again before the attention."""
-    kinds = [
-        kind
-        for name, kind in config.base_model_tp_plan.items()
-        if name.endswith(("k_proj", "qkv_proj", "query_key_value"))
-    ]
-    return num_shards if kinds and all(kind == "colwise" for kind in kinds) else 1
+def num_threads() -> int:
+    """Threads of a pass: torch's number where torch is loaded, else OMP_NUM_THREADS, else the cores of this process."""
+    if "torch" in sys.modules:
+        import torch
 
-
-def _load_shard(artifact: Artifact, dtype: torch.dtype, num_shards: int) -> PreTrainedModel:
-    """This rank's part of the model, by the plan that transformers has for its family. `build.check` has seen to it
-    that there is one, `start_ranks` that it can be cut into so many parts."""
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        artifact.engine_dir,
-        dtype=dtype,
-        local_files_only=True,
-        distributed_config=DistributedConfig(tp_size=num_shards, tp_plan="auto"),
-    )
-    return model
+        return torch.get_num_threads()
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    return int(asked) if asked.isdecimal() and int(asked) > 0 else len(os.sched_getaffinity(0))

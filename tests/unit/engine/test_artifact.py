@@ -27,12 +27,14 @@ def fault(folder: Path, where: Places) -> str:
 
 
 def test_the_artefact_holds_what_the_engine_and_the_tokenizer_load(built: Path, where: Places) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
+
+    from pipeline.engine.torch.lean.layout import load_model
 
     artifact = load_artifact(built, where.cache)
     assert artifact.resolved == tiny()
     assert built == artifact_dir(where, "tiny-random-llama", "latency")
-    model = AutoModelForCausalLM.from_pretrained(artifact.engine_dir)
+    model = load_model(artifact.engine_dir)
     assert sum(parameter.numel() for parameter in model.parameters()) == artifact.resolved.model.num_parameters
     assert str(model.dtype) == "torch.float32"
     assert model.generation_config.eos_token_id == AutoTokenizer.from_pretrained(artifact.tokenizer_dir).eos_token_id

@@ -80,7 +80,7 @@ def test_a_failing_build_keeps_the_old_engine_and_leaves_nothing_else(
     def fail(*arguments: object) -> None:
         raise CheckpointError("no weights")
 
-    monkeypatch.setattr(torch_build, "write_weights", fail)
+    monkeypatch.setattr(torch_build, "load_weights", fail)
     with pytest.raises(CheckpointError):
         build_engine(tiny(), where, force=True)
     assert load_artifact(built, where.cache).resolved == tiny()
@@ -91,7 +91,7 @@ def test_a_first_build_that_fails_leaves_no_folder(where: Places, monkeypatch: p
     def fail(*arguments: object) -> None:
         raise CheckpointError("no weights")
 
-    monkeypatch.setattr(torch_build, "write_weights", fail)
+    monkeypatch.setattr(torch_build, "load_weights", fail)
     with pytest.raises(CheckpointError):
         build_engine(tiny(), where)
     assert [path.name for path in where.engines.iterdir()] == [".locks"]
@@ -101,7 +101,7 @@ def test_a_config_that_the_backend_refuses_is_told_before_the_weights_are_loaded
     where: Places, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Learned positions end at the checkpoint's number: a longer prompt would fail, and with it its whole pass."""
-    monkeypatch.setattr(torch_build, "write_weights", lambda *arguments: pytest.fail("weights are loaded"))
+    monkeypatch.setattr(torch_build, "load_weights", lambda *arguments: pytest.fail("weights are loaded"))
     monkeypatch.setattr(torch_build, "write_tokenizer", lambda *arguments: pytest.fail("the tokenizer is loaded"))
     with pytest.raises(CheckpointError, match=r"max_position_embeddings: found 8192; .* made for at most 4096 pos"):
         build_engine(tiny("model.max_position_embeddings=8192"), where, force=True)
@@ -110,8 +110,7 @@ def test_a_config_that_the_backend_refuses_is_told_before_the_weights_are_loaded
         ("num_attention_heads", 0, "is no config of a LlamaForCausalLM"),
     ):
         folder = tmp_path / key
-        shutil.copytree(built / "engine", folder)
-        shutil.copytree(built / "tokenizer", folder, dirs_exist_ok=True)
+        shutil.copytree(fetch(tiny().model, where.cache).folder, folder)
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         (folder / "config.json").write_text(json.dumps({**config, key: value}), encoding="utf-8")
         with pytest.raises(CheckpointError, match=expected):
@@ -175,8 +174,7 @@ def test_a_checkpoint_with_missing_tensors_is_refused(where: Places, built: Path
     from safetensors.torch import load_file, save_file
 
     folder = tmp_path / "lacking"
-    shutil.copytree(built / "engine", folder)
-    shutil.copytree(built / "tokenizer", folder, dirs_exist_ok=True)
+    shutil.copytree(fetch(tiny().model, where.cache).folder, folder)
     tensors = load_file(folder / "model.safetensors")
     del tensors["model.layers.1.mlp.up_proj.weight"]
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import threading
 import time
 from dataclasses import dataclass, replace
@@ -12,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-import torch
 import triton_python_backend_utils as pb_utils
 
 from pipeline.backends.tensorrt_llm.strict import require_outputs, strict_call, strict_engine, strict_profile
@@ -49,7 +47,6 @@ class _Request:
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         config = json.loads(args["model_config"])
-        torch.set_num_threads(len(os.sched_getaffinity(0)))
         artifact = load_artifact(Path(parameter(config, "artifact_dir")), places().cache)
         drafting = artifact.resolved.profile.drafting
         self._strategy = drafting.strategy

@@ -20,7 +20,7 @@ from pipeline.checkpoint.architectures import SUPPORTED_ARCHITECTURES
 from pipeline.decoding.tree import path_to, tree_from_lists
 from pipeline.engine.contract import VerifyItem
 from pipeline.engine.torch.engine import TorchEngine
-from pipeline.engine.torch.load import head_shards
+from pipeline.engine.torch.load_transformers import head_shards
 from tests.patience import PATIENCE_S
 from tests.unit.engine.torch.test_architectures import LIMITS, VOCAB_SIZE, reference_row, tiny_model
 

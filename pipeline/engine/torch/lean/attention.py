@@ -1,0 +1,266 @@
+"""Attention over the slot cache with one order of sums for every query.
+
+    keys     [layer, slot, kv_head, place / 16, dim, 16 places]
+    values   [layer, slot, kv_head, place, dim]         dim: head_dim, up to a multiple of 16
+
+A query sees places of its slot: the cached ones, and of its own segment those of its mask. Scores, the sum of their
+exponentials and the weighted sum of values run over places in ascending order, and a place that is not seen adds
+exactly 0. Ancestors in a tree lie in ascending places, in the order in which they would lie once they are cached. So a
+token's bits are the same in a tree, in a chain and alone, and for whatever part of its context was cached.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from numba import carray
+
+from pipeline.engine.torch.lean.compilation import kernel
+from pipeline.engine.torch.lean.crew import fetch_add, finish
+from pipeline.engine.torch.lean.rows import exp_row, float_pointer, largest
+from pipeline.engine.torch.lean.tiles import MAX_BLOCKS, MAX_ROWS, float32_tile
+from pipeline.engine.torch.lean.vectors import LANES
+
+Longs = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
+
+# Columns of `segments`: first row of the pass, rows, cached places, slot, 1 if each row sees all rows before it, else
+# where its mask [rows, rows] begins in `visible`, and the first task of the segment.
+START, LENGTH, CACHED, SLOT, IS_CHAIN, MASK, FIRST_TASK, NUM_SEGMENT_FIELDS = range(8)
+# Queries of one task: rows of a segment times the query heads of one key head.
+NUM_QUERIES = 24
+
+
+def rows_per_task(group: int) -> int:
+    """Rows of a segment that one task takes."""
+    return max(1, NUM_QUERIES // group)
+
+
+def scratch_floats(group: int, max_seq_len: int, dim: int) -> int:
+    """Floats that a thread works with: scores, queries and results of one task, and a block of ones and of zeros."""
+    queries = rows_per_task(group) * group
+    return queries * (_padded(max_seq_len) + 2 * _padded(dim)) + 4 * LANES * MAX_BLOCKS
+
+
+def _padded(count: int) -> int:
+    return -(-count // LANES) * LANES
+
+
+@kernel
+def attend(
+    thread: int,
+    layer: int,
+    window: int,
+    group: int,
+    dim: int,
+    projected: Longs,
+    attended: Longs,
+    keys: Floats,
+    values: Floats,
+    rows: Longs,
+    segments: Longs,
+    visible: npt.NDArray[np.uint8],
+    scratch: Floats,
+    counter: int,
+) -> None:
+    """One thread's part of a layer's attention.
+
+    group: query heads per key head. projected, attended: (address, bytes per row) of rotated queries and of results.
+    rows: [row, (slot, position, place)]. segments: by the columns named above; the row behind the last segment holds
+    the number of tasks. visible: masks. scratch: [thread, `scratch_floats`]."""
+    num_kv_heads = keys.shape[2]
+    num_segments = len(segments) - 1
+    num_tasks = segments[num_segments, FIRST_TASK]
+    size = max(1, NUM_QUERIES // group)
+    segment = completed = 0
+    task = fetch_add(counter, 1)
+    while task < num_tasks:
+        while task >= segments[segment + 1, FIRST_TASK]:
+            segment += 1
+        number = task - segments[segment, FIRST_TASK]
+        first = number // num_kv_heads * size
+        last = min(first + size, segments[segment, LENGTH])
+        head = number % num_kv_heads
+        _attend_task(
+            layer,
+            window,
+            group,
+            dim,
+            projected,
+            attended,
+            keys,
+            values,
+            rows,
+            segments[segment],
+            visible,
+            scratch[thread],
+            first,
+            last,
+            head,
+        )
+        completed += 1
+        task = fetch_add(counter, 1)
+    finish(counter, completed, num_tasks)
+
+
+@kernel
+def _attend_task(
+    layer: int,
+    window: int,
+    group: int,
+    dim: int,
+    projected: Longs,
+    attended: Longs,
+    keys: Floats,
+    values: Floats,
+    rows: Longs,
+    segment: Longs,
+    visible: npt.NDArray[np.uint8],
+    scratch: Floats,
+    first: int,
+    last: int,
+    head: int,
+) -> None:
+    """Rows first .. last of a segment, for the query heads of one key head."""
+    start, cached, slot = segment[START], segment[CACHED], segment[SLOT]
+    count = (last - first) * group
+    padded = keys.shape[4]
+    width = keys.shape[3] * LANES
+    floats = 4 * LANES * MAX_BLOCKS
+    ones, zeros = scratch.ctypes.data, scratch.ctypes.data + 2 * floats
+    queries = scratch[floats : floats + count * padded]
+    results = scratch[floats + count * padded : floats + 2 * count * padded]
+    scores = scratch[floats + 2 * count * padded :]
+    scale = np.float32(1) / np.sqrt(np.float32(dim))
+    for row in range(first, last):
+        address = projected[0] + (start + row) * projected[1] + 4 * dim * group * head
+        line = carray(float_pointer(address), dim * group)
+        for query in range(group):
+            for index in range(dim):
+                queries[((row - first) * group + query) * padded + index] = line[query * dim + index] * scale
+    # Places begin .. end can be seen by some row; begin is a multiple of 16.
+    end = cached + (last if segment[IS_CHAIN] else segment[LENGTH])
+    begin = 0
+    if window:
+        least = rows[start + first, 1]
+        for row in range(first + 1, last):
+            least = min(least, rows[start + row, 1])
+        begin = max(0, least - window + 1) // LANES * LANES
+    num_blocks = (end - begin + LANES - 1) // LANES
+    key = keys[layer, slot, head].ctypes.data + begin * padded * 4
+    block = 0
+    while block < num_blocks:
+        blocks = MAX_BLOCKS if num_blocks - block >= MAX_BLOCKS else 1
+        for query in range(0, count, MAX_ROWS):
+            float32_tile(
+                queries.ctypes.data + 4 * query * padded,
+                4 * padded,
+                key + 4 * LANES * padded * block,
+                4 * LANES * padded,
+                4 * LANES,
+                dim,
+                0,
+                0,
+                zeros,
+                0,
+                zeros,
+                0,
+                scores.ctypes.data + 4 * (query * width + LANES * block),
+                4 * width,
+                min(MAX_ROWS, count - query),
+                blocks,
+            )
+        block += blocks
+    for row in range(first, last):
+        position = rows[start + row, 1]
+        for query in range((row - first) * group, (row - first + 1) * group):
+            line = scores[query * width : query * width + num_blocks * LANES]
+            _hide(line, row, position, begin, start, segment, window, rows, visible)
+            exp_row(line.ctypes.data, num_blocks, largest(line.ctypes.data, num_blocks))
+    value = values[layer, slot, head].ctypes.data + begin * padded * 4
+    for query in range(0, count, MAX_ROWS):
+        size = min(MAX_ROWS, count - query)
+        weights = scores.ctypes.data + 4 * query * width
+        block = 0
+        while block < padded // LANES:
+            blocks = MAX_BLOCKS if padded // LANES - block >= MAX_BLOCKS else 1
+            float32_tile(
+                weights,
+                4 * width,
+                value + 4 * LANES * block,
+                4 * LANES,
+                4 * padded,
+                end - begin,
+                0,
+                0,
+                zeros,
+                0,
+                zeros,
+                0,
+                results.ctypes.data + 4 * (query * padded + LANES * block),
+                4 * padded,
+                size,
+                blocks,
+            )
+            block += blocks
+        # The sum of the weights, in the order of the weighted sum; the queries are not needed any more.
+        float32_tile(
+            weights,
+            4 * width,
+            ones,
+            0,
+            0,
+            end - begin,
+            0,
+            0,
+            zeros,
+            0,
+            zeros,
+            0,
+            queries.ctypes.data + 4 * query * padded,
+            4 * padded,
+            size,
+            1,
+        )
+    for row in range(first, last):
+        address = attended[0] + (start + row) * attended[1] + 4 * dim * group * head
+        line = carray(float_pointer(address), dim * group)
+        for query in range(group):
+            place = ((row - first) * group + query) * padded
+            factor = np.float32(1) / queries[place]
+            for index in range(dim):
+                line[query * dim + index] = results[place + index] * factor
+
+
+@kernel
+def _hide(
+    scores: Floats,
+    row: int,
+    position: int,
+    begin: int,
+    start: int,
+    segment: Longs,
+    window: int,
+    rows: Longs,
+    visible: npt.NDArray[np.uint8],
+) -> None:
+    """-inf where a row does not see: scores of the places from `begin` on."""
+    cached, length = segment[CACHED], segment[LENGTH]
+    if window:
+        for place in range(begin, min(cached, position - window + 1)):
+            scores[place - begin] = -np.inf
+    if segment[IS_CHAIN]:
+        last = cached + row
+        if window:
+            for place in range(max(begin, cached), min(last, position - window + 1)):
+                scores[place - begin] = -np.inf
+        for index in range(last + 1 - begin, len(scores)):
+            scores[index] = -np.inf
+        return
+    mask = visible[segment[MASK] + row * length : segment[MASK] + (row + 1) * length]
+    for other in range(length):
+        index = cached + other - begin
+        if index >= 0 and (not mask[other] or (window and position - rows[start + other, 1] >= window)):
+            scores[index] = -np.inf
+    for index in range(cached + length - begin, len(scores)):
+        scores[index] = -np.inf

@@ -1,0 +1,23 @@
+"""How the code of the lean pass is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from numba import njit
+from numba.extending import intrinsic
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def kernel(function: Function) -> Function:
+    """Compile at the first call and keep the machine code on disk. The function runs without Python's lock, and a
+    division by zero gives what IEEE arithmetic says."""
+    return cast(Function, njit(cache=True, nogil=True, error_model="numpy")(function))
+
+
+def generated(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile calls into the LLVM code that the function generates: from the types of the arguments it returns a
+    signature and a generator."""
+    return cast("Callable[..., Any]", intrinsic(function))

@@ -1,0 +1,116 @@
+"""The engine contract over the lean pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.decoding.tree import BoolArray, IntArray, ancestor_mask, depths
+from pipeline.engine.contract import EngineLimits, EngineSequence, NodeLogits, ReuseCounters, VerifyItem
+from pipeline.engine.torch.lean.attention import NUM_SEGMENT_FIELDS, rows_per_task
+from pipeline.engine.torch.lean.crew import Crew
+from pipeline.engine.torch.lean.kv_cache import LeanCache
+from pipeline.engine.torch.lean.node_logits import LeanNodeLogits, largest_entries
+from pipeline.engine.torch.lean.plan import PLAN, WEIGHTS, read_plan
+from pipeline.engine.torch.lean.runner import Runner
+from pipeline.engine.torch.lean.weights import map_weights
+from pipeline.engine.torch.slots import Slot, SlotTable, check_item, check_tokens, first_row, slot_of
+from pipeline.errors import BuildError
+
+
+class LeanEngine:
+    """See `pipeline.engine.contract.Engine`. Every row of a pass has the same bits whatever else is in the pass."""
+
+    def __init__(self, folder: Path, limits: EngineLimits, num_threads: int, num_slots: int | None = None) -> None:
+        """folder: of an engine that `layout.save_lean` wrote. num_slots: rows of the KV cache; those beyond
+        `limits.max_batch_size` keep finished sequences for reuse. Raises BuildError if the engine is damaged or the
+        KV cache does not fit into memory."""
+        plan = read_plan(folder)
+        if plan is None:
+            raise BuildError(f"{folder} holds no {PLAN}; build the engine again with `lookahead engine --force`.")
+        self.limits = limits
+        self._plan = plan
+        num_slots = 2 * limits.max_batch_size if num_slots is None else num_slots
+        self._cache = LeanCache(plan, num_slots, limits.max_seq_len)
+        self._slots = SlotTable(self._cache, num_slots, limits.max_seq_len)
+        self._runner = Runner(plan, map_weights(folder / WEIGHTS), self._cache, limits, Crew(num_threads))
+
+    @property
+    def reuse(self) -> ReuseCounters:
+        return self._slots.counters
+
+    def open(self, token_ids: IntArray, reuse: bool = True) -> Slot:
+        return self._slots.claim(check_tokens(token_ids, self.limits.max_seq_len, self.limits.vocab_size), reuse)
+
+    def verify(self, items: Sequence[VerifyItem]) -> list[NodeLogits | None]:
+        lengths = [_num_pending(item) + len(item.tree) for item in items]
+        starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        token_ids = np.empty(starts[-1], np.int32)
+        rows = np.empty((starts[-1], 3), np.int64)
+        segments = np.zeros((len(items) + 1, NUM_SEGMENT_FIELDS), np.int64)
+        masks: list[BoolArray] = [np.zeros(0, np.bool_)]
+        wanted: list[int] = []
+        num_tasks = mask_place = 0
+        for number, item in enumerate(items):
+            check_item(item, self.limits)
+            slot, num_pending, length = slot_of(item.sequence), _num_pending(item), lengths[number]
+            start, cached, tree = int(starts[number]), slot.num_cached_tokens, item.tree
+            whole = slice(start, start + length)
+            token_ids[start : start + num_pending] = slot.tokens[cached : cached + num_pending]
+            token_ids[start + num_pending : start + length] = tree.token_ids
+            rows[whole, 0] = slot.index
+            rows[start : start + num_pending, 1] = np.arange(cached, cached + num_pending)
+            rows[start + num_pending : start + length, 1] = cached + num_pending - 1 + depths(tree)
+            rows[whole, 2] = np.arange(cached, cached + length)
+            is_chain = bool(np.array_equal(tree.parents, np.arange(-1, len(tree) - 1)))
+            if not is_chain:
+                masks.append(_mask(num_pending, item).ravel())
+            segments[number] = (start, length, cached, slot.index, is_chain, mask_place, num_tasks)
+            mask_place += 0 if is_chain else length * length
+            num_tasks += -(-length // rows_per_task(self._plan.group_size)) * self._plan.num_kv_heads
+            is_last = num_pending == slot.num_pending
+            wanted += range(start + first_row(item, num_pending, is_last), start + length)
+        segments[len(items), -1] = num_tasks
+        visible = np.concatenate(masks).view(np.uint8)
+        logits, maxima = self._runner.run(token_ids, rows, segments, visible, np.asarray(wanted, np.int64))
+        choices = np.empty(len(logits), np.int32)
+        largest_entries(logits, maxima, choices)
+        results: list[NodeLogits | None] = []
+        row = 0
+        for item in items:
+            slot, num_pending = slot_of(item.sequence), _num_pending(item)
+            slot.num_cached_tokens += num_pending
+            pending = None
+            if item.pending_rows:
+                pending = logits[row : row + num_pending, : self.limits.vocab_size]
+                row += num_pending - (slot.num_pending == 0)  # the last one is the root's
+            count = 0 if slot.num_pending else len(item.tree) + 1
+            part = slice(row, row + count)
+            found = LeanNodeLogits(logits[part], maxima[part], choices[part], self.limits.vocab_size, pending)
+            results.append(found if count or item.pending_rows else None)
+            row = part.stop
+        return results
+
+    def commit(self, sequence: EngineSequence, nodes: Sequence[int], token_ids: Sequence[int]) -> None:
+        self._slots.commit(slot_of(sequence), nodes, token_ids)
+
+    def release(self, sequence: EngineSequence) -> None:
+        self._slots.release(slot_of(sequence))
+
+    def forget_cached(self) -> None:
+        """Drop the KV of released sequences, for measurements in which every prompt is to be computed anew."""
+        self._slots.forget()
+
+
+def _num_pending(item: VerifyItem) -> int:
+    return slot_of(item.sequence).num_pending if item.num_pending is None else item.num_pending
+
+
+def _mask(num_pending: int, item: VerifyItem) -> BoolArray:
+    """[rows, rows] which rows of its segment a row sees: pending tokens those before them, nodes their ancestors."""
+    length = num_pending + len(item.tree)
+    mask = np.tri(length, dtype=np.bool_)
+    mask[num_pending:, num_pending:] = ancestor_mask(item.tree)
+    return mask

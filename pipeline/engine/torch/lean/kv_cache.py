@@ -1,0 +1,39 @@
+"""The slot KV cache of the lean pass; keys lie so that a vector holds one entry of 16 places (see `attention`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pipeline.engine.memory import available_bytes
+from pipeline.engine.torch.lean.attention import Floats
+from pipeline.engine.torch.lean.plan import LeanPlan
+from pipeline.engine.torch.lean.vectors import LANES
+from pipeline.engine.torch.slots import require_cache_memory
+
+
+class LeanCache:
+    """keys [layer, slot, kv_head, places / 16, dim, 16], values [layer, slot, kv_head, places, dim], float32; dim is
+    head_dim padded to 16. The system claims memory as it is written."""
+
+    def __init__(self, plan: LeanPlan, num_slots: int, max_seq_len: int) -> None:
+        """Raises BuildError if the machine has less memory than that."""
+        blocks, dim = -(-max_seq_len // LANES), -(-plan.head_dim // LANES) * LANES
+        shape = (plan.num_layers, num_slots, plan.num_kv_heads)
+        self.num_bytes = 2 * 4 * int(np.prod(shape)) * blocks * LANES * dim
+        require_cache_memory(self.num_bytes, available_bytes(), num_slots, max_seq_len, "cpu")
+        self.keys: Floats = np.zeros((*shape, blocks, dim, LANES), np.float32)
+        self.values: Floats = np.zeros((*shape, blocks * LANES, dim), np.float32)
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        blocks = -(-length // LANES)
+        self.keys[:, target, :, :blocks] = self.keys[:, source, :, :blocks]
+        self.values[:, target, :, :length] = self.values[:, source, :, :length]
+
+    def move_path(self, slot: int, start: int, nodes: Sequence[int]) -> None:
+        source = start + np.asarray(nodes)
+        target = start + np.arange(len(nodes))
+        keys, values = self.keys[:, slot], self.values[:, slot]
+        keys[:, :, target // LANES, :, target % LANES] = keys[:, :, source // LANES, :, source % LANES]
+        values[:, :, target] = values[:, :, source]

@@ -1,0 +1,219 @@
+"""Weights of a transformers model <-> the file that the lean pass maps into memory.
+
+`model.safetensors` holds, stacked over layers, the matrices qkv, output, gate_up and down in the tiles' block layout
+(see `tiles`), and `head`; with each `.weight` a `.bias`, and in int8 a `.scale` per column and a `.start`, the first
+sum of a column: -128 times the sum of its weights, which takes the zero point of the rows out again.
+All widths are padded to 16 with zeros, so that every tensor begins at a multiple of 64 bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors.numpy import save_file
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from pipeline.engine.torch.lean.plan import PLAN, WEIGHTS, Kind, LeanPlan, plan_of, read_plan
+from pipeline.engine.torch.lean.vectors import LANES
+from pipeline.engine.torch.lean.weights import ALIGNMENT, map_weights
+from pipeline.engine.torch.quantized_linear import quantize
+from pipeline.errors import BuildError
+
+Array = npt.NDArray[Any]
+_INPUTS_PER_STEP: dict[Kind, int] = {"float32": 1, "int8": 4}
+
+
+def padded(count: int) -> int:
+    """The next multiple of 16."""
+    return -(-count // LANES) * LANES
+
+
+def save_lean(model: PreTrainedModel, kind: Kind, folder: Path) -> bool:
+    """Write a model for the lean pass. False, and nothing is written, if that pass does not compute this model."""
+    config = model.config
+    inverse_frequencies, rotary_scale = _rotary(config)
+    plan = plan_of(config, kind, rotary_scale)
+    if plan is None:
+        return False
+    tensors = {"inverse_frequencies": inverse_frequencies, **_tensors(model.state_dict(), plan)}
+    folder.mkdir(parents=True, exist_ok=True)
+    _save_aligned(tensors, folder / WEIGHTS)
+    (folder / PLAN).write_text(plan.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    config.save_pretrained(folder)
+    if model.generation_config is not None:
+        model.generation_config.save_pretrained(folder)
+    return True
+
+
+def load_model(folder: Path) -> PreTrainedModel:
+    """The float32 transformers model that a lean engine's weights stand for. Raises BuildError if there is none."""
+    plan = read_plan(folder)
+    if plan is None:
+        raise BuildError(f"{folder} holds no engine for the lean pass.")
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    with no_init_weights():
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.tie_weights()
+    if (folder / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+    # The file has a bias with every matrix, the model where its family has one.
+    plain, names = _plain(map_weights(folder / WEIGHTS), plan), model.state_dict().keys()
+    model.load_state_dict({name: torch.from_numpy(plain[name]) for name in names})
+    return model.eval()
+
+
+def _rotary(config: Any) -> tuple[Array, float]:
+    """[head_dim / 2] inverse frequencies and the factor of sines and cosines, as transformers computes them."""
+    kind = config.rope_parameters["rope_type"]
+    if kind == "default":
+        dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        exponents = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
+        return (1.0 / (config.rope_parameters["rope_theta"] ** exponents)).numpy(), 1.0
+    frequencies, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+    return frequencies.numpy(), float(scale)
+
+
+def _parts(plan: LeanPlan) -> dict[str, list[tuple[str, int]]]:
+    """Linear layers of each matrix, one behind the other, with their columns. Gate and up begin at multiples of 16."""
+    dim = plan.head_dim
+    inner = plan.intermediate_size
+    return {
+        "qkv": [
+            ("self_attn.q_proj", plan.num_heads * dim),
+            ("self_attn.k_proj", plan.num_kv_heads * dim),
+            ("self_attn.v_proj", plan.num_kv_heads * dim),
+        ],
+        "output": [("self_attn.o_proj", plan.hidden_size)],
+        "gate_up": [("mlp.gate_proj", inner), ("mlp.up_proj", inner)],
+        "down": [("mlp.down_proj", plan.hidden_size)],
+    }
+
+
+def _places(name: str, parts: list[tuple[str, int]]) -> list[int]:
+    """First column of each part, and the number of columns of all."""
+    places = [0]
+    for _, width in parts:
+        places.append(places[-1] + (padded(width) if name == "gate_up" else width))
+    return places
+
+
+def _tensors(state: dict[str, torch.Tensor], plan: LeanPlan) -> dict[str, Array]:
+    layers = range(plan.num_layers)
+    tensors: dict[str, Array] = {}
+    for name, parts in _parts(plan).items():
+        packed = [
+            _pack(*_joined(state, f"model.layers.{layer}.", parts, _places(name, parts)), plan.kind) for layer in layers
+        ]
+        for field in packed[0]:
+            tensors[f"{name}.{field}"] = np.stack([entry[field] for entry in packed])
+    head = state["model.embed_tokens.weight" if plan.tied else "lm_head.weight"]
+    tensors |= {f"head.{field}": value for field, value in _pack(head, torch.zeros(len(head)), plan.kind).items()}
+    # No token lies behind the vocabulary.
+    tensors["head.bias"][plan.vocab_size :] = -np.inf
+    if not plan.tied:
+        tensors["embedding"] = _wide(state["model.embed_tokens.weight"].float().numpy())
+    tensors["final_norm"] = _wide(state["model.norm.weight"].float().numpy())
+    norms = {"input_norm": "input_layernorm", "post_norm": "post_attention_layernorm"}
+    if plan.head_norms:
+        norms |= {"q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm"}
+    for name, module in norms.items():
+        weights = [state[f"model.layers.{layer}.{module}.weight"].float().numpy() for layer in layers]
+        tensors[name] = np.stack([_wide(weight) for weight in weights])
+    return tensors
+
+
+def _joined(
+    state: dict[str, torch.Tensor], prefix: str, parts: list[tuple[str, int]], places: list[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """[out, in] weight and [out] bias of several linear layers as one."""
+    num_inputs = state[f"{prefix}{parts[0][0]}.weight"].shape[1]
+    weight, bias = torch.zeros(places[-1], num_inputs), torch.zeros(places[-1])
+    for (name, width), place in zip(parts, places[:-1], strict=True):
+        weight[place : place + width] = state[f"{prefix}{name}.weight"]
+        if f"{prefix}{name}.bias" in state:
+            bias[place : place + width] = state[f"{prefix}{name}.bias"]
+    return weight, bias
+
+
+def _wide(values: Array) -> Array:
+    """The last axis padded to a multiple of 16."""
+    width = values.shape[-1]
+    return np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, padded(width) - width)])
+
+
+def _pack(weight: torch.Tensor, bias: torch.Tensor, kind: Kind) -> dict[str, Array]:
+    """A matrix [out, in] in blocks of 16 columns, with what belongs to its columns."""
+    num_out, num_in = padded(weight.shape[0]), padded(weight.shape[1])
+    result = {"bias": _wide(bias.float().numpy())}
+    if kind == "int8":
+        integers, scale = quantize(weight)
+        whole: Array = np.zeros((num_out, num_in), np.int8)
+        whole[: weight.shape[0], : weight.shape[1]] = integers.numpy()
+        result["scale"] = _wide(scale.numpy())
+        result["start"] = (-128 * whole.sum(axis=1, dtype=np.int64)).astype(np.int32)
+    else:
+        whole = np.zeros((num_out, num_in), np.float32)
+        whole[: weight.shape[0], : weight.shape[1]] = weight.float().numpy()
+    step = _INPUTS_PER_STEP[kind]
+    blocks = whole.reshape(num_out // LANES, LANES, num_in // step, step).transpose(0, 2, 1, 3)
+    return {"weight": np.ascontiguousarray(blocks), **result}
+
+
+def unpack(tensors: dict[str, Array], name: str, layer: int | None, num_inputs: int) -> Array:
+    """[padded out, num_inputs] float32 weights that a packed matrix stands for."""
+    place = () if layer is None else (layer,)
+    weight = tensors[f"{name}.weight"][place]
+    blocks, steps, lanes, step = weight.shape
+    plain = weight.transpose(0, 2, 1, 3).reshape(blocks * lanes, steps * step)[:, :num_inputs].astype(np.float32)
+    if f"{name}.scale" in tensors:
+        plain *= tensors[f"{name}.scale"][place][:, None]
+    return plain
+
+
+def _plain(tensors: dict[str, Array], plan: LeanPlan) -> dict[str, Array]:
+    """The state dict of the transformers model."""
+    hidden, state = plan.hidden_size, {}
+    inputs = {
+        "qkv": hidden,
+        "output": plan.num_heads * plan.head_dim,
+        "gate_up": hidden,
+        "down": plan.intermediate_size,
+    }
+    for layer in range(plan.num_layers):
+        prefix = f"model.layers.{layer}."
+        for name, parts in _parts(plan).items():
+            weight, bias = unpack(tensors, name, layer, inputs[name]), tensors[f"{name}.bias"][layer]
+            for (module, width), place in zip(parts, _places(name, parts)[:-1], strict=True):
+                state[f"{prefix}{module}.weight"] = weight[place : place + width]
+                state[f"{prefix}{module}.bias"] = bias[place : place + width].copy()
+        state[f"{prefix}input_layernorm.weight"] = tensors["input_norm"][layer, :hidden].copy()
+        state[f"{prefix}post_attention_layernorm.weight"] = tensors["post_norm"][layer, :hidden].copy()
+        if plan.head_norms:
+            state[f"{prefix}self_attn.q_norm.weight"] = tensors["q_norm"][layer, : plan.head_dim].copy()
+            state[f"{prefix}self_attn.k_norm.weight"] = tensors["k_norm"][layer, : plan.head_dim].copy()
+    state["model.norm.weight"] = tensors["final_norm"][:hidden].copy()
+    head = unpack(tensors, "head", None, hidden)[: plan.vocab_size]
+    state["lm_head.weight"] = head
+    state["model.embed_tokens.weight"] = head if plan.tied else tensors["embedding"][:, :hidden].copy()
+    return state
+
+
+def _save_aligned(tensors: dict[str, Array], path: Path) -> None:
+    """Write safetensors whose data begin at a multiple of `ALIGNMENT` bytes: spaces in the metadata fill the header,
+    whose length is a multiple of 8."""
+    fill = 1
+    while True:
+        save_file(tensors, path, metadata={"fill": " " * fill})
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+        missing = -(8 + length) % ALIGNMENT
+        if not missing:
+            return
+        fill += missing

@@ -1,0 +1,83 @@
+"""Logits of a pass and what is read from them: the largest entry, the k largest, probabilities."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.decoding.tree import FloatArray, IntArray
+from pipeline.engine.torch.lean.compilation import kernel
+from pipeline.engine.torch.lean.rows import sum_of_exp
+from pipeline.engine.torch.lean.tiles import MAX_BLOCKS
+from pipeline.engine.torch.lean.vectors import LANES
+
+Floats = npt.NDArray[np.float32]
+# Entries under one maximum.
+BLOCK = LANES * MAX_BLOCKS
+
+
+class LeanNodeLogits:
+    """Rows of one item. logits: [n + 1, padded vocabulary], -inf behind the vocabulary; maxima: [n + 1, blocks] of
+    `BLOCK` entries each; choices: [n + 1]. pending: [num_pending, vocab] if they are wanted."""
+
+    def __init__(
+        self, logits: Floats, maxima: Floats, choices: IntArray, vocab_size: int, pending: Floats | None = None
+    ) -> None:
+        self._logits = logits
+        self._maxima = maxima
+        self._choices = choices
+        self._vocab_size = vocab_size
+        self._pending = pending
+
+    @property
+    def choices(self) -> IntArray:
+        return self._choices
+
+    def row(self, index: int) -> FloatArray:
+        return self._logits[index, : self._vocab_size]
+
+    def top_k(self, k: int) -> tuple[IntArray, FloatArray]:
+        ids = np.empty((len(self._logits), k), np.int32)
+        probabilities = np.empty(ids.shape, np.float32)
+        top_rows(self._logits, self._maxima, ids, probabilities)
+        return ids, probabilities
+
+    def pending(self) -> list[FloatArray]:
+        return [] if self._pending is None else list(self._pending)
+
+
+@kernel
+def largest_entries(logits: Floats, maxima: Floats, choices: IntArray) -> None:
+    """choices [n]: index of the first largest entry of each row."""
+    for row in range(len(logits)):
+        place = np.argmax(maxima[row]) * BLOCK
+        choices[row] = place + np.argmax(logits[row, place : place + BLOCK])
+
+
+@kernel
+def top_rows(logits: Floats, maxima: Floats, ids: IntArray, probabilities: FloatArray) -> None:
+    """ids, probabilities [n, k]: the k most probable entries of each row, best first; of equal ones the first. The k
+    largest entries lie in the k blocks with the largest maxima."""
+    k = ids.shape[1]
+    num_blocks = min(k, maxima.shape[1])
+    blocks = np.empty(num_blocks, np.int64)
+    for row in range(len(logits)):
+        heads = maxima[row].copy()
+        highest = heads.max()
+        for number in range(num_blocks):
+            blocks[number] = np.argmax(heads)
+            heads[blocks[number]] = -np.inf
+        blocks.sort()
+        candidates = np.empty(num_blocks * BLOCK, np.float32)
+        places = np.empty(num_blocks * BLOCK, np.int64)
+        count = 0
+        for block in blocks:
+            for place in range(block * BLOCK, min((block + 1) * BLOCK, logits.shape[1])):
+                candidates[count], places[count] = logits[row, place], place
+                count += 1
+        total = sum_of_exp(logits[row].ctypes.data, logits.shape[1] // LANES, highest)
+        for number in range(k):
+            best = np.argmax(candidates[:count])
+            ids[row, number] = places[best]
+            probabilities[row, number] = np.exp(candidates[best] - highest) / total
+            candidates[best] = -np.inf

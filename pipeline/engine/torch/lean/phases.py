@@ -1,0 +1,276 @@
+"""Phases of a pass, each called by every thread: rows or blocks of columns are taken from a counter until none is left.
+
+Buffers are rows of a table, (address, bytes per row): constant numbers as arguments would make numba compile each call
+by itself.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from numba import carray
+
+from pipeline.engine.torch.lean.compilation import kernel
+from pipeline.engine.torch.lean.crew import fetch_add, finish
+from pipeline.engine.torch.lean.rows import (
+    float_pointer,
+    gate_row,
+    largest,
+    largest_magnitude,
+    quantize_row,
+    scale_row,
+    store_float,
+    sum_of_squares,
+)
+from pipeline.engine.torch.lean.tables import (
+    ATTENDED,
+    BIAS,
+    BLOCK_BYTES,
+    BYTES,
+    GATE_UP_OUT,
+    GATED,
+    GATED_BYTES,
+    HEAD_DIM,
+    HIDDEN,
+    INT8,
+    INTERMEDIATE,
+    K_NORM,
+    KIND,
+    NUM_BLOCKS,
+    NUM_HEADS,
+    NUM_KV_HEADS,
+    NUM_ROWS,
+    NUM_THREADS,
+    Q_NORM,
+    QKV_OUT,
+    ROW_PLACE,
+    ROW_POSITION,
+    ROW_SCALE,
+    ROW_SLOT,
+    SCALE,
+    START,
+    STEPS,
+    WEIGHT,
+    H,
+    X,
+)
+from pipeline.engine.torch.lean.tiles import MAX_BLOCKS, MAX_ROWS, float32_tile, int8_tile
+from pipeline.engine.torch.lean.vectors import LANES
+
+Longs = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
+
+# A phase is cut into so many tasks per thread.
+_TASKS_PER_THREAD = 8
+
+
+@kernel
+def _blocks(count: int) -> int:
+    return (count + LANES - 1) // LANES
+
+
+@kernel
+def _chunk(count: int, num_threads: int) -> int:
+    return max(1, count // (num_threads * _TASKS_PER_THREAD))
+
+
+@kernel
+def _quantize_row(source: int, target: int, scale: int, blocks: int) -> None:
+    """A row of floats as bytes with zero point 128, and its scale."""
+    magnitude = largest_magnitude(source, blocks)
+    factor = np.float32(127) / magnitude if magnitude > 0 else np.float32(0)
+    quantize_row(source, factor, target, blocks)
+    store_float(scale, magnitude / np.float32(127))
+
+
+@kernel
+def quantize_rows(sizes: Longs, buffers: Longs, counter: int) -> None:
+    """What the attention has left, for the output matrix."""
+    num_rows = sizes[NUM_ROWS]
+    blocks = _blocks(sizes[NUM_HEADS] * sizes[HEAD_DIM])
+    source, target, scale = buffers[ATTENDED], buffers[BYTES], buffers[ROW_SCALE]
+    chunk = _chunk(num_rows, sizes[NUM_THREADS])
+    completed = 0
+    first = fetch_add(counter, chunk)
+    while first < num_rows:
+        for row in range(first, min(first + chunk, num_rows)):
+            _quantize_row(source[0] + row * source[1], target[0] + row * target[1], scale[0] + 4 * row, blocks)
+        completed += min(chunk, num_rows - first)
+        first = fetch_add(counter, chunk)
+    finish(counter, completed, num_rows)
+
+
+@kernel
+def _norm(source: int, weight: int, target: int, size: int, epsilon: float) -> None:
+    """Root mean square norm (arXiv 1910.07467) of a row of `size` entries, zeros behind them."""
+    blocks = _blocks(size)
+    mean = sum_of_squares(source, blocks) / np.float32(size)
+    scale_row(source, np.float32(1) / np.sqrt(mean + np.float32(epsilon)), weight, target, blocks)
+
+
+@kernel
+def norm_rows(
+    sizes: Longs, epsilon: float, weight: int, buffers: Longs, num_rows: int, places: Longs, counter: int
+) -> None:
+    """Norm of rows of X into H, for int8 quantised too. places: the rows to take; none: the first num_rows."""
+    x, h, target, scale = buffers[X], buffers[H], buffers[BYTES], buffers[ROW_SCALE]
+    chunk = _chunk(num_rows, sizes[NUM_THREADS])
+    completed = 0
+    first = fetch_add(counter, chunk)
+    while first < num_rows:
+        for row in range(first, min(first + chunk, num_rows)):
+            source = x[0] + (places[row] if len(places) else row) * x[1]
+            result = h[0] + row * h[1]
+            _norm(source, weight, result, sizes[HIDDEN], epsilon)
+            if sizes[KIND] == INT8:
+                _quantize_row(result, target[0] + row * target[1], scale[0] + 4 * row, _blocks(sizes[HIDDEN]))
+        completed += min(chunk, num_rows - first)
+        first = fetch_add(counter, chunk)
+    finish(counter, completed, num_rows)
+
+
+@kernel
+def gate_rows(sizes: Longs, buffers: Longs, counter: int) -> None:
+    """silu(gate) * up, for int8 quantised too."""
+    num_rows = sizes[NUM_ROWS]
+    blocks = _blocks(sizes[INTERMEDIATE])
+    gates, gated, target, scale = buffers[GATE_UP_OUT], buffers[GATED], buffers[GATED_BYTES], buffers[ROW_SCALE]
+    chunk = _chunk(num_rows, sizes[NUM_THREADS])
+    completed = 0
+    first = fetch_add(counter, chunk)
+    while first < num_rows:
+        for row in range(first, min(first + chunk, num_rows)):
+            gate = gates[0] + row * gates[1]
+            result = gated[0] + row * gated[1]
+            gate_row(gate, gate + 4 * LANES * blocks, result, blocks)
+            if sizes[KIND] == INT8:
+                _quantize_row(result, target[0] + row * target[1], scale[0] + 4 * row, blocks)
+        completed += min(chunk, num_rows - first)
+        first = fetch_add(counter, chunk)
+    finish(counter, completed, num_rows)
+
+
+@kernel
+def multiply(
+    sizes: Longs,
+    matrix: Longs,
+    buffers: Longs,
+    source: Longs,
+    base: Longs,
+    target: Longs,
+    maxima: Longs,
+    num_rows: int,
+    counter: int,
+) -> None:
+    """target = base + rows of source times a matrix; each buffer by address and bytes per row. maxima: where the
+    largest entry of each task's columns goes, or address 0."""
+    num_blocks, block_bytes = matrix[NUM_BLOCKS], matrix[BLOCK_BYTES]
+    num_tasks = (num_blocks + MAX_BLOCKS - 1) // MAX_BLOCKS
+    chunk = _chunk(num_tasks, sizes[NUM_THREADS])
+    completed = 0
+    first = fetch_add(counter, chunk)
+    while first < num_tasks:
+        for task in range(first, min(first + chunk, num_tasks)):
+            last = min(task * MAX_BLOCKS + MAX_BLOCKS, num_blocks)
+            block = task * MAX_BLOCKS
+            while block < last:
+                width = MAX_BLOCKS if last - block == MAX_BLOCKS else 1
+                column = 4 * LANES * block
+                for number in range(0, num_rows, MAX_ROWS):
+                    if sizes[KIND] == INT8:
+                        int8_tile(
+                            source[0] + number * source[1],
+                            source[1],
+                            matrix[WEIGHT] + block * block_bytes,
+                            block_bytes,
+                            4 * LANES,
+                            matrix[STEPS],
+                            matrix[START] + column,
+                            matrix[SCALE] + column,
+                            matrix[BIAS] + column,
+                            buffers[ROW_SCALE, 0] + 4 * number,
+                            base[0] + number * base[1] + column,
+                            base[1],
+                            target[0] + number * target[1] + column,
+                            target[1],
+                            min(MAX_ROWS, num_rows - number),
+                            width,
+                        )
+                    else:
+                        float32_tile(
+                            source[0] + number * source[1],
+                            source[1],
+                            matrix[WEIGHT] + block * block_bytes,
+                            block_bytes,
+                            4 * LANES,
+                            matrix[STEPS],
+                            0,
+                            0,
+                            matrix[BIAS] + column,
+                            0,
+                            base[0] + number * base[1] + column,
+                            base[1],
+                            target[0] + number * target[1] + column,
+                            target[1],
+                            min(MAX_ROWS, num_rows - number),
+                            width,
+                        )
+                block += width
+            if maxima[0]:
+                block = task * MAX_BLOCKS
+                for number in range(num_rows):
+                    best = largest(target[0] + number * target[1] + 4 * LANES * block, last - block)
+                    store_float(maxima[0] + number * maxima[1] + 4 * task, best)
+        completed += min(chunk, num_tasks - first)
+        first = fetch_add(counter, chunk)
+    finish(counter, completed, num_tasks)
+
+
+@kernel
+def rotate_rows(
+    sizes: Longs,
+    epsilon: float,
+    layer: int,
+    norms: Longs,
+    buffers: Longs,
+    rotation: Floats,
+    keys: Floats,
+    values: Floats,
+    rows: Longs,
+    counter: int,
+) -> None:
+    """Norm (where the family has one) and rotate queries in place and keys into the cache, and copy values there."""
+    num_rows, dim = sizes[NUM_ROWS], sizes[HEAD_DIM]
+    num_heads, num_kv_heads = sizes[NUM_HEADS], sizes[NUM_KV_HEADS]
+    half = dim // 2
+    chunk = _chunk(num_rows, sizes[NUM_THREADS])
+    completed = 0
+    first = fetch_add(counter, chunk)
+    while first < num_rows:
+        for row in range(first, min(first + chunk, num_rows)):
+            address = buffers[QKV_OUT, 0] + row * buffers[QKV_OUT, 1]
+            line = carray(float_pointer(address), dim * (num_heads + 2 * num_kv_heads))
+            slot, position, place = rows[row, ROW_SLOT], rows[row, ROW_POSITION], rows[row, ROW_PLACE]
+            cosine, sine = rotation[0, position], rotation[1, position]
+            block, lane = place // LANES, place % LANES
+            for head in range(num_heads + num_kv_heads):
+                start = dim * head
+                weight = norms[Q_NORM] if head < num_heads else norms[K_NORM]
+                if weight:
+                    _norm(address + 4 * start, weight, address + 4 * start, dim, epsilon)
+                for index in range(half):
+                    left, right = line[start + index], line[start + half + index]
+                    line[start + index] = left * cosine[index] - right * sine[index]
+                    line[start + half + index] = right * cosine[index] + left * sine[index]
+                if head >= num_heads:
+                    key = keys[layer, slot, head - num_heads, block]
+                    for index in range(dim):
+                        key[index, lane] = line[start + index]
+            for head in range(num_kv_heads):
+                start = dim * (num_heads + num_kv_heads + head)
+                value = values[layer, slot, head, place]
+                for index in range(dim):
+                    value[index] = line[start + index]
+        completed += min(chunk, num_rows - first)
+        first = fetch_add(counter, chunk)
+    finish(counter, completed, num_rows)

@@ -1,0 +1,97 @@
+"""What the lean pass has to know of a model beside its weights: `lean.json` in the engine's folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field, ValidationError
+
+from pipeline.checkpoint.architectures import LEAN_ARCHITECTURES
+from pipeline.config.schema import Frozen, ResolvedConfig
+from pipeline.errors import BuildError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+PLAN, WEIGHTS = "lean.json", "model.safetensors"
+# A sum of products of bytes stays within int32 up to here: 255 * 127 * inputs < 2**31.
+MAX_INPUTS = 66_000
+
+Kind = Literal["float32", "int8"]
+
+
+class LeanPlan(Frozen):
+    """Sizes and settings of one model. All widths are those of the model; the file's are padded to 16."""
+
+    kind: Kind = Field(description="Type of the weights of linear layers.")
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    epsilon: float = Field(description="Added to the mean square in norms.")
+    rotary_scale: float = Field(description="Factor of sines and cosines.")
+    tied: bool = Field(description="Whether the output layer's weights are the embedding's.")
+    head_norms: bool = Field(description="Whether queries and keys have a norm per head.")
+    windows: tuple[int, ...] = Field(description="Sliding window of each layer, 0 for none.")
+
+    @property
+    def group_size(self) -> int:
+        return self.num_heads // self.num_kv_heads
+
+
+def wants_lean(resolved: ResolvedConfig) -> bool:
+    """Whether an engine of these settings is one for the lean pass, if the checkpoint's config.json allows it."""
+    return (
+        resolved.device == "cpu"
+        and resolved.dtype == "float32"
+        and resolved.model.parallelism.tensor == 1
+        and resolved.model.architecture in LEAN_ARCHITECTURES
+    )
+
+
+def plan_of(config: PretrainedConfig, kind: Kind, rotary_scale: float) -> LeanPlan | None:
+    """The plan of a model by its config.json; None where the lean pass does not compute what it asks for."""
+    heads = config.num_attention_heads
+    dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    widest = max(config.hidden_size, config.intermediate_size, heads * dim)
+    partial: Any = (config.rope_parameters or {}).get("partial_rotary_factor", 1.0)
+    if config.hidden_act != "silu" or dim % 2 or partial != 1.0 or (kind == "int8" and widest > MAX_INPUTS):
+        return None
+    window = getattr(config, "sliding_window", None) or 0
+    kinds = getattr(config, "layer_types", None)
+    windows = tuple(
+        window if kinds is None or kinds[layer] == "sliding_attention" else 0
+        for layer in range(config.num_hidden_layers)
+    )
+    return LeanPlan(
+        kind=kind,
+        num_layers=config.num_hidden_layers,
+        hidden_size=config.hidden_size,
+        num_heads=heads,
+        num_kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_dim=dim,
+        intermediate_size=config.intermediate_size,
+        vocab_size=config.vocab_size,
+        epsilon=config.rms_norm_eps,
+        rotary_scale=rotary_scale,
+        tied=bool(config.tie_word_embeddings),
+        head_norms=config.architectures == ["Qwen3ForCausalLM"] or config.model_type == "qwen3",
+        windows=windows,
+    )
+
+
+def read_plan(folder: Path) -> LeanPlan | None:
+    """The plan in an engine's folder; None if the engine is not one for the lean pass. Raises BuildError if the file
+    is damaged."""
+    try:
+        return LeanPlan.model_validate_json((folder / PLAN).read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValidationError) as error:
+        raise BuildError(
+            f"{folder / PLAN} cannot be read; build the engine again with `lookahead engine --force`."
+        ) from error

@@ -1,0 +1,197 @@
+"""Loops over rows of float32 in vectors, as LLVM code that numba compiles into its caller.
+
+A row is named by its address and has a multiple of 16 entries. Sums have 16 partial sums, one per lane, added up in one
+order, so a result depends on the row alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+
+from pipeline.engine.torch.lean.compilation import generated
+from pipeline.engine.torch.lean.vectors import (
+    FLOATS,
+    I8,
+    I64,
+    INTS,
+    LANES,
+    absolute,
+    call,
+    constant,
+    load,
+    loop,
+    maximum,
+    reduce,
+    splat,
+    store,
+    vector_exp,
+)
+
+
+@generated
+def sum_of_squares(typing: Any, row: Any, blocks: Any) -> Any:
+    """Sum of the squares of a row of 16 * blocks entries."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        row, blocks = arguments
+
+        def body(place: ir.Value, total: ir.Value | None) -> ir.Value:
+            vector = load(builder, builder.add(row, place), FLOATS)
+            return call(builder, "llvm.fma.v16f32", FLOATS, [vector, vector, total])
+
+        return reduce(builder, loop(builder, blocks, constant(0.0), body), builder.fadd)
+
+    return types.float32(types.int64, types.int64), generate
+
+
+@generated
+def sum_of_exp(typing: Any, row: Any, blocks: Any, highest: Any) -> Any:
+    """Sum of exp(entry - highest) over a row of 16 * blocks entries."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        row, blocks, highest = arguments
+        base = splat(builder, highest, FLOATS)
+
+        def body(place: ir.Value, total: ir.Value | None) -> ir.Value:
+            vector = builder.fsub(load(builder, builder.add(row, place), FLOATS), base)
+            return builder.fadd(total, vector_exp(builder, vector))
+
+        return reduce(builder, loop(builder, blocks, constant(0.0), body), builder.fadd)
+
+    return types.float32(types.int64, types.int64, types.float32), generate
+
+
+@generated
+def largest(typing: Any, row: Any, blocks: Any) -> Any:
+    """Largest entry of a row of 16 * blocks entries."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        row, blocks = arguments
+        join = maximum(builder)
+        least = constant(float("-inf"))
+        result = loop(
+            builder, blocks, least, lambda place, best: join(best, load(builder, builder.add(row, place), FLOATS))
+        )
+        return reduce(builder, result, join)
+
+    return types.float32(types.int64, types.int64), generate
+
+
+@generated
+def largest_magnitude(typing: Any, row: Any, blocks: Any) -> Any:
+    """Largest absolute value of a row of 16 * blocks entries."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        row, blocks = arguments
+        join = maximum(builder)
+
+        def body(place: ir.Value, best: ir.Value | None) -> ir.Value:
+            return join(best, absolute(builder, load(builder, builder.add(row, place), FLOATS)))
+
+        return reduce(builder, loop(builder, blocks, constant(0.0), body), join)
+
+    return types.float32(types.int64, types.int64), generate
+
+
+@generated
+def scale_row(typing: Any, row: Any, factor: Any, weight: Any, target: Any, blocks: Any) -> Any:
+    """target[i] = row[i] * factor * weight[i]."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        row, factor, weight, target, blocks = arguments
+        factors = splat(builder, factor, FLOATS)
+
+        def body(place: ir.Value, _: ir.Value | None) -> None:
+            vector = builder.fmul(load(builder, builder.add(row, place), FLOATS), factors)
+            vector = builder.fmul(vector, load(builder, builder.add(weight, place), FLOATS))
+            store(builder, vector, builder.add(target, place))
+
+        loop(builder, blocks, None, body)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.float32, types.int64, types.int64, types.int64), generate
+
+
+@generated
+def quantize_row(typing: Any, row: Any, factor: Any, target: Any, blocks: Any) -> Any:
+    """target[i] = round(row[i] * factor) + 128 as uint8."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        row, factor, target, blocks = arguments
+        factors = splat(builder, factor, FLOATS)
+        bytes_ = ir.VectorType(I8, LANES)
+
+        def body(place: ir.Value, _: ir.Value | None) -> None:
+            vector = builder.fmul(load(builder, builder.add(row, place), FLOATS), factors)
+            rounded = builder.fptosi(call(builder, "llvm.rint.v16f32", FLOATS, [vector]), INTS)
+            shifted = builder.add(rounded, ir.Constant(INTS, [128] * LANES))
+            quarter = builder.lshr(place, ir.Constant(I64, 2))
+            store(builder, builder.trunc(shifted, bytes_), builder.add(target, quarter), align=1)
+
+        loop(builder, blocks, None, body)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.float32, types.int64, types.int64), generate
+
+
+@generated
+def exp_row(typing: Any, row: Any, blocks: Any, highest: Any) -> Any:
+    """row[i] = exp(row[i] - highest), in place."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        row, blocks, highest = arguments
+        base = splat(builder, highest, FLOATS)
+
+        def body(place: ir.Value, _: ir.Value | None) -> None:
+            vector = builder.fsub(load(builder, builder.add(row, place), FLOATS), base)
+            store(builder, vector_exp(builder, vector), builder.add(row, place))
+
+        loop(builder, blocks, None, body)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.float32), generate
+
+
+@generated
+def gate_row(typing: Any, gate: Any, up: Any, target: Any, blocks: Any) -> Any:
+    """target[i] = silu(gate[i]) * up[i]."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        gate, up, target, blocks = arguments
+
+        def body(place: ir.Value, _: ir.Value | None) -> None:
+            vector = load(builder, builder.add(gate, place), FLOATS)
+            negative = builder.fsub(constant(0.0), vector)
+            divisor = builder.fadd(constant(1.0), vector_exp(builder, negative))
+            vector = builder.fdiv(vector, divisor)
+            vector = builder.fmul(vector, load(builder, builder.add(up, place), FLOATS))
+            store(builder, vector, builder.add(target, place))
+
+        loop(builder, blocks, None, body)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64, types.int64), generate
+
+
+@generated
+def store_float(typing: Any, address: Any, value: Any) -> Any:
+    """Write one float32."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        store(builder, arguments[1], arguments[0])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.float32), generate
+
+
+@generated
+def float_pointer(typing: Any, address: Any) -> Any:
+    """The address as a pointer, for `numba.carray`."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+    return types.CPointer(types.float32)(types.int64), generate

@@ -1,0 +1,191 @@
+"""A model's addresses and buffers, and passes over them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.engine.contract import EngineLimits
+from pipeline.engine.torch.lean import tables
+from pipeline.engine.torch.lean.attention import Floats, Longs, scratch_floats
+from pipeline.engine.torch.lean.crew import COUNTER_BYTES, Crew
+from pipeline.engine.torch.lean.forward import num_counters, run_pass
+from pipeline.engine.torch.lean.kv_cache import LeanCache
+from pipeline.engine.torch.lean.node_logits import BLOCK
+from pipeline.engine.torch.lean.plan import LeanPlan
+from pipeline.engine.torch.lean.tiles import MAX_BLOCKS
+from pipeline.engine.torch.lean.vectors import LANES
+from pipeline.engine.torch.lean.weights import ALIGNMENT
+
+Array = npt.NDArray[Any]
+_MATRICES = ("qkv", "output", "gate_up", "down")
+
+
+class Runner:
+    """Runs passes of one model. Not thread safe: one thread owns it."""
+
+    def __init__(
+        self, plan: LeanPlan, tensors: dict[str, Array], cache: LeanCache, limits: EngineLimits, crew: Crew
+    ) -> None:
+        self._plan, self._tensors, self._cache, self._crew = plan, tensors, cache, crew
+        self._limits = limits
+        self._matrices = self._matrix_table()
+        self._norms = self._norm_table()
+        self._windows = np.asarray(plan.windows, np.int64)
+        self._rotation = _rotation(tensors["inverse_frequencies"], limits.max_seq_len, plan.rotary_scale)
+        self._zeros = np.zeros(self._matrices[:, tables.NUM_BLOCKS].max() * LANES, np.float32)
+        self._scratch = self._make_scratch()
+        self._counters = np.zeros(num_counters(plan.num_layers) * COUNTER_BYTES // 8, np.int64)
+        self._sizes = np.zeros(tables.NUM_SIZES, np.int64)
+        self._sizes[: tables.NUM_ROWS] = (
+            tables.INT8 if plan.kind == "int8" else tables.FLOAT32,
+            crew.num_threads,
+            plan.num_layers,
+            plan.hidden_size,
+            plan.num_heads,
+            plan.num_kv_heads,
+            plan.head_dim,
+            plan.intermediate_size,
+            tensors["final_norm"].ctypes.data,
+        )
+        self._kept: dict[int, Array] = {}
+        self._num_kept = 0
+
+    def run(
+        self,
+        token_ids: npt.NDArray[np.int32],
+        rows: Longs,
+        segments: Longs,
+        visible: npt.NDArray[np.uint8],
+        wanted: Longs,
+    ) -> tuple[Floats, Floats]:
+        """One pass. token_ids: [rows]; for the rest see `run_pass`. [wanted, padded vocabulary] logits, -inf
+        behind the vocabulary, and [wanted, blocks] the maximum of each `BLOCK` of them."""
+        num_rows = len(token_ids)
+        buffers = self._buffers(num_rows)
+        self._embed(token_ids)
+        width = self._matrices[-1, tables.NUM_BLOCKS] * LANES
+        logits = np.empty((len(wanted), width), np.float32)
+        maxima = np.empty((len(wanted), -(-width // BLOCK)), np.float32)
+        for place, array in ((tables.LOGITS, logits), (tables.MAXIMA, maxima)):
+            buffers[place] = array.ctypes.data, array.shape[1] * 4
+        sizes = self._sizes.copy()
+        sizes[tables.NUM_ROWS], sizes[tables.NUM_WANTED] = num_rows, len(wanted)
+        self._counters[:] = 0
+
+        def work(thread: int) -> None:
+            run_pass(
+                thread,
+                sizes,
+                self._plan.epsilon,
+                self._matrices,
+                self._norms,
+                self._windows,
+                buffers,
+                self._rotation,
+                self._cache.keys,
+                self._cache.values,
+                rows,
+                segments,
+                visible,
+                wanted,
+                self._scratch,
+                self._counters,
+            )
+
+        self._crew.run(work)
+        return logits, maxima
+
+    def _matrix_table(self) -> Longs:
+        """The table `matrices` of `tables`."""
+        plan = self._plan
+        names: list[tuple[str, int | None]] = [(name, layer) for layer in range(plan.num_layers) for name in _MATRICES]
+        table = np.zeros((len(names) + 1, tables.NUM_FIELDS), np.int64)
+        for entry, (name, layer) in zip(table, [*names, ("head", None)], strict=True):
+            arrays = {
+                field: array if layer is None else array[layer]
+                for field in ("weight", "start", "scale", "bias")
+                if (array := self._tensors.get(f"{name}.{field}")) is not None
+            }
+            weight = arrays["weight"]
+            entry[tables.WEIGHT] = weight.ctypes.data
+            entry[tables.NUM_BLOCKS], entry[tables.STEPS] = weight.shape[:2]
+            entry[tables.BLOCK_BYTES] = weight[0].nbytes
+            for column, field in ((tables.START, "start"), (tables.SCALE, "scale"), (tables.BIAS, "bias")):
+                if field in arrays:
+                    entry[column] = arrays[field].ctypes.data
+        return table
+
+    def _norm_table(self) -> Longs:
+        table = np.zeros((self._plan.num_layers, tables.NUM_NORMS), np.int64)
+        for column, name in (
+            (tables.INPUT_NORM, "input_norm"),
+            (tables.POST_NORM, "post_norm"),
+            (tables.Q_NORM, "q_norm"),
+            (tables.K_NORM, "k_norm"),
+        ):
+            if name in self._tensors:
+                table[:, column] = [weights.ctypes.data for weights in self._tensors[name]]
+        return table
+
+    def _make_scratch(self) -> Floats:
+        """[thread, floats] with a block of ones at the beginning of each thread's."""
+        dim = self._cache.values.shape[4]
+        size = scratch_floats(self._plan.group_size, self._limits.max_seq_len, dim)
+        scratch = np.zeros((self._crew.num_threads, -(-size // LANES) * LANES), np.float32)
+        scratch[:, : 2 * LANES * MAX_BLOCKS] = 1
+        return scratch
+
+    def _buffers(self, num_rows: int) -> Longs:
+        """Buffers of at least as many rows, by address and bytes per row. They grow and are kept."""
+        if num_rows > self._num_kept:
+            self._num_kept = max(num_rows, min(2 * self._num_kept, self._limits.max_num_tokens))
+            hidden = self._tensors["final_norm"].shape[-1]
+            inner = -(-self._plan.intermediate_size // LANES) * LANES
+            heads = -(-self._plan.num_heads * self._plan.head_dim // LANES) * LANES
+            widths = {
+                tables.X: (hidden, np.float32),
+                tables.H: (hidden, np.float32),
+                tables.BYTES: (max(hidden, heads), np.uint8),
+                tables.ROW_SCALE: (1, np.float32),
+                tables.QKV_OUT: (self._matrices[tables.QKV, tables.NUM_BLOCKS] * LANES, np.float32),
+                tables.ATTENDED: (heads, np.float32),
+                tables.GATE_UP_OUT: (self._matrices[tables.GATE_UP, tables.NUM_BLOCKS] * LANES, np.float32),
+                tables.GATED: (inner, np.float32),
+                tables.GATED_BYTES: (inner, np.uint8),
+            }
+            self._kept = {place: _aligned((self._num_kept, width), kind) for place, (width, kind) in widths.items()}
+        table = np.zeros((tables.NONE + 1, 2), np.int64)
+        for place, array in self._kept.items():
+            table[place] = array.ctypes.data, array.strides[0]
+        table[tables.ZEROS] = self._zeros.ctypes.data, 0
+        return table
+
+    def _embed(self, token_ids: npt.NDArray[np.int32]) -> None:
+        """Rows of the embedding into the buffer X."""
+        target = self._kept[tables.X][: len(token_ids)]
+        if not self._plan.tied:
+            target[:] = self._tensors["embedding"][token_ids]
+            return
+        weight = self._tensors["head.weight"]
+        target[:] = weight[token_ids // LANES, :, token_ids % LANES].reshape(len(token_ids), -1)
+        if self._plan.kind == "int8":
+            target *= self._tensors["head.scale"][token_ids, None]
+
+
+def _aligned(shape: tuple[int, int], kind: Any) -> Array:
+    """Zeros that begin at a multiple of `ALIGNMENT` bytes."""
+    size = int(np.prod(shape)) * np.dtype(kind).itemsize
+    memory = np.zeros(size + ALIGNMENT, np.uint8)
+    first = -memory.ctypes.data % ALIGNMENT
+    result: Array = memory[first : first + size].view(kind).reshape(shape)
+    return result
+
+
+def _rotation(inverse_frequencies: Array, num_positions: int, scale: float) -> Floats:
+    """[2, position, head_dim / 2] cosines and sines."""
+    angles = np.arange(num_positions, dtype=np.float32)[:, None] * inverse_frequencies[None, :]
+    result: Floats = np.stack([np.cos(angles), np.sin(angles)]) * np.float32(scale)
+    return result

@@ -1,0 +1,28 @@
+"""Columns of the tables of numbers and addresses by which compiled code finds its way through a model."""
+
+FLOAT32, INT8 = 0, 1
+# Columns of `sizes`.
+(
+    KIND,
+    NUM_THREADS,
+    NUM_LAYERS,
+    HIDDEN,
+    NUM_HEADS,
+    NUM_KV_HEADS,
+    HEAD_DIM,
+    INTERMEDIATE,
+    FINAL_NORM,
+    NUM_ROWS,
+    NUM_WANTED,
+    NUM_SIZES,
+) = range(12)
+# Columns of `matrices`: one row for each of QKV, OUTPUT, GATE_UP and DOWN of every layer, then the output layer.
+WEIGHT, NUM_BLOCKS, BLOCK_BYTES, STEPS, START, SCALE, BIAS, NUM_FIELDS = range(8)
+QKV, OUTPUT, GATE_UP, DOWN, NUM_MATRICES = range(5)
+# Columns of `norms`: address of the weights, 0 for none.
+INPUT_NORM, POST_NORM, Q_NORM, K_NORM, NUM_NORMS = range(5)
+# Columns of `buffers`: address and bytes per row.
+# NONE stays 0.
+X, H, BYTES, ROW_SCALE, QKV_OUT, ATTENDED, GATE_UP_OUT, GATED, GATED_BYTES, LOGITS, MAXIMA, ZEROS, NONE = range(13)
+# Columns of `rows`.
+ROW_SLOT, ROW_POSITION, ROW_PLACE = range(3)

@@ -1,0 +1,182 @@
+"""Matrix tiles as LLVM code: a few rows times a few blocks of 16 output columns, in registers.
+
+Every output is one chain of multiply-adds over the inputs in their order, whatever else is in the tile, so its bits do
+not depend on the number of rows. A weight lies in blocks of 16 columns; a step of a block is 64 bytes:
+
+    float32   [block, input, 16 columns]
+    int8      [block, input / 4, 16 columns, 4 inputs]     rows: uint8 with zero point 128
+
+and a step of a row is 4 bytes in both.
+
+int8 is exact on every CPU: VNNI sums four products in int32; without it bytes are widened to int16, whose products are
+summed in int32 pairwise. The instruction that saturates (vpmaddubsw) is not used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import binding, ir
+from numba import types
+
+from pipeline.engine.torch.lean.compilation import generated
+from pipeline.engine.torch.lean.vectors import FLOATS, I32, I64, INTS, LANES, call, load, offset, splat, store
+
+_FEATURES = binding.get_host_cpu_features()
+_WIDE = bool(_FEATURES.get("avx512f"))
+HAS_VNNI = _WIDE and bool(_FEATURES.get("avx512vnni"))
+# Accumulators fill the vector registers: 32 of 64 bytes, else 16 of 32.
+MAX_ROWS, MAX_BLOCKS = (8, 3) if _WIDE else (4, 1)
+
+_SHORTS = ir.VectorType(ir.IntType(16), 2 * LANES)
+_SUM = "llvm.x86.avx512.vpdpbusd.512"
+_NUM_ARGUMENTS = 16
+
+# (builder, sum so far, four bytes of the row as int32, vector of the weight as ints) -> sum
+Step = Callable[[ir.IRBuilder, ir.Value, ir.Value, ir.Value], ir.Value]
+
+
+def _float_step(builder: ir.IRBuilder, total: ir.Value, entry: ir.Value, weight: ir.Value) -> ir.Value:
+    row = splat(builder, builder.bitcast(entry, FLOATS.element), FLOATS)
+    return call(builder, "llvm.fma.v16f32", FLOATS, [row, builder.bitcast(weight, FLOATS), total])
+
+
+def _vnni_step(builder: ir.IRBuilder, total: ir.Value, entry: ir.Value, weight: ir.Value) -> ir.Value:
+    return call(builder, _SUM, INTS, [total, splat(builder, entry, INTS), weight])
+
+
+def _plain_int8_step(builder: ir.IRBuilder, total: ir.Value, entry: ir.Value, weight: ir.Value) -> ir.Value:
+    mask, eight = ir.Constant(I32, 0x00FF00FF), ir.Constant(_SHORTS, [8] * 2 * LANES)
+    shorts = builder.bitcast(weight, _SHORTS)
+    even = (builder.and_(entry, mask), builder.ashr(builder.shl(shorts, eight), eight))
+    odd = (builder.and_(builder.lshr(entry, ir.Constant(I32, 8)), mask), builder.ashr(shorts, eight))
+    for row, column in (even, odd):
+        rows = builder.bitcast(splat(builder, row, INTS), _SHORTS)
+        for half in (0, 1):
+            places = ir.Constant(INTS, [2 * lane + half for lane in range(LANES)])
+            undefined = ir.Constant(_SHORTS, ir.Undefined)
+            left = builder.sext(builder.shuffle_vector(rows, undefined, places), INTS)
+            right = builder.sext(builder.shuffle_vector(column, undefined, places), INTS)
+            total = builder.add(total, builder.mul(left, right))
+    return total
+
+
+def _tile(builder: ir.IRBuilder, arguments: list[ir.Value], step: Step, integer: bool, rows: int, blocks: int) -> None:
+    """One tile of `rows` rows and `blocks` blocks."""
+    (row, row_stride, weight, block_stride, step_stride, steps, start, scale, bias, row_scale) = arguments[:10]
+    base, base_stride, out, out_stride = arguments[10:14]
+    entry, loop, done = builder.block, builder.append_basic_block("steps"), builder.append_basic_block("sums")
+    kind = INTS if integer else FLOATS
+    vector_bytes = 4 * LANES
+    first = [
+        load(builder, offset(builder, start, block, vector_bytes), INTS)
+        if integer
+        else ir.Constant(FLOATS, [0.0] * LANES)
+        for block in range(blocks)
+    ]
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    index = builder.phi(I64)
+    index.add_incoming(ir.Constant(I64, 0), entry)
+    sums = [[builder.phi(kind) for _ in range(blocks)] for _ in range(rows)]
+    for line in sums:
+        for phi, value in zip(line, first, strict=True):
+            phi.add_incoming(value, entry)
+    place = offset(builder, weight, index, step_stride)
+    weights = [load(builder, offset(builder, place, block, block_stride), INTS) for block in range(blocks)]
+    entries = offset(builder, row, index, 4)
+    results = []
+    for number in range(rows):
+        value = load(builder, offset(builder, entries, number, row_stride), I32)
+        results.append([step(builder, sums[number][block], value, weights[block]) for block in range(blocks)])
+    following = builder.add(index, ir.Constant(I64, 1))
+    index.add_incoming(following, loop)
+    for line, line_results in zip(sums, results, strict=True):
+        for phi, value in zip(line, line_results, strict=True):
+            phi.add_incoming(value, loop)
+    builder.cbranch(builder.icmp_signed("<", following, steps), loop, done)
+    builder.position_at_end(done)
+    for number, line in enumerate(results):
+        if integer:
+            own_scale = splat(builder, load(builder, offset(builder, row_scale, number, 4), FLOATS.element), FLOATS)
+        for block, value in enumerate(line):
+            if integer:
+                scales = load(builder, offset(builder, scale, block, vector_bytes), FLOATS)
+                value = builder.fmul(builder.fmul(builder.sitofp(value, FLOATS), scales), own_scale)
+            value = builder.fadd(value, load(builder, offset(builder, bias, block, vector_bytes), FLOATS))
+            below = offset(builder, offset(builder, base, number, base_stride), block, vector_bytes)
+            target = offset(builder, offset(builder, out, number, out_stride), block, vector_bytes)
+            store(builder, builder.fadd(load(builder, below, FLOATS), value), target)
+
+
+def _tiles(name: str, step: Step, integer: bool) -> Any:
+    """An intrinsic's type and code: a call of one function per module, which branches to the tile of the wanted size.
+    Were it part of every caller, compiling would take several times as long."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        function = builder.module.globals.get(name)
+        if function is None:
+            kind = ir.FunctionType(ir.VoidType(), [I64] * _NUM_ARGUMENTS)
+            function = ir.Function(builder.module, kind, name)
+            function.linkage = "linkonce_odr"
+            function.attributes.add("noinline")
+            _define(function, step, integer)
+        builder.call(function, arguments)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * _NUM_ARGUMENTS), generate
+
+
+def _define(function: ir.Function, step: Step, integer: bool) -> None:
+    builder = ir.IRBuilder(function.append_basic_block("entry"))
+    *arguments, rows, blocks = function.args
+    end = function.append_basic_block("end")
+    size = builder.add(builder.mul(rows, ir.Constant(I64, MAX_BLOCKS + 1)), blocks)
+    choice = builder.switch(size, end)
+    for num_rows in range(1, MAX_ROWS + 1):
+        for num_blocks in sorted({1, MAX_BLOCKS}):
+            block = function.append_basic_block(f"tile_{num_rows}_{num_blocks}")
+            choice.add_case(ir.Constant(I64, num_rows * (MAX_BLOCKS + 1) + num_blocks), block)
+            builder.position_at_end(block)
+            _tile(builder, arguments, step, integer, num_rows, num_blocks)
+            builder.branch(end)
+    builder.position_at_end(end)
+    builder.ret_void()
+
+
+def _named(name: str, step: Step, integer: bool) -> Callable[..., None]:
+    """The tile of a kind, to be called from compiled code with addresses and strides in bytes:
+
+    row, row_stride, weight, block_stride, step_stride, steps (at least 1), start (int8: first sums, int32 per column),
+    scale (int8: float32 per column), bias (float32 per column), row_scale (int8: float32 per row), base, base_stride
+    (what the result is added to), out, out_stride, rows (up to MAX_ROWS), blocks (1 or MAX_BLOCKS)."""
+
+    def tile(
+        typing: Any,
+        row: Any,
+        row_stride: Any,
+        weight: Any,
+        block_stride: Any,
+        step_stride: Any,
+        steps: Any,
+        start: Any,
+        scale: Any,
+        bias: Any,
+        row_scale: Any,
+        base: Any,
+        base_stride: Any,
+        out: Any,
+        out_stride: Any,
+        rows: Any,
+        blocks: Any,
+    ) -> Any:
+        return _tiles(name, step, integer)
+
+    return generated(tile)
+
+
+float32_tile = _named("lean_float32_tile", _float_step, False)
+vnni_tile = _named("lean_vnni_tile", _vnni_step, True)
+plain_int8_tile = _named("lean_int8_tile", _plain_int8_step, True)
+int8_tile = vnni_tile if HAS_VNNI else plain_int8_tile

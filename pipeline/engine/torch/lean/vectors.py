@@ -1,0 +1,130 @@
+"""LLVM code for vectors of 16 lanes. Arithmetic is IEEE float32 without contraction; `exp` is a polynomial."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from llvmlite import ir
+
+LANES = 16
+I8, I32, I64, F32 = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
+INTS, FLOATS = ir.VectorType(I32, LANES), ir.VectorType(F32, LANES)
+
+_LOG2_E = 1.4426950408889634
+# ln 2 as a float32 with few digits and the rest, so that n * high is exact.
+_LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
+# Below this exp counts as 0; exp(88) is still a normal float32.
+_SMALLEST, _LARGEST = -87.0, 88.0
+# exp(r) for |r| <= ln(2) / 2: Taylor coefficients from the seventh power down; the rest is below half a unit in the
+# last place.
+_EXP = (1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2, 1.0, 1.0)
+
+
+def splat(builder: ir.IRBuilder, scalar: ir.Value, kind: ir.VectorType) -> ir.Value:
+    """A vector with the scalar in every lane."""
+    undefined = ir.Constant(kind, ir.Undefined)
+    vector = builder.insert_element(undefined, scalar, ir.Constant(I32, 0))
+    zeros = ir.Constant(ir.VectorType(I32, kind.count), [0] * kind.count)
+    return builder.shuffle_vector(vector, undefined, zeros)
+
+
+def load(builder: ir.IRBuilder, address: ir.Value, kind: ir.Type, align: int = 4) -> ir.Value:
+    """The value of this type at an address."""
+    value = builder.load(builder.inttoptr(address, kind.as_pointer()))
+    value.align = align
+    return value
+
+
+def store(builder: ir.IRBuilder, value: ir.Value, address: ir.Value, align: int = 4) -> None:
+    """Write a value to an address."""
+    builder.store(value, builder.inttoptr(address, value.type.as_pointer())).align = align
+
+
+def offset(builder: ir.IRBuilder, address: ir.Value, index: ir.Value | int, stride: ir.Value | int) -> ir.Value:
+    """address + index * stride, in bytes."""
+    index = ir.Constant(I64, index) if isinstance(index, int) else index
+    stride = ir.Constant(I64, stride) if isinstance(stride, int) else stride
+    return builder.add(address, builder.mul(index, stride))
+
+
+def call(builder: ir.IRBuilder, name: str, result: ir.Type, arguments: list[ir.Value]) -> ir.Value:
+    """Call an LLVM intrinsic or a function of the C library."""
+    function = builder.module.globals.get(name)
+    if function is None:
+        function = ir.Function(builder.module, ir.FunctionType(result, [value.type for value in arguments]), name)
+    return builder.call(function, arguments)
+
+
+def constant(value: float) -> ir.Constant:
+    """A vector of one float."""
+    return ir.Constant(FLOATS, [value] * LANES)
+
+
+def vector_exp(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
+    """exp in every lane; exactly 0 below `_SMALLEST` (-inf among it), limited above `_LARGEST`."""
+    is_zero = builder.fcmp_ordered("<", x, constant(_SMALLEST))
+    x = builder.select(is_zero, constant(_SMALLEST), x)
+    x = builder.select(builder.fcmp_ordered(">", x, constant(_LARGEST)), constant(_LARGEST), x)
+    power = call(builder, "llvm.rint.v16f32", FLOATS, [builder.fmul(x, constant(_LOG2_E))])
+    rest = builder.fsub(x, builder.fmul(power, constant(_LN2_HIGH)))
+    rest = builder.fsub(rest, builder.fmul(power, constant(_LN2_LOW)))
+    value: ir.Value = constant(_EXP[0])
+    for coefficient in _EXP[1:]:
+        value = call(builder, "llvm.fma.v16f32", FLOATS, [value, rest, constant(coefficient)])
+    # Adding to the exponent's bits multiplies by a power of two.
+    shifted = builder.shl(builder.fptosi(power, INTS), ir.Constant(INTS, [23] * LANES))
+    value = builder.bitcast(builder.add(builder.bitcast(value, INTS), shifted), FLOATS)
+    return builder.select(is_zero, constant(0.0), value)
+
+
+def loop(
+    builder: ir.IRBuilder,
+    blocks: ir.Value,
+    carried: ir.Value | None,
+    body: Callable[[ir.Value, ir.Value | None], ir.Value | None],
+) -> ir.Value | None:
+    """body(byte offset, carried value) for every vector of a row of at least one; the last carried value."""
+    entry, loop, done = builder.block, builder.append_basic_block("rows"), builder.append_basic_block("done")
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    index = builder.phi(I64)
+    index.add_incoming(ir.Constant(I64, 0), entry)
+    phi = None
+    if carried is not None:
+        phi = builder.phi(carried.type)
+        phi.add_incoming(carried, entry)
+    result = body(builder.mul(index, ir.Constant(I64, 4 * LANES)), phi)
+    following = builder.add(index, ir.Constant(I64, 1))
+    index.add_incoming(following, builder.block)
+    if phi is not None:
+        phi.add_incoming(result, builder.block)
+    builder.cbranch(builder.icmp_signed("<", following, blocks), loop, done)
+    builder.position_at_end(done)
+    return result
+
+
+def reduce(builder: ir.IRBuilder, vector: ir.Value, join: Callable[[ir.Value, ir.Value], ir.Value]) -> ir.Value:
+    """Halves joined until one lane is left."""
+    width = LANES
+    while width > 1:
+        width //= 2
+        undefined = ir.Constant(vector.type, ir.Undefined)
+        halves = [
+            builder.shuffle_vector(
+                vector,
+                undefined,
+                ir.Constant(ir.VectorType(I32, width), list(range(first, first + width))),
+            )
+            for first in (0, width)
+        ]
+        vector = join(*halves)
+    return builder.extract_element(vector, ir.Constant(I32, 0))
+
+
+def maximum(builder: ir.IRBuilder) -> Callable[[ir.Value, ir.Value], ir.Value]:
+    return lambda left, right: builder.select(builder.fcmp_ordered(">", right, left), right, left)
+
+
+def absolute(builder: ir.IRBuilder, vector: ir.Value) -> ir.Value:
+    bits = builder.and_(builder.bitcast(vector, INTS), ir.Constant(INTS, [0x7FFFFFFF] * LANES))
+    return builder.bitcast(bits, FLOATS)

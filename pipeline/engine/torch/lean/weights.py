@@ -1,0 +1,37 @@
+"""The weights of the lean pass as they lie in the file: mapped, so that processes share them and none copies them."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.errors import BuildError
+
+# A vector of 64 bytes must not cross two cache lines.
+ALIGNMENT = 64
+_TYPES = {"F32": np.float32, "I8": np.int8, "I32": np.int32}
+
+
+def map_weights(path: Path) -> dict[str, npt.NDArray[Any]]:
+    """The tensors of a safetensors file by name, read-only and not yet read. Raises BuildError if it is damaged."""
+    try:
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            header = json.loads(file.read(length))
+        mapped = np.memmap(path, np.uint8, "r", offset=8 + length)
+        tensors = {}
+        for name, entry in header.items():
+            if name == "__metadata__":
+                continue
+            first, last = entry["data_offsets"]
+            tensors[name] = np.asarray(mapped[first:last]).view(_TYPES[entry["dtype"]]).reshape(entry["shape"])
+    except (OSError, ValueError, KeyError, OverflowError, struct.error) as error:
+        raise BuildError(
+            f"{path} cannot be read as weights; build the engine again with `lookahead engine --force`."
+        ) from error
+    return tensors

@@ -1,0 +1,69 @@
+"""From an artefact on disk to an engine over a transformers model."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.distributed import DistributedConfig
+from transformers.utils import logging as transformers_logging
+
+from pipeline.engine.artifact import Artifact
+from pipeline.engine.torch.engine import TorchEngine
+from pipeline.engine.torch.load import limits_of
+from pipeline.engine.torch.quantized_files import load_quantized
+from pipeline.engine.torch.quantized_linear import can_quantize
+from pipeline.errors import BuildError
+
+
+def load_transformers(artifact: Artifact, rank: int) -> TorchEngine:
+    """One process's engine; on CUDA, on the device of that number. With tensor parallelism all ranks load together.
+    Raises BuildError if the device or the kernels for int8 are missing."""
+    resolved = artifact.resolved
+    device = f"cuda:{rank}" if resolved.device == "cuda" else "cpu"
+    if resolved.device == "cuda" and not torch.cuda.is_available():
+        raise BuildError(
+            f"the engine in {artifact.folder} was built for CUDA and no CUDA device is available here; "
+            "build it again with --set device=cpu"
+        )
+    torch.set_num_threads(min(torch.get_num_threads(), len(os.sched_getaffinity(0))))
+    transformers_logging.disable_progress_bar()  # the command shows its own progress
+    sizes, dtype = resolved.profile.engine, getattr(torch, resolved.dtype)
+    num_shards = resolved.model.parallelism.tensor
+    if sizes.quantization == "int8":
+        if resolved.dtype == "float32" and not can_quantize():
+            raise BuildError(
+                "engine.quantization = 'int8' in float32 needs torch's FBGEMM kernels, which this CPU or this build of "
+                "torch does not have. Use --set model.dtype=bfloat16, or --set engine.quantization=none."
+            )
+        model = load_quantized(artifact.engine_dir, dtype)
+    elif num_shards > 1:
+        model = _load_shard(artifact, dtype, num_shards)
+    else:
+        model = AutoModelForCausalLM.from_pretrained(artifact.engine_dir, dtype=dtype, local_files_only=True)
+        model = model.to(device)
+    limits = limits_of(artifact, model.config.get_text_config().vocab_size)
+    return TorchEngine(model, limits, num_shards=head_shards(model.config, num_shards) if num_shards > 1 else None)
+
+
+def head_shards(config: PretrainedConfig, num_shards: int) -> int:
+    """Parts that the plan cuts the key/value heads into: some families gather them again before the attention."""
+    kinds = [
+        kind
+        for name, kind in config.base_model_tp_plan.items()
+        if name.endswith(("k_proj", "qkv_proj", "query_key_value"))
+    ]
+    return num_shards if kinds and all(kind == "colwise" for kind in kinds) else 1
+
+
+def _load_shard(artifact: Artifact, dtype: torch.dtype, num_shards: int) -> PreTrainedModel:
+    """This rank's part of the model, by the plan that transformers has for its family. `build.check` has checked that
+    there is one, `start_ranks` that it can be cut into that many parts."""
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        artifact.engine_dir,
+        dtype=dtype,
+        local_files_only=True,
+        distributed_config=DistributedConfig(tp_size=num_shards, tp_plan="auto"),
+    )
+    return model

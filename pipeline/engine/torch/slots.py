@@ -1,0 +1,164 @@
+"""Places of sequences in a KV cache: which one a sequence gets, and what it finds there of an earlier one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from pipeline.checkpoint.disk import gigabytes
+from pipeline.decoding.tree import IntArray, check_tree
+from pipeline.engine.contract import EngineLimits, EngineSequence, ReuseCounters, VerifyItem
+from pipeline.errors import BuildError, BusyError, RequestError
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One row of the cache. tokens: [max_seq_len]; `num_tokens` are known, the first `num_cached_tokens` have KV."""
+
+    index: int
+    tokens: IntArray
+    num_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_reused_tokens: int = 0
+    in_use: bool = False
+    last_used: int = 0
+
+    @property
+    def pending(self) -> Sequence[int]:
+        ids: list[int] = self.tokens[self.num_cached_tokens : self.num_tokens].tolist()
+        return ids
+
+    @property
+    def num_pending(self) -> int:
+        return self.num_tokens - self.num_cached_tokens
+
+
+class SlotStorage(Protocol):
+    """The keys and values of all slots."""
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """Copy the KV of the first places of one slot to another."""
+
+    def move_path(self, slot: int, start: int, nodes: Sequence[int]) -> None:
+        """Move the KV at start + nodes (ascending) to start, start + 1, ..."""
+
+
+class SlotTable:
+    """The slots of one engine. A released slot keeps its KV until the slot is claimed for something else."""
+
+    def __init__(self, storage: SlotStorage, num_slots: int, max_seq_len: int) -> None:
+        self.slots = [Slot(index, np.zeros(max_seq_len, np.int32)) for index in range(num_slots)]
+        self.counters = ReuseCounters()
+        self._storage = storage
+        self._clock = 0
+
+    def claim(self, token_ids: IntArray, reuse: bool = True) -> Slot:
+        """A free slot that holds token_ids and the KV of the longest known prefix (never of the last token, whose
+        logits are still wanted), or none if `reuse` is off. Raises BusyError if every slot is in use."""
+        free = [slot for slot in self.slots if not slot.in_use]
+        if not free:
+            raise BusyError(f"all {len(self.slots)} sequences of the engine are in use; send the request again later")
+        length, source = max(
+            ((_common_prefix(slot, token_ids), slot) for slot in self.slots), key=lambda match: match[0]
+        )
+        length = length if reuse else 0
+        # A sequence takes over the slot that it continues the greater part of; for a short shared head (a system
+        # prompt) the KV is copied instead, so that the older conversation stays available.
+        if not source.in_use and 2 * length >= source.num_cached_tokens:
+            target = source
+        else:
+            target = min(free, key=lambda slot: slot.last_used)
+            if target is not source and length:
+                self._storage.copy_prefix(source.index, target.index, length)
+        target.tokens[: len(token_ids)] = token_ids
+        target.num_tokens = len(token_ids)
+        target.num_cached_tokens = target.num_reused_tokens = length
+        target.in_use = True
+        self.counters.num_opened += 1
+        self.counters.num_hits += length > 0
+        self.counters.num_reused_tokens += length
+        self.counters.num_prompt_tokens += len(token_ids)
+        return target
+
+    def commit(self, slot: Slot, nodes: Sequence[int], token_ids: Sequence[int]) -> None:
+        """Keep the KV of the accepted nodes, which lie behind the cached tokens in tree order, and append tokens."""
+        if list(nodes) != list(range(len(nodes))):
+            self._storage.move_path(slot.index, slot.num_cached_tokens, nodes)
+        slot.num_cached_tokens += len(nodes)
+        slot.tokens[slot.num_tokens : slot.num_tokens + len(token_ids)] = token_ids
+        slot.num_tokens += len(token_ids)
+
+    def forget(self) -> None:
+        """Let no later sequence reuse what the free slots hold."""
+        for slot in self.slots:
+            if not slot.in_use:
+                slot.num_tokens = slot.num_cached_tokens = 0
+
+    def release(self, slot: Slot) -> None:
+        """Free the slot; what it holds may be reused until the slot is claimed for something else."""
+        self._clock += 1
+        slot.in_use = False
+        slot.last_used = self._clock
+
+
+def check_tokens(token_ids: IntArray, max_seq_len: int, vocab_size: int) -> IntArray:
+    """token_ids as int32. Raises RequestError if there are none or too many, or one lies outside the vocabulary."""
+    tokens = np.asarray(token_ids)
+    if not len(tokens):
+        raise RequestError("the prompt is empty; send at least one token")
+    if len(tokens) > max_seq_len:
+        raise RequestError(
+            f"the prompt has {len(tokens)} tokens, the engine holds {max_seq_len} per sequence; "
+            "shorten it or build with a larger engine.max_seq_len"
+        )
+    wrong = np.flatnonzero((tokens < 0) | (tokens >= vocab_size))
+    if len(wrong):
+        raise RequestError(
+            f"token {int(tokens[wrong[0]])} at position {int(wrong[0])} lies outside the vocabulary "
+            f"0 .. {vocab_size - 1}"
+        )
+    return tokens.astype(np.int32)
+
+
+def slot_of(sequence: EngineSequence) -> Slot:
+    """The slot that an engine of this package gave out as a sequence."""
+    assert isinstance(sequence, Slot), "the sequence belongs to another engine"
+    return sequence
+
+
+def check_item(item: VerifyItem, limits: EngineLimits) -> None:
+    """An item that breaks the contract is a fault of the caller's code, not of a request."""
+    slot = slot_of(item.sequence)
+    num_pending = slot.num_pending if item.num_pending is None else item.num_pending
+    assert 0 < num_pending <= slot.num_pending, "a pass must compute at least one pending token of each sequence"
+    if len(item.tree):
+        assert num_pending == slot.num_pending, "a tree hangs below the last pending token, so all must be in the pass"
+        check_tree(item.tree, limits.vocab_size)
+    end = slot.num_cached_tokens + num_pending + len(item.tree)
+    assert end <= limits.max_seq_len, "sequence and drafts exceed the slot"
+
+
+def first_row(item: VerifyItem, num_pending: int, is_last: bool) -> int:
+    """The first of an item's rows, counted from its own, whose logits are wanted."""
+    if item.pending_rows:
+        return 0
+    return num_pending - 1 if is_last else num_pending
+
+
+def require_cache_memory(num_bytes: int, available: int, num_slots: int, max_seq_len: int, place: str) -> None:
+    """Raises BuildError if a KV cache of num_bytes does not fit into what is available."""
+    if num_bytes > available:
+        raise BuildError(
+            f"A KV cache of {num_slots} sequences (engine.max_batch_size, and as many that are kept for reuse) of "
+            f"engine.max_seq_len = {max_seq_len} tokens takes {gigabytes(num_bytes)}; {gigabytes(available)} "
+            f"are available on {place}. Lower one of the two."
+        )
+
+
+def _common_prefix(slot: Slot, token_ids: IntArray) -> int:
+    length = min(slot.num_cached_tokens, len(token_ids) - 1)
+    differs = np.flatnonzero(slot.tokens[:length] != token_ids[:length])
+    return int(differs[0]) if len(differs) else length

@@ -1,0 +1,144 @@
+"""The lean pass computes what transformers computes, in float32, and in int8 what its definition says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from pipeline.decoding.tree import chain, path_to, tree_from_lists
+from pipeline.engine.contract import VerifyItem
+from pipeline.engine.torch.lean.layout import load_model, save_lean
+from pipeline.engine.torch.quantized_linear import dequantize, quantize
+from pipeline.errors import BuildError, RequestError
+from tests.unit.engine.torch.lean.models import LIMITS, VARIANTS, VOCAB_SIZE, lean_engine, tiny_model
+
+
+class ExactInt8(torch.nn.Module):
+    """The definition of int8 in plain operations: each row by its own largest entry, products summed exactly."""
+
+    def __init__(self, linear: torch.nn.Linear) -> None:
+        super().__init__()
+        self.weight, self.scale = quantize(linear.weight)
+        self.bias = linear.bias
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        largest = rows.abs().amax(-1, keepdim=True)
+        integers = torch.round(rows * (127 / largest))
+        result = (integers.double() @ self.weight.double().T) * self.scale * (largest / 127)
+        return result.to(rows.dtype) + (0 if self.bias is None else self.bias)
+
+
+def as_int8(model: PreTrainedModel) -> PreTrainedModel:
+    """The model with `ExactInt8` layers; an embedding that is the output layer as well has the rounded weights."""
+    if model.config.tie_word_embeddings:
+        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+        model.model.embed_tokens.weight.data = dequantize(quantize(model.lm_head.weight), torch.float32)
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if type(child) is torch.nn.Linear:
+                setattr(module, name, ExactInt8(child))
+    return model
+
+
+def row_of(model: PreTrainedModel, tokens: list[int]) -> np.ndarray:
+    with torch.inference_mode():
+        return model(torch.tensor([tokens]), use_cache=False).logits[0, -1].numpy()
+
+
+@pytest.mark.parametrize("kind", ["float32", "int8"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_chunks_trees_and_commits_equal_plain_passes(variant: str, kind: str, tmp_path: Path) -> None:
+    engine = lean_engine(tiny_model(variant), kind, tmp_path)  # type: ignore[arg-type]
+    reference = tiny_model(variant) if kind == "float32" else as_int8(tiny_model(variant))
+    # A value near the middle between two integers may be rounded either way by another order of sums.
+    tolerance = 1e-4 if kind == "float32" else 0.1
+    random = np.random.default_rng(0)
+    tokens = random.integers(1, VOCAB_SIZE, 40).tolist()
+    sequence = engine.open(np.asarray(tokens))
+    engine.verify([VerifyItem(sequence, num_pending=23)])
+    for _ in range(3):
+        tree = tree_from_lists(random.integers(1, VOCAB_SIZE, 8).tolist(), [-1, -1, 0, 1, 1, 2, 4, 6])
+        (logits,) = engine.verify([VerifyItem(sequence, tree)])
+        assert logits is not None
+        for node in range(-1, len(tree)):
+            path = tree.token_ids[path_to(tree, node)].tolist() if node >= 0 else []
+            expected = row_of(reference, tokens + path)
+            difference = np.abs(logits.row(node + 1) - expected).max()
+            assert difference <= tolerance * np.abs(expected).max(), node
+            assert logits.choices[node + 1] == logits.row(node + 1).argmax()
+        path = path_to(tree, 6)
+        kept = [*tree.token_ids[path].tolist(), int(random.integers(1, VOCAB_SIZE))]
+        engine.commit(sequence, path, kept)
+        tokens += kept
+
+
+@pytest.mark.parametrize("variant", ["llama", "qwen2", "qwen3", "biases"])
+def test_the_weights_can_be_read_back(variant: str, tmp_path: Path) -> None:
+    lean_engine(tiny_model(variant), "float32", tmp_path)
+    expected, found = tiny_model(variant).state_dict(), load_model(tmp_path).state_dict()
+    assert expected.keys() == found.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(tensor, found[name]), name
+
+
+def test_top_k_are_the_most_probable_tokens(tmp_path: Path) -> None:
+    engine, reference = lean_engine(tiny_model("llama"), "float32", tmp_path), tiny_model("llama")
+    sequence = engine.open(np.asarray([1, 2, 3]))
+    (logits,) = engine.verify([VerifyItem(sequence, chain([4]))])
+    assert logits is not None
+    ids, probabilities = logits.top_k(5)
+    expected = torch.softmax(torch.from_numpy(row_of(reference, [1, 2, 3, 4])), 0)
+    assert ids[1].tolist() == expected.argsort(descending=True)[:5].tolist()
+    np.testing.assert_allclose(probabilities[1], expected[ids[1]], rtol=1e-4)
+    every, _ = logits.top_k(VOCAB_SIZE)
+    assert sorted(every[0].tolist()) == list(range(VOCAB_SIZE)), "nothing behind the vocabulary"
+
+
+def test_cached_prefixes_are_found_and_copied(tmp_path: Path) -> None:
+    engine, reference = lean_engine(tiny_model("llama"), "float32", tmp_path), tiny_model("llama")
+    first = engine.open(np.arange(1, 31))
+    engine.verify([VerifyItem(first)])
+    engine.commit(first, [], [5])
+    engine.release(first)
+    other = engine.open(np.asarray([*range(1, 10), 7, 7]))
+    assert other.num_reused_tokens == 9
+    assert other.index != first.index
+    (logits,) = engine.verify([VerifyItem(other)])
+    assert logits is not None
+    np.testing.assert_allclose(logits.row(0), row_of(reference, [*range(1, 10), 7, 7]), atol=1e-3)
+
+
+def test_what_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = lean_engine(tiny_model("llama"), "float32", tmp_path)
+    with pytest.raises(RequestError, match=f"{LIMITS.max_seq_len + 1} tokens"):
+        engine.open(np.ones(LIMITS.max_seq_len + 1, np.int32))
+    monkeypatch.setattr("pipeline.engine.torch.lean.kv_cache.available_bytes", lambda: 1000)
+    with pytest.raises(BuildError, match=r"A KV cache of 12 sequences .* available on cpu"):
+        lean_engine(tiny_model("llama"), "float32", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hidden_act": "gelu"},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+    ],
+)
+def test_a_model_that_the_pass_does_not_compute_is_left_to_transformers(changes: dict, tmp_path: Path) -> None:
+
+    assert not save_lean(tiny_model("llama", **changes), "int8", tmp_path / "engine")
+    assert not (tmp_path / "engine").exists()
+
+
+def test_damaged_files_are_refused(tmp_path: Path) -> None:
+    lean_engine(tiny_model("llama"), "int8", tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 40)
+    with pytest.raises(BuildError, match=r"model\.safetensors cannot be read as weights"):
+        load_model(tmp_path)
+    (tmp_path / "lean.json").write_text("{}")
+    with pytest.raises(BuildError, match=r"lean\.json cannot be read"):
+        load_model(tmp_path)

@@ -1,0 +1,111 @@
+"""A token's logits have the same bits in any pass: alone, in a chain, in a tree, beside other sequences, over a cache
+that was computed in other pieces, with one thread or two."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.decoding.tree import DraftTree, path_to, tree_from_lists
+from pipeline.engine.contract import EngineSequence, VerifyItem
+from pipeline.engine.torch.lean.engine import LeanEngine
+from tests.unit.engine.torch.lean.models import VARIANTS, VOCAB_SIZE, lean_engine, tiny_model
+
+
+@cache
+def engine_of(variant: str, kind: str, num_threads: int) -> LeanEngine:
+    return lean_engine(tiny_model(variant), kind, Path(mkdtemp()), num_threads)  # type: ignore[arg-type]
+
+
+def alone(engine: LeanEngine, tokens: list[int]) -> np.ndarray:
+    """[vocab] logits after tokens, one row per pass."""
+    engine.forget_cached()
+    sequence = engine.open(np.asarray(tokens))
+    result = None
+    while sequence.num_pending:
+        (result,) = engine.verify([VerifyItem(sequence, num_pending=1)])
+    engine.release(sequence)
+    assert result is not None
+    return result.row(0).copy()
+
+
+@st.composite
+def trees(draw: st.DrawFn, most: int) -> DraftTree:
+    count = draw(st.integers(0, most))
+    reach = draw(st.sampled_from([1, 3, most + 1]))  # 1: chains
+    parents = [draw(st.integers(max(-1, node - reach), node - 1)) for node in range(count)]
+    return tree_from_lists([draw(st.integers(0, VOCAB_SIZE - 1)) for _ in parents], parents)
+
+
+tokens_strategy = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=40)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(sorted(VARIANTS)),
+    st.sampled_from(["float32", "int8"]),
+    st.lists(st.tuples(tokens_strategy, st.integers(0, 40), trees(30)), min_size=1, max_size=4),
+    st.data(),
+)
+def test_every_row_has_the_bits_of_plain_decoding(
+    variant: str, kind: str, entries: list[tuple[list[int], int, DraftTree]], data: st.DataObject
+) -> None:
+    engine = engine_of(variant, kind, data.draw(st.sampled_from([1, 2])))
+    engine.forget_cached()
+    sequences: list[EngineSequence] = []
+    for tokens, num_cached, _ in entries:
+        sequences.append(engine.open(np.asarray(tokens)))
+        first = min(num_cached, len(sequences[-1].pending) - 1)
+        if first > 0:
+            engine.verify([VerifyItem(sequences[-1], num_pending=first)])
+    trees = [tree for _, _, tree in entries]
+    results = engine.verify([VerifyItem(s, tree) for s, tree in zip(sequences, trees, strict=True)])
+    rows = []
+    for result, tree in zip(results, trees, strict=True):
+        assert result is not None
+        rows.append(np.stack([result.row(node) for node in range(len(tree) + 1)]))
+    # Accepted nodes move to where plain decoding has them; the next token sees them there.
+    nexts, histories = [], []
+    for sequence, (tokens, _, tree) in zip(sequences, entries, strict=True):
+        path = path_to(tree, data.draw(st.integers(0, len(tree) - 1))) if len(tree) else []
+        kept = [*tree.token_ids[path].tolist(), 3]
+        engine.commit(sequence, path, kept)
+        histories.append(tokens + kept)
+    for after in engine.verify([VerifyItem(sequence) for sequence in sequences]):
+        assert after is not None
+        nexts.append(after.row(0).copy())
+    for sequence in sequences:
+        engine.release(sequence)
+    plain = engine_of(variant, kind, 1)
+    for (tokens, _, tree), found, following, history in zip(entries, rows, nexts, histories, strict=True):
+        for node in {-1, *data.draw(st.sets(st.integers(0, max(0, len(tree) - 1)), max_size=3))}:
+            if node < len(tree):
+                path = tree.token_ids[path_to(tree, node)].tolist() if node >= 0 else []
+                assert found[node + 1].tobytes() == alone(plain, tokens + path).tobytes()
+        assert following.tobytes() == alone(plain, history).tobytes()
+
+
+@pytest.mark.parametrize("kind", ["float32", "int8"])
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_passes_of_1_to_128_rows_agree(kind: str, num_threads: int) -> None:
+    engine = engine_of("llama", kind, num_threads)
+    random = np.random.default_rng(1)
+    tokens = random.integers(0, VOCAB_SIZE, 20).tolist()
+    drafts = random.integers(0, VOCAB_SIZE, 127).tolist()
+    bits: dict[int, bytes] = {}
+    for count in (1, 2, 3, 5, 8, 9, 16, 31, 64, 127, 128):
+        engine.forget_cached()
+        sequence = engine.open(np.asarray(tokens))
+        engine.verify([VerifyItem(sequence, num_pending=len(tokens) - 1)])
+        tree = tree_from_lists(drafts[: count - 1], list(range(-1, count - 2)))
+        (result,) = engine.verify([VerifyItem(sequence, tree)])
+        assert result is not None
+        for row in range(count):
+            assert bits.setdefault(row, result.row(row).tobytes()) == result.row(row).tobytes(), (count, row)
+        engine.release(sequence)

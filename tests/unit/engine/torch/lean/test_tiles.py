@@ -1,0 +1,77 @@
+"""Matrix tiles: exact in int8 with and without VNNI, and one order of sums in float32."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pipeline.engine.torch.lean.compilation import kernel
+from pipeline.engine.torch.lean.tiles import MAX_BLOCKS, MAX_ROWS, float32_tile, int8_tile, plain_int8_tile
+
+INPUTS = 64
+
+
+@kernel
+def run_int8(addresses: np.ndarray, rows: int, blocks: int) -> None:
+    x, w, start, scale, bias, row_scale, base, out = addresses
+    int8_tile(x, 64, w, 1024, 64, 16, start, scale, bias, row_scale, base, 0, out, 4 * 48, rows, blocks)
+
+
+@kernel
+def run_plain_int8(addresses: np.ndarray, rows: int, blocks: int) -> None:
+    x, w, start, scale, bias, row_scale, base, out = addresses
+    plain_int8_tile(x, 64, w, 1024, 64, 16, start, scale, bias, row_scale, base, 0, out, 4 * 48, rows, blocks)
+
+
+@kernel
+def run_float32(addresses: np.ndarray, rows: int, blocks: int) -> None:
+    x, w, start, scale, bias, row_scale, base, out = addresses
+    float32_tile(x, 256, w, 4096, 64, 64, start, scale, bias, row_scale, base, 0, out, 4 * 48, rows, blocks)
+
+
+def addresses_of(*arrays: np.ndarray) -> np.ndarray:
+    return np.asarray([array.ctypes.data for array in arrays], np.int64)
+
+
+@pytest.mark.parametrize("run", [run_int8, run_plain_int8], ids=["this CPU", "without VNNI"])
+@pytest.mark.parametrize("extreme", [False, True])
+def test_int8_sums_are_exact(run, extreme: bool) -> None:
+    random = np.random.default_rng(0)
+    weight = random.integers(-127, 128, (48, INPUTS)).astype(np.int8)
+    rows = random.integers(1, 256, (8, INPUTS)).astype(np.uint8)
+    if extreme:  # pairs of products that do not fit into int16
+        weight[:], rows[:] = 127, 255
+        weight[1::2] = -127
+    packed = np.ascontiguousarray(weight.reshape(3, 16, 16, 4).transpose(0, 2, 1, 3))
+    start = (-128 * weight.astype(np.int32).sum(1)).astype(np.int32)
+    scale, row_scale = random.random(48, np.float32), random.random(8, np.float32)
+    bias, base = random.random(48, np.float32), np.zeros(48, np.float32)
+    sums = (rows.astype(np.int64) - 128) @ weight.T.astype(np.int64)
+    expected = sums.astype(np.float32) * scale * row_scale[:, None] + bias
+    for count in range(1, MAX_ROWS + 1):
+        for blocks in (1, MAX_BLOCKS):
+            out = np.full((8, 48), np.nan, np.float32)
+            run(addresses_of(rows, packed, start, scale, bias, row_scale, base, out), count, blocks)
+            np.testing.assert_array_equal(out[:count, : 16 * blocks], expected[:count, : 16 * blocks])
+            assert np.isnan(out[count:]).all()
+            assert np.isnan(out[:, 16 * blocks :]).all()
+
+
+def test_float32_sums_have_the_same_bits_in_tiles_of_every_size() -> None:
+    random = np.random.default_rng(0)
+    weight, rows = random.normal(size=(48, INPUTS)).astype(np.float32), random.normal(size=(8, INPUTS))
+    rows = rows.astype(np.float32)
+    packed = np.ascontiguousarray(weight.reshape(3, 16, INPUTS).transpose(0, 2, 1))
+    zeros = np.zeros(48, np.float32)
+    whole = np.empty((8, 48), np.float32)
+    for first in range(8):
+        for block in range(3):
+            addresses = addresses_of(rows[first], packed[block], zeros, zeros, zeros, zeros, zeros, whole[first])
+            addresses[-1] += 64 * block
+            run_float32(addresses, 1, 1)
+    np.testing.assert_allclose(whole, rows @ weight.T, rtol=1e-4, atol=1e-4)
+    for count in range(1, MAX_ROWS + 1):
+        for blocks in (1, MAX_BLOCKS):
+            out = np.zeros((8, 48), np.float32)
+            run_float32(addresses_of(rows, packed, zeros, zeros, zeros, zeros, zeros, out), count, blocks)
+            assert out[:count, : 16 * blocks].tobytes() == whole[:count, : 16 * blocks].tobytes()
