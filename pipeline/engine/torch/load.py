@@ -59,9 +59,8 @@ def limits_of(artifact: Artifact, vocab_size: int) -> EngineLimits:
 
 def num_threads() -> int:
     """Threads of a pass: torch's number where torch is loaded, else OMP_NUM_THREADS, else the cores of this process."""
-    if "torch" in sys.modules:
-        import torch
-
-        return torch.get_num_threads()
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        return int(torch.get_num_threads())
     asked = os.environ.get("OMP_NUM_THREADS", "")
     return int(asked) if asked.isdecimal() and int(asked) > 0 else len(os.sched_getaffinity(0))
