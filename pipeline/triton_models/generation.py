@@ -83,7 +83,7 @@ class Generation:
     num_calls: int = 0
     num_calls_without_draft: int = 0
     _text: TextStream = field(init=False)
-    # Keeps tokens back that may belong to a stop word; None where the client gets text, or sent no stop words.
+    # Keeps tokens back that may belong to a stop word or end within a character; None where the client gets text.
     _tokens: TokenOutput | None = field(init=False)
     _chain: ChainSteps | None = field(init=False)
     # Summed over the calls that have ended; None until the target has told.
@@ -93,8 +93,8 @@ class Generation:
 
     def __post_init__(self) -> None:
         self._text = TextStream(self.codec, self.request.stop_words)
-        keeps = self.request.tokens_only and bool(self.request.stop_words)
-        self._tokens = TokenOutput(self.codec, self._text, self.session.output_ids) if keeps else None
+        tokens_only = self.request.tokens_only
+        self._tokens = TokenOutput(self.codec, self._text, self.session.output_ids) if tokens_only else None
         limits = self.engine.traits.limits
         max_drafts = self.session.budget.max_depth
         self._chain = None if limits is None else ChainSteps(limits, max_drafts, self.engine.costs)
@@ -238,8 +238,6 @@ class Generation:
             is_end = token in self.request.generation.end_ids
             if self._tokens is not None:
                 sent += self._tokens.finish([token]) if is_end else self._tokens.push(token)
-            elif self.request.tokens_only:
-                sent.append(token)
             elif not is_end:
                 texts.append(self._text.push(token))
         return Piece("".join(texts), sent)

@@ -1,7 +1,8 @@
-"""The tokens of an output as they can be sent: none that may belong to a stop word.
+"""The tokens of an output as they can be sent: none that may belong to a stop word, and whole characters at a time.
 
-A client that makes text of the tokens by itself would show the beginning of a stop word otherwise. The part of a token
-that stands in front of a stop word is spelled with other tokens.
+A client that makes text of the tokens by itself would show the beginning of a stop word otherwise; and if the output
+goes on at another server, it would lose a character whose tokens come partly from each. The part of a token that stands
+in front of a stop word is spelled with other tokens.
 """
 
 from __future__ import annotations

@@ -70,3 +70,15 @@ def test_an_end_token_comes_behind_what_was_kept_back(codec):
 
     assert flat(chunks) != ids
     assert flat(chunks) + output.finish([1]) == [*ids, 1]
+
+
+@codecs
+def test_no_part_ends_within_a_character(codec):
+    ids = codec.encode("ü日 the 🙂", add_special_tokens=False).tolist()
+
+    chunks = sent(codec, ids, ())
+
+    assert flat(chunks) == ids
+    texts = [codec.decode(flat(chunks[: count + 1])) for count in range(len(chunks))]
+    assert not any(text.endswith("\ufffd") for text in texts)
+    assert sum(not chunk for chunk in chunks[:-1]) > 0
