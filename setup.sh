@@ -14,6 +14,12 @@ fail() {
     exit 2
 }
 
+# Compiles the drafting loops unless that was done for this state of their sources and this processor. Ends the script.
+compile() {
+    "$venv/bin/python" -m pipeline.decoding.compile_cache || fail "The drafting loops could not be compiled; see above."
+    exit 0
+}
+
 # Prints "<what it is good for> <version>". Triton's Python stub needs numpy < 2, which has wheels for 3.10 - 3.12, and
 # the interpreter as a library.
 probe='
@@ -59,7 +65,7 @@ find_python() {
 
 if [ "$(cat "$stamp" 2>/dev/null)" = "$here" ]; then
     if [ -z "$group" ] || [ -f "$stamp-$group" ]; then
-        [ pyproject.toml -nt "$stamp" ] || [ constraints.txt -nt "$stamp" ] || exit 0
+        [ pyproject.toml -nt "$stamp" ] || [ constraints.txt -nt "$stamp" ] || compile
     fi
     rm "$stamp"
 else
@@ -74,3 +80,4 @@ fi
 rm -f "$stamp-dev"
 [ -z "$group" ] || : >"$stamp-$group"
 echo "$here" >"$stamp"
+compile

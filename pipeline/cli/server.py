@@ -73,6 +73,7 @@ def serve(
     """Start the server and wait until it is ready; build the engine and the repository first if needed."""
     resolved = resolve(model, profile, overrides)
     from pipeline.config.places import places
+    from pipeline.decoding.compile_cache import ensure_compiled
     from pipeline.dynamo.fleet import check_fleet, openai_url, start_fleet, without_openai
     from pipeline.dynamo.services import INSTALL, has_dynamo
     from pipeline.server.road import check_start, prepare, run_dir, start_commands
@@ -95,6 +96,7 @@ def serve(
     check_start(resolved, where)
     check_fleet(resolved)
     with output.working("preparing the server") as note:
+        ensure_compiled(note)
         served = prepare(resolved, where, note=note)
         note("starting the server")
         fleet = start_fleet(served, where, run_dir(where), detach=background, verbose=verbose_log, note=note)

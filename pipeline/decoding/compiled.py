@@ -1,13 +1,18 @@
-"""One way to compile a hot loop, typed so that callers keep the function's signature."""
+"""How hot loops are compiled, typed so that callers keep the function's signature, and kept on disk for the next
+process: in the folder of `compile_cache`, whatever the time stamps of the sources are."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 from numba import config, njit
+from numba.core import caching
+
+from pipeline.decoding.compile_cache import PACKAGE, cache_path
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 # The fields of a NamedTuple of arrays as a plain tuple: numba takes that from Python eight microseconds faster. What is
@@ -18,8 +23,34 @@ int64: Any = np.int64
 float32: Any = np.float32
 
 
+class _LoopCacheLocator(caching._CacheLocator):  # type: ignore[misc]
+    """Tells numba where the machine code of our loops lies. The folder is that of one state of the sources, so what it
+    holds is never stale."""
+
+    def __init__(self, py_func: Any, path: Path) -> None:
+        self._path, self._line = path, py_func.__code__.co_firstlineno
+
+    @classmethod
+    def from_function(cls, py_func: Any, py_file: str) -> _LoopCacheLocator | None:
+        """None for what is not ours."""
+        path = Path(py_file).absolute()
+        return cls(py_func, path.relative_to(PACKAGE)) if path.is_relative_to(PACKAGE) else None
+
+    def get_cache_path(self) -> str:
+        return str(cache_path() / self._path.parent)
+
+    def get_source_stamp(self) -> str:
+        return cache_path().name
+
+    def get_disambiguator(self) -> str:
+        return str(self._line)
+
+
+caching.CacheImpl._locator_classes.insert(0, _LoopCacheLocator)
+
+
 def compiled(function: Function) -> Function:
-    """Compile at the first call, and keep the machine code on disk for the next process."""
+    """Compile at the first call."""
     return cast(Function, njit(cache=True)(function))
 
 

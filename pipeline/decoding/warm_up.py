@@ -1,19 +1,21 @@
-"""Compiling the hot loops before the first request needs them.
-
-On a machine that runs them for the first time this takes tens of seconds; the machine code is then kept on disk, and a
-later process loads it in well under a second.
-"""
+"""Compiling the hot loops before the first request needs them, or loading what `compile_cache` keeps of them, which
+takes well under a second."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
 from pipeline.config.schema import LookaheadConfig, RecyclingDraftConfig, TrieDraftConfig, WindowDraftConfig
+from pipeline.decoding.compile_cache import mark_complete
 from pipeline.decoding.drafter import Drafter
 from pipeline.decoding.request import StepResult
 from pipeline.decoding.sources import create_source
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.trie import Trie
+from pipeline.decoding.trie.snapshot import load_trie, save_trie
 from pipeline.decoding.trie.text_trie import FIRST_NODES
 
 VOCAB_SIZE = 32
@@ -22,7 +24,7 @@ REQUESTS = ("warm-up 1", "warm-up 2")
 
 def warm_up() -> None:
     """Run a few steps of a throwaway drafter with every kind of source that compiles something, for two requests at
-    once, and let a trie grow and forget."""
+    once, and let a trie grow, forget, be saved and loaded."""
     lookahead = LookaheadConfig(max_window_size=2, max_ngram_size=3, max_verification_set_size=2)
     configs = (TrieDraftConfig(max_bytes=1 << 16), RecyclingDraftConfig(top_k=2), WindowDraftConfig())
     drafter = Drafter([create_source(config, lookahead) for config in configs], VOCAB_SIZE)
@@ -44,4 +46,9 @@ def warm_up() -> None:
     drafter.require_sound()
     trie = Trie()
     trie.insert(np.arange(2 * FIRST_NODES, dtype=np.int32))
+    trie.prune()
+    with TemporaryDirectory() as folder:
+        save_trie(trie, Path(folder) / "trie")
+        load_trie(Path(folder) / "trie").check()
     trie.remove("")
+    mark_complete()

@@ -21,7 +21,7 @@ def removable(places: Places, model: str | None, cache: bool) -> list[Path]:
         raise BuildError(f"There are no engines of '{model}' in {places.engines}.")
     found = [path for folder in folders for path in sorted(folder.glob("*")) if _is_removable(path)]
     if cache:
-        found += [path for name in ("wheels", "random", "numba") if (path := places.cache / name).is_dir()]
+        found += [path for name in ("wheels", "random", "kernels") if (path := places.cache / name).is_dir()]
     return found
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from pipeline.config.places import CODE, Places, expanded
 from pipeline.config.threads import WAIT_POLICY
+from pipeline.decoding import compile_cache
 from pipeline.errors import ServerError
 
 CONTAINER_SERVER = Path("/opt/tritonserver/bin/tritonserver")
@@ -137,6 +138,8 @@ def server_environment(
         paths = [str(library.parent), environment.get("LD_LIBRARY_PATH", "")]
         result["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, paths))
     result.setdefault(*WAIT_POLICY)
+    # The stubs' interpreter may not know of the virtual environment beside which the loops were compiled.
+    result[compile_cache.VARIABLE] = str(compile_cache.cache_path().parent)
     return result | served_variables(places)
 
 

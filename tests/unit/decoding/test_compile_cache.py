@@ -1,0 +1,82 @@
+"""Machine code of loops is found again, and never that of other sources."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.decoding import compile_cache
+from pipeline.decoding.compile_cache import COMPLETE, PACKAGE, find_cache, loop_sources, state_of
+
+SMALL_LOOP = """
+from pipeline.decoding.mixing import logit
+print(round(logit(0.25), 3), sum(logit.stats.cache_misses.values()), sum(logit.stats.cache_hits.values()))
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A copy of the package, to be changed."""
+    return Path(shutil.copytree(PACKAGE, tmp_path / "pipeline", ignore=shutil.ignore_patterns("__pycache__")))
+
+
+def ask(package: Path, cache: Path) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", SMALL_LOOP],
+        cwd=package.parent,
+        env=os.environ | {"PYTHONPATH": str(package.parent), compile_cache.VARIABLE: str(cache)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_a_changed_loop_is_compiled_anew_and_an_unchanged_one_is_not(package: Path, tmp_path: Path):
+    cache = tmp_path / "cache"
+    assert ask(package, cache) == ["-1.099", "1", "0"]
+    assert ask(package, cache) == ["-1.099", "0", "1"]
+    path = package / "decoding" / "mixing.py"
+    stamp = path.stat()
+    path.write_text(path.read_text().replace("np.log(clipped", "2 * np.log(clipped"))
+    # The time stamp says nothing: files of a wheel, and of a container, may all have one.
+    os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    assert ask(package, cache) == ["-2.197", "1", "0"]
+
+
+def test_what_loops_import_counts_and_what_holds_none_does_not(package: Path):
+    before = state_of(package, {})
+    names = {path.relative_to(package).as_posix() for path in loop_sources(package)}
+    assert {"decoding/trie/nodes.py", "decoding/compiled.py", "decoding/tree.py"} <= names
+    assert not names & {"decoding/trie/snapshot.py", "decoding/session.py", "decoding/compile_cache.py", "files.py"}
+    for path in package.rglob("*.py"):
+        if path.relative_to(package).as_posix() not in names:
+            path.write_text(path.read_text() + "# changed")
+    assert state_of(package, {}) == before
+    tree = package / "decoding" / "tree.py"
+    tree.write_text(tree.read_text() + "# changed")
+    assert state_of(package, {}) != before
+
+
+def test_settings_of_numba_have_machine_code_of_their_own():
+    assert state_of(PACKAGE, {"NUMBA_BOUNDSCHECK": "1"}) != state_of(PACKAGE, {})
+    assert state_of(PACKAGE, {"OTHER": "1"}) == state_of(PACKAGE, {})
+
+
+def test_the_folder_lies_beside_the_environment_or_where_all_of_it_is(tmp_path: Path):
+    name = state_of(PACKAGE, {})
+    environment = {"LOOKAHEAD_CACHE": str(tmp_path / "cache")}
+    prefix = tmp_path / "venv"
+    assert find_cache(PACKAGE, environment, prefix, True) == prefix / "lookahead-kernels" / name
+    assert find_cache(PACKAGE, environment, prefix, False) == tmp_path / "cache" / "kernels" / name
+    shipped = tmp_path / "image" / name
+    shipped.mkdir(parents=True)
+    (shipped / COMPLETE).touch()
+    named = environment | {compile_cache.VARIABLE: str(tmp_path / "image")}
+    assert find_cache(PACKAGE, named, prefix, True) == shipped
