@@ -14,7 +14,7 @@ WHICH     := --model "$(MODEL)" --profile "$(PROFILE)"
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev engine repo serve stop switch status generate chat verify tune bench load report doctor models \
-	profiles demo validate-gpu versions test test-kernels check format schema docs clean
+	profiles demo validate-gpu versions test test-kernels soak check format schema docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -89,6 +89,9 @@ test: setup-dev test-kernels ## Run the tests, those against a real server inclu
 test-kernels: setup-dev ## Run the compiled loops with every index checked, and small cases as plain Python
 	NUMBA_BOUNDSCHECK=1 timeout 900 $(VENV)/bin/python -m pytest -q tests/unit/decoding
 	NUMBA_DISABLE_JIT=1 timeout 900 $(VENV)/bin/python -m pytest -q -W ignore:overflow tests/unit/decoding/trie/test_random_operations.py
+
+soak: setup-dev ## Start, ask, kill and stop servers for an hour
+	LOOKAHEAD_SOAK_S=3600 $(VENV)/bin/python -m pytest tests/soak $(ARGS)
 
 check: setup-dev ## Lint, format, types, fresh schemas, version and architecture tables
 	$(VENV)/bin/ruff check pipeline research tests triton_repo docs

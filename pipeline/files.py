@@ -10,12 +10,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 
-def write_whole(path: Path, content: str | Iterable[bytes]) -> None:
+def write_whole(path: Path, content: str | Iterable[bytes], private: bool = False) -> None:
     """Write a file (text as UTF-8) under another name beside it, flush it to disk and rename it: readers find the old
-    file or the new one, never a part. Raises OSError, and leaves nothing behind then."""
+    file or the new one, never a part. private: only its owner can read it. Raises OSError, and leaves nothing behind
+    then."""
     partial = partial_path(path)
+    mode = 0o600 if private else 0o666
     try:
-        with partial.open("xb") as file:
+        with open(partial, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             for piece in [content.encode()] if isinstance(content, str) else content:
                 file.write(piece)
             file.flush()

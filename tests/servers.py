@@ -11,6 +11,8 @@ from pipeline.server.processes import MARK
 
 # Triton alone, on free ports.
 FREE_PORTS = (*(f"server.{name}_port=0" for name in ("http", "grpc", "metrics", "openai")), "server.openai=false")
+# Nothing in front of it, and down when it dies.
+BARE = ("server.gateway.enabled=false", "server.max_restarts=0")
 
 
 def processes_of(server_id: str) -> list[psutil.Process]:

@@ -14,7 +14,7 @@ from pipeline.config.places import Places
 from pipeline.config.rules import uses_window
 from pipeline.config.schema import Device, ProfileConfig, ResolvedConfig
 from pipeline.engine.backend import Note
-from pipeline.engine.command import MakeCommand, Ports, StartCommand
+from pipeline.engine.command import MakeCommand, StartCommand
 from pipeline.engine.finding import Finding, Table
 from pipeline.engine.fingerprint import Fingerprint
 from pipeline.engine.traits import TargetTraits
@@ -107,18 +107,18 @@ class InProcessBackend(ABC):
     ) -> MakeCommand:
         from pipeline.server.server import local_command
 
-        return local_command(repository, run_dir, resolved.profile.server, places, log, note)
+        return local_command(repository, run_dir, places, log, note)
 
     def shown_commands(self, resolved: ResolvedConfig, repository: Path, places: Places) -> Sequence[StartCommand]:
-        from pipeline.server.command import SHOWN_ID, single_process
+        from pipeline.server.command import SHOWN_ID, shown_listening, single_process
         from pipeline.server.installation import find_installation
         from pipeline.server.road import run_dir
         from pipeline.server.server import BACKENDS
 
-        server, installation = resolved.profile.server, find_installation()
+        installation = find_installation()
         backends = None if installation.wheel_dir is None else run_dir(places) / BACKENDS
-        make = single_process(installation, backends, repository, server.host, {})
-        return [make(Ports(server.http_port, server.grpc_port, server.metrics_port), SHOWN_ID)]
+        make = single_process(installation, backends, repository, {})
+        return [make(shown_listening(resolved.profile.server), SHOWN_ID)]
 
     def findings(self) -> Iterable[Finding]:
         return ()

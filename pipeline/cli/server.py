@@ -15,7 +15,7 @@ from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, DryRun, Json, M
 from pipeline.errors import ServerError
 
 if TYPE_CHECKING:
-    from pipeline.config.schema import ResolvedConfig
+    from pipeline.config.schema import ResolvedConfig, ServerConfig
     from pipeline.dynamo.fleet import Fleet
     from pipeline.server.state import ServerState
 
@@ -95,6 +95,11 @@ def serve(
         resolved = without_openai(resolved)
     check_start(resolved, where)
     check_fleet(resolved)
+    if open_to_all(resolved.profile.server):
+        output.note(
+            f"open to everybody who reaches {resolved.profile.server.host}: there are no server.api_keys. Make them "
+            "with `lookahead key TENANT`."
+        )
     with output.working("preparing the server") as note:
         ensure_compiled(note)
         served = prepare(resolved, where, note=note)
@@ -107,6 +112,11 @@ def serve(
     finally:
         if not background:
             fleet.stop()
+
+
+def open_to_all(server: ServerConfig) -> bool:
+    """Whether clients of other machines are served without a key."""
+    return not server.api_keys and not server.host.startswith("127.")
 
 
 def stop(

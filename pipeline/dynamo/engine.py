@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
@@ -15,13 +16,13 @@ from dynamo.common.backend.health_check import build_health_check_payload
 from dynamo.common.backend.metrics import register_engine_registry
 from dynamo.llm.exceptions import EngineShutdown, HttpError, InvalidArgument
 
-from pipeline.dynamo.annotations import NAMESPACE as DRAFT_NAMESPACE
-from pipeline.dynamo.annotations import annotation
 from pipeline.dynamo.metrics import PREFIX, DraftMetrics
 from pipeline.dynamo.request_tensors import TokenRequest, token_request
-from pipeline.dynamo.spec import NAMESPACE, WorkerSpec
+from pipeline.dynamo.spec import NAMESPACE, TRITON_KEY, WorkerSpec
 from pipeline.dynamo.triton_stream import TokenChunk, TritonStream
 from pipeline.errors import BusyError, EngineError, RequestError, ServerError
+from pipeline.gateway.annotations import NAMESPACE as DRAFT_NAMESPACE
+from pipeline.gateway.annotations import annotation
 
 # Dynamo's block size has no meaning for our KV cache; it is the unit of its prefix routing.
 KV_BLOCK_SIZE = 16
@@ -57,7 +58,7 @@ class TritonEngine(LLMEngine):
         """Wait for Triton. Raises ServerError if it is not ready in time."""
         del worker_id
         spec = self._spec
-        self._stream = TritonStream(spec.triton_url)
+        self._stream = TritonStream(spec.triton_url, os.environ.get(TRITON_KEY, ""))
         deadline = time.monotonic() + spec.startup_timeout_s
         while not await self._stream.is_ready():
             if time.monotonic() > deadline:

@@ -13,11 +13,11 @@ from pipeline.config.schema import ResolvedConfig, ServerConfig
 from pipeline.dynamo.card import write_card
 from pipeline.dynamo.services import DISCOVERY, FRONT_END, front_end_service, require_dynamo, worker_service
 from pipeline.engine.backend import Note
-from pipeline.server.ports import bind_ports
+from pipeline.server.gateway import OPENAI, OpenAIPorts
+from pipeline.server.ports import LOOPBACK, bind_ports
 from pipeline.server.road import Served, launch
 from pipeline.server.server import RunningServer, stop_server
 from pipeline.server.service import (
-    SERVICES,
     RunningService,
     Service,
     find_service,
@@ -26,7 +26,7 @@ from pipeline.server.service import (
     stop_service,
     wait_until_ready,
 )
-from pipeline.server.state import ServerState, find_server, reachable
+from pipeline.server.state import GATEWAY, SERVICES, ServerState, find_server, reachable
 
 _POLL_S = 0.2
 
@@ -73,7 +73,7 @@ def start_fleet(
     if not server.openai:
         return Fleet([launch(served, places, run_dir, detach=detach, verbose=verbose, note=note)], [])
     require_dynamo()
-    port = _openai_port(server)
+    openai = _openai_ports(server)
     fleet = Fleet([], [])
     with ExitStack() as stack:
         stack.callback(fleet.stop)
@@ -82,13 +82,22 @@ def start_fleet(
         card = write_card(served.artifact, run_dir)
         workers = []
         for number in range(1, server.replicas + 1):
-            replica = served if number == 1 else _on_free_ports(served)
-            folder = replica_dir(run_dir, number)
-            running = launch(replica, places, folder, detach=detach, verbose=verbose, note=note)
+            first = number == 1
+            running = launch(
+                served if first else _on_free_ports(served),
+                places,
+                replica_dir(run_dir, number),
+                openai=openai,
+                with_gateway=first,
+                detach=detach,
+                verbose=verbose,
+                note=note,
+            )
             fleet.servers.append(running)
             worker = worker_service(number, served.resolved, running.state, card, run_dir)
             workers.append(_start(fleet, worker, run_dir, detach))
-        front_end = _start(fleet, front_end_service(served.resolved, run_dir, server.host, port), run_dir, detach)
+        host = LOOPBACK if server.gateway.enabled else server.host
+        front_end = _start(fleet, front_end_service(served.resolved, run_dir, host, openai.front_end), run_dir, detach)
         wait_until_ready([*workers, front_end], note)
         stack.pop_all()
     return fleet
@@ -99,7 +108,7 @@ def check_fleet(resolved: ResolvedConfig) -> None:
     server = resolved.profile.server
     if server.openai:
         require_dynamo()
-        _openai_port(server)
+        _openai_ports(server)
 
 
 def without_openai(resolved: ResolvedConfig) -> ResolvedConfig:
@@ -114,8 +123,11 @@ def with_server(resolved: ResolvedConfig, **settings: object) -> ResolvedConfig:
     return resolved.model_copy(update={"profile": profile})
 
 
-def _openai_port(server: ServerConfig) -> int:
-    return bind_ports(server.host, {"openai_port": server.openai_port})["openai_port"]
+def _openai_ports(server: ServerConfig) -> OpenAIPorts:
+    """Without a gateway the front end itself is public."""
+    asked = {"openai_port": server.openai_port} | ({"inner port": 0} if server.gateway.enabled else {})
+    ports = list(bind_ports(server.host, asked).values())
+    return OpenAIPorts(ports[0], ports[-1])
 
 
 def replica_dir(run_dir: Path, number: int) -> Path:
@@ -131,8 +143,13 @@ def find_replicas(run_dir: Path) -> list[ServerState]:
 
 def openai_url(run_dir: Path) -> str | None:
     """Base URL of the OpenAI API that runs from a run folder; None if there is none."""
-    state = find_service(run_dir / SERVICES / FRONT_END)
-    return None if state is None else f"http://{reachable(state.host)}:{state.ports['http']}/v1"
+    front_end, gateway = (find_service(run_dir / SERVICES / name) for name in (FRONT_END, GATEWAY))
+    if front_end is None:
+        return None
+    host, port = front_end.host, front_end.ports["http"]
+    if gateway is not None and OPENAI in gateway.ports:
+        host, port = gateway.host, gateway.ports[OPENAI]
+    return f"http://{reachable(host)}:{port}/v1"
 
 
 def stop_fleet(run_dir: Path, drain: bool = False) -> ServerState | None:
@@ -141,7 +158,8 @@ def stop_fleet(run_dir: Path, drain: bool = False) -> ServerState | None:
     drain: the front end first lets running requests finish."""
     stop_service(run_dir, FRONT_END, drain)
     for state in find_services(run_dir):
-        stop_service(run_dir, state.name)
+        if state.name != GATEWAY:  # which ends with its server
+            stop_service(run_dir, state.name)
     stopped = [stop_server(folder, drain) for folder in (run_dir, *sorted(run_dir.glob("replica-*")))]
     return next((state for state in stopped if state is not None), None)
 

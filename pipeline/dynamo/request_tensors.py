@@ -16,7 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.dynamo.annotations import (
+from pipeline.dynamo.spec import WorkerSpec
+from pipeline.errors import RequestError
+from pipeline.gateway.annotations import (
     GUIDE,
     GUIDE_TYPE,
     MAX_TOKENS,
@@ -28,8 +30,6 @@ from pipeline.dynamo.annotations import (
     logit_bias_option,
     read_annotations,
 )
-from pipeline.dynamo.spec import WorkerSpec
-from pipeline.errors import RequestError
 from pipeline.triton_models.tensors import Array
 
 # The OpenAI API samples at this temperature unless told otherwise.

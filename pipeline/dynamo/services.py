@@ -12,7 +12,7 @@ import httpx
 
 from pipeline.config.places import CODE
 from pipeline.config.schema import ResolvedConfig, ServerConfig
-from pipeline.dynamo.spec import NAMESPACE, WorkerSpec
+from pipeline.dynamo.spec import NAMESPACE, TRITON_KEY, WorkerSpec
 from pipeline.engine.backend import backend_of
 from pipeline.errors import ServerError
 from pipeline.server.ports import free_port
@@ -49,7 +49,7 @@ def worker_service(number: int, resolved: ResolvedConfig, state: ServerState, ca
     """The worker of one Triton server. number: of the replica, from 1 on."""
     profile = resolved.profile
     spec = WorkerSpec(
-        triton_url=state.grpc_url,
+        triton_url=state.triton_grpc_url,
         model=resolved.model.name,
         card_dir=str(card_dir),
         discovery=profile.server.discovery,
@@ -62,6 +62,7 @@ def worker_service(number: int, resolved: ResolvedConfig, state: ServerState, ca
     environment = _environment(profile.server, run_dir) | {
         "DYN_SYSTEM_PORT": str(ports["metrics"]),
         "DYN_SYSTEM_HOST": _LOOPBACK,
+        TRITON_KEY: state.triton_key or "",
         "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS": "1",
     }
     url = f"http://{_LOOPBACK}:{ports['metrics']}/health"

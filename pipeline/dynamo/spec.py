@@ -10,6 +10,8 @@ from pipeline.config.schema import Frozen
 
 # Dynamo's name for the group of workers and front ends that see each other.
 NAMESPACE = "lookahead"
+# Variable with the key that Triton asks for; empty for none. A command line can be read by other users.
+TRITON_KEY = "LOOKAHEAD_TRITON_KEY"
 Discovery = Literal["file", "etcd", "kubernetes"]
 
 

@@ -13,6 +13,7 @@ from tritonclient.grpc import InferInput
 from tritonclient.grpc.aio import InferenceServerClient
 
 from pipeline.errors import BusyError, EngineError, RequestError
+from pipeline.gateway.spec import TRITON_GRPC_KEY
 from pipeline.repository.names import FRONT_MODEL
 from pipeline.triton_models.tensors import Array
 
@@ -51,8 +52,10 @@ class TokenChunk:
 class TritonStream:
     """Client of one Triton server. Made inside the event loop that uses it."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, key: str = "") -> None:
+        """key: what Triton asks for; empty for none."""
         self._client = InferenceServerClient(url, channel_args=_CHANNEL)
+        self._headers = _HEADERS | ({TRITON_GRPC_KEY: key} if key else {})
 
     async def is_ready(self) -> bool:
         """Whether all models of the server answer."""
@@ -71,7 +74,7 @@ class TritonStream:
 
         Raises RequestError for a request that the server refuses, BusyError for one that it cannot take now, and
         EngineError if the server is gone or going."""
-        call = self._client.stream_infer(_one(tensors, request_id), headers=_HEADERS | dict(trace))
+        call = self._client.stream_infer(_one(tensors, request_id), headers=self._headers | dict(trace))
         finished, last = False, None
         try:
             async for result, error in call:

@@ -17,6 +17,16 @@ class Ports(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Listening:
+    """Where tritonserver listens. host: of HTTP and gRPC. key: what its interfaces ask for, None for nothing."""
+
+    host: str
+    metrics_host: str
+    ports: Ports
+    key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class StartCommand:
     """environment: all of it. clean_up: command that removes what the processes leave behind; empty for nothing.
     shown: the variables that change what the command does, for display. links: other names of folders that the command
@@ -34,5 +44,5 @@ class StartCommand:
         return " ".join([*variables, shlex.join(self.argv)])
 
 
-# The command for chosen ports and a server's id, which must be the start of its shared memory's names.
-MakeCommand = Callable[[Ports, str], StartCommand]
+# The command for chosen addresses and a server's id, which must be the start of its shared memory's names.
+MakeCommand = Callable[[Listening, str], StartCommand]

@@ -219,7 +219,7 @@ class Scheduler:
         room = max_num_tokens = limits.max_num_tokens
         chosen: list[Running] = []
         items: list[PlanItem] = []
-        for running in sorted(self._running, key=lambda running: not running.is_decoding(limits.max_draft_tokens)):
+        for running in self._by_urgency():
             num_pending = len(running.sequence.pending)
             chunk = min(num_pending, self._prefill_chunk, room)
             if chunk <= 0:
@@ -234,6 +234,14 @@ class Scheduler:
             (running, VerifyItem(running.sequence, tree, item.num_pending, running.wants_prompt_rows))
             for running, item, tree in zip(chosen, items, trees, strict=True)
         ]
+
+    def _by_urgency(self) -> list[Running]:
+        """Sequences in the order in which they get room in a pass: those that decode, the longest admitted one of those
+        that do not, so that it is not starved, and then the shortest prompts, which long ones must not hold up."""
+        num_nodes = self._engine.limits.max_draft_tokens
+        decoding = [running for running in self._running if running.is_decoding(num_nodes)]
+        prefilling = [running for running in self._running if not running.is_decoding(num_nodes)]
+        return decoding + prefilling[:1] + sorted(prefilling[1:], key=lambda running: len(running.sequence.pending))
 
     def _advance(self, running: Running, item: VerifyItem, masks: TreeMasks | None, logits: NodeLogits) -> None:
         running.prompt_rows += logits.pending()

@@ -47,6 +47,8 @@ TENSORRT_LLM_INPUTS = (
     # The last so many of input_ids are output of an earlier request that this one continues: the grammar counts them.
     _input("num_resumed_tokens", "INT32", scalar=True),
     *_LOG_PROB_INPUTS,
+    # Whose tokens the engine's own draft sources may propose; see `namespace` of `lookahead_bls`.
+    _input("draft_namespace", "STRING", scalar=True),
     # Another request is to go on with this one's output: from the second on, their place is kept for a moment.
     _input("to_be_continued", "BOOL", scalar=True),
 )

@@ -1,5 +1,9 @@
 """Names in a model repository that clients and servers share."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+
 # Triton models that hold an engine. Stock clients call `tensorrt_llm`, which passes requests on to the first one.
 TARGET_MODEL = "tensorrt_llm_engine"
 # The second one, built for lookahead decoding.
@@ -15,5 +19,16 @@ TARGET_PARAMETERS = {
     LOOKAHEAD_MODEL: "tensorrt_llm_lookahead_model_name",
 }
 
+ENSEMBLE = "ensemble"
+
 CONFIG = "config.pbtxt"
 VERSION = "1"
+
+
+def public_models(models: Sequence[str], with_ensemble: bool) -> tuple[str, ...]:
+    """Those of a repository's models that are meant for clients. The others are parts of these, and know no tenants, as
+    the ensemble does not either."""
+    if FRONT_MODEL not in models:
+        return tuple(models)
+    meant = (FRONT_MODEL, STOCK_FRONT_MODEL, *([ENSEMBLE] if with_ensemble else []))
+    return tuple(model for model in meant if model in models)

@@ -6,9 +6,10 @@ Nothing in them is ours but the names of the optional inputs; any TensorRT-LLM c
 from __future__ import annotations
 
 import json
+import os
 import queue
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -36,6 +37,8 @@ _DIRECT = [
     ("grpc.enable_http_proxy", 0),
 ]
 Protocol = Literal["grpc", "http"]
+# The API key that requests are sent with.
+KEY_VARIABLE = "LOOKAHEAD_API_KEY"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,12 @@ class Completion:
     total_s: float
 
 
+def key_headers(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The headers with the API key that the environment holds; none without one."""
+    key = environment.get(KEY_VARIABLE)
+    return {} if not key else {"authorization": f"Bearer {key}"}
+
+
 def stream_text(query: TextQuery, url: str, protocol: Protocol, timeout_s: float = 300.0) -> Iterator[TextChunk]:
     """Responses as they come. url: host:port for gRPC, http://host:port for HTTP. Leaving the iteration early cancels
     the request. Raises RequestError with the server's sentence, and ServerError if it cannot be reached."""
@@ -122,7 +131,9 @@ def _stream_http(query: TextQuery, url: str, timeout_s: float) -> Iterator[TextC
     endpoint = f"{url}/v2/models/{FRONT_MODEL}/{'generate_stream' if query.stream else 'generate'}"
     try:
         trust = is_behind_proxy(url)
-        with httpx.stream("POST", endpoint, json=query.sent(), timeout=timeout_s, trust_env=trust) as response:
+        with httpx.stream(
+            "POST", endpoint, json=query.sent(), headers=key_headers(), timeout=timeout_s, trust_env=trust
+        ) as response:
             if response.status_code != 200 or not query.stream:
                 body = response.read()
                 try:
@@ -142,7 +153,9 @@ def _stream_http(query: TextQuery, url: str, timeout_s: float) -> Iterator[TextC
 def _stream_grpc(query: TextQuery, url: str, timeout_s: float) -> Iterator[TextChunk]:
     answers: queue.Queue[tuple[Any, Exception | None]] = queue.Queue()
     with _grpc_client(url) as client:
-        client.start_stream(lambda result, error: answers.put((result, error)), stream_timeout=timeout_s)
+        client.start_stream(
+            lambda result, error: answers.put((result, error)), stream_timeout=timeout_s, headers=key_headers()
+        )
         try:
             client.async_stream_infer(FRONT_MODEL, _grpc_inputs(query), enable_empty_final_response=True)
         except InferenceServerException as dead:
@@ -220,6 +233,8 @@ def _named_error(error: Exception, url: str) -> Exception:
     status = error.status() if isinstance(error, InferenceServerException) else None
     if status == "StatusCode.DEADLINE_EXCEEDED":
         return ServerError(f"{url} did not answer in time.")
+    if status == "StatusCode.UNAUTHENTICATED":
+        return ServerError(f"{url} refused the request: {error}. The commands take an API key from {KEY_VARIABLE}.")
     if status is None and _DEAD_STREAM not in str(error):
         return RequestError(str(error))
     return ServerError(f"{url} cannot be reached: {error}. Is it running? See `lookahead status`.")

@@ -6,13 +6,22 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from pipeline.engine.command import MakeCommand, Ports, StartCommand
+from pipeline.config.schema import ServerConfig
+from pipeline.engine.command import Listening, MakeCommand, Ports, StartCommand
+from pipeline.gateway.spec import TRITON_KEY_HEADER
 from pipeline.server.guard import DRAIN_SECONDS
 from pipeline.server.installation import Installation
+from pipeline.server.ports import listening_of
 
 VERBOSE_LOG = "triton.log"
 # Stands for the id that a start chooses, where a command is only shown.
 SHOWN_ID = "la000000000000"
+SHOWN_KEY = "CHOSEN-BY-THE-START"
+KEY = TRITON_KEY_HEADER
+_RESTRICTED = (
+    *("metadata", "inference", "shared-memory", "model-config", "model-repository"),
+    *("statistics", "trace", "logging"),
+)
 _PLAIN = re.compile(r"[A-Za-z0-9_%+,./:=@-]+")
 
 
@@ -35,19 +44,18 @@ def single_process(
     installation: Installation,
     backends: Path | None,
     repository: Path,
-    host: str,
     environment: Mapping[str, str],
     verbose_log: Path | None = None,
 ) -> MakeCommand:
     """One tritonserver. backends: where its backends lie, None for its own. verbose_log: Triton's log of every step."""
 
-    def make(ports: Ports, server_id: str) -> StartCommand:
+    def make(listening: Listening, server_id: str) -> StartCommand:
         folders = {"repository": repository} | ({} if backends is None else {"backends": backends})
         names, links = plain_names(server_id, **folders)
         words = [str(installation.executable), f"--model-repository={names['repository']}"]
         if backends is not None:
             words.append(f"--backend-directory={names['backends']}")
-        words += listening(host, ports)
+        words += listening_words(listening)
         if verbose_log is not None:
             words += ["--log-verbose=3", f"--log-file={verbose_log}"]
         words += [
@@ -60,9 +68,26 @@ def single_process(
     return make
 
 
-def listening(host: str, ports: Ports) -> list[str]:
-    """Options for addresses and ports."""
+def listening_words(listening: Listening) -> list[str]:
+    """Options for addresses and ports, and for the key that Triton's interfaces ask for."""
+    hosts = (listening.host, listening.host, listening.metrics_host)
     words = []
-    for name, port in zip(("http", "grpc", "metrics"), ports, strict=True):
+    for name, host, port in zip(("http", "grpc", "metrics"), hosts, listening.ports, strict=True):
         words += [f"--{name}-address={host}", f"--{name}-port={port}"]
-    return words
+    return [*words, *restricting_words(listening.key)]
+
+
+def restricting_words(key: str | None) -> list[str]:
+    """Options with which all of Triton's interfaces but health ask for a key, so that nobody but the gateway and our
+    own tools reaches them. The key stands in the command line, which other users of the machine can read."""
+    if key is None:
+        return []
+    interfaces = ",".join(_RESTRICTED)
+    return [f"--http-restricted-api={interfaces}:{KEY}={key}", f"--grpc-restricted-protocol={interfaces}:{KEY}={key}"]
+
+
+def shown_listening(server: ServerConfig) -> Listening:
+    """Where Triton would listen, for showing a command: ports and key that a start chooses are left open."""
+    if not server.gateway.enabled:
+        return listening_of(server, Ports(server.http_port, server.grpc_port, server.metrics_port), None)
+    return listening_of(server, Ports(0, 0, server.metrics_port), SHOWN_KEY)

@@ -1,10 +1,11 @@
 """Runs a server and sees to its end: `python -m pipeline.server.guard SPEC`, a process between us and tritonserver.
 
 The guard ends the server on a signal (SIGTERM; SIGUSR1: running requests get time to finish), when its owner is gone
-(standard input closes, or a process named in the spec ends), or when the server ends. It starts the server again, at
-most MAX_RESTARTS times, when a model's process dies, or when the server does nothing before it is ready; log and state
-file hold the count and the reason. After every end it kills what is left of the server's processes and removes its
-shared memory and container; after the last one also the state file, and the log's last line says how it ended.
+(standard input closes, or a process named in the spec ends), or when the server ends. It starts the server again, a few
+times at most, when a model's process dies, when the server dies after it was ready, or when it does nothing before;
+log and state file hold the count and the reason. After every end it kills what is left of the server's processes and
+removes its shared memory and container; after the last one also the state file, and the log's last line says how it
+ended.
 If the guard itself is killed, the kernel ends the server. Standard library only: it starts fast and stays small.
 """
 
@@ -47,7 +48,9 @@ class GuardSpec:
     """What to run and what to remove afterwards. server_id: value of MARK, and how its shared memory is named.
     watch_parent: end when standard input closes. clean_up: command that removes what outlives the processes. links: to
     make first, named as shared memory is, and removed with it. owner: pid and start time of a process with which the
-    server ends. ready_url: answers 200 once the server is ready. hang_seconds: how long it may do nothing before."""
+    server ends. ready_url: answers 200 once the server is ready. hang_seconds: how long it may do nothing before.
+    ready_path: a file that is there once the server has been ready. max_restarts: how often it is started again.
+    companions: values of MARK of the services that end with it."""
 
     command: Sequence[str]
     environment: dict[str, str]
@@ -60,6 +63,9 @@ class GuardSpec:
     owner: tuple[int, int] | None = None
     ready_url: str = ""
     hang_seconds: float = HANG_SECONDS
+    ready_path: str = ""
+    max_restarts: int = MAX_RESTARTS
+    companions: Sequence[str] = ()
 
     def dump(self) -> str:
         return json.dumps(asdict(self))
@@ -83,6 +89,15 @@ def start_guard(spec: GuardSpec, path: Path, home: Path) -> subprocess.Popen[byt
 def shm_files(prefix: str) -> list[Path]:
     """Shared memory regions whose names start with prefix."""
     return [Path(name) for name in glob.glob(f"/dev/shm/{glob.escape(prefix)}*")]
+
+
+def make_private(prefix: str) -> None:
+    """Let no other user read shared memory regions. Triton makes them readable for all, whatever the umask is; it does
+    so when it loads models, so before the first request."""
+    for path in shm_files(prefix):
+        with suppress(FileNotFoundError):
+            if not path.is_symlink() and path.stat().st_mode & 0o077:
+                path.chmod(0o600)
 
 
 def remove_shm(prefix: str) -> None:
@@ -124,14 +139,17 @@ def main() -> int:
                 return 1
             end = _wait_for_end(server, wake_read, spec)
             code = _stop(server, end.patience)
-            if not end.restart or num_restarts == MAX_RESTARTS:
+            if not end.restart or num_restarts == spec.max_restarts:
                 return 1 if end.reason and not end.wanted else code
             num_restarts += 1
             _kill_rest(spec, server)
-            write_restart(log, num_restarts, end.reason)
-            record_restart(Path(spec.state_path), num_restarts, end.reason)
+            reason = end.reason or f"exit code {code}"
+            write_restart(log, num_restarts, reason)
+            record_restart(Path(spec.state_path), num_restarts, reason)
     finally:
         _kill_rest(spec, None)
+        for companion in spec.companions:
+            _kill_marked(companion)
         Path(spec.state_path).unlink(missing_ok=True)
         write_end(log, end.wanted, end.reason or f"exit code {code}")
 
@@ -141,6 +159,7 @@ def record_restart(state_path: Path, number: int, reason: str) -> None:
     with suppress(FileNotFoundError):
         state = json.loads(state_path.read_text(encoding="utf-8")) | {"restarts": number, "restart_reason": reason}
         partial = state_path.with_suffix(".partial")
+        partial.touch(mode=0o600)  # it holds the key of Triton
         partial.write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
         partial.replace(state_path)
 
@@ -156,7 +175,7 @@ def _start(spec: GuardSpec) -> subprocess.Popen[bytes]:
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=_die_with_guard,
+            preexec_fn=_prepare_child,
         )
 
 
@@ -165,11 +184,15 @@ def _kill_rest(spec: GuardSpec, server: subprocess.Popen[bytes] | None) -> None:
     if server is not None:
         with suppress(ProcessLookupError):
             os.killpg(server.pid, signal.SIGKILL)
-    for pid in marked_processes(spec.server_id):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    _kill_marked(spec.server_id)
     run_clean_up(spec.clean_up)
     remove_shm(spec.server_id)
+
+
+def _kill_marked(server_id: str) -> None:
+    for pid in marked_processes(server_id):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,19 +216,20 @@ def _wait_for_end(server: subprocess.Popen[bytes], wake_fd: int, spec: GuardSpec
             name = signal.Signals(min(told)).name
             return _End(name, True, DRAIN_SECONDS if told == {signal.SIGUSR1} else STOP_SECONDS)
         if server.poll() is not None:
-            return _End()
+            return _End(restart=bool(spec.ready_path) and Path(spec.ready_path).exists())
         if len(fds) > 1 and fds[1] in ready and not os.read(fds[1], 1):
             return _End("who started it is gone", True, STOP_SECONDS)
         if spec.owner is not None and start_time(spec.owner[0]) != spec.owner[1]:
             return _End("the command that owns it is gone", True, STOP_SECONDS)
         if start.hangs():
             return _End(f"it did nothing for {spec.hang_seconds:.0f} s before it was ready", restart=True)
+        make_private(spec.server_id)
         alive = model_processes(spec.server_id)
         if dead := models.keys() - alive.keys():
             # Triton starts none of them again, calls itself ready all the same, and leaves their requests unanswered.
             with suppress(subprocess.TimeoutExpired):
                 server.wait(_CRIPPLED_SECONDS)  # one that fails to load a model says why, and ends by itself
-                return _End()
+                return _End(restart=bool(spec.ready_path) and Path(spec.ready_path).exists())
             alive = model_processes(spec.server_id)  # a second look, as the first one may have failed
             if dead := models.keys() - alive.keys():
                 reason = f"the process of the model {models[min(dead)]} died; was there too little memory?"
@@ -222,7 +246,9 @@ def _stop(server: subprocess.Popen[bytes], patience: float) -> int:
         return server.wait()
 
 
-def _die_with_guard() -> None:
+def _prepare_child() -> None:
+    """End with the guard, and let no other user read what the server writes."""
+    os.umask(0o077)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 

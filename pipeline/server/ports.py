@@ -4,20 +4,36 @@ from __future__ import annotations
 
 import errno
 import random
+import secrets
 import socket
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from ipaddress import IPv4Address
 
 from pipeline.config.schema import ServerConfig
-from pipeline.engine.command import Ports
+from pipeline.engine.command import Listening, Ports
 from pipeline.errors import ServerError
 
+LOOPBACK = "127.0.0.1"
 
-def choose_ports(server: ServerConfig) -> Ports:
-    """The ports of a server section, with each 0 replaced by a free one. Raises what `bind_ports` raises."""
+
+def choose_ports(server: ServerConfig) -> tuple[Ports, Listening]:
+    """The ports of a server section, with each 0 replaced by a free one, and where Triton listens: on these without a
+    gateway, else on free ones of the loopback device. Raises what `bind_ports` raises."""
     asked = {"http_port": server.http_port, "grpc_port": server.grpc_port, "metrics_port": server.metrics_port}
-    return Ports(*bind_ports(server.host, asked).values())
+    if not server.gateway.enabled:
+        public = Ports(*bind_ports(server.host, asked).values())
+        return public, listening_of(server, public, None)
+    # Chosen together, so that they differ.
+    chosen = list(bind_ports(server.host, asked | {"inner HTTP port": 0, "inner gRPC port": 0}).values())
+    inner = Ports(chosen[3], chosen[4], chosen[2])
+    return Ports(*chosen[:3]), listening_of(server, inner, secrets.token_hex(16))
+
+
+def listening_of(server: ServerConfig, ports: Ports, key: str | None) -> Listening:
+    """Where Triton listens for a server section. ports: its own. key: of a gateway."""
+    host = LOOPBACK if server.gateway.enabled else server.host
+    return Listening(host, LOOPBACK if server.side_channel_safe else server.host, ports, key)
 
 
 def bind_ports(host: str, asked: Mapping[str, int]) -> dict[str, int]:

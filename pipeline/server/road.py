@@ -14,6 +14,7 @@ from pipeline.engine.memory import available_bytes, require_memory
 from pipeline.errors import ServerError
 from pipeline.repository.render import REPOSITORY, ModelRepository, render, repository_dir
 from pipeline.server.command import VERBOSE_LOG
+from pipeline.server.gateway import OpenAIPorts
 from pipeline.server.ports import choose_ports
 from pipeline.server.server import RunningServer, start_server
 from pipeline.tuning.planned_engine import planned_engine
@@ -69,12 +70,14 @@ def launch(
     places: Places,
     folder: Path,
     *,
+    openai: OpenAIPorts | None = None,
+    with_gateway: bool = True,
     detach: bool = False,
     verbose: bool = False,
     note: Note = lambda text: None,
 ) -> RunningServer:
-    """Start a server on what was prepared. folder: its run folder. verbose: Triton's log of every step, beside the
-    server's. Raises ServerError, also if memory or GPUs will not do."""
+    """Start a server on what was prepared. folder: its run folder. openai, with_gateway: see `start_server`. verbose:
+    Triton's log of every step, beside the server's. Raises ServerError, also if memory or GPUs will not do."""
     _require_memory(served)
     resolved = served.resolved
     log = folder / VERBOSE_LOG if verbose else None
@@ -86,7 +89,10 @@ def launch(
         places=places,
         model=resolved.model.name,
         profile=resolved.profile.name,
+        max_seq_len=resolved.profile.engine.max_seq_len,
         make_command=make,
+        openai=openai,
+        with_gateway=with_gateway,
         detach=detach,
         note=note,
     )

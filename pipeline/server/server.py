@@ -17,14 +17,15 @@ from pathlib import Path
 
 import psutil
 
-from pipeline.config.places import Places
-from pipeline.config.schema import ServerConfig
+from pipeline.config.places import CODE, Places
+from pipeline.config.schema import EngineConfig, ServerConfig
 from pipeline.engine.backend import Note
 from pipeline.engine.command import MakeCommand
 from pipeline.errors import ServerError
 from pipeline.files import log_tail, write_whole
 from pipeline.server.command import VERBOSE_LOG, single_process
 from pipeline.server.failure import explain_failure, passing_failure
+from pipeline.server.gateway import OpenAIPorts, gateway_service
 from pipeline.server.guard import (
     DRAIN_SECONDS,
     STOP_SECONDS,
@@ -36,10 +37,21 @@ from pipeline.server.installation import prepare_backends, server_environment, u
 from pipeline.server.log import LOG, keep_previous, was_stopped, write_end
 from pipeline.server.ports import choose_ports
 from pipeline.server.processes import MARK
-from pipeline.server.state import READY, STATE, ServerState, find_server, is_ready, reachable, require_none, sweep
+from pipeline.server.service import RunningService, start_service, stop_service
+from pipeline.server.state import (
+    GATEWAY,
+    READY,
+    STATE,
+    ServerState,
+    find_server,
+    is_ready,
+    reachable,
+    require_none,
+    sweep,
+)
 from pipeline.triton_models import gate
 
-SPEC, LOCK, BACKENDS = "guard.json", ".lock", "backends"
+SPEC, LOCK, BACKENDS, READY_FILE = "guard.json", ".lock", "backends", "ready"
 # Free ports are not reserved, and Triton itself fails to start now and then: see `passing_failure`.
 _ATTEMPTS = 3
 
@@ -47,9 +59,16 @@ _ATTEMPTS = 3
 class RunningServer:
     """Handle of a server that this process started."""
 
-    def __init__(self, state: ServerState, run_dir: Path, guard: subprocess.Popen[bytes]) -> None:
+    def __init__(
+        self,
+        state: ServerState,
+        run_dir: Path,
+        guard: subprocess.Popen[bytes],
+        gateway: RunningService | None = None,
+    ) -> None:
         self.state = state
         self.run_dir = run_dir
+        self.gateway = gateway
         self._guard = guard
 
     @property
@@ -65,8 +84,12 @@ class RunningServer:
         return self._guard.wait()
 
     def poll(self) -> int | None:
-        """Exit code if the server has ended, else None."""
-        return self._guard.poll()
+        """Exit code if the server or its gateway has ended, else None."""
+        code = self._guard.poll()
+        return self.gateway.poll() if code is None and self.gateway is not None else code
+
+    def has_triton_ended(self) -> bool:
+        return self._guard.poll() is not None
 
     def stop(self) -> None:
         """End the server and everything that belongs to it. Twice does nothing."""
@@ -76,6 +99,8 @@ class RunningServer:
             self._guard.wait(STOP_SECONDS + 10)
         if self._guard.stdin is not None:
             self._guard.stdin.close()
+        if self.gateway is not None:
+            self.gateway.stop()
         sweep(self.state, self.run_dir)
 
 
@@ -87,28 +112,42 @@ def start_server(
     places: Places,
     model: str,
     profile: str,
+    max_seq_len: int = EngineConfig().max_seq_len,
     make_command: MakeCommand | None = None,
+    openai: OpenAIPorts | None = None,
+    with_gateway: bool = True,
     verbose_log: Path | None = None,
     detach: bool = False,
     note: Note = lambda text: None,
 ) -> RunningServer:
     """Start tritonserver on a model repository and wait until all models are ready.
 
-    places: the server's too. model, profile: for the record. make_command: what to run, if not one tritonserver of this
-    machine. verbose_log: Triton's log of every step, if wanted of that one. detach: let it outlive this process.
-    note: told what is being waited for. Raises ServerError, with the reason from the log, if it does not get ready."""
+    A gateway is started in front of it unless the server section says otherwise. places: the server's too. model,
+    profile: for the record. max_seq_len: of the engine. make_command: what to run, if not one tritonserver of this
+    machine. openai: of the OpenAI API that the gateway serves too. with_gateway: false for a server that only other
+    processes of this machine reach. verbose_log: Triton's log of every step, if wanted of that one. detach: let it
+    outlive this process. note: gets what is being waited for. Raises ServerError, with the reason from the log, if it
+    does not get ready."""
     run_dir.mkdir(parents=True, exist_ok=True)
     if make_command is None:
-        make_command = local_command(repository, run_dir, server, places, verbose_log, note)
+        make_command = local_command(repository, run_dir, places, verbose_log, note)
     with _locked(run_dir):
         require_none(run_dir)
         if (kept := keep_previous(run_dir)) is not None:
             note(f"the previous server ended by itself; its log is kept as {kept}")
         (run_dir / VERBOSE_LOG).unlink(missing_ok=True)
+        (run_dir / READY_FILE).unlink(missing_ok=True)
+        stop_service(run_dir, GATEWAY)  # of a server that was killed
         for attempt in range(_ATTEMPTS):
-            ports = choose_ports(server)
+            ports, listening = choose_ports(server)
             server_id = f"la{secrets.token_hex(6)}"
-            command = make_command(ports, server_id)
+            command = make_command(listening, server_id)
+            gateway = None
+            if server.gateway.enabled and with_gateway:
+                service = gateway_service(repository, run_dir, server, ports, listening, max_seq_len, openai)
+                gateway = start_service(service, run_dir, CODE, detach=detach)
+            else:
+                ports = listening.ports
             spec = GuardSpec(
                 command.argv,
                 {**command.environment, MARK: server_id},
@@ -120,13 +159,18 @@ def start_server(
                 command.links,
                 owner=owner(),
                 # Of processes in a container not all can be seen.
-                ready_url="" if command.clean_up else f"http://{reachable(server.host)}:{ports.http}{READY}",
+                ready_url=""
+                if command.clean_up
+                else f"http://{reachable(listening.host)}:{listening.ports.http}{READY}",
+                ready_path=str(run_dir / READY_FILE),
+                max_restarts=server.max_restarts,
+                companions=[] if gateway is None else [gateway.state.server_id],
             )
             guard = start_guard(spec, run_dir / SPEC, places.home)
             state = ServerState(
                 server_id=server_id,
                 guard_pid=guard.pid,
-                host=server.host,
+                host=server.host if gateway is not None else listening.host,
                 http_port=ports.http,
                 grpc_port=ports.grpc,
                 metrics_port=ports.metrics,
@@ -135,21 +179,28 @@ def start_server(
                 profile=profile,
                 started=time.time(),
                 clean_up=tuple(command.clean_up),
+                gateway_id="" if gateway is None else gateway.state.server_id,
+                triton_http_port=listening.ports.http,
+                triton_grpc_port=listening.ports.grpc,
+                triton_key=listening.key,
             )
-            write_whole(run_dir / STATE, state.model_dump_json(indent=2) + "\n")
-            running_server = RunningServer(state, run_dir, guard)
+            write_whole(run_dir / STATE, state.model_dump_json(indent=2) + "\n", private=True)
+            running_server = RunningServer(state, run_dir, guard, gateway)
             try:
                 _wait_until_ready(running_server, server.startup_timeout_s, note)
             except BaseException as error:
                 stopped = was_stopped(run_dir / LOG)  # by somebody else
                 running_server.stop()
-                free_ports = 0 in (server.http_port, server.grpc_port, server.metrics_port)
+                free_ports = gateway is not None or 0 in (server.http_port, server.grpc_port, server.metrics_port)
                 if isinstance(error, ServerError) and not stopped:
                     if attempt + 1 < _ATTEMPTS and (reason := passing_failure(run_dir / LOG, free_ports)):
                         note(f"{reason}; starting again")
                         continue
                     write_end(run_dir / LOG, False, "it did not get ready")
                 raise error
+            (run_dir / READY_FILE).touch()
+            if gateway is not None:
+                gateway.mark_ready()
             return running_server
     raise AssertionError("the last attempt returns or raises")
 
@@ -160,6 +211,7 @@ def stop_server(run_dir: Path, drain: bool = False) -> ServerState | None:
     drain: new requests are refused, and running ones may take up to DRAIN_SECONDS to finish before it ends."""
     state = find_server(run_dir)
     if state is None:
+        stop_service(run_dir, GATEWAY)  # of a server that was killed
         return None
     with ExitStack() as stack, suppress(psutil.NoSuchProcess):
         guard = psutil.Process(state.guard_pid)
@@ -169,27 +221,31 @@ def stop_server(run_dir: Path, drain: bool = False) -> ServerState | None:
         guard.send_signal(signal.SIGUSR1 if drain else signal.SIGTERM)
         with suppress(psutil.TimeoutExpired):
             guard.wait((DRAIN_SECONDS if drain else STOP_SECONDS) + 10)
+    stop_service(run_dir, GATEWAY)
     sweep(state, run_dir)
     return state
 
 
-def local_command(
-    repository: Path, run_dir: Path, server: ServerConfig, places: Places, verbose_log: Path | None, note: Note
-) -> MakeCommand:
+def local_command(repository: Path, run_dir: Path, places: Places, verbose_log: Path | None, note: Note) -> MakeCommand:
     """The command of one tritonserver of this machine."""
     installation = usable_installation(places)
     note(f"tritonserver: {installation.executable} ({installation.origin})")
     backends = prepare_backends(installation, run_dir / BACKENDS)
     environment = server_environment(places, installation)
-    return single_process(installation, backends, repository, server.host, environment, verbose_log)
+    return single_process(installation, backends, repository, environment, verbose_log)
 
 
 def _wait_until_ready(server: RunningServer, timeout_s: float, note: Note) -> None:
     deadline = time.monotonic() + timeout_s
     told = time.monotonic()
     while not is_ready(server.state):
-        if server.poll() is not None:
+        if server.has_triton_ended():  # asked first, as its gateway ends with it
             raise ServerError(explain_failure(server.log_path))
+        if server.gateway is not None and server.gateway.poll() is not None:
+            raise ServerError(
+                f"The gateway ended before the server was ready. End of {server.gateway.log_path}:\n"
+                + log_tail(server.gateway.log_path)
+            )
         if time.monotonic() > deadline:
             raise ServerError(
                 f"The server was not ready after {timeout_s:.0f} s (server.startup_timeout_s). End of "

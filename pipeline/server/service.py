@@ -26,9 +26,9 @@ from pipeline.files import log_tail, write_whole
 from pipeline.server.guard import DRAIN_SECONDS, STOP_SECONDS, GuardSpec, start_guard
 from pipeline.server.log import LOG, keep_previous, was_stopped
 from pipeline.server.processes import MARK
-from pipeline.server.state import end_leftovers, is_guard
+from pipeline.server.state import SERVICE_STATE, SERVICES, end_leftovers, is_guard
 
-SERVICES, STATE, SPEC = "services", "service.json", "guard.json"
+STATE, SPEC, READY_FILE = SERVICE_STATE, "guard.json", "ready"
 _POLL_S = 0.05
 
 
@@ -38,7 +38,8 @@ class Service:
 
     name: of its folder, unique in a run folder. argv, environment: what to run, all of the environment. host, ports:
     where it listens, ports by what they are for ("http", "metrics"). is_ready: whether it can serve; called until it
-    returns true. startup_timeout_s: how long that may take."""
+    returns true. startup_timeout_s: how long that may take. max_restarts: how often it is started again if it dies
+    after that."""
 
     name: str
     argv: Sequence[str]
@@ -47,6 +48,7 @@ class Service:
     is_ready: Callable[[], bool]
     host: str = "127.0.0.1"
     startup_timeout_s: float = 60.0
+    max_restarts: int = 0
 
 
 class ServiceState(Frozen):
@@ -77,6 +79,10 @@ class RunningService:
     def log_path(self) -> Path:
         return self.folder / LOG
 
+    def mark_ready(self) -> None:
+        """Let its guard start it again from here on if it dies."""
+        (self.folder / READY_FILE).touch()
+
     def poll(self) -> int | None:
         """Exit code if the service has ended, else None."""
         return self._guard.poll()
@@ -104,7 +110,17 @@ def start_service(service: Service, run_dir: Path, home: Path, *, detach: bool =
     keep_previous(folder)
     server_id = f"la{secrets.token_hex(6)}"
     environment = {**service.environment, MARK: server_id}
-    spec = GuardSpec(service.argv, environment, str(folder / LOG), str(folder / STATE), server_id, not detach)
+    (folder / READY_FILE).unlink(missing_ok=True)
+    spec = GuardSpec(
+        service.argv,
+        environment,
+        str(folder / LOG),
+        str(folder / STATE),
+        server_id,
+        not detach,
+        ready_path=str(folder / READY_FILE),
+        max_restarts=service.max_restarts,
+    )
     guard = start_guard(spec, folder / SPEC, home)
     state = ServiceState(
         name=service.name,
@@ -141,6 +157,7 @@ def wait_until_ready(services: Iterable[RunningService], note: Note = lambda tex
                 told = time.monotonic()
                 note(f"waiting for {service.name}")
             time.sleep(_POLL_S)
+        running.mark_ready()
 
 
 def find_service(folder: Path) -> ServiceState | None:

@@ -14,10 +14,12 @@ from pydantic import Field, ValidationError
 from pipeline.config.schema import Frozen
 from pipeline.errors import ServerError
 from pipeline.server.guard import remove_shm, run_clean_up
+from pipeline.server.ports import LOOPBACK
 from pipeline.server.processes import MARK, marked_processes
 
 STATE = "server.json"
 READY = "/v2/health/ready"
+SERVICES, SERVICE_STATE, GATEWAY = "services", "service.json", "gateway"
 
 
 class ServerState(Frozen):
@@ -36,6 +38,10 @@ class ServerState(Frozen):
     restarts: int = Field(0, description="Times that the guard started it again.")
     restart_reason: str = Field("", description="Why, the last time.")
     clean_up: tuple[str, ...] = Field((), description="Command that removes its container, if it runs in one.")
+    gateway_id: str = Field("", description="Marks the processes of its gateway; empty without one.")
+    triton_http_port: int = Field(description="Triton's own HTTP port; behind a gateway on the loopback device only.")
+    triton_grpc_port: int = Field(description="Triton's own gRPC port.")
+    triton_key: str | None = Field(None, description="What Triton's interfaces ask for behind a gateway.")
 
     @property
     def http_url(self) -> str:
@@ -44,6 +50,11 @@ class ServerState(Frozen):
     @property
     def grpc_url(self) -> str:
         return f"{self._reachable}:{self.grpc_port}"
+
+    @property
+    def triton_grpc_url(self) -> str:
+        """Triton itself, for processes of this machine that have its key."""
+        return f"{LOOPBACK if self.triton_key else self._reachable}:{self.triton_grpc_port}"
 
     @property
     def metrics_url(self) -> str:
@@ -57,6 +68,11 @@ class ServerState(Frozen):
 def reachable(host: str) -> str:
     """The address at which a server is asked that listens at host."""
     return "127.0.0.1" if host in ("0.0.0.0", "::") else host
+
+
+def service_state_path(run_dir: Path, name: str) -> Path:
+    """State file of a service beside the server."""
+    return run_dir / SERVICES / name / SERVICE_STATE
 
 
 def require_none(run_dir: Path) -> None:
@@ -112,6 +128,8 @@ def is_guard(pid: int, server_id: str) -> bool:
 def sweep(state: ServerState, run_dir: Path) -> None:
     """Kill what a server left running, remove its shared memory, its container and its state file."""
     end_leftovers(state.server_id, state.clean_up, run_dir / STATE)
+    if state.gateway_id:
+        end_leftovers(state.gateway_id, (), service_state_path(run_dir, GATEWAY))
 
 
 def end_leftovers(server_id: str, clean_up: Sequence[str], state_path: Path) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
+import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,12 +27,14 @@ from pipeline.decoding.warm_up import warm_up
 from pipeline.engine.artifact import ENGINE, RESOLVED, TOKENIZER
 from pipeline.engine.backend import backend_of
 from pipeline.engine.traits import TargetTraits
-from pipeline.errors import BusyError, RepositoryError, RequestError
+from pipeline.errors import RepositoryError, RequestError
 from pipeline.triton_models.call_costs import CallCosts
 from pipeline.triton_models.generation import Engine, Generation
 from pipeline.triton_models.metrics import RequestMetrics, TrieMetrics
 from pipeline.triton_models.piece import Piece, output_of
+from pipeline.triton_models.places import Place, Places, tenant_of
 from pipeline.triton_models.routing import offered, route_of
+from pipeline.triton_models.side_channel import in_fixed_chunks, require_no_figures, without_figures
 from pipeline.triton_models.steps import tree_budget
 from pipeline.triton_models.target import Target
 from pipeline.triton_models.tensors import Array, Tensors
@@ -60,7 +62,7 @@ class _Served:
 
     target: Target
     traits: TargetTraits
-    places: asyncio.Semaphore
+    places: Places
     costs: CallCosts | None
 
 
@@ -75,7 +77,7 @@ class Bls:
             _Served(
                 target,
                 traits,
-                asyncio.Semaphore(profile.engine.max_batch_size),
+                Places(profile.engine.max_batch_size, profile.scheduling.max_queue_size),
                 # The torch engine plans by itself, for all requests of a pass.
                 None if traits.extended or profile.drafting.planner == "fixed" else CallCosts(),
             )
@@ -90,11 +92,9 @@ class Bls:
         )
         self._trie = next((source.trie for source in self._drafter.sources if isinstance(source, TrieSource)), None)
         self._supplied = next((s for s in self._drafter.sources if isinstance(s, SuppliedSource)), None)
+        self._is_safe = profile.server.side_channel_safe
         self._longest_prompt = max(traits.longest_prompt for traits in self._models)
         self._readers = ThreadPoolExecutor(1, "tokeniser")
-        self._max_waiting = profile.scheduling.max_queue_size
-        self._num_waiting = 0
-        self._numbers = itertools.count()
 
     async def answer(
         self, tensors: Tensors, on_end: OnEnd = lambda metrics, trie: None
@@ -106,9 +106,11 @@ class Bls:
         route = route_of(self._models, request)
         served = self._served[route.model]
         _require_fit(request, served.traits)
+        if self._is_safe:
+            require_no_figures(request)
         engine = Engine(served.target, served.traits, route.strategy, route.lookahead, served.costs)
-        async with self._place(served.places):
-            generation = self._generation(request, engine)
+        async with served.places.place(tenant_of(request.generation.namespace)) as place:
+            generation = self._generation(request, engine, place)
             outcome = "error"
             try:
                 async with aclosing(self._responses(generation, started)) as responses:
@@ -124,7 +126,7 @@ class Bls:
     async def _read(self, tensors: Tensors) -> TextRequest:
         """The request, long texts tokenised beside the event loop: one at a time, the others go on."""
         # The client's own ids need not be unique, ours must be.
-        request_id = f"bls-{next(self._numbers)}"
+        request_id = f"bls-{secrets.token_hex(16)}"  # nobody can guess it, as it is a way to stop the request
         read = partial(text_request, self._codec, tensors, request_id, self._strategy, self._longest_prompt)
         if _num_text_bytes(tensors) <= _SHORT_TEXT:
             return read()
@@ -133,16 +135,18 @@ class Bls:
     async def _responses(self, generation: Generation, started: float) -> AsyncGenerator[TextAnswer, None]:
         request = generation.request
         kept = [Piece(request.echo, [])]
-        async with aclosing(generation.run()) as pieces:
+        in_chunks = self._is_safe and request.stream
+        run = in_fixed_chunks(generation.run(), request.tokens_only) if in_chunks else generation.run()
+        async with aclosing(run) as pieces:
             async for piece in pieces:
-                if not request.stream or generation.finish_reason is not None:
+                if not request.stream or (generation.finish_reason is not None and not in_chunks):
                     kept.append(piece)
                 elif piece.text or piece.logits or request.tokens_only:
                     yield TextAnswer({**output_of([piece], request.tokens_only), **_index()}, last=False)
         output = output_of(kept, request.tokens_only)
-        yield TextAnswer({**output, **_index(), **_last_tensors(generation, started)}, last=True)
+        yield TextAnswer({**output, **_index(), **_last_tensors(generation, started, self._is_safe)}, last=True)
 
-    def _generation(self, request: TextRequest, engine: Engine) -> Generation:
+    def _generation(self, request: TextRequest, engine: Engine, place: Place) -> Generation:
         names = source_names(engine.strategy, self._drafter.names)
         budget = self._budget
         if request.max_draft_tokens is not None:
@@ -153,7 +157,7 @@ class Bls:
         prediction = None
         if self._supplied is not None and self._supplied.name in names and len(request.prediction):
             prediction = self._supplied.predict(request.generation.request_id, request.prediction)
-        return Generation(request, session, self._codec, engine, prediction)
+        return Generation(request, session, self._codec, engine, place, prediction)
 
     def _trie_metrics(self) -> TrieMetrics:
         failures = sum(self._drafter.failures.values())
@@ -161,21 +165,6 @@ class Bls:
             return TrieMetrics(0, 0, failures)
         statistics = self._trie.statistics
         return TrieMetrics(statistics.num_nodes, statistics.num_bytes, failures)
-
-    @asynccontextmanager
-    async def _place(self, places: asyncio.Semaphore) -> AsyncGenerator[None, None]:
-        """One of an engine's places, for the length of a block."""
-        if places.locked() and self._num_waiting >= self._max_waiting:
-            raise BusyError(f"busy: {self._max_waiting} requests are waiting already; send the request again later")
-        self._num_waiting += 1
-        try:
-            await places.acquire()
-        finally:
-            self._num_waiting -= 1
-        try:
-            yield
-        finally:
-            places.release()
 
 
 def load_bls(artifact_dir: Path, vocab_size: int, targets: Mapping[str, Target]) -> Bls:
@@ -212,7 +201,7 @@ def _require_fit(request: TextRequest, traits: TargetTraits) -> None:
         )
 
 
-def _last_tensors(generation: Generation, started: float) -> dict[str, Array]:
+def _last_tensors(generation: Generation, started: float, is_safe: bool) -> dict[str, Array]:
     """Outputs that come with the last response only."""
     request, statistics = generation.request, generation.statistics
     assert generation.finish_reason is not None, "the last response comes when the generation has finished"
@@ -228,7 +217,8 @@ def _last_tensors(generation: Generation, started: float) -> dict[str, Array]:
     if request.return_num_output_tokens:
         tensors["num_output_tokens"] = _int(generation.num_output_tokens)
     if request.return_statistics:
-        tensors["statistics"] = _string(json.dumps(_statistics(generation, started)))
+        figures = _statistics(generation, started)
+        tensors["statistics"] = _string(json.dumps(without_figures(figures) if is_safe else figures))
     return tensors
 
 

@@ -107,6 +107,8 @@ def _extended_tensors(request: TextRequest, tree: DraftTree, strategy: str) -> d
         tensors["runtime_min_p"] = _float(params.min_p)
     if params.prompt_ignore_length:
         tensors["prompt_ignore_length"] = _int(params.prompt_ignore_length)
+    if request.generation.namespace:
+        tensors["draft_namespace"] = np.asarray([[request.generation.namespace.encode()]], np.object_)
     if request.max_draft_tokens is not None:
         tensors["max_draft_tokens"] = _int(request.max_draft_tokens)
     if len(tree):

@@ -205,6 +205,7 @@ def generation_request(tensors: Tensors, request_id: str) -> GenerationRequest:
         min_new_tokens=min_tokens + num_resumed if min_tokens else 0,
         end_ids=frozenset() if end_id is None or end_id < 0 else frozenset({end_id}),
         late_ids=frozenset(token_ids(tensors, "late_ids").tolist()),
+        namespace=text(tensors, "draft_namespace") or "",
         stop_sequences=word_list(tensors, "stop_words_list"),
         sampling=sampling_of(
             tensors,

@@ -27,9 +27,11 @@ from pipeline.triton_models.call_tensors import call_tensors, first_end_id, late
 from pipeline.triton_models.guide_tensors import wanted_outputs
 from pipeline.triton_models.logit_pieces import LogitPieces
 from pipeline.triton_models.piece import Piece
+from pipeline.triton_models.places import Place
 from pipeline.triton_models.steps import (
     CHUNK_TOKENS,
     FORCED_TOKENS,
+    LONGEST_PIECE,
     PIECE_TOKENS,
     ChainSteps,
     Step,
@@ -77,6 +79,7 @@ class Generation:
     session: Session
     codec: TextCodec
     engine: Engine
+    place: Place
     prediction: Supplied | None = None
     output_ids: list[int] = field(default_factory=list)
     step_times: list[float] = field(default_factory=list)
@@ -134,6 +137,8 @@ class Generation:
                 self._logits.add(self._response_tensors, self._num_scored(new))
                 num_shown = self._num_scored(piece.token_ids if self.request.tokens_only else new)
                 yield piece._replace(logits=self._logits.take(num_shown))
+                if self.finish_reason is None:
+                    await self.place.offer()
             if self._tokens is not None:
                 rest = self._tokens.finish()
                 yield Piece("", rest, self._logits.take(self._num_scored(rest)))
@@ -150,7 +155,7 @@ class Generation:
         remaining = self.session.num_remaining_tokens
         if (piece := PIECE_TOKENS.get(self.strategy)) is not None:
             # Of what stop words the text will have, the target knows nothing: it must not run on behind them for long.
-            piece = piece if self.request.stream or self.request.stop_words else remaining
+            piece = piece if self.request.stream or self.request.stop_words else min(remaining, LONGEST_PIECE)
             if self.request.generation.guide is not None and self.engine.traits.limits is not None:
                 piece = remaining  # TensorRT-LLM begins the grammar anew with every call
             return next_piece(piece, self.engine.traits.limits, len(self.session.context), remaining)

@@ -26,6 +26,8 @@ MAX_CHUNK_TOKENS = 16
 # Without drafts of ours a streaming client gets the text in pieces of so many tokens, each from a call of its own;
 # an engine's own lookahead begins anew with every call.
 PIECE_TOKENS = {"none": 4, "lookahead": 16}
+# Without a stream a call may be longer, but not so long that requests that wait for a place wait long.
+LONGEST_PIECE = 64
 # A chain is the best branch of a tree this many times as large as the chain may be long.
 _TREE_FACTOR = 4
 

@@ -34,6 +34,8 @@ _UNSUPPORTED_FLAGS = ("use_draft_logits",)
 _FIXED = {"beam_width": 1, "num_return_sequences": 1}
 # A request's words, each list of them: more would take other requests' time at every token.
 _MAX_WORDS, _MAX_WORD_BYTES = 1024, 65536
+# A tenant's name, a slash and what the tenant's client may choose.
+_MAX_NAMESPACE_BYTES = 256
 # Of a prediction so many characters are read for each token that the engine holds; few texts have more.
 _PREDICTION_CHARS = 16
 
@@ -107,7 +109,7 @@ def text_request(
                 bad_words=codec.encode_words(bad_words),
                 embedding_bias=_with_logit_bias(codec, tensors, codec.embedding_bias(words, weights if words else [])),
             ),
-            namespace=text(tensors, "namespace") or "",
+            namespace=_namespace(tensors),
             num_resumed_tokens=num_resumed_tokens,
             guide=guide,
         ),
@@ -125,6 +127,13 @@ def text_request(
         return_num_output_tokens=flag(tensors, "return_num_output_tokens"),
         wanted=wanted_of(tensors),
     )
+
+
+def _namespace(tensors: Tensors) -> str:
+    namespace = text(tensors, "namespace") or ""
+    if (num_bytes := _num_bytes(namespace)) > _MAX_NAMESPACE_BYTES:
+        raise RequestError(f"namespace has {num_bytes} bytes; at most {_MAX_NAMESPACE_BYTES} can be sent")
+    return namespace
 
 
 def _words(tensors: Tensors, name: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from pipeline.config.places import Places
@@ -14,12 +15,18 @@ from pipeline.server.server import RunningServer
 from pipeline.server.state import ServerState
 from tests.servers import FREE_PORTS, left_over
 
-TORCH = ("backend=torch", "device=cpu", *FREE_PORTS)
+# Some tests ask the inner models; what is closed to clients is tested in test_gateway.py.
+TORCH = ("backend=torch", "device=cpu", "server.gateway.inner_models=true", *FREE_PORTS)
 PROMPT = "the rat at the tea 日本 🤷🏽‍♀️ the rat at the tea"
 
 
 def prepared(where: Places, *overrides: str) -> Served:
     return prepare(resolve_config("tiny-random-llama", "latency", (*TORCH, *overrides), where=where), where)
+
+
+def with_settings(served: Served, where: Places, *overrides: str) -> Served:
+    """The same engine and repository with other settings of the section `server`, which neither holds."""
+    return replace(served, resolved=resolve_config("tiny-random-llama", "latency", (*TORCH, *overrides), where=where))
 
 
 @contextmanager

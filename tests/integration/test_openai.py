@@ -183,7 +183,7 @@ def test_workers_count_drafts_under_the_names_of_vllm(client, fleet):
 def test_another_process_finds_and_stops_all_of_it(shared_where, tmp_path):
     started = start_fleet(prepared(shared_where, "server.openai=true"), shared_where, tmp_path, detach=True)
 
-    assert [service.name for service in find_services(tmp_path)] == ["front-end", "worker-1"]
+    assert [service.name for service in find_services(tmp_path)] == ["front-end", "gateway", "worker-1"]
     assert stop_fleet(tmp_path) == started.state
     assert stop_fleet(tmp_path) is None
     for service in started.services:

@@ -23,7 +23,7 @@ from pipeline.server.processes import model_processes
 from pipeline.server.road import launch
 from pipeline.server.server import stop_server
 from pipeline.server.state import find_server, is_ready
-from tests.integration.servers import PROMPT, TORCH, ask
+from tests.integration.servers import PROMPT, TORCH, ask, with_settings
 from tests.patience import PATIENCE_S
 from tests.servers import left_over
 
@@ -41,7 +41,8 @@ def test_a_second_server_in_the_same_place_is_refused_and_a_taken_port_named(ser
 
 
 def test_after_kill_9_nothing_is_left_and_a_new_start_works(served, shared_where, tmp_path):
-    killed = launch(served, shared_where, tmp_path)
+    down = with_settings(served, shared_where, "server.max_restarts=0")
+    killed = launch(down, shared_where, tmp_path)
     for process in (process for process in left_over(killed.state.server_id) if isinstance(process, psutil.Process)):
         if "tritonserver" in process.name():
             process.send_signal(signal.SIGKILL)
@@ -51,7 +52,7 @@ def test_after_kill_9_nothing_is_left_and_a_new_start_works(served, shared_where
     assert not left_over(killed.state.server_id)
     assert find_server(tmp_path) is None
 
-    again = launch(served, shared_where, tmp_path)
+    again = launch(down, shared_where, tmp_path)
     assert ask(again, max_tokens=4).finish_reason == "length"
 
     # The guard killed too: the kernel ends the server, and whoever looks next removes the rest.

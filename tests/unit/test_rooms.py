@@ -14,7 +14,7 @@ PACKAGE = Path(pipeline.__file__).parent
 # room may name.
 ANYWHERE = {"errors", "files"}
 BUILD = {"config", "checkpoint", "decoding", "engine"}
-SERVE = BUILD | {"tuning", "repository", "triton_models", "server"}
+SERVE = BUILD | {"tuning", "repository", "triton_models", "gateway", "server"}
 BEFORE: dict[str, set[str]] = {
     "config": set(),
     "checkpoint": {"config"},
@@ -23,6 +23,7 @@ BEFORE: dict[str, set[str]] = {
     "tuning": {"config", "decoding", "engine"},
     "repository": BUILD,
     "triton_models": BUILD | {"repository"},
+    "gateway": {"config"},
     "server": SERVE,
     # The rooms below find a backend by its name (`config.registry`), never by an import.
     "backends": SERVE,

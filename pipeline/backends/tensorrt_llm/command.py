@@ -16,9 +16,9 @@ from pipeline.backends.tensorrt_llm.launch import CONTAINER_SERVER, Launch, Laun
 from pipeline.config.places import CODE, Places
 from pipeline.config.schema import ResolvedConfig, TrieDraftConfig
 from pipeline.engine.backend import Note
-from pipeline.engine.command import MakeCommand, Ports, StartCommand
+from pipeline.engine.command import Listening, MakeCommand, StartCommand
 from pipeline.errors import ServerError
-from pipeline.server.command import SHOWN_ID, is_plain, plain_names
+from pipeline.server.command import SHOWN_ID, is_plain, plain_names, restricting_words, shown_listening
 from pipeline.server.guard import DRAIN_SECONDS
 from pipeline.server.installation import (
     Installation,
@@ -134,7 +134,7 @@ def shown_commands(resolved: ResolvedConfig, repository: Path, places: Places) -
     site, server = planned_site(), resolved.profile.server
     options = options_for(resolved, repository, site)
     make = make_tensorrt_llm_command(resolved, options, site, places)
-    command = make(Ports(server.http_port, server.grpc_port, server.metrics_port), SHOWN_ID)
+    command = make(shown_listening(server), SHOWN_ID)
     if site.executable is not None:
         return [command]
     build = build_image_argv(resolved.profile.tensorrt_llm.container_tag, places.home)
@@ -146,16 +146,16 @@ def make_tensorrt_llm_command(
 ) -> MakeCommand:
     """The command of a server with this engine."""
 
-    def make(ports: Ports, server_id: str) -> StartCommand:
+    def make(listening: Listening, server_id: str) -> StartCommand:
         if site.executable is None:
             if not is_plain(options.repository):
                 raise ServerError(
                     f"Triton's Python backend cannot open files in {options.repository}: the path has a blank or "
                     "another character that a shell reads. Set LOOKAHEAD_ENGINES to a folder without."
                 )
-            return _in_container(resolved, launch_of(with_ports(options, ports, server_id)), server_id, places)
+            return _in_container(resolved, launch_of(with_ports(options, listening, server_id)), server_id, places)
         names, links = plain_names(server_id, repository=options.repository)
-        launch = launch_of(replace(with_ports(options, ports, server_id), repository=names["repository"]))
+        launch = launch_of(replace(with_ports(options, listening, server_id), repository=names["repository"]))
         environment = {
             **server_environment(places, Installation(site.executable, "TensorRT-LLM")),
             **launch.environment,
@@ -165,10 +165,18 @@ def make_tensorrt_llm_command(
     return make
 
 
-def with_ports(options: LaunchOptions, ports: Ports, server_id: str) -> LaunchOptions:
+def with_ports(options: LaunchOptions, listening: Listening, server_id: str) -> LaunchOptions:
     """Options with chosen ports, and shared memory named after the server."""
+    ports = listening.ports
     return replace(
-        options, http_port=ports.http, grpc_port=ports.grpc, metrics_port=ports.metrics, shm_prefix=server_id
+        options,
+        http_port=ports.http,
+        grpc_port=ports.grpc,
+        metrics_port=ports.metrics,
+        host=listening.host,
+        metrics_host=listening.metrics_host,
+        restrictions=tuple(restricting_words(listening.key)),
+        shm_prefix=server_id,
     )
 
 

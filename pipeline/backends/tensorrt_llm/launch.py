@@ -21,7 +21,8 @@ class LaunchOptions:
     """world_size: ranks that mpirun starts; an orchestrator that spawns those of its engines is one. engine_models:
     Triton models that hold an engine. log_file: verbose log of rank 0. gpus: GPU numbers, for orchestrator mode.
     use_mpi: also for one rank, as the stock launcher does by default. host: address to listen on; None: all, as the
-    stock launcher. shm_prefix: how names of shared memory begin; the rank follows."""
+    stock launcher. metrics_host: where metrics are listened for, if elsewhere. restrictions: options that ask clients
+    for a key. shm_prefix: how names of shared memory begin; the rank follows."""
 
     repository: Path
     http_port: int = 8000
@@ -37,6 +38,8 @@ class LaunchOptions:
     spawn_processes: bool = True
     gpus: tuple[int, ...] = (0,)
     host: str | None = None
+    metrics_host: str | None = None
+    restrictions: tuple[str, ...] = ()
     shm_prefix: str = "prefix"
 
 
@@ -87,7 +90,9 @@ def _of_rank(rank: int, options: LaunchOptions) -> Sequence[str]:
         words += [f"--cuda-memory-pool-byte-size={gpu}:0" for gpu in options.gpus]
     words += ports
     if options.host is not None:
-        words += [f"--{name}-address={options.host}" for name in ("grpc", "http", "metrics")]
+        words += [f"--{name}-address={options.host}" for name in ("grpc", "http")]
+        words.append(f"--metrics-address={options.metrics_host or options.host}")
+    words += options.restrictions
     words.append("--disable-auto-complete-config")
     words.append(f"--backend-config=python,shm-region-prefix-name={options.shm_prefix}{rank}_")
     return [*words, ":"] if options.use_mpi else words

@@ -4,6 +4,7 @@ Every value is frozen, unknown keys are refused, and each field carries its mean
 into these types, `resolution` combines a model with a profile and settles every "auto".
 """
 
+from pipeline.config.schema.access import ApiKey, GatewayConfig
 from pipeline.config.schema.base import Device, Dtype, Frozen, Retrieval, Strategy
 from pipeline.config.schema.checkpoint import (
     CheckpointSource,
@@ -29,12 +30,14 @@ from pipeline.config.schema.resolved import ResolvedConfig
 from pipeline.config.schema.tensorrt_llm import TensorRTLLMConfig
 
 __all__ = [
+    "ApiKey",
     "CheckpointSource",
     "Device",
     "DraftingConfig",
     "Dtype",
     "EngineConfig",
     "Frozen",
+    "GatewayConfig",
     "GgufCheckpoint",
     "HubCheckpoint",
     "LocalCheckpoint",

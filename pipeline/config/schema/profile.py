@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from pipeline.config.registry import BackendOrAuto
+from pipeline.config.schema.access import ApiKey, GatewayConfig
 from pipeline.config.schema.base import Frozen
 from pipeline.config.schema.drafting import DraftingConfig
 from pipeline.config.schema.tensorrt_llm import TensorRTLLMConfig
@@ -69,6 +70,27 @@ class ServerConfig(Frozen):
         "kubernetes: many machines; set as Dynamo documents it (ETCD_ENDPOINTS, DYN_KUBE_DISCOVERY_MODE).",
     )
     startup_timeout_s: float = Field(300.0, gt=0, description="How long to wait until the models are ready.")
+    max_restarts: int = Field(
+        3, ge=0, description="How often a server that dies is started again within ten minutes; then it stays down."
+    )
+    api_keys: tuple[ApiKey, ...] = Field(
+        (), description="Keys of the clients that are served; without any, every client is served as one tenant."
+    )
+    side_channel_safe: bool = Field(
+        False,
+        description="Hide how drafts fared: answers in pieces of a fixed number of tokens, no draft figures in them, "
+        "metrics on the loopback address only. Against the attack of arXiv 2411.01076.",
+    )
+    gateway: GatewayConfig = GatewayConfig()
+
+    @field_validator("api_keys")
+    @classmethod
+    def _keys_and_tenants_differ(cls, keys: tuple[ApiKey, ...]) -> tuple[ApiKey, ...]:
+        for name in ("tenant", "key_sha256"):
+            values = [getattr(key, name) for key in keys]
+            if twice := next((value for value in values if values.count(value) > 1), None):
+                raise ValueError(f"{name} {twice!r} occurs twice; each key and each tenant may be listed once")
+        return keys
 
 
 class ProfileConfig(Frozen):

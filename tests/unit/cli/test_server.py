@@ -67,7 +67,8 @@ def test_a_dry_run_shows_the_command_and_does_nothing(engines, capsys):
     assert "name: tiny-random-llama" in run(capsys, *words, "--verbose")[1]
     command = out.split("server:\n")[-1]
     assert f"--model-repository={engines}/tiny-random-llama/latency/repository" in command.replace("\n", "")
-    assert "--http-port=8000" in command
+    assert "--metrics-port=8002" in command
+    assert "--http-address=127.0.0.1 --http-port=0" in command  # behind the gateway
     assert not list(engines.glob("tiny*"))
 
 
@@ -82,7 +83,7 @@ def test_a_dry_run_of_tensorrt_llm_shows_mpirun_with_every_rank(engines, tmp_pat
     command = out.split("server:\n")[-1]
     assert command.count("-n 1") == 2
     assert command.count("--load-model=tensorrt_llm") == 1
-    assert "--http-address=0.0.0.0" in command
+    assert "--metrics-address=0.0.0.0" in command
 
 
 @pytest.mark.parametrize(
@@ -121,4 +122,4 @@ def test_an_engines_plan_ends_with_what_serve_would_start(engines, tmp_path, mon
     pools = [word for word in launch["argv"] if word.startswith("--cuda-memory-pool-byte-size")]
     spawned = "mpirun" not in site
     assert pools == [f"--cuda-memory-pool-byte-size={gpu}:0" for gpu in range(4)] * spawned
-    assert {"--exit-timeout-secs=60", "--http-address=0.0.0.0"} <= set(launch["argv"])
+    assert {"--exit-timeout-secs=60", "--metrics-address=0.0.0.0"} <= set(launch["argv"])

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.dynamo.annotations import annotation
 from pipeline.dynamo.request_tensors import TokenRequest, token_request
 from pipeline.dynamo.spec import WorkerSpec
 from pipeline.errors import RequestError
+from pipeline.gateway.annotations import annotation
 
 SPEC = WorkerSpec(
     triton_url="127.0.0.1:1",

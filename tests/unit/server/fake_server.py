@@ -7,14 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.places import places
-from pipeline.config.schema import ServerConfig
+from pipeline.config.schema import GatewayConfig, ServerConfig
 from pipeline.server.server import RunningServer, start_server
 from pipeline.server.state import find_server
 from tests.patience import PATIENCE_S
 from tests.servers import left_over
 from tests.unit.server.fake_machine import write_tritonserver
 
-FREE = ServerConfig(http_port=0, grpc_port=0, metrics_port=0, startup_timeout_s=20)
+FREE = ServerConfig(
+    http_port=0,
+    grpc_port=0,
+    metrics_port=0,
+    startup_timeout_s=20,
+    max_restarts=0,
+    gateway=GatewayConfig(enabled=False),
+)
 
 
 def write(path: Path, body: str = "") -> None:

@@ -29,7 +29,7 @@ class BrokenClient:
     def __init__(self, told: Exception | None, raised: Exception | None) -> None:
         self._told, self._raised = told, raised
 
-    def start_stream(self, callback: Callable[[Any, Exception | None], None], stream_timeout: float) -> None:
+    def start_stream(self, callback: Callable[[Any, Exception | None], None], **options: Any) -> None:
         if self._told is not None:
             callback(None, self._told)
 
@@ -111,3 +111,17 @@ def test_what_a_tensor_cannot_hold_is_refused_before_anything_is_sent(wrong, sen
     query = TextQuery(**({"text_input": "the rat", "max_tokens": 4} | wrong))
     with pytest.raises(RequestError, match=sentence):
         complete(query, "127.0.0.1:1" if protocol == "grpc" else "http://127.0.0.1:1", protocol, timeout_s=5)
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+@pytest.mark.parametrize(
+    "url", ["http://[::1", "http://x:99999", "x:port", "http://", "", "http://[v1.x]:8000", "a b:1", "//:8000"]
+)
+def test_what_is_no_address_is_refused_with_a_sentence(url, protocol):
+    with pytest.raises(ServerError, match=r"is no address of a server.*Write host:port"):
+        complete(QUERY, url, protocol, timeout_s=2)
+
+
+def test_the_key_of_the_environment_goes_with_every_request():
+    assert client.key_headers({client.KEY_VARIABLE: "k"}) == {"authorization": "Bearer k"}
+    assert client.key_headers({}) == client.key_headers({client.KEY_VARIABLE: ""}) == {}

@@ -16,14 +16,15 @@ import psutil
 import pytest
 
 from pipeline.config.places import places
-from pipeline.engine.command import Ports, StartCommand
-from pipeline.server.guard import OWNER, GuardSpec
+from pipeline.engine.command import Listening, StartCommand
+from pipeline.errors import ServerError
+from pipeline.server.guard import OWNER, GuardSpec, shm_files
 from pipeline.server.processes import model_processes
 from pipeline.server.server import stop_server
-from pipeline.server.state import find_server, is_ready
+from pipeline.server.state import STATE, find_server, is_ready
 from tests.patience import PATIENCE_S
 from tests.servers import processes_of
-from tests.unit.server.fake_server import assert_gone, start, write
+from tests.unit.server.fake_server import FREE, assert_gone, start, write
 
 T = TypeVar("T")
 # Takes its time after SIGTERM, as Triton does while requests run.
@@ -54,6 +55,62 @@ def test_whatever_is_killed_nothing_is_left_and_the_next_start_works(fake, tmp_p
     assert_gone(again)
 
 
+def tritonserver_of(server, fake):
+    return next((p for p in processes_of(server.state.server_id) if str(fake) in p.cmdline()), None)
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 20
+    while not (found := condition()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return found
+
+
+def test_a_server_that_was_ready_and_dies_is_started_again_so_often_and_then_stays_down(fake, tmp_path):
+    server = start(tmp_path, FREE.model_copy(update={"max_restarts": 2}))
+    dead = []
+    for _ in range(3):
+        process = wait_until(lambda: (p := tritonserver_of(server, fake)) is not None and p.pid not in dead and p)
+        assert wait_until(lambda: is_ready(server.state))
+        dead.append(process.pid)
+        process.send_signal(signal.SIGKILL)
+
+    assert server.wait() != 0
+    assert len(set(dead)) == 3
+    text = server.log_path.read_text()
+    assert "lookahead: restart 2 (exit code -9)" in text
+    assert text.splitlines()[-1] == "lookahead: the server ended by itself (exit code -9)"
+    assert_gone(server)
+
+
+def test_a_server_that_dies_before_it_was_ready_is_not_started_again(fake, tmp_path):
+    write(fake, 'print("begins", flush=True); sys.exit(3)')
+
+    with pytest.raises(ServerError, match="ended before it was ready"):
+        start(tmp_path, FREE.model_copy(update={"max_restarts": 2}))
+
+    assert (tmp_path / "run" / "server.log").read_text().count("begins") == 1
+
+
+def test_a_server_that_is_stopped_while_it_is_started_again_stays_stopped(fake, tmp_path):
+    server = start(tmp_path, FREE.model_copy(update={"max_restarts": 2}), detach=True)
+    tritonserver_of(server, fake).send_signal(signal.SIGKILL)
+
+    assert stop_server(tmp_path / "run") == server.state
+
+    assert_gone(server)
+
+
+def test_no_other_user_can_read_what_a_server_shares_or_says(fake, tmp_path):
+    write(fake, 'pathlib.Path("/dev/shm", prefix + "region").chmod(0o644)')  # as Triton does
+    server = start(tmp_path)
+    files = [*shm_files(server.state.server_id), tmp_path / "run" / STATE]
+    assert len(files) == 2
+
+    assert wait_until(lambda: {path.stat().st_mode & 0o077 for path in files} == {0})
+    server.stop()
+
+
 def test_a_server_that_is_drained_finishes_what_runs(fake, tmp_path):
     write(fake, SLOW_END)
     server = start(tmp_path, detach=True)
@@ -82,10 +139,10 @@ def test_what_outlives_the_processes_is_removed_by_its_command(fake, tmp_path):
     removed = tmp_path / "removed"
     server_command = [sys.executable, str(fake)]
 
-    def make(ports: Ports, server_id: str) -> StartCommand:
+    def make(listening: Listening, server_id: str) -> StartCommand:
         argv = [
             *server_command,
-            f"--http-port={ports.http}",
+            f"--http-port={listening.ports.http}",
             f"--backend-config=python,shm-region-prefix-name={server_id}",
         ]
         return StartCommand(argv, dict(os.environ), ("touch", str(removed)))

@@ -6,15 +6,16 @@ import socket
 
 import pytest
 
-from pipeline.config.schema import ServerConfig
+from pipeline.config.schema import GatewayConfig, ServerConfig
 from pipeline.errors import ServerError
 from pipeline.server.ports import choose_ports
 from tests.unit.server.fake_server import FREE
 
 
 def test_free_ports_differ_and_taken_or_equal_ones_are_named():
-    ports = choose_ports(FREE)
+    ports, listening = choose_ports(FREE)
     assert len(set(ports)) == 3
+    assert (listening.ports, listening.key) == (ports, None)
 
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -24,6 +25,24 @@ def test_free_ports_differ_and_taken_or_equal_ones_are_named():
             choose_ports(FREE.model_copy(update={"grpc_port": number}))
     with pytest.raises(ServerError, match="are the same"):
         choose_ports(ServerConfig(http_port=8001))
+
+
+def test_behind_a_gateway_triton_listens_on_other_ports_of_the_loopback_device_and_asks_for_a_key():
+    config = FREE.model_copy(update={"gateway": GatewayConfig(), "host": "0.0.0.0"})
+    (ports, listening), (_, other) = choose_ports(config), choose_ports(config)
+
+    assert len({*ports, *listening.ports}) == 5
+    assert listening.ports.metrics == ports.metrics
+    assert (listening.host, listening.metrics_host) == ("127.0.0.1", "0.0.0.0")
+    assert listening.key
+    assert listening.key != other.key
+
+
+@pytest.mark.parametrize("safe", [False, True])
+def test_metrics_are_for_this_machine_only_where_side_channels_are_closed(safe):
+    config = FREE.model_copy(update={"host": "0.0.0.0", "side_channel_safe": safe})
+
+    assert choose_ports(config)[1].metrics_host == ("127.0.0.1" if safe else "0.0.0.0")
 
 
 @pytest.mark.parametrize("host", ["localhost", "no.host.invalid", "192.0.2.1", "::1"])

@@ -19,10 +19,10 @@ from pipeline.server.road import Served, launch
 from pipeline.server.server import stop_server
 from pipeline.server.state import ServerState, find_server
 from pipeline.server.switch import require_other, resolve_other, switch_server
-from tests.servers import FREE_PORTS
+from tests.servers import BARE, FREE_PORTS
 from tests.unit.server.fake_server import write
 
-OVERRIDES = ("backend=torch", "device=cpu", *FREE_PORTS, "model.checkpoint.seed=7")
+OVERRIDES = ("backend=torch", "device=cpu", *FREE_PORTS, *BARE, "model.checkpoint.seed=7")
 FAILS = 'if "bad" in flags["model-repository"]: sys.exit("error: this one does not load")'
 
 

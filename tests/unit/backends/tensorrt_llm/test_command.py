@@ -28,7 +28,7 @@ from pipeline.server.road import Served, launch, start_commands
 from pipeline.server.server import RunningServer
 from pipeline.server.state import find_server
 from tests.patience import PATIENCE_S
-from tests.servers import FREE_PORTS
+from tests.servers import BARE, FREE_PORTS
 from tests.trt_configs import trt_config
 from tests.unit.server.fake_machine import fake_machine
 
@@ -47,7 +47,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def served(tmp_path: Path, *overrides: str) -> Served:
-    resolved = trt_config("llama2-13b", "latency", *FREE_PORTS, "server.startup_timeout_s=20", *overrides)
+    resolved = trt_config("llama2-13b", "latency", *FREE_PORTS, *BARE, "server.startup_timeout_s=20", *overrides)
     artifact = cast(Any, SimpleNamespace(manifest=SimpleNamespace(num_bytes=1)))
     return Served(resolved, artifact, ModelRepository(tmp_path / "repository", ("tensorrt_llm",)))
 

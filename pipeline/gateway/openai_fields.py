@@ -13,7 +13,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pipeline.dynamo.annotations import (
+from pipeline.errors import RequestError
+from pipeline.gateway.annotations import (
     GUIDE,
     GUIDE_TYPE,
     LOGIT_BIAS,
@@ -23,7 +24,6 @@ from pipeline.dynamo.annotations import (
     STRATEGY,
     annotation,
 )
-from pipeline.errors import RequestError
 
 Endpoint = Literal["chat", "completions"]
 # Without a limit an output fills the engine, as the worker cuts it; the API of completions has 16.

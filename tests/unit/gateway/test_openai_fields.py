@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.dynamo.annotations import read_annotations
-from pipeline.dynamo.openai_body import for_front_end
 from pipeline.errors import RequestError
+from pipeline.gateway.annotations import read_annotations
+from pipeline.gateway.openai_fields import for_front_end
 
 BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "a"}], "max_tokens": 5}
 

@@ -1,6 +1,6 @@
 """Options of a request that Dynamo's front end would drop, as annotations `key:value` that it passes on to the worker.
 
-A client sends them in `nvext.annotations`; `openai_body` writes them from the fields of an OpenAI request.
+A client sends them in `nvext.annotations`; `openai_fields` writes them from the fields of an OpenAI request.
 """
 
 from __future__ import annotations

@@ -1,0 +1,40 @@
+"""The verb `key`: API keys of clients."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from typing import Annotated
+
+import typer
+
+from pipeline.cli import output
+from pipeline.cli.options import Json
+from pipeline.errors import RequestError
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(key)
+
+
+def key(
+    tenant: Annotated[str, typer.Argument(help="Name of the client that the key is for.")],
+    as_json: Json = False,
+) -> None:
+    """Make an API key, and the entry for it in the profile's server.api_keys. The key is stored nowhere."""
+    from pydantic import ValidationError
+
+    from pipeline.config.schema import ApiKey
+
+    made = f"la-{secrets.token_urlsafe(32)}"
+    try:
+        entry = ApiKey(tenant=tenant, key_sha256=hashlib.sha256(made.encode()).hexdigest())
+    except ValidationError as error:
+        raise RequestError(
+            f"{tenant!r} is no name of a tenant: use up to 64 small letters, digits, dots, dashes and underscores, and "
+            "begin with a letter or digit."
+        ) from error
+    if as_json:
+        output.print_json({"key": made, "tenant": entry.tenant, "key_sha256": entry.key_sha256})
+        return
+    output.say(f"key: {made}\n- {{tenant: {entry.tenant}, key_sha256: {entry.key_sha256}}}")

@@ -1,0 +1,1 @@
+"""The process that clients reach: checks their requests and passes them on to Triton and to the OpenAI front end."""

@@ -1,0 +1,68 @@
+"""HTTP connections that do not send their requests in time are closed."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+
+def timed_protocol(header_timeout_s: float) -> type[asyncio.Protocol]:
+    """uvicorn's protocol, with a limit on the time from a connection's beginning, or from the first byte of a further
+    request, to the end of the request's headers."""
+
+    class TimedProtocol(H11Protocol):
+        _timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self._watch_headers()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._forget_headers()
+            super().connection_lost(exc)
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._watch_headers()
+
+        def on_response_complete(self) -> None:
+            self._forget_headers()
+            super().on_response_complete()
+
+        def _watch_headers(self) -> None:
+            if self.conn.their_state is not h11.IDLE:
+                self._forget_headers()
+            elif self._timer is None:
+                self._timer = self.loop.call_later(header_timeout_s, self._expire)
+
+        def _forget_headers(self) -> None:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+        def _expire(self) -> None:
+            self._timer = None
+            if self.conn.their_state is h11.IDLE:
+                self.transport.abort()
+
+    return TimedProtocol
+
+
+def uvicorn_options(header_timeout_s: float, max_connections: int) -> dict[str, Any]:
+    """Options of `uvicorn.Config` for a server that strangers reach."""
+    return {
+        "http": timed_protocol(header_timeout_s),
+        "ws": "none",
+        "lifespan": "off",
+        "log_config": None,
+        "access_log": False,
+        "server_header": False,
+        "proxy_headers": False,
+        "h11_max_incomplete_event_size": 32768,
+        "limit_concurrency": max_connections,
+        "timeout_keep_alive": 30,
+        "timeout_graceful_shutdown": 5,
+    }

@@ -1,0 +1,86 @@
+"""What clients read when the server behind the gateway fails: its sentence where that is meant for them, else ours."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from typing import Any
+
+from pipeline.gateway.refusal import Refusal
+
+logger = logging.getLogger("lookahead.gateway")
+
+BUSY_RETRY_S = 2
+RESTART_RETRY_S = 5
+_LONGEST = 500
+_BUSY = re.compile(r"\bbusy: |Exceeds maximum queue size|is being stopped or exchanged|is shutting down", re.I)
+# How Triton speaks of a model whose process has died or cannot be reached.
+_DEAD = re.compile(
+    r"Stub process|is not healthy|shm|shared memory|memory region|has no available versions|is not ready|"
+    r"Server is stopping|failed to connect|Broken pipe|Socket closed",
+    re.I,
+)
+# Paths, source files, our names of memory regions and model instances, traces.
+_INTERNAL = re.compile(
+    r"internal error|Traceback|\.(?:py|cc|cpp|h|so)\b|(?<![\w<])/(?!>)[\w.-]+/|\bla[0-9a-f]{12}|0x[0-9a-f]{6,}|"
+    r"model instance|std::|boost::",
+    re.I,
+)
+_UNREADABLE = re.compile(r"^(?:Unable to parse|Expected JSON|Failed to parse)")
+_PREFIXES = re.compile(r"^(?:\[request id: [^\]]*\] |in ensemble '[^']*', )+")
+
+
+def unavailable() -> Refusal:
+    """The refusal while the server behind cannot be reached."""
+    return Refusal(503, "the server is starting again; send the request again in a moment", RESTART_RETRY_S)
+
+
+def refusal_of(status: int, text: str, request_id: str) -> Refusal:
+    """What a client gets for an error of the server behind. text: as it was received; it goes to the log where the
+    client does not see it."""
+    if _BUSY.search(text):
+        return Refusal(503, _shown(text), BUSY_RETRY_S)
+    if _DEAD.search(text):
+        logger.error("request %s: %d %s", request_id, status, text)
+        return unavailable()
+    if _UNREADABLE.search(text):  # 500 of Triton's, though it is the request that is wrong
+        return Refusal(400, _shown(text))
+    if status >= 500 or _INTERNAL.search(text):
+        logger.error("request %s: %d %s", request_id, status, text)
+        if status in (501, 503, 504):
+            return Refusal(status, "the server could not answer; send the request again", BUSY_RETRY_S)
+        if status >= 500 or "internal error" in text:
+            return Refusal(500, f"the server failed on this request; its log says why under {request_id}")
+        return Refusal(status, f"the server refused this request; its log says why under {request_id}")
+    return Refusal(status, _shown(text))
+
+
+def text_of_body(body: bytes) -> str:
+    """The error's text in the body of a response, of Triton's or of OpenAI's form."""
+    body = body.removeprefix(b"data:")  # of an event that is the whole response
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        return body.decode(errors="replace")
+    return text_of_json(value)
+
+
+def text_of_json(value: Any) -> str:
+    if isinstance(value, dict):
+        error = value.get("error", value)
+        if isinstance(error, dict):
+            error = error.get("message", "")
+        return str(error)
+    return str(value)
+
+
+def error_in_event(event: bytes) -> str | None:
+    """The text of the error that a server-sent event carries, None if it carries none."""
+    if not event.startswith(b'data: {"error"') and not event.startswith(b'data:{"error"'):
+        return None
+    return text_of_body(event)
+
+
+def _shown(text: str) -> str:
+    return _PREFIXES.sub("", text.strip())[:_LONGEST]

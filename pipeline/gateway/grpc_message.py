@@ -1,0 +1,79 @@
+"""Requests of Triton's gRPC interface: what is read of them, and the tenant's namespace that is put into them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipeline.gateway.generate_body import MAX_TOKENS, NAMESPACE, positive
+from pipeline.gateway.infer_body import bytes_element
+from pipeline.gateway.refusal import Refusal
+from pipeline.gateway.tenants import Tenant
+
+_SHARED_MEMORY = "shared_memory_region"
+
+
+def check_request(request: Any, tenant: Tenant, sets_namespace: bool) -> int | None:
+    """Put the tenant's namespace into a ModelInferRequest, and its name into the request's id. sets_namespace: whether
+    its model takes one. Returns the most tokens that it can bring, None if it does not say. Raises Refusal (400)."""
+    for tensor in (*request.inputs, *request.outputs):
+        if _SHARED_MEMORY in tensor.parameters:
+            raise Refusal(400, f"{tensor.name[:80]} lies in shared memory, which clients of this server cannot use")
+    is_raw = bool(request.raw_input_contents)
+    if is_raw and len(request.raw_input_contents) != len(request.inputs):
+        raise Refusal(
+            400, f"the request has {len(request.inputs)} inputs and raw contents of {len(request.raw_input_contents)}"
+        )
+    places = {tensor.name: place for place, tensor in enumerate(request.inputs)}
+    if len(places) < len(request.inputs):
+        raise Refusal(400, "an input occurs twice")
+    max_tokens = None
+    if (place := places.get(MAX_TOKENS)) is not None:
+        max_tokens = positive(_integer(request, place, is_raw))
+    request.id = tenant.request_id(request.id)
+    if sets_namespace:
+        _set_namespace(request, tenant, places.get(NAMESPACE), is_raw)
+    return max_tokens
+
+
+def _integer(request: Any, place: int, is_raw: bool) -> int | None:
+    if is_raw:
+        block = request.raw_input_contents[place]
+        return int.from_bytes(block, "little", signed=True) if len(block) == 4 else None
+    values = request.inputs[place].contents.int_contents
+    return values[0] if len(values) == 1 else None
+
+
+def _set_namespace(request: Any, tenant: Tenant, place: int | None, is_raw: bool) -> None:
+    asked = "" if place is None else _text(request, place, is_raw)
+    value = tenant.namespace(asked).encode()
+    if place is None:
+        tensor = request.inputs.add(name=NAMESPACE)
+        if is_raw:
+            request.raw_input_contents.append(b"")
+            place = len(request.inputs) - 1
+    else:
+        tensor = request.inputs[place]
+    tensor.ClearField("contents")
+    tensor.datatype = "BYTES"
+    tensor.shape[:] = [1, 1]
+    if is_raw:
+        assert place is not None, "set above"
+        request.raw_input_contents[place] = len(value).to_bytes(4, "little") + value
+    else:
+        tensor.contents.bytes_contents[:] = [value]
+
+
+def _text(request: Any, place: int, is_raw: bool) -> str:
+    text: str | None = None
+    if is_raw:
+        text = bytes_element(request.raw_input_contents[place])
+    else:
+        values = request.inputs[place].contents.bytes_contents
+        if len(values) == 1:
+            try:
+                text = values[0].decode()
+            except UnicodeDecodeError:
+                text = None
+    if text is None:
+        raise Refusal(400, "namespace must hold one string of UTF-8")
+    return text

@@ -1,0 +1,108 @@
+"""Requests to `infer` of Triton's HTTP interface: tensors as JSON, or as bytes behind it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipeline.gateway.bodies import Json, parse_json, write_json
+from pipeline.gateway.generate_body import MAX_TOKENS, NAMESPACE, Checked, positive, single, with_request_id
+from pipeline.gateway.input_types import Types
+from pipeline.gateway.refusal import Refusal
+from pipeline.gateway.tenants import Tenant
+
+_BINARY = "binary_data_size"
+_SHARED_MEMORY = "shared_memory_region"
+
+
+def checked_infer(body: bytes, header_length: str | None, tenant: Tenant, types: Types) -> Checked:
+    """header_length: value of Inference-Header-Content-Length, None where the body is JSON alone. types: of the model's
+    inputs. Raises Refusal (400)."""
+    length = len(body) if header_length is None else _length(header_length, len(body))
+    value, tail = with_request_id(parse_json(body[:length]), tenant), body[length:]
+    inputs = _tensors(value, "inputs")
+    if len({tensor["name"] for tensor in inputs}) < len(inputs):
+        raise Refusal(400, "an input occurs twice")
+    _refuse_shared_memory(inputs)
+    _refuse_shared_memory(_tensors(value, "outputs") if "outputs" in value else [])
+    blocks = _blocks(inputs, tail)
+    tokens = next((single(_data(tensor, block)) for tensor, block in blocks if tensor["name"] == MAX_TOKENS), None)
+    if NAMESPACE in types:
+        asked = next((_text(tensor, block) for tensor, block in blocks if tensor["name"] == NAMESPACE), "")
+        blocks = [(tensor, block) for tensor, block in blocks if tensor["name"] != NAMESPACE]
+        name = {"name": NAMESPACE, "datatype": "BYTES", "shape": [1, 1], "data": [tenant.namespace(asked)]}
+        blocks.append((name, None))
+    header = write_json(value | {"inputs": [tensor for tensor, _ in blocks]})
+    tail = b"".join(block for _, block in blocks if block is not None)
+    return Checked(header + tail, None if header_length is None else len(header), positive(tokens))
+
+
+def _length(text: str, num_bytes: int) -> int:
+    if not text.isdecimal() or int(text[:20]) > num_bytes:
+        raise Refusal(400, f"Inference-Header-Content-Length is {text[:20]!r}; the body has {num_bytes} bytes")
+    return int(text)
+
+
+def _tensors(value: Json, name: str) -> list[Json]:
+    tensors = value.get(name)
+    if not isinstance(tensors, list) or not all(isinstance(item, dict) for item in tensors):
+        raise Refusal(400, f"{name} must be a list of objects")
+    if not all(isinstance(item.get("name"), str) for item in tensors):
+        raise Refusal(400, f"each of {name} needs a name")
+    return tensors
+
+
+def _refuse_shared_memory(tensors: list[Json]) -> None:
+    for tensor in tensors:
+        if _SHARED_MEMORY in _parameters(tensor):
+            raise Refusal(400, f"{tensor['name'][:80]} lies in shared memory, which clients of this server cannot use")
+
+
+def _parameters(tensor: Json) -> Json:
+    parameters = tensor.get("parameters", {})
+    if not isinstance(parameters, dict):
+        raise Refusal(400, f"the parameters of {tensor['name'][:80]} must be an object")
+    return parameters
+
+
+def _blocks(inputs: list[Json], tail: bytes) -> list[tuple[Json, bytes | None]]:
+    """Each input with its bytes behind the JSON, None where it has none there."""
+    blocks: list[tuple[Json, bytes | None]] = []
+    start = 0
+    for tensor in inputs:
+        size = _parameters(tensor).get(_BINARY)
+        if size is None:
+            blocks.append((tensor, None))
+            continue
+        if type(size) is not int or not 0 <= size <= len(tail) - start:
+            raise Refusal(400, f"{_BINARY} of {tensor['name'][:80]} is {size}; {len(tail) - start} bytes are left")
+        blocks.append((tensor, tail[start : start + size]))
+        start += size
+    if start != len(tail):
+        raise Refusal(400, f"{len(tail) - start} bytes behind the JSON belong to no input")
+    return blocks
+
+
+def _data(tensor: Json, block: bytes | None) -> Any:
+    """JSON data of a tensor, or the one whole number of 32 bits in its bytes."""
+    if block is None:
+        return tensor.get("data")
+    return int.from_bytes(block, "little", signed=True) if len(block) == 4 else None
+
+
+def _text(tensor: Json, block: bytes | None) -> str:
+    """The one string of a tensor."""
+    value = single(tensor.get("data")) if block is None else bytes_element(block)
+    if not isinstance(value, str):
+        raise Refusal(400, f"{tensor['name']} must hold one string")
+    return value
+
+
+def bytes_element(block: bytes) -> str | None:
+    """The one string in the bytes of a BYTES tensor: its length in 4 bytes, then UTF-8. None if it is something
+    else."""
+    if len(block) < 4 or int.from_bytes(block[:4], "little") != len(block) - 4:
+        return None
+    try:
+        return block[4:].decode()
+    except UnicodeDecodeError:
+        return None

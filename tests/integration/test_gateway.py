@@ -1,0 +1,371 @@
+"""Attacks on a server that is reached through its gateway, as it is by default; each is answered and harms nobody."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+import numpy as np
+import psutil
+import pytest
+import tritonclient.grpc as triton
+from tritonclient.utils import InferenceServerException
+
+from pipeline.errors import ServerError
+from pipeline.gateway.bodies import MAX_DEPTH
+from pipeline.gateway.spec import TRITON_KEY_HEADER
+from pipeline.repository.names import ENSEMBLE, FRONT_MODEL, TARGET_MODEL
+from pipeline.server.client import TextQuery, complete, stream_text
+from pipeline.server.guard import shm_files
+from pipeline.server.processes import model_processes
+from pipeline.server.road import Served
+from pipeline.server.server import RunningServer
+from pipeline.server.state import is_ready
+from tests.integration.servers import PROMPT, prepared, running, with_settings
+from tests.own_places import own_places
+from tests.servers import processes_of
+
+pytestmark = [pytest.mark.triton, pytest.mark.slow]
+ALICE, BOB = "key of alice", "key of bob"
+
+
+def with_keys(**limits: int) -> str:
+    """The setting server.api_keys for alice, with limits, and bob."""
+    entries = []
+    for tenant, key in (("alice", ALICE), ("bob", BOB)):
+        extra = "".join(f", {name}: {value}" for name, value in limits.items()) if tenant == "alice" else ""
+        entries.append(f"{{tenant: {tenant}, key_sha256: {hashlib.sha256(key.encode()).hexdigest()}{extra}}}")
+    return f"server.api_keys=[{', '.join(entries)}]"
+
+
+@pytest.fixture(scope="module")
+def closed(shared_where, served, tmp_path_factory) -> Iterator[RunningServer]:
+    """With the defaults of the gateway."""
+    settings = ("server.gateway.inner_models=false", "server.gateway.header_timeout_s=1")
+    closed = with_settings(served, shared_where, *settings)
+    with running(closed, shared_where, tmp_path_factory.mktemp("closed")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def tenants(tmp_path_factory) -> Iterator[RunningServer]:
+    """For alice and bob, with side channels closed, which the models inside read from the engine's folder."""
+    where = own_places(tmp_path_factory.mktemp("tenants"))
+    keys = with_keys(max_concurrent_requests=2, max_tokens_per_minute=100_000)
+    tenants = prepared(where, "server.gateway.inner_models=false", "server.side_channel_safe=true", keys)
+    with running(tenants, where, tmp_path_factory.mktemp("run")) as server:
+        yield server
+
+
+def url_of(server: RunningServer, verb: str = "generate", model: str = FRONT_MODEL) -> str:
+    return f"{server.state.http_url}/v2/models/{model}/{verb}"
+
+
+def works(server: RunningServer, key: str | None = None) -> bool:
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    body = {"text_input": PROMPT, "max_tokens": 4}
+    return httpx.post(url_of(server), json=body, headers=headers, timeout=60).status_code == 200
+
+
+@pytest.mark.parametrize("verb", ["generate", "generate_stream", "infer"])
+@pytest.mark.parametrize("body", [b"[" * 150_000, b'{"a":' * 150_000, b'{"text_input":' + b"[" * (MAX_DEPTH + 1)])
+def test_nested_bodies_do_not_reach_triton(closed, verb, body):
+    assert httpx.post(url_of(closed, verb), content=body, timeout=60).status_code == 400
+    assert works(closed)
+
+
+def test_huge_and_endless_bodies_are_cut_off(closed):
+    host, port = "127.0.0.1", closed.state.http_port
+    connection = http.client.HTTPConnection(host, port, timeout=60)
+    connection.putrequest("POST", f"/v2/models/{FRONT_MODEL}/generate")
+    connection.putheader("content-length", str(1 << 40))
+    connection.endheaders()
+    assert connection.getresponse().status == 413
+
+    def endless() -> Iterator[bytes]:
+        while True:
+            yield b" " * (1 << 20)
+
+    with suppress(httpx.WriteError, httpx.ReadError):  # it was answered and closed while we were still sending
+        assert httpx.post(url_of(closed), content=endless(), timeout=60).status_code == 413
+    assert works(closed)
+
+
+def test_connections_that_send_nothing_are_closed_and_keep_nobody_out(closed):
+    idle = [socket.create_connection(("127.0.0.1", closed.state.http_port)) for _ in range(50)]
+
+    assert works(closed)
+
+    for connection in idle:
+        connection.settimeout(20)
+        with suppress(ConnectionResetError):
+            assert connection.recv(10) == b""
+
+
+def test_control_interfaces_are_closed_before_and_behind_the_gateway(closed):
+    state = closed.state
+    for port in (state.http_port, state.triton_http_port):
+        url = f"http://127.0.0.1:{port}"
+        for path in ("systemsharedmemory/region/x/register", "logging", "trace/setting", "repository/index"):
+            assert httpx.post(f"{url}/v2/{path}", json={"key": "/x"}).status_code in (403, 404)
+    for address in (state.grpc_url, f"127.0.0.1:{state.triton_grpc_port}"):
+        with triton.InferenceServerClient(address) as client:
+            for call in ("get_system_shared_memory_status", "get_log_settings", "get_model_repository_index"):
+                with pytest.raises(InferenceServerException, match=r"not found|restricted"):
+                    getattr(client, call)()
+    body = {"text_input": PROMPT, "max_tokens": 4}
+    behind = f"http://127.0.0.1:{state.triton_http_port}/v2/models/{FRONT_MODEL}/generate"
+    assert httpx.post(behind, json=body).status_code == 403
+    assert httpx.post(behind, json=body, headers={TRITON_KEY_HEADER: state.triton_key}, timeout=60).status_code == 200
+
+
+def test_inner_models_cannot_be_called_or_seen(closed):
+    for model in ("tensorrt_llm", "preprocessing", "postprocessing"):
+        assert httpx.post(url_of(closed, model=model), json={"stop": True, "id": "bls-0.0"}).status_code == 404
+        with triton.InferenceServerClient(closed.state.grpc_url) as client:
+            with pytest.raises(InferenceServerException, match="there is no model"):
+                client.get_model_metadata(model)
+            with pytest.raises(InferenceServerException, match="there is no model"):
+                client.infer(model, [])
+    assert works(closed)
+
+
+def test_shared_memory_of_others_is_neither_readable_nor_named(closed):
+    assert {path.stat().st_mode & 0o077 for path in shm_files(closed.state.server_id) if not path.is_symlink()} == {0}
+    tensor = triton.InferInput("text_input", [1, 1], "BYTES")
+    tensor.set_shared_memory(shm_files(closed.state.server_id)[0].name, 8)
+    answers: list[object] = []
+    with triton.InferenceServerClient(closed.state.grpc_url) as client:
+        client.start_stream(lambda result, error: answers.append(error))
+        client.async_stream_infer(FRONT_MODEL, [tensor])
+        client.stop_stream()
+
+    (error,) = answers
+    assert "shared memory" in str(error)
+    assert closed.state.server_id not in str(error)
+
+
+def test_one_client_cannot_stop_anothers_request_by_its_id(closed):
+    chunks = stream_text(TextQuery(PROMPT, 200, strategy="none", end_id=-1), closed.state.grpc_url, "grpc")
+    text = next(chunks).text
+    for number in range(20):
+        body = {"id": f"bls-{number}.0", "stop": True, "text_input": "x", "max_tokens": 1}
+        httpx.post(url_of(closed, model="tensorrt_llm"), json=body)
+    text += "".join(chunk.text for chunk in chunks)
+
+    assert text == complete(TextQuery(PROMPT, 200, strategy="none", end_id=-1), closed.state.grpc_url, "grpc").text
+
+
+ODD = [
+    {"max_tokens": 1 << 40},
+    {"max_tokens": 8.5},
+    {"max_tokens": None},
+    {"seed": -1},
+    {"text_input": ["a", "b"]},
+    {"text_input": {"a": 1}},
+    {"messages": "[" * 100_000},
+    {"stop_words": ["a", 3]},
+    {"bad_words": ["a"] * 100_000},
+    {"namespace": "n" * (1 << 20)},
+    {"namespace": ["a", "b"]},
+    {"parameters": 3},
+    {"id": 3},
+    {"strategy": "\x00"},
+]
+
+
+@pytest.mark.parametrize("odd", ODD, ids=[str(odd)[:30] for odd in ODD])
+def test_odd_values_get_a_sentence_and_no_internal_text(closed, odd):
+    for verb in ("generate", "generate_stream"):
+        answer = httpx.post(url_of(closed, verb), json={"text_input": "a", "max_tokens": 4} | odd, timeout=60)
+        assert answer.status_code == 400
+        assert len(answer.json()["error"]) < 600
+        assert closed.state.server_id not in answer.text
+
+
+def test_the_ensemble_is_for_clients_where_there_are_no_tenants(closed, tenants):
+    body = {"text_input": PROMPT, "max_tokens": 4}
+    assert httpx.post(url_of(closed, model=ENSEMBLE), json=body, timeout=60).status_code == 200
+    headers = {"authorization": f"Bearer {ALICE}"}
+    assert httpx.post(url_of(tenants, model=ENSEMBLE), json=body, headers=headers).status_code == 404
+
+
+def test_a_deadline_ends_a_request_and_frees_its_place(closed):
+    body = {"text_input": PROMPT, "max_tokens": 400, "strategy": "none", "end_id": -1}
+    started = time.monotonic()
+    answer = httpx.post(url_of(closed), json=body, headers={"x-request-timeout": "0.3"}, timeout=60)
+    assert answer.status_code == 504
+    assert time.monotonic() - started < 20
+    assert works(closed)
+
+
+def test_without_a_key_there_is_nothing_by_http_or_grpc(tenants):
+    assert not works(tenants)
+    assert not works(tenants, "a guess")
+    with pytest.raises(ServerError, match="API key"):
+        complete(TextQuery(PROMPT, 4), tenants.state.grpc_url, "grpc")
+    assert works(tenants, ALICE)
+    assert is_ready(tenants.state)
+
+
+def ask_as(server: RunningServer, key: str, **fields: object) -> httpx.Response:
+    body = {"text_input": PROMPT, "max_tokens": 24, "strategy": "trie"} | fields
+    return httpx.post(url_of(server), json=body, headers={"authorization": f"Bearer {key}"}, timeout=60)
+
+
+def test_the_command_lines_key_comes_from_the_environment(tenants, monkeypatch):
+    monkeypatch.setenv("LOOKAHEAD_API_KEY", ALICE)
+    url = {"grpc": tenants.state.grpc_url, "http": tenants.state.http_url}
+
+    texts = {complete(TextQuery(PROMPT, 8), url[p], p).text for p in ("grpc", "http")}  # type: ignore[arg-type]
+
+    assert len(texts) == 1
+
+
+def test_no_figure_says_how_drafts_fared_where_side_channels_are_closed(tenants):
+    statistics = ask_as(tenants, ALICE, return_statistics=True).json()["statistics"]
+    assert "draft" not in statistics
+    assert "accept" not in statistics
+    assert "step" not in statistics
+    assert ask_as(tenants, ALICE, return_perf_metrics=True).status_code == 400
+
+
+def test_streams_come_in_pieces_of_one_size_where_side_channels_are_closed(tenants, monkeypatch):
+    monkeypatch.setenv("LOOKAHEAD_API_KEY", ALICE)
+    for strategy in ("none", "trie"):
+        query = TextQuery(PROMPT, 100, strategy=strategy, end_id=-1)
+        sizes = [len(chunk.text) for chunk in stream_text(query, tenants.state.grpc_url, "grpc")]
+        sizes = [size for size in sizes if size]
+        assert len(sizes) > 1
+        assert len(set(sizes[:-1])) == 1
+
+
+def test_a_tenants_limits_are_its_own(tenants):
+    def long() -> int:
+        return ask_as(tenants, ALICE, max_tokens=300, end_id=-1, strategy="none").status_code
+
+    with ThreadPoolExecutor(6) as pool:
+        codes = [work.result() for work in [pool.submit(long) for _ in range(6)]]
+        assert ask_as(tenants, BOB).status_code == 200
+    assert set(codes) == {200, 429}
+    refused = ask_as(tenants, ALICE, max_tokens=200_000)
+    assert refused.status_code == 400
+    assert "allows 100000 a minute" in refused.text
+
+
+def test_behind_eight_long_streams_a_short_request_waits_for_a_slice(closed):
+    stop, begun = threading.Event(), threading.Semaphore(0)
+
+    def long(number: int) -> None:
+        while not stop.is_set():
+            query = TextQuery(f"{PROMPT} {number}", 450, strategy="none", end_id=-1)
+            for place, _ in enumerate(stream_text(query, closed.state.grpc_url, "grpc")):
+                if place == 0:
+                    begun.release()
+                if stop.is_set():
+                    break
+
+    with ThreadPoolExecutor(8) as pool:
+        streams = [pool.submit(long, number) for number in range(8)]
+        for _ in streams:
+            assert begun.acquire(timeout=60)
+        short = complete(TextQuery("short", 4, strategy="none"), closed.state.grpc_url, "grpc", timeout_s=120)
+        stop.set()
+        for stream in streams:
+            stream.result()
+    assert short.total_s < 20
+
+
+def test_a_stream_that_hands_its_place_on_brings_the_same_text(closed):
+    query = TextQuery(PROMPT, 400, strategy="trie", end_id=-1)
+    alone = complete(query, closed.state.grpc_url, "grpc").text
+
+    with ThreadPoolExecutor(20) as pool:
+        together = [pool.submit(complete, query, closed.state.grpc_url, "grpc") for _ in range(20)]
+
+    assert {future.result().text for future in together} == {alone}
+
+
+@pytest.mark.parametrize("victim", ["tritonserver", "engine", "gateway"])
+def test_what_dies_comes_back_and_clients_are_answered_meanwhile(shared_where, served, tmp_path, victim):
+    with running(served, shared_where, tmp_path) as server:
+        assert works(server)
+        assert server.gateway is not None
+        if victim == "gateway":
+            pids = [p.pid for p in processes_of(server.state.gateway_id) if "pipeline.gateway" in p.cmdline()]
+        elif victim == "engine":
+            pids = [pid for pid, model in model_processes(server.state.server_id).items() if model == TARGET_MODEL]
+        else:
+            pids = [p.pid for p in processes_of(server.state.server_id) if "tritonserver" in p.name()]
+        os.kill(pids[0], signal.SIGKILL)
+
+        codes = set()
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            try:
+                answer = httpx.post(url_of(server), json={"text_input": PROMPT, "max_tokens": 4}, timeout=120)
+            except httpx.HTTPError:
+                codes.add(0)
+            else:
+                codes.add(answer.status_code)
+                assert answer.status_code in (200, 503)
+                if answer.status_code == 503:
+                    assert int(answer.headers["retry-after"]) > 0
+                elif len(codes) > 1 or not psutil.pid_exists(pids[0]):
+                    break
+            time.sleep(0.1)
+        assert 200 in codes
+        assert 0 not in codes or victim == "gateway"
+        assert is_ready(server.state)
+
+
+def test_a_request_that_kills_nobody_else(closed):
+    """Errors of one request leave the others' output as it is."""
+    alone = complete(TextQuery(PROMPT, 100, strategy="none", end_id=-1), closed.state.grpc_url, "grpc").text
+    stop = threading.Event()
+
+    def attack() -> int:
+        count = 0
+        while not stop.is_set():
+            odd = ODD[count % len(ODD)]
+            httpx.post(url_of(closed), json={"text_input": "a", "max_tokens": 4} | odd, timeout=60)
+            count += 1
+        return count
+
+    with ThreadPoolExecutor(3) as pool:
+        attackers = [pool.submit(attack) for _ in range(3)]
+        texts = {
+            complete(TextQuery(PROMPT, 100, strategy="none", end_id=-1), closed.state.grpc_url, "grpc").text
+            for _ in range(5)
+        }
+        stop.set()
+        assert all(attacker.result() > 0 for attacker in attackers)
+    assert texts == {alone}
+
+
+def test_tensors_of_the_wrong_shape_get_a_sentence_by_grpc(closed):
+    tensor = triton.InferInput("text_input", [2, 3], "BYTES")
+    tensor.set_data_from_numpy(np.full((2, 3), b"x", np.object_))
+    answers: list[object] = []
+    with triton.InferenceServerClient(closed.state.grpc_url) as client:
+        client.start_stream(lambda result, error: answers.append(error))
+        client.async_stream_infer(FRONT_MODEL, [tensor])
+        client.stop_stream()
+
+    assert answers[0] is not None
+    assert works(closed)
+
+
+def test_the_spec_with_the_key_is_for_its_owner_only(closed: RunningServer, served: Served):
+    for path in (closed.run_dir / "gateway.json", closed.run_dir / "server.json"):
+        assert Path(path).stat().st_mode & 0o077 == 0

@@ -1,0 +1,34 @@
+"""How long the soak takes: LOOKAHEAD_SOAK_S seconds in all, an hour by `make soak`, a moment in CI."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+
+from pipeline.config.places import Places
+from pipeline.server.road import Served
+from tests.integration.servers import prepared
+from tests.own_places import own_places
+
+SOAK_S = float(os.environ.get("LOOKAHEAD_SOAK_S", "30"))
+IS_LONG = SOAK_S >= 600
+
+
+@pytest.fixture(scope="package")
+def where(tmp_path_factory: pytest.TempPathFactory) -> Places:
+    return own_places(tmp_path_factory.mktemp("soak"))
+
+
+@pytest.fixture(scope="package")
+def served(where: Places) -> Served:
+    return prepared(where)
+
+
+@pytest.fixture
+def chance() -> random.Random:
+    """Moments and victims. The seed is shown with a failure, and LOOKAHEAD_SOAK_SEED repeats it."""
+    seed = int(os.environ.get("LOOKAHEAD_SOAK_SEED", random.randrange(1 << 32)))
+    print(f"LOOKAHEAD_SOAK_SEED={seed}")
+    return random.Random(seed)

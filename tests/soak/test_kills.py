@@ -1,0 +1,105 @@
+"""Commands that are killed at random moments leave whole files or none, and the next call does the work."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.config.places import CODE, Places
+from pipeline.decoding.trie import Trie
+from pipeline.decoding.trie.snapshot import load_trie, save_trie
+from pipeline.engine.artifact import artifact_dir, load_artifact
+from pipeline.server.server import stop_server
+from tests.own_places import own_places
+from tests.servers import FREE_PORTS
+from tests.soak.conftest import IS_LONG
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
+MODEL = ("--model", "tiny-random-llama", "--set", "backend=torch", "--set", "device=cpu")
+
+
+def command(where: Places, *words: str) -> subprocess.Popen[bytes]:
+    environment = os.environ | {"LOOKAHEAD_ENGINES": str(where.engines), "LOOKAHEAD_CACHE": str(where.cache)}
+    argv = [sys.executable, "-m", "pipeline", *words]
+    return subprocess.Popen(argv, env=environment, cwd=CODE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+def run_and_kill(where: Places, after_s: float, *words: str) -> None:
+    process = command(where, *words)
+    try:
+        process.wait(after_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    assert process.stdout is not None
+    assert b"Traceback" not in process.stdout.read()
+
+
+def finish(where: Places, *words: str) -> bytes:
+    process = command(where, *words)
+    out, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, out.decode()
+    return out
+
+
+@pytest.mark.parametrize("number", range(20 if IS_LONG else 1))
+def test_builds_killed_at_any_moment_are_done_by_the_next_call(
+    tmp_path: Path, chance: random.Random, number: int
+) -> None:
+    where = own_places(tmp_path)
+    for _ in range(3 if IS_LONG else 1):
+        run_and_kill(where, chance.uniform(0.5, 15.0), "engine", *MODEL)
+
+    finish(where, "engine", *MODEL)
+
+    artifact = load_artifact(artifact_dir(where, "tiny-random-llama", "latency"), where.cache)
+    assert artifact.engine_dir.is_dir()
+    assert not list(where.engines.rglob("*.partial"))
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize("number", range(20 if IS_LONG else 0))
+def test_starts_and_switches_killed_at_any_moment_leave_nothing_running(
+    where: Places, chance: random.Random, number: int
+) -> None:
+    ports = [word for setting in FREE_PORTS for word in ("--set", setting)]
+    try:
+        run_and_kill(where, chance.uniform(1.0, 20.0), "serve", "--background", *MODEL, *ports)
+        finish(where, "stop")
+        finish(where, "serve", "--background", *MODEL, *ports)
+        run_and_kill(where, chance.uniform(1.0, 20.0), "switch", "--profile", "throughput")
+        finish(where, "stop")
+    finally:
+        stop_server(where.engines / ".run")
+
+
+@pytest.mark.parametrize("number", range(50 if IS_LONG else 5))
+def test_snapshots_killed_at_any_moment_are_the_old_one_or_the_new_one(
+    tmp_path: Path, chance: random.Random, number: int
+) -> None:
+    path = tmp_path / "snapshot"
+    sizes = []
+    for seed in (1, 2):
+        trie = Trie(8, 1 << 22)
+        trie.insert(np.random.default_rng(seed).integers(0, 99, 20_000 * seed).astype(np.int32))
+        sizes.append(trie.statistics.num_tokens)
+        if seed == 1:
+            save_trie(trie, path)
+    if (child := os.fork()) == 0:
+        try:
+            while True:
+                save_trie(trie, path)
+        finally:
+            os._exit(0)
+    time.sleep(chance.uniform(0.0, 0.3))
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+
+    assert load_trie(path).statistics.num_tokens in sizes

@@ -1,0 +1,64 @@
+"""Too little shared memory, and a full disk: a sentence, no hang, nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.config.places import CODE, Places
+from pipeline.server.road import Served
+from tests.servers import FREE_PORTS
+
+pytestmark = [pytest.mark.slow]
+
+
+def has_namespaces() -> bool:
+    """Whether a mount that only a command sees can be made."""
+    words = ["unshare", "--map-root-user", "--mount", "mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", "/dev/shm"]
+    try:
+        return subprocess.run(words, capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+needs_namespaces = pytest.mark.skipif(not has_namespaces(), reason="this machine lets no process mount for itself")
+
+
+def run_with(mount: str, where: Places, *words: str) -> subprocess.CompletedProcess[str]:
+    """A command with a mount that it alone sees."""
+    environment = os.environ | {"LOOKAHEAD_ENGINES": str(where.engines), "LOOKAHEAD_CACHE": str(where.cache)}
+    script = f'{mount} && exec "$@"'
+    argv = ["unshare", "--map-root-user", "--mount", "sh", "-c", script, "sh", sys.executable, "-m", "pipeline", *words]
+    return subprocess.run(argv, env=environment, cwd=CODE, capture_output=True, text=True, timeout=300, check=False)
+
+
+@needs_namespaces
+@pytest.mark.triton
+def test_a_server_without_room_in_shared_memory_says_so(served: Served, where: Places) -> None:
+    words = ["--model", "tiny-random-llama", "--set", "backend=torch", "--set", "device=cpu"]
+    words += [word for setting in FREE_PORTS for word in ("--set", setting)]
+
+    done = run_with("mount -t tmpfs -o size=1m tmpfs /dev/shm", where, "serve", "--background", *words)
+
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "/dev/shm" in done.stderr
+
+
+@needs_namespaces
+def test_an_engine_on_a_full_disk_says_so_and_leaves_no_part(where: Places, tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    words = ["--model", "tiny-random-llama", "--set", "backend=torch", "--set", "device=cpu"]
+    engines = {"LOOKAHEAD_ENGINES": str(small)}
+    mount = f"mount -t tmpfs -o size=100k tmpfs {small} && export LOOKAHEAD_ENGINES={engines['LOOKAHEAD_ENGINES']}"
+
+    done = run_with(mount, where, "engine", *words)
+
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert str(small) in done.stderr.replace("\n", "")

@@ -1,0 +1,41 @@
+"""API keys as the command makes them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import pytest
+import yaml
+
+from pipeline.cli.server import open_to_all
+from pipeline.config.schema import ApiKey, ServerConfig
+from tests.integration.command import lookahead
+
+
+def test_a_key_and_the_entry_that_knows_it():
+    made = json.loads(lookahead("key", "alice", "--json").stdout)
+    shown = lookahead("key", "alice").stdout.splitlines()
+
+    assert hashlib.sha256(made["key"].encode()).hexdigest() == made["key_sha256"]
+    (entry,) = yaml.safe_load(shown[1])
+    assert ApiKey(**entry).key_sha256 == hashlib.sha256(shown[0].removeprefix("key: ").encode()).hexdigest()
+    assert made["key"] not in shown[0]
+
+
+@pytest.mark.parametrize("name", ["", "Alice", "a/b", "../x", "a" * 65, "-x"])
+def test_a_name_that_is_none_is_refused_with_a_sentence(name):
+    from pipeline.errors import RequestError
+
+    with pytest.raises(RequestError, match="is no name of a tenant"):
+        lookahead("key", "--", name)
+
+
+@pytest.mark.parametrize(
+    ("host", "with_key", "is_open"),
+    [("127.0.0.1", False, False), ("0.0.0.0", False, True), ("192.0.2.1", False, True), ("0.0.0.0", True, False)],
+)
+def test_a_server_that_is_open_to_all_is_named_as_such(host, with_key, is_open):
+    keys = (ApiKey(tenant="a", key_sha256="0" * 64),) if with_key else ()
+
+    assert open_to_all(ServerConfig(host=host, api_keys=keys)) is is_open

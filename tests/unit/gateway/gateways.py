@@ -1,0 +1,104 @@
+"""Gateways for tests: with the clock in hand, and a stand-in for the server behind them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import httpx
+
+from pipeline.config.schema import ApiKey, GatewayConfig
+from pipeline.gateway.http_app import HttpGateway
+from pipeline.gateway.spec import GatewaySpec
+from pipeline.gateway.tenants import Tenants
+
+GENERATE = "/v2/models/lookahead_bls/generate"
+STREAM = "/v2/models/lookahead_bls/generate_stream"
+INFER = "/v2/models/lookahead_bls/infer"
+MAX_SEQ_LEN = 100
+Handler = Callable[[httpx.Request], httpx.Response]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def api_key(tenant: str, **limits: Any) -> ApiKey:
+    """A key that reads as its tenant's name."""
+    return ApiKey(tenant=tenant, key_sha256=hashlib.sha256(tenant.encode()).hexdigest(), **limits)
+
+
+def spec_of(*keys: ApiKey, **config: Any) -> GatewaySpec:
+    return GatewaySpec(
+        host="127.0.0.1",
+        http_port=0,
+        grpc_port=0,
+        openai_port=0,
+        triton_http="triton:1",
+        triton_grpc="triton:2",
+        triton_key="secret",
+        openai_http="front:3",
+        public_models=("lookahead_bls",),
+        tenant_models=("lookahead_bls",),
+        max_seq_len=MAX_SEQ_LEN,
+        api_keys=keys,
+        config=GatewayConfig(**config),
+    )
+
+
+class Behind:
+    """What stands behind a gateway: keeps the requests that come, answers as it is told."""
+
+    def __init__(self, answer: Handler) -> None:
+        self.requests: list[httpx.Request] = []
+        self.answer = answer
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.requests.append(request)
+        return self.answer(request)
+
+    @property
+    def body(self) -> Any:
+        """JSON of the last request."""
+        return json.loads(self.requests[-1].content)
+
+
+class Pieces(httpx.AsyncByteStream):
+    """A response in pieces; an exception among them is raised when it is its turn."""
+
+    def __init__(self, *pieces: bytes | Exception) -> None:
+        self._pieces = pieces
+        self.is_closed = False
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for piece in self._pieces:
+            if isinstance(piece, Exception):
+                raise piece
+            yield piece
+
+    async def aclose(self) -> None:
+        self.is_closed = True
+
+
+def events(*pieces: bytes | Exception) -> httpx.Response:
+    return httpx.Response(200, headers={"content-type": "text/event-stream"}, stream=Pieces(*pieces))
+
+
+def json_answer(status: int, value: Any) -> httpx.Response:
+    return httpx.Response(
+        status, headers={"content-type": "application/json"}, stream=Pieces(json.dumps(value).encode())
+    )
+
+
+def client_of(behind: Behind, spec: GatewaySpec, tenants: Tenants | None = None) -> httpx.AsyncClient:
+    """A client of a gateway that runs in the test's own event loop."""
+    onward = httpx.AsyncClient(transport=httpx.MockTransport(behind))
+    tenants = tenants or Tenants(spec.api_keys, spec.config, spec.max_seq_len)
+    app = HttpGateway(spec, tenants, onward).app()
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway")  # type: ignore[arg-type]

@@ -1,0 +1,93 @@
+"""Connections that send their headers too slowly are closed; others are not."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import uvicorn
+
+from pipeline.gateway.connections import uvicorn_options
+from pipeline.gateway.http_app import HttpGateway
+from pipeline.gateway.tenants import Tenants
+from tests.unit.gateway.gateways import GENERATE, spec_of
+
+REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+TIMEOUT_S = 0.2
+
+
+async def app(scope, receive, send):
+    await asyncio.sleep(2 * TIMEOUT_S)  # to answer may take longer than to ask
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"ok"})
+
+
+@asynccontextmanager
+async def serving(application: Any = app) -> AsyncIterator[tuple[str, int]]:
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(application, **uvicorn_options(TIMEOUT_S, 100)))
+    task = asyncio.ensure_future(server.serve([listening]))
+    try:
+        yield listening.getsockname()
+    finally:
+        server.should_exit = True
+        await task
+
+
+async def ask(address: tuple[str, int], *parts: bytes, pause_s: float = 0.0) -> bytes:
+    """What comes back on a connection that sends these parts with pauses between them."""
+    reader, writer = await asyncio.open_connection(*address)
+    found = b""
+    try:
+        for part in parts:
+            writer.write(part)
+            await asyncio.sleep(pause_s)
+        while not found.endswith(b"ok") and (data := await asyncio.wait_for(reader.read(1000), 5)):
+            found += data
+    except ConnectionError:
+        pass
+    writer.close()
+    return found
+
+
+def test_slow_headers_are_cut_off_and_slow_answers_are_not():
+    async def work() -> None:
+        async with serving() as address:
+            silent, dripping, quick = await asyncio.gather(
+                ask(address),
+                ask(address, *(bytes([byte]) for byte in REQUEST), pause_s=0.05),
+                ask(address, REQUEST),
+            )
+        assert silent == b""
+        assert not dripping.endswith(b"ok")
+        assert quick.endswith(b"ok")
+
+    asyncio.run(work())
+
+
+def test_headers_without_an_end_are_refused():
+    async def work() -> None:
+        async with serving() as address:
+            assert b"400" in await ask(address, b"GET / HTTP/1.1\r\nx: " + b"a" * 40_000)
+
+    asyncio.run(work())
+
+
+def test_the_rest_of_a_refused_body_is_not_read():
+    """However long it is: the connection is closed behind the answer."""
+
+    async def work() -> None:
+        spec = spec_of(max_body_bytes=2000)
+        behind = HttpGateway(spec, Tenants((), spec.config, spec.max_seq_len), httpx.AsyncClient())
+        async with serving(behind.app()) as address:
+            reader, writer = await asyncio.open_connection(*address)
+            writer.write(b"POST " + GENERATE.encode() + b" HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n")
+            answer = await asyncio.wait_for(reader.read(), 10)  # up to the end of the connection
+            writer.close()
+        assert answer.startswith(b"HTTP/1.1 413 ")
+
+    asyncio.run(work())

@@ -1,0 +1,72 @@
+"""What clients read of errors of the server behind the gateway."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.gateway.errors import error_in_event, refusal_of, text_of_body
+
+SENTENCE = "max_tokens is -8; it must be at least 1"
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "expected", "shown"),
+    [
+        (400, SENTENCE, 400, SENTENCE),
+        (400, f"[request id: <id_unknown>] {SENTENCE}", 400, SENTENCE),
+        (400, "busy: 128 requests are waiting already; send the request again later", 503, "busy: 128"),
+        (400, "[request id: 3] Exceeds maximum queue size", 503, "Exceeds maximum queue size"),
+        (400, "the server is being stopped or exchanged for another", 503, "the server is being"),
+        (500, "Unable to parse 'data': attempt to access JSON non-number", 400, "Unable to parse 'data'"),
+        (400, "prompts with and/or without <|im_start|> are fine", 400, "and/or without <|im_start|>"),
+        (404, "Request for unknown model: 'x' is not found", 404, "unknown model"),
+    ],
+)
+def test_sentences_for_clients_come_through_with_the_status_that_they_mean(status, text, expected, shown):
+    refusal = refusal_of(status, text, "f00")
+
+    assert refusal.status == expected
+    assert shown in refusal.sentence
+    assert (refusal.retry_after_s is not None) == (expected == 503)
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "expected"),
+    [
+        (500, "internal error: KeyError('x')", 500),
+        (400, "internal error: KeyError('x')", 500),
+        (400, "Unable to open the memory region la0123456789ab_shm_region_3", 503),
+        (400, "Stub process 'tensorrt_llm_0_0' is not healthy.", 503),
+        (400, "Failed to process the request(s) for model instance 'lookahead_bls_0_0', message: x", 400),
+        (400, "At:\n  /srv/app/model.py(33): execute", 400),
+        (500, "the region la0123456789ab is gone", 500),
+        (503, "anything", 503),
+    ],
+)
+def test_internal_text_stays_inside(status, text, expected):
+    refusal = refusal_of(status, text, "f00")
+
+    assert refusal.status == expected
+    for word in ("la0123456789ab", "Stub", "KeyError", "model.py", "instance", "anything"):
+        assert word not in refusal.sentence
+    assert refusal.retry_after_s is not None or "f00" in refusal.sentence
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"error":"why"}',
+        b'data: {"error":"why"}',
+        b'{"error":{"message":"why","code":400}}',
+        b'{"message":"why","type":"Bad Request"}',
+        b"why",
+    ],
+)
+def test_the_text_of_an_error_is_found_in_every_form(body):
+    assert text_of_body(body) == "why"
+
+
+def test_an_event_is_an_error_only_where_it_begins_with_one():
+    assert error_in_event(b'data: {"error":"why"}\n\n') == "why"
+    assert error_in_event(b'data: {"text_output":"the \\"error\\""}\n\n') is None
+    assert error_in_event(b": comment\n\n") is None

@@ -1,0 +1,256 @@
+"""The gateway's HTTP side with a stand-in for the server behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from pipeline.gateway.spec import TRITON_KEY_HEADER
+from pipeline.gateway.tenants import Tenants
+from tests.unit.gateway.gateways import (
+    GENERATE,
+    INFER,
+    STREAM,
+    Behind,
+    api_key,
+    client_of,
+    events,
+    json_answer,
+    spec_of,
+)
+
+METADATA = {"inputs": [{"name": n, "datatype": d} for n, d in (("namespace", "BYTES"), ("max_tokens", "INT32"))]}
+
+
+def behind(answer: Any = None) -> Behind:
+    """Answers questions for the model's metadata, and the others as told."""
+
+    def act(request: httpx.Request) -> httpx.Response:
+        if request.method == "GET" and request.url.path == "/v2/models/lookahead_bls":
+            return httpx.Response(200, json=METADATA)
+        return answer(request) if callable(answer) else json_answer(200, {"text_output": "x"})
+
+    return Behind(act)
+
+
+def send(server: Behind, method: str, path: str, spec: Any = None, **options: Any) -> httpx.Response:
+    async def work() -> httpx.Response:
+        async with client_of(server, spec or spec_of()) as client:
+            return await client.request(method, path, **options)
+
+    return asyncio.run(work())
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/v2/systemsharedmemory/status"),
+        ("POST", "/v2/systemsharedmemory/region/x/register"),
+        ("POST", "/v2/cudasharedmemory/unregister"),
+        ("POST", "/v2/logging"),
+        ("POST", "/v2/trace/setting"),
+        ("POST", "/v2/models/lookahead_bls/trace/setting"),
+        ("POST", "/v2/repository/index"),
+        ("POST", "/v2/repository/models/lookahead_bls/unload"),
+        ("GET", "/v2/models/lookahead_bls/config"),
+        ("GET", "/v2/models/lookahead_bls/stats"),
+        ("GET", "/v2/models/stats"),
+        ("POST", "/v2/models/tensorrt_llm/generate"),
+        ("POST", "/v2/models/tensorrt_llm/infer"),
+        ("GET", "/v2/models/preprocessing"),
+        ("GET", "/v2/models/preprocessing/ready"),
+        ("POST", "/v2/models/lookahead_bls%2F..%2Ftensorrt_llm/generate"),
+        ("POST", "/v2/models/lookahead_bls/versions/1%2F..%2F..%2Ftensorrt_llm/generate"),
+        ("POST", "/v2/models/lookahead_bls/versions/x/generate"),
+        ("GET", "/v1/models/..%2f..%2fmetrics"),
+        ("GET", "/metrics"),
+        ("GET", "/"),
+    ],
+)
+def test_what_clients_do_not_need_is_not_there_and_nobody_behind_is_asked(method, path):
+    server = behind()
+
+    answer = send(server, method, path, json={"max_tokens": 1} if method == "POST" else None)
+
+    assert answer.status_code == 404
+    assert "error" in answer.json()
+    assert not server.requests
+
+
+def test_other_methods_of_a_path_are_refused():
+    assert send(behind(), "DELETE", GENERATE).status_code == 405
+    assert send(behind(), "GET", GENERATE).status_code == 405
+
+
+def test_a_request_is_passed_on_with_tritons_key_and_without_the_clients_headers():
+    server = behind()
+    headers = {"cookie": "c", "authorization": "Bearer k", "x-forwarded-for": "1", TRITON_KEY_HEADER: "guess"}
+
+    answer = send(server, "POST", GENERATE, json={"max_tokens": 3}, headers=headers)
+
+    assert answer.json() == {"text_output": "x"}
+    sent = server.requests[-1].headers
+    assert sent[TRITON_KEY_HEADER] == "secret"
+    assert not {"cookie", "authorization", "x-forwarded-for"} & set(sent)
+    assert sent["x-request-id"] == answer.headers["x-request-id"]
+    assert len(answer.headers["x-request-id"]) == 32
+    assert server.body == {"max_tokens": 3, "namespace": ""}
+
+
+def test_request_ids_are_never_the_same():
+    server = behind()
+
+    ids = {send(server, "POST", GENERATE, json={}).headers["x-request-id"] for _ in range(5)}
+
+    assert len(ids) == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "sentence"),
+    [
+        ({"content": b'{"a":' + b"[" * 150_000}, 400, "not JSON"),
+        ({"content": b"x" * 300_000}, 413, "longer than 200000 bytes"),
+        ({"content": b"\x1f\x8b", "headers": {"content-encoding": "gzip"}}, 415, "compressed"),
+        ({"json": {"max_tokens": "x"}}, 400, "max_tokens is 'x'"),
+        ({"json": {}, "headers": {"x-request-timeout": "soon"}}, 400, "x-request-timeout is 'soon'"),
+        ({"json": {}, "headers": {"x-request-timeout": "-1"}}, 400, "x-request-timeout is '-1'"),
+        ({"json": {}, "headers": {"x-request-timeout": "nan"}}, 400, "x-request-timeout is 'nan'"),
+    ],
+)
+def test_a_bad_request_is_refused_before_it_is_passed_on(options, status, sentence):
+    server = behind()
+
+    answer = send(server, "POST", GENERATE, spec_of(max_body_bytes=200_000), **options)
+
+    assert answer.status_code == status
+    assert sentence in answer.json()["error"]
+    assert all(request.method == "GET" for request in server.requests)
+
+
+@pytest.mark.parametrize("path", [GENERATE, STREAM, INFER, "/v1/completions", "/v1/chat/completions"])
+def test_without_a_known_key_nothing_is_passed_on(path):
+    server = behind()
+    for headers in ({}, {"authorization": "Bearer mallory"}, {"authorization": "Basic alice"}, {"x-api-key": ""}):
+        answer = send(server, "POST", path, spec_of(api_key("alice")), json={}, headers=headers)
+        assert answer.status_code == 401
+    assert not server.requests
+    assert send(server, "GET", "/v2", spec_of(api_key("alice"))).status_code == 401
+    assert send(server, "GET", "/v1/models", spec_of(api_key("alice"))).status_code == 401
+
+
+@pytest.mark.parametrize("headers", [{"authorization": "Bearer alice"}, {"x-api-key": "alice"}])
+def test_with_a_key_the_request_goes_on_in_the_tenants_namespace(headers):
+    server = behind()
+
+    answer = send(server, "POST", GENERATE, spec_of(api_key("alice")), json={"namespace": "x"}, headers=headers)
+
+    assert answer.status_code == 200
+    assert server.body["namespace"] == "alice/x"
+
+
+def test_whether_the_server_is_up_needs_no_key():
+    for path in ("/v2/health/live", "/v2/health/ready", "/v2/models/lookahead_bls/ready"):
+        assert send(behind(), "GET", path, spec_of(api_key("alice"))).status_code == 200
+
+
+def test_a_stream_comes_piece_by_piece_as_it_was_sent():
+    pieces = [b'data: {"text_output":"a"}\n\n', b'data: {"text_out', b'put":"b"}\n\ndata: {"text_output":"c"}\n\n']
+
+    answer = send(behind(lambda request: events(*pieces)), "POST", STREAM, json={})
+
+    assert answer.content == b"".join(pieces)
+    assert answer.headers["content-type"] == "text/event-stream"
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "sentence"),
+    [
+        (lambda r: json_answer(400, {"error": "busy: 8 requests are waiting already"}), 503, "busy: 8"),
+        (lambda r: json_answer(200, {"error": "top_k is -1"}), 400, "top_k is -1"),
+        (lambda r: json_answer(500, {"error": "internal error: KeyError()"}), 500, "its log says why"),
+        (lambda r: events(b'data: {"error":"top_k is -1"}\n\n'), 400, "top_k is -1"),
+        (lambda r: events(b'data: {"error":"Stub process is not healthy"}\n\n'), 503, "starting again"),
+        (lambda r: events(httpx.ReadError("gone")), 503, "starting again"),
+    ],
+)
+def test_errors_have_the_status_that_they_mean(answer, status, sentence):
+    found = send(behind(answer), "POST", STREAM, json={})
+
+    assert found.status_code == status
+    assert sentence in found.json()["error"]
+    assert ("retry-after" in found.headers) == (status == 503)
+
+
+@pytest.mark.parametrize(
+    ("last", "sentence"),
+    [
+        (b'data: {"error":"Stub process is not healthy"}\n\n', "starting again"),
+        (httpx.ReadError("gone"), "starting again"),
+    ],
+)
+def test_an_error_in_a_stream_that_has_begun_is_its_last_event(last, sentence):
+    first = b'data: {"text_output":"a"}\n\n'
+
+    answer = send(behind(lambda request: events(first, last)), "POST", STREAM, json={})
+
+    assert answer.status_code == 200
+    assert answer.content.startswith(first)
+    assert sentence in json.loads(answer.content.removeprefix(first).removeprefix(b"data: "))["error"]
+
+
+def test_a_server_that_is_not_there_is_503_with_retry_after():
+    def refuse(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused")
+
+    for method, path in (("POST", GENERATE), ("GET", "/v2"), ("POST", "/v1/completions"), ("GET", "/v1/models")):
+        answer = send(Behind(refuse), method, path, json={})
+        assert answer.status_code == 503
+        assert int(answer.headers["retry-after"]) > 0
+    assert send(Behind(refuse), "GET", "/v2/health/ready").status_code == 503
+
+
+def test_openai_errors_have_openais_form():
+    answer = send(behind(), "POST", "/v1/chat/completions", spec_of(api_key("alice")), json={})
+
+    assert answer.json()["error"]["type"] == "authentication_error"
+    assert answer.json()["error"]["code"] == 401
+
+
+def test_a_request_that_takes_too_long_is_ended():
+    async def slow(request: httpx.Request) -> httpx.Response:
+        await asyncio.sleep(60)
+        raise AssertionError("it was not ended")
+
+    class Slow(Behind):
+        def __call__(self, request: httpx.Request) -> Any:
+            return httpx.Response(200, json=METADATA) if request.method == "GET" else self.answer(request)
+
+    for spec, headers in ((spec_of(request_timeout_s=0.05), {}), (spec_of(), {"x-request-timeout": "0.05"})):
+        answer = send(Slow(slow), "POST", GENERATE, spec, json={}, headers=headers)
+        assert answer.status_code == 504
+        assert "longer than 0.05 s" in answer.json()["error"]
+
+
+def test_an_admission_ends_with_its_request_however_it_ends():
+    async def work() -> None:
+        spec = spec_of(api_key("alice", max_concurrent_requests=1))
+        tenants = Tenants(spec.api_keys, spec.config, spec.max_seq_len)
+        answers = iter(
+            [
+                json_answer(200, {}),
+                json_answer(500, {"error": "x"}),
+                events(b"data: {}\n\n", httpx.ReadError("gone")),
+                json_answer(200, {}),
+            ]
+        )
+        async with client_of(behind(lambda request: next(answers)), spec, tenants) as client:
+            for status in (200, 500, 200, 200):
+                answer = await client.post(GENERATE, json={}, headers={"x-api-key": "alice"})
+                assert answer.status_code == status
+                assert tenants.num_running == 0
+
+    asyncio.run(work())

@@ -1,0 +1,53 @@
+"""Values that their tensors hold, and the sentences for those that they do not."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.gateway.input_types import check_types, types_of
+from pipeline.gateway.refusal import Refusal
+
+TYPES = types_of(
+    {
+        "inputs": [
+            {"name": "text", "datatype": "BYTES", "shape": [-1, 1]},
+            {"name": "count", "datatype": "INT32", "shape": [-1, 1]},
+            {"name": "seed", "datatype": "UINT64", "shape": [-1, 1]},
+            {"name": "heat", "datatype": "FP32", "shape": [-1, 1]},
+            {"name": "flag", "datatype": "BOOL", "shape": [-1, 1]},
+        ]
+    }
+)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"text": "a", "count": -(1 << 31), "seed": (1 << 64) - 1, "heat": 1, "flag": True},
+        {"text": [["a"], []], "count": [[(1 << 31) - 1]], "heat": 0.5},
+        {"unknown": {"to": ["us"]}, "id": 3},
+    ],
+)
+def test_values_that_fit_are_taken(value):
+    check_types(value, TYPES)
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        ({"count": 1 << 31}, r"count is 2147483648; it must be a whole number in -2147483648 \.\. 2147483647"),
+        ({"count": 8.5}, "count is 8.5; it must be a whole number"),
+        ({"count": True}, "count is True; it must be a whole number"),
+        ({"count": None}, "count is null; it must be a whole number"),
+        ({"seed": -1}, "seed is -1; it must be a whole number in 0"),
+        ({"text": 3}, "text is 3; it must be a string"),
+        ({"text": ["a", 3]}, "text is 3; it must be a string"),
+        ({"heat": "hot"}, "heat is 'hot'; it must be a number"),
+        ({"heat": True}, "heat is True; it must be a number"),
+        ({"flag": 1}, "flag is 1; it must be true or false"),
+        ({"flag": "x" * 1000}, r"flag is 'x{59}\.\.\.; it must be true or false"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_refused_with_what_would_be_right(value, sentence):
+    with pytest.raises(Refusal, match=sentence):
+        check_types(value, TYPES)

@@ -1,0 +1,30 @@
+"""The page of the public surface names the paths that the gateway serves."""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+
+import httpx
+from starlette.routing import Route
+
+from pipeline.gateway.http_app import HttpGateway
+from pipeline.gateway.tenants import Tenants
+from tests.unit.gateway.gateways import spec_of
+
+PAGE = json.loads(files("pipeline.gateway").joinpath("openapi.json").read_text(encoding="utf-8"))
+# Other names of paths that the page has.
+_LEFT_OUT = ("/openapi.json", "/v1/models/{name}", "/v1/models/{owner}/{name}")
+
+
+def test_the_page_has_every_path_and_method_and_no_other():
+    spec = spec_of()
+    gateway = HttpGateway(spec, Tenants((), spec.config, spec.max_seq_len), httpx.AsyncClient())
+    routes = {
+        (route.path, method)
+        for route in gateway.app().routes
+        if isinstance(route, Route) and "{version}" not in route.path and route.path not in _LEFT_OUT
+        for method in (route.methods or set()) - {"HEAD"}
+    }
+
+    assert routes == {(path, method.upper()) for path, methods in PAGE["paths"].items() for method in methods}

@@ -1,0 +1,240 @@
+"""What is read of requests and put into them: the tenant's namespace, by HTTP, gRPC and OpenAI's API."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+
+import numpy as np
+import pytest
+import tritonclient.http as http_client
+from hypothesis import given
+from hypothesis import strategies as st
+from tritonclient.grpc import service_pb2 as pb
+
+from pipeline.config.schema import GatewayConfig
+from pipeline.gateway.bodies import MAX_DEPTH
+from pipeline.gateway.generate_body import checked_generate
+from pipeline.gateway.grpc_message import check_request
+from pipeline.gateway.infer_body import checked_infer
+from pipeline.gateway.openai_body import checked_openai
+from pipeline.gateway.refusal import Refusal
+from pipeline.gateway.tenants import Tenants
+from pipeline.repository.names import FRONT_MODEL
+from tests.unit.gateway.gateways import MAX_SEQ_LEN, api_key
+
+TYPES = {"namespace": "BYTES", "max_tokens": "INT32"}
+
+
+@pytest.fixture
+def alice():
+    return Tenants([api_key("alice")], GatewayConfig(), MAX_SEQ_LEN).of_key("alice")
+
+
+def tensors(namespace, binary):
+    """Inputs as tritonclient sends them over HTTP."""
+    values = {"text_input": np.asarray([["a"]], np.object_), "max_tokens": np.asarray([[7]], np.int32)}
+    if namespace is not None:
+        values["namespace"] = np.asarray([[namespace]], np.object_)
+    found = []
+    for name, value in values.items():
+        tensor = http_client.InferInput(name, [1, 1], "INT32" if name == "max_tokens" else "BYTES")
+        tensor.set_data_from_numpy(value, binary_data=binary)
+        found.append(tensor)
+    return found
+
+
+@pytest.mark.parametrize("binary", [True, False])
+@pytest.mark.parametrize(
+    ("namespace", "expected"), [(None, "alice/"), ("mine", "alice/mine"), ("bob/x", "alice/bob/x")]
+)
+def test_infer_gets_the_tenants_namespace_in_place_of_the_clients(alice, binary, namespace, expected):
+    body, length = http_client.InferenceServerClient.generate_request_body(tensors(namespace, binary))
+
+    checked = checked_infer(body, None if length is None else str(length), alice, TYPES)
+
+    header = json.loads(checked.body[: checked.header_length])
+    found = {tensor["name"]: tensor for tensor in header["inputs"]}
+    assert list(found) == ["text_input", "max_tokens", "namespace"]
+    assert found["namespace"]["data"] == [expected]
+    assert checked.max_tokens == 7
+    if binary:
+        assert checked.body[checked.header_length :] == b"\1\0\0\0a" + (7).to_bytes(4, "little")
+
+
+@pytest.mark.parametrize("raw", [True, False])
+@pytest.mark.parametrize(("namespace", "expected"), [(None, b"alice/"), ("mine", b"alice/mine")])
+def test_a_grpc_request_gets_the_tenants_namespace(alice, raw, namespace, expected):
+    request = pb.ModelInferRequest(model_name=FRONT_MODEL)
+    for name, kind, value in [("namespace", "BYTES", namespace), ("max_tokens", "INT32", 7)]:
+        if value is None:
+            continue
+        tensor = request.inputs.add(name=name, datatype=kind, shape=[1, 1])
+        data = value.to_bytes(4, "little") if name == "max_tokens" else value.encode()
+        if raw:
+            prefix = b"" if name == "max_tokens" else len(data).to_bytes(4, "little")
+            request.raw_input_contents.append(prefix + data)
+        elif name == "max_tokens":
+            tensor.contents.int_contents.append(7)
+        else:
+            tensor.contents.bytes_contents.append(data)
+
+    assert check_request(request, alice, True) == 7
+
+    place = [tensor.name for tensor in request.inputs].index("namespace")
+    assert [tensor.name for tensor in request.inputs].count("namespace") == 1
+    if raw:
+        assert len(request.raw_input_contents) == len(request.inputs)
+        assert request.raw_input_contents[place] == len(expected).to_bytes(4, "little") + expected
+    else:
+        assert list(request.inputs[place].contents.bytes_contents) == [expected]
+
+
+def test_generate_gets_the_tenants_namespace(alice):
+    for sent, expected in [({}, "alice/"), ({"namespace": "x"}, "alice/x"), ({"namespace": ["x"]}, "alice/x")]:
+        checked = checked_generate(json.dumps({"max_tokens": 3} | sent).encode(), alice, TYPES)
+        assert json.loads(checked.body)["namespace"] == expected
+        assert checked.max_tokens == 3
+    with pytest.raises(Refusal, match="namespace is 3; it must be a string"):
+        checked_generate(b'{"namespace": 3}', alice, TYPES)
+
+
+def test_a_model_without_namespaces_gets_none(alice):
+    assert checked_generate(b'{"a":1}', alice, {}).body == b'{"a":1}'
+
+
+def test_the_openai_api_gets_the_tenants_namespace(alice):
+    body = {
+        "nvext": {"annotations": ["strategy:trie", "namespace:bob", "namespace:eve"], "greed": True},
+        "n": 2,
+        "max_tokens": 5,
+    }
+
+    checked = checked_openai(json.dumps(body).encode(), "chat", alice)
+
+    assert json.loads(checked.body)["nvext"] == {
+        "annotations": ["strategy:trie", "max_tokens:5", "namespace:alice/bob"],
+        "greed": True,
+    }
+    assert checked.max_tokens == 10
+
+
+def test_dynamos_own_word_for_a_namespace_is_the_tenants_too(alice):
+    sent = json.loads(checked_openai(b'{"nvext": {"cache_salt": "bob"}}', "chat", alice).body)["nvext"]
+
+    assert "namespace:alice/bob" in sent["annotations"]
+    assert "cache_salt" not in sent
+
+
+@pytest.mark.parametrize("nvext", [3, ["x"], {"annotations": 3}, {"annotations": [3]}])
+def test_annotations_that_are_none_are_refused(alice, nvext):
+    with pytest.raises(Refusal):
+        checked_openai(json.dumps({"nvext": nvext}).encode(), "chat", alice)
+
+
+SHARED = {"name": "x", "parameters": {"shared_memory_region": "la1", "shared_memory_byte_size": 4}}
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        ({}, "inputs must be a list"),
+        ({"inputs": 3}, "inputs must be a list"),
+        ({"inputs": [3]}, "inputs must be a list"),
+        ({"inputs": [{}]}, "needs a name"),
+        ({"inputs": [{"name": 3}]}, "needs a name"),
+        ({"inputs": [{"name": "x", "parameters": 3}]}, "must be an object"),
+        ({"inputs": [SHARED]}, "shared memory"),
+        ({"inputs": [], "outputs": [SHARED]}, "shared memory"),
+        ({"inputs": [{"name": "x", "parameters": {"binary_data_size": 9}}]}, "0 bytes are left"),
+        ({"inputs": [{"name": "x", "parameters": {"binary_data_size": -1}}]}, "0 bytes are left"),
+        ({"inputs": [{"name": "x", "parameters": {"binary_data_size": True}}]}, "0 bytes are left"),
+    ],
+)
+def test_a_bad_infer_request_is_refused_with_a_sentence(alice, value, sentence):
+    with pytest.raises(Refusal, match=sentence):
+        checked_infer(json.dumps(value).encode(), None, alice, TYPES)
+
+
+@pytest.mark.parametrize("length", ["-1", "x", "999", "1" * 5000, "٣"])
+def test_a_wrong_header_length_is_refused(alice, length):
+    with pytest.raises(Refusal):
+        checked_infer(b'{"inputs": []}', length, alice, TYPES)
+
+
+def test_shared_memory_over_grpc_is_refused(alice):
+    request = pb.ModelInferRequest(model_name=FRONT_MODEL)
+    request.inputs.add(name="x").parameters["shared_memory_region"].string_param = "la1"
+
+    with pytest.raises(Refusal, match="shared memory"):
+        check_request(request, alice, True)
+
+
+def test_raw_contents_that_do_not_fit_the_inputs_are_refused(alice):
+    request = pb.ModelInferRequest(model_name=FRONT_MODEL, raw_input_contents=[b"a", b"b"])
+    request.inputs.add(name="x")
+
+    with pytest.raises(Refusal, match="1 inputs and raw contents of 2"):
+        check_request(request, alice, True)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(["name", "inputs", "outputs", "parameters", "data", "binary_data_size"]), inner
+        )
+    ),
+    max_leaves=20,
+)
+
+
+@given(JSON, st.binary(max_size=20), st.none() | st.integers(-5, 80).map(str))
+def test_any_infer_body_is_passed_on_with_one_namespace_or_refused(value, tail, length):
+    tenant = Tenants([api_key("alice")], GatewayConfig(), MAX_SEQ_LEN).of_key("alice")
+    with suppress(Refusal):
+        checked = checked_infer(json.dumps(value).encode() + tail, length, tenant, TYPES)
+        names = [tensor["name"] for tensor in json.loads(checked.body[: checked.header_length])["inputs"]]
+        assert names.count("namespace") == 1
+
+
+def test_what_a_client_sends_deep_inside_a_tensor_is_bounded(alice):
+    data = "[" * MAX_DEPTH + "]" * MAX_DEPTH
+    with pytest.raises(Refusal, match="levels deep"):
+        checked_infer(f'{{"inputs": [{{"name": "x", "data": {data}}}]}}'.encode(), None, alice, TYPES)
+
+
+GRPC_TENSORS = st.builds(
+    pb.ModelInferRequest.InferInputTensor,
+    name=st.sampled_from(["namespace", "max_tokens", "x"]),
+    shape=st.lists(st.integers(-5, 5), max_size=3),
+)
+GRPC_BLOCKS = st.binary(max_size=12) | st.binary(max_size=5).map(lambda data: len(data).to_bytes(4, "little") + data)
+
+
+@given(
+    st.lists(st.tuples(GRPC_TENSORS, GRPC_BLOCKS), max_size=4).map(
+        lambda pairs: pb.ModelInferRequest(
+            model_name=FRONT_MODEL, inputs=[p[0] for p in pairs], raw_input_contents=[p[1] for p in pairs]
+        )
+    )
+)
+def test_any_grpc_request_is_given_one_namespace_or_refused(request):
+    tenant = Tenants([api_key("alice")], GatewayConfig(), MAX_SEQ_LEN).of_key("alice")
+    with suppress(Refusal):
+        check_request(request, tenant, True)
+        assert [tensor.name for tensor in request.inputs].count("namespace") == 1
+        assert pb.ModelInferRequest.FromString(request.SerializeToString()) == request
+
+
+def test_ids_of_requests_are_those_of_the_tenant_so_that_nobody_stops_anothers(alice):
+    request = pb.ModelInferRequest(model_name=FRONT_MODEL, id="1")
+    check_request(request, alice, True)
+
+    assert request.id == "alice/1"
+    assert json.loads(checked_generate(b'{"id": "1"}', alice, TYPES).body)["id"] == "alice/1"
+    assert json.loads(checked_infer(b'{"id": "1", "inputs": []}', None, alice, TYPES).body)["id"] == "alice/1"
+    assert json.loads(checked_generate(b'{"id": ""}', alice, TYPES).body)["id"] == ""
+    with pytest.raises(Refusal, match="id must be a string"):
+        checked_generate(b'{"id": 3}', alice, TYPES)

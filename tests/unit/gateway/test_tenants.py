@@ -1,0 +1,146 @@
+"""Keys, limits and namespaces of tenants."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from pipeline.config.schema import GatewayConfig, ServerConfig
+from pipeline.gateway.refusal import Refusal
+from pipeline.gateway.tenants import MAX_NAMESPACE_BYTES, Tenants, TokenBucket, bearer_key
+from tests.unit.gateway.gateways import MAX_SEQ_LEN, Clock, api_key
+
+
+def tenants_of(*keys, clock=None, **config):
+    return Tenants(keys, GatewayConfig(**config), MAX_SEQ_LEN, clock or Clock())
+
+
+def test_without_keys_everybody_is_one_tenant():
+    tenants = tenants_of()
+
+    assert tenants.of_key(None) is tenants.of_key("anything")
+    assert tenants.of_key(None).namespace("mine") == "mine"
+
+
+@pytest.mark.parametrize("key", [None, "", "mallory", "alice ", "\udcff"])
+def test_an_unknown_key_is_refused(key):
+    with pytest.raises(Refusal) as refused:
+        tenants_of(api_key("alice")).of_key(key)
+    assert refused.value.status == 401
+
+
+def test_namespaces_of_two_tenants_never_meet():
+    tenants = tenants_of(api_key("a"), api_key("b"))
+    names = ["", "x", "/x", "a/x", "b/", "../b"]
+
+    found = {tenant: {tenants.of_key(tenant).namespace(name) for name in names} for tenant in ("a", "b")}
+
+    assert len(found["a"]) == len(found["b"]) == len(names)
+    assert not found["a"] & found["b"]
+
+
+def test_tenants_share_drafts_only_where_the_config_says_so():
+    tenants = tenants_of(api_key("a"), api_key("b"), share_drafts=True)
+
+    assert tenants.of_key("a").namespace("x") == tenants.of_key("b").namespace("x")
+
+
+def test_number_and_length_of_namespaces_are_bounded():
+    tenant = tenants_of(api_key("a"), max_namespaces=2).of_key("a")
+    tenant.namespace("x")
+    tenant.namespace("y")
+
+    with pytest.raises(Refusal, match="one too many"):
+        tenant.namespace("z")
+    with pytest.raises(Refusal, match="more than 128 bytes"):
+        tenant.namespace("é" * (MAX_NAMESPACE_BYTES // 2 + 1))
+    assert tenant.namespace("x") == "a/x"
+
+
+def test_requests_at_once_are_limited_per_tenant_and_in_all():
+    tenants = tenants_of(api_key("a", max_concurrent_requests=1), api_key("b"), max_concurrent_requests=2)
+    a, b = tenants.of_key("a"), tenants.of_key("b")
+    first, _ = tenants.admit(a, 0, 1), tenants.admit(b, 0, 1)
+
+    with pytest.raises(Refusal) as of_tenant:
+        tenants.admit(a, 0, 1)
+    with pytest.raises(Refusal) as of_all:
+        tenants.admit(b, 0, 1)
+    first.release()
+    first.release()
+
+    assert (of_tenant.value.status, of_all.value.status) == (429, 503)
+    assert of_tenant.value.retry_after_s is not None
+    assert (a.num_running, tenants.num_running) == (0, 1)
+    with tenants.admit(a, 0, 1):
+        assert tenants.num_running == 2
+    assert tenants.num_running == 1
+
+
+def test_tokens_a_minute_are_those_of_prompt_and_output():
+    clock = Clock()
+    tenants = tenants_of(api_key("a", max_tokens_per_minute=200), clock=clock)
+    tenant = tenants.of_key("a")
+
+    tenants.admit(tenant, 10, 97).release()  # 97 and three for ten bytes
+    tenants.admit(tenant, 0, None).release()  # all that the engine holds
+    with pytest.raises(Refusal) as refused:
+        tenants.admit(tenant, 0, 10)
+    clock.now += refused.value.retry_after_s
+    tenants.admit(tenant, 0, 10)
+
+    assert (refused.value.status, refused.value.retry_after_s) == (429, 3)
+
+
+def test_a_request_beyond_a_minutes_tokens_is_not_told_to_come_again():
+    tenants = tenants_of(api_key("a", max_tokens_per_minute=50))
+
+    with pytest.raises(Refusal, match="allows 50 a minute") as refused:
+        tenants.admit(tenants.of_key("a"), 0, 51)
+
+    assert (refused.value.status, refused.value.retry_after_s) == (400, None)
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.integers(1, 60)), max_size=50))
+def test_no_minute_gives_more_than_a_full_bucket_and_its_refill(requests):
+    clock = Clock()
+    bucket = TokenBucket(60, clock)
+    taken: list[tuple[float, int]] = []
+    for wait, tokens in requests:
+        clock.now += wait
+        try:
+            bucket.take(tokens)
+        except Refusal:
+            continue
+        taken.append((clock.now, tokens))
+
+    for start, _ in taken:
+        assert sum(tokens for when, tokens in taken if start <= when <= start + 60) <= 120 + 1e-6
+
+
+@given(st.integers(1, 1000), st.integers(1, 1000), st.integers(1, 1000))
+def test_a_refused_request_is_taken_after_the_time_it_was_told(per_minute, first, second):
+    clock = Clock()
+    bucket = TokenBucket(per_minute, clock)
+    try:
+        bucket.take(first)
+        bucket.take(second)
+    except Refusal as refusal:
+        if refusal.status == 429:
+            clock.now += refusal.retry_after_s
+            bucket.take(second)
+
+
+@pytest.mark.parametrize(
+    ("header", "key"),
+    [("Bearer k", "k"), ("bearer  k ", "k"), ("Basic k", None), ("k", None), ("Bearer ", None), (None, None)],
+)
+def test_the_key_of_an_authorization_header(header, key):
+    assert bearer_key(header) == key
+
+
+def test_a_key_or_tenant_that_is_listed_twice_is_a_fault_of_the_config():
+    with pytest.raises(ValidationError, match="tenant 'a' occurs twice"):
+        ServerConfig(api_keys=(api_key("a"), api_key("a")))

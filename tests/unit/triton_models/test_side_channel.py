@@ -1,0 +1,46 @@
+"""Fixed chunks hold the same output, and their sizes say nothing about steps."""
+
+from __future__ import annotations
+
+import asyncio
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.triton_models.piece import Piece
+from pipeline.triton_models.side_channel import CHUNK_CHARS, CHUNK_TOKENS, in_fixed_chunks
+
+PIECES = st.lists(st.builds(Piece, st.text("ab日", max_size=90), st.lists(st.integers(0, 9), max_size=20)), max_size=12)
+
+
+def chunks_of(pieces: list[Piece], tokens_only: bool) -> list[Piece]:
+    async def source():
+        for piece in pieces:
+            yield piece
+
+    async def collect() -> list[Piece]:
+        return [chunk async for chunk in in_fixed_chunks(source(), tokens_only)]
+
+    return asyncio.run(collect())
+
+
+@given(PIECES, st.booleans())
+def test_chunks_are_the_output_in_pieces_of_one_size(pieces, tokens_only):
+    chunks = chunks_of(pieces, tokens_only)
+
+    assert "".join(chunk.text for chunk in chunks) == "".join(piece.text for piece in pieces)
+    assert [token for c in chunks for token in c.token_ids] == [token for p in pieces for token in p.token_ids]
+    sizes = [len(chunk.token_ids) if tokens_only else len(chunk.text) for chunk in chunks]
+    assert set(sizes[:-1]) <= {CHUNK_TOKENS if tokens_only else CHUNK_CHARS}
+
+
+@given(st.text("ab", min_size=1, max_size=300), st.lists(st.integers(1, 40), max_size=20), st.lists(st.integers(1, 40)))
+def test_the_same_text_makes_the_same_chunks_however_its_steps_fell(text, first, second):
+    def cut(sizes: list[int]) -> list[Piece]:
+        pieces, start = [], 0
+        for size in sizes:
+            pieces.append(Piece(text[start : start + size], []))
+            start += size
+        return [*pieces, Piece(text[start:], [])]
+
+    assert chunks_of(cut(first), False) == chunks_of(cut(second), False)
