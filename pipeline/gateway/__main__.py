@@ -42,7 +42,8 @@ async def serve(spec: GatewaySpec) -> None:
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    server = socket.socket()
+    # With the protocol named, as asyncio turns off Nagle's algorithm for such sockets only: it costs 40 ms a response.
+    server = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     server.bind((host, port))
     server.listen(_BACKLOG)

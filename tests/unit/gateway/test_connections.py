@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import uvicorn
 
+from pipeline.gateway.__main__ import _listening
 from pipeline.gateway.connections import uvicorn_options
 from pipeline.gateway.http_app import HttpGateway
 from pipeline.gateway.tenants import Tenants
@@ -91,3 +92,21 @@ def test_the_rest_of_a_refused_body_is_not_read():
         assert answer.startswith(b"HTTP/1.1 413 ")
 
     asyncio.run(work())
+
+
+def test_pieces_of_a_response_are_sent_at_once():
+    async def work() -> int:
+        listening = _listening("127.0.0.1", 0)
+        options: list[int] = []
+
+        async def keep(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            options.append(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        async with await asyncio.start_server(keep, sock=listening):
+            reader, writer = await asyncio.open_connection(*listening.getsockname())
+            await reader.read()
+            writer.close()
+        return options[0]
+
+    assert asyncio.run(work())
