@@ -201,7 +201,7 @@ def wait_for(found: Callable[[], T | None]) -> T:
 
 def test_a_server_whose_model_dies_is_started_again_and_says_so(fake, tmp_path):
     write(fake, model_of(tmp_path))
-    server = start(tmp_path, detach=True)
+    server = start(tmp_path, FREE.model_copy(update={"max_restarts": 3}), detach=True)
     for number in (1, 2):
         (pid,) = wait_for(lambda: model_processes(server.state.server_id) or None)
         time.sleep(2.5)  # the guard looks once a second, and must have seen it
@@ -223,7 +223,7 @@ def test_a_server_that_hangs_before_it_is_ready_is_started_again(fake, tmp_path,
     flag = tmp_path / "hung"
     write(fake, f"import pathlib\nif not pathlib.Path({str(flag)!r}).exists():\n"
         f"    pathlib.Path({str(flag)!r}).touch()\n    import time\n    time.sleep(600)\n")  # fmt: skip
-    server = start(tmp_path, detach=True)
+    server = start(tmp_path, FREE.model_copy(update={"max_restarts": 3}), detach=True)
 
     state = find_server(server.run_dir)
     assert state is not None
