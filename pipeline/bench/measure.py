@@ -154,6 +154,7 @@ def record_of(
         draft_tokens=generation.draft_tokens,
         accepted_tokens=generation.accepted_tokens,
         accepted_by_source=generation.accepted_by_source,
+        reliability=generation.reliability,
         acceptance_lengths=generation.acceptance_lengths,
         seconds=generation.seconds,
         ttft_s=generation.ttft_s,

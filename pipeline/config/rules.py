@@ -7,14 +7,11 @@ from ipaddress import IPv4Address
 from typing import NamedTuple
 
 from pipeline.config.faults import Fault, fault
-from pipeline.config.schema import LookaheadConfig, ModelConfig, ProfileConfig
+from pipeline.config.schema import SOURCE_ROWS, LookaheadConfig, ModelConfig, ProfileConfig, carries
 
 LOOKAHEAD_OFF = LookaheadConfig(
     max_window_size=1, max_ngram_size=1, max_verification_set_size=0, origin="off: not tuned for this model"
 )
-
-# Draft sources that a strategy cannot do without.
-_NEEDED_SOURCES = {"trie": ("trie",), "lookahead": ("window",), "hybrid": ("window", "trie")}
 
 
 class Conflict(NamedTuple):
@@ -64,11 +61,11 @@ def _faults_of_sources(profile: ProfileConfig) -> Iterator[Fault]:
     for kind in sorted({kind for kind in kinds if kinds.count(kind) > 1}):
         yield fault("drafting.sources", f"holds '{kind}' twice; keep one.")
     strategy = profile.drafting.strategy
-    missing = [kind for kind in _NEEDED_SOURCES.get(strategy, ()) if kind not in kinds]
-    if missing:
+    if strategy not in ("none", "auto") and not carries(strategy, kinds):
+        serving = [kind for kind in SOURCE_ROWS if carries(strategy, (kind,))]
         yield fault(
             "drafting.sources",
-            f"lacks {' and '.join(repr(kind) for kind in missing)}, which drafting.strategy = '{strategy}' needs.",
+            f"found {', '.join(kinds) or 'none'}; drafting.strategy = '{strategy}' needs one of {', '.join(serving)}.",
             uses=("drafting.sources", "drafting.strategy"),
         )
 

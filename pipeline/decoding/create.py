@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from importlib import import_module
 
-from pipeline.config.schema import LookaheadConfig, SourceConfig
+from pipeline.config.schema import SOURCE_ROWS, LookaheadConfig, SourceConfig
 from pipeline.decoding.drafter import Drafter
-from pipeline.decoding.sources import create_source
+from pipeline.decoding.sources.base import DraftSource
 
-# In a server the BLS model keeps what lives across engines; what needs logits or the window lives with the engine.
-BLS_KINDS = frozenset({"trie", "prompt"})
-ENGINE_KINDS = frozenset({"window", "recycling", "supplied"})
+ALL_KINDS = frozenset(SOURCE_ROWS)
+
+
+def create_source(config: SourceConfig, lookahead: LookaheadConfig) -> DraftSource:
+    """The draft source of a config. lookahead: the largest W, N, G that a request may ask for."""
+    module, _, name = SOURCE_ROWS[config.kind].implementation.partition(":")
+    source: DraftSource = getattr(import_module(module), name)(config, lookahead)
+    return source
 
 
 def create_drafter(
     sources: Iterable[SourceConfig],
     lookahead: LookaheadConfig,
     vocab_size: int,
-    kinds: Collection[str] = BLS_KINDS | ENGINE_KINDS,
+    kinds: Collection[str] = ALL_KINDS,
 ) -> Drafter:
     """A drafter of the configured sources whose kind is among `kinds`."""
     chosen = [source for source in sources if source.kind in kinds]

@@ -10,31 +10,29 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ParamSpec, Protocol, TypeVar, runtime_checkable
+from pathlib import Path
+from typing import Any, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
+from numpy.typing import NDArray
 
+from pipeline.decoding.calibration import Calibration
 from pipeline.decoding.continuations import ContinuationTable, empty_table
+from pipeline.decoding.feedback import places_in, unsent_nodes
 from pipeline.decoding.growth import Grown, Proposals, grow, learn_from_step
+from pipeline.decoding.learned_state import load_arrays, save_arrays
 from pipeline.decoding.mixing_prior import prior_weights
+from pipeline.decoding.proposals import joined_proposals
+from pipeline.decoding.reliability import Reliability
 from pipeline.decoding.request import StepResult
 from pipeline.decoding.sources.base import DraftBudget, DraftSource
-from pipeline.decoding.tree import EMPTY_TREE, DraftTree, FloatArray, IntArray, check_tree, depths
+from pipeline.decoding.tree import EMPTY_TREE, DraftTree, IntArray, check_tree, depths
+from pipeline.errors import UserError
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
 LEARNING_RATE = 0.015
-# The estimates are low on average, and far too low while text repeats: probabilities of paths are therefore raised to a
-# power of the request's own, which starts at the largest value and falls as more than expected is accepted.
-MAX_EXPONENT = 0.9
-MIN_EXPONENT = 0.1
-EXPONENT_RATE = 0.2
-# Steps that count, and how many tokens more than seen it takes to believe in a change.
-EXPONENT_DECAY = 0.9
-EXPONENT_PRIOR = 3.0
-# Conditional probability of nodes that a source gives no estimate for.
-UNKNOWN_PROBABILITY = 0.5
 
 NO_TABLE = empty_table(0, 1, 1)
 logger = logging.getLogger(__name__)
@@ -50,28 +48,27 @@ class TableSource(DraftSource, Protocol):
         """What the keys of a started request's entries begin with: see `continuations.namespace_key`."""
 
 
+@runtime_checkable
+class LearningSource(DraftSource, Protocol):
+    """A source that keeps what it has learnt: see `learned_state`."""
+
+    def save_learned(self, folder: Path, fingerprint: str) -> None:
+        """Write it into a folder. fingerprint: of the model and its tokenizer. Raises UserError."""
+
+    def load_learned(self, folder: Path, fingerprint: str) -> None:
+        """Take in what is there, if anything. Raises UserError if it cannot be used."""
+
+
 @dataclass(slots=True)
 class _Request:
-    """names: who takes part. tree, grown: the last proposal, until it was judged. own_nodes: by a source's index, where
-    its nodes stand in `grown.places`. exponent: see `MAX_EXPONENT`. num_expected, num_accepted: draft tokens of the
-    last steps."""
+    """names: who takes part. tree, grown, channels: the last proposal, until it was judged, and the channel that gave
+    each node its highest probability. own_nodes: by a source's index, where its nodes stand in `grown.places`."""
 
     names: frozenset[str]
     tree: DraftTree = EMPTY_TREE
     grown: Grown | None = None
     own_nodes: dict[int, slice] = field(default_factory=dict)
-    exponent: float = MAX_EXPONENT
-    num_expected: float = 0.0
-    num_accepted: float = 0.0
-
-    def learn_exponent(self, verified: DraftTree, num_accepted: int) -> None:
-        """Compare what the estimates promised for the verified nodes with what came."""
-        if not len(verified) or verified.probabilities is None:
-            return
-        self.num_expected = EXPONENT_DECAY * self.num_expected + float(verified.probabilities.sum())
-        self.num_accepted = EXPONENT_DECAY * self.num_accepted + num_accepted
-        ratio = (self.num_accepted + EXPONENT_PRIOR) / (self.num_expected + EXPONENT_PRIOR)
-        self.exponent = min(max(self.exponent * ratio**-EXPONENT_RATE, MIN_EXPONENT), MAX_EXPONENT)
+    channels: IntArray = field(default_factory=lambda: np.empty(0, np.int32))
 
 
 class Drafter:
@@ -84,6 +81,7 @@ class Drafter:
         self.sources = tuple(sources)
         self.names = tuple(names)
         self.failures: dict[str, int] = dict.fromkeys(names, 0)
+        self.reliability = Reliability(self.names)
         self._vocab_size = vocab_size
         self._requests: dict[str, _Request] = {}
         with_table = [source for source in self.sources if isinstance(source, TableSource)]
@@ -92,6 +90,7 @@ class Drafter:
         self._table_source = with_table[0] if with_table else None
         num_orders = len(with_table[0].table.keys) if with_table else 0
         self._weights = prior_weights(len(sources), num_orders)
+        self._calibration = Calibration(len(sources) + num_orders)
         # Channels of the sources, then of the orders of the one that fills the table.
         self._channel_sources = np.arange(len(sources) + num_orders, dtype=np.int32)
         if with_table:
@@ -130,7 +129,7 @@ class Drafter:
             tree = self._guarded(source, EMPTY_TREE, self._checked, source, request_id, context, budget)
             if len(tree):
                 trees.append((index, tree))
-        proposals = _joined(trees, request.own_nodes)
+        proposals = joined_proposals(trees, request.own_nodes)
         grown: Grown | None = None
         table_source = self._table_source
         if table_source is not None and table_source.name in request.names:
@@ -140,11 +139,13 @@ class Drafter:
         if grown is None:
             grown = self._grown(context, proposals, NO_TABLE, np.uint64(0), budget)
         request.grown = grown
+        request.channels = grown.said.argmax(axis=1)
+        probabilities = self._calibration.corrected(grown.probabilities, request.channels, grown.parents)
         request.tree = DraftTree(
             grown.token_ids,
             grown.parents,
-            grown.probabilities**request.exponent,
-            self._credited(grown.said),
+            probabilities,
+            self._channel_sources[request.channels],
             grown.num_fixed,
         )
         return request.tree
@@ -152,15 +153,21 @@ class Drafter:
     def update(self, request_id: str, step: StepResult) -> None:
         """Let the sources, and the weights that combine them, learn from a step."""
         request = self._requests[request_id]
-        request.learn_exponent(step.tree, len(step.nodes))
+        self.reliability.add(step.tree, step.nodes)
         grown, places = request.grown, np.empty(0, np.int32)
         if grown is not None:
-            verified = _places_in(request.tree, step.tree)
+            verified = places_in(request.tree, step.tree)
             # One entry more than nodes, so that -1 (not verified) finds False.
             accepted_nodes = np.zeros(len(step.tree) + 1, np.bool_)
             accepted_nodes[step.nodes] = True
+            unsent = unsent_nodes(step)
+            if len(unsent):
+                accepted_nodes[unsent[0]] = True
+                verified = np.where(np.isin(verified, unsent[1:]), -1, verified)
             accepted = accepted_nodes[verified]
             learn_from_step(self._weights, grown, verified, accepted, LEARNING_RATE)
+            judged = np.flatnonzero(verified >= 0)
+            self._calibration.learn(grown.probabilities[judged], request.channels[judged], accepted[judged])
             places = np.where(grown.places < 0, -1, verified[grown.places]) if len(verified) else grown.places
         step = _to_look_at(step)
         for index, source in enumerate(self.sources):
@@ -169,17 +176,42 @@ class Drafter:
                 self._guarded(source, None, source.update, request_id, step, nodes)
         request.grown, request.tree, request.own_nodes = None, EMPTY_TREE, {}
 
+    def save_learned(self, folder: Path, name: str, fingerprint: str) -> None:
+        """Write what was learnt into a folder, which drafters of other names may share. What cannot be written is
+        logged."""
+        for source in self.sources:
+            if isinstance(source, LearningSource):
+                self._guarded(source, None, source.save_learned, folder, fingerprint)
+        try:
+            save_arrays(folder / f"{name}.state", self._mix(), fingerprint)
+        except UserError as error:
+            logger.warning("%s", error)
+
+    def load_learned(self, folder: Path, name: str, fingerprint: str) -> None:
+        """Take in what `save_learned` wrote, before the first request. What cannot be used is logged and left alone."""
+        for source in self.sources:
+            if isinstance(source, LearningSource):
+                self._guarded(source, None, source.load_learned, folder, fingerprint)
+        path = folder / f"{name}.state"
+        if not path.exists():
+            return
+        try:
+            for key, values in load_arrays(path, self._mix(), fingerprint).items():
+                self._mix()[key][...] = values
+        except UserError as error:
+            logger.warning("%s", error)
+
+    def _mix(self) -> dict[str, NDArray[Any]]:
+        """What the drafter itself learns."""
+        calibration = self._calibration
+        return {"weights": self._weights, "promised": calibration.promised, "accepted": calibration.accepted}
+
     def stop(self, request_id: str) -> None:
         """The request ended. Twice does nothing."""
         request = self._requests.pop(request_id, None)
         if request is not None:
             for source in self._taking_part(request.names):
                 self._guarded(source, None, source.stop, request_id)
-
-    def _credited(self, said: FloatArray) -> IntArray:
-        """[n] the source that gave each node the highest probability."""
-        credited: IntArray = self._channel_sources[said.argmax(axis=1)]
-        return credited
 
     def _taking_part(self, names: frozenset[str]) -> list[DraftSource]:
         return [source for source in self.sources if source.name in names]
@@ -240,47 +272,3 @@ def _read_only(tokens: IntArray) -> IntArray:
 def _to_look_at(step: StepResult) -> StepResult:
     """A step of which a source can change nothing that others use."""
     return replace(step, context=_read_only(step.context), nodes=list(step.nodes), token_ids=list(step.token_ids))
-
-
-def _joined(trees: Sequence[tuple[int, DraftTree]], own_nodes: dict[int, slice]) -> Proposals:
-    """The trees one behind the other, each with the index of its source; notes where each source's nodes are."""
-    if not trees:
-        nothing = np.empty(0, np.int32)
-        return Proposals(nothing, nothing, np.empty(0, np.float32), nothing, np.empty(0, np.bool_))
-    start = 0
-    parents: list[IntArray] = []
-    for index, tree in trees:
-        own_nodes[index] = slice(start, start + len(tree))
-        parents.append(np.where(tree.parents < 0, -1, tree.parents + start))
-        start += len(tree)
-    return Proposals(
-        np.concatenate([tree.token_ids for _, tree in trees]).astype(np.int32),
-        np.concatenate(parents).astype(np.int32),
-        np.concatenate([_conditionals(tree) for _, tree in trees]),
-        np.repeat([index for index, _ in trees], [len(tree) for _, tree in trees]).astype(np.int32),
-        np.concatenate([np.arange(len(tree)) < tree.num_fixed for _, tree in trees]),
-    )
-
-
-def _conditionals(tree: DraftTree) -> FloatArray:
-    """[n] estimated probability of each node given that its parent is accepted."""
-    if tree.probabilities is None:
-        return np.full(len(tree), UNKNOWN_PROBABILITY, np.float32)
-    above = np.where(tree.parents < 0, np.float32(1.0), tree.probabilities[tree.parents])
-    conditionals: FloatArray = np.clip(tree.probabilities / np.maximum(above, 1e-30), 1e-4, 1.0).astype(np.float32)
-    return conditionals
-
-
-def _places_in(proposed: DraftTree, verified: DraftTree) -> IntArray:
-    """[len(proposed)] node of `verified` that each proposed node became, -1 if it was left out."""
-    if verified is proposed:
-        return np.arange(len(proposed), dtype=np.int32)
-    children = {
-        (parent, token): node
-        for node, (parent, token) in enumerate(zip(verified.parents.tolist(), verified.token_ids.tolist(), strict=True))
-    }
-    places = np.full(len(proposed), -1, np.int32)
-    for node, (parent, token) in enumerate(zip(proposed.parents.tolist(), proposed.token_ids.tolist(), strict=True)):
-        if parent < 0 or places[parent] >= 0:
-            places[node] = children.get((-1 if parent < 0 else int(places[parent]), token), -1)
-    return places

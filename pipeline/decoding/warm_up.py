@@ -10,9 +10,8 @@ import numpy as np
 
 from pipeline.config.schema import LookaheadConfig, RecyclingDraftConfig, TrieDraftConfig, WindowDraftConfig
 from pipeline.decoding.compile_cache import mark_complete
-from pipeline.decoding.drafter import Drafter
+from pipeline.decoding.create import create_drafter
 from pipeline.decoding.request import StepResult
-from pipeline.decoding.sources import create_source
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.trie import Trie
 from pipeline.decoding.trie.snapshot import load_trie, save_trie
@@ -27,7 +26,7 @@ def warm_up() -> None:
     once, and let a trie grow, forget, be saved and loaded."""
     lookahead = LookaheadConfig(max_window_size=2, max_ngram_size=3, max_verification_set_size=2)
     configs = (TrieDraftConfig(max_bytes=1 << 16), RecyclingDraftConfig(top_k=2), WindowDraftConfig())
-    drafter = Drafter([create_source(config, lookahead) for config in configs], VOCAB_SIZE)
+    drafter = create_drafter(configs, lookahead, VOCAB_SIZE)
     text = np.tile(np.arange(8, dtype=np.int32), 4)
     names = frozenset(source.name for source in drafter.sources)
     for request_id in REQUESTS:

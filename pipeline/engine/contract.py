@@ -66,7 +66,7 @@ class NodeLogits(Protocol):
         """[vocab] float32 logits of one row."""
 
     def top_k(self, k: int) -> tuple[IntArray, FloatArray]:
-        """[n + 1, k] most probable tokens, best first, and their probabilities."""
+        """[n + 1, k] most probable tokens, best first, and their probabilities, which may be estimates."""
 
     def pending(self) -> list[FloatArray]:
         """[num_pending][vocab] float32 logits after each pending token of the pass; empty unless the item wanted

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from pipeline.decoding.create import BLS_KINDS, ENGINE_KINDS, create_drafter
+from pipeline.decoding.create import ALL_KINDS, create_drafter
 from pipeline.decoding.grammar.compiler import Compiler
 from pipeline.decoding.planner import AdaptivePlanner, FixedPlanner, Planner
 from pipeline.decoding.sources.base import DraftBudget
@@ -25,10 +25,10 @@ def create_scheduler(
     artifact: Artifact, engine: Engine, kinds: Collection[str] | None = None, compiler: Compiler | None = None
 ) -> Scheduler:
     """A scheduler over a loaded engine. kinds: draft sources that live with it; None: all. A server passes
-    `ENGINE_KINDS`, as the others live in its BLS model. compiler: where several schedulers share one."""
+    those of its side, as the others live in its BLS model. compiler: where several schedulers share one."""
     profile = artifact.resolved.profile
     drafting = profile.drafting
-    wanted = BLS_KINDS | ENGINE_KINDS if kinds is None else kinds
+    wanted = ALL_KINDS if kinds is None else kinds
     return Scheduler(
         engine,
         create_drafter(drafting.sources, artifact.resolved.lookahead, engine.limits.vocab_size, wanted),

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.config.rules import LOOKAHEAD_OFF
-from pipeline.decoding.create import BLS_KINDS, create_drafter
+from pipeline.config.schema import kinds_on
+from pipeline.decoding.create import create_drafter
 from pipeline.decoding.drafter import Drafter
 from pipeline.decoding.request import StepResult, as_token_ids
 from pipeline.decoding.session import outcome_of_tokens
@@ -120,7 +121,7 @@ class ChainDrafts:
     def _sources(self) -> Drafter:
         """Made at first use, in the process that drafts."""
         if self._drafter is None:
-            self._drafter = create_drafter(self.settings.sources, LOOKAHEAD_OFF, _ANY_VOCABULARY, BLS_KINDS)
+            self._drafter = create_drafter(self.settings.sources, LOOKAHEAD_OFF, _ANY_VOCABULARY, kinds_on("bls"))
         return self._drafter
 
     def _names(self) -> frozenset[str]:

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.config.resolution import load_resolved
-from pipeline.config.schema import ResolvedConfig
-from pipeline.decoding.create import BLS_KINDS, create_drafter
+from pipeline.config.schema import ResolvedConfig, kinds_on
+from pipeline.decoding.create import create_drafter
 from pipeline.decoding.session import Session
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.sources.supplied import SuppliedSource
@@ -30,6 +30,7 @@ from pipeline.engine.traits import TargetTraits
 from pipeline.errors import RepositoryError, RequestError
 from pipeline.triton_models.call_costs import CallCosts
 from pipeline.triton_models.generation import Engine, Generation
+from pipeline.triton_models.learned import LearnedState
 from pipeline.triton_models.metrics import RequestMetrics, TrieMetrics
 from pipeline.triton_models.piece import Piece, output_of
 from pipeline.triton_models.places import Place, Places, tenant_of
@@ -72,6 +73,7 @@ class Bls:
 
     def __init__(self, resolved: ResolvedConfig, codec: TextCodec, targets: Sequence[Target]) -> None:
         profile = resolved.profile
+        self._drafting = profile.drafting
         self._codec = codec
         self._served = [
             _Served(
@@ -87,9 +89,7 @@ class Bls:
         # What the profile asks for is meant for any engine; what a request asks for must be there.
         self._strategy = profile.drafting.strategy if profile.drafting.strategy in offered(self._models) else "auto"
         self._budget = DraftBudget(profile.drafting.max_draft_tokens, profile.drafting.max_draft_len)
-        self._drafter = create_drafter(
-            profile.drafting.sources, resolved.lookahead, codec.vocab_size, BLS_KINDS | {SuppliedSource.name}
-        )
+        self._drafter = create_drafter(profile.drafting.sources, resolved.lookahead, codec.vocab_size, kinds_on("bls"))
         self._trie = next((source.trie for source in self._drafter.sources if isinstance(source, TrieSource)), None)
         self._supplied = next((s for s in self._drafter.sources if isinstance(s, SuppliedSource)), None)
         self._is_safe = profile.server.side_channel_safe
@@ -122,6 +122,10 @@ class Bls:
                 raise
             finally:
                 on_end(_request_metrics(generation, outcome, started), self._trie_metrics())
+
+    def learned_state(self, artifact_dir: Path, cache_dir: Path) -> LearnedState:
+        """What keeps the learnt of this object; it has loaded what there was."""
+        return LearnedState(self._drafter, self._drafting, artifact_dir, cache_dir, "bls")
 
     async def _read(self, tensors: Tensors) -> TextRequest:
         """The request, long texts tokenised beside the event loop: one at a time, the others go on."""

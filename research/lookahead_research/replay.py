@@ -23,18 +23,10 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from pipeline.bench.data.known_outputs import ALL_TASKS, ReplayRow
-from pipeline.config.schema import (
-    LookaheadConfig,
-    PromptDraftConfig,
-    RecyclingDraftConfig,
-    SourceConfig,
-    SuppliedDraftConfig,
-    TrieDraftConfig,
-    WindowDraftConfig,
-)
+from pipeline.config.schema import SOURCE_ROWS, LookaheadConfig, PromptDraftConfig, TrieDraftConfig, kinds_for
+from pipeline.decoding.create import create_drafter
 from pipeline.decoding.drafter import Drafter
 from pipeline.decoding.request import StepResult
-from pipeline.decoding.sources import create_source
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.sources.supplied import SuppliedSource
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree, IntArray, agreeing_path
@@ -42,8 +34,11 @@ from pipeline.errors import UserError
 
 Regime = Literal["cold", "warm", "prewarmed"]
 REGIMES: tuple[Regime, ...] = get_args(Regime)
-HYBRID = ("trie", "recycling", "supplied")
-SOURCES = ("trie", "prompt", "pool", "recycling", "supplied")
+# Of the window, replay can drive the pool only, so it goes by that name.
+_POOL = "pool"
+_KINDS = {_POOL if kind == "window" else kind: kind for kind, row in SOURCE_ROWS.items() if row.replayable}
+SOURCES = tuple(_KINDS)
+HYBRID = tuple(sorted(kinds_for("hybrid", _KINDS.values())))
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,14 +165,12 @@ def _drafter(names: Sequence[str], vocab_size: int, trie: TrieDraftConfig, branc
     # lives from the prompt and the accepted text. N and G as in the paper's small setting, G wide enough to be no
     # limit.
     lookahead = LookaheadConfig(max_window_size=1, max_ngram_size=5, max_verification_set_size=16)
-    configs: dict[str, SourceConfig] = {
+    configs: dict[str, Any] = {
+        **{kind: row.config() for kind, row in SOURCE_ROWS.items() if row.replayable},
         "trie": trie,
         "prompt": PromptDraftConfig(branch_length=branch_length),
-        "pool": WindowDraftConfig(),
-        "recycling": RecyclingDraftConfig(),
-        "supplied": SuppliedDraftConfig(),
     }
-    return Drafter([create_source(configs[name], lookahead) for name in names], vocab_size)
+    return create_drafter([configs[_KINDS[name]] for name in names], lookahead, vocab_size)
 
 
 def _replay_one(drafter: Drafter, row: ReplayRow, budget: DraftBudget) -> _Tally:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from pipeline.bench.data.workload import Prompt
+from pipeline.decoding.drafter import Drafter
+from pipeline.decoding.reliability import ReliabilityRow
 from pipeline.decoding.request import GenerationRequest
 from pipeline.engine.submission import GenerationResult, OnEvent, Submission
 
@@ -26,6 +28,7 @@ class Generation:
     draft_seconds: float
     finish_reason: str | None
     accepted_by_source: dict[str, int] = field(default_factory=dict)
+    reliability: list[ReliabilityRow] = field(default_factory=list)
 
 
 class Contender(Protocol):
@@ -42,6 +45,9 @@ class Contender(Protocol):
 
 class SchedulerLike(Protocol):
     """What is used of `pipeline.engine.scheduler.Scheduler`."""
+
+    @property
+    def drafter(self) -> Drafter: ...
 
     def submit(self, submission: Submission, on_event: OnEvent) -> None: ...
     def step(self) -> None: ...
@@ -72,7 +78,7 @@ class SchedulerContender:
         self._forget_cached = forget_cached
 
     def forget(self) -> None:
-        """A fresh scheduler is the one sure way to forget all: sources, learnt weights, calibration."""
+        """Make a fresh scheduler, so that sources, learnt weights and calibration are forgotten."""
         self.scheduler = self._create()
 
     def submission(self, request: GenerationRequest) -> Submission:
@@ -87,7 +93,7 @@ class SchedulerContender:
         started = time.perf_counter()
         (result,) = self.scheduler.run([submission])
         seconds = time.perf_counter() - started
-        return generation_of(result, seconds)
+        return replace(generation_of(result, seconds), reliability=self.scheduler.drafter.reliability.take())
 
 
 def generation_of(result: GenerationResult, seconds: float) -> Generation:

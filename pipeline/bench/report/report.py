@@ -41,6 +41,13 @@ def sections_of(results: BenchResults) -> list[Section]:
     if len(sources.columns) > 2:  # more than one source
         text = "Share of the accepted draft tokens by the source that was surest of them."
         sections.append(Section("Whose drafts were accepted", text, sources))
+    reliability = reliability_table(results)
+    if reliability.rows:
+        text = (
+            "Verified draft tokens by the estimated probability that they would be accepted: how many the estimates "
+            "promised, and how many were."
+        )
+        sections.append(Section("Promised and accepted", text, reliability))
     if results.concurrency:
         text = "Requests in flight over the whole workload; the next one joins as one ends."
         sections.append(Section("Concurrency", text, concurrency_table(results)))
@@ -147,6 +154,29 @@ def source_table(results: BenchResults) -> Table:
         if counts.total()
     ]
     return Table(("strategy", *names), rows)
+
+
+def reliability_table(results: BenchResults) -> Table:
+    """One row per strategy, source and bucket of estimates."""
+    sums: dict[tuple[str, str, float, float], tuple[int, float, int]] = {}
+    for record in results.requests:
+        for source, low, high, *counts in record.reliability:
+            key = (record.strategy, source, low, high)
+            nodes, promised, accepted = (old + new for old, new in zip(sums.get(key, (0, 0.0, 0)), counts, strict=True))
+            sums[key] = (int(nodes), promised, int(accepted))
+    rows: list[tuple[str, ...]] = [
+        (
+            strategy,
+            source,
+            f"{low:g} - {high:g}",
+            str(nodes),
+            f"{promised:.1f}",
+            str(accepted),
+            f"{accepted / promised:.2f}" if promised else "-",
+        )
+        for (strategy, source, low, high), (nodes, promised, accepted) in sorted(sums.items())
+    ]
+    return Table(("strategy", "source", "estimate", "tokens", "promised", "accepted", "accepted / promised"), rows)
 
 
 def concurrency_table(results: BenchResults) -> Table:

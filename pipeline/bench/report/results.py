@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from pipeline.decoding.reliability import ReliabilityRow
 from pipeline.engine.cost_curve import CostRow
 from pipeline.errors import UserError
 from pipeline.files import partial_path, write_whole
@@ -36,6 +37,10 @@ class RequestRecord(_Value):
     accepted_tokens: int = Field(ge=0)
     accepted_by_source: dict[str, int] = Field(
         default={}, description="Accepted draft tokens by the source that was surest of them; in process only."
+    )
+    reliability: list[ReliabilityRow] = Field(
+        default=[],
+        description="Verified draft nodes by source and estimate: see `decoding.reliability`; in process only.",
     )
     acceptance_lengths: list[int] = Field(description="Tokens emitted per step.")
     seconds: float = Field(ge=0)

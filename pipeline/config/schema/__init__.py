@@ -14,22 +14,24 @@ from pipeline.config.schema.checkpoint import (
     RandomCheckpoint,
     WheelCheckpoint,
 )
-from pipeline.config.schema.drafting import (
-    DraftingConfig,
+from pipeline.config.schema.draft_sources import (
     PromptDraftConfig,
     RecyclingDraftConfig,
-    SourceConfig,
     SuppliedDraftConfig,
     TrieDraftConfig,
     WindowDraftConfig,
 )
+from pipeline.config.schema.drafting import DraftingConfig, SourceConfig
 from pipeline.config.schema.lookahead import LookaheadConfig
 from pipeline.config.schema.model import ModelConfig, ModelShape, Parallelism
 from pipeline.config.schema.profile import EngineConfig, ProfileConfig, SchedulingConfig, ServerConfig
 from pipeline.config.schema.resolved import ResolvedConfig
+from pipeline.config.schema.source_registry import SOURCE_ROWS, carries, kinds_for, kinds_on
+from pipeline.config.schema.source_row import SourceRow
 from pipeline.config.schema.tensorrt_llm import TensorRTLLMConfig
 
 __all__ = [
+    "SOURCE_ROWS",
     "ApiKey",
     "CheckpointSource",
     "Device",
@@ -54,10 +56,14 @@ __all__ = [
     "SchedulingConfig",
     "ServerConfig",
     "SourceConfig",
+    "SourceRow",
     "Strategy",
     "SuppliedDraftConfig",
     "TensorRTLLMConfig",
     "TrieDraftConfig",
     "WheelCheckpoint",
     "WindowDraftConfig",
+    "carries",
+    "kinds_for",
+    "kinds_on",
 ]

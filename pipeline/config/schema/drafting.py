@@ -2,58 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from functools import reduce
+from operator import or_
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from pipeline.config.schema.base import Frozen, Retrieval, Strategy
+from pipeline.config.schema.base import Frozen, Strategy
+from pipeline.config.schema.draft_sources import (
+    PromptDraftConfig,
+    RecyclingDraftConfig,
+    SuppliedDraftConfig,
+    TrieDraftConfig,
+    WindowDraftConfig,
+)
+from pipeline.config.schema.source_registry import SOURCE_ROWS
 
-
-class TrieDraftConfig(Frozen):
-    """Drafts from the trie of prompts and past outputs (arXiv 2312.12728)."""
-
-    kind: Literal["trie"] = "trie"
-    retrieval: Retrieval = Field(
-        "hierarchical", description="Merged branches with shared prefixes, separate branches, or the best branch alone."
-    )
-    branch_length: int = Field(12, ge=1, le=64, description="Longest drafted path; tokens stored per branch.")
-    max_bytes: int = Field(64 << 20, ge=1 << 16, description="Hard memory bound of the shared trie.")
-    snapshot: str | None = Field(
-        None, min_length=1, description="What the shared trie starts with: a file that `lookahead trie build` made."
-    )
-
-
-class PromptDraftConfig(Frozen):
-    """Drafts from the request's own prompt and output."""
-
-    kind: Literal["prompt"] = "prompt"
-    branch_length: int = Field(12, ge=1, le=64, description="Longest drafted path.")
-
-
-class WindowDraftConfig(Frozen):
-    """Drafts from the lookahead window and its n-gram pool; W, N, G stand with the model."""
-
-    kind: Literal["window"] = "window"
-    pool_from_prompt: bool = Field(True, description="Seed the pool with the prompt's n-grams.")
-
-
-class RecyclingDraftConfig(Frozen):
-    """Drafts from the top candidates of earlier verify steps (token recycling, arXiv 2408.08696)."""
-
-    kind: Literal["recycling"] = "recycling"
-    top_k: int = Field(8, ge=1, le=32, description="Candidates kept per context.")
-
-
-class SuppliedDraftConfig(Frozen):
-    """Drafts that come with the request: a client's prediction, or the tree that a BLS step sends."""
-
-    kind: Literal["supplied"] = "supplied"
-
-
-SourceConfig = Annotated[
-    TrieDraftConfig | PromptDraftConfig | WindowDraftConfig | RecyclingDraftConfig | SuppliedDraftConfig,
-    Field(discriminator="kind"),
-]
+if TYPE_CHECKING:
+    # The built-in ones; installed packages add theirs.
+    SourceConfig = TrieDraftConfig | PromptDraftConfig | WindowDraftConfig | RecyclingDraftConfig | SuppliedDraftConfig
+else:
+    SourceConfig = Annotated[reduce(or_, (row.config for row in SOURCE_ROWS.values())), Field(discriminator="kind")]
 
 
 class DraftingConfig(Frozen):
@@ -66,6 +35,13 @@ class DraftingConfig(Frozen):
         "fixed",
         description="fixed: always up to the limits above. adaptive: as many as the measured cost curve repays, or for "
         "chains to TensorRT-LLM what the calls are seen to cost.",
+    )
+    keep_learned_minutes: float = Field(
+        0.0,
+        ge=0,
+        le=1440,
+        description="How often a server saves what its draft sources have learnt, and once more when it stops; the "
+        "next server of the model begins with it, under any profile. 0: never.",
     )
     sources: tuple[SourceConfig, ...] = Field(
         (TrieDraftConfig(), PromptDraftConfig()), description="Draft sources that a strategy may choose from."

@@ -1,7 +1,7 @@
-"""The contract of a draft source: something that guesses how a sequence goes on, and learns from what came.
+"""The contract of a draft source: it guesses how a sequence goes on, and learns from the tokens that came.
 
-A source never decides a token, it only costs or saves time. A new source is one file here, one config type in
-`pipeline.config.schema.drafting`, one line in `pipeline.decoding.sources.create_source`, and its tests.
+A source never decides a token, it only costs or saves time. It is made as `Class(config, lookahead)`; a new one is one
+file and one row of `pipeline.config.schema.source_registry` (docs/how-to/add-a-draft-source.md).
 """
 
 from __future__ import annotations

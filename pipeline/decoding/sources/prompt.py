@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.config.schema import PromptDraftConfig
+from pipeline.config.schema import LookaheadConfig, PromptDraftConfig
 from pipeline.decoding.request import StepResult
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree, IntArray
@@ -26,7 +26,7 @@ class PromptSource:
     name = "prompt"
     needs_top_k = 0
 
-    def __init__(self, config: PromptDraftConfig) -> None:
+    def __init__(self, config: PromptDraftConfig, lookahead: LookaheadConfig | None = None) -> None:
         self._branch_length = config.branch_length
         self._estimator = Estimator(config.branch_length, "hierarchical")
         self._requests: dict[str, _Request] = {}

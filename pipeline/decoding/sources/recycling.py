@@ -8,16 +8,20 @@ instead of a fixed shape.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 
-from pipeline.config.schema import RecyclingDraftConfig
+from pipeline.config.schema import LookaheadConfig, RecyclingDraftConfig
 from pipeline.decoding.continuations import ContinuationTable, empty_table, namespace_key, store_step
+from pipeline.decoding.learned_state import load_arrays, save_arrays
 from pipeline.decoding.request import StepResult
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree, IntArray
 
 ORDERS = 3
 CAPACITY = 1 << 16
+STATE = "recycling.state"
 
 
 class RecyclingSource:
@@ -25,7 +29,7 @@ class RecyclingSource:
 
     name = "recycling"
 
-    def __init__(self, config: RecyclingDraftConfig) -> None:
+    def __init__(self, config: RecyclingDraftConfig, lookahead: LookaheadConfig | None = None) -> None:
         self.needs_top_k = config.top_k
         self.table: ContinuationTable = empty_table(ORDERS, CAPACITY, config.top_k)
         self._keys: dict[str, np.uint64] = {}
@@ -49,6 +53,14 @@ class RecyclingSource:
             store_step(
                 self.table, key, step.context, tree.token_ids, tree.parents, accepted, step.top_ids, step.top_probs
             )
+
+    def save_learned(self, folder: Path, fingerprint: str) -> None:
+        save_arrays(folder / STATE, self.table._asdict(), fingerprint)
+
+    def load_learned(self, folder: Path, fingerprint: str) -> None:
+        path = folder / STATE
+        if path.exists():
+            self.table = ContinuationTable(**load_arrays(path, self.table._asdict(), fingerprint))
 
     def stop(self, request_id: str) -> None:
         self._keys.pop(request_id, None)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pipeline.config.schema import SuppliedDraftConfig
+from pipeline.config.schema import LookaheadConfig, SuppliedDraftConfig
 from pipeline.decoding.request import StepResult
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree, IntArray, chain, limit_tree
@@ -37,7 +37,7 @@ class SuppliedSource:
     name = "supplied"
     needs_top_k = 0
 
-    def __init__(self, config: SuppliedDraftConfig) -> None:
+    def __init__(self, config: SuppliedDraftConfig, lookahead: LookaheadConfig | None = None) -> None:
         self._requests: dict[str, Supplied] = {}
 
     def start(self, request_id: str, prompt_ids: IntArray, namespace: str) -> None:

@@ -7,14 +7,16 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.config.schema import TrieDraftConfig
+from pipeline.config.schema import LookaheadConfig, TrieDraftConfig
 from pipeline.decoding.request import StepResult
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree, IntArray
 from pipeline.decoding.trie import Trie, TrieStream
 from pipeline.decoding.trie.estimator import Estimator
-from pipeline.decoding.trie.snapshot import load_trie
+from pipeline.decoding.trie.snapshot import load_trie, save_trie
 from pipeline.errors import ConfigError
+
+STATE = "trie.snapshot"
 
 
 @dataclass(slots=True)
@@ -34,7 +36,7 @@ class TrieSource:
     name = "trie"
     needs_top_k = 0
 
-    def __init__(self, config: TrieDraftConfig) -> None:
+    def __init__(self, config: TrieDraftConfig, lookahead: LookaheadConfig | None = None) -> None:
         """Raises ConfigError if the limits hold no trie or the snapshot has others, UserError if it cannot be read."""
         try:
             self.trie = Trie(config.branch_length, config.max_bytes)
@@ -68,6 +70,15 @@ class TrieSource:
         finally:  # a gap in the text would be a lie from here on
             request.own_text.append(tokens)
             request.output.append(tokens)
+
+    def save_learned(self, folder: Path, fingerprint: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_trie(self.trie, folder / STATE)
+
+    def load_learned(self, folder: Path, fingerprint: str) -> None:
+        path = folder / STATE
+        if path.exists():
+            self.trie.merge(load_trie(path))
 
     def stop(self, request_id: str) -> None:
         request = self._requests.pop(request_id, None)

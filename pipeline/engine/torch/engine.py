@@ -15,11 +15,12 @@ from pipeline.engine.contract import EngineLimits, EngineSequence, NodeLogits, R
 from pipeline.engine.torch.attention import Segment, SlotAttention, segment_mask, segment_positions
 from pipeline.engine.torch.fusion import fuse_layers
 from pipeline.engine.torch.kv_cache import SlotCache
-from pipeline.engine.torch.largest import argmax, block_maxima, top_k
+from pipeline.engine.torch.largest import argmax, block_maxima
 from pipeline.engine.torch.own_attention import use_attention
 from pipeline.engine.torch.packed_linear import can_pack, pack_linears
 from pipeline.engine.torch.quantized_linear import pack_quantized
 from pipeline.engine.torch.slots import Slot, SlotTable, check_item, check_tokens, first_row, slot_of
+from pipeline.engine.torch.top_k import PassCandidates
 
 _engine_numbers = itertools.count()
 # Passes have as many rows as one of these steps allows, the last rows being of no sequence: oneDNN makes and keeps a
@@ -29,16 +30,22 @@ _LARGE_STEP = 64
 
 
 class TorchNodeLogits:
-    """Rows of one item in the logits of a pass. logits: [n + 1, vocab], with their `block_maxima`. choices: [n + 1].
-    pending: [num_pending, vocab] if they are wanted."""
+    """Rows of one item in a pass. logits: [n + 1, vocab]. choices: [n + 1]. candidates: of the whole pass, of which
+    `rows` are the item's. pending: [num_pending, vocab] if they are wanted."""
 
     def __init__(
-        self, logits: torch.Tensor, maxima: torch.Tensor, choices: IntArray, pending: torch.Tensor | None = None
+        self,
+        logits: torch.Tensor,
+        choices: IntArray,
+        candidates: PassCandidates,
+        rows: slice,
+        pending: torch.Tensor | None = None,
     ) -> None:
         self._pending = pending
         self._logits = logits
-        self._maxima = maxima
         self._choices = choices
+        self._candidates = candidates
+        self._rows = rows
 
     @property
     def choices(self) -> IntArray:
@@ -48,9 +55,8 @@ class TorchNodeLogits:
         return self._logits[index].float().cpu().numpy()
 
     def top_k(self, k: int) -> tuple[IntArray, FloatArray]:
-        _, ids = top_k(self._logits, self._maxima, k)
-        probabilities = torch.softmax(self._logits, dim=1, dtype=torch.float32).gather(1, ids)
-        return ids.to(torch.int32).cpu().numpy(), probabilities.cpu().numpy()
+        ids, probabilities = self._candidates.top_k(k)
+        return ids[self._rows], probabilities[self._rows]
 
     def pending(self) -> list[FloatArray]:
         return [] if self._pending is None else list(self._pending.float().cpu().numpy())
@@ -121,6 +127,7 @@ class TorchEngine:
             start += segment.length
         logits = self._forward(np.concatenate(token_ids), np.concatenate(positions), segments, wanted_rows)
         maxima = block_maxima(logits)
+        candidates = PassCandidates(logits, maxima)
         choices = argmax(logits, maxima).to(torch.int32).cpu().numpy()
         results: list[NodeLogits | None] = []
         row = 0
@@ -133,11 +140,11 @@ class TorchEngine:
                 row += num_pending - (slot.num_pending == 0)  # the last one is the root's
             if slot.num_pending:
                 nothing = slice(row, row)
-                rows = TorchNodeLogits(logits[nothing], maxima[nothing], choices[nothing], pending)
+                rows = TorchNodeLogits(logits[nothing], choices[nothing], candidates, nothing, pending)
                 results.append(rows if item.pending_rows else None)
                 continue
             nodes = slice(row, row + len(item.tree) + 1)
-            results.append(TorchNodeLogits(logits[nodes], maxima[nodes], choices[nodes], pending))
+            results.append(TorchNodeLogits(logits[nodes], choices[nodes], candidates, nodes, pending))
             row = nodes.stop
         return results
 

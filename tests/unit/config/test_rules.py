@@ -30,8 +30,11 @@ from tests.unit.config.shipped import CPU, SHIPPED, faults_of, write
         ),
         (["server.http_port=0", "server.grpc_port=0", "server.metrics_port=0"], None),
         (["drafting.sources=[{kind: trie}, {kind: trie}]"], "holds 'trie' twice"),
-        (["drafting.strategy=hybrid", "drafting.sources=[{kind: prompt}]"], "lacks 'window' and 'trie'"),
-        (["drafting.strategy=trie", "drafting.sources=[{kind: prompt}]"], "lacks 'trie'"),
+        (
+            ["drafting.strategy=hybrid", "drafting.sources=[{kind: supplied}]"],
+            "found supplied; drafting.strategy = 'hybrid'",
+        ),
+        (["drafting.strategy=trie", "drafting.sources=[{kind: recycling}]"], "needs one of trie, prompt"),
         (["device=cuda"], "torch finds no CUDA device"),
         (["backend=tensorrt_llm", "device=cpu"], "backend tensorrt_llm needs a GPU"),
         (["model.parallelism.pipeline=2"], "the torch backend has no pipeline parallelism"),

@@ -56,6 +56,43 @@ def test_only_the_sources_named_take_part() -> None:
     assert not any(source.active for source in sources)
 
 
+def test_a_node_whose_parent_was_not_verified_is_not_taken_for_its_namesake_below_the_root() -> None:
+    source = Scripted("a", lambda _: tree_from_lists([5, 6, 6], [-1, 0, -1], [0.9, 0.8, 0.4]))
+    drafter = drafter_of(source)
+    tree = drafter.propose("r", CONTEXT, BUDGET)
+    keep = np.asarray([token == 6 and parent < 0 for token, parent in zip(tree.token_ids, tree.parents, strict=True)])
+    verified = select_nodes(tree, keep)
+    assert paths_of(verified) == {(6,)}
+    drafter.update("r", step_of(verified, [0]))
+    assert source.heard[0][1] == [-1, -1, 0]
+
+
+def test_probabilities_follow_what_is_accepted_up_and_down() -> None:
+    def promised(accepted: bool) -> float:
+        drafter = drafter_of(Scripted("a", lambda _: chain([5], [0.5])))
+        for _ in range(150):
+            tree = drafter.propose("r", CONTEXT, BUDGET)
+            drafter.update("r", step_of(tree, [0] if accepted else []))
+        probabilities = drafter.propose("r", CONTEXT, BUDGET).probabilities
+        assert probabilities is not None
+        return float(probabilities[0])
+
+    assert promised(accepted=True) > 0.85
+    assert promised(accepted=False) < 0.1
+
+
+def test_a_draft_that_a_later_planner_left_out_is_no_refusal() -> None:
+    drafter = drafter_of(Scripted("a", lambda _: tree_from_lists([5, 6, 7], [-1, 0, 0], [0.5, 0.3, 0.1])))
+    for _ in range(150):
+        tree = drafter.propose("r", CONTEXT, BUDGET)
+        assert paths_of(tree) == {(5,), (5, 6), (5, 7)}
+        drafter.update("r", step_of(tree, [], bonus=5))
+    probabilities = drafter.propose("r", CONTEXT, BUDGET).probabilities
+    assert probabilities is not None
+    assert probabilities[0] > 0.85
+    assert probabilities[1] > 0.25
+
+
 def test_feedback_fits_when_only_a_part_of_the_tree_was_verified() -> None:
     source = Scripted("a", lambda _: tree_from_lists([5, 6, 7, 8], [-1, 0, -1, 2], [0.9, 0.8, 0.4, 0.3]))
     drafter = drafter_of(source)
@@ -185,7 +222,9 @@ def test_any_mix_decodes_the_same_text_within_its_budget(
         paths_of(tree)
         assert len(tree) <= budget.max_nodes
         assert (depths(tree)[tree.num_fixed :] <= budget.max_depth).all()
-        assert tree.probabilities is None or (np.diff(tree.probabilities[tree.num_fixed :]) <= 1e-6).all()
+        if tree.probabilities is not None:
+            above = np.where(tree.parents < 0, 1.0, tree.probabilities[tree.parents])
+            assert (tree.probabilities <= above).all()
         texts = [tokens]
         for token, parent in zip(tree.token_ids.tolist(), tree.parents.tolist(), strict=True):
             texts.append([*texts[parent + 1], token])

@@ -94,3 +94,16 @@ def test_the_empty_tree_is_a_tree() -> None:
     check_tree(EMPTY_TREE, 1)
     assert depths(EMPTY_TREE).shape == (0,)
     assert ancestor_mask(EMPTY_TREE).shape == (0, 0)
+
+
+def test_a_limit_keeps_fixed_nodes_however_improbable_they_are() -> None:
+    tree = DraftTree(
+        np.asarray([1, 2, 3, 4], np.int32),
+        np.asarray([-1, 0, -1, 2], np.int32),
+        np.asarray([0.01, 0.001, 0.9, 0.8], np.float32),
+        None,
+        2,
+    )
+    limited = limit_tree(tree, 3, 4)
+    assert limited.token_ids.tolist() == [1, 2, 3]
+    assert limited.num_fixed == 2

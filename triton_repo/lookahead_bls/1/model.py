@@ -10,6 +10,7 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
+from pipeline.config.places import places
 from pipeline.repository.names import LOOKAHEAD_MODEL, TARGET_MODEL, TARGET_PARAMETERS
 from pipeline.triton_models.bls import load_bls
 from pipeline.triton_models.gate import Gate
@@ -33,6 +34,7 @@ class TritonPythonModel:
         }
         artifact_dir = Path(parameter(config, "artifact_dir"))
         self._bls = load_bls(artifact_dir, int(parameter(config, "vocab_size")), targets)
+        self._learned = self._bls.learned_state(artifact_dir, places().cache)
         self._gate = Gate(Path(args["model_repository"]).parent)
         self._metrics = Metrics(pb_utils)
         # One call for each request that runs, and one that stops it.
@@ -44,6 +46,7 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         self._loop.close()
+        self._learned.save()
         self._metrics.close()
 
     async def _serve(self, incoming: IncomingRequest) -> None:
@@ -55,3 +58,4 @@ class TritonPythonModel:
                     if answer.last:
                         self._kept.is_gone(client)  # asked for what it lets go; the answer is ready in any case
                     client.answer(answer.tensors, last=answer.last)
+        self._learned.save_if_due()

@@ -15,7 +15,7 @@ import triton_python_backend_utils as pb_utils
 
 from pipeline.backends.tensorrt_llm.strict import require_outputs, strict_call, strict_engine, strict_profile
 from pipeline.config.places import places
-from pipeline.decoding.create import ENGINE_KINDS
+from pipeline.config.schema import kinds_on
 from pipeline.decoding.request import GenerationRequest, as_token_ids
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.engine.artifact import load_artifact
@@ -26,6 +26,7 @@ from pipeline.engine.submission import StepEvent, Submission
 from pipeline.errors import RequestError, UserError
 from pipeline.triton_models.engine_answers import EngineCall
 from pipeline.triton_models.engine_calls import engine_call, rows_of
+from pipeline.triton_models.learned import LearnedState
 from pipeline.triton_models.reuse_metrics import ReuseMetrics
 from pipeline.triton_models.sequences import num_sequences, sequence_of
 from pipeline.triton_models.tensors import Tensors, flag
@@ -56,12 +57,14 @@ class TritonPythonModel:
         if mode != "no":
             artifact = replace(artifact, resolved=strict_profile(artifact.resolved))
         self._engine = backend_of(artifact.resolved.backend).load_engine(artifact)
-        self._scheduler = create_scheduler(artifact, self._engine, ENGINE_KINDS)
+        self._scheduler = create_scheduler(artifact, self._engine, kinds_on("engine"))
         vocab_size = self._engine.limits.vocab_size
         self._strict = None if mode == "no" else strict_engine(artifact.resolved, cast(Mode, mode), vocab_size)
         # Compiles and packs what is compiled and packed on first use, before a client has to wait for it.
         warmup = GenerationRequest("warmup", as_token_ids([0, 1, 2, 3]), max_new_tokens=4)
         self._scheduler.run([Submission(warmup, "auto")])
+        folder = Path(parameter(config, "artifact_dir"))
+        self._learned = LearnedState(self._scheduler.drafter, drafting, folder, places().cache, "engine")
         self._scheduler.start()
         self._keys = itertools.count()
         self._requests: dict[int, _Request] = {}
@@ -81,6 +84,7 @@ class TritonPythonModel:
         self._watch.join()
         self._reuse.close()
         self._scheduler.close()
+        self._learned.save()
 
     def _accept(self, request: Any) -> None:
         client = Client(request)
@@ -171,6 +175,8 @@ class TritonPythonModel:
             if time.monotonic() - entered > METRICS_PERIOD_S:
                 entered = time.monotonic()
                 self._reuse.record(self._engine.reuse)
+                # The scheduler goes on meanwhile: tables hold no pointers, so parts of two steps do no harm.
+                self._learned.save_if_due()
             for request in self._unfinished():
                 if request.client.is_gone():
                     self._cancel(request)

@@ -9,7 +9,14 @@ import pytest
 
 from pipeline.bench.report.page import html_of
 from pipeline.bench.report.plots import plots_of, speed_picture
-from pipeline.bench.report.report import cost_table, headline, markdown_of, source_table, summary_table
+from pipeline.bench.report.report import (
+    cost_table,
+    headline,
+    markdown_of,
+    reliability_table,
+    source_table,
+    summary_table,
+)
 from pipeline.bench.report.results import OVERALL, BenchResults, ConcurrencyRow
 from pipeline.bench.report.summary import summarise
 from pipeline.engine.cost_curve import CostRow
@@ -52,6 +59,22 @@ def test_the_sources_that_drafted_what_was_accepted_have_their_shares() -> None:
     assert table.columns == ("strategy", "trie", "window")
     assert table.rows == [("hybrid", "75.0%", "25.0%")]
     assert "Whose drafts" not in markdown_of(results())
+
+
+def test_promises_are_set_against_what_was_accepted() -> None:
+    records = [
+        record("none", 2.0, id="1"),
+        record("trie", 1.0, id="1", reliability=[("trie", 0.2, 0.3, 8, 2.0, 1), ("trie", 0.9, 1.0, 2, 1.9, 2)]),
+        record("trie", 1.0, id="2", reliability=[("trie", 0.2, 0.3, 8, 2.0, 2)]),
+    ]
+    shown = BenchResults(manifest={}, requests=records, summary=[])
+    assert BenchResults.model_validate_json(shown.model_dump_json()) == shown
+    assert reliability_table(shown).rows == [
+        ("trie", "trie", "0.2 - 0.3", "16", "4.0", "3", "0.75"),
+        ("trie", "trie", "0.9 - 1", "2", "1.9", "2", "1.05"),
+    ]
+    assert "Promised and accepted" in markdown_of(shown)
+    assert "Promised and accepted" not in markdown_of(results())
 
 
 def test_the_headline_names_the_fastest_strategy_its_interval_and_identity() -> None:

@@ -1,0 +1,88 @@
+"""The draft sources that a profile may list: one row per kind.
+
+Schema, rules, strategies, `decoding.create` and replay read these rows. An installed package adds a row of its own by
+an entry point of the group `lookahead.draft_sources` (docs/how-to/add-a-draft-source.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from importlib.metadata import entry_points
+
+from pipeline.config.schema.base import Strategy
+from pipeline.config.schema.draft_sources import (
+    PromptDraftConfig,
+    RecyclingDraftConfig,
+    SuppliedDraftConfig,
+    TrieDraftConfig,
+    WindowDraftConfig,
+)
+from pipeline.config.schema.source_row import Side, SourceRow
+
+ENTRY_POINTS = "lookahead.draft_sources"
+
+
+_TEXT_STRATEGIES: frozenset[Strategy] = frozenset({"trie", "hybrid"})
+_BLS: frozenset[Side] = frozenset({"bls"})
+_ENGINE: frozenset[Side] = frozenset({"engine"})
+_SOURCES = "pipeline.decoding.sources"
+# The trie's estimate holds the request's own text already; asking source prompt as well wastes nodes on second opinions
+# (0.5 - 1 % fewer tokens per step in replay). Recycling reads from every node that is computed what the window has to
+# spend nodes on: with 11 of 64 nodes given to a window a step took 3.35 tokens, without 3.45 (28 prompts, model in the
+# loop).
+_BUILT_IN = (
+    SourceRow(TrieDraftConfig, f"{_SOURCES}.trie:TrieSource", _TEXT_STRATEGIES, "text", _BLS),
+    SourceRow(PromptDraftConfig, f"{_SOURCES}.prompt:PromptSource", _TEXT_STRATEGIES, "text", _BLS),
+    SourceRow(
+        RecyclingDraftConfig, f"{_SOURCES}.recycling:RecyclingSource", frozenset({"hybrid"}), "candidates", _ENGINE
+    ),
+    SourceRow(
+        WindowDraftConfig,
+        f"{_SOURCES}.window:WindowSource",
+        frozenset({"lookahead", "hybrid"}),
+        "candidates",
+        _ENGINE,
+    ),
+    SourceRow(
+        SuppliedDraftConfig,
+        f"{_SOURCES}.supplied:SuppliedSource",
+        _TEXT_STRATEGIES,
+        "supplied",
+        _BLS | _ENGINE,
+        drafts_alone=False,
+    ),
+)
+
+
+def _with_installed(rows: tuple[SourceRow, ...]) -> dict[str, SourceRow]:
+    """Rows by kind, those of installed packages behind the given ones."""
+    installed = tuple(point.load() for point in entry_points(group=ENTRY_POINTS))
+    result: dict[str, SourceRow] = {}
+    for row in (*rows, *installed):
+        if not isinstance(row, SourceRow):
+            raise TypeError(f"an entry point of {ENTRY_POINTS} is {row!r}; it must name a SourceRow")
+        if row.kind in result:
+            raise ValueError(f"two draft sources are called {row.kind!r}; remove one of the packages that bring them")
+        result[row.kind] = row
+    return result
+
+
+SOURCE_ROWS = _with_installed(_BUILT_IN)
+
+
+def kinds_on(side: Side) -> frozenset[str]:
+    """Kinds of draft sources that live on a side of a server."""
+    return frozenset(kind for kind, row in SOURCE_ROWS.items() if side in row.sides)
+
+
+def kinds_for(strategy: str, available: Collection[str]) -> frozenset[str]:
+    """The available kinds that take part under a strategy: of each role the first one in the registry."""
+    chosen: dict[str, str] = {}
+    for kind, row in SOURCE_ROWS.items():
+        if kind in available and strategy in row.strategies:
+            chosen.setdefault(row.role, kind)
+    return frozenset(chosen.values())
+
+
+def carries(strategy: str, kinds: Collection[str]) -> bool:
+    """Whether a strategy drafts anything with sources of these kinds."""
+    return any(SOURCE_ROWS[kind].drafts_alone for kind in kinds_for(strategy, kinds))

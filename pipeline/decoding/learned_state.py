@@ -1,0 +1,66 @@
+"""What a drafter has learnt, kept from one server to the next: a folder with one file per source and one for the mix.
+
+    trie.snapshot       the shared trie, in the format of the `lookahead trie` verbs
+    recycling.state     the table of candidates
+    <name>.state        weights of the mix and calibration of the drafter of that name (one per side of a server)
+
+Files appear whole or not at all. Their sizes are bounded by the sources' own bounds. A file of another model, of other
+settings, or a damaged one is reported and left alone: drafts then start from nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.errors import UserError
+from pipeline.files import write_whole
+
+MAGIC = b"LKSTATE1"
+CHECKSUM_BYTES = 32
+FINGERPRINT = "fingerprint"
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+
+def save_arrays(path: Path, arrays: Arrays, fingerprint: str) -> None:
+    """Write arrays to a file; an old file of this name stays until the new one is complete. fingerprint: of the model
+    and its tokenizer. Raises UserError if it cannot be written."""
+    content = io.BytesIO()
+    named = {FINGERPRINT: np.frombuffer(fingerprint.encode(), np.uint8), **arrays}
+    np.savez(content, **named)
+    body = content.getvalue()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, [MAGIC, hashlib.sha256(body).digest(), body])
+    except OSError as error:
+        raise UserError(f"Learned state cannot be written to {path}: {error.strerror}.") from error
+
+
+def load_arrays(path: Path, like: Arrays, fingerprint: str) -> dict[str, npt.NDArray[Any]]:
+    """Arrays that `save_arrays` wrote. like: the names, shapes and types that they must have. Raises UserError if the
+    file is missing, foreign, damaged, or of another model or other settings."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"Learned state {path} cannot be read: {error.strerror}.") from error
+    start = len(MAGIC) + CHECKSUM_BYTES
+    body = content[start:]
+    if content[: len(MAGIC)] != MAGIC or hashlib.sha256(body).digest() != content[len(MAGIC) : start]:
+        raise UserError(f"{path} is no learned state of this version, or is damaged. Delete it.")
+    try:
+        with np.load(io.BytesIO(body), allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in stored.files}
+    except (ValueError, OSError, KeyError, zipfile.BadZipFile) as error:
+        raise UserError(f"{path} is no learned state of this version: {error}. Delete it.") from error
+    if arrays.pop(FINGERPRINT, np.empty(0, np.uint8)).tobytes() != fingerprint.encode():
+        raise UserError(f"{path} was learnt with another model or tokenizer. Delete it.")
+    shapes = {name: (array.shape, array.dtype) for name, array in arrays.items()}
+    if shapes != {name: (array.shape, array.dtype) for name, array in like.items()}:
+        raise UserError(f"{path} was learnt with other draft sources or other settings of them. Delete it.")
+    return arrays

@@ -1,0 +1,67 @@
+"""How honest the estimates of draft nodes are: what was promised for verified nodes against what was accepted."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from pipeline.decoding.tree import DraftTree
+
+# Upper ends of the buckets of path probabilities; the last one holds what is above.
+BUCKET_ENDS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
+NUM_BUCKETS = len(BUCKET_ENDS) + 1
+
+
+class ReliabilityRow(NamedTuple):
+    """Verified nodes of one source within one bucket. low, high: ends of the bucket. promised: sum of their path
+    probabilities. accepted: how many of them were accepted."""
+
+    source: str
+    low: float
+    high: float
+    nodes: int
+    promised: float
+    accepted: int
+
+
+class Reliability:
+    """Counts since they were last taken. Nodes count for the source that they are credited to."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self._names = names
+        # nodes, promised, accepted
+        self._sums = np.zeros((3, max(len(names), 1), NUM_BUCKETS))
+
+    def add(self, tree: DraftTree, nodes: list[int]) -> None:
+        """Take in a verified tree and its accepted path. Trees without estimates or credits do not count, nor do the
+        fixed nodes of a window, which are verified whatever is promised."""
+        if tree.probabilities is None or tree.sources is None or tree.num_fixed == len(tree):
+            return
+        chosen = slice(tree.num_fixed, None)
+        accepted = np.zeros(len(tree), np.bool_)
+        accepted[nodes] = True
+        promised = tree.probabilities[chosen]
+        place = (tree.sources[chosen], np.searchsorted(BUCKET_ENDS, promised))
+        np.add.at(self._sums[0], place, 1.0)
+        np.add.at(self._sums[1], place, promised)
+        np.add.at(self._sums[2], place, accepted[chosen])
+
+    def take(self) -> list[ReliabilityRow]:
+        """Buckets that hold anything, by source. The counts begin anew."""
+        ends = (0.0, *BUCKET_ENDS, 1.0)
+        rows = [
+            ReliabilityRow(
+                name,
+                ends[bucket],
+                ends[bucket + 1],
+                round(self._sums[0, source, bucket]),
+                float(self._sums[1, source, bucket]),
+                round(self._sums[2, source, bucket]),
+            )
+            for source, name in enumerate(self._names)
+            for bucket in range(NUM_BUCKETS)
+            if self._sums[0, source, bucket]
+        ]
+        self._sums[:] = 0.0
+        return rows

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pipeline.decoding.reliability import Reliability
+from pipeline.decoding.tree import DraftTree
+
+
+def tree(probabilities: list[float], sources: list[int], num_fixed: int = 0) -> DraftTree:
+    size = len(probabilities)
+    return DraftTree(
+        np.arange(size, dtype=np.int32),
+        np.full(size, -1, np.int32),
+        np.asarray(probabilities, np.float32),
+        np.asarray(sources, np.int32),
+        num_fixed,
+    )
+
+
+def test_nodes_count_for_their_source_and_bucket() -> None:
+    reliability = Reliability(("trie", "recycling"))
+    reliability.add(tree([0.6, 0.55, 0.01], [0, 1, 1]), [0])
+    reliability.add(tree([0.65], [0]), [])
+    rows = {(row.source, row.low, row.high): row for row in reliability.take()}
+    assert set(rows) == {("trie", 0.5, 0.7), ("recycling", 0.5, 0.7), ("recycling", 0.0, 0.02)}
+    row = rows["trie", 0.5, 0.7]
+    assert (row.nodes, row.accepted) == (2, 1)
+    assert row.promised == pytest.approx(1.25)
+    assert rows["recycling", 0.0, 0.02].accepted == 0
+
+
+def test_windows_and_trees_without_estimates_do_not_count() -> None:
+    reliability = Reliability(("window",))
+    reliability.add(tree([0.3, 0.3], [0, 0], num_fixed=2), [1])
+    reliability.add(DraftTree(np.zeros(1, np.int32), np.full(1, -1, np.int32)), [0])
+    assert reliability.take() == []
+    reliability.add(tree([0.3, 0.95], [0, 0], num_fixed=1), [0, 1])
+    assert [(row.low, row.nodes, row.accepted) for row in reliability.take()] == [(0.9, 1, 1)]
+    assert reliability.take() == []
