@@ -34,12 +34,15 @@ from typer.models import CommandInfo, TyperInfo
 # Entry points of packages that add a group of verbs: functions that return a typer.Typer.
 PLUGINS = "lookahead.commands"
 
-GROUPS = ("look", "doctor", "build", "server", "key", "clients", "bench", "verify", "tune", "trie", "validate", "dev")
+GROUPS = (
+    *("look", "doctor", "build", "server", "key", "clients", "batch"),
+    *("bench", "verify", "tune", "trie", "validate", "dev"),
+)
 
 # Verbs as `lookahead --help` shows them, by what users do with them.
 PANELS = {
     "Serve": ("demo", "models", "profiles", "doctor", "engine", "repo", "serve", "status", "switch", "stop", "key"),
-    "Talk": ("chat", "generate"),
+    "Talk": ("chat", "generate", "batch"),
     "Measure": ("verify", "bench", "load", "report", "tune", "validate-gpu"),
     "Maintain": ("trie", "clean", "dev"),
     "Research": ("research",),

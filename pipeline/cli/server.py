@@ -67,6 +67,9 @@ def serve(
     verbose_log: Annotated[
         bool, typer.Option("--verbose-log", help="Triton's log of every step, in triton.log beside server.log.")
     ] = False,
+    join: Annotated[
+        bool, typer.Option("--join", help="Add this machine to the fleet that server.discovery finds: no front end.")
+    ] = False,
     dry_run: DryRun = False,
     verbose: Verbose = False,
 ) -> None:
@@ -90,11 +93,11 @@ def serve(
         return
     signal.signal(signal.SIGTERM, leave)
     require_none(run_dir(where))
-    if resolved.profile.server.openai and not has_dynamo():
+    if resolved.profile.server.openai and not join and not has_dynamo():
         output.note(f"no OpenAI API, Triton alone: NVIDIA Dynamo is not installed. Install it with `{INSTALL}`.")
         resolved = without_openai(resolved)
     check_start(resolved, where)
-    check_fleet(resolved)
+    check_fleet(resolved, join)
     if open_to_all(resolved.profile.server):
         output.note(
             f"open to everybody who reaches {resolved.profile.server.host}: there are no server.api_keys. Make them "
@@ -104,7 +107,7 @@ def serve(
         ensure_compiled(note)
         served = prepare(resolved, where, note=note)
         note("starting the server")
-        fleet = start_fleet(served, where, run_dir(where), detach=background, verbose=verbose_log, note=note)
+        fleet = start_fleet(served, where, run_dir(where), join=join, detach=background, verbose=verbose_log, note=note)
     try:
         _announce(fleet.state, openai_url(run_dir(where)))
         if not background:
@@ -201,7 +204,7 @@ def switch(
     The engine is built while the old one serves. Then running requests finish, and new ones are refused until the new
     server is ready. It runs in the background."""
     from pipeline.config.places import places
-    from pipeline.dynamo.fleet import openai_url
+    from pipeline.dynamo.fleet import as_running, openai_url, start_fleet, stop_fleet
     from pipeline.server.road import prepare, run_dir
     from pipeline.server.switch import require_other, resolve_other, running_served, switch_server
 
@@ -217,7 +220,8 @@ def switch(
     with output.working(f"preparing {resolved.profile.name}") as note:
         served = prepare(resolved, where, note=note)
         started = time.monotonic()
-        state = switch_server(before, served, where, folder, note).state
+        old, new = as_running(before, folder), as_running(served, folder)
+        state = switch_server(old, new, where, folder, note, stop_fleet, start_fleet).state
     seconds = time.monotonic() - started
     if as_json:
         output.print_json({"model": state.model, "profile": state.profile, "seconds": round(seconds, 3)})

@@ -26,6 +26,7 @@ from pipeline.cli.options import (
     Seed,
     Set,
     Strategies,
+    resolve,
 )
 from pipeline.errors import ServerError, UserError
 
@@ -66,6 +67,13 @@ def verify(
     ] = None,
     server: Annotated[bool, typer.Option("--server/--no-server", help="Whether to compare through a server.")] = True,
     allow_remote: AllowRemote = False,
+    failover: Annotated[
+        bool,
+        typer.Option(
+            "--failover", help="Instead: kill workers and servers of a fleet of its own, and compare what clients get."
+        ),
+    ] = False,
+    num_kills: Annotated[int, typer.Option("--kills", min=1, help="Kills of --failover.")] = 20,
     as_json: Json = False,
 ) -> None:
     """Prove that no strategy changes a token: compare with plain decoding, greedy and sampled, alone and in a batch.
@@ -75,6 +83,12 @@ def verify(
     from pipeline.bench.data.workload import DEFAULT_PROMPTS, load_workload
     from pipeline.engine.backend import backend_of
 
+    if failover:
+        from pipeline.cli.failover import run_failover
+        from pipeline.config.places import places
+
+        run_failover(resolve(model, profile, overrides), places(), num_kills, max_new_tokens, as_json)
+        return
     if quick:
         num_prompts, max_new_tokens = num_prompts or QUICK_PROMPTS, min(max_new_tokens, QUICK_TOKENS)
     rows = load_workload(data or DEFAULT_PROMPTS, num_prompts)

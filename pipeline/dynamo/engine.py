@@ -7,7 +7,8 @@ import math
 import os
 import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, suppress
+from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 from dynamo._core import Context
@@ -15,6 +16,7 @@ from dynamo.common.backend import EngineConfig, LLMEngine, LlmRegistration, Work
 from dynamo.common.backend.health_check import build_health_check_payload
 from dynamo.common.backend.metrics import register_engine_registry
 from dynamo.llm.exceptions import EngineShutdown, HttpError, InvalidArgument
+from tokenizers import Tokenizer
 
 from pipeline.dynamo.metrics import PREFIX, DraftMetrics
 from pipeline.dynamo.request_tensors import TokenRequest, token_request
@@ -41,6 +43,7 @@ class TritonEngine(LLMEngine):
         self._stream: TritonStream | None = None
         self._metrics = DraftMetrics(spec.model)
         self._running: dict[str, asyncio.Queue[Any]] = {}
+        self._tokenizer: Any = None
 
     @classmethod
     async def from_args(cls, argv: list[str] | None = None) -> tuple[TritonEngine, WorkerConfig]:
@@ -94,18 +97,24 @@ class TritonEngine(LLMEngine):
             asyncio.create_task(self._choice(wanted, index, context, chunks)) for index in range(wanted.num_choices)
         ]
         self._running[context.id()] = chunks
-        num_sent, num_open = 0, len(tasks)
+        num_sent, current = 0, 0
+        later: list[list[TokenChunk]] = [[] for _ in tasks]
         try:
-            while num_open:
-                item = await chunks.get()
+            while current < len(tasks):
+                item = (current, later[current].pop(0)) if later[current] else await chunks.get()
                 if item is None or context.is_stopped():
                     yield _CANCELLED
                     return
                 if isinstance(item, Exception):
                     raise await _dynamo_error(item, begun=num_sent > 0)
                 index, chunk = item
+                if index != current:
+                    # The front end decodes all choices of a request with one state: characters of several tokens would
+                    # be lost if choices alternated.
+                    later[index].append(chunk)
+                    continue
                 num_sent += len(chunk.token_ids)
-                num_open -= chunk.finish_reason is not None
+                current += chunk.finish_reason is not None
                 yield self._dynamo_chunk(wanted, index, chunk, num_sent)
         finally:
             self._running.pop(context.id(), None)
@@ -144,15 +153,35 @@ class TritonEngine(LLMEngine):
         except Exception as error:
             chunks.put_nowait(error)
 
+    def _alternatives(self, top: tuple[tuple[int, float], ...]) -> list[dict[str, Any]]:
+        """The most probable tokens of one place as Dynamo has them."""
+        return [
+            {"rank": rank, "token_id": token, "token": self._decode(token), "logprob": value}
+            for rank, (token, value) in enumerate(top, 1)
+        ]
+
+    def _decode(self, token: int) -> str:
+        if self._tokenizer is None:
+            self._tokenizer = Tokenizer.from_file(str(Path(self._spec.card_dir, "tokenizer.json")))
+        text: str = self._tokenizer.decode([token], skip_special_tokens=False)
+        return text
+
     def _dynamo_chunk(self, wanted: TokenRequest, index: int, chunk: TokenChunk, num_sent: int) -> dict[str, Any]:
         made: dict[str, Any] = {"token_ids": chunk.token_ids, "index": index}
+        if wanted.returns_log_probs and chunk.token_ids:
+            # The end token has none, and its place is not shown.
+            missing = len(chunk.token_ids) - len(chunk.log_probs)
+            made["log_probs"] = [*chunk.log_probs, *[0.0] * missing]
+            if chunk.top:
+                made["top_logprobs"] = [*map(self._alternatives, chunk.top), *[[]] * missing]
         if chunk.finish_reason is None:
             return made
         made["finish_reason"] = _FINISH[chunk.finish_reason]
         statistics = chunk.statistics or {}
-        with suppress(KeyError):
+        has_figures = "num_draft_tokens" in statistics  # a server may be told to hide them
+        if has_figures:
             self._metrics.record(statistics)
-        if wanted.has_prediction and wanted.num_choices == 1:
+        if has_figures and wanted.has_prediction and wanted.num_choices == 1:
             # The front end counts usage by itself, but for these two.
             num_tokens = wanted.num_resumed_tokens + num_sent
             accepted = statistics["num_accepted_prediction_tokens"]

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from pipeline.config.places import CODE, Places
 from pipeline.config.schema import ResolvedConfig, ServerConfig
 from pipeline.dynamo.card import write_card
-from pipeline.dynamo.services import DISCOVERY, FRONT_END, front_end_service, require_dynamo, worker_service
+from pipeline.dynamo.services import (
+    DISCOVERY,
+    FILE_KV,
+    FRONT_END,
+    WORKER,
+    front_end_service,
+    require_dynamo,
+    worker_service,
+)
 from pipeline.engine.backend import Note
+from pipeline.errors import ServerError
 from pipeline.server.gateway import OPENAI, OpenAIPorts
 from pipeline.server.ports import LOOPBACK, bind_ports
 from pipeline.server.road import Served, launch
@@ -45,17 +56,19 @@ class Fleet:
     def wait(self) -> RunningServer | RunningService:
         """Block until one of the processes has ended; the one that did."""
         while True:
-            for running in self._running():
+            for running in self.running:
                 if running.poll() is not None:
                     return running
             time.sleep(_POLL_S)
 
     def stop(self) -> None:
         """End all of them, the front end first. Twice does nothing."""
-        for running in reversed(self._running()):
+        for running in reversed(self.running):
             running.stop()
 
-    def _running(self) -> list[RunningServer | RunningService]:
+    @property
+    def running(self) -> list[RunningServer | RunningService]:
+        """All processes, in the order in which they were started."""
         return [*self.servers, *self.services]
 
 
@@ -64,16 +77,19 @@ def start_fleet(
     places: Places,
     run_dir: Path,
     *,
+    join: bool = False,
     detach: bool = False,
     verbose: bool = False,
     note: Note = lambda text: None,
 ) -> Fleet:
-    """Start what the server section of the config asks for, and wait until all of it is ready. Raises ServerError."""
+    """Start what the server section of the config asks for, and wait until all of it is ready. Raises ServerError.
+
+    join: no front end, as that of another machine finds the workers."""
     server = served.resolved.profile.server
     if not server.openai:
         return Fleet([launch(served, places, run_dir, detach=detach, verbose=verbose, note=note)], [])
     require_dynamo()
-    openai = _openai_ports(server)
+    openai = None if join else _openai_ports(server)
     fleet = Fleet([], [])
     with ExitStack() as stack:
         stack.callback(fleet.stop)
@@ -96,18 +112,28 @@ def start_fleet(
             fleet.servers.append(running)
             worker = worker_service(number, served.resolved, running.state, card, run_dir)
             workers.append(_start(fleet, worker, run_dir, detach))
-        host = LOOPBACK if server.gateway.enabled else server.host
-        front_end = _start(fleet, front_end_service(served.resolved, run_dir, host, openai.front_end), run_dir, detach)
-        wait_until_ready([*workers, front_end], note)
+        if openai is not None:
+            host = LOOPBACK if server.gateway.enabled else server.host
+            front_end = front_end_service(served.resolved, run_dir, host, openai.front_end)
+            workers.append(_start(fleet, front_end, run_dir, detach))
+        wait_until_ready(workers, note)
         stack.pop_all()
     return fleet
 
 
-def check_fleet(resolved: ResolvedConfig) -> None:
+def check_fleet(resolved: ResolvedConfig, join: bool = False) -> None:
     """Raises ServerError for what would prevent a start; asked before an engine is built."""
     server = resolved.profile.server
+    if join and not server.openai:
+        raise ServerError("--join starts a worker of a fleet, and server.openai is false. Leave one of them out.")
+    if join and server.discovery == "file" and FILE_KV not in os.environ:
+        raise ServerError(
+            f"--join has no fleet to join: set server.discovery to etcd or kubernetes, or {FILE_KV} to the folder that "
+            "the other machines use."
+        )
     if server.openai:
         require_dynamo()
+    if server.openai and not join:
         _openai_ports(server)
 
 
@@ -152,6 +178,20 @@ def openai_url(run_dir: Path) -> str | None:
     return f"http://{reachable(host)}:{port}/v1"
 
 
+def as_running(served: Served, run_dir: Path) -> Served:
+    """The same with the OpenAI API and the replicas that run, for a switch to another profile."""
+    url, replicas = openai_url(run_dir), len(find_replicas(run_dir))
+    if url is None and any(service.name.startswith(WORKER) for service in find_services(run_dir)):
+        raise ServerError(
+            "This server has joined a fleet, which goes on without it. Give it another profile with `lookahead stop "
+            "--drain` and `lookahead serve --join`."
+        )
+    if url is None:
+        return replace(served, resolved=without_openai(served.resolved))
+    port = urlsplit(url).port
+    return replace(served, resolved=with_server(served.resolved, openai=True, openai_port=port, replicas=replicas))
+
+
 def stop_fleet(run_dir: Path, drain: bool = False) -> ServerState | None:
     """Stop everything that runs from a run folder. Returns the first Triton server that was stopped, if any.
 
@@ -159,7 +199,7 @@ def stop_fleet(run_dir: Path, drain: bool = False) -> ServerState | None:
     stop_service(run_dir, FRONT_END, drain)
     for state in find_services(run_dir):
         if state.name != GATEWAY:  # which ends with its server
-            stop_service(run_dir, state.name)
+            stop_service(run_dir, state.name, drain)
     stopped = [stop_server(folder, drain) for folder in (run_dir, *sorted(run_dir.glob("replica-*")))]
     return next((state for state in stopped if state is not None), None)
 

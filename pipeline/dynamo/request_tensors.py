@@ -50,6 +50,7 @@ class TokenRequest:
     num_choices: int
     has_prediction: bool
     returns_statistics: bool
+    returns_log_probs: bool
 
     def choice(self, index: int) -> dict[str, Array]:
         """Tensors of one choice: each has noise of its own."""
@@ -94,6 +95,7 @@ def token_request(request: Mapping[str, Any], context_id: str, spec: WorkerSpec)
         tensors["logit_bias_ids"] = np.asarray([list(bias)], np.int32)
         tensors["logit_bias_values"] = np.asarray([list(bias.values())], np.float32)
     tensors |= _guide(options, sampling.get("guided_decoding"))
+    tensors |= _log_probs((request.get("output_options") or {}).get("logprobs"))
     extra = ((request.get("extra_args") or {}).get("nvext") or {}).get("extra_fields") or []
     return TokenRequest(
         tensors,
@@ -103,6 +105,7 @@ def token_request(request: Mapping[str, Any], context_id: str, spec: WorkerSpec)
         num_choices=sampling.get("n") or 1,
         has_prediction=PREDICTION in tensors,
         returns_statistics="engine_data" in extra,
+        returns_log_probs="return_log_probs" in tensors,
     )
 
 
@@ -130,6 +133,14 @@ def _sampling(sampling: Mapping[str, Any], num_prompt_tokens: int, spec: WorkerS
         # The OpenAI API counts what was generated, not what was asked.
         tensors["prompt_ignore_length"] = _int(num_prompt_tokens)
     return tensors
+
+
+def _log_probs(num_top: int | None) -> dict[str, Array]:
+    """num_top: alternatives at each place; None for no log probabilities."""
+    if num_top is None:
+        return {}
+    tensors: dict[str, Array] = {"return_log_probs": np.asarray([[True]])}
+    return tensors | ({"num_top_logprobs": _int(num_top)} if num_top else {})
 
 
 def _guide(options: Mapping[str, str], decoding: Mapping[str, Any] | None) -> dict[str, Array]:

@@ -21,6 +21,8 @@ from pipeline.server.state import ServerState, reachable
 
 FRONT_END, WORKER = "front-end", "worker"
 DISCOVERY = "discovery"
+# Variable with the folder by which processes find each other; set by users who share one between machines.
+FILE_KV = "DYN_FILE_KV"
 INSTALL = "pip install 'lookahead-pipeline[dynamo]'"
 _LOOPBACK = "127.0.0.1"
 # A request may move so often. A worker that was killed stays listed for about ten seconds, and each attempt to reach it
@@ -73,6 +75,7 @@ def worker_service(number: int, resolved: ResolvedConfig, state: ServerState, ca
         ports,
         lambda: answers(url),
         startup_timeout_s=_STARTUP_S + profile.server.startup_timeout_s,
+        max_restarts=profile.server.max_restarts,
     )
 
 
@@ -86,7 +89,10 @@ def front_end_service(resolved: ResolvedConfig, run_dir: Path, host: str, port: 
         *("--migration-limit", str(_MIGRATION_LIMIT)),
     ]
     url, model = f"http://{reachable(host)}:{port}/v1/models", resolved.model.name
-    return Service(FRONT_END, argv, environment, {"http": port}, lambda: lists_model(url, model), host, _STARTUP_S)
+    restarts = resolved.profile.server.max_restarts
+    return Service(
+        FRONT_END, argv, environment, {"http": port}, lambda: lists_model(url, model), host, _STARTUP_S, restarts
+    )
 
 
 def lists_model(url: str, model: str) -> bool:
@@ -106,8 +112,8 @@ def _environment(server: ServerConfig, run_dir: Path, environment: Mapping[str, 
     # Dynamo logs each request otherwise.
     result.setdefault("DYN_LOG", "warn")
     result["OMP_NUM_THREADS"] = "1"
-    if server.discovery == "file":
-        result.setdefault("DYN_FILE_KV", str(run_dir / DISCOVERY))
+    if server.discovery == "file" and FILE_KV not in environment:
+        result[FILE_KV] = str(run_dir / DISCOVERY)
         # The parts of one machine talk over the loopback device.
         result |= {"DYN_TCP_RPC_HOST": _LOOPBACK, "DYN_TCP_RESPONSE_STREAM_HOST": "lo"}  # the name of a device
     return result

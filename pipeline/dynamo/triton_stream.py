@@ -42,11 +42,14 @@ _DEAD_MODEL = ("Stub process", "is not healthy")
 
 @dataclass(frozen=True, slots=True)
 class TokenChunk:
-    """New tokens of an output. finish_reason and statistics come with the last chunk."""
+    """New tokens of an output. finish_reason and statistics come with the last chunk. log_probs: of the tokens, if
+    asked for; an end token has none. top: for each of them the most probable tokens with their log probabilities."""
 
     token_ids: list[int]
     finish_reason: str | None = None
     statistics: dict[str, Any] | None = None
+    log_probs: tuple[float, ...] = ()
+    top: tuple[tuple[tuple[int, float], ...], ...] = ()
 
 
 class TritonStream:
@@ -119,7 +122,16 @@ def _chunk(result: Any) -> TokenChunk:
         [] if ids is None else ids.reshape(-1).tolist(),
         None if reason is None else reason.reshape(-1)[0].decode(),
         None if statistics is None else json.loads(statistics.reshape(-1)[0]),
+        () if (values := result.as_numpy("output_log_probs")) is None else tuple(values.reshape(-1).tolist()),
+        _top(result.as_numpy("top_logprob_ids"), result.as_numpy("top_logprobs")),
     )
+
+
+def _top(ids: Array | None, values: Array | None) -> tuple[tuple[tuple[int, float], ...], ...]:
+    """ids, values: [1, tokens, alternatives]"""
+    if ids is None or values is None or not ids.size:
+        return ()
+    return tuple(tuple(zip(*row, strict=True)) for row in zip(ids[0].tolist(), values[0].tolist(), strict=True))
 
 
 def _error(text: str, code: grpc.StatusCode | None) -> Exception:

@@ -20,6 +20,9 @@ _KEPT_S = 30.0
 _LONGEST_ERROR_BYTES = 1 << 16
 # Longest event that is held back until it is whole; longer ones are passed on unread.
 _LONGEST_EVENT_BYTES = 1 << 20
+# How Dynamo's front end says that it cannot reach the worker that it chose: one that died is listed for ten seconds.
+_NO_WORKER = b"Failed to generate completions"
+_RETRY_PAUSE_S = 0.1
 _PASSED_HEADERS = ("content-type", "inference-header-content-length", "retry-after")
 
 
@@ -33,7 +36,8 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Onward:
-    """A request as it is passed on. timeout_s: how long it may take in all."""
+    """A request as it is passed on. timeout_s: how long it may take in all. patience_s: for how long it is sent again
+    while the server behind cannot reach what stands behind it; nothing has been done or answered then."""
 
     target: Target
     method: str
@@ -42,6 +46,7 @@ class Onward:
     headers: Mapping[str, str]
     timeout_s: float
     request_id: str
+    patience_s: float = 0.0
 
 
 def create_client() -> httpx.AsyncClient:
@@ -75,19 +80,34 @@ async def _forward(client: httpx.AsyncClient, onward: Onward, answer: Answer) ->
     )
     try:
         with anyio.fail_after(onward.timeout_s):
-            response = await client.send(request, stream=True)
-            try:
-                await _pass_on(response, onward.request_id, answer)
-            finally:
-                # A response that was not read to its end closes its connection, which cancels the request behind.
-                with anyio.CancelScope(shield=True):
-                    await response.aclose()
+            patient_until = anyio.current_time() + onward.patience_s
+            while not await _attempt(client, request, onward, answer, anyio.current_time() < patient_until):
+                await anyio.sleep(_RETRY_PAUSE_S)
     except TimeoutError:
         await answer.refuse(Refusal(504, f"the request took longer than {onward.timeout_s:g} s"))
     except Refusal as refusal:
         await answer.refuse(refusal)
     except httpx.HTTPError:
         await answer.refuse(unavailable())
+
+
+async def _attempt(
+    client: httpx.AsyncClient, request: httpx.Request, onward: Onward, answer: Answer, may_retry: bool
+) -> bool:
+    """Send a request and pass its response on. Returns False, and passes nothing on, if it is worth another attempt."""
+    response = await client.send(request, stream=True)
+    try:
+        if may_retry and response.status_code == 500:
+            start = await _start_of(response.aiter_raw())
+            if _NO_WORKER in start:
+                return False
+            raise refusal_of(response.status_code, text_of_body(start), onward.request_id)
+        await _pass_on(response, onward.request_id, answer)
+        return True
+    finally:
+        # A response that was not read to its end closes its connection, which cancels the request behind.
+        with anyio.CancelScope(shield=True):
+            await response.aclose()
 
 
 async def _pass_on(response: httpx.Response, request_id: str, answer: Answer) -> None:

@@ -31,6 +31,8 @@ _HEADER_LENGTH = "inference-header-content-length"
 _VERBS = ("generate", "generate_stream", "infer")
 _OPENAI_POSTS: dict[str, Endpoint] = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
 _JSON = {"content-type": "application/json"}
+# For how long a request for the OpenAI front end waits for a worker in the place of one that died.
+_PATIENCE_S = 20.0
 _NAME = re.compile(r"\w[\w.:-]{0,127}", re.ASCII)
 Act = Callable[[Request, Answer, str], Awaitable[None]]
 
@@ -150,7 +152,7 @@ class HttpGateway:
         checked = checked_openai(body, _OPENAI_POSTS[request.url.path], tenant)
         with self._tenants.admit(tenant, len(body), checked.max_tokens):
             await self._pass_on(
-                request, answer, request_id, self._openai, request.url.path, "POST", checked, dict(_JSON)
+                request, answer, request_id, self._openai, request.url.path, "POST", checked, dict(_JSON), _PATIENCE_S
             )
 
     async def _models(self, request: Request, answer: Answer, request_id: str) -> None:
@@ -171,9 +173,10 @@ class HttpGateway:
         method: str,
         checked: Checked | None = None,
         headers: Mapping[str, str] | None = None,
+        patience_s: float = 0.0,
     ) -> None:
         body = b"" if checked is None else checked.body
-        onward = Onward(target, method, path, body, headers or {}, self._timeout_s(request), request_id)
+        onward = Onward(target, method, path, body, headers or {}, self._timeout_s(request), request_id, patience_s)
         await forward(self._client, onward, request.receive, answer)
 
     def _tenant(self, request: Request) -> Tenant:

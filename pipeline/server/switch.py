@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 import yaml
 
@@ -20,9 +21,10 @@ from pipeline.engine.artifact import artifact_dir, load_artifact
 from pipeline.engine.backend import Note
 from pipeline.errors import ServerError
 from pipeline.repository.render import ModelRepository, check_repository
-from pipeline.server.road import Served, launch
-from pipeline.server.server import RunningServer, stop_server
+from pipeline.server.road import Served
 from pipeline.server.state import ServerState, require_server
+
+T = TypeVar("T", covariant=True)
 
 
 def running_served(places: Places, folder: Path) -> Served:
@@ -55,21 +57,37 @@ def require_other(before: Served, after: ResolvedConfig) -> None:
         )
 
 
-def switch_server(before: Served, after: Served, places: Places, folder: Path, note: Note) -> RunningServer:
-    """Exchange the running server for one that serves `after`. It runs detached.
+class Stop(Protocol):
+    """Ends what runs from a run folder. Returns the server that was stopped, if any was."""
+
+    def __call__(self, run_dir: Path, drain: bool = False) -> ServerState | None: ...
+
+
+class Start(Protocol[T]):
+    """Starts what a server section asks for."""
+
+    def __call__(
+        self, served: Served, places: Places, folder: Path, /, *, detach: bool = False, note: Note = lambda text: None
+    ) -> T: ...
+
+
+def switch_server(
+    before: Served, after: Served, places: Places, folder: Path, note: Note, stop: Stop, start: Start[T]
+) -> T:
+    """Exchange what runs for processes that serve `after`. They run detached. stop, start: how that is done.
 
     Raises ServerError if it does not come up, with the reason, after starting the old one again."""
     old, new = _name(before), _name(after)
     note(f"stopping {old}; running requests finish first")
-    state = stop_server(folder, drain=True)
+    state = stop(folder, drain=True)
     if state is None:
         raise ServerError(f"The server ended while {new} was being built. Start it with `lookahead serve`.")
     try:
-        return launch(_at(after, state), places, folder, detach=True, note=note)
+        return start(_at(after, state), places, folder, detach=True, note=note)
     except (ServerError, KeyboardInterrupt) as error:
         note(f"{new} did not come up; going back to {old}")
         try:
-            launch(_at(before, state), places, folder, detach=True, note=note)
+            start(_at(before, state), places, folder, detach=True, note=note)
         except ServerError as second:
             raise ServerError(f"{new} did not come up: {error}\n{old} did not come back either: {second}") from error
         if isinstance(error, KeyboardInterrupt):

@@ -35,7 +35,7 @@ def require_no_figures(request: TextRequest) -> None:
 
 def without_figures(statistics: Mapping[str, object]) -> dict[str, object]:
     """Those of a request's statistics that say nothing about drafts."""
-    return {name: statistics[name] for name in _SHOWN}
+    return {name: statistics[name] for name in _SHOWN if name in statistics}
 
 
 async def in_fixed_chunks(pieces: AsyncGenerator[Piece, None], tokens_only: bool) -> AsyncGenerator[Piece, None]:

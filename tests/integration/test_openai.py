@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 
@@ -15,6 +16,7 @@ from pipeline.server.figures import read_metrics
 from pipeline.server.service import find_services
 from tests.integration.servers import ask, prepared
 from tests.servers import left_over
+from tests.unit.test_deploy import dashboard_queries, metric_names
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
@@ -116,6 +118,40 @@ def test_choices_differ_and_each_is_the_one_of_its_seed(client):
     ]
 
 
+def test_log_probabilities_come_with_alternatives(client):
+    answer = chat(client, logprobs=True, top_logprobs=3, max_tokens=8)
+
+    places = answer.choices[0].logprobs.content  # type: ignore[union-attr]
+    assert places is not None
+    assert len(places) == 8
+    for place in places:  # greedy: the most probable token is the one that was taken
+        assert place.logprob == pytest.approx(max(other.logprob for other in place.top_logprobs))
+        assert place.logprob < 0
+
+
+def test_a_schema_is_kept_with_any_strategy(client):
+    schema = {
+        "type": "object",
+        "properties": {"a": {"enum": [1, 22]}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    asked = {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}}
+
+    texts = {text(client, seed=3, extra_body={"strategy": strategy}, **asked) for strategy in ("none", "hybrid")}
+
+    assert len(texts) == 1
+    assert json.loads(texts.pop())["a"] in (1, 22)
+
+
+def test_fields_of_our_own_and_biases_reach_the_engine(client):
+    answer = chat(client, logit_bias={"40": 100}, extra_body={"strategy": "trie", "draft_statistics": True})
+
+    statistics = answer.nvext["engine_data"]["draft_statistics"]  # type: ignore[attr-defined]
+    assert statistics["strategy"] == "trie"
+    assert len(set(answer.choices[0].message.content or "")) == 1
+
+
 def test_completions_take_a_prompt_as_triton_does(client, fleet):
     answer = client.completions.create(model=MODEL, prompt="the rat", max_tokens=16, temperature=0)
 
@@ -178,6 +214,16 @@ def test_workers_count_drafts_under_the_names_of_vllm(client, fleet):
 
     for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos"):
         assert f"vllm:spec_decode_{name}_total{{" in metrics
+
+
+def test_every_metric_of_the_dashboard_is_exposed(client, fleet):
+    chat(client)
+    text = httpx.get(fleet.state.metrics_url, trust_env=False).text
+    exposed = {line.split("{")[0].split(" ")[0] for line in text.splitlines() if not line.startswith("#")}
+
+    wanted = {name for query in dashboard_queries() for name in metric_names(query)}
+
+    assert wanted <= exposed
 
 
 def test_another_process_finds_and_stops_all_of_it(shared_where, tmp_path):

@@ -67,7 +67,9 @@ def test_a_server_takes_another_profile_and_keeps_the_old_one_if_that_fails(tmp_
                     clients.submit(ask, first.state, 500, strategy, on_text=lambda text, told=arrived: told.set())
                 )
                 assert arrived.wait(20)
-            switched = clients.submit(switch_server, before, after, where, folder, note=lambda note: None)
+            switched = clients.submit(
+                switch_server, before, after, where, folder, lambda note: None, stop_server, launch
+            )
             with pytest.raises(RequestError, match="being stopped or exchanged"):
                 ask_until(first.state, switched)
             for answer in asking:
@@ -87,7 +89,7 @@ def test_a_server_takes_another_profile_and_keeps_the_old_one_if_that_fails(tmp_
             code.write_text("raise ValueError('sabotaged')")
         notes: list[str] = []
         with pytest.raises(ServerError, match=r"balanced.*did not come up, and .*throughput.* serves again.*sabotaged"):
-            switch_server(before, after, where, folder, note=notes.append)
+            switch_server(before, after, where, folder, notes.append, stop_server, launch)
 
         third = running(folder)
         assert (third.profile, third.grpc_url) == ("throughput", first.state.grpc_url)

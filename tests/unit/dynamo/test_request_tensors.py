@@ -139,6 +139,17 @@ def test_annotations_become_tensors():
     assert sent["num_draft_tokens"] == [4]
 
 
+@pytest.mark.parametrize(("num_top", "expected"), [(0, None), (3, [3])])
+def test_log_probabilities_are_asked_for_with_so_many_alternatives(num_top, expected):
+    wanted = read(request(output_options={"logprobs": num_top}))
+
+    sent = values(wanted)
+    assert wanted.returns_log_probs
+    assert sent["return_log_probs"] == [True]
+    assert sent.get("num_top_logprobs") == expected
+    assert not read(request(output_options={"logprobs": None})).returns_log_probs
+
+
 def test_a_cache_salt_keeps_drafts_apart():
     assert values(read(request(routing={"cache_salt": "s"})))["namespace"] == [b"s"]
 

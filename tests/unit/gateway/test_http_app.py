@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from pipeline.gateway import forward, http_app
 from pipeline.gateway.spec import TRITON_KEY_HEADER
 from pipeline.gateway.tenants import Tenants
 from tests.unit.gateway.gateways import (
@@ -254,3 +255,29 @@ def test_an_admission_ends_with_its_request_however_it_ends():
                 assert tenants.num_running == 0
 
     asyncio.run(work())
+
+
+def no_worker(request: httpx.Request) -> httpx.Response:
+    return json_answer(500, {"message": "Failed to generate completions", "code": 500})
+
+
+def test_a_completion_is_sent_again_while_its_worker_cannot_be_reached(monkeypatch):
+    monkeypatch.setattr(forward, "_RETRY_PAUSE_S", 0.001)
+    back = behind(lambda request: no_worker(request) if len(back.requests) < 3 else json_answer(200, {"a": 1}))
+
+    answer = send(back, "POST", "/v1/chat/completions", json={"model": "m", "messages": []})
+
+    assert (answer.status_code, answer.json()) == (200, {"a": 1})
+    assert len(back.requests) == 3
+    assert len({request.content for request in back.requests}) == 1
+
+
+def test_a_completion_is_not_sent_again_for_ever_nor_for_another_error(monkeypatch):
+    monkeypatch.setattr(http_app, "_PATIENCE_S", 0.0)
+    back = behind(no_worker)
+    assert send(back, "POST", "/v1/chat/completions", json={"model": "m", "messages": []}).status_code == 500
+    assert len(back.requests) == 1
+    monkeypatch.setattr(http_app, "_PATIENCE_S", 60.0)
+    other = behind(lambda request: json_answer(500, {"message": "a fault", "code": 500}))
+    assert send(other, "POST", "/v1/chat/completions", json={"model": "m", "messages": []}).status_code == 500
+    assert len(other.requests) == 1

@@ -13,7 +13,6 @@ from pipeline.config.places import places
 from pipeline.config.resolution import resolve_config
 from pipeline.errors import ServerError
 from pipeline.repository.render import ModelRepository
-from pipeline.server import switch as module
 from pipeline.server.installation import VARIABLE
 from pipeline.server.road import Served, launch
 from pipeline.server.server import stop_server
@@ -51,7 +50,7 @@ def addresses(state: ServerState) -> tuple[str, str, str]:
 def test_the_other_profile_answers_at_the_same_address(running, tmp_path):
     before, state, folder = running
     new = switch_server(
-        before, serve_of(tmp_path, "throughput", "also-good"), places(), folder, lambda note: None
+        before, serve_of(tmp_path, "throughput", "also-good"), places(), folder, lambda note: None, stop_server, launch
     ).state
     assert new == find_server(folder)
     assert (new.profile, addresses(new)) == ("throughput", addresses(state))
@@ -62,7 +61,9 @@ def test_the_old_one_comes_back_if_the_new_one_does_not_come_up(running, tmp_pat
     before, state, folder = running
     notes: list[str] = []
     with pytest.raises(ServerError, match=r"\(throughput\) did not come up, and .*\(latency\) serves again(.|\n)*load"):
-        switch_server(before, serve_of(tmp_path, "throughput", "bad"), places(), folder, notes.append)
+        switch_server(
+            before, serve_of(tmp_path, "throughput", "bad"), places(), folder, notes.append, stop_server, launch
+        )
     back = find_server(folder)
     assert back is not None
     assert (back.profile, addresses(back)) == ("latency", addresses(state))
@@ -74,11 +75,13 @@ def test_if_neither_comes_up_both_reasons_are_told(running, tmp_path):
     before, _, folder = running
     broken = Served(before.resolved, before.artifact, ModelRepository(tmp_path / "bad-too", ("m",)))
     with pytest.raises(ServerError, match=r"did not come up: (.|\n)*did not come back either: (.|\n)*does not load"):
-        switch_server(broken, serve_of(tmp_path, "throughput", "bad"), places(), folder, lambda note: None)
+        switch_server(
+            broken, serve_of(tmp_path, "throughput", "bad"), places(), folder, lambda note: None, stop_server, launch
+        )
     assert find_server(folder) is None
 
 
-def test_ctrl_c_while_the_new_one_starts_brings_the_old_one_back(running, tmp_path, monkeypatch):
+def test_ctrl_c_while_the_new_one_starts_brings_the_old_one_back(running, tmp_path):
     before, _, folder = running
     calls: list[str] = []
 
@@ -88,9 +91,16 @@ def test_ctrl_c_while_the_new_one_starts_brings_the_old_one_back(running, tmp_pa
             raise KeyboardInterrupt
         return launch(served, *arguments, **options)
 
-    monkeypatch.setattr(module, "launch", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        switch_server(before, serve_of(tmp_path, "throughput", "good"), places(), folder, lambda note: None)
+        switch_server(
+            before,
+            serve_of(tmp_path, "throughput", "good"),
+            places(),
+            folder,
+            lambda note: None,
+            stop_server,
+            interrupted,
+        )
     assert calls == ["throughput", "latency"]
     back = find_server(folder)
     assert back is not None
@@ -101,7 +111,9 @@ def test_a_server_that_ended_meanwhile_is_told(running, tmp_path):
     before, _, folder = running
     stop_server(folder)
     with pytest.raises(ServerError, match="The server ended while tiny-random-llama"):
-        switch_server(before, serve_of(tmp_path, "throughput", "good"), places(), folder, lambda note: None)
+        switch_server(
+            before, serve_of(tmp_path, "throughput", "good"), places(), folder, lambda note: None, stop_server, launch
+        )
 
 
 def test_the_model_stays_as_it_is_served_overrides_included(tmp_path):

@@ -1,0 +1,19 @@
+# The same on an NVIDIA GPU, in NVIDIA's container with TensorRT-LLM and Triton. Build from the checkout:
+#   docker build -f deploy/gpu.Dockerfile -t lookahead:gpu .
+ARG BASE=nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3
+FROM ${BASE}
+WORKDIR /app
+COPY . /app
+# What the container brings is left as it is.
+RUN python3 -m pip freeze --exclude-editable | grep -E '^[A-Za-z0-9_.-]+==' > /tmp/present.txt \
+    && python3 -m pip install --no-cache-dir --constraint /tmp/present.txt --requirement docker/requirements.txt \
+    && python3 -m pip install --no-cache-dir --no-deps . \
+    && python3 -m pip install --no-cache-dir --constraint /tmp/present.txt 'ai-dynamo>=1.4.2,<1.5' \
+    && useradd --uid 10001 --create-home lookahead \
+    && install --directory --owner lookahead /data/engines /data/cache
+ENV LOOKAHEAD_ENGINES=/data/engines LOOKAHEAD_CACHE=/data/cache
+USER 10001
+VOLUME /data
+EXPOSE 8080 8000 8001 8002
+ENTRYPOINT ["lookahead"]
+CMD ["serve", "--set", "server.host=0.0.0.0"]

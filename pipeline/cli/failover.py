@@ -1,0 +1,51 @@
+"""`lookahead verify --failover`: a fleet of its own, processes killed under load, every answer compared."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import typer
+
+from pipeline.cli import output
+from pipeline.config.places import Places
+from pipeline.config.schema import ResolvedConfig
+from pipeline.dynamo.failover import FailoverReport, verify_failover
+from pipeline.dynamo.fleet import openai_url, start_fleet, with_server
+from pipeline.dynamo.services import require_dynamo
+from pipeline.server.road import check_start, prepare
+
+# What is shown of differences and failures.
+_SHOWN = 5
+_FREE = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "openai_port": 0}
+
+
+def run_failover(resolved: ResolvedConfig, places: Places, num_kills: int, max_tokens: int, as_json: bool) -> None:
+    """Exit code 1 if an answer differs, fails or does not come."""
+    require_dynamo()
+    server = resolved.profile.server
+    settings = {"openai": True, "replicas": max(2, server.replicas), "max_restarts": num_kills, **_FREE}
+    resolved = with_server(resolved, **settings)
+    check_start(resolved, places)
+    with tempfile.TemporaryDirectory(prefix="lookahead-failover-") as folder, output.working("failover") as note:
+        served = prepare(resolved, places, note=note)
+        fleet = start_fleet(served, places, Path(folder), note=note)
+        try:
+            url = openai_url(Path(folder))
+            assert url is not None, "a fleet with the OpenAI API has its URL"
+            report = verify_failover(fleet, url, resolved.model.name, num_kills, max_tokens, note)
+        finally:
+            note("stopping the fleet")
+            fleet.stop()
+    _show(report, as_json)
+    if not report.passed:
+        raise typer.Exit(1)
+
+
+def _show(report: FailoverReport, as_json: bool) -> None:
+    if as_json:
+        output.print_json({**report.counts(), "differences": report.differences, "failures": report.failures})
+        return
+    output.table(["failover", ""], [(name.replace("_", " "), f"{value}") for name, value in report.counts().items()])
+    for sentence in (*report.differences[:_SHOWN], *report.failures[:_SHOWN]):
+        output.say(sentence)

@@ -1,0 +1,179 @@
+"""OpenAI batch files through the OpenAI API: many requests at once, results in order, resumable after a kill.
+
+A line of the input is {"custom_id", "method": "POST", "url": "/v1/chat/completions", "body": {...}}, as in OpenAI's
+batch API. Finished requests are appended to a journal beside the output; a later run goes on behind them. At the end
+the output is written whole, in the order of the input, and the journal is removed.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+
+from pipeline.errors import RequestError, ServerError
+from pipeline.files import write_whole
+
+_URLS = ("/v1/chat/completions", "/v1/completions")
+# A request that the server cannot take now is sent again after so long, and twice as long each time.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+_LATER = (429, 503)
+
+
+class BatchRequest(NamedTuple):
+    """One line of the input."""
+
+    custom_id: str
+    url: str
+    body: dict[str, Any]
+
+
+def read_batch(path: Path) -> list[BatchRequest]:
+    """The requests of a batch file. Raises RequestError with the line number for a line that is none."""
+    requests: list[BatchRequest] = []
+    seen: set[str] = set()
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        request = _request(line, f"{path}, line {number}")
+        if request.custom_id in seen:
+            raise RequestError(f"{path}, line {number}: custom_id {request.custom_id!r} occurs twice.")
+        seen.add(request.custom_id)
+        requests.append(request)
+    return requests
+
+
+def journal_path(out: Path) -> Path:
+    """Where finished requests are kept until all are."""
+    return out.with_name(f"{out.name}.partial")
+
+
+def read_journal(out: Path) -> dict[str, str]:
+    """Finished lines by custom_id. A last line that a kill cut off is left out."""
+    try:
+        lines = journal_path(out).read_text(encoding="utf-8").split("\n")
+    except FileNotFoundError:
+        return {}
+    return {json.loads(line)["custom_id"]: line for line in lines[:-1] if line}
+
+
+def run_batch(
+    requests: Sequence[BatchRequest],
+    out: Path,
+    base_url: str,
+    *,
+    api_key: str,
+    concurrency: int,
+    timeout_s: float,
+    on_done: Callable[[str], None],
+) -> int:
+    """Send what the journal lacks, then write the output. on_done: called with the custom_id of each that is done.
+
+    Returns how many were not answered with 200. Raises ServerError if the server cannot be reached; a later run then
+    goes on."""
+    done = read_journal(out)
+    lock, stop = threading.Lock(), threading.Event()
+    with journal_path(out).open("a", encoding="utf-8") as journal, _client(base_url, api_key, timeout_s) as client:
+        _drop_cut_line(journal_path(out))
+
+        def work(request: BatchRequest) -> None:
+            if stop.is_set():
+                return
+            try:
+                line = json.dumps(_result(client, request, stop), ensure_ascii=False)
+            except ServerError:
+                stop.set()
+                raise
+            with lock:
+                journal.write(line + "\n")
+                journal.flush()
+                done[request.custom_id] = line
+                on_done(request.custom_id)
+
+        with ThreadPoolExecutor(concurrency) as pool:
+            futures = [pool.submit(work, request) for request in requests if request.custom_id not in done]
+            try:
+                for future in futures:
+                    future.result()
+            except BaseException:
+                stop.set()
+                pool.shutdown(cancel_futures=True)
+                raise
+    lines = [done[request.custom_id] for request in requests]
+    write_whole(out, "".join(f"{line}\n" for line in lines))
+    journal_path(out).unlink()
+    return sum(json.loads(line)["response"]["status_code"] != 200 for line in lines)
+
+
+def _client(base_url: str, api_key: str, timeout_s: float) -> httpx.Client:
+    limits = httpx.Limits(max_connections=None)
+    headers = {"authorization": f"Bearer {api_key}"}
+    return httpx.Client(
+        base_url=base_url.removesuffix("/v1"), headers=headers, timeout=timeout_s, limits=limits, trust_env=False
+    )
+
+
+def _result(client: httpx.Client, request: BatchRequest, stop: threading.Event) -> dict[str, Any]:
+    pause = _FIRST_PAUSE_S
+    while True:
+        try:
+            response = client.post(request.url, json=request.body)
+        except httpx.HTTPError as error:
+            raise ServerError(
+                f"{client.base_url} did not answer {request.custom_id}: {error!r}. Run the command again to go on."
+            ) from error
+        if response.status_code not in _LATER or stop.wait(_pause_of(response, pause)):
+            return _line(request, response)
+        pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+
+def _pause_of(response: httpx.Response, pause: float) -> float:
+    """What the server asks for, else what has grown."""
+    asked = response.headers.get("retry-after", "")
+    return float(asked) if asked.isdigit() else pause
+
+
+def _line(request: BatchRequest, response: httpx.Response) -> dict[str, Any]:
+    """One line of the output, as OpenAI's batch API has it."""
+    try:
+        body = response.json()
+    except ValueError:
+        body = {"error": {"message": response.text[:200]}}
+    return {
+        "id": f"batch_req_{request.custom_id}",
+        "custom_id": request.custom_id,
+        "response": {
+            "status_code": response.status_code,
+            "request_id": response.headers.get("x-request-id", ""),
+            "body": body,
+        },
+        "error": None,
+    }
+
+
+def _drop_cut_line(path: Path) -> None:
+    """Remove the part of a line with which a killed run ended."""
+    data = path.read_bytes()
+    whole = data[: data.rfind(b"\n") + 1]
+    if whole != data:
+        with path.open("r+b") as file:
+            file.truncate(len(whole))
+
+
+def _request(line: str, place: str) -> BatchRequest:
+    try:
+        value = json.loads(line)
+    except ValueError as error:
+        raise RequestError(f"{place}: no JSON ({error}).") from error
+    if not isinstance(value, dict) or not isinstance(value.get("custom_id"), str):
+        raise RequestError(f'{place}: not an object with "custom_id", "method", "url" and "body".')
+    if value.get("method", "POST") != "POST" or value.get("url") not in _URLS:
+        raise RequestError(f"{place}: method and url must be POST and one of {', '.join(_URLS)}.")
+    if not isinstance(value.get("body"), dict) or value["body"].get("stream"):
+        raise RequestError(f"{place}: body must be an object without stream.")
+    return BatchRequest(value["custom_id"], value["url"], value["body"])

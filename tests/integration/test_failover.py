@@ -1,0 +1,28 @@
+"""Processes killed under load: every answer is the undisturbed one."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.config.places import Places
+from pipeline.dynamo.failover import verify_failover
+from pipeline.dynamo.fleet import openai_url, start_fleet
+from tests.integration.servers import prepared
+
+pytestmark = [pytest.mark.triton, pytest.mark.slow]
+
+
+def test_a_killed_worker_and_a_killed_server_change_no_token(shared_where: Places, tmp_path):
+    overrides = ("server.openai=true", "server.gateway.enabled=true", "server.replicas=2", "server.max_restarts=9")
+    fleet = start_fleet(prepared(shared_where, *overrides), shared_where, tmp_path)
+    try:
+        url = openai_url(tmp_path)
+        assert url is not None
+        report = verify_failover(fleet, url, "tiny-random-llama", 2, 400, lambda text: None)
+    finally:
+        fleet.stop()
+
+    assert report.differences == []
+    assert report.failures == []
+    assert report.num_kills == 2
+    assert report.num_requests > 2

@@ -1,0 +1,135 @@
+"""Batch files: in order, resumable, and each fault of a line named."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.dynamo import batch
+from pipeline.dynamo.batch import BatchRequest, journal_path, read_batch, run_batch
+from pipeline.errors import RequestError, ServerError
+
+
+class Api:
+    """An OpenAI API that echoes. busy: answers 503 so often first. fails_at: cuts that request off."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.keys: set[str] = set()
+        self.busy = 0
+        self.fails_at: int | None = None
+        api = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                api.keys.add(self.headers["authorization"])
+                if api.fails_at == body["n"]:
+                    return
+                status = 400 if body["n"] < 0 else 200
+                if api.busy:
+                    api.busy -= 1
+                    status = 503
+                else:
+                    api.asked.append(body)
+                answer = json.dumps({"n": body["n"]}).encode()
+                self.send_response(status)
+                self.send_header("content-length", str(len(answer)))
+                self.end_headers()
+                self.wfile.write(answer)
+
+            def log_message(self, *arguments: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server.server_port}/v1"
+
+
+@pytest.fixture
+def api() -> Iterator[Api]:
+    made = Api()
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
+
+
+def requests(*numbers: int) -> list[BatchRequest]:
+    return [BatchRequest(f"r{number}", "/v1/chat/completions", {"n": number}) for number in numbers]
+
+
+def run(asked: list[BatchRequest], out: Path, api: Api, concurrency: int = 4) -> int:
+    return run_batch(
+        asked, out, api.url, api_key="k", concurrency=concurrency, timeout_s=20, on_done=lambda custom_id: None
+    )
+
+
+def results(out: Path) -> list[tuple[str, int, int]]:
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    return [
+        (line["custom_id"], line["response"]["status_code"], line["response"]["body"].get("n", 0)) for line in lines
+    ]
+
+
+def test_results_are_in_the_order_of_the_requests(api, tmp_path):
+    out = tmp_path / "out.jsonl"
+
+    assert run(requests(*range(20)), out, api, concurrency=8) == 0
+
+    assert results(out) == [(f"r{number}", 200, number) for number in range(20)]
+    assert not journal_path(out).exists()
+    assert api.keys == {"Bearer k"}
+
+
+def test_a_run_that_was_cut_off_goes_on(api, tmp_path):
+    out = tmp_path / "out.jsonl"
+    api.fails_at = 3
+    with pytest.raises(ServerError, match="did not answer r3"):
+        run(requests(*range(6)), out, api, concurrency=1)
+    assert not out.exists()
+    assert [body["n"] for body in api.asked] == [0, 1, 2]
+    with journal_path(out).open("a") as journal:
+        journal.write('{"custom_id": "r5", "resp')  # a kill in the middle of a line
+
+    api.fails_at = None
+    assert run(requests(*range(6)), out, api) == 0
+
+    assert sorted(body["n"] for body in api.asked) == list(range(6))
+    assert results(out) == [(f"r{number}", 200, number) for number in range(6)]
+
+
+def test_a_busy_server_is_asked_again_and_a_wrong_request_is_not(api, tmp_path, monkeypatch):
+    monkeypatch.setattr(batch, "_FIRST_PAUSE_S", 0.01)
+    api.busy = 3
+
+    assert run(requests(-1, 2), tmp_path / "out.jsonl", api) == 1
+
+    assert results(tmp_path / "out.jsonl") == [("r-1", 400, -1), ("r2", 200, 2)]
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("{", r"line 2: no JSON"),
+        ("[]", r"line 2: not an object"),
+        ('{"custom_id": "a", "url": "/v1/embeddings", "body": {}}', "line 2: method and url"),
+        ('{"custom_id": "a", "url": "/v1/completions", "body": 3}', "line 2: body"),
+        ('{"custom_id": "a", "url": "/v1/completions", "body": {"stream": true}}', "line 2: body"),
+        ('{"custom_id": "one", "url": "/v1/completions", "body": {}}', "'one' occurs twice"),
+    ],
+)
+def test_a_line_that_is_no_request_is_named(line, sentence, tmp_path):
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"custom_id": "one", "method": "POST", "url": "/v1/completions", "body": {}}\n' + line + "\n")
+
+    with pytest.raises(RequestError, match=sentence):
+        read_batch(path)

@@ -1,0 +1,108 @@
+"""What a fleet is started with, and what is refused before an engine is built."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from pipeline.config.resolution import resolve_config
+from pipeline.config.schema import ResolvedConfig
+from pipeline.dynamo import services
+from pipeline.dynamo.fleet import check_fleet, openai_url, replica_dir, without_openai
+from pipeline.dynamo.services import FILE_KV, front_end_service, require_dynamo, worker_service
+from pipeline.dynamo.spec import TRITON_KEY, WorkerSpec
+from pipeline.errors import ServerError
+from pipeline.server.state import ServerState
+
+
+def config(*overrides: str) -> ResolvedConfig:
+    return resolve_config("tiny-random-llama", "latency", ("backend=torch", "device=cpu", *overrides))
+
+
+STATE = ServerState(
+    server_id="la1",
+    guard_pid=1,
+    host="127.0.0.1",
+    http_port=1,
+    grpc_port=2,
+    metrics_port=3,
+    triton_http_port=4,
+    triton_grpc_port=5,
+    triton_key="secret",
+    repository="/r",
+    model="m",
+    profile="p",
+    started=0.0,
+)
+
+
+def test_a_worker_talks_to_triton_itself_and_its_key_is_no_argument(tmp_path):
+    service = worker_service(2, config("engine.max_seq_len=512"), STATE, tmp_path, tmp_path)
+
+    spec = WorkerSpec.model_validate_json(service.argv[-1])
+    assert service.name == "worker-2"
+    assert spec.triton_url == "127.0.0.1:5"
+    assert (spec.model, spec.max_seq_len, spec.discovery) == ("tiny-random-llama", 512, "file")
+    assert "secret" not in json.dumps(list(service.argv))
+    assert service.environment[TRITON_KEY] == "secret"
+    assert service.environment["DYN_SYSTEM_PORT"] == str(service.ports["metrics"])
+    assert service.ports["metrics"] < 1 << 15  # Dynamo reads no larger one
+
+
+def test_processes_of_one_machine_find_each_other_in_its_run_folder(tmp_path, monkeypatch):
+    monkeypatch.delenv(FILE_KV, raising=False)
+    alone = front_end_service(config(), tmp_path, "127.0.0.1", 8080).environment
+    monkeypatch.setenv(FILE_KV, "/shared")
+    shared = front_end_service(config(), tmp_path, "127.0.0.1", 8080).environment
+
+    assert alone[FILE_KV] == str(tmp_path / "discovery")
+    assert alone["DYN_TCP_RPC_HOST"] == "127.0.0.1"
+    assert shared[FILE_KV] == "/shared"
+    assert "DYN_TCP_RPC_HOST" not in shared
+
+
+def test_a_fleet_over_etcd_listens_at_the_address_of_its_machine(tmp_path):
+    environment = front_end_service(config("server.discovery=etcd"), tmp_path, "127.0.0.1", 8080).environment
+
+    assert environment["DYN_DISCOVERY_BACKEND"] == "etcd"
+    assert "DYN_TCP_RPC_HOST" not in environment
+
+
+def test_a_taken_port_is_named_before_an_engine_is_built():
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        held.listen()
+        port = held.getsockname()[1]
+        with pytest.raises(ServerError, match=rf"Port {port} \(server.openai_port\)"):
+            check_fleet(config(f"server.openai_port={port}"))
+        check_fleet(without_openai(config(f"server.openai_port={port}")))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [((), "--join has no fleet to join"), (("server.openai=false",), "server.openai is false")],
+)
+def test_a_machine_without_a_fleet_cannot_join(overrides, sentence, monkeypatch):
+    monkeypatch.delenv(FILE_KV, raising=False)
+
+    with pytest.raises(ServerError, match=sentence):
+        check_fleet(config(*overrides), join=True)
+    check_fleet(config("server.discovery=etcd"), join=True)
+
+
+def test_without_the_extra_the_command_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(services, "has_dynamo", lambda: False)
+
+    with pytest.raises(ServerError, match=r"lookahead-pipeline\[dynamo\](.|\n)*server.openai=false"):
+        require_dynamo()
+
+
+def test_the_first_replica_has_the_run_folder_itself():
+    assert [replica_dir(Path("/run"), number).name for number in (1, 2, 3)] == ["run", "replica-2", "replica-3"]
+
+
+def test_no_front_end_has_no_url(tmp_path):
+    assert openai_url(tmp_path) is None

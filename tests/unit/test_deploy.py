@@ -1,0 +1,119 @@
+"""The files to deploy with: valid, not root, and about what the program has."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from pipeline.config.resolution import resolve_config
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+MANIFESTS = list(yaml.safe_load_all((DEPLOY / "kubernetes" / "lookahead.yaml").read_text()))
+PORTS = {"openai": 8080, "http": 8000, "grpc": 8001, "metrics": 8002}
+
+
+def manifest(kind: str) -> dict[str, Any]:
+    (found,) = (one for one in MANIFESTS if one["kind"] == kind)
+    return found
+
+
+@pytest.mark.parametrize("one", MANIFESTS, ids=lambda one: one["kind"])
+def test_manifests_keep_to_the_schemas_of_kubernetes(one):
+    kubernetes_validate.validate(one, "1.33", strict=True)
+
+
+def test_pods_run_without_rights_and_answer_probes_at_our_ports():
+    pod = manifest("Deployment")["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert container["securityContext"]["allowPrivilegeEscalation"] is False
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+    assert {port["name"]: port["containerPort"] for port in container["ports"]} == PORTS
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert container[probe]["httpGet"]["port"] in PORTS
+    assert {"requests", "limits"} <= container["resources"].keys()
+
+
+def test_what_selects_pods_selects_those_of_the_deployment():
+    labels = manifest("Deployment")["spec"]["template"]["metadata"]["labels"]
+
+    assert manifest("Service")["spec"]["selector"] == labels
+    assert manifest("PodDisruptionBudget")["spec"]["selector"]["matchLabels"] == labels
+    assert manifest("HorizontalPodAutoscaler")["spec"]["scaleTargetRef"]["name"] == "lookahead"
+
+
+@pytest.mark.parametrize("source", ["compose", "kubernetes"])
+def test_the_server_is_started_with_settings_that_resolve(source):
+    if source == "compose":
+        arguments = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["server"]["command"]
+    else:
+        arguments = manifest("Deployment")["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert arguments[0] == "serve"
+    options = list(zip(arguments[1::2], arguments[2::2], strict=True))
+    overrides = [value for name, value in options if name == "--set"]
+    assert {name for name, _ in options} == {"--model", "--set"}
+
+    resolved = resolve_config(dict(options)["--model"], "latency", ("backend=torch", "device=cpu", *overrides))
+
+    server = resolved.profile.server
+    assert server.host == "0.0.0.0"
+    assert (server.openai_port, server.http_port, server.grpc_port, server.metrics_port) == tuple(PORTS.values())
+
+
+def test_compose_mounts_files_that_are_there_and_runs_nothing_as_root():
+    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+
+    for service in services.values():
+        assert int(service["user"]) > 0
+        for volume in service.get("volumes", ()):
+            if volume.startswith("./"):
+                assert (DEPLOY / volume.partition(":")[0]).is_file()
+    assert (DEPLOY.parent / services["server"]["build"]["dockerfile"]).is_file()
+    (job,) = yaml.safe_load((DEPLOY / "prometheus.yaml").read_text())["scrape_configs"]
+    assert job["static_configs"] == [{"targets": [f"server:{PORTS['metrics']}"]}]
+
+
+@pytest.mark.parametrize("name", ["cpu", "gpu"])
+def test_containers_run_as_a_user_of_their_own(name):
+    lines = (DEPLOY / f"{name}.Dockerfile").read_text().splitlines()
+
+    assert "USER 10001" in lines
+    assert lines.index("USER 10001") < next(place for place, line in enumerate(lines) if line.startswith("ENTRYPOINT"))
+    copied = [word for line in lines if line.startswith("COPY") for word in line.split()[1:-1]]
+    assert all((DEPLOY.parent / word).exists() for word in copied)
+
+
+def dashboard_queries() -> list[str]:
+    panels = json.loads((DEPLOY / "grafana" / "dashboard.json").read_text())["panels"]
+    return [target["expr"] for panel in panels for target in panel.get("targets", ())]
+
+
+def metric_names(query: str) -> set[str]:
+    return set(re.findall(r"\b(?:lookahead|nv)_\w+", query))
+
+
+def test_each_query_of_the_dashboard_names_a_metric_and_has_its_brackets():
+    for query in dashboard_queries():
+        assert metric_names(query)
+        assert query.count("(") == query.count(")")
+        assert query.count("[") == query.count("]")
+
+
+def test_the_panels_do_not_overlap():
+    taken: set[tuple[int, int]] = set()
+    for panel in json.loads((DEPLOY / "grafana" / "dashboard.json").read_text())["panels"]:
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not cells & taken
+        taken |= cells
