@@ -25,7 +25,7 @@ from pipeline.dynamo.fleet import Fleet
 from pipeline.dynamo.services import FRONT_END, lists_model
 from pipeline.engine.backend import Note
 from pipeline.errors import ServerError
-from pipeline.server.guard import marked_processes
+from pipeline.server.processes import marked_processes
 from pipeline.server.state import is_ready, reachable
 
 # A question that is not answered within so long hangs.

@@ -53,10 +53,11 @@ def bandwidth(device: Device) -> float:
 
 def bytes_read(model: Any) -> int:
     """Bytes of the weights that a pass reads: all but the rows of an embedding table that is not the output layer."""
-    total = sum(weight.numel() * weight.element_size() for weight in model.parameters())
+    total: int = sum(weight.numel() * weight.element_size() for weight in model.parameters())
     embedding = model.get_input_embeddings().weight
     shared = model.get_output_embeddings().weight is embedding
-    return total - (0 if shared else embedding.numel() * embedding.element_size())
+    own: int = embedding.numel() * embedding.element_size()
+    return total if shared else total - own
 
 
 def _llama(hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, vocab: int) -> PretrainedConfig:
