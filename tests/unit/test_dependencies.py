@@ -26,11 +26,18 @@ NOT_IMPORTED = {"accelerate", "sentencepiece", "nvidia-pytriton"}
 SERVED_IN_THE_IMAGE = ("lookahead_bls", "preprocessing", "postprocessing")
 
 
+class AtRunTime(ast.NodeTransformer):
+    """Removes what stands below `if TYPE_CHECKING:`."""
+
+    def visit_If(self, node: ast.If) -> ast.AST | None:
+        return None if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING" else self.generic_visit(node)
+
+
 def imported(paths: Iterable[Path]) -> set[str]:
-    """Modules that files import, wherever in them: top level names of others' code."""
+    """Modules that files import at run time, wherever in them: top level names of others' code."""
     names: set[str] = set()
     for path in paths:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(AtRunTime().visit(ast.parse(path.read_text(encoding="utf-8")))):
             if isinstance(node, ast.ImportFrom) and node.module:
                 names.add(node.module.split(".")[0])
             elif isinstance(node, ast.Import):

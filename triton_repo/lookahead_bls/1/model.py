@@ -52,8 +52,8 @@ class TritonPythonModel:
     async def _serve(self, incoming: IncomingRequest) -> None:
         client = incoming.client
         with self._gate.admitted():
-            answer = partial(self._bls.answer, on_end=self._metrics.record)
-            async with aclosing(answer_all(answer, incoming.tensors)) as answers:
+            answer_one = partial(self._bls.answer, on_end=self._metrics.record)
+            async with aclosing(answer_all(answer_one, incoming.tensors)) as answers:
                 async for answer in answers:
                     if answer.last:
                         self._kept.is_gone(client)  # asked for what it lets go; the answer is ready in any case
