@@ -188,7 +188,10 @@ def test_texts_that_nothing_is_calibrated_with_change_nothing():
 
 def test_two_engines_share_memory_and_names():
     first, second = plan(".speculation=both", ".lookahead_kv_share=0.25").engines
-    assert (first.instance.triton_model, second.instance.triton_model) == ("tensorrt_llm", "tensorrt_llm_lookahead")
+    assert (first.instance.triton_model, second.instance.triton_model) == (
+        "tensorrt_llm_engine",
+        "tensorrt_llm_lookahead",
+    )
     assert first.instance.kv_fraction + second.instance.kv_fraction == pytest.approx(0.9)
     assert first.instance.kv_tokens == pytest.approx(3 * second.instance.kv_tokens, rel=0.01)
     assert first.instance.kv_tokens % 32 == second.instance.kv_tokens % 32 == 0
@@ -244,7 +247,7 @@ def test_the_text_holds_every_call_and_the_file_the_plan(tmp_path):
 
 def test_the_backend_offers_the_plan_to_the_command_line():
     shown = backend_of("tensorrt_llm").plan(trt_config())
-    assert "79 from W, N, G = 10, 5, 10" in shown["engine tensorrt_llm"]
+    assert "79 from W, N, G = 10, 5, 10" in shown["engine tensorrt_llm_engine"]
     json.dumps(shown)
 
 
