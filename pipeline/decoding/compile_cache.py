@@ -27,6 +27,8 @@ PACKAGE = Path(__file__).parents[1]
 # Names a folder to look into first, and to write to where it can be written.
 VARIABLE = "LOOKAHEAD_KERNELS"
 COMPLETE = "complete"
+# Folders of the package whose modules may hold compiled loops.
+LOOP_FOLDERS = ("decoding", "engine/torch/lean")
 KEEPER = Path(__file__).name
 COMPILING = "compiling the drafting loops for this processor, once"
 _HOLDS_LOOPS = re.compile(r"^@(compiled|kernel|subkernel|inlined)$", re.MULTILINE)
@@ -34,7 +36,12 @@ _HOLDS_LOOPS = re.compile(r"^@(compiled|kernel|subkernel|inlined)$", re.MULTILIN
 
 def loop_sources(package: Path = PACKAGE) -> list[Path]:
     """The modules that hold compiled loops, and those of ours that they import."""
-    found = [path for path in sorted((package / "decoding").rglob("*.py")) if _HOLDS_LOOPS.search(path.read_text())]
+    found = [
+        path
+        for folder in LOOP_FOLDERS
+        for path in sorted((package / folder).rglob("*.py"))
+        if _HOLDS_LOOPS.search(path.read_text())
+    ]
     for path in found:  # grows meanwhile
         # Where machine code is kept changes none of it.
         found += [other for other in _imported(path, package) if other not in found and other.name != KEEPER]

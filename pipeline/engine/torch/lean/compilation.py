@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from numba import njit
 from numba.extending import intrinsic
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+# Importing it also tells numba to keep the machine code in the folder of `pipeline.decoding.compile_cache`.
+from pipeline.decoding.compiled import Function
 
 
 def kernel(function: Function) -> Function:

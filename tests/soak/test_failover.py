@@ -8,13 +8,18 @@ from pipeline.config.places import Places
 from pipeline.dynamo.failover import verify_failover
 from pipeline.dynamo.fleet import openai_url, start_fleet
 from tests.integration.servers import prepared
+from tests.soak.conftest import IS_LONG
 
-pytestmark = [pytest.mark.triton, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.triton,
+    pytest.mark.slow,
+    pytest.mark.skipif(not IS_LONG, reason="minutes of waiting for servers: `make soak`"),
+]
 
 
-def test_a_killed_worker_and_a_killed_server_change_no_token(shared_where: Places, tmp_path):
+def test_a_killed_worker_and_a_killed_server_change_no_token(where: Places, tmp_path):
     overrides = ("server.openai=true", "server.gateway.enabled=true", "server.replicas=2", "server.max_restarts=9")
-    fleet = start_fleet(prepared(shared_where, *overrides), shared_where, tmp_path)
+    fleet = start_fleet(prepared(where, *overrides), where, tmp_path)
     try:
         url = openai_url(tmp_path)
         assert url is not None
