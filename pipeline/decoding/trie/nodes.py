@@ -204,12 +204,15 @@ def lengthen(trie: TrieArrays, row: int) -> None:
 def split(trie: TrieArrays, row: int, depth: int) -> int:
     """Cut the edge of a node in two, the upper part down to `depth`. Returns the row of the upper part."""
     nodes = trie.nodes
-    if not nodes[row].first_child:
+    if nodes[row].depth == trie.state[0].branch_length:
+        # No row refers to this one: it has no children, and no suffix that ends there can grow. A new row below it
+        # is cheaper than one above it.
         token = trie.text[slot_of(trie, nodes[row].start + depth)] - 1
         new_node(trie, row, token, nodes[row].depth, nodes[row].count, nodes[row].start)
         nodes[row].depth = depth
         return row
-    # What has children keeps its row, since they name it.
+    # The lower part keeps its row: its children name it, and so does a suffix of the text being written that ends there
+    # (`ends` in `insertion.write_text`), which may have no children after a pruning.
     before, after = nodes[row].previous, nodes[row].next
     parent, token = nodes[row].parent, nodes[row].token
     upper = new_node(trie, 0, 0, depth, nodes[row].count, nodes[row].start)

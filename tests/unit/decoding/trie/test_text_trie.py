@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pipeline.decoding.trie import Trie
@@ -55,6 +55,10 @@ OPERATIONS = st.lists(
 
 @settings(max_examples=examples(150))
 @given(OPERATIONS, st.integers(1, 6), st.booleans())
+# Pruning leaves a node without children whose edge a shorter suffix of the same text cuts: the longer one must keep its
+# row.
+@example([("insert", "a", [0, 0, 0]), ("prune", None, None), ("append", 2, [0, 0, 0])], 5, False)
+@example([("append", 1, [1, 1, 1]), ("prune", None, None), ("append", 1, [1, 1, 0])], 4, False)
 def test_any_order_of_calls_leaves_what_plain_dicts_would_hold(operations, branch_length, bounded):
     trie = Trie(branch_length, 1 << 17 if bounded else None)
     reference = ReferenceTrie(branch_length)
