@@ -76,8 +76,9 @@ def test_two_processes_give_the_tokens_and_steps_of_one(where: Places) -> None:
 def test_a_model_spread_over_two_processes_gives_the_same_tokens(where: Places) -> None:
     one = generate(planned_engine(tiny(), where).artifact)
     result = planned_engine(tiny("model.parallelism.tensor=2"), where)
-    assert result.outcome == "updated"
-    assert generate(result.artifact) == one
+    assert result.outcome == "built"  # by transformers' modelling code: the lean pass runs in one process
+    # Steps may differ: its probabilities, by which drafts are chosen, are rounded otherwise.
+    assert generate(result.artifact)[0] == one[0]
 
 
 def test_a_model_without_a_plan_is_not_spread(where: Places) -> None:

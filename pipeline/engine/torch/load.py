@@ -12,6 +12,7 @@ from pipeline.engine.artifact import Artifact
 from pipeline.engine.contract import EngineLimits
 from pipeline.engine.parallel import ParallelEngine
 from pipeline.engine.torch.lean.plan import read_plan
+from pipeline.errors import BuildError
 
 if TYPE_CHECKING:
     from pipeline.engine.torch.engine import TorchEngine
@@ -34,6 +35,8 @@ def load_engine(artifact: Artifact) -> LoadedEngine:
 
 def load_rank(artifact: Artifact, rank: int = 0) -> OneProcessEngine:
     """One process's engine; on CUDA, on the device of that number. With tensor parallelism all ranks load together."""
+    if artifact.resolved.device == "cuda":
+        _require_cuda(artifact)
     warm_up()
     plan = read_plan(artifact.engine_dir)
     if plan is None:
@@ -43,6 +46,17 @@ def load_rank(artifact: Artifact, rank: int = 0) -> OneProcessEngine:
     from pipeline.engine.torch.lean.engine import LeanEngine
 
     return LeanEngine(artifact.engine_dir, limits_of(artifact, plan.vocab_size), num_threads())
+
+
+def _require_cuda(artifact: Artifact) -> None:
+    """Raises BuildError if there is no CUDA device."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise BuildError(
+            f"the engine in {artifact.folder} was built for CUDA and no CUDA device is available here; "
+            "build it again with --set device=cpu"
+        )
 
 
 def limits_of(artifact: Artifact, vocab_size: int) -> EngineLimits:
