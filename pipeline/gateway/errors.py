@@ -46,9 +46,11 @@ def refusal_of(status: int, text: str, request_id: str) -> Refusal:
         return unavailable()
     if _UNREADABLE.search(text):  # 500 of Triton's, though it is the request that is wrong
         return Refusal(400, _shown(text))
+    if status == 501 and not _INTERNAL.search(text):  # the model cannot be called so: another try would not help
+        return Refusal(status, _shown(text))
     if status >= 500 or _INTERNAL.search(text):
         logger.error("request %s: %d %s", request_id, status, text)
-        if status in (501, 503, 504):
+        if status in (503, 504):
             return Refusal(status, "the server could not answer; send the request again", BUSY_RETRY_S)
         if status >= 500 or "internal error" in text:
             return Refusal(500, f"the server failed on this request; its log says why under {request_id}")
