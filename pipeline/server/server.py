@@ -55,6 +55,9 @@ SPEC, LOCK, BACKENDS, READY_FILE = "guard.json", ".lock", "backends", "ready"
 # Free ports are not reserved, and Triton itself fails to start now and then: see `passing_failure`.
 _ATTEMPTS = 3
 
+# How long tritonserver's guard may take to end after its gateway.
+GATEWAY_LEAD_S = 10.0
+
 
 class RunningServer:
     """Handle of a server that this process started."""
@@ -88,7 +91,10 @@ class RunningServer:
         code = self._guard.poll()
         return self.gateway.poll() if code is None and self.gateway is not None else code
 
-    def has_triton_ended(self) -> bool:
+    def has_triton_ended(self, within_s: float = 0.0) -> bool:
+        """Whether the guard of tritonserver has ended, or does so within some seconds."""
+        with suppress(subprocess.TimeoutExpired):
+            self._guard.wait(within_s)
         return self._guard.poll() is not None
 
     def stop(self) -> None:
@@ -239,9 +245,11 @@ def _wait_until_ready(server: RunningServer, timeout_s: float, note: Note) -> No
     deadline = time.monotonic() + timeout_s
     told = time.monotonic()
     while not is_ready(server.state):
-        if server.has_triton_ended():  # asked first, as its gateway ends with it
+        has_gateway_ended = server.gateway is not None and server.gateway.poll() is not None
+        # The guard of tritonserver ends the gateway before itself.
+        if server.has_triton_ended(GATEWAY_LEAD_S if has_gateway_ended else 0.0):
             raise ServerError(explain_failure(server.log_path))
-        if server.gateway is not None and server.gateway.poll() is not None:
+        if server.gateway is not None and has_gateway_ended:
             raise ServerError(
                 f"The gateway ended before the server was ready. End of {server.gateway.log_path}:\n"
                 + log_tail(server.gateway.log_path)
