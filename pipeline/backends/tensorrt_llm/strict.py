@@ -172,7 +172,7 @@ def _lookahead(tensors: Tensors, request: GenerationRequest, engine: StrictEngin
     asked = lookahead_config(tensors)
     if engine.lookahead is None:
         if asked is not None:
-            raise RequestError("lookahead_window_size was sent; the model instance has no lookahead parameters")
+            raise RequestError("lookahead_window_size was sent; the engine has no lookahead parameters")
         return None
     if asked is None:
         window, ngram, candidates = engine.lookahead

@@ -50,7 +50,7 @@ REFUSED = [
     (TRIE, {"draft_strategy": np.asarray([[b"trie"]], np.object_)}, "draft_strategy is not an input"),
     (TRIE, {"max_draft_tokens": [[2]]}, "max_draft_tokens is not an input"),
     (TRIE, {"runtime_min_p": [[0.1]]}, "runtime_min_p is not an input"),
-    (TRIE, sizes(5, 3, 3), "the model instance has no lookahead parameters"),
+    (TRIE, sizes(5, 3, 3), "the engine has no lookahead parameters"),
     (NONE, {"draft_input_ids": [[1]]}, "no speculative decoding"),
     (LOOKAHEAD, {"draft_input_ids": [[1]]}, "drafts for itself"),
     (LOOKAHEAD, sizes(5, 3, 4), r"\(5, 3, 4\); the instance runs \(5, 3, 3\)"),
