@@ -81,7 +81,7 @@ class TritonEngine(LLMEngine):
         )
 
     async def generate(self, request: Any, context: Context) -> AsyncGenerator[Any, None]:
-        """Chunks of all choices as they come.
+        """Chunks of the output as they come.
 
         Raises what Dynamo understands: InvalidArgument (400), HttpError 503 when the server is busy, and EngineShutdown
         when it is gone, upon which Dynamo moves the request to another worker."""
@@ -93,33 +93,23 @@ class TritonEngine(LLMEngine):
             yield {"token_ids": [], "index": 0, "finish_reason": "length"}
             return
         chunks: asyncio.Queue[Any] = asyncio.Queue()
-        tasks = [
-            asyncio.create_task(self._choice(wanted, index, context, chunks)) for index in range(wanted.num_choices)
-        ]
+        task = asyncio.create_task(self._output(wanted, context, chunks))
         self._running[context.id()] = chunks
-        num_sent, current = 0, 0
-        later: list[list[TokenChunk]] = [[] for _ in tasks]
+        num_sent, finished = 0, False
         try:
-            while current < len(tasks):
-                item = (current, later[current].pop(0)) if later[current] else await chunks.get()
+            while not finished:
+                item = await chunks.get()
                 if item is None or context.is_stopped():
                     yield _CANCELLED
                     return
                 if isinstance(item, Exception):
                     raise await _dynamo_error(item, begun=num_sent > 0)
-                index, chunk = item
-                if index != current:
-                    # The front end decodes all choices of a request with one state: characters of several tokens would
-                    # be lost if choices alternated.
-                    later[index].append(chunk)
-                    continue
-                num_sent += len(chunk.token_ids)
-                current += chunk.finish_reason is not None
-                yield self._dynamo_chunk(wanted, index, chunk, num_sent)
+                num_sent += len(item.token_ids)
+                finished = item.finish_reason is not None
+                yield self._dynamo_chunk(wanted, item, num_sent)
         finally:
             self._running.pop(context.id(), None)
-            for task in tasks:
-                task.cancel()
+            task.cancel()
 
     async def abort(self, context: Context) -> None:
         """End a request whose client is gone, or that needs no more tokens."""
@@ -141,15 +131,15 @@ class TritonEngine(LLMEngine):
             bos_token_id=0, extras={"annotations": [annotation(DRAFT_NAMESPACE, "health check")]}
         )
 
-    async def _choice(self, wanted: TokenRequest, index: int, context: Context, chunks: asyncio.Queue[Any]) -> None:
-        """Put the chunks of one choice, or what went wrong, into a queue."""
+    async def _output(self, wanted: TokenRequest, context: Context, chunks: asyncio.Queue[Any]) -> None:
+        """Put the chunks of the output, or what went wrong, into a queue."""
         assert self._stream is not None, "start comes before generate"
         trace = context.trace_headers() or {}
         try:
-            stream = self._stream.generate(wanted.choice(index), context.id(), trace)
+            stream = self._stream.generate(wanted.tensors, context.id(), trace)
             async with aclosing(stream) as answers:
                 async for chunk in answers:
-                    chunks.put_nowait((index, chunk))
+                    chunks.put_nowait(chunk)
         except Exception as error:
             chunks.put_nowait(error)
 
@@ -166,8 +156,8 @@ class TritonEngine(LLMEngine):
         text: str = self._tokenizer.decode([token], skip_special_tokens=False)
         return text
 
-    def _dynamo_chunk(self, wanted: TokenRequest, index: int, chunk: TokenChunk, num_sent: int) -> dict[str, Any]:
-        made: dict[str, Any] = {"token_ids": chunk.token_ids, "index": index}
+    def _dynamo_chunk(self, wanted: TokenRequest, chunk: TokenChunk, num_sent: int) -> dict[str, Any]:
+        made: dict[str, Any] = {"token_ids": chunk.token_ids, "index": 0}
         if wanted.returns_log_probs and chunk.token_ids:
             # The end token has none, and its place is not shown.
             missing = len(chunk.token_ids) - len(chunk.log_probs)
@@ -181,7 +171,7 @@ class TritonEngine(LLMEngine):
         has_figures = "num_draft_tokens" in statistics  # a server may be told to hide them
         if has_figures:
             self._metrics.record(statistics)
-        if has_figures and wanted.has_prediction and wanted.num_choices == 1:
+        if has_figures and wanted.has_prediction:
             # The front end counts usage by itself, but for these two.
             num_tokens = wanted.num_resumed_tokens + num_sent
             accepted = statistics["num_accepted_prediction_tokens"]

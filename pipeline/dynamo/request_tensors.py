@@ -24,6 +24,7 @@ from pipeline.gateway.annotations import (
     MAX_TOKENS,
     NAMESPACE,
     NUM_DRAFT_TOKENS,
+    ONE_CHOICE,
     PREDICTION,
     STRATEGY,
     integer_option,
@@ -40,22 +41,16 @@ _PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
 
 @dataclass(frozen=True, slots=True)
 class TokenRequest:
-    """One request. tensors: of its first choice. num_resumed_tokens: tokens of token_ids that are output already.
-    num_choices: outputs asked for. num_remaining_tokens: most that are still to come."""
+    """One request. num_resumed_tokens: tokens of token_ids that are output already. num_remaining_tokens: most that are
+    still to come."""
 
     tensors: dict[str, Array]
     num_prompt_tokens: int
     num_resumed_tokens: int
     num_remaining_tokens: int
-    num_choices: int
     has_prediction: bool
     returns_statistics: bool
     returns_log_probs: bool
-
-    def choice(self, index: int) -> dict[str, Array]:
-        """Tensors of one choice: each has noise of its own."""
-        seed = (int(self.tensors["seed"].item()) + index) % _SEEDS
-        return self.tensors | {"seed": np.asarray([[seed]], np.uint64)}
 
 
 def token_request(request: Mapping[str, Any], context_id: str, spec: WorkerSpec) -> TokenRequest:
@@ -63,6 +58,8 @@ def token_request(request: Mapping[str, Any], context_id: str, spec: WorkerSpec)
     makes no sense."""
     ids: list[int] = request["token_ids"]
     stop, sampling = request.get("stop_conditions") or {}, request.get("sampling_options") or {}
+    if sampling.get("n") not in (None, 1):
+        raise RequestError(ONE_CHOICE)
     options = read_annotations(request.get("annotations") or [])
     remaining, resumed = _counts(len(ids), stop.get("max_tokens"), integer_option(options, MAX_TOKENS), spec)
     tensors: dict[str, Array] = {
@@ -102,7 +99,6 @@ def token_request(request: Mapping[str, Any], context_id: str, spec: WorkerSpec)
         num_prompt_tokens=len(ids) - resumed,
         num_resumed_tokens=resumed,
         num_remaining_tokens=remaining,
-        num_choices=sampling.get("n") or 1,
         has_prediction=PREDICTION in tensors,
         returns_statistics="engine_data" in extra,
         returns_log_probs="return_log_probs" in tensors,

@@ -24,6 +24,8 @@ LOGIT_BIAS = "logit_bias"
 GUIDE_TYPE = "guide_type"
 GUIDE = "guide"
 NUM_DRAFT_TOKENS = "num_draft_tokens"
+# Dynamo ends a request at the first finish reason, and would drop all other choices.
+ONE_CHOICE = "n must be 1; for more choices send the request again with another seed"
 NAMES = (STRATEGY, PREDICTION, NAMESPACE, MAX_TOKENS, LOGIT_BIAS, GUIDE_TYPE, GUIDE, NUM_DRAFT_TOKENS)
 
 

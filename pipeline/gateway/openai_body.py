@@ -17,8 +17,7 @@ def checked_openai(body: bytes, endpoint: Endpoint, tenant: Tenant) -> Checked:
     """The request for the front end, in the tenant's namespace. A client may name one of its own: "namespace:NAME" in
     `nvext.annotations`, or `nvext.cache_salt`. Raises Refusal (400)."""
     value = parse_json(body)
-    limit = positive(value.get("max_completion_tokens")) or positive(value.get("max_tokens"))
-    max_tokens = None if limit is None else limit * (positive(value.get("n")) or 1)
+    max_tokens = positive(value.get("max_completion_tokens")) or positive(value.get("max_tokens"))
     try:
         sent = for_front_end(value, endpoint)
     except RequestError as error:

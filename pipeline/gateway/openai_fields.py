@@ -1,6 +1,7 @@
 """Fields of an OpenAI request that Dynamo's front end drops or refuses, as annotations that reach the worker.
 
 prediction, logit_bias                     dropped by the front end
+n                                          refused unless 1: all choices but the first would be lost
 strategy, num_draft_tokens                 ours, refused by it as unknown
 draft_statistics                           ours: figures of the request's drafts come back in `nvext.engine_data`
 response_format, guided_*                  taken by it, but such a request does not move when its worker dies
@@ -20,6 +21,7 @@ from pipeline.gateway.annotations import (
     LOGIT_BIAS,
     MAX_TOKENS,
     NUM_DRAFT_TOKENS,
+    ONE_CHOICE,
     PREDICTION,
     STRATEGY,
     annotation,
@@ -43,6 +45,8 @@ def for_front_end(body: Mapping[str, Any], endpoint: Endpoint) -> dict[str, Any]
     options |= _guide(sent)
     if (limit := sent.pop(NUM_DRAFT_TOKENS, None)) is not None:
         options[NUM_DRAFT_TOKENS] = str(_whole_number(limit, NUM_DRAFT_TOKENS))
+    if sent.get("n") not in (None, 1):
+        raise RequestError(ONE_CHOICE)
     options[MAX_TOKENS] = str(_max_tokens(sent, endpoint))
     extension = sent.get("nvext") or {}
     if not isinstance(extension, Mapping):

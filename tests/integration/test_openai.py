@@ -110,12 +110,9 @@ def test_a_stop_word_ends_the_text(client):
     assert answer.choices[0].finish_reason == "stop"
 
 
-def test_choices_differ_and_each_is_the_one_of_its_seed(client):
-    answer = chat(client, n=3, seed=11, temperature=1.0)
-
-    assert [choice.message.content for choice in sorted(answer.choices, key=lambda choice: choice.index)] == [
-        text(client, seed=seed, temperature=1.0) for seed in (11, 12, 13)
-    ]
+def test_more_choices_than_one_are_refused_in_one_sentence(client):
+    with pytest.raises(openai.BadRequestError, match="n must be 1; for more choices send the request again"):
+        chat(client, n=3, seed=11, temperature=1.0)
 
 
 def test_log_probabilities_come_with_alternatives(client):

@@ -56,7 +56,7 @@ def test_a_plain_request_is_sampled_as_the_openai_api_says():
     assert sent["max_tokens"] == [10]
     assert sent["stream"] == [True]
     assert not {"num_resumed_tokens", "min_tokens", "end_id", "top_p", "top_k", "strategy"} & sent.keys()
-    assert (wanted.num_prompt_tokens, wanted.num_remaining_tokens, wanted.num_choices) == (3, 10, 1)
+    assert (wanted.num_prompt_tokens, wanted.num_remaining_tokens) == (3, 10)
 
 
 def test_options_get_their_tensors():
@@ -78,10 +78,10 @@ def test_a_seed_is_of_the_request_and_the_same_on_every_worker():
     assert values(read(request(None, None, {"seed": -1})))["seed"] == [2**64 - 1]
 
 
-def test_choices_have_noise_of_their_own():
-    wanted = read(request(None, None, {"n": 3, "seed": 2**64 - 1}))
-
-    assert [wanted.choice(index)["seed"].item() for index in range(wanted.num_choices)] == [2**64 - 1, 0, 1]
+@pytest.mark.parametrize("number", [0, 2])
+def test_more_choices_than_one_are_refused(number):
+    with pytest.raises(RequestError, match="n must be 1; for more choices send the request again with another seed"):
+        read(request(sampling={"n": number}))
 
 
 def test_without_max_tokens_the_output_may_fill_the_engine():

@@ -106,7 +106,7 @@ def test_a_model_without_namespaces_gets_none(alice):
 def test_the_openai_api_gets_the_tenants_namespace(alice):
     body = {
         "nvext": {"annotations": ["strategy:trie", "namespace:bob", "namespace:eve"], "greed": True},
-        "n": 2,
+        "n": 1,
         "max_tokens": 5,
     }
 
@@ -116,7 +116,14 @@ def test_the_openai_api_gets_the_tenants_namespace(alice):
         "annotations": ["strategy:trie", "max_tokens:5", "namespace:alice/bob"],
         "greed": True,
     }
-    assert checked.max_tokens == 10
+    assert checked.max_tokens == 5
+
+
+def test_more_choices_than_one_are_refused(alice):
+    with pytest.raises(Refusal, match="n must be 1; for more choices send the request again") as refused:
+        checked_openai(b'{"n": 2, "max_tokens": 5}', "chat", alice)
+
+    assert refused.value.status == 400
 
 
 def test_dynamos_own_word_for_a_namespace_is_the_tenants_too(alice):
