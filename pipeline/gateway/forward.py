@@ -15,8 +15,6 @@ from pipeline.gateway.errors import error_in_event, refusal_of, text_of_body, un
 from pipeline.gateway.refusal import Refusal
 
 _CONNECT_TIMEOUT_S = 2.0
-_KEPT_CONNECTIONS = 256
-_KEPT_S = 30.0
 _LONGEST_ERROR_BYTES = 1 << 16
 # Longest event that is held back until it is whole; longer ones are passed on unread.
 _LONGEST_EVENT_BYTES = 1 << 20
@@ -50,8 +48,11 @@ class Onward:
 
 
 def create_client() -> httpx.AsyncClient:
-    """The client with which requests are passed on. How long a response may take is up to each request."""
-    limits = httpx.Limits(max_keepalive_connections=_KEPT_CONNECTIONS, keepalive_expiry=_KEPT_S)
+    """The client with which requests are passed on. How long a response may take is up to each request.
+
+    It keeps no connection for later: a Triton that is told to end waits for every open HTTP connection, idle ones too,
+    before it finalizes its models, so it would be killed before they have saved what they learnt."""
+    limits = httpx.Limits(max_keepalive_connections=0)
     timeout = httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S)
     headers = {"accept-encoding": "identity", "user-agent": "lookahead-gateway"}
     return httpx.AsyncClient(limits=limits, timeout=timeout, trust_env=False, headers=headers)
