@@ -41,14 +41,22 @@ class LookupSequence:
         return self.tokens[self.num_cached_tokens :]
 
 
+def row_of(choice: int) -> FloatArray:
+    logits = np.zeros(VOCAB_SIZE, np.float32)
+    logits[choice] = 20.0
+    return logits
+
+
 @dataclass
 class LookupLogits:
     choices: IntArray
+    pending_choices: IntArray
 
     def row(self, index: int) -> FloatArray:
-        logits = np.zeros(VOCAB_SIZE, np.float32)
-        logits[self.choices[index]] = 20.0
-        return logits
+        return row_of(self.choices[index])
+
+    def pending(self) -> list[FloatArray]:
+        return [row_of(choice) for choice in self.pending_choices]
 
     def top_k(self, k: int) -> tuple[IntArray, FloatArray]:
         ids = np.stack([np.roll(np.arange(VOCAB_SIZE, dtype=np.int32), -choice)[:k] for choice in self.choices])
@@ -61,7 +69,7 @@ class LookupEngine:
         self.reuse = ReuseCounters()
         self._table = np.asarray(table, np.int32)
 
-    def open(self, token_ids: IntArray) -> LookupSequence:
+    def open(self, token_ids: IntArray, reuse: bool = True) -> LookupSequence:
         return LookupSequence(token_ids.tolist())
 
     def verify(self, items: Sequence[VerifyItem]) -> list[LookupLogits | None]:
@@ -71,10 +79,15 @@ class LookupEngine:
         sequence = item.sequence
         assert isinstance(sequence, LookupSequence)
         num_pending = len(sequence.pending) if item.num_pending is None else item.num_pending
+        pending = sequence.pending[:num_pending] if item.pending_rows else []
         sequence.num_cached_tokens += num_pending
-        if sequence.pending:
+        if sequence.pending and not item.pending_rows:
             return None
-        return LookupLogits(self._table[[sequence.tokens[-1], *item.tree.token_ids.tolist()]])
+        nodes = [] if sequence.pending else [sequence.tokens[-1], *item.tree.token_ids.tolist()]
+        return LookupLogits(self._choices(nodes), self._choices(pending))
+
+    def _choices(self, tokens: Sequence[int]) -> IntArray:
+        return self._table[np.asarray(tokens, np.int32)]
 
     def commit(self, sequence: LookupSequence, nodes: Sequence[int], token_ids: Sequence[int]) -> None:
         sequence.tokens += token_ids
