@@ -46,8 +46,8 @@ def refusal_of(status: int, text: str, request_id: str) -> Refusal:
         return unavailable()
     if _UNREADABLE.search(text):  # 500 of Triton's, though it is the request that is wrong
         return Refusal(400, _shown(text))
-    if status == 501 and not _INTERNAL.search(text):  # the model cannot be called so: another try would not help
-        return Refusal(status, _shown(text))
+    if status == 501 and not _INTERNAL.search(text):  # the request asks a model for what it does not do
+        return Refusal(400, _shown(text))
     if status >= 500 or _INTERNAL.search(text):
         logger.error("request %s: %d %s", request_id, status, text)
         if status in (503, 504):

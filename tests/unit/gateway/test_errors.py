@@ -20,7 +20,7 @@ SENTENCE = "max_tokens is -8; it must be at least 1"
         (500, "Unable to parse 'data': attempt to access JSON non-number", 400, "Unable to parse 'data'"),
         (400, "prompts with and/or without <|im_start|> are fine", 400, "and/or without <|im_start|>"),
         (404, "Request for unknown model: 'x' is not found", 404, "unknown model"),
-        (501, "doesn't support models with decoupled transaction policy", 501, "doesn't support models with decoupled"),
+        (501, "doesn't support models with decoupled transaction policy", 400, "doesn't support models with decoupled"),
     ],
 )
 def test_sentences_for_clients_come_through_with_the_status_that_they_mean(status, text, expected, shown):
