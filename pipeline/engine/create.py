@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from pipeline.config.schema import SuppliedDraftConfig
 from pipeline.decoding.create import ALL_KINDS, create_drafter
 from pipeline.decoding.grammar.compiler import Compiler
 from pipeline.decoding.planner import AdaptivePlanner, FixedPlanner, Planner
@@ -14,6 +15,8 @@ from pipeline.engine.cost_curve import load_cost_curve
 from pipeline.engine.scheduler import Scheduler
 from pipeline.engine.vocabulary import artifact_vocabulary
 from pipeline.errors import BuildError
+
+SUPPLIED = SuppliedDraftConfig()
 
 
 def create_compiler(artifact: Artifact, engine: Engine) -> Compiler:
@@ -29,9 +32,15 @@ def create_scheduler(
     profile = artifact.resolved.profile
     drafting = profile.drafting
     wanted = ALL_KINDS if kinds is None else kinds
+    sources = drafting.sources
+    if kinds is not None and all(source.kind != SUPPLIED.kind for source in sources):
+        sources = (
+            *sources,
+            SUPPLIED,
+        )  # a served engine verifies what it is sent, whatever else the profile drafts with
     return Scheduler(
         engine,
-        create_drafter(drafting.sources, artifact.resolved.lookahead, engine.limits.vocab_size, wanted),
+        create_drafter(sources, artifact.resolved.lookahead, engine.limits.vocab_size, wanted),
         _create_planner(artifact),
         default_budget=DraftBudget(drafting.max_draft_tokens, drafting.max_draft_len),
         max_queue_size=profile.scheduling.max_queue_size,
