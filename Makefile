@@ -14,7 +14,7 @@ WHICH     := --model "$(MODEL)" --profile "$(PROFILE)"
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev engine repo serve stop switch status generate chat verify tune bench load report doctor models \
-	profiles demo validate-gpu versions test test-kernels soak check format schema docs clean
+	profiles demo validate-gpu versions test test-kernels mutation soak check format schema docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -23,7 +23,7 @@ help: ## List the targets
 setup: ## Create .venv and install the package with its tested versions
 	@sh setup.sh "$(VENV)" "$(PYTHON)"
 
-setup-dev: ## The same with the tools that check and test
+setup-dev: ## setup, with the tools for checks and tests
 	@sh setup.sh "$(VENV)" "$(PYTHON)" dev
 
 demo: setup ## Build, serve and query the small model; compare speed with and without drafts
@@ -41,16 +41,16 @@ serve: setup ## Start the server and wait until it is ready
 stop: setup ## Stop the server
 	$(LOOKAHEAD) stop $(ARGS)
 
-switch: setup ## Put another profile on the running server: PROFILE=throughput
+switch: setup ## Switch the running server to another profile: PROFILE=throughput
 	$(LOOKAHEAD) switch --profile "$(PROFILE)" $(ARGS)
 
-status: setup ## Say what is being served
+status: setup ## Print what is served
 	$(LOOKAHEAD) status $(ARGS)
 
 generate: setup ## Send one prompt: ARGS='"Once upon a time"'
 	$(LOOKAHEAD) generate $(ARGS)
 
-chat: setup ## Talk to the running server
+chat: setup ## Chat with the running server
 	$(LOOKAHEAD) chat $(ARGS)
 
 verify: setup ## Prove that drafts change no token
@@ -59,13 +59,13 @@ verify: setup ## Prove that drafts change no token
 bench: setup ## Measure strategies against plain decoding: ARGS="--data prompts.jsonl"
 	$(LOOKAHEAD) bench $(WHICH) $(ARGS)
 
-load: setup ## Put many clients on the running server
+load: setup ## Measure the running server under the load of many clients
 	$(LOOKAHEAD) load $(ARGS)
 
 tune: setup ## Measure the cost of a pass, then draft budgets and W, N, G
 	$(LOOKAHEAD) tune $(WHICH) $(ARGS)
 
-report: setup ## Turn a bench result into a report: ARGS=out.json
+report: setup ## Write a report of a bench result: ARGS=out.json
 	$(LOOKAHEAD) report $(ARGS)
 
 doctor: setup ## Check this machine and report how to fix what is missing
@@ -77,23 +77,26 @@ models: setup ## List the models
 profiles: setup ## List the profiles
 	$(LOOKAHEAD) profiles $(ARGS)
 
-validate-gpu: setup ## Try everything on this machine's GPU and write a report: ARGS="--out report"
+validate-gpu: setup ## Run everything once on this machine's GPU and write a report: ARGS="--out report"
 	$(LOOKAHEAD) validate-gpu $(ARGS)
 
-versions: setup-dev ## Which container holds which TensorRT-LLM; ARGS=--write puts the tables into the docs
+versions: setup-dev ## List the TensorRT-LLM version of each container; ARGS=--write updates the docs
 	$(LOOKAHEAD) dev versions $(ARGS)
 
-test: setup-dev test-kernels ## Run the tests, those against a real server included
+test: setup-dev test-kernels ## Run all tests, including those against a real server
 	$(VENV)/bin/python -m pytest $(ARGS)
 
-test-kernels: setup-dev ## Run the compiled loops with every index checked, and small cases as plain Python
+test-kernels: setup-dev ## Run the compiled loops with index checks, and small examples as plain Python
 	NUMBA_BOUNDSCHECK=1 timeout 900 $(VENV)/bin/python -m pytest -q tests/unit/decoding
 	NUMBA_DISABLE_JIT=1 timeout 900 $(VENV)/bin/python -m pytest -q -W ignore:overflow tests/unit/decoding/trie/test_random_operations.py
 
-soak: setup-dev ## Start, ask, kill and stop servers for an hour
+mutation: setup-dev ## Change the core in small ways and list what no test notices: ARGS="--mutants 50"
+	$(VENV)/bin/python -m tests.mutation $(ARGS)
+
+soak: setup-dev ## Start, query, kill and stop servers for an hour
 	LOOKAHEAD_SOAK_S=3600 $(VENV)/bin/python -m pytest tests/soak $(ARGS)
 
-check: setup-dev ## Lint, format, types, fresh schemas, version and architecture tables
+check: setup-dev ## Check lint, format, types, schemas and generated tables
 	$(VENV)/bin/ruff check pipeline research tests triton_repo docs
 	$(VENV)/bin/ruff format --check pipeline research tests triton_repo docs
 	$(VENV)/bin/mypy
@@ -115,5 +118,5 @@ docs: setup-dev ## Build the documentation site into build/site
 	$(VENV)/bin/python docs/images/flows.py
 	$(VENV)/bin/python -m mkdocs build --strict
 
-clean: setup ## Remove built engines; with MODEL=, those of that model
+clean: setup ## Remove built engines; with MODEL=, only those of that model
 	$(LOOKAHEAD) clean $(if $(filter file,$(origin MODEL)),,--model "$(MODEL)") $(ARGS)

@@ -14,9 +14,9 @@ fail() {
     exit 2
 }
 
-# Compiles the drafting loops unless that was done for this state of their sources and this processor. Ends the script.
+# Compiles the loops of drafting and of the CPU engine unless that was done for this state of their sources and this processor. Ends the script.
 compile() {
-    "$venv/bin/python" -m pipeline.decoding.compile_cache || fail "The drafting loops could not be compiled; see above."
+    "$venv/bin/python" -m pipeline.engine.compilation || fail "The loops could not be compiled; see above."
     exit 0
 }
 

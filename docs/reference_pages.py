@@ -1,7 +1,9 @@
-"""MkDocs hook: reference pages made from the command line, the config schemas and the tensor contract at each build."""
+"""MkDocs hook: pages generated at each build from the command line, the config schemas, the tensor contract and the
+notebook."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages = {"cli": cli_page(), "configuration": configuration_page(), "tensors": tensors_page()}
     for name, text in pages.items():
         files.append(File.generated(config, f"reference/{name}.md", content=text))
+    files.append(File.generated(config, "notebook.md", content=notebook_page(DOCS / "notebook.ipynb")))
     return files
 
 
@@ -33,6 +36,19 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     assert config.nav is not None
     config.nav.append({"Decisions": decisions})
     return config
+
+
+def notebook_page(path: Path) -> str:
+    """The cells of a notebook with their stored outputs."""
+    parts = []
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        if cell["cell_type"] == "markdown":
+            parts.append(cell["source"])
+            continue
+        parts.append(f"```python\n{cell['source']}\n```")
+        printed = "".join(output.get("text") or output["data"]["text/plain"] for output in cell["outputs"])
+        parts.append(f"```text\n{printed.rstrip()}\n```")
+    return "\n\n".join(parts) + "\n"
 
 
 def cli_page() -> str:

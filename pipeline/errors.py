@@ -8,14 +8,14 @@ class UserError(Exception):
 
 
 class ConfigError(UserError):
-    """A model, a profile or an override is wrong. Holds all faults found, one line each. faults: the setting and the
-    text of each, where it is known."""
+    """A model, a profile or an override is wrong. The message holds all faults, one line each. faults: setting and text
+    of each fault that has them."""
 
     faults: tuple[tuple[str, str], ...] = ()
 
 
 class CheckpointError(UserError):
-    """Weights or tokenizer cannot be had from where the model config says."""
+    """Weights or tokenizer cannot be read from the source in the model config."""
 
 
 class BuildError(UserError):
@@ -23,7 +23,7 @@ class BuildError(UserError):
 
 
 class EngineError(UserError):
-    """A running engine has lost what it needs; every request in it has failed."""
+    """A running engine lost a resource it needs; all its requests have failed."""
 
 
 class RepositoryError(UserError):
@@ -35,7 +35,7 @@ class ServerError(UserError):
 
 
 class RequestError(UserError):
-    """One request is wrong; no other request is concerned."""
+    """One request is wrong; other requests are not affected."""
 
 
 class BusyError(RequestError):

@@ -1,5 +1,4 @@
-"""Files that appear whole or not at all, why one could not be written, the end of a log, and the folder of what may be
-deleted."""
+"""Atomic writing of files, the end of a log, the cache folder, and error numbers of the operating system."""
 
 from __future__ import annotations
 
@@ -11,9 +10,9 @@ from pathlib import Path
 
 
 def write_whole(path: Path, content: str | Iterable[bytes], private: bool = False) -> None:
-    """Write a file (text as UTF-8) under another name beside it, flush it to disk and rename it: readers find the old
-    file or the new one, never a part. private: only its owner can read it. Raises OSError, and leaves nothing behind
-    then."""
+    """Write a file atomically (text as UTF-8): write a temporary file beside it, flush it to disk, rename it. Readers
+    find the old file or the new one. private: only the owner can read it. Raises OSError and then leaves no temporary
+    file."""
     partial = partial_path(path)
     mode = 0o600 if private else 0o666
     try:
@@ -29,7 +28,7 @@ def write_whole(path: Path, content: str | Iterable[bytes], private: bool = Fals
 
 
 def partial_path(path: Path) -> Path:
-    """A hidden name beside path that no other writer has."""
+    """A hidden name beside path that no other writer uses."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
 
 
@@ -42,15 +41,15 @@ def log_tail(path: Path, num_lines: int = 20) -> str:
 
 
 def cache_folder(environment: Mapping[str, str]) -> str:
-    """Where downloads and compiled loops are kept, `~` as it is written: LOOKAHEAD_CACHE, else a folder of ours in
-    XDG_CACHE_HOME, else in ~/.cache."""
+    """Folder for downloads and compiled code, with `~` not expanded: LOOKAHEAD_CACHE, else a folder in XDG_CACHE_HOME,
+    else one in ~/.cache."""
     cache = environment.get("XDG_CACHE_HOME") or "~/.cache"
     return environment.get("LOOKAHEAD_CACHE") or os.path.join(cache, "lookahead")
 
 
 def error_number(error: Exception) -> int | None:
-    """The system's number of an error, if it has one. Libraries written in Rust have classes of their own, with the
-    number in the text."""
+    """The operating system's number of an error, if it has one. Libraries written in Rust have error classes of their
+    own, with the number in the text."""
     if isinstance(error, OSError):
         return error.errno
     found = re.search(r"\(os error (\d+)\)", str(error))

@@ -61,10 +61,12 @@ class TableEngine:
     limits: EngineLimits = field(default_factory=lambda: EngineLimits(4, 256, 128, 64, VOCAB_SIZE))
     held: list[TableSequence] = field(default_factory=list)
     num_passes: int = 0
+    num_opened: int = 0
 
     def open(self, token_ids: IntArray, reuse: bool = True) -> TableSequence:
         assert len(self.held) < self.limits.max_batch_size
         sequence = TableSequence(list(map(int, token_ids)))
+        self.num_opened += 1
         self.held.append(sequence)
         return sequence
 
@@ -115,7 +117,7 @@ class TableEngine:
 
     @property
     def reuse(self) -> ReuseCounters:
-        return ReuseCounters()
+        return ReuseCounters(num_opened=self.num_opened)
 
 
 def plain_decode(request: GenerationRequest, max_seq_len: int = 256) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.backends.tensorrt_llm.case import Case, case_of
+from pipeline.backends.tensorrt_llm.build_context import BuildContext, build_context_of
 from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import ResolvedConfig
 
@@ -16,5 +16,5 @@ def trt_config(model: str = "llama2-13b", profile: str = "latency", *overrides: 
     return resolve_config(model, profile, ("backend=tensorrt_llm", *full), backend_rules=False)
 
 
-def trt_case(*overrides: str, model: str = "llama2-13b", profile: str = "latency") -> Case:
-    return case_of(trt_config(model, profile, *overrides))
+def trt_context(*overrides: str, model: str = "llama2-13b", profile: str = "latency") -> BuildContext:
+    return build_context_of(trt_config(model, profile, *overrides))

@@ -1,1 +1,1 @@
-"""The engine backends, each behind `pipeline.engine.backend.Backend`, one folder or file each."""
+"""The engine backends, one folder or file each, all with the interface `pipeline.engine.backend.Backend`."""

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 
 class InProcessBackend(ABC):
-    """What all such backends share. A backend adds name, `fingerprint`, `runtime`, `write_engine` and `load_engine`."""
+    """Base of backends that run in process. A backend adds name, `fingerprint`, `runtime`, `write_engine` and
+    `load_engine`."""
 
     in_process = True
 
@@ -112,8 +113,8 @@ class InProcessBackend(ABC):
     def shown_commands(self, resolved: ResolvedConfig, repository: Path, places: Places) -> Sequence[StartCommand]:
         from pipeline.server.command import SHOWN_ID, shown_listening, single_process
         from pipeline.server.installation import find_installation
-        from pipeline.server.road import run_dir
         from pipeline.server.server import BACKENDS
+        from pipeline.server.startup import run_dir
 
         installation = find_installation()
         backends = None if installation.wheel_dir is None else run_dir(places) / BACKENDS

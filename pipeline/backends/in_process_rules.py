@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pipeline.config.faults import Fault, fault
-from pipeline.config.schema import ProfileConfig, ResolvedConfig
+from pipeline.config.schema import EngineConfig, ProfileConfig, ResolvedConfig
 
 
 def faults_of_sizes(profile: ProfileConfig) -> Iterator[Fault]:
@@ -23,16 +23,7 @@ def faults_of_sizes(profile: ProfileConfig) -> Iterator[Fault]:
                 f"engine.max_draft_tokens={drafting.max_draft_tokens}",
             ),
         )
-    per_batch = engine.max_batch_size * (drafting.max_draft_tokens + 1)
-    if per_batch > engine.max_num_tokens:
-        yield fault(
-            "engine.max_num_tokens",
-            f"found {engine.max_num_tokens}; a full batch of drafts needs {engine.max_batch_size} x "
-            f"({drafting.max_draft_tokens} + 1) = {per_batch}.",
-            "Raise it, or lower engine.max_batch_size or drafting.max_draft_tokens.",
-            uses=("engine.max_num_tokens", "engine.max_batch_size", "drafting.max_draft_tokens"),
-            fixes=(f"engine.max_num_tokens={per_batch}",),
-        )
+    yield from _faults_of_pass(engine, drafting.max_draft_tokens, "drafts", "drafting.max_draft_tokens")
     if engine.prefill_chunk > engine.max_num_tokens:
         yield fault(
             "engine.prefill_chunk",
@@ -63,7 +54,7 @@ def faults_of_window(resolved: ResolvedConfig) -> Iterator[Fault]:
     """A lookahead window that the engine has no room for."""
     model, profile, lookahead = resolved.model, resolved.profile, resolved.lookahead
     engine = profile.engine
-    w, n, g = lookahead.max_window_size, lookahead.max_ngram_size, lookahead.max_verification_set_size
+    w, n, g = lookahead.sizes
     origin = "model.lookahead." + (profile.name if profile.name in model.lookahead else "default")
     if lookahead.max_draft_len > engine.max_draft_tokens:
         yield fault(
@@ -77,13 +68,20 @@ def faults_of_window(resolved: ResolvedConfig) -> Iterator[Fault]:
                 f"{origin}=null",
             ),
         )
-    per_batch = engine.max_batch_size * (lookahead.max_draft_len + 1)
-    if per_batch > engine.max_num_tokens:
+    yield from _faults_of_pass(
+        engine, lookahead.max_draft_len, f"lookahead windows (W = {w}, N = {n}, G = {g})", origin
+    )
+
+
+def _faults_of_pass(engine: EngineConfig, num_drafts: int, drafts: str, key: str) -> Iterator[Fault]:
+    """A pass that does not hold the drafts of a full batch. key: the setting that says how many one sequence has."""
+    needed = engine.max_batch_size * (num_drafts + 1)
+    if needed > engine.max_num_tokens:
         yield fault(
             "engine.max_num_tokens",
-            f"found {engine.max_num_tokens}; a full batch of lookahead windows (W = {w}, N = {n}, G = {g}) needs "
-            f"{engine.max_batch_size} x {lookahead.max_draft_len + 1} = {per_batch}.",
-            f"Raise it, or lower engine.max_batch_size or {origin}.",
-            uses=("engine.max_num_tokens", "engine.max_batch_size", origin),
-            fixes=(f"engine.max_num_tokens={per_batch}",),
+            f"found {engine.max_num_tokens}; a full batch of {drafts} needs {engine.max_batch_size} x "
+            f"({num_drafts} + 1) = {needed}.",
+            f"Raise it, or lower engine.max_batch_size or {key}.",
+            uses=("engine.max_num_tokens", "engine.max_batch_size", key),
+            fixes=(f"engine.max_num_tokens={needed}",),
         )

@@ -8,28 +8,31 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipeline.bench.concurrency import measure_concurrency
-from pipeline.bench.contenders.baselines import load_baselines
+from pipeline.bench.contenders.baselines import BASELINES, load_baselines
 from pipeline.bench.contenders.contender import Contender
-from pipeline.bench.contenders.in_process import InProcess, open_in_process
+from pipeline.bench.contenders.in_process import open_in_process
+from pipeline.bench.contenders.llama_cpp import LLAMA_CPP_BASELINES, check_llama_cpp, load_llama_cpp
 from pipeline.bench.contenders.remote import RemoteContender
 from pipeline.bench.data.workload import Prompt, Tokenizer, WorkloadRow, first_prompts, prompt_ids_of
 from pipeline.bench.measure import MeasureOptions, measure, turn_id
 from pipeline.bench.report.manifest import manifest_of
 from pipeline.bench.report.results import BenchResults, ConcurrencyRow, RequestRecord
 from pipeline.bench.report.summary import summarise
+from pipeline.config.places import places
 from pipeline.decoding.cost import CostPoint
 from pipeline.engine.artifact import Artifact
 from pipeline.engine.backend import backend_of
-from pipeline.engine.cost_curve import CostRow, save_cost_curve
+from pipeline.engine.cost_curve import CostRow, cost_curve_path
+from pipeline.engine.torch.load import num_threads
 from pipeline.engine.traits import TargetTraits
 from pipeline.errors import UserError
-from pipeline.tuning.cost_curve import grid_for
-from pipeline.tuning.cost_curve import measure as measure_cost_curve
+from pipeline.tuning.planned_engine import measure_cost_curve
 
 
 @dataclass(frozen=True, slots=True)
 class BenchPlan:
-    """What to measure. strategies: the baseline first. baselines: of `baselines.BASELINES`. concurrency: numbers of
+    """What to measure. strategies: the baseline first. baselines: of `BASELINES` and
+    `LLAMA_CPP_BASELINES`. concurrency: numbers of
     requests in flight, empty for none. url: gRPC address of the server to measure through, None: in process."""
 
     strategies: tuple[str, ...]
@@ -59,7 +62,12 @@ def check_plan(
             f"--set engine.max_batch_size={max(too_many)}, or a profile made for throughput."
         )
     if plan.baselines and not options.sampling.greedy:
-        raise UserError("The transformers baselines are greedy; leave out --temperature or --baselines.")
+        raise UserError("The baselines are greedy; leave out --temperature or --baselines.")
+    all_baselines = (*BASELINES, *LLAMA_CPP_BASELINES)
+    if unknown := [name for name in plan.baselines if name not in all_baselines]:
+        raise UserError(f"There is no baseline {unknown[0]!r}; --baselines takes {', '.join(all_baselines)}.")
+    if set(plan.baselines) & set(LLAMA_CPP_BASELINES):
+        check_llama_cpp(artifact.resolved.model)
     if plan.url is not None and (plan.concurrency or plan.cost_curve):
         option = "--concurrency" if plan.concurrency else "--cost-curve"
         raise UserError(
@@ -107,7 +115,7 @@ def _targets(artifact: Artifact, plan: BenchPlan) -> list[TargetTraits]:
 
 
 def num_requests(rows: Sequence[WorkloadRow], plan: BenchPlan, options: MeasureOptions) -> int:
-    """How many requests `run_bench` records; those in flight together are not among them."""
+    """Number of requests that `run_bench` records, without those of the concurrency levels."""
     num_turns = sum(len(row.turns) if options.turns == "all" else 1 for row in rows)
     return options.repeats * num_turns * (len(plan.strategies) + len(plan.baselines))
 
@@ -120,7 +128,7 @@ def run_bench(
     options: MeasureOptions,
     progress: Progress,
 ) -> BenchResults:
-    """Measure a plan. A cost curve is also stored with the artefact."""
+    """Measure a plan. A cost curve is also stored beside the artefact."""
     check_plan(artifact, tokenizer, rows, plan, options)
     load, num_cpus = os.getloadavg()[0], os.cpu_count() or 1
     if load > num_cpus / 2:
@@ -132,8 +140,8 @@ def run_bench(
         remotes = [RemoteContender(strategy, plan.url) for strategy in plan.strategies]
         records = _measure([*remotes], artifact, tokenizer, rows, plan, options, progress)
     else:
+        points = _cost_curve(artifact, progress) if plan.cost_curve else []
         opened = open_in_process(artifact)
-        points = _cost_curve(opened, progress) if plan.cost_curve else []
         ours = [opened.contender(strategy) for strategy in plan.strategies]
         if rows:
             records = _measure([*ours], artifact, tokenizer, rows, plan, options, progress)
@@ -190,22 +198,22 @@ def _measure(
     resolved = artifact.resolved
     quantization = resolved.profile.engine.quantization
     max_seq_len = min(traits.max_seq_len for traits in _targets(artifact, plan))
+    transformers = [name for name in plan.baselines if name in BASELINES]
     contenders += load_baselines(
-        list(plan.baselines), artifact.engine_dir, resolved.dtype, resolved.device, max_seq_len, quantization
+        transformers, artifact.engine_dir, resolved.dtype, resolved.device, max_seq_len, quantization
     )
+    llama_cpp = [name for name in plan.baselines if name in LLAMA_CPP_BASELINES]
+    contenders += load_llama_cpp(llama_cpp, resolved.model, places().cache, max_seq_len, num_threads())
     return measure(contenders, rows, tokenizer, options, progress.on_record)
 
 
-def _cost_curve(opened: InProcess, progress: Progress) -> list[CostRow]:
+def _cost_curve(artifact: Artifact, progress: Progress) -> list[CostRow]:
     def tell(point: CostPoint) -> None:
         progress.on_note(
             f"pass of {point.num_tokens} tokens, {point.batch_size} sequences, context {point.context_len}: "
             f"{1000 * point.seconds:.1f} ms"
         )
 
-    artifact = opened.artifact
-    grid = grid_for(artifact.resolved.device, fine=True)
-    points = measure_cost_curve(opened.engine, grid, on_point=tell)
-    path = save_cost_curve(artifact, tuple(points))
-    progress.on_note(f"cost curve: {path}")
-    return [CostRow(**asdict(point)) for point in points]
+    stored = measure_cost_curve(artifact, fine=True, on_point=tell)
+    progress.on_note(f"cost curve: {cost_curve_path(artifact)}, {stored.to_text()}")
+    return list(stored.points)

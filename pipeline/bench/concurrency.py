@@ -81,10 +81,10 @@ def measure_concurrency(
     options: MeasureOptions,
     on_run: Callable[[int, str], None] = lambda level, strategy: None,
 ) -> list[ConcurrencyRow]:
-    """One row per level and contender, medians over repeats. Draft sources are emptied before each run; when measuring
-    cold each request also has a namespace of its own, so that the trie shows it nothing of the others. The first
-    contender is the baseline: speedups are against it at the same level, outputs are compared with its own alone
-    (level 1)."""
+    """One row per level and contender, medians over repeats. Draft sources are emptied before each run. In a cold
+    measurement each request also has its own namespace, so that it cannot draft from the others through the trie. The
+    first contender is the baseline: speedups are relative to it at the same level, and outputs are compared with its
+    outputs at level 1."""
     reference = _outputs_alone(contenders[0], prompts, options)
     runs: dict[tuple[int, str], list[ClosedLoop]] = {}
     for repeat in range(options.repeats):

@@ -192,7 +192,7 @@ def speed(records: Sequence[GrammarRecord]) -> float:
 
 
 def verdict(records: Sequence[GrammarRecord]) -> str:
-    """What the guided outputs show, in one sentence."""
+    """Conclusion about the guided outputs, in one sentence."""
     guided = [record for record in records if record.guided]
     finished = [record for record in guided if record.finish_reason != FinishReason.LENGTH.value]
     valid, identical = sum(record.valid for record in finished), sum(record.identical for record in guided)

@@ -13,19 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.bench.contenders.remote import Answer, Ask
+from pipeline.bench.contenders.remote import Ask, RemoteResponse
 from pipeline.errors import RequestError, ServerError
 
-# Distinct error sentences that are kept; beyond that something is so wrong that more of them tell nothing.
+# Limit of stored distinct error messages.
 MAX_ERROR_KINDS = 20
 REFUSED_PAUSE_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """concurrency: clients. duration_s: how long requests are sent. grace_s: how long those in flight then are waited
-    for before they count as errors. max_requests: end earlier after so many. max_rate: requests per second over all
-    clients, None: no bound."""
+    """concurrency: clients. duration_s: time during which requests are sent. grace_s: time after which requests still
+    in flight count as errors. max_requests: limit of requests. max_rate: requests per second over all clients, None: no
+    bound."""
 
     concurrency: int
     duration_s: float
@@ -36,8 +36,8 @@ class LoadPlan:
 
 @dataclass(slots=True)
 class LoadResult:
-    """What came of it, times in seconds. gaps_s: between parts of one answer as they arrived. token_s: per request,
-    time after the first part by the tokens that it brought."""
+    """Result of a load, times in seconds. gaps_s: between parts of one answer at their arrival. token_s: per request,
+    time after the first part divided by the tokens of that time."""
 
     seconds: float = 0.0
     num_requests: int = 0
@@ -49,7 +49,7 @@ class LoadResult:
     token_s: list[float] = field(default_factory=list)
     errors: Counter[str] = field(default_factory=Counter)
 
-    def add(self, answer: Answer) -> None:
+    def add(self, answer: RemoteResponse) -> None:
         """Count a finished request."""
         num_tokens = len(answer.statistics.get("output_ids", ()))
         self.num_requests += 1
@@ -69,12 +69,12 @@ class LoadResult:
 
 
 def run_load(
-    generate: Callable[[Ask, float], Answer],
+    generate: Callable[[Ask, float], RemoteResponse],
     asks: Sequence[Ask],
     plan: LoadPlan,
     on_answer: Callable[[LoadResult], None] = lambda result: None,
 ) -> LoadResult:
-    """Send the asks round and round with `generate(ask, timeout_s)`. Errors of requests are counted; any other
+    """Send the requests round robin with `generate(ask, timeout_s)`. Errors of requests are counted; any other
     exception ends the run."""
     result = LoadResult()
     lock = threading.Lock()
@@ -97,7 +97,7 @@ def run_load(
             except (RequestError, ServerError) as error:
                 with lock:
                     result.add_error(str(error))
-                # A server that refuses at once must not be asked in a busy loop.
+                # Prevents a busy loop against a server that refuses immediately.
                 time.sleep(REFUSED_PAUSE_S)
             else:
                 with lock:

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from pipeline.bench.contenders.contender import Contender, Generation
+from pipeline.bench.contenders.contender import Contender, MeasuredRequest
 from pipeline.bench.data.workload import Prompt, Tokenizer, Turns, WorkloadRow, prompt_ids_of
 from pipeline.bench.report.results import RequestRecord, Warmth
 from pipeline.decoding.grammar.guide import Guide
@@ -27,9 +27,9 @@ _request_numbers = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class MeasureOptions:
-    """How requests are made. warmth: cold empties the draft sources before each row, warm only before each repeat.
-    raw: prompts without a chat template. end_ids: tokens that end an output. guide: what outputs must match, if
-    anything."""
+    """Options of all requests. warmth: cold empties the draft sources before each row, warm only before each repeat.
+    raw: prompts without a chat template. end_ids: tokens that end an output. guide: format that outputs must match, if
+    any."""
 
     max_new_tokens: int = 128
     end_ids: frozenset[int] = frozenset()
@@ -42,7 +42,7 @@ class MeasureOptions:
 
 
 def make_request(options: MeasureOptions, prompt_ids: IntArray, namespace: str = "") -> GenerationRequest:
-    """A request under the options, with an id of its own."""
+    """A request under the options, with a unique id."""
     return GenerationRequest(
         request_id=f"bench-{next(_request_numbers)}",
         prompt_ids=prompt_ids,
@@ -61,9 +61,8 @@ def measure(
     options: MeasureOptions,
     on_record: Callable[[RequestRecord], None] = lambda record: None,
 ) -> list[RequestRecord]:
-    """Records in the order of rows, then contenders, for each repeat. The first contender is the baseline that the
-    others' outputs are compared with; with several turns its answers are what all contenders' conversations go on
-    from."""
+    """Records in the order of rows, then contenders, for each repeat. The first contender is the baseline: other
+    outputs are compared with its outputs, and with several turns its answers continue all conversations."""
     names = [contender.name for contender in contenders]
     if len(set(names)) != len(names):
         raise UserError(f"Each strategy can be measured once in a run; found {', '.join(names)}.")
@@ -89,7 +88,7 @@ def rotated(count: int, shift: int) -> list[int]:
 
 
 def warm_up(contenders: Sequence[Contender], row: WorkloadRow, tokenizer: Tokenizer, options: MeasureOptions) -> None:
-    """Compile, page in and tune what the first requests would otherwise pay for; nothing of it is kept."""
+    """Run a request first, so that compilation, page faults and tuning are not measured. Its state is dropped."""
     short = replace(options, max_new_tokens=min(options.max_new_tokens, WARM_UP_TOKENS))
     prompt = row.first_prompt(options.raw)
     prompt_ids = prompt_ids_of(tokenizer, prompt)
@@ -113,7 +112,7 @@ def _measure_row(
         messages.append(turn)
         prompt = Prompt(tuple(messages), options.raw, row.system)
         prompt_ids = prompt_ids_of(tokenizer, prompt)
-        generations: dict[int, Generation] = {}
+        generations: dict[int, MeasuredRequest] = {}
         for index in order:
             generations[index] = contenders[index].generate(make_request(options, prompt_ids), prompt)
         baseline = generations[0]
@@ -129,7 +128,7 @@ def _measure_row(
 
 
 def turn_id(row: WorkloadRow, number: int) -> str:
-    """What the records of a turn are called; the first is number 0."""
+    """Record id of a turn; turns count from 0."""
     return row.row_id if number == 0 else f"{row.row_id}#{number + 1}"
 
 
@@ -139,10 +138,10 @@ def record_of(
     strategy: str,
     repeat: int,
     prompt_ids: IntArray,
-    generation: Generation,
+    generation: MeasuredRequest,
     baseline_ids: Sequence[int],
 ) -> RequestRecord:
-    """What ran, set against the baseline's output."""
+    """A record of a request, compared with the baseline's output."""
     return RequestRecord(
         id=row_id,
         task=task,

@@ -1,7 +1,8 @@
-"""Which draft budget and which W, N, G make this model fastest on this machine: measured, against plain decoding.
+"""Finds the draft budget and the W, N, G with which this model is fastest on this machine, measured against plain
+decoding.
 
-First the cost curve, which says what a pass of so many tokens costs (and which the adaptive planner reads); then the
-candidates that the engine has room for, alternately with plain decoding over the same prompts.
+It first measures the cost curve (time of a pass by number of tokens, which the adaptive planner reads). Then it
+measures the candidates that the engine has room for, interleaved with plain decoding over the same prompts.
 """
 
 from __future__ import annotations
@@ -41,9 +42,7 @@ def candidates(resolved: ResolvedConfig) -> list[Candidate]:
     kinds = {source.kind for source in resolved.profile.drafting.sources}
     found = [Candidate(f"budget {size}", "hybrid", size) for size in BUDGETS if size <= room and kinds]
     for w, n, g in LOOKAHEADS:
-        config = LookaheadConfig(
-            max_window_size=w, max_ngram_size=n, max_verification_set_size=g, origin="lookahead tune"
-        )
+        config = LookaheadConfig.of(w, n, g, origin="lookahead tune")
         if "window" in kinds and config.max_draft_len <= room:
             found.append(Candidate(f"W,N,G {w},{n},{g}", "lookahead", lookahead=config))
     if not found:

@@ -1,4 +1,4 @@
-"""docs/architectures.md, printed from the list that the engine and its tests go by."""
+"""Generates docs/architectures.md from the list that the engine and its tests use."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ A class that stands in neither table is refused as not tested.
 
 
 def architecture_page() -> str:
-    """The whole page."""
+    """Text of the page."""
     rows = [
         f"| {known.name} | {known.family} | {known.attention} | {'lean' if known.lean else 'transformers'} | "
         f"{'yes' if known.unquantized is None else 'no'} |"
@@ -56,5 +56,5 @@ def architecture_page() -> str:
 
 
 def architecture_file(home: Path) -> Path:
-    """Where the page lies."""
+    """Path of the page."""
     return home / "docs" / "architectures.md"

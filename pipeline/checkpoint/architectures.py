@@ -1,6 +1,6 @@
-"""Which architectures the torch engine serves, by the class name in config.json, and what is refused and why.
+"""Architectures that the torch engine serves, by the class name in config.json, and those it refuses, with the reason.
 
-An architecture stands on the list because a test compares it, as a tiny random model, with transformers' own passes.
+An architecture is on the list if a test compares it, as a tiny random model, with transformers' own passes.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pipeline.errors import CheckpointError
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A family as the torch engine serves it. unquantized: why its weights cannot be int8, None if they can. lean:
-    whether the engine's own pass for CPUs computes it."""
+    """A family that the torch engine serves. unquantized: why its weights cannot be int8; None if they can. lean:
+    whether the engine's own CPU pass computes it."""
 
     name: str
     family: str
@@ -84,11 +84,11 @@ REFUSED = {
     "ChatGLMModel": _NOT_NATIVE,
 }
 
-# Rotary embeddings that change for all positions with the longest one: a drafted token past the limit would change the
+# Rotary embeddings that change for all positions with the longest one: a draft token past the limit would change the
 # tokens before it, so drafts would not be lossless. "su" is the first name of longrope.
 MOVING_ROPE = ("dynamic", "longrope", "su")
 
-# GGUF files name the architecture in their own words. Mistral is written as "llama" there.
+# GGUF names of architectures. Mistral is written as "llama" there.
 GGUF_ARCHITECTURES = {
     "llama": ("LlamaForCausalLM", "MistralForCausalLM"),
     "mistral": ("MistralForCausalLM",),
@@ -98,7 +98,7 @@ GGUF_ARCHITECTURES = {
 
 
 def check_architecture(name: str, where: str) -> None:
-    """Raises CheckpointError for an architecture that the torch engine does not serve."""
+    """Raise CheckpointError for an architecture that the torch engine does not serve."""
     if name not in SUPPORTED_ARCHITECTURES:
         reason = f": {REFUSED[name]}" if name in REFUSED else ""
         raise CheckpointError(
@@ -107,8 +107,8 @@ def check_architecture(name: str, where: str) -> None:
 
 
 def check_rope(config: Mapping[str, Any], where: str) -> None:
-    """Raises CheckpointError for rotary embeddings under which drafts would not be lossless, under whichever of its
-    names and keys config.json, or transformers' reading of it, has them."""
+    """Raise CheckpointError for rotary embeddings under which drafts would not be lossless. Checks every name and key
+    that config.json, or transformers' reading of it, may use."""
     kinds: list[object] = []
     for key in ("rope_parameters", "rope_scaling"):
         settings = config.get(key) or {}
@@ -120,7 +120,7 @@ def check_rope(config: Mapping[str, Any], where: str) -> None:
 
 
 def refuse_moving_rope(kinds: Iterable[object], where: str) -> None:
-    """Raises CheckpointError if one of the kinds of rotary embeddings moves."""
+    """Raise CheckpointError if one of the kinds of rotary embeddings depends on the length of the text."""
     if moving := [kind for kind in kinds if kind in MOVING_ROPE]:
         raise CheckpointError(
             f"{where} uses rotary embeddings of type '{moving[0]}', which change for all tokens once a text is long; "

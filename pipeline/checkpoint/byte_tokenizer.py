@@ -1,5 +1,5 @@
-"""A tokenizer without training data: every byte, common pairs of letters, and four special tokens. Any text comes
-back exactly."""
+"""A tokenizer without training data: every byte, common pairs of letters, and four special tokens. Decoding returns any
+text unchanged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 BOS, EOS, TURN_START, TURN_END = "<|bos|>", "<|eos|>", "<|turn|>", "<|end|>"
 SPECIAL_TOKENS = (BOS, EOS, TURN_START, TURN_END)
 
-# Frequent English letters; pairs of them become tokens so that texts of tests have tokens longer than a byte.
+# Frequent English letters; pairs of them become tokens, so that test texts have tokens longer than a byte.
 _LETTERS = "etaoinshrdlucmfwygpb"
 _MIN_VOCAB = 256 + len(SPECIAL_TOKENS)
 _MAX_VOCAB = _MIN_VOCAB + len(_LETTERS) ** 2

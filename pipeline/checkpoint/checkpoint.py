@@ -1,4 +1,4 @@
-"""What a checkpoint is once it lies on disk, whatever its source."""
+"""A checkpoint on disk, from any source."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """folder: what `from_pretrained` takes. gguf_file: name inside the folder, or None for safetensors.
-    architecture: class name as in config.json. content_hash: changes whenever weights, config or tokenizer do.
-    weight_files: absolute paths. code_files: Python code that came along, and what it reads, for converters that run
-    it; None if they must not."""
+    """folder: argument of `from_pretrained`. gguf_file: name inside the folder, or None for safetensors. architecture:
+    class name as in config.json. content_hash: changes with weights, config or tokenizer. weight_files: absolute paths.
+    code_files: the checkpoint's Python code with its data, for converters that run it; None if they must not."""
 
     folder: Path
     gguf_file: str | None

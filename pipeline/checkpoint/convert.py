@@ -1,4 +1,4 @@
-"""Checkpoint -> a plain folder that `from_pretrained` reads: safetensors in one dtype, config, generation config,
+"""Checkpoint -> a folder that `from_pretrained` reads: safetensors in one dtype, config, generation config,
 tokenizer."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pipeline.errors import CheckpointError
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-# Causal masks that older releases of transformers saved as tensors (GPT-2, GPT-J, GPT-NeoX). It knows most of them.
+# Causal masks that older releases of transformers saved as tensors (GPT-2, GPT-J, GPT-NeoX); transformers ignores most.
 _SAVED_MASKS = re.compile(r"\.(attn|attention)\.(masked_)?bias$")
 
 
@@ -28,14 +28,15 @@ def write_weights(checkpoint: Checkpoint, config: PretrainedConfig, dtype: Dtype
 
 
 def load_weights(checkpoint: Checkpoint, config: PretrainedConfig, dtype: Dtype) -> PreTrainedModel:
-    """The checkpoint as transformers' model, ready to be saved. config: by `read_config`. Raises CheckpointError if
-    tensors are missing, do not fit, have no place or are not finite in that dtype, and as `check_model` does."""
+    """Load the checkpoint as transformers' model, ready to be saved. config: by `read_config`. Raises CheckpointError
+    if tensors are missing, have a wrong shape, are unknown to the model or not finite in that dtype, and as
+    `check_model` does."""
     import torch
     import transformers
 
     where = str(checkpoint.folder)
     if quantization := getattr(config, "quantization_config", None):
-        quantization["dequantize"] = True  # else transformers keeps the layers quantised where it finds a GPU
+        quantization["dequantize"] = True  # otherwise transformers keeps the layers quantised on a machine with a GPU
     model_class = getattr(transformers, checkpoint.architecture)
     arguments: dict[str, Any] = {"gguf_file": checkpoint.gguf_file} if checkpoint.gguf_file else {}
     try:
@@ -44,7 +45,7 @@ def load_weights(checkpoint: Checkpoint, config: PretrainedConfig, dtype: Dtype)
             config=config,
             dtype=getattr(torch, dtype),
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # the report names them; the error does not
+            ignore_mismatched_sizes=True,  # the report names them, the error does not
             local_files_only=True,
             **arguments,
         )
@@ -75,8 +76,8 @@ def load_weights(checkpoint: Checkpoint, config: PretrainedConfig, dtype: Dtype)
 
 
 def write_tokenizer(checkpoint: Checkpoint, folder: Path) -> None:
-    """Write the tokenizer with its chat template: the checkpoint's own files where it has a tokenizer.json, else files
-    made from what it has. Raises CheckpointError if transformers cannot read it."""
+    """Write the tokenizer with its chat template: the checkpoint's own files if it has a tokenizer.json, else generated
+    files. Raises CheckpointError if transformers cannot read it."""
     from transformers import AutoTokenizer
 
     source, arguments = checkpoint.folder, {"gguf_file": checkpoint.gguf_file} if checkpoint.gguf_file else {}
@@ -85,7 +86,7 @@ def write_tokenizer(checkpoint: Checkpoint, folder: Path) -> None:
     try:
         if has_own:
             copy_tokenizer(tokenizer_files(source), source / "config.json", folder)
-        # trust_remote_code: else transformers would ask at a terminal whether to run code of the checkpoint.
+        # trust_remote_code: otherwise transformers asks at a terminal whether to run the checkpoint's code.
         tokenizer = AutoTokenizer.from_pretrained(
             folder if has_own else source, local_files_only=True, trust_remote_code=False, **arguments
         )
@@ -97,7 +98,7 @@ def write_tokenizer(checkpoint: Checkpoint, folder: Path) -> None:
 
 
 def _check_chat_template(tokenizer: Any, where: str) -> None:
-    """Raises CheckpointError for a template that does not render one message of a user: no chat would work."""
+    """Raise CheckpointError for a template that cannot render one user message: every chat would fail."""
     if not tokenizer.chat_template:
         return
     try:
@@ -110,7 +111,7 @@ def _check_chat_template(tokenizer: Any, where: str) -> None:
 
 
 def _check_finite(model: PreTrainedModel, dtype: Dtype, where: str) -> None:
-    """A weight beyond the dtype's range becomes infinite, and every output with it."""
+    """Raise CheckpointError for infinite weights: one beyond the dtype's range makes every output infinite."""
     import torch
 
     broken = [
@@ -126,7 +127,8 @@ def _check_finite(model: PreTrainedModel, dtype: Dtype, where: str) -> None:
 
 
 def _check_gguf_weights(checkpoint: Checkpoint, model: PreTrainedModel) -> None:
-    """transformers takes the tensors that it knows from a GGUF file and is silent about others (biases, say)."""
+    """Check that transformers read all tensors of a GGUF file: it ignores those that it does not know, such as
+    biases."""
     (path,) = checkpoint.weight_files
     found, taken = num_weights(path), sum(1 for _ in model.parameters())
     if found != taken:

@@ -1,4 +1,4 @@
-"""Disk space before a download or a build, and folders that appear whole or not at all."""
+"""Checks of disk space before a download or a build, and atomic creation of folders."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pathlib import Path
 from pipeline.errors import UserError
 from pipeline.files import error_number
 
-# Room left for everything else on the disk.
+# Space left free for everything else on the disk.
 _SPARE_BYTES = 256 << 20
 
 _ELSEWHERE = "Fix that, or point LOOKAHEAD_CACHE or LOOKAHEAD_ENGINES to another disk."
 
-# Names of folders that are not whole yet begin with this.
+# Prefix of the names of unfinished folders.
 PARTIAL = ".partial-"
 
 
@@ -30,8 +30,8 @@ def require_space(
     error: type[UserError],
     moved_by: str = "LOOKAHEAD_CACHE or LOOKAHEAD_ENGINES",
 ) -> None:
-    """Raises `error` if the disk that holds `folder` has less than num_bytes (and a little more) free. moved_by: what
-    points the folder elsewhere."""
+    """Raise `error` if the disk that holds `folder` has less than num_bytes (and a margin) free. moved_by: variables
+    that move the folder."""
     existing = folder
     while not existing.exists():
         existing = existing.parent
@@ -48,7 +48,7 @@ def gigabytes(num_bytes: int) -> str:
 
 
 def link_or_copy(source: str | Path, target: str | Path) -> None:
-    """The same file under another name; a copy of it where the disk is another or has no hard links."""
+    """Hard-link the file; copy it across disks, or where there are no hard links."""
     try:
         os.link(source, target)
     except OSError:
@@ -56,7 +56,7 @@ def link_or_copy(source: str | Path, target: str | Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """The folder and what is above it. Raises UserError if it cannot be made."""
+    """Create the folder and its parents. Raises UserError if that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -65,8 +65,8 @@ def make_folder(folder: Path) -> None:
 
 @contextmanager
 def whole_folder(target: Path) -> Iterator[Path]:
-    """A folder to fill; becomes `target` when the block ends well and is removed otherwise. An older target is
-    replaced. Raises UserError if the disk takes no more."""
+    """A folder to fill. It becomes `target` when the block succeeds and is removed otherwise. An older target is
+    replaced. Raises UserError if the disk is full."""
     make_folder(target.parent)
     try:
         partial = Path(tempfile.mkdtemp(dir=target.parent, prefix=f"{PARTIAL}{target.name}-"))
@@ -86,7 +86,7 @@ def whole_folder(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """One process at a time makes something in this folder; what a killed one left there is removed."""
+    """Lock the folder for one process at a time, and remove what a killed one left there."""
     make_folder(folder)
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -99,12 +99,12 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 
 def is_full(error: Exception) -> bool:
-    """Whether a disk, or what a user may write to it, was full."""
+    """Whether a disk, or the user's quota, was full."""
     return error_number(error) in (errno.ENOSPC, errno.EDQUOT)
 
 
 def replace_folder(source: Path, target: Path) -> None:
-    """Rename source to target; what was there is moved aside first and removed last."""
+    """Rename source to target. An existing target is moved aside first and removed last."""
     aside = None
     if target.exists():
         aside = Path(tempfile.mkdtemp(dir=target.parent, prefix=f"{PARTIAL}{target.name}-"))

@@ -1,4 +1,4 @@
-"""Model config -> Checkpoint on disk, whatever the source. Nothing half-written is left behind."""
+"""Model config -> Checkpoint on disk, from any source. Leaves no unfinished files."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from pipeline.config.schema import (
 def fetch(
     model: ModelConfig, cache_dir: Path, check_config: Callable[[Path], object] = lambda folder: None
 ) -> Checkpoint:
-    """Download, make or open the checkpoint, and check it. check_config: what whoever wants it has against a folder's
-    config.json, asked before a long download. Raises CheckpointError with one sentence."""
+    """Download, create or open the checkpoint, and check it. check_config: the caller's check of a folder's
+    config.json, called before a long download. Raises CheckpointError with one sentence."""
     match model.checkpoint:
         case LocalCheckpoint() as source:
             from pipeline.checkpoint.local import open_folder
@@ -49,8 +49,7 @@ def fetch(
 
 
 def known_content_hash(model: ModelConfig) -> str | None:
-    """The checkpoint's content hash where the config alone determines it, so that nothing needs fetching to compare
-    it."""
+    """The checkpoint's content hash if the config alone determines it; then nothing is fetched to compare it."""
     match model.checkpoint:
         case WheelCheckpoint() as source:
             return source.sha256
@@ -67,7 +66,7 @@ def known_content_hash(model: ModelConfig) -> str | None:
 
 
 def describe_source(model: ModelConfig) -> str:
-    """Where the weights come from, in a few words."""
+    """Short description of the weights' source."""
     match model.checkpoint:
         case LocalCheckpoint() as source:
             return f"folder {source.path}"

@@ -1,5 +1,4 @@
-"""A GGUF file as checkpoint: checked for completeness and architecture; `transformers` dequantises it when it is
-loaded."""
+"""A GGUF file as a checkpoint: checks completeness and architecture. `transformers` dequantises it at loading."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from pipeline.errors import CheckpointError
 if TYPE_CHECKING:
     from gguf import GGUFReader
 
-# Factors by which single frequencies of rotary embeddings are divided; no weights of the model.
+# Factors by which frequencies of rotary embeddings are divided; they are not weights of the model.
 _ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
@@ -33,8 +32,8 @@ def open_gguf(path: Path, architecture: str, cache_dir: Path) -> Checkpoint:
 
 
 def check_settings(path: Path, architecture: str) -> int | None:
-    """The sliding window, None without one. Raises CheckpointError for settings that transformers passes over when it
-    reads a GGUF file: the model would be another one. They are read as llama.cpp reads them."""
+    """Return the sliding window, None without one. Raises CheckpointError for settings that transformers ignores in a
+    GGUF file, because it would compute another model. The settings are read as llama.cpp reads them."""
     from gguf import GGUFReader
 
     reader = GGUFReader(path)
@@ -61,14 +60,14 @@ def check_settings(path: Path, architecture: str) -> int | None:
 
 
 def num_weights(path: Path) -> int:
-    """Tensors that are weights of the model."""
+    """Number of tensors that are weights of the model."""
     from gguf import GGUFReader
 
     return sum(tensor.name not in _ROPE_FACTORS for tensor in GGUFReader(path).tensors)
 
 
 def _setting(reader: GGUFReader, name: str) -> Any:
-    """A setting of the file's architecture, None if it is not there."""
+    """A setting of the file's architecture; None if it is missing."""
     architecture = reader.get_field("general.architecture")
     field = reader.get_field(f"{architecture.contents()}.{name}") if architecture is not None else None
     return field.contents() if field is not None else None
@@ -77,7 +76,7 @@ def _setting(reader: GGUFReader, name: str) -> Any:
 def _architecture(path: Path) -> str:
     with path.open("rb") as file:
         if file.read(4) != b"GGUF":
-            raise CheckpointError(f"{path} is no GGUF file: it does not begin with the letters GGUF.")
+            raise CheckpointError(f"{path} is not a GGUF file: it does not begin with the letters GGUF.")
     from gguf import GGUFReader
 
     size = path.stat().st_size
@@ -85,7 +84,7 @@ def _architecture(path: Path) -> str:
         reader = GGUFReader(path)
         end = max((int(tensor.data_offset) + int(tensor.n_bytes) for tensor in reader.tensors), default=0)
         field = reader.get_field("general.architecture")
-    except (ValueError, IndexError, KeyError) as error:  # how the reader meets the end of the file too early
+    except (ValueError, IndexError, KeyError) as error:  # the reader's errors for a truncated file
         raise CheckpointError(f"{path} is cut short or damaged ({size} bytes). Fetch it again.") from error
     if end > size:
         raise CheckpointError(f"{path} should have at least {end} bytes; it has {size}. Fetch it again.")

@@ -1,7 +1,7 @@
-"""SHA-256 of files, remembered for large ones as long as the file is untouched.
+"""SHA-256 of files, cached for large files until they change.
 
-A hash is reused only if device, inode, size, modification time and status-change time are all as they were; the last of
-these cannot be set by a program, so a changed file is hashed again.
+A cached hash is used only if device, inode, size, modification time and status-change time are unchanged. A program
+cannot set the last of these, so a changed file is hashed again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def file_sha256(path: Path) -> str:
 
 
 def remembered_sha256(path: Path, cache_dir: Path) -> str:
-    """As `file_sha256`; the hash of a large file is kept in cache_dir/hashes.json."""
+    """As `file_sha256`, with a cache of large files' hashes in cache_dir/hashes.json."""
     stat = path.stat()
     if stat.st_size < _REMEMBER_FROM_BYTES:
         return file_sha256(path)
@@ -37,7 +37,7 @@ def remembered_sha256(path: Path, cache_dir: Path) -> str:
     known = _read(store)
     if key not in known:
         digest = file_sha256(path)
-        known = _read(store)  # another process may have added to it meanwhile
+        known = _read(store)  # another process may have added an entry
         known[key] = digest
         _write(store, dict(list(known.items())[-_MAX_REMEMBERED:]))
     return known[key]
@@ -47,11 +47,11 @@ def _read(store: Path) -> dict[str, str]:
     try:
         known = json.loads(store.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return {}  # a cache: what cannot be read is computed again
+        return {}  # an unreadable cache is computed again
     return known if isinstance(known, dict) else {}
 
 
 def _write(store: Path, known: dict[str, str]) -> None:
-    with suppress(OSError):  # a cache that cannot be written only costs time
+    with suppress(OSError):  # a read-only cache only costs time
         store.parent.mkdir(parents=True, exist_ok=True)
         write_whole(store, json.dumps(known))

@@ -1,4 +1,4 @@
-"""A checkpoint from the Hugging Face hub: only the files that are needed, into the hub's own cache.
+"""A checkpoint from the Hugging Face hub: downloads only the needed files, into the hub's own cache.
 
 The token comes from the environment (HF_TOKEN) or the hub's login; HF_HUB_OFFLINE=1 uses the cache alone.
 """
@@ -20,7 +20,7 @@ from pipeline.errors import CheckpointError
 _NEEDED = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
 # Original formats of some publishers, as large as the weights themselves.
 _NOT_NEEDED = ("*/*", "consolidated*")
-# What else repositories keep weights in, to be named in a refusal.
+# Other formats of weights, to be named in a refusal.
 _OTHER_WEIGHTS = (".bin", ".pth", ".pt", ".gguf", ".h5", ".msgpack")
 _NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENOENT)
 
@@ -33,8 +33,8 @@ def fetch_from_hub(
     *,
     with_code: bool = False,
 ) -> Checkpoint:
-    """The snapshot of one commit, downloaded as far as it is not in the cache. check_config: is shown the folder when
-    it holds config.json, before anything large is fetched. with_code: its Python code too. Raises CheckpointError."""
+    """Download the missing files of one commit's snapshot. check_config: called with the folder when it holds
+    config.json, before anything large is fetched. with_code: fetch its Python code too. Raises CheckpointError."""
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -95,7 +95,7 @@ def fetch_from_hub(
         ) from error
     except HFValidationError as error:
         raise CheckpointError(f"model.checkpoint: the hub has no such names: {error}") from error
-    except ValueError as error:  # an answer that is no JSON, a token that fits into no header
+    except ValueError as error:  # invalid JSON in a response, or a token that no header can hold
         raise CheckpointError(
             f"{name} cannot be fetched: the hub cannot be asked, or its answer not be read ({error}). "
             "Check HF_TOKEN and HF_ENDPOINT, and whether a proxy answers in its place."
@@ -109,7 +109,7 @@ def hub_hash(repo_id: str, commit: str) -> str:
 
 
 def _check_files(source: HubCheckpoint, patterns: Sequence[str], hub_cache: Path) -> None:
-    """Whether the repository holds weights, and the disk has room for what is still to be fetched."""
+    """Check that the repository has weights, and the disk has space for the files that are missing."""
     from huggingface_hub import HfApi, try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -118,7 +118,7 @@ def _check_files(source: HubCheckpoint, patterns: Sequence[str], hub_cache: Path
     except HfHubHTTPError:
         raise
     except _transport_errors():
-        return  # without network the cache may still hold everything; the download itself says if it does not
+        return  # without network the cache may still hold everything; otherwise the download fails with a message
     files = {file.rfilename: file.size or 0 for file in info.siblings or []}
     wanted = [
         name
@@ -142,7 +142,7 @@ def _check_files(source: HubCheckpoint, patterns: Sequence[str], hub_cache: Path
 
 
 def _refusal(error: BaseException) -> str | None:
-    """What an answer of the hub's means, None if there was none."""
+    """Meaning of the hub's error response; None without a response."""
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status is None:
         return None
@@ -154,8 +154,7 @@ def _refusal(error: BaseException) -> str | None:
 
 
 def _transport_errors() -> tuple[type[Exception], ...]:
-    """What the hub's HTTP library raises when there is no connection; which library that is depends on the hub's
-    version."""
+    """Connection errors of the hub's HTTP library; the library depends on the hub package's version."""
     from huggingface_hub.errors import HfHubHTTPError
 
     return (OSError, *(kind for kind in HfHubHTTPError.__mro__ if kind.__name__ == "HTTPError"))

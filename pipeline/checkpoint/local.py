@@ -26,17 +26,17 @@ _TOKENIZER_FILES = (
     "chat_template.json",
 )
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
-# Code of the checkpoint's own, and the vocabularies that only such code reads.
+# The checkpoint's own code, and the vocabularies that only such code reads.
 CODE_FILES = ("*.py", "*.tiktoken")
 _INDEX = "model.safetensors.index.json"
-_GIT_LFS = b"version https://git-lfs.github.com/spec/"  # how a file begins that git-lfs has not fetched
+_GIT_LFS = b"version https://git-lfs.github.com/spec/"  # first bytes of a file that git-lfs has not fetched
 
 
 def open_folder(
     folder: Path, architecture: str, cache_dir: Path, content_hash: str | None = None, *, with_code: bool = False
 ) -> Checkpoint:
-    """Check a folder and describe it. architecture: what it should be; whether a backend serves that, its builder has
-    checked. content_hash: known already, else all files are hashed. with_code: name its Python code too. Raises
+    """Check a folder and describe it. architecture: the expected one; the caller has checked that a backend serves it.
+    content_hash: if already known; otherwise all files are hashed. with_code: list its Python code too. Raises
     CheckpointError."""
     if not folder.is_dir():
         raise CheckpointError(f"There is no checkpoint folder {folder}. Correct the path in the model config.")
@@ -61,7 +61,7 @@ def tokenizer_files(folder: Path) -> tuple[Path, ...]:
 
 
 def check_config_file(folder: Path, architecture: str) -> None:
-    """Raises CheckpointError for a config.json of another architecture, or with rotary embeddings that no backend
+    """Raise CheckpointError for a config.json of another architecture, or with rotary embeddings that no backend
     serves."""
     config = _read_json(folder / "config.json", "a checkpoint needs one")
     found = named_architecture(config)
@@ -74,7 +74,7 @@ def check_config_file(folder: Path, architecture: str) -> None:
 
 
 def check_safetensors(path: Path) -> None:
-    """Raises CheckpointError if the header and the size of a safetensors file do not fit together."""
+    """Raise CheckpointError if the header and the size of a safetensors file do not match."""
     from safetensors import SafetensorError, safe_open
 
     size = path.stat().st_size
@@ -84,7 +84,7 @@ def check_safetensors(path: Path) -> None:
             raise CheckpointError(f"{path} is git-lfs's note about the file, not the file. Run `git lfs pull` there.")
         header_size = int.from_bytes(start[:8], "little")
         if size < 8 or header_size > size - 8:
-            raise CheckpointError(f"{path} is cut short or no safetensors file ({size} bytes). Fetch it again.")
+            raise CheckpointError(f"{path} is truncated or not a safetensors file ({size} bytes). Fetch it again.")
         file.seek(8)
         try:
             header = json.loads(file.read(header_size))
@@ -102,7 +102,7 @@ def check_safetensors(path: Path) -> None:
 
 
 def _check_generation_config(path: Path) -> None:
-    """transformers passes over a damaged file, and generation would not end at the tokens that it names."""
+    """Check the file: transformers ignores a damaged one, and generation would not end at its end tokens."""
     if not path.is_file():
         return
     ends = _read_json(path, "it names the end tokens").get("eos_token_id")
@@ -117,7 +117,7 @@ def _weight_files(folder: Path) -> tuple[Path, ...]:
         if path.exists() and not path.is_file():
             raise CheckpointError(f"{path} is no regular file; weights are read from files. Replace it.")
     if (folder / "model.safetensors").is_file():
-        return (folder / "model.safetensors",)  # transformers reads it even if there are shards, too
+        return (folder / "model.safetensors",)  # transformers reads it even if there are shards
     index_path = folder / _INDEX
     if index_path.is_file():
         index = _read_json(index_path, "it lists the shards")

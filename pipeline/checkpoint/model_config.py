@@ -1,7 +1,7 @@
-"""A checkpoint's config as transformers itself reads it, and what the torch engine refuses in it.
+"""A checkpoint's config as transformers reads it, and the torch engine's checks of it.
 
 transformers renames, merges and completes settings while it reads them (a Phi-3 'yarn' becomes a 'longrope'), so only
-its own reading says which model will be computed.
+its own reading shows which model will be computed.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from pipeline.errors import CheckpointError
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-# Quantised weights that transformers turns back into plain ones without further packages.
+# Quantised weights that transformers can dequantise without further packages.
 _DEQUANTISED = ("fp8",)
 _MOST_LAYERS = 1024
 
 
 def read_config(folder: Path, architecture: str, gguf_file: str | None = None) -> PretrainedConfig:
-    """Raises CheckpointError if transformers cannot read it, or would read another model than the file holds."""
+    """Raise CheckpointError if transformers cannot read the config, or would compute another model than the file
+    describes."""
     import transformers
 
     config_class = getattr(transformers, architecture).config_class
@@ -39,19 +40,19 @@ def read_config(folder: Path, architecture: str, gguf_file: str | None = None) -
             f"{folder / (gguf_file or 'config.json')} is no config of a {architecture}: {reason(error)}."
         ) from error
     if gguf_file is not None and hasattr(config, "sliding_window"):
-        config.sliding_window = window  # a Mistral's config has a window of its own where none is stated
+        config.sliding_window = window  # transformers gives a Mistral config without a window a default one
     return config
 
 
 def check_layers(config: PretrainedConfig, where: str) -> None:
-    """Raises CheckpointError for more layers than any model has: making them would take all memory."""
+    """Raise CheckpointError for an absurd number of layers: creating them would use all memory."""
     layers = config.get_text_config().num_hidden_layers
     if layers > _MOST_LAYERS:
         raise CheckpointError(f"{where}: num_hidden_layers is {layers}; at most {_MOST_LAYERS} are served. Correct it.")
 
 
 def check_config(config: PretrainedConfig, where: str) -> None:
-    """Raises CheckpointError for a model that the torch engine would compute wrongly or not at all."""
+    """Raise CheckpointError for a model that the torch engine would compute wrongly or not at all."""
     check_layers(config, where)
     check_rope(config.to_dict(), where)
     if getattr(config, "use_bidirectional_attention", False):
@@ -76,8 +77,8 @@ def check_config(config: PretrainedConfig, where: str) -> None:
 
 
 def check_positions(config: PretrainedConfig, max_position_embeddings: int, where: str) -> None:
-    """Raises CheckpointError if the model config promises a longer context than the checkpoint was made for: learned
-    positions end there, and rotary ones beyond it were never trained."""
+    """Raise CheckpointError if the model config has a longer context than the checkpoint: learned positions end there,
+    and rotary ones beyond it were never trained."""
     limit = _longest_context(config, where)
     if limit is not None and max_position_embeddings > limit:
         raise CheckpointError(
@@ -87,7 +88,7 @@ def check_positions(config: PretrainedConfig, max_position_embeddings: int, wher
 
 
 def check_model(model: PreTrainedModel, where: str) -> None:
-    """As `check_config`, of the layers that transformers made from a config."""
+    """As `check_config`, for the layers that transformers created from a config."""
     for module in model.modules():
         kinds = getattr(module, "rope_type", None)
         refuse_moving_rope(kinds.values() if isinstance(kinds, Mapping) else [kinds], where)
@@ -99,8 +100,7 @@ def check_model(model: PreTrainedModel, where: str) -> None:
 
 
 def loading_errors() -> tuple[type[Exception], ...]:
-    """What transformers raises for files that are damaged or contradict each other, or that need a package which is
-    not here."""
+    """Errors of transformers for files that are damaged or contradict each other, or that need a missing package."""
     from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
 
@@ -125,16 +125,16 @@ def reason(error: Exception) -> str:
 
     lines = [line.strip() for line in str(error).strip().splitlines()]
     if isinstance(error, StrictDataclassError):
-        lines = [" ".join(lines)]  # the setting stands in the first line, its fault in the last
+        lines = [" ".join(lines)]  # the setting is in the first line, its fault in the last
     if isinstance(error, KeyError):
-        return f"transformers looks in vain for {' '.join(lines)}"  # a KeyError says no more than the key
+        return f"transformers looks in vain for {' '.join(lines)}"  # a KeyError contains only the key
     if not lines or isinstance(error, LookupError):
         return " ".join([type(error).__name__, *lines])
     return lines[0].rstrip(".")
 
 
 def _longest_context(config: PretrainedConfig, where: str) -> int | None:
-    """None for positions without an end (ALiBi)."""
+    """None for positions without a limit (ALiBi)."""
     stated: int | None = getattr(config, "max_position_embeddings", None)
     if stated is None:
         return None

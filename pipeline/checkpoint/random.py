@@ -1,4 +1,4 @@
-"""A checkpoint of random weights from a transformers config class, with a byte-level tokenizer; the same seed, the
+"""A checkpoint of random weights for a transformers config class, with a byte-level tokenizer. The same seed gives the
 same bytes."""
 
 from __future__ import annotations
@@ -24,29 +24,30 @@ from pipeline.errors import CheckpointError
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-# Needed whatever the class: the tokenizer is made with them.
+# Needed for every class: the tokenizer depends on them.
 _NEEDED = ("vocab_size", "max_position_embeddings")
 
-# Changes when this file makes other bytes from the same settings.
+# Increase when this file makes other bytes from the same settings.
 _RECIPE = 1
 
 
 def random_hash(source: RandomCheckpoint, architecture: str) -> str:
-    """Known without making the checkpoint. The libraries count because they draw the weights."""
+    """Computed without making the checkpoint. Library versions are part of it because the libraries draw the
+    weights."""
     libraries = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "tokenizers")}
     parts = [_RECIPE, architecture, source.model_dump(mode="json"), libraries]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def make_random(source: RandomCheckpoint, architecture: str, num_parameters: int, cache_dir: Path) -> Checkpoint:
-    """Made once, then found in the cache. Raises CheckpointError if the config class refuses the settings."""
+    """Create it once, then use the cache. Raises CheckpointError if the config class refuses the settings."""
     check_architecture(architecture, "The model config's architecture")
     content_hash = random_hash(source, architecture)
     folder = cache_dir / "random" / content_hash[:16]
     if not (folder / "config.json").is_file():
         require_space(folder, 4 * num_parameters, "Making a random checkpoint", CheckpointError)
         with alone_in(folder.parent):
-            if not (folder / "config.json").is_file():  # nor made while this process waited
+            if not (folder / "config.json").is_file():  # another process may have made it meanwhile
                 with whole_folder(folder) as partial:
                     _write(source, architecture, partial)
     return open_folder(folder, architecture, cache_dir, content_hash)
@@ -77,7 +78,7 @@ def _write(source: RandomCheckpoint, architecture: str, folder: Path) -> None:
 
 
 def _refuse_unknown(source: RandomCheckpoint, config: PretrainedConfig) -> None:
-    """A config class keeps what it does not know as an attribute; older names that it does know, it takes in."""
+    """Refuse unknown settings: a config class stores them as attributes. Older names of known settings are accepted."""
     known = {*_NEEDED, *(field.name for field in dataclasses.fields(config)), *config.attribute_map}
     for key in source.config:
         if key not in known and hasattr(config, key):

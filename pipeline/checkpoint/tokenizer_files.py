@@ -1,4 +1,4 @@
-"""Tokenizer files that transformers 4.56 and later and transformers 5 read alike.
+"""Tokenizer files that both transformers 4.56 and later and transformers 5 can read.
 
 NVIDIA's containers have transformers 4.57, which cannot load what transformers 5 saves: it has no class
 `TokenizersBackend`, and expects `extra_special_tokens` to be an object, not a list.
@@ -16,27 +16,28 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 SETTINGS = "tokenizer_config.json"
-# With it a tokenizer loads without being converted.
+# With this file a tokenizer loads without conversion.
 VOCABULARY = "tokenizer.json"
-# Name that both releases have for a tokenizer that tokenizer.json describes completely.
+# Class name, in both releases, of a tokenizer that tokenizer.json describes completely.
 _CLASS = "PreTrainedTokenizerFast"
 _CLASS_OF_5 = "TokenizersBackend"
-# What transformers 5 saves of the call that loaded a tokenizer.
+# Keys that transformers 5 saves about the call that loaded a tokenizer.
 _OF_LOADING = ("backend", "is_local", "local_files_only")
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Write a tokenizer that has a tokenizer.json, with its chat template.
 
-    No class of a model is named: such classes add special tokens by rules that differ between the releases, where
-    tokenizer.json says which."""
+    No model-specific class is named: such classes add special tokens by rules that differ between the releases, whereas
+    tokenizer.json lists the tokens.
+    """
     tokenizer.save_pretrained(folder)
     _write_settings(folder, _readable({**_settings(folder), "tokenizer_class": _CLASS}))
 
 
 def copy_tokenizer(files: Iterable[Path], config: Path, folder: Path) -> None:
-    """Copy a checkpoint's own tokenizer files, unchanged unless only transformers 5 can read them. config: the
-    checkpoint's config.json, which names the tokenizer's class where tokenizer_config.json does not."""
+    """Copy a checkpoint's tokenizer files, changed only if just transformers 5 can read them. config: the checkpoint's
+    config.json, which names the tokenizer's class if tokenizer_config.json does not."""
     for path in files:
         shutil.copyfile(path, folder / path.name)
     if "tokenizer_class" not in _settings(folder) and config.is_file():
@@ -45,7 +46,7 @@ def copy_tokenizer(files: Iterable[Path], config: Path, folder: Path) -> None:
 
 
 def make_portable(folder: Path) -> None:
-    """Rewrite a tokenizer_config.json that only transformers 5 reads; leave any other as it is."""
+    """Rewrite a tokenizer_config.json that only transformers 5 reads; keep any other unchanged."""
     settings = _settings(folder)
     if settings.get("tokenizer_class") == _CLASS_OF_5:
         settings["tokenizer_class"] = _CLASS

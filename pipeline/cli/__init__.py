@@ -1,5 +1,8 @@
-"""The `lookahead` command. Here errors are caught, once: exit 0 done, 1 our bug (trace), 2 a user error,
-130 Ctrl-C."""
+"""The `lookahead` command.
+
+Exit codes: 0 success, 1 an internal error (with its trace), 2 a user error (one message), 130 Ctrl-C. Errors are caught
+here and nowhere else in this package.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,9 @@ from pipeline.errors import UserError
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run one command and leave the process with its exit code."""
+    """Run one command and exit the process with its code."""
     os.environ.setdefault(*WAIT_POLICY)
-    # So that what is half done is taken back on `kill` as on Ctrl-C.
+    # Clean up after `kill` as after Ctrl-C.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         from pipeline.cli.app import build_app

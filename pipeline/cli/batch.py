@@ -1,4 +1,4 @@
-"""The verb that answers a file of requests: batch."""
+"""The command `batch`, which answers a file of requests."""
 
 from __future__ import annotations
 
@@ -27,13 +27,15 @@ def batch(
     timeout_s: Annotated[float, typer.Option("--timeout", min=1, help="Seconds for one request.")] = 600.0,
     as_json: Json = False,
 ) -> None:
-    """Answer a file of requests at full load; a killed run goes on where it was when it is started again.
+    """Answer a file of requests at full load. After an interruption the same command continues where it stopped.
 
-    Results that are not 200 stand in the output with their error; exit code 1 then. OPENAI_API_KEY is sent as key."""
+    Each result that is not 200 stands in the output with its error; the exit code is then 1. OPENAI_API_KEY is sent as
+    the API key.
+    """
     from pipeline.dynamo.batch import journal_path, read_batch, read_journal, run_batch
 
     if not requests.is_file():
-        raise RequestError(f"{requests} is no file. Name an OpenAI batch file.")
+        raise RequestError(f"{requests} is not a file. Name an OpenAI batch file.")
     asked = read_batch(requests)
     known = len(read_journal(out))
     if known:
@@ -60,7 +62,7 @@ def _url() -> str:
     from pipeline.config.places import places
     from pipeline.dynamo.fleet import openai_url
     from pipeline.errors import ServerError
-    from pipeline.server.road import run_dir
+    from pipeline.server.startup import run_dir
 
     if (url := openai_url(run_dir(places()))) is None:
         raise ServerError("No OpenAI API is running. Start one with `lookahead serve --background`, or name it: --url.")

@@ -1,4 +1,4 @@
-"""Verbs that measure: bench, load, report."""
+"""The commands that measure: bench, load, report."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from pipeline.cli import output
 from pipeline.cli.grammar import bench_schemas
-from pipeline.cli.lists import numbers, one_of, words
+from pipeline.cli.list_options import numbers, one_of, words
 from pipeline.cli.measuring import built_artifact, check_url
 from pipeline.cli.options import (
     DEFAULT_MODEL,
@@ -38,27 +38,29 @@ if TYPE_CHECKING:
     from pipeline.engine.artifact import Artifact
 
 
-# Requests in flight at once: each has a thread of its own here.
+# Limit of requests in flight: each has a thread in this process.
 MOST_REQUESTS = 1024
 
 
 Baselines = Annotated[
-    str, typer.Option("--baselines", help="Of hf,hf-prompt-lookup: generate of transformers on the same weights.")
+    str,
+    typer.Option(
+        "--baselines",
+        help="Others beside ours: hf, hf-prompt-lookup (transformers), llama-cpp, llama-cpp-prompt-lookup.",
+    ),
 ]
-Warm = Annotated[
-    str, typer.Option("--warm", help="cold: draft sources emptied before each prompt. warm: kept over prompts.")
-]
+Warm = Annotated[str, typer.Option("--warm", help="cold: empty the draft sources before each prompt. warm: keep them.")]
 Concurrency = Annotated[
     str, typer.Option("--concurrency", help="Also measure tokens/s with N requests in flight; a list such as 1,2,4,8.")
 ]
-Turns = Annotated[str, typer.Option("--turns", help="first, or all: feed answers back as a conversation.")]
+Turns = Annotated[str, typer.Option("--turns", help="first: one turn. all: feed the answers back as a conversation.")]
 CostCurve = Annotated[
     bool, typer.Option("--cost-curve", help="Measure pass times and store them with the engine for the planner.")
 ]
 
 
 Grammar = Annotated[
-    bool, typer.Option("--grammar", help="Measure JSON schemas instead of texts; --data: a file of schemas.")
+    bool, typer.Option("--grammar", help="Measure JSON schemas instead of texts; --data is then a file of schemas.")
 ]
 
 
@@ -77,7 +79,9 @@ def bench(
     baselines: Baselines = "",
     max_new_tokens: MaxNewTokens = 128,
     limit: Annotated[int | None, limit_to("rows")] = None,
-    tasks: Annotated[str | None, typer.Option("--tasks", help="Only these tasks of the file.")] = None,
+    tasks: Annotated[
+        str | None, typer.Option("--tasks", help="Tasks of the file to measure, separated by commas; default: all.")
+    ] = None,
     warm: Warm = "cold",
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Passes over the workload.")] = 1,
     concurrency: Concurrency = "",
@@ -88,12 +92,12 @@ def bench(
     cost_curve: CostCurve = False,
     grammar: Grammar = False,
     url: Annotated[
-        str | None, typer.Option("--url", help="Measure through the server at this gRPC address, host:port.")
+        str | None, typer.Option("--url", help="gRPC address of a server to measure, host:port; default: in process.")
     ] = None,
     allow_remote: AllowRemote = False,
-    json_path: Annotated[Path | None, typer.Option("--json", help="Write everything measured here.")] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="File for all measurements, as JSON.")] = None,
 ) -> None:
-    """Measure strategies against plain decoding, alternately and in one process, and check every output."""
+    """Measure strategies against plain decoding, interleaved in one process, and check every output."""
     from pipeline.bench.bench import BenchPlan
     from pipeline.bench.contenders.in_process import choose_strategies, codec_of
     from pipeline.bench.data.workload import DEFAULT_PROMPTS, load_workload
@@ -162,14 +166,17 @@ def load(
         str | None, typer.Option("--url", help="gRPC address of the server, host:port; default: the running one.")
     ] = None,
     concurrency: Annotated[int, typer.Option("--concurrency", min=1, max=MOST_REQUESTS, help="Clients.")] = 4,
-    duration: Annotated[float, typer.Option("--duration", min=0.1, help="Seconds in which requests are sent.")] = 30.0,
-    max_requests: Annotated[int | None, typer.Option("--max-requests", min=1, help="End after N requests.")] = None,
+    duration: Annotated[float, typer.Option("--duration", min=0.1, help="Duration of sending, in seconds.")] = 30.0,
+    max_requests: Annotated[
+        int | None, typer.Option("--max-requests", min=1, help="Number of requests after which the run ends.")
+    ] = None,
     rate: Annotated[
-        float | None, typer.Option("--rate", min=0.01, help="Most requests per second over all clients.")
+        float | None, typer.Option("--rate", min=0.01, help="Maximum requests per second of all clients together.")
     ] = None,
     data: Data = None,
     strategies: Annotated[
-        str | None, typer.Option("--strategies", help="Strategies in turn; default: what the server's profile says.")
+        str | None,
+        typer.Option("--strategies", help="Strategies to use in turn; default: the one of the server's profile."),
     ] = None,
     max_new_tokens: MaxNewTokens = 64,
     raw: Raw = False,
@@ -178,15 +185,16 @@ def load(
     allow_remote: AllowRemote = False,
     as_json: Json = False,
 ) -> None:
-    """Put a running server under load, a request per client at a time, and report latencies and errors.
+    """Measure latencies and errors of a running server under load; each client sends one request at a time.
 
-    Exit code 1 if a request failed, or did not end within half a minute after the duration."""
+    Exit code 1 if a request failed, or did not end within half a minute after the duration.
+    """
     from pipeline.bench.contenders.remote import Ask, generate
     from pipeline.bench.data.workload import DEFAULT_PROMPTS, load_workload
     from pipeline.bench.load import LoadPlan, run_load, summary_of
     from pipeline.config.places import places
     from pipeline.decoding.request import SamplingParams
-    from pipeline.server.road import run_dir
+    from pipeline.server.startup import run_dir
     from pipeline.server.state import require_server
 
     rows = load_workload(data or DEFAULT_PROMPTS)
@@ -211,14 +219,15 @@ def load(
 
 
 def report(
-    results: Annotated[Path, typer.Argument(help="What `lookahead bench --json` wrote.")],
-    html: Annotated[Path | None, typer.Option("--html", help="Write one HTML file with tables and plots.")] = None,
+    results: Annotated[Path, typer.Argument(help="Output of `lookahead bench --json`.")],
+    html: Annotated[Path | None, typer.Option("--html", help="HTML file to write, with tables and plots.")] = None,
     markdown: Annotated[Path | None, typer.Option("--markdown", help="Write Markdown.")] = None,
     svg: Annotated[
-        Path | None, typer.Option("--svg", help="Write the speeds by task as PATH-light.svg and PATH-dark.svg.")
+        Path | None,
+        typer.Option("--svg", help="Write a plot of the speeds by task to PATH-light.svg and PATH-dark.svg."),
     ] = None,
 ) -> None:
-    """Turn bench results into a report; without an option, Markdown on stdout."""
+    """Write a report of bench results; without an option, Markdown on stdout."""
     from pipeline.bench.report.page import html_of
     from pipeline.bench.report.plots import THEMES, speed_picture
     from pipeline.bench.report.report import markdown_of

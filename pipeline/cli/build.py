@@ -1,4 +1,4 @@
-"""Verbs that build and remove: engine, clean."""
+"""The commands that build and remove engines: engine, clean."""
 
 from __future__ import annotations
 
@@ -24,14 +24,12 @@ def engine(
     model: Model = DEFAULT_MODEL,
     profile: Profile = DEFAULT_PROFILE,
     overrides: Set = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Build from the checkpoint even if the engine is there.")
-    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Build even if the engine exists.")] = False,
     dry_run: DryRun = False,
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
-    """Fetch the checkpoint and build the engine, unless it is built already."""
+    """Fetch the checkpoint and build the engine. A finished engine is not built again."""
     resolved = resolve(model, profile, overrides)
     from pipeline.config.places import places
 
@@ -39,12 +37,13 @@ def engine(
         _show_plan(resolved, as_json, verbose)
         return
 
-    from pipeline.tuning.planned_engine import planned_engine
+    from pipeline.tuning.planned_engine import planned_engine, stored_cost_curve
 
     start = time.monotonic()
     with output.working("building the engine") as note:
-        result = planned_engine(resolved, places(), force=force, note=note)
+        result = planned_engine(resolved, places(), force=force, retake=True, note=note)
     artifact, seconds = result.artifact, time.monotonic() - start
+    costs = stored_cost_curve(artifact)
     if as_json:
         output.print_json(
             {
@@ -53,6 +52,7 @@ def engine(
                 "fingerprint": artifact.manifest.fingerprint_digest,
                 "num_bytes": artifact.manifest.num_bytes,
                 "seconds": round(seconds, 3),
+                "cost_curve": None if costs is None else {"busy": costs.load.busy, "others": costs.others},
             }
         )
         return
@@ -60,10 +60,12 @@ def engine(
     output.say(
         f"{result.outcome}: {artifact.folder} ({size:.0f} MB, {resolved.dtype}, {resolved.device}) in {seconds:.1f} s"
     )
+    if costs is not None:
+        output.say(f"cost of passes: {costs.to_text()}")
 
 
 def _show_plan(resolved: ResolvedConfig, as_json: bool, verbose: bool) -> None:
-    """Print the plan, with the whole config if verbose; write one that has external commands to a file as well."""
+    """Print the plan; with `verbose` also the whole config. A plan with external commands is also written to a file."""
     from pipeline.config.places import places
     from pipeline.config.resolution import dump_resolved
     from pipeline.engine.backend import backend_of
@@ -88,13 +90,15 @@ def _show_plan(resolved: ResolvedConfig, as_json: bool, verbose: bool) -> None:
 
 def clean(
     model: Annotated[str | None, typer.Option("--model", "-m", help="Only this model's engines.")] = None,
-    cache: Annotated[bool, typer.Option("--cache", help="Downloads, made checkpoints and compiled loops too.")] = False,
+    cache: Annotated[
+        bool, typer.Option("--cache", help="Also remove downloads, converted checkpoints and compiled code.")
+    ] = False,
     dry_run: DryRun = False,
 ) -> None:
     """Remove built engines."""
     from pipeline.config.places import places
     from pipeline.engine.removal import folder_bytes, removable, remove, require_unused
-    from pipeline.server.road import run_dir
+    from pipeline.server.startup import run_dir
     from pipeline.server.state import find_server
 
     where = places()

@@ -1,4 +1,4 @@
-"""Verbs that ask the running server: generate, chat, demo."""
+"""The commands that call the running server: generate, chat, demo."""
 
 from __future__ import annotations
 
@@ -24,32 +24,36 @@ def register(app: typer.Typer) -> None:
 
 Strategy = Annotated[
     str | None,
-    typer.Option("--strategy", "-s", help="none, lookahead, trie, hybrid or auto; the profile's if left out."),
+    typer.Option("--strategy", "-s", help="none, lookahead, trie, hybrid or auto; default: the profile's."),
 ]
-MaxTokens = Annotated[int, typer.Option("--max-tokens", "-n", help="Most tokens to generate.")]
-Temperature = Annotated[float | None, typer.Option("--temperature", help="0 or left out: greedy.")]
+MaxTokens = Annotated[int, typer.Option("--max-tokens", "-n", help="Maximum number of tokens to generate.")]
+Temperature = Annotated[
+    float | None, typer.Option("--temperature", help="Sampling temperature; default: 0, which is greedy decoding.")
+]
 TopK = Annotated[int | None, typer.Option("--top-k")]
 TopP = Annotated[float | None, typer.Option("--top-p")]
-Seed = Annotated[int | None, typer.Option("--seed", help="The same seed gives the same text.")]
-System = Annotated[str | None, typer.Option("--system", help="System prompt of the chat template.")]
-Transport = Annotated[Literal["grpc", "http"], typer.Option("--protocol", help="How to talk to the server.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="Sampling seed. The same seed gives the same text.")]
+System = Annotated[str | None, typer.Option("--system", help="System prompt for the chat template.")]
+Transport = Annotated[Literal["grpc", "http"], typer.Option("--protocol", help="Protocol of the requests.")]
 Url = Annotated[
     str | None,
     typer.Option(
-        "--url", help="host:port (gRPC) or http://host:port; the server started by `lookahead serve` if left out."
+        "--url", help="host:port (gRPC) or http://host:port; default: the server that `lookahead serve` started."
     ),
 ]
 
 
 def generate(
-    prompt: Annotated[str | None, typer.Argument(help="The prompt; standard input if left out.")] = None,
+    prompt: Annotated[str | None, typer.Argument(help="Prompt; default: standard input.")] = None,
     max_tokens: MaxTokens = 128,
     strategy: Strategy = None,
     temperature: Temperature = None,
     top_k: TopK = None,
     top_p: TopP = None,
     seed: Seed = None,
-    stop_words: Annotated[list[str] | None, typer.Option("--stop", help="End before this text. Repeatable.")] = None,
+    stop_words: Annotated[
+        list[str] | None, typer.Option("--stop", help="Stop word: the output ends before it. Repeatable.")
+    ] = None,
     chat_template: Annotated[
         bool, typer.Option("--chat", help="Wrap the prompt in the model's chat template.")
     ] = False,
@@ -58,7 +62,7 @@ def generate(
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Send one prompt to the running server and show the text as it comes."""
+    """Send one prompt to the running server and print the text as it arrives."""
     from pipeline.server.client import TextQuery
 
     query = TextQuery(
@@ -94,7 +98,7 @@ def chat(
     protocol: Transport = "grpc",
     url: Url = None,
 ) -> None:
-    """Talk to the running server; an empty line or Ctrl-D ends."""
+    """Chat with the running server. An empty line or Ctrl-D ends the chat."""
     from pipeline.server.client import TextQuery
 
     address = _url(url, protocol)
@@ -129,7 +133,7 @@ def demo(
     overrides: Set = None,
     max_tokens: MaxTokens = 96,
 ) -> None:
-    """Build, serve, query over gRPC and HTTP, compare speed with and without drafts, and stop the server."""
+    """Build, serve, query over gRPC and HTTP, compare the speed with and without drafts, and stop the server."""
     from pipeline.cli.demo import run_demo
     from pipeline.cli.server import leave
     from pipeline.config.places import places
@@ -143,11 +147,11 @@ def _piped_text() -> str:
     try:
         return sys.stdin.read()
     except UnicodeDecodeError as error:
-        raise RequestError(f"Standard input is no UTF-8 text ({error}); convert it first.") from error
+        raise RequestError(f"Standard input is not UTF-8 text ({error}); convert it first.") from error
 
 
 def _show(query: TextQuery, url: str, protocol: Literal["grpc", "http"], quiet: bool = False) -> Completion:
-    """Ask, and print the text while it arrives."""
+    """Send a query and print the text as it arrives."""
     from pipeline.server.client import complete
 
     def show(text: str) -> None:
@@ -173,7 +177,7 @@ def _url(url: str | None, protocol: Literal["grpc", "http"]) -> str:
     if url is not None:
         return url
     from pipeline.config.places import places
-    from pipeline.server.road import run_dir
+    from pipeline.server.startup import run_dir
     from pipeline.server.state import require_server
 
     state = require_server(run_dir(places()), takes_url=True)

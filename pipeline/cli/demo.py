@@ -1,4 +1,4 @@
-"""`lookahead demo`: new prompts with and without drafts, then one of them again over every protocol."""
+"""`lookahead demo`: new prompts with and without drafts, then one prompt again over every protocol."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.config.places import Places
 from pipeline.config.schema import ResolvedConfig
 from pipeline.errors import ServerError, UserError
 from pipeline.server.client import Completion, Protocol, TextQuery, complete
-from pipeline.server.road import check_start, launch, prepare
+from pipeline.server.startup import check_start, launch, prepare
 from pipeline.server.state import ServerState
 
 PROMPTS = (
@@ -30,7 +30,7 @@ PROMPTS = (
 
 
 class _Way(NamedTuple):
-    """How a client asks."""
+    """How a client sends a request."""
 
     protocol: Protocol
     stream: bool
@@ -40,7 +40,7 @@ _WAYS = (_Way("grpc", True), _Way("grpc", False), _Way("http", True), _Way("http
 
 
 def run_demo(resolved: ResolvedConfig, places: Places, max_tokens: int) -> None:
-    """Serve, ask and compare. Raises ServerError if outputs of one prompt differ: drafts must change nothing."""
+    """Serve, send requests and compare. Raises ServerError if two outputs of a prompt differ."""
     check_start(resolved, places)
     with output.working("building the engine") as note:
         served = prepare(resolved, places, note=note)
@@ -69,7 +69,7 @@ def run_demo(resolved: ResolvedConfig, places: Places, max_tokens: int) -> None:
 
 @contextmanager
 def _run_folder() -> Iterator[Path]:
-    """A run folder. It is kept after a user error, whose message may name the log in it."""
+    """Create a run folder. It is kept after a user error, because the message may name a log in it."""
     folder = Path(tempfile.mkdtemp(prefix="lookahead-demo-"))
     try:
         yield folder
@@ -82,8 +82,8 @@ def _run_folder() -> Iterator[Path]:
 
 
 def _both(query: TextQuery, state: ServerState, drafts_first: bool) -> dict[str, Completion]:
-    """The completions of a new prompt without and with drafts, their text shown as it arrives. The second one finds the
-    prompt in the KV cache, so callers alternate the order."""
+    """Return the completions of a new prompt without and with drafts, and print their text as it arrives. The second
+    completion finds the prompt in the KV cache, so callers alternate the order."""
     found = {}
     order = [("none", "without drafts"), ("auto", "with drafts")]
     for strategy, words in reversed(order) if drafts_first else order:
@@ -94,7 +94,7 @@ def _both(query: TextQuery, state: ServerState, drafts_first: bool) -> dict[str,
 
 
 def _ask(query: TextQuery, way: _Way, state: ServerState, show: bool = False) -> Completion:
-    """One completion over one protocol."""
+    """Return one completion over one protocol."""
 
     def write(text: str) -> None:
         if show:
@@ -128,20 +128,20 @@ def _report(fresh: dict[str, dict[str, Completion]], again: dict[_Way, Completio
     output.table(
         ["protocol", "streaming", "tokens", "tokens/s", "tokens per step", "identical"],
         repeats,
-        title="The first prompt again, with drafts: the trie holds its output now, so this is no measure of new text",
+        title="The first prompt again, with drafts: the trie holds its output now, so this does not measure new text",
     )
     if any(row[-1] == "NO" for row in (*rows, *repeats)):
         raise ServerError("The outputs differ; run `lookahead verify` to see where.")
 
 
 def _ids(completion: Completion) -> list[int]:
-    assert completion.statistics is not None, "statistics were asked for"
+    assert completion.statistics is not None, "the request has return_statistics"
     ids: list[int] = completion.statistics["output_ids"]
     return ids
 
 
 def _figures(completions: list[Completion]) -> tuple[str, str, str]:
-    """Tokens, tokens per second and tokens per step of all together."""
+    """Tokens, tokens per second and tokens per step of all completions together."""
     tokens = sum(len(_ids(completion)) for completion in completions)
     seconds = sum(completion.total_s for completion in completions)
     steps = sum((completion.statistics or {})["num_steps"] for completion in completions)

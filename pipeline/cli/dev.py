@@ -1,4 +1,4 @@
-"""The verbs below `lookahead dev`, which write the generated files: schema, architectures, versions."""
+"""The commands below `lookahead dev`: generated files (schema, architectures, versions) and pass times."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from typing import Annotated
 import typer
 
 from pipeline.cli import output
-from pipeline.cli.options import Json
-from pipeline.errors import ConfigError
+from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, Json, Model, Profile, Set
+from pipeline.errors import ConfigError, UserError
 
 
 def register(app: typer.Typer) -> None:
-    dev = typer.Typer(help="Write or check the generated files of the repository.", no_args_is_help=True)
-    for command in (schema, architectures, versions):
+    dev = typer.Typer(help="Generated files of the repository, and what passes cost.", no_args_is_help=True)
+    for command in (schema, architectures, versions, pass_times):
         dev.command()(command)
     app.add_typer(dev, name="dev")
 
 
 def schema(
     check: Annotated[
-        bool, typer.Option("--check", help="Only say whether the files are fresh; exit 2 if not.")
+        bool, typer.Option("--check", help="Check the files without writing; exit code 2 if they are out of date.")
     ] = False,
 ) -> None:
-    """Write the JSON schemas of models, profiles and resolved configs, for editors that complete and check YAML."""
+    """Write the JSON schemas of models, profiles and resolved configs, with which editors complete and check YAML."""
     from pipeline.config.places import places
     from pipeline.config.schema_files import stale_schemas, write_schemas
 
@@ -39,10 +39,12 @@ def schema(
 
 def architectures(
     write: Annotated[bool, typer.Option("--write", help="Write docs/architectures.md.")] = False,
-    check: Annotated[bool, typer.Option("--check", help="Only say whether that page is fresh; exit 2 if not.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Check the page without writing; exit code 2 if it is out of date.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Which model architectures the torch engine serves, and which it refuses and why."""
+    """List the model architectures that the torch engine serves, and those that it refuses, with the reason."""
     from dataclasses import asdict
 
     from pipeline.checkpoint.architecture_page import architecture_file, architecture_page
@@ -66,11 +68,13 @@ def architectures(
 
 
 def versions(
-    write: Annotated[bool, typer.Option("--write", help="Put the tables into docs/how-to/tensorrt-llm.md.")] = False,
-    check: Annotated[bool, typer.Option("--check", help="Only say whether they stand there; exit 2 if not.")] = False,
+    write: Annotated[bool, typer.Option("--write", help="Write the tables into docs/how-to/tensorrt-llm.md.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Check the tables without writing; exit code 2 if they are out of date.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Which container holds which TensorRT-LLM, and what the backend needs."""
+    """List the TensorRT-LLM version of each Triton container, and the requirements of the backend."""
     from pipeline.cli.version_page import is_fresh, version_page, write_page
     from pipeline.config.places import places
     from pipeline.config.registry import backend_names
@@ -93,3 +97,44 @@ def versions(
     else:
         for table in [table for found in tables.values() for table in found]:
             output.table(table.columns, table.rows)
+
+
+def pass_times(
+    model: Model = DEFAULT_MODEL,
+    profile: Profile = DEFAULT_PROFILE,
+    overrides: Set = None,
+    tokens: Annotated[str, typer.Option("--tokens", help="Tokens in a pass, separated by commas.")] = "1,8,32",
+    context_len: Annotated[int, typer.Option("--context", min=1, help="Cached tokens.")] = 200,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, max=100, help="Passes of each size.")] = 20,
+    as_json: Json = False,
+) -> None:
+    """Measure whole passes of the CPU engine against their matrices alone."""
+    from dataclasses import asdict
+
+    from pipeline.cli.list_options import numbers
+    from pipeline.cli.measuring import built_artifact
+    from pipeline.engine.machine_load import LoadMeter
+    from pipeline.engine.torch.lean.engine import LeanEngine
+    from pipeline.engine.torch.lean.pass_times import pass_times as measure
+    from pipeline.engine.torch.load import load_engine
+
+    artifact = built_artifact(model, profile, overrides)
+    engine = load_engine(artifact)
+    if not isinstance(engine, LeanEngine):
+        raise UserError(
+            f"{model} under these settings does not run in the lean pass (docs/architectures.md), which is what "
+            "pass-times measures."
+        )
+    sizes = numbers("--tokens", tokens, artifact.resolved.profile.engine.max_draft_tokens + 1)
+    meter = LoadMeter()
+    times = measure(engine, sizes, context_len, repeats)
+    load = meter.read()
+    if as_json:
+        output.print_json({"times": [asdict(entry) for entry in times], "others": load.others})
+        return
+    output.table(
+        ["tokens", "whole pass ms", "matrices alone ms", "ratio"],
+        [(t.num_tokens, f"{1000 * t.whole_s:.1f}", f"{1000 * t.matrices_s:.1f}", f"{t.ratio:.2f}") for t in times],
+    )
+    if load.busy:
+        output.note(f"the machine was busy: {load.to_text()}")

@@ -1,4 +1,4 @@
-"""The verb that examines this machine: doctor."""
+"""The command `doctor`, which examines this machine."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(
-    model: Annotated[str | None, typer.Option("--model", "-m", help="Also say what would be refused for it.")] = None,
-    profile: Annotated[str | None, typer.Option("--profile", "-p", help="Under this profile.")] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="Model to check: report what would be refused.")
+    ] = None,
+    profile: Annotated[str | None, typer.Option("--profile", "-p", help="Profile to check.")] = None,
     overrides: Set = None,
     as_json: Json = False,
 ) -> None:
     """Check what this machine can build and serve, and report how to fix what is missing.
 
-    With --model, --profile or --set also what would be refused for them, e.g. --set backend=tensorrt_llm."""
+    With --model, --profile or --set it also reports what would be refused for them, e.g. --set backend=tensorrt_llm.
+    """
     from pipeline.cli.doctor_config import examine_config
     from pipeline.cli.doctor_machine import examine_machine
 

@@ -1,4 +1,4 @@
-"""What `lookahead doctor --model M --profile P` says: what would be refused, before anything is fetched or built."""
+"""`lookahead doctor --model M --profile P`: report refusals before anything is downloaded or built."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pipeline.errors import ConfigError, UserError
 
 
 def examine_config(model: str, profile: str, overrides: Sequence[str]) -> Iterator[Finding]:
-    """What would be refused for a model under a profile: its settings, this machine's means to build it, and to serve
-    it. "ok" where nothing is refused."""
+    """Findings for a model under a profile: its settings, and whether this machine can build and serve it. Status "ok"
+    where nothing is refused."""
     subject = f"{model} ({profile})"
     try:
         resolved = resolve(model, profile, overrides)
@@ -41,7 +41,7 @@ def _build(resolved: ResolvedConfig) -> Finding:
 
 
 def _serve(resolved: ResolvedConfig) -> Finding:
-    from pipeline.server.road import check_start
+    from pipeline.server.startup import check_start
 
     try:
         found = check_start(resolved, places())

@@ -1,5 +1,4 @@
-"""What `lookahead doctor` looks at on this machine. Each finding says what was found and, if something is missing,
-how to fix it."""
+"""Findings of `lookahead doctor` about this machine. A finding for something missing says how to fix it."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ _DISTRIBUTION = "lookahead-pipeline"
 
 
 def examine_machine() -> list[Finding]:
-    """All findings, cheapest first. Changes nothing; needs no network."""
+    """All findings, the cheapest checks first. Changes nothing and needs no network."""
     from pipeline.config.registry import backend_names
     from pipeline.engine.backend import backend_of
 
@@ -37,12 +36,15 @@ def _python() -> Finding:
     if (3, 10) <= sys.version_info[:2] <= (3, 12):
         return Finding("python", "ok", found)
     return Finding(
-        "python", "fail", found, "Use Python 3.10, 3.11 or 3.12: the server needs numpy 1.26, which has no others."
+        "python",
+        "fail",
+        found,
+        "Use Python 3.10, 3.11 or 3.12: the server needs numpy 1.26, which supports no other version.",
     )
 
 
 def _packages() -> Iterator[Finding]:
-    """Installed versions against the ranges that the package declares."""
+    """Installed versions against the version ranges that this package declares."""
     try:
         declared = importlib.metadata.requires(_DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""`lookahead verify --failover`: a fleet of its own, processes killed under load, every answer compared."""
+"""`lookahead verify --failover`: start a fleet, kill processes under load and compare every answer."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from pipeline.config.schema import ResolvedConfig
 from pipeline.dynamo.failover import FailoverReport, verify_failover
 from pipeline.dynamo.fleet import openai_url, start_fleet, with_server
 from pipeline.dynamo.services import require_dynamo
-from pipeline.server.road import check_start, prepare
+from pipeline.server.startup import check_start, prepare
 
-# What is shown of differences and failures.
+# Limit of printed differences and failures.
 _SHOWN = 5
 _FREE = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "openai_port": 0}
 
 
 def run_failover(resolved: ResolvedConfig, places: Places, num_kills: int, max_tokens: int, as_json: bool) -> None:
-    """Exit code 1 if an answer differs, fails or does not come."""
+    """Run the comparison. Raises typer.Exit with code 1 if an answer differs, fails or is missing."""
     require_dynamo()
     server = resolved.profile.server
     settings = {"openai": True, "replicas": max(2, server.replicas), "max_restarts": num_kills, **_FREE}
@@ -32,7 +32,7 @@ def run_failover(resolved: ResolvedConfig, places: Places, num_kills: int, max_t
         fleet = start_fleet(served, places, Path(folder), note=note)
         try:
             url = openai_url(Path(folder))
-            assert url is not None, "a fleet with the OpenAI API has its URL"
+            assert url is not None, "a fleet with the OpenAI API has a URL"
             report = verify_failover(fleet, url, resolved.model.name, num_kills, max_tokens, note)
         finally:
             note("stopping the fleet")

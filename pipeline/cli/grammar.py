@@ -1,4 +1,4 @@
-"""What bench and verify do with grammars."""
+"""Grammars in the commands bench and verify."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from pipeline.cli import output
-from pipeline.cli.lists import words
+from pipeline.cli.list_options import words
 from pipeline.errors import UserError
 
 if TYPE_CHECKING:
@@ -23,7 +23,8 @@ _KINDS = {".json": "json_schema", ".lark": "ebnf_grammar", ".gbnf": "ebnf_gramma
 
 
 def guide_file(path: Path) -> Guide:
-    """The guide in a file, by its suffix. Raises UserError if it cannot be read or is of an unknown kind."""
+    """Read a guide from a file; the suffix gives its kind. Raises UserError if it cannot be read or the suffix is
+    unknown."""
     from pipeline.bench.data.json_lines import reading
     from pipeline.decoding.grammar.guide import Guide
 
@@ -43,7 +44,7 @@ def bench_schemas(
     options: MeasureOptions,
     json_path: Path | None,
 ) -> None:
-    """Measure JSON schemas with and without drafts and grammar; exit code 1 if an output is wrong."""
+    """Measure JSON schemas with and without drafts and grammar. Raises typer.Exit with code 1 if an output is wrong."""
     from pipeline.bench.contenders.in_process import choose_strategies, open_in_process
     from pipeline.bench.grammar import (
         DEFAULT_SCHEMAS,
@@ -77,8 +78,8 @@ def bench_schemas(
 def require_matching(
     guide: Guide, opened: InProcess, references: Mapping[tuple[str, str], Sequence[int]]
 ) -> tuple[int, int]:
-    """How many reference outputs have finished, of how many. Raises typer.Exit with code 1 if a finished one does not
-    match a JSON schema. references: by prompt and decoding; the others have been compared with them."""
+    """Return a text with the number of finished reference outputs. Raises typer.Exit with code 1 if a finished one does
+    not match a JSON schema. references: by prompt and decoding; all other outputs were compared with them."""
     import json
 
     from pipeline.bench.grammar import matches

@@ -1,4 +1,4 @@
-"""The verb `key`: API keys of clients."""
+"""The command `key`, which makes API keys for clients."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def register(app: typer.Typer) -> None:
 
 
 def key(
-    tenant: Annotated[str, typer.Argument(help="Name of the client that the key is for.")],
+    tenant: Annotated[str, typer.Argument(help="Tenant: name of the client that gets the key.")],
     as_json: Json = False,
 ) -> None:
-    """Make an API key, and the entry for it in the profile's server.api_keys. The key is stored nowhere."""
+    """Make an API key and its entry for the profile's server.api_keys. The key is stored nowhere."""
     from pydantic import ValidationError
 
     from pipeline.config.schema import ApiKey
@@ -31,7 +31,8 @@ def key(
         entry = ApiKey(tenant=tenant, key_sha256=hashlib.sha256(made.encode()).hexdigest())
     except ValidationError as error:
         raise RequestError(
-            f"{tenant!r} is no name of a tenant: use up to 64 small letters, digits, dots, dashes and underscores, and "
+            f"{tenant!r} is not a valid tenant name: use up to 64 small letters, digits, dots, dashes and "
+            "underscores, and "
             "begin with a letter or digit."
         ) from error
     if as_json:

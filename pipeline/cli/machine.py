@@ -1,4 +1,5 @@
-"""What the machine refuses where a file is written or read, as a sentence: a full disk, a folder that is read-only."""
+"""Messages for errors of the operating system while a file is written or read, such as a full disk or a read-only
+folder."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ _REMEDIES = {
     errno.EROFS: _ACCESS,
     errno.EACCES: _ACCESS,
     errno.EPERM: _ACCESS,
-    errno.ENOTDIR: "A file stands where a folder should be; move it, or name another folder",
-    errno.EISDIR: "A folder stands where a file should be; move it, or name another file",
+    errno.ENOTDIR: "A file is where a folder should be; move it, or name another folder",
+    errno.EISDIR: "A folder is where a file should be; move it, or name another file",
     errno.ENAMETOOLONG: "Use a shorter one",
     errno.ELOOP: "Fix the symbolic link",
     errno.EMFILE: "Raise the limit of open files (ulimit -n)",
@@ -26,8 +27,8 @@ _REMEDIES = {
 
 
 def refusal(error: Exception) -> str | None:
-    """The sentence for an error of the machine's; None for others, a file that is missing among them: they may be bugs
-    of ours."""
+    """Return the message for an error of the operating system. None for other errors, including a missing file, which
+    may be a bug of this program."""
     number = error_number(error)
     if number not in _REMEDIES:
         return None

@@ -1,4 +1,4 @@
-"""What the verbs that measure share besides options: the engine, and the server that is asked."""
+"""Shared by the commands that measure: the engine, and the address of the server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def built_artifact(model: str, profile: str, overrides: list[str] | None) -> Artifact:
-    """The engine, built if it is not there."""
+    """Return the engine; build it if it does not exist."""
     resolved = resolve(model, profile, overrides)
     from pipeline.config.places import places
     from pipeline.tuning.planned_engine import planned_engine

@@ -1,4 +1,4 @@
-"""Options that several commands share, and the way from them to a ResolvedConfig."""
+"""Options that several commands share, and their resolution to a ResolvedConfig."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_PROFILE = "latency"
-# Largest draft tree that is measured: the largest that an engine can be built for.
+# Largest draft tree that can be measured: the largest for which an engine can be built.
 MOST_DRAFT_TOKENS = 2048
 
 Model = Annotated[
@@ -40,30 +40,36 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and do n
 Verbose = Annotated[bool, typer.Option("--verbose", help="With --dry-run: print the whole config too.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 
-# Options of the verbs that measure.
+# Options of the commands that measure.
 Data = Annotated[
-    Path | None, typer.Option("--data", help="JSON Lines of {id, task, prompt} or {id, task, turns}, or text.")
+    Path | None, typer.Option("--data", help="Prompts: JSON Lines of {id, task, prompt} or {id, task, turns}, or text.")
 ]
 Outputs = Annotated[
-    Path, typer.Option("--outputs", help="JSON Lines of {prompt_ids, output_ids, task}, or a `bench --json` file.")
+    Path,
+    typer.Option(
+        "--outputs", help="Recorded outputs: JSON Lines of {prompt_ids, output_ids, task}, or a `bench --json` file."
+    ),
 ]
 Strategies = Annotated[
-    str | None, typer.Option("--strategies", help="E.g. none,trie,hybrid; default: all that the profile drafts for.")
+    str | None,
+    typer.Option(
+        "--strategies", help="Strategies, e.g. none,trie,hybrid; default: all that the profile has draft sources for."
+    ),
 ]
 MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", min=1, help="Longest output.")]
-Raw = Annotated[bool, typer.Option("--raw", help="Prompts as they are, without the chat template.")]
+Raw = Annotated[bool, typer.Option("--raw", help="Send the prompts without the chat template.")]
 Temperature = Annotated[float, typer.Option("--temperature", min=0.0, help="0 is greedy.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Sampling seed.")]
-AllowRemote = Annotated[bool, typer.Option("--allow-remote", help="The server may be another machine.")]
+AllowRemote = Annotated[bool, typer.Option("--allow-remote", help="Allow a server on another machine.")]
 
 
 def limit_to(what: str) -> Any:
-    """--limit of a verb that reads a file of such things."""
+    """The option --limit for a command that reads a file of such items."""
     return typer.Option("--limit", min=1, help=f"Only the first N {what}.")
 
 
 def resolve(model: str, profile: str, overrides: Sequence[str] | None = None) -> ResolvedConfig:
-    """The one value from which everything is built and served. Raises ConfigError with all faults."""
+    """Return the config from which everything is built and served. Raises ConfigError with all faults."""
     from pipeline.config.resolution import resolve_config
 
     return resolve_config(model, profile, tuple(overrides or ()), note=output.note)

@@ -1,4 +1,4 @@
-"""Where commands print: results on stdout, remarks and progress on stderr."""
+"""Output of the commands: results on stdout, notes and progress on stderr."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from rich.progress import (
     BarColumn,
     Progress,
     SpinnerColumn,
+    TaskID,
     TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
@@ -22,26 +23,28 @@ from rich.progress import (
 )
 from rich.table import Table
 
-# Without a terminal, running work prints a line this often.
+from pipeline.cli.foreign_bars import foreign_bars
+
+# Interval of progress lines without a terminal.
 SECONDS_PER_LINE = 10.0
 
-# Away from a terminal, tables are as wide as they need rather than 80 columns. There is no stdout if it was closed.
+# Without a terminal, tables are as wide as their content instead of 80 columns. A closed stdout is None.
 console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout and sys.stdout.isatty() else 160)
 notes = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def say(text: str) -> None:
-    """A line of the result."""
+    """Print a line of the result."""
     console.print(text, markup=False)
 
 
 def note(text: str) -> None:
-    """A remark that is not part of the result."""
+    """Print a note, which is not part of the result."""
     notes.print(text, markup=False, style="dim")
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
-    """A table on stdout; cells are shown with str()."""
+    """Print a table on stdout; cells are converted with str()."""
     grid = Table(*columns, title=title, title_justify="left", header_style="bold")
     for row in rows:
         grid.add_row(*(str(cell) for cell in row))
@@ -49,7 +52,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str |
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on stdout."""
+    """Print one JSON document on stdout."""
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
@@ -61,7 +64,7 @@ class LineProgress(Progress):
         self._printed_at = time.monotonic()
 
     def update(self, *arguments: Any, **fields: Any) -> None:
-        """As in Progress; prints a line if the last one is old enough."""
+        """Print a line if the last one is old enough."""
         super().update(*arguments, **fields)
         now = time.monotonic()
         if now - self._printed_at >= SECONDS_PER_LINE:
@@ -74,7 +77,10 @@ class LineProgress(Progress):
 
 def progress() -> Progress:
     """A progress display on stderr: `with progress() as bar: task = bar.add_task("weights", total=n)`."""
-    kind = Progress if notes.is_terminal else LineProgress
+    return _display(Progress if notes.is_terminal else LineProgress)
+
+
+def _display(kind: type[Progress]) -> Progress:
     return kind(
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -87,9 +93,30 @@ def progress() -> Progress:
     )
 
 
+class _Bars:
+    """Shows other packages' bars as further tasks of a display; without a terminal as part of its stage."""
+
+    def __init__(self, bar: Progress) -> None:
+        self._bar = bar
+        self._tasks: dict[int, TaskID] = {}
+        self.text = ""
+
+    def show(self, key: int, name: str, completed: float, total: float | None) -> None:
+        if key not in self._tasks:
+            self._tasks[key] = self._bar.add_task(name, total=total)
+        self._bar.update(self._tasks[key], description=name, completed=completed, total=total)
+        self.text = f", {name} {completed:g}{'' if total is None else f' of {total:g}'}"
+
+    def hide(self, key: int) -> None:
+        if key in self._tasks:
+            self._bar.remove_task(self._tasks.pop(key))
+        self.text = ""
+
+
 @contextmanager
 def working(what: str) -> Iterator[Callable[[str], None]]:
-    """Show that work of unknown length goes on, and for how long. Yields a `note` that also names the stage."""
+    """Show that work of unknown length runs, and for how long, with the bars of other packages. Yields a `note` that
+    also names the stage."""
     stage = what
     started = time.monotonic()
 
@@ -102,18 +129,18 @@ def working(what: str) -> Iterator[Callable[[str], None]]:
 
     def print_lines() -> None:
         while not done.wait(SECONDS_PER_LINE):
-            note(f"{stage} ({time.monotonic() - started:.0f} s)")
+            note(f"{stage}{bars.text} ({time.monotonic() - started:.0f} s)")
 
     done = threading.Event()
     lines = threading.Thread(target=print_lines, name="progress lines", daemon=True)
-    with Progress(
-        SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=notes, transient=True
-    ) as bar:
+    with _display(Progress) as bar:
+        bars = _Bars(bar)
         task = bar.add_task(what, total=None)
         if not notes.is_terminal:
             lines.start()
         try:
-            yield enter
+            with foreign_bars(bars):
+                yield enter
         finally:
             done.set()
             if lines.is_alive():
@@ -122,7 +149,7 @@ def working(what: str) -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def steps(what: str, total: int | None) -> Iterator[Callable[[str], None]]:
-    """Progress in steps of one task: call what is yielded after each of them, with what it was."""
+    """Show progress by steps. Yields a function to call after each step, with the step's name."""
     with progress() as bar:
         task = bar.add_task(what, total=total)
 

@@ -1,4 +1,4 @@
-"""Verbs for a server's life: repo, serve, stop, status, switch."""
+"""The commands for the server's lifecycle: repo, serve, stop, status, switch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 
 from pipeline.cli import output
 from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, DryRun, Json, Model, Profile, Set, Verbose, resolve
-from pipeline.errors import ServerError
+from pipeline.errors import BuildError, ConfigError, ServerError
 
 if TYPE_CHECKING:
     from pipeline.config.schema import ResolvedConfig, ServerConfig
@@ -29,25 +29,30 @@ def repo(
     model: Model = DEFAULT_MODEL,
     profile: Profile = DEFAULT_PROFILE,
     overrides: Set = None,
-    out: Annotated[str | None, typer.Option("--out", help="Where to write it; beside the engine if left out.")] = None,
+    out: Annotated[str | None, typer.Option("--out", help="Output folder; default: beside the engine.")] = None,
     llmapi: Annotated[
         str | None,
         typer.Option(
             "--llmapi",
             metavar="DRAFTS",
-            help="For TensorRT-LLM's LLM API (1.3 and later) instead, without an engine. "
-            "Who drafts: trie, ngram, suffix_automaton or none.",
+            help="Write a repository for TensorRT-LLM's LLM API, without an engine. Draft source: auto "
+            "(suffix_automaton where the release has it, else trie), suffix_automaton, trie, ngram or none.",
         ),
     ] = None,
+    decoupled: Annotated[
+        bool, typer.Option("--decoupled", help="With --llmapi: a model that streams, and does not take `infer`.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Write the Triton model repository, building the engine first if needed."""
+    """Write the Triton model repository; build the engine first if needed."""
     from pipeline.config.places import places
-    from pipeline.server.road import prepare
+    from pipeline.server.startup import prepare
 
     resolved = resolve(model, profile, overrides)
+    if decoupled and llmapi is None:
+        raise ConfigError("--decoupled belongs to --llmapi: the other repositories have models of both kinds.")
     if llmapi is not None:
-        _write_llmapi(resolved, llmapi, None if out is None else Path(out).resolve(), as_json)
+        _write_llmapi(resolved, llmapi, None if out is None else Path(out).resolve(), decoupled, as_json)
         return
     with output.working("building the engine and the repository") as note:
         served = prepare(resolved, places(), None if out is None else Path(out).resolve(), note)
@@ -62,13 +67,13 @@ def serve(
     profile: Profile = DEFAULT_PROFILE,
     overrides: Set = None,
     background: Annotated[
-        bool, typer.Option("--background", "-b", help="Return when the server is ready; end it with `lookahead stop`.")
+        bool, typer.Option("--background", "-b", help="Return when the server is ready; `lookahead stop` stops it.")
     ] = False,
     verbose_log: Annotated[
-        bool, typer.Option("--verbose-log", help="Triton's log of every step, in triton.log beside server.log.")
+        bool, typer.Option("--verbose-log", help="Write Triton's log of every step to triton.log beside server.log.")
     ] = False,
     join: Annotated[
-        bool, typer.Option("--join", help="Add this machine to the fleet that server.discovery finds: no front end.")
+        bool, typer.Option("--join", help="Add this machine as a worker to the fleet at server.discovery.")
     ] = False,
     dry_run: DryRun = False,
     verbose: Verbose = False,
@@ -76,10 +81,10 @@ def serve(
     """Start the server and wait until it is ready; build the engine and the repository first if needed."""
     resolved = resolve(model, profile, overrides)
     from pipeline.config.places import places
-    from pipeline.decoding.compile_cache import ensure_compiled
     from pipeline.dynamo.fleet import check_fleet, openai_url, start_fleet, without_openai
     from pipeline.dynamo.services import INSTALL, has_dynamo
-    from pipeline.server.road import check_start, prepare, run_dir, start_commands
+    from pipeline.engine.compilation import ensure_compiled
+    from pipeline.server.startup import check_start, prepare, run_dir, start_commands
     from pipeline.server.state import require_none
 
     where = places()
@@ -100,7 +105,8 @@ def serve(
     check_fleet(resolved, join)
     if open_to_all(resolved.profile.server):
         output.note(
-            f"open to everybody who reaches {resolved.profile.server.host}: there are no server.api_keys. Make them "
+            f"open to every client that reaches {resolved.profile.server.host}: there are no server.api_keys. "
+            "Make them "
             "with `lookahead key TENANT`."
         )
     with output.working("preparing the server") as note:
@@ -118,20 +124,23 @@ def serve(
 
 
 def open_to_all(server: ServerConfig) -> bool:
-    """Whether clients of other machines are served without a key."""
+    """Whether clients on other machines are served without a key."""
     return not server.api_keys and not server.host.startswith("127.")
 
 
 def stop(
-    drain: Annotated[bool, typer.Option("--drain", help="Let running requests finish, for up to a minute.")] = False,
+    drain: Annotated[bool, typer.Option("--drain", help="Wait up to a minute until running requests finish.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Stop the server and everything that belongs to it."""
+    """Stop the server and all its processes."""
     from pipeline.config.places import places
     from pipeline.dynamo.fleet import stop_fleet
-    from pipeline.server.road import run_dir
+    from pipeline.server.slots import free_dir
+    from pipeline.server.startup import base_dir, run_dir
 
-    stopped = stop_fleet(run_dir(places()), drain)
+    where = places()
+    stopped = stop_fleet(run_dir(where), drain)
+    stop_fleet(free_dir(base_dir(where)))  # of a switch that was killed
     if as_json:
         output.print_json({"stopped": stopped is not None})
     else:
@@ -139,13 +148,13 @@ def stop(
 
 
 def status(as_json: Json = False) -> None:
-    """Say what is being served, and what it has done so far. Exit code 2 if nothing is running."""
+    """Print what is served and its counters. Exit code 2 if nothing is running."""
     from pipeline.config.places import places
     from pipeline.dynamo.fleet import find_replicas, openai_url
     from pipeline.server.figures import read_figures
     from pipeline.server.log import LOG, crash_log, kept_log
-    from pipeline.server.road import run_dir
     from pipeline.server.service import find_services
+    from pipeline.server.startup import run_dir
     from pipeline.server.state import find_server, is_ready
 
     folder = run_dir(places())
@@ -155,13 +164,14 @@ def status(as_json: Json = False) -> None:
         if as_json:
             output.print_json({"running": False, "crash_log": None if log is None else str(log)})
         else:
-            ended = "" if log is None else f"; one that ended by itself left its log in {log}"
+            ended = "" if log is None else f"; the log of a process that exited is in {log}"
             output.say(f"no server is running{ended}")
         raise typer.Exit(2)
     ready = is_ready(state)
     log = kept_log(folder)
     figures = read_figures(state.metrics_url) if ready else {}
     url, services, replicas = openai_url(folder), find_services(folder), find_replicas(folder)[1:]
+    costs = _costs_of(state)
     if as_json:
         found = {
             "ready": ready,
@@ -169,6 +179,7 @@ def status(as_json: Json = False) -> None:
             "openai_url": url,
             "services": [service.model_dump(mode="json") for service in services],
             "replicas": [replica.model_dump(mode="json") for replica in replicas],
+            "cost_curve": costs,
         }
         output.print_json({"running": True, **found, **state.model_dump(mode="json"), "figures": figures})
         return
@@ -184,6 +195,7 @@ def status(as_json: Json = False) -> None:
         *((f"replica {number}", replica.grpc_url) for number, replica in enumerate(replicas, 2)),
         *((service.name, " ".join(f"{what} {port}" for what, port in service.ports.items())) for service in services),
         ("repository", state.repository),
+        *([] if costs is None else [("cost of passes", costs)]),
         ("log", str(folder / LOG)),
         *([] if log is None else [("log of a crash", str(log))]),
         *((name, f"{value:.3g}" if value % 1 else f"{value:.0f}") for name, value in figures.items()),
@@ -191,22 +203,40 @@ def status(as_json: Json = False) -> None:
     output.table(["server", ""], rows)
 
 
+def _costs_of(state: ServerState) -> str | None:
+    """How the costs were measured by which the server plans drafts; None if it does not plan by costs."""
+    from pipeline.config.places import places
+    from pipeline.engine.artifact import artifact_dir, load_artifact
+    from pipeline.tuning.planned_engine import stored_cost_curve
+
+    where = places()
+    try:
+        folder = artifact_dir(where, state.model, state.profile)
+        stored = stored_cost_curve(load_artifact(folder, where.cache, check_runnable=False))
+    except BuildError as error:
+        return f"not known: {error}"
+    return None if stored is None else stored.to_text()
+
+
 def switch(
-    profile: Annotated[str, typer.Option("--profile", "-p", help="The other profile: a name, or a profile YAML.")],
+    profile: Annotated[str, typer.Option("--profile", "-p", help="Profile to switch to: a name, or a profile YAML.")],
     model: Annotated[
-        str | None, typer.Option("--model", "-m", help="Another model as well; the running one if left out.")
+        str | None, typer.Option("--model", "-m", help="Model to switch to; default: the running one.")
     ] = None,
     overrides: Set = None,
     as_json: Json = False,
 ) -> None:
-    """Put another profile on the running server, at the same address; back to the old one if it does not come up.
+    """Replace the profile of the running server, at the same address. If the new server does not start, the old profile
+    returns.
 
-    The engine is built while the old one serves. Then running requests finish, and new ones are refused until the new
-    server is ready. It runs in the background."""
+    The new server starts beside the old one, takes over when it is ready, and the old one ends when its requests have.
+    Where the memory does not hold both, running requests finish, and new ones are refused until the new server is
+    ready. It runs in the background."""
     from pipeline.config.places import places
-    from pipeline.dynamo.fleet import as_running, openai_url, start_fleet, stop_fleet
-    from pipeline.server.road import prepare, run_dir
-    from pipeline.server.switch import require_other, resolve_other, running_served, switch_server
+    from pipeline.dynamo.exchange import switch_fleet
+    from pipeline.dynamo.fleet import as_running, openai_url
+    from pipeline.server.startup import base_dir, prepare, run_dir
+    from pipeline.server.switch import require_other, resolve_other, running_served
 
     where = places()
     folder = run_dir(where)
@@ -221,23 +251,23 @@ def switch(
         served = prepare(resolved, where, note=note)
         started = time.monotonic()
         old, new = as_running(before, folder), as_running(served, folder)
-        state = switch_server(old, new, where, folder, note, stop_fleet, start_fleet).state
+        state = switch_fleet(old, new, where, base_dir(where), note).state
     seconds = time.monotonic() - started
     if as_json:
         output.print_json({"model": state.model, "profile": state.profile, "seconds": round(seconds, 3)})
     else:
-        _announce(state, openai_url(folder))
+        _announce(state, openai_url(run_dir(where)))
         output.note(f"switched in {seconds:.1f} s")
 
 
-def _write_llmapi(resolved: ResolvedConfig, method: str, out: Path | None, as_json: bool) -> None:
+def _write_llmapi(resolved: ResolvedConfig, method: str, out: Path | None, decoupled: bool, as_json: bool) -> None:
     from pipeline.config.places import places
     from pipeline.llmapi.repository import MODEL, render_llmapi
     from pipeline.llmapi.settings import method_named
 
     where = places()
     target = out or where.engines / resolved.model.name / f"llmapi-{resolved.profile.name}"
-    folder = render_llmapi(resolved, method_named(method), target, where.home / "triton_repo")
+    folder = render_llmapi(resolved, method_named(method), target, where.home / "triton_repo", decoupled)
     if as_json:
         output.print_json({"folder": str(folder), "models": [MODEL]})
     else:
@@ -246,7 +276,7 @@ def _write_llmapi(resolved: ResolvedConfig, method: str, out: Path | None, as_js
 
 
 def leave(number: int, frame: object) -> NoReturn:
-    """SIGTERM ends a command as Ctrl-C does: whatever it started is stopped on the way out."""
+    """Handle SIGTERM like Ctrl-C: the command stops what it has started."""
     raise KeyboardInterrupt
 
 
@@ -260,7 +290,7 @@ def _announce(state: ServerState, url: str | None) -> None:
 
 
 def _wait(fleet: Fleet) -> None:
-    """Return upon Ctrl-C or `lookahead stop`. Raises ServerError if a process of the server ended by itself."""
+    """Return upon Ctrl-C or `lookahead stop`. Raises ServerError if a process of the server exited by itself."""
     output.note("Ctrl-C stops it")
     ended = fleet.wait()
     code = ended.poll()
@@ -268,6 +298,6 @@ def _wait(fleet: Fleet) -> None:
         from pipeline.files import log_tail
 
         raise ServerError(
-            f"{ended.name} ended by itself (exit code {code}). End of {ended.log_path}, which the next start keeps as "
+            f"{ended.name} exited by itself (exit code {code}). End of {ended.log_path}, which the next start keeps as "
             f"{ended.log_path.name}.1:\n{log_tail(ended.log_path)}"
         )

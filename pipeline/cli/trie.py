@@ -1,4 +1,4 @@
-"""The verbs that tend tries: trie build, inspect, prune, merge."""
+"""The commands for trie snapshots: trie build, inspect, prune, merge."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from pipeline.decoding.trie import Trie
 
 BranchLength = Annotated[int, typer.Option("--branch-length", help="Tokens stored per branch.", min=1, max=64)]
-# 64 GiB: the rows of a trie are numbered with 31 bits.
+# 64 GiB: rows of a trie have 31-bit indices.
 MOST_MIB = 65536
 MaxMib = Annotated[float, typer.Option("--max-mib", help="Hard memory limit in MiB.", min=0.0625, max=MOST_MIB)]
 Tokenizer = Annotated[
     Path | None,
-    typer.Option("--tokenizer", help="Folder with tokenizer.json, for rows of text."),
+    typer.Option("--tokenizer", help="Folder with tokenizer.json; needed for rows of text."),
 ]
 Out = Annotated[Path, typer.Option("--out", "-o", help="Snapshot to write.")]
 Snapshot = Annotated[Path, typer.Argument(help="Snapshot of a trie.")]
 
 
 def register(app: typer.Typer) -> None:
-    trie = typer.Typer(help="Build, look into, prune and merge snapshots of tries.", no_args_is_help=True)
+    trie = typer.Typer(help="Build, inspect, prune and merge snapshots of tries.", no_args_is_help=True)
     for command in (build, inspect, prune, merge):
         trie.command()(command)
     app.add_typer(trie, name="trie")
@@ -41,13 +41,15 @@ def build(
     ],
     out: Out,
     tokenizer: Tokenizer = None,
-    namespace: Annotated[str, typer.Option("--namespace", help="Tenant that may see these texts.")] = "",
-    prompts: Annotated[bool, typer.Option("--prompts", help="Take in prompt_ids, too, not only outputs.")] = False,
+    namespace: Annotated[
+        str, typer.Option("--namespace", help="Namespace of these texts: only its requests draft from them.")
+    ] = "",
+    prompts: Annotated[bool, typer.Option("--prompts", help="Store prompt_ids too, not only outputs.")] = False,
     branch_length: BranchLength = 12,
     max_mib: MaxMib = 64.0,
     as_json: Json = False,
 ) -> None:
-    """Make a trie from past outputs, so that a server starts warm."""
+    """Build a trie from past outputs, so that a server starts warm."""
     from pipeline.bench.data.token_rows import token_sequences
     from pipeline.decoding.trie.snapshot import save_trie
 
@@ -75,7 +77,7 @@ def inspect(
     check: Annotated[bool, typer.Option("--check", help="Also check every node.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Say what a snapshot holds."""
+    """Print the contents of a snapshot."""
     from pipeline.decoding.trie.snapshot import load_trie
 
     trie = load_trie(snapshot)
@@ -89,13 +91,11 @@ def inspect(
 
 def prune(
     snapshot: Snapshot,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Where to write; the file itself if not given.")
-    ] = None,
-    times: Annotated[int, typer.Option("--times", help="How often to halve the counts.", min=1, max=31)] = 1,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Output file; default: the snapshot itself.")] = None,
+    times: Annotated[int, typer.Option("--times", help="Number of halvings.", min=1, max=31)] = 1,
     as_json: Json = False,
 ) -> None:
-    """Halve all counts and drop the strings that were seen too seldom to have any left."""
+    """Halve all counts and drop the strings whose count becomes zero."""
     from pipeline.decoding.trie.snapshot import load_trie, save_trie
 
     trie = load_trie(snapshot)
@@ -108,12 +108,14 @@ def prune(
 
 
 def merge(
-    snapshots: Annotated[list[Path], typer.Argument(help="Snapshots, the most valuable last: it is forgotten last.")],
+    snapshots: Annotated[
+        list[Path], typer.Argument(help="Snapshots. The last one is forgotten last, so put the most valuable there.")
+    ],
     out: Out,
     max_mib: MaxMib = 64.0,
     as_json: Json = False,
 ) -> None:
-    """Put the texts of several snapshots into one trie; namespaces stay apart."""
+    """Merge the texts of several snapshots into one trie. Namespaces stay apart."""
     from pipeline.decoding.trie.snapshot import load_trie, save_trie
 
     tries = [load_trie(path) for path in snapshots]
@@ -133,7 +135,7 @@ def merge(
 
 
 def new_trie(branch_length: int, max_mib: float) -> Trie:
-    """An empty one. Raises UserError if the limit makes none on this machine."""
+    """Return an empty trie. Raises UserError if the machine cannot hold it."""
     from pipeline.decoding.trie import Trie
 
     try:
@@ -145,7 +147,7 @@ def new_trie(branch_length: int, max_mib: float) -> Trie:
 
 
 def encoder(folder: Path | None) -> Callable[[str], list[int]] | None:
-    """What makes tokens of texts. Raises UserError if no tokenizer can be loaded from the folder."""
+    """Return the function that tokenizes texts. Raises UserError if the folder has no tokenizer that can be loaded."""
     if folder is None:
         return None
     from transformers import AutoTokenizer

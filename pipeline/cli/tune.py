@@ -1,4 +1,4 @@
-"""The verb that looks for the best settings on this machine: tune."""
+"""The command `tune`, which searches the best settings for this machine."""
 
 from __future__ import annotations
 
@@ -34,15 +34,14 @@ def tune(
     profile: Profile = DEFAULT_PROFILE,
     overrides: Set = None,
     data: Annotated[
-        Path | None, typer.Option("--data", help="JSON Lines of prompts; default: a dozen of ours.")
+        Path | None, typer.Option("--data", help="Prompts as JSON Lines; default: twelve built-in prompts.")
     ] = None,
     limit: Annotated[int, limit_to("prompts")] = 6,
     max_new_tokens: MaxNewTokens = 96,
     as_json: Json = False,
 ) -> None:
-    """Measure the cost of a pass, then draft budgets and W, N, G against plain decoding; say what to write where."""
-    from dataclasses import asdict
-
+    """Measure the cost of a pass, then draft budgets and W, N, G against plain decoding. Prints the settings to write,
+    with their file."""
     from pipeline.bench.contenders.in_process import open_in_process
     from pipeline.bench.data.workload import DEFAULT_PROMPTS, load_workload
     from pipeline.bench.measure import MeasureOptions
@@ -50,18 +49,18 @@ def tune(
     from pipeline.bench.tune import tune as measure_candidates
     from pipeline.config.places import places
     from pipeline.engine.build import build_engine
-    from pipeline.engine.cost_curve import save_cost_curve
-    from pipeline.tuning.cost_curve import critical_decoding_length, grid_for
-    from pipeline.tuning.cost_curve import measure as measure_cost_curve
+    from pipeline.tuning.cost_curve import critical_decoding_length
+    from pipeline.tuning.planned_engine import measure_cost_curve
 
     resolved = resolve(model, profile, overrides)
     rows = load_workload(data or DEFAULT_PROMPTS, limit)
     chosen = candidates(resolved)
-    opened = open_in_process(build_engine(resolved, places(), note=output.note).artifact)
+    artifact = build_engine(resolved, places(), note=output.note).artifact
     output.note("measuring the cost of passes")
-    points = measure_cost_curve(opened.engine, grid_for(resolved.device, fine=True))
-    critical_len = critical_decoding_length(points)
-    save_cost_curve(opened.artifact, tuple(points))
+    stored = measure_cost_curve(artifact, fine=True)
+    output.note(f"cost curve: {stored.to_text()}")
+    critical_len = critical_decoding_length(stored.curve.points)
+    opened = open_in_process(artifact)
     options = MeasureOptions(
         max_new_tokens=max_new_tokens, end_ids=opened.end_ids, warmth="warm", raw=not resolved.model.chat_template
     )
@@ -73,7 +72,7 @@ def tune(
     if as_json:
         output.print_json(
             {
-                "cost_curve": [asdict(point) for point in points],
+                "cost_curve": [point.model_dump() for point in stored.points],
                 "critical_decoding_length": critical_len,
                 "summary": [row.model_dump() for row in summary],
                 "max_draft_tokens": max_draft_tokens,

@@ -1,4 +1,4 @@
-"""The verb that tries everything on this machine: validate-gpu."""
+"""The command `validate-gpu`, which runs everything once on this machine."""
 
 from __future__ import annotations
 
@@ -24,30 +24,39 @@ def register(app: typer.Typer) -> None:
 def validate_gpu(
     model: Model = DEFAULT_MODEL,
     profile: Profile = DEFAULT_PROFILE,
-    other_profile: Annotated[str, typer.Option("--other-profile", help="What is switched to.")] = "throughput",
+    other_profile: Annotated[str, typer.Option("--other-profile", help="Profile to switch to.")] = "throughput",
     overrides: Set = None,
     backend: Annotated[
-        str, typer.Option("--backend", help="tensorrt_llm; torch runs the same stages, on a CPU too.")
+        str, typer.Option("--backend", help="Backend: tensorrt_llm, or torch, which also runs on a CPU.")
     ] = "tensorrt_llm",
     num_prompts: Annotated[int, typer.Option("--num-prompts", min=1, help="For verify and bench.")] = 6,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="For verify and bench.")] = 64,
     part: Annotated[
-        str, typer.Option("--part", help="server: all stages; engine: the torch engine alone, without a server.")
+        str, typer.Option("--part", help="server: all stages. engine: the torch engine alone, without a server.")
     ] = "server",
     shapes: Annotated[
         str | None,
-        typer.Option("--shapes", help="Of --part engine: tiny, llama2-7b, llama2-13b, qwen2.5-7b; comma-separated."),
+        typer.Option(
+            "--shapes", help="For --part engine: tiny, llama2-7b, llama2-13b, qwen2.5-7b, separated by commas."
+        ),
     ] = None,
-    load_seconds: Annotated[float, typer.Option("--load-seconds", min=0.1, help="How long eight clients send.")] = 5.0,
-    stage_timeout: Annotated[float, typer.Option("--stage-timeout", min=1, help="Seconds a stage may take.")] = 7200.0,
+    load_seconds: Annotated[
+        float, typer.Option("--load-seconds", min=0.1, help="Duration of the load by eight clients, in seconds.")
+    ] = 5.0,
+    stage_timeout: Annotated[
+        float, typer.Option("--stage-timeout", min=1, help="Time limit of a stage, in seconds.")
+    ] = 7200.0,
     out: Annotated[
-        Path | None, typer.Option("--out", help="New folder for engines, logs and the report; validation-<time>.")
+        Path | None,
+        typer.Option("--out", help="New folder for engines, logs and the report; default: validation-<time>."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Build a small model, serve it, verify, bench, load and switch it, and write a report to attach.
+    """Build a small model; serve, verify, bench, load and switch it; write a report to attach to an issue.
 
-    A stage that fails is reported with its log, and those that do not need it go on. Exit code 1 if not all passed."""
+    A stage that fails is reported with its log, and the stages that do not need it still run. Exit code 1 if not all
+    passed.
+    """
     from pipeline.bench.data.workload import DEFAULT_PROMPTS
     from pipeline.bench.validation.validation import ValidationPlan, has_passed
     from pipeline.bench.validation.validation_report import report_of, write_report
@@ -94,7 +103,7 @@ def validate_gpu(
 
 
 def _check_engine(model: str, shapes: str | None, num_prompts: int, max_new_tokens: int, out: Path | None) -> None:
-    """Check the torch engine on this machine's GPU, else its CPU. The report is written anew after each check."""
+    """Check the torch engine on this machine's GPU, else its CPU. The report is updated after each check."""
     from pipeline.bench.validation.engine_checks import CheckOptions, run_checks
     from pipeline.bench.validation.engine_report import write_engine_report
     from pipeline.bench.validation.shapes import LARGE_SHAPES, SHAPES
@@ -131,10 +140,10 @@ def _new_folder(out: Path | None) -> Path:
 
 
 def _run(plan: ValidationPlan, folder: Path) -> list[StageResult]:
-    """All stages, with engines and a server of their own in the folder."""
+    """Run all stages. Engines and server are created in the folder."""
     from pipeline.bench.validation.validation import private_places, run_stages, stages_of
     from pipeline.config.places import places
-    from pipeline.server.road import run_dir
+    from pipeline.server.startup import run_dir
     from pipeline.server.state import find_server
 
     own, environment = private_places(places(), folder)
@@ -147,7 +156,8 @@ def _run(plan: ValidationPlan, folder: Path) -> list[StageResult]:
 
 
 def _strategies(resolved: ResolvedConfig) -> tuple[str, ...]:
-    """What verify and bench compare: all that the engine and the profile's draft sources have, "none" first."""
+    """The strategies that verify and bench compare: "none", then all that the engine and the profile's draft sources
+    support."""
     from pipeline.decoding.strategy import STRATEGIES, source_names
     from pipeline.engine.backend import backend_of
     from pipeline.triton_models.routing import offered

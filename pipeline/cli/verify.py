@@ -1,4 +1,4 @@
-"""The verb that proves that drafts change no token: verify."""
+"""The command `verify`, which proves that drafts change no token."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 
 from pipeline.cli import output
 from pipeline.cli.grammar import guide_file, require_matching
-from pipeline.cli.lists import words
+from pipeline.cli.list_options import words
 from pipeline.cli.measuring import built_artifact, check_url
 from pipeline.cli.options import (
     DEFAULT_MODEL,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pipeline.engine.contract import Engine
 
 
-# What --quick compares.
+# The size of --quick.
 QUICK_PROMPTS, QUICK_TOKENS = 3, 24
 
 
@@ -54,31 +54,39 @@ def verify(
     data: Data = None,
     num_prompts: Annotated[int | None, typer.Option("--num-prompts", min=1, help="Only the first N.")] = None,
     max_new_tokens: MaxNewTokens = 64,
-    quick: Annotated[bool, typer.Option("--quick", help="Three prompts of 24 tokens, about a minute.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Compare three prompts of 24 tokens; takes about a minute.")
+    ] = False,
     raw: Raw = False,
     grammar: Annotated[
         Path | None,
-        typer.Option("--grammar", help="All outputs must match it: .json (schema), .lark, .gbnf or .regex."),
+        typer.Option("--grammar", help="Grammar that all outputs must match: .json (schema), .lark, .gbnf or .regex."),
     ] = None,
+    logits: Annotated[
+        bool, typer.Option("--logits", help="Comparison of the bits of logits as well (engines of the lean pass).")
+    ] = False,
     seed: Seed = 0,
     url: Annotated[
         str | None,
-        typer.Option("--url", help="Compare through the server at this gRPC address too; default: the running one."),
+        typer.Option("--url", help="gRPC address of a server to compare with too; default: the running one."),
     ] = None,
-    server: Annotated[bool, typer.Option("--server/--no-server", help="Whether to compare through a server.")] = True,
+    server: Annotated[
+        bool, typer.Option("--server/--no-server", help="Compare through a server too, or only in process.")
+    ] = True,
     allow_remote: AllowRemote = False,
     failover: Annotated[
         bool,
         typer.Option(
-            "--failover", help="Instead: kill workers and servers of a fleet of its own, and compare what clients get."
+            "--failover", help="Instead, start a fleet, kill its workers and servers, and compare what clients get."
         ),
     ] = False,
-    num_kills: Annotated[int, typer.Option("--kills", min=1, help="Kills of --failover.")] = 20,
+    num_kills: Annotated[int, typer.Option("--kills", min=1, help="Number of kills with --failover.")] = 20,
     as_json: Json = False,
 ) -> None:
     """Prove that no strategy changes a token: compare with plain decoding, greedy and sampled, alone and in a batch.
 
-    Without --data a dozen prompts of our own are used. Exit code 1 if any difference is not explained by rounding."""
+    Without --data it uses twelve built-in prompts. Exit code 1 if rounding does not explain a difference.
+    """
     from pipeline.bench.contenders.in_process import choose_strategies
     from pipeline.bench.data.workload import DEFAULT_PROMPTS, load_workload
     from pipeline.engine.backend import backend_of
@@ -99,9 +107,13 @@ def verify(
     names = None if strategies is None else words("--strategies", strategies)
     if not backend_of(artifact.resolved.backend).in_process:
         address = url or _server_of(artifact)
+        if logits:
+            raise UserError("--logits compares in process, and this engine runs in a server only; leave it out.")
         comparisons = _compare_through_server(artifact, address, names, rows, max_new_tokens, raw)
     else:
         chosen = choose_strategies(artifact, names)
+        if logits:
+            _require_same_bits(artifact)
         if grammar is not None:
             if url is not None:
                 raise UserError("--grammar compares in process; leave out --url.")
@@ -109,14 +121,14 @@ def verify(
         if server and url is None:
             url = _server_of(artifact)
             output.note("no server of this model is running; comparing in process" if url is None else f"server: {url}")
-        comparisons = _compare_in_process(artifact, url, chosen, rows, max_new_tokens, raw, seed, grammar)
+        comparisons = _compare_in_process(artifact, url, chosen, rows, max_new_tokens, raw, seed, grammar, logits)
     _show_comparisons(comparisons, artifact, as_json)
 
 
 def _server_of(artifact: Artifact) -> str | None:
-    """gRPC address of the server that `lookahead serve` has started, if it serves this."""
+    """gRPC address of the server that `lookahead serve` started, if it serves this artifact."""
     from pipeline.config.places import places
-    from pipeline.server.road import run_dir
+    from pipeline.server.startup import run_dir
     from pipeline.server.state import find_server
 
     state = find_server(run_dir(places()))
@@ -133,17 +145,22 @@ def _compare_in_process(
     raw: bool,
     seed: int,
     grammar: Path | None,
+    logits: bool,
 ) -> list[Comparison]:
-    """All comparisons; with url those with the server there as well. grammar: file of what all outputs must match."""
+    """Run all comparisons in process; with url also those with that server. grammar: file of a grammar that all outputs
+    must match. logits: compare their bits in process."""
     from pipeline.bench.contenders.in_process import open_in_process
     from pipeline.bench.contenders.remote import require_server_of
     from pipeline.bench.data.workload import first_prompts
     from pipeline.bench.measure import MeasureOptions
+    from pipeline.bench.verify.logits import RecordingEngine
     from pipeline.bench.verify.server import verify_server
     from pipeline.bench.verify.verify import verify_in_process
     from pipeline.decoding.request import SamplingParams
 
     opened = open_in_process(artifact)
+    recorder = RecordingEngine(opened.engine) if logits else None
+    opened.engine = recorder or opened.engine
     prompts = first_prompts(opened.tokenizer, rows, raw or not artifact.resolved.model.chat_template)
     guide = None if grammar is None else guide_file(grammar)
     sampling = SamplingParams(seed=seed)
@@ -153,13 +170,14 @@ def _compare_in_process(
     reference, *contenders = [opened.contender(strategy) for strategy in strategies]
     dtype = artifact.resolved.dtype
     num_passes = 2 * len(strategies) - 1 + (0 if url is None else 2 * len(strategies))
+    num_passes += len(strategies) if logits else 0
     with output.steps("comparing", 2 * len(prompts) * num_passes) as step:
 
         def on_comparison(comparison: Comparison) -> None:
             step(f"{comparison.prompt_id} {comparison.strategy}")
 
         comparisons, references = verify_in_process(
-            opened.engine, dtype, reference, contenders, prompts, options, on_comparison
+            opened.engine, dtype, reference, contenders, prompts, options, on_comparison, recorder
         )
         if url is not None:
             comparisons += verify_server(
@@ -173,6 +191,18 @@ def _compare_in_process(
     return comparisons
 
 
+def _require_same_bits(artifact: Artifact) -> None:
+    """Raises UserError for an engine whose rows may round differently with what else is in the pass."""
+    from pipeline.engine.torch.lean.plan import read_plan
+
+    if read_plan(artifact.engine_dir) is None:
+        raise UserError(
+            f"--logits compares bits, and the rows of {artifact.manifest.model} in {artifact.resolved.dtype} are "
+            "computed by transformers, which rounds them differently with their number; engines of the lean pass "
+            "(docs/architectures.md) give the same bits. Leave out --logits."
+        )
+
+
 def _compare_through_server(
     artifact: Artifact,
     url: str | None,
@@ -181,7 +211,7 @@ def _compare_through_server(
     max_new_tokens: int,
     raw: bool,
 ) -> list[Comparison]:
-    """All comparisons. Raises ServerError if no server was found."""
+    """Run all comparisons through a server. Raises ServerError if there is none."""
     from pipeline.bench.contenders.in_process import codec_of
     from pipeline.bench.data.workload import first_prompts
     from pipeline.bench.measure import MeasureOptions
@@ -189,7 +219,7 @@ def _compare_through_server(
 
     if url is None:
         raise ServerError(
-            "This engine runs in a server only, and none of it is running. Start it with `lookahead serve "
+            "This engine runs only in a server, and no server has it. Start it with `lookahead serve "
             f"--model {artifact.manifest.model} --profile {artifact.manifest.profile} --background`."
         )
     chosen = remote_strategies(artifact.resolved, strategies)
@@ -205,7 +235,7 @@ def _compare_through_server(
         from pipeline.engine.build import build_engine
         from pipeline.engine.torch.load import load_engine
 
-        output.note("two outputs differ: looking at the scores with our torch engine")
+        output.note("two outputs differ: computing their logits with the torch engine")
         resolved = judging_config(artifact.resolved, torch.cuda.is_available())
         return load_engine(build_engine(resolved, places(), note=output.note).artifact), artifact.resolved.dtype
 
@@ -236,7 +266,7 @@ def _show_comparisons(comparisons: list[Comparison], artifact: Artifact, as_json
             if comparison.verdict != "identical":
                 output.say(verdict_sentence(comparison))
         near_ties = sum(comparison.verdict == "near_tie" for comparison in comparisons)
-        yes = f"yes, up to rounding: {near_ties} near-ties, no fault" if near_ties else "yes"
+        yes = f"yes, up to rounding: {near_ties} near-ties, not a bug" if near_ties else "yes"
         output.say(f"lossless: {yes if lossless else 'NO, see the differences above'}")
     if not lossless:
         raise typer.Exit(1)

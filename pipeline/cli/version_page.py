@@ -1,4 +1,4 @@
-"""Version tables of a backend inside its page of docs/how-to, written from data between two marks."""
+"""Writes the version tables of a backend into its page of docs/how-to, between two marks."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ END = "<!-- end of versions -->"
 
 
 def version_page(home: Path, backend: str) -> Path:
-    """The page that holds a backend's tables."""
+    """Path of the page with a backend's tables."""
     return home / "docs" / "how-to" / f"{backend.replace('_', '-')}.md"
 
 
 def is_fresh(page: Path, backend: str) -> bool:
-    """Whether the tables of a page are those of the data. Raises ConfigError for a page without the marks."""
+    """Whether the tables of a page are up to date. Raises ConfigError for a page without the marks."""
     return _parts(page)[1] == _tables(backend)
 
 
 def write_page(page: Path, backend: str) -> None:
-    """Write the tables into a page; everything else stays. Raises ConfigError for a page without the marks."""
+    """Write the tables into a page and keep everything else. Raises ConfigError for a page without the marks."""
     before, _, after = _parts(page)
     page.write_text(before + _tables(backend) + after, encoding="utf-8")
 
@@ -40,7 +40,7 @@ def _markdown(table: Table) -> str:
 
 
 def _parts(page: Path) -> tuple[str, str, str]:
-    """The text before the tables, the tables with their marks, and the text behind them."""
+    """The text before the tables, the tables with their marks, and the text after them."""
     text = page.read_text(encoding="utf-8") if page.is_file() else ""
     begin, end = text.find(BEGIN), text.find(END)
     if begin < 0 or end < begin:

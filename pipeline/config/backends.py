@@ -1,4 +1,4 @@
-"""What `resolve_config` asks of a backend."""
+"""The part of a backend that `resolve_config` uses."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from pipeline.config.schema import Device, ProfileConfig, ResolvedConfig
 
 
 class BackendSettings(Protocol):
-    """The part of `pipeline.engine.backend.Backend` that settings depend on."""
+    """The part of `pipeline.engine.backend.Backend` that checks settings."""
 
     def fits(self, profile: ProfileConfig, hardware: Hardware) -> bool:
-        """Whether `backend: auto` takes this backend on this machine."""
+        """Whether `backend: auto` selects this backend on this machine."""
 
     def device(self, profile: ProfileConfig, hardware: Hardware) -> Device:
-        """The device that `device: auto` stands for."""
+        """The device that `device: auto` selects."""
 
     def profile_faults(self, profile: ProfileConfig, hardware: Hardware | None) -> Iterable[Fault]:
-        """What is wrong with a profile under this backend, whatever the model. hardware: of this machine; None leaves
-        it out."""
+        """Faults of a profile under this backend, for any model. hardware: of this machine; with None the checks that
+        need it are skipped."""
 
     def faults(self, resolved: ResolvedConfig) -> Iterable[Fault]:
-        """What is wrong with a model under a profile. `resolved` may hold other faults."""
+        """Faults of a model under a profile. `resolved` may hold other faults."""
 
 
 def settings_of(backend: str) -> BackendSettings:
-    """The backend of a name. Raises KeyError for an unknown one."""
+    """The backend with this name. Raises KeyError for an unknown one."""
     backend_object: BackendSettings = load_backend(backend)
     return backend_object
 

@@ -1,4 +1,4 @@
-"""A model config from a GGUF file or a repository of the Hugging Face hub, named in the place of a model."""
+"""A model config made from a GGUF file or a Hugging Face repository that --model names directly."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pipeline.config.loading import Draft, shown
 from pipeline.errors import ConfigError
 
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
-# Class of each architecture of GGUF files that is served. A "llama" file without a sliding window may hold a Mistral as
-# well: the same computation.
+# Class of each GGUF architecture that is served. A "llama" file without a sliding window may hold a Mistral model: the
+# computation is the same.
 _GGUF_CLASSES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
@@ -29,7 +29,8 @@ def is_repository(name: str) -> bool:
 
 
 def draft_from_gguf(path: Path) -> Draft:
-    """Reads the settings and the tensor list of a GGUF file. Raises ConfigError if it is none or is not served."""
+    """Read the settings and the tensor list of a GGUF file. Raises ConfigError if it is not one or its architecture is
+    not served."""
     from gguf import GGUFReader
 
     try:
@@ -65,8 +66,8 @@ def draft_from_gguf(path: Path) -> Draft:
 
 
 def draft_from_hub(repo_id: str) -> Draft:
-    """Fetches config.json and the small files that tell the number of parameters. Raises ConfigError if the hub does
-    not give them."""
+    """Fetch config.json and the small files that give the number of parameters. Raises ConfigError if the hub does not
+    return them."""
     config_path = _fetched(repo_id, "config.json")
     if config_path is None:
         raise ConfigError(f"{repo_id} holds no config.json, so it is no checkpoint. Correct the name.")
@@ -84,7 +85,7 @@ def draft_from_hub(repo_id: str) -> Draft:
 
 
 def _fetched(repo_id: str, name: str) -> Path | None:
-    """A file of a repository, from the hub or its cache; None if the repository has no such file."""
+    """Path of a repository's file, from the hub or its cache; None if the repository has no such file."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -108,7 +109,7 @@ def _fetched(repo_id: str, name: str) -> Path | None:
 
 
 def _num_parameters(repo_id: str) -> int:
-    """From the index of shards, else from the hub's own count; 1 where neither is known."""
+    """Number of parameters from the index of shards, else from the hub's own count; 1 if neither is known."""
     from huggingface_hub import get_safetensors_metadata
     from huggingface_hub.errors import HfHubHTTPError, NotASafetensorsRepoError, OfflineModeIsEnabled
 

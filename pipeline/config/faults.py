@@ -1,5 +1,5 @@
-"""Faults of a configuration, told so that the user can mend them: file and line, key, what was found, what would be
-right."""
+"""Faults of a configuration, with what the user needs to fix them: file and line, key, the value found, a correct
+value."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One wrong setting. path: of the setting; begins with "model" for one of the model. reason: what was found and why
-    it is wrong. remedy: what to do. uses: settings whose combination is wrong; the setting alone if empty. fixes:
-    overrides of which one may help; `resolve_config` shows the first that it has checked. where: file and line, or the
-    override."""
+    """One wrong setting. path: of the setting; begins with "model" for a setting of the model. reason: the value found
+    and why it is wrong. remedy: how to fix it. uses: settings whose combination is wrong; if empty, the setting alone.
+    fixes: overrides, any of which may help; `resolve_config` shows the first that it has verified. where: file and
+    line, or the override."""
 
     path: KeyPath
     reason: str
@@ -59,7 +59,7 @@ def fault(key: str, reason: str, remedy: str = "", uses: tuple[str, ...] = (), f
 
 
 def raise_faults(faults: Sequence[Fault]) -> None:
-    """ConfigError that lists all faults, if there are any."""
+    """Raise ConfigError with all faults, if there are any."""
     if not faults:
         return
     lines = "\n".join(f"  {each}" for each in faults)
@@ -73,7 +73,7 @@ def dotted(path: KeyPath) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A suggestion, with a leading blank, or nothing."""
+    """A suggestion with a leading blank, or the empty string."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f" Did you mean '{close[0]}'?" if close else ""
 
@@ -91,9 +91,10 @@ def faults_of_validation(
     origins: Mapping[KeyPath, str],
     prefix: KeyPath,
 ) -> list[Fault]:
-    """One fault per wrong setting. `prefix` is shown before each key ("model" for keys of a model)."""
+    """Convert pydantic's errors to one fault per wrong setting. `prefix` is shown before each key ("model" for keys of
+    a model)."""
     faults = []
-    members: dict[KeyPath, list[str]] = {}  # of unions that a value fits nowhere in; pydantic has an error for each
+    members: dict[KeyPath, list[str]] = {}  # unions that no member fits; pydantic has an error for each member
     for entry in error.errors():
         path, member = _place(entry["loc"], data, is_missing=entry["type"] == "missing")
         if member is not None:
@@ -108,7 +109,7 @@ def faults_of_validation(
 
 
 def origin_of(path: KeyPath, origins: Mapping[KeyPath, str]) -> str:
-    """Where the setting, or the closest mapping around it, was written."""
+    """Place where the setting, or the closest mapping around it, was written."""
     for length in range(len(path), -1, -1):
         if path[:length] in origins:
             return origins[path[:length]]
@@ -116,7 +117,7 @@ def origin_of(path: KeyPath, origins: Mapping[KeyPath, str]) -> str:
 
 
 def _origin_of_rule(path: KeyPath, origins: Mapping[KeyPath, str]) -> str:
-    """Where to look if settings below `path` do not go together: in the layer that was laid over the mapping last."""
+    """Place to report if settings below `path` contradict each other: in the layer merged into the mapping last."""
     where = origin_of(path, origins)
     below = [place for key, place in origins.items() if key[: len(path)] == path and len(key) > len(path)]
     over = [place for place in below if place.partition(":")[0] != where.partition(":")[0]]
@@ -124,7 +125,7 @@ def _origin_of_rule(path: KeyPath, origins: Mapping[KeyPath, str]) -> str:
 
 
 def without(data: Mapping[str, Any], paths: Iterable[KeyPath]) -> dict[str, Any]:
-    """A copy of data that lacks the settings at `paths`, so that defaults take their place."""
+    """A copy of data without the settings at `paths`, so that they take their defaults."""
     drop = set(paths)
 
     def copy(value: Any, path: KeyPath) -> Any:
@@ -183,7 +184,7 @@ def _suggest_key(path: KeyPath, schema: type[BaseModel], data: Mapping[str, Any]
 
 
 def _setting_paths(schema: type[BaseModel], path: KeyPath) -> list[tuple[str, ...]]:
-    """Every setting that stands at a fixed path."""
+    """Every setting that has a fixed path."""
     found: list[tuple[str, ...]] = []
     for name, field in schema.model_fields.items():
         inner = field.annotation
@@ -195,7 +196,7 @@ def _setting_paths(schema: type[BaseModel], path: KeyPath) -> list[tuple[str, ..
 
 
 def _fields_at(schema: type[BaseModel], path: KeyPath, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of the type that stands at `path`; empty where no single type does."""
+    """Fields of the type at `path`; empty where no single type is there."""
     current: Any = schema
     value: Any = data
     for part in path:
@@ -211,7 +212,7 @@ def _fields_at(schema: type[BaseModel], path: KeyPath, data: Mapping[str, Any]) 
 
 
 def _chosen(annotation: Any, value: Any) -> Any:
-    """The member of a tagged union that `value` chooses; other annotations as they are."""
+    """The member of a tagged union that `value` selects; other annotations unchanged."""
     if typing.get_origin(annotation) is typing.Annotated:
         annotation = typing.get_args(annotation)[0]
     if typing.get_origin(annotation) not in (typing.Union, types.UnionType):
@@ -225,7 +226,7 @@ def _chosen(annotation: Any, value: Any) -> Any:
 
 
 def _place(location: tuple[str | int, ...], data: Mapping[str, Any], *, is_missing: bool) -> tuple[KeyPath, str | None]:
-    """Path of a setting, and the member of a union that the error speaks of, which pydantic puts behind the path."""
+    """Path of a setting, and the union member that the error is about, which pydantic puts after the path."""
     path: list[str | int] = []
     value: Any = data
     for part in location:
@@ -240,7 +241,7 @@ def _place(location: tuple[str | int, ...], data: Mapping[str, Any], *, is_missi
 
 
 def _value_at(path: KeyPath, data: Any) -> Any:
-    """None where there is nothing."""
+    """Return None where there is nothing."""
     try:
         for part in path:
             data = data[part]
@@ -250,7 +251,7 @@ def _value_at(path: KeyPath, data: Any) -> Any:
 
 
 def _any_of(members: Sequence[str]) -> str:
-    """Members of a union in words: "true or false, a number or a text"."""
+    """Members of a union in words, such as "true or false, a number or a text"."""
     words = [_TYPES.get(name, name) for name in members if name != "int" or "float" not in members]
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
 

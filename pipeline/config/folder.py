@@ -1,4 +1,4 @@
-"""A model config from a checkpoint folder, so that `--model path/to/checkpoint` works without writing a YAML."""
+"""A model config made from a checkpoint folder, so that `--model path/to/checkpoint` needs no YAML."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ LOOKAHEAD: dict[str, Any] = {
     "max_verification_set_size": 2,
     "origin": "default of models that were not tuned; `lookahead tune` measures better values",
 }
-# Names that config.json uses for the longest context; most families have the first.
+# Keys of config.json for the longest context; most families have the first.
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "seq_length")
 
 
 def draft_from_checkpoint_folder(folder: Path) -> Draft:
-    """Reads config.json and the sizes of the weight files. W, N and G are the default."""
+    """Read config.json and the sizes of the weight files. W, N and G get the default."""
     config_path = folder / "config.json"
     if (folder / "adapter_config.json").is_file() and not config_path.exists():
         raise ConfigError(
-            f"{shown(folder)} is an adapter (LoRA), no whole model. Merge it into the model that it was made for "
+            f"{shown(folder)} is an adapter (LoRA), not a whole model. Merge it into the model that it was made for "
             "(`merge_and_unload` of peft), and name the folder that this is saved to."
         )
     if not config_path.exists():
@@ -49,7 +49,7 @@ def draft_from_checkpoint_folder(folder: Path) -> Draft:
 
 
 def model_name(written: str) -> str:
-    """A name that model configs may have."""
+    """Convert to a valid name of a model config."""
     return re.sub(r"[^a-z0-9._-]+", "-", written.lower()).strip("-._") or "checkpoint"
 
 
@@ -66,7 +66,7 @@ def config_values(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def json_object(path: Path, error: type[UserError]) -> dict[str, Any]:
-    """What a JSON file of a checkpoint holds. Raises `error` unless that is an object."""
+    """Content of a JSON file of a checkpoint. Raises `error` unless that is an object."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as cause:
@@ -79,7 +79,7 @@ def json_object(path: Path, error: type[UserError]) -> dict[str, Any]:
 
 
 def named_architecture(config: Mapping[str, Any]) -> str | None:
-    """The class that config.json names, None if it names none."""
+    """The class that config.json names; None if it names none."""
     match config.get("architectures"):
         case [str(name), *_]:
             return name
@@ -87,12 +87,12 @@ def named_architecture(config: Mapping[str, Any]) -> str | None:
 
 
 def _num_parameters(folder: Path) -> int:
-    """From the headers of the safetensors files; unreadable ones are reported when the checkpoint is opened."""
+    """Sum over the headers of the safetensors files. Unreadable files are reported when the checkpoint is opened."""
     from math import prod
 
     total = 0
     for path in folder.glob("*.safetensors"):
-        if not path.is_file():  # opening a FIFO would wait for a writer
+        if not path.is_file():  # opening a FIFO would block
             continue
         try:
             with path.open("rb") as file:
@@ -113,4 +113,4 @@ def _has_chat_template(folder: Path) -> bool:
     try:
         return path.is_file() and bool(json_object(path, ConfigError).get("chat_template"))
     except ConfigError:
-        return False  # told when the tokenizer is read
+        return False  # reported when the tokenizer is read

@@ -1,4 +1,4 @@
-"""What this machine can run, found without importing torch where no GPU driver is present."""
+"""The hardware of this machine, found without importing torch where no GPU driver is present."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Hardware:
 
 
 def detect_hardware() -> Hardware:
-    """Asks the CUDA driver, then torch."""
+    """Ask the CUDA driver, then torch."""
     has_tensorrt_llm = importlib.util.find_spec("tensorrt_llm") is not None
     if not _has_cuda_driver():
         return Hardware(None, 0, has_tensorrt_llm)
-    import torch  # seconds; only where it can say something
+    import torch  # takes seconds, so only with a driver
 
     if not torch.cuda.is_available():
         return Hardware(None, 0, has_tensorrt_llm)

@@ -1,6 +1,6 @@
-"""Reading a model or a profile: YAML file -> base merged in -> overrides -> settings with the place each was written.
+"""Reads a model or a profile: YAML file -> base merged in -> overrides -> settings with the place of each.
 
-Nothing is validated here; `resolution` does that, so that faults of the model, the profile and their combination are
+Nothing is validated here. `resolution` validates, so that faults of the model, the profile and their combination are
 reported together.
 """
 
@@ -30,18 +30,18 @@ class Draft:
 
 
 def names_in(folders: Iterable[Path]) -> list[str]:
-    """Names of the configs in some folders; bases lie in a folder below and do not count."""
+    """Names of the configs in the folders. Bases are in a subfolder and are left out."""
     return sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
 
 
 def find_model(name: str, places: Places) -> Path:
-    """A model YAML, a checkpoint folder or a GGUF file. Raises ConfigError with a suggestion."""
+    """Path of a model YAML, a checkpoint folder or a GGUF file. Raises ConfigError with a suggestion."""
     other = "a path to a YAML, a checkpoint folder or a GGUF file, or owner/name on the Hugging Face hub,"
     return _find(name, places.models, "model", other)
 
 
 def find_profile(name: str, places: Places) -> Path:
-    """A profile YAML. Raises ConfigError with a suggestion."""
+    """Path of a profile YAML. Raises ConfigError with a suggestion."""
     return _find(name, places.profiles, "profile", "a path to a YAML")
 
 
@@ -61,8 +61,8 @@ def _find(name: str, folders: Iterable[Path], kind: str, other: str) -> Path:
 
 
 def read_draft(path: Path) -> Draft:
-    """The file's settings over those of its base. `name` is filled in from the file name.
-    Raises ConfigError if the file or its base cannot be read as YAML."""
+    """The file's settings merged over those of its base. `name` is taken from the file name. Raises ConfigError if the
+    file or its base cannot be read as YAML."""
     draft = _read_yaml(path)
     faults = list(draft.faults)
     data, origins = dict(draft.data), dict(draft.origins)
@@ -92,7 +92,7 @@ def read_draft(path: Path) -> Draft:
 
 
 def with_overrides(draft: Draft, overrides: Sequence[tuple[str, Any]], prefix: KeyPath = ()) -> Draft:
-    """Settings with (dotted key, value) laid over them. prefix: how their keys are shown to begin."""
+    """Settings with (dotted key, value) applied. prefix: shown before their keys."""
     data, origins, faults = copy.deepcopy(draft.data), dict(draft.origins), list(draft.faults)
     for key, value in overrides:
         path = tuple(int(part) if part.isdigit() else part for part in key.split("."))
@@ -103,7 +103,7 @@ def with_overrides(draft: Draft, overrides: Sequence[tuple[str, Any]], prefix: K
         elif _put(data, path, value):
             origins = {known: origin for known, origin in origins.items() if known[: len(path)] != path}
             origins[path] = where
-            for length in range(1, len(path)):  # mappings that the override made, unknown ones among them
+            for length in range(1, len(path)):  # mappings that the override created, including unknown ones
                 origins.setdefault(path[:length], where)
         else:
             text = "cannot be reached: a part of the key is no mapping and no list with that entry."
@@ -113,7 +113,7 @@ def with_overrides(draft: Draft, overrides: Sequence[tuple[str, Any]], prefix: K
 
 
 def parse_overrides(texts: Sequence[str]) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]], list[Fault]]:
-    """ "KEY=VALUE" texts -> overrides of the model (keys that begin with "model."), of the profile, and faults."""
+    """Parse "KEY=VALUE" texts -> overrides of the model (keys that begin with "model."), of the profile, and faults."""
     model: list[tuple[str, Any]] = []
     profile: list[tuple[str, Any]] = []
     faults = []
@@ -143,10 +143,10 @@ def parse_overrides(texts: Sequence[str]) -> tuple[list[tuple[str, Any]], list[t
 
 
 def shown(path: Path) -> str:
-    """A path as the user would type it: relative to the working folder where it lies below."""
+    """A path as the user would type it: relative to the working folder if it is below."""
     try:
         return str(path.resolve().relative_to(Path.cwd()))
-    except (ValueError, FileNotFoundError):  # it lies elsewhere, or the working folder was removed
+    except (ValueError, FileNotFoundError):  # it is elsewhere, or the working folder was removed
         return str(path)
 
 
@@ -171,7 +171,8 @@ def _read_yaml(path: Path) -> Draft:
 
 
 def _merge(base: Draft, over: Draft) -> tuple[dict[str, Any], dict[KeyPath, str]]:
-    """Mappings are merged key by key, everything else is replaced; so is a mapping of another `source` or `kind`."""
+    """Merge mappings key by key and replace everything else. A mapping with another `source` or `kind` is replaced
+    too."""
     origins = dict(base.origins) | {(): over.origins[()]}
 
     def merge(low: Any, high: Any, path: KeyPath) -> Any:
@@ -201,8 +202,7 @@ def _merge(base: Draft, over: Draft) -> tuple[dict[str, Any], dict[KeyPath, str]
 
 
 def _restate_origins(data: Mapping[str, Any], written: Set[KeyPath], origin: str) -> None:
-    """Where W, N or G of a model were written anew and nothing was said of where they come from, what was said of the
-    values before does not hold."""
+    """Where W, N or G of a model are overridden without a new origin, the old values' origin is removed."""
     lookahead = data.get("lookahead")
     for name, sizes in lookahead.items() if isinstance(lookahead, dict) else ():
         new = {key for key in _LOOKAHEAD_SIZES if ("lookahead", name, key) in written}

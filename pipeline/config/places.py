@@ -10,7 +10,7 @@ from pathlib import Path
 from pipeline.errors import ConfigError
 from pipeline.files import cache_folder
 
-# The folder on the import path that holds this package.
+# The folder on the import path that contains this package.
 CODE = Path(__file__).resolve().parents[2]
 # configs/, triton_repo/ and docker/: at the top of a checkout, inside the package in a wheel.
 _IN_WHEEL = CODE / "pipeline" / "shipped"
@@ -29,7 +29,7 @@ class Places:
 
     @property
     def models(self) -> tuple[Path, ...]:
-        """Folders of model configs, the first match wins."""
+        """Folders of model configs; the first match wins."""
         return self._configs("models")
 
     @property

@@ -1,8 +1,8 @@
 """The engine backends by name.
 
 A backend is one object (`pipeline.engine.backend.Backend`). It is registered by one line below, or by an installed
-package through an entry point of the group `lookahead.backends`. It is imported when it is first asked for, so that
-rooms below it can use it.
+package through an entry point of the group `lookahead.backends`. It is imported at first use, so that lower packages
+can use this module.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 
 AUTO = "auto"
-# Fits every machine.
+# Supports every machine.
 FALLBACK = "torch"
 GROUP = "lookahead.backends"
 # Name -> "module:object", in the order in which `backend: auto` tries them.
@@ -26,13 +26,13 @@ _BUILT_IN = {
 
 
 def backend_names() -> tuple[str, ...]:
-    """Names of all backends, installed ones last."""
+    """Names of all backends; those of installed packages come last."""
     return (*_BUILT_IN, *(entry.name for entry in entry_points(group=GROUP) if entry.name not in _BUILT_IN))
 
 
 @cache
 def load_backend(name: str) -> Any:
-    """The object of a backend. Raises KeyError for an unknown name."""
+    """Import and return a backend. Raises KeyError for an unknown name."""
     place = _BUILT_IN.get(name)
     if place is None:
         found = entry_points(group=GROUP, name=name)

@@ -1,4 +1,5 @@
-"""A model under a profile, checked as a whole and with every "auto" settled: names and overrides -> ResolvedConfig."""
+"""Names and overrides -> ResolvedConfig: a model under a profile, checked as a whole, with every "auto" replaced by a
+value."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ _Schema = TypeVar("_Schema", bound=Frozen)
 
 
 class _Resolution(NamedTuple):
-    """settled: None if faults leave too little. faults: of both files and of their combination."""
+    """settled: None if the faults leave too little to resolve. faults: of both files and of their combination."""
 
     settled: ResolvedConfig | None
     faults: list[Fault]
@@ -70,9 +71,9 @@ def resolve_config(
     backend_rules: bool = True,
     note: Callable[[str], None] = lambda text: None,
 ) -> ResolvedConfig:
-    """Read, override, check and settle. backend_rules: False leaves out what the backend refuses. note: called with
-    each setting that is fitted to the model. Raises ConfigError with all faults of both files, of their combination,
-    and by the rules of the backend."""
+    """Read, override, check and resolve. backend_rules: False skips the checks of the backend. note: called with each
+    setting that is clipped to the model. Raises ConfigError with all faults of both files, of their combination, and by
+    the rules of the backend."""
     where, hardware = where or places(), hardware or detect_hardware()
 
     def resolved_with(more: Sequence[str], note: Callable[[str], None] = lambda text: None) -> _Resolution:
@@ -125,7 +126,7 @@ def _resolve(
 def _with_checked_fix(
     fault: Fault, all_faults: Sequence[Fault], resolved_with: Callable[[Sequence[str]], _Resolution]
 ) -> Fault:
-    """The fault with the first of its fixes that removes it and brings no other."""
+    """The fault with the first of its fixes that removes it without another fault."""
     known = {each.key for each in all_faults} - {fault.key}
     for fix in fault.fixes:
         if {each.key for each in resolved_with([fix]).faults} <= known:
@@ -134,12 +135,12 @@ def _with_checked_fix(
 
 
 def load_model(name: str, where: Places | None = None) -> ModelConfig:
-    """One model alone. Raises ConfigError with all its faults."""
+    """Load one model. Raises ConfigError with all its faults."""
     return _load(_model_draft(name, where or places()), ModelConfig)
 
 
 def load_profile(name: str, where: Places | None = None) -> ProfileConfig:
-    """One profile alone. Raises ConfigError with all its faults."""
+    """Load one profile. Raises ConfigError with all its faults."""
     draft = read_draft(find_profile(name, where or places()))
     profile = _load(draft, ProfileConfig)
     backend = settings_of(FALLBACK if profile.backend == AUTO else profile.backend)
@@ -149,12 +150,12 @@ def load_profile(name: str, where: Places | None = None) -> ProfileConfig:
 
 
 def dump_resolved(resolved: ResolvedConfig) -> str:
-    """YAML that `load_resolved` reads back to an equal value, and that is the same bytes when dumped again."""
+    """YAML that `load_resolved` reads back to an equal value. Dumping that value again gives the same bytes."""
     return yaml.safe_dump(resolved.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
 
 
 def load_resolved(path: Path) -> ResolvedConfig:
-    """The value that `dump_resolved` wrote (YAML or JSON). Raises ConfigError if the file is not one."""
+    """Read what `dump_resolved` wrote (YAML or JSON). Raises ConfigError if the file is not a resolved config."""
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -165,7 +166,7 @@ def load_resolved(path: Path) -> ResolvedConfig:
 
 
 def _model_draft(name: str, where: Places) -> Draft:
-    # Served models read resolved configs without the libraries that this needs.
+    # Served models read resolved configs without the libraries that this import needs.
     from pipeline.config.bare_checkpoint import draft_from_gguf, draft_from_hub, is_repository
 
     try:
@@ -180,7 +181,8 @@ def _model_draft(name: str, where: Places) -> Draft:
 
 
 def _clipped(profile: Draft, model: Draft, note: Callable[[str], None]) -> Draft:
-    """The profile with lengths that the model's context has room for. Overrides stay as they are, to be refused."""
+    """The profile with its lengths clipped to the model's context. Overrides are not clipped, so that they are
+    refused."""
     context = model.data.get("max_position_embeddings")
     engine = profile.data.get("engine")
     if type(context) is not int or context < 1 or not isinstance(engine, dict):
@@ -245,7 +247,7 @@ def _located(fault: Fault, model: Draft, profile: Draft) -> Fault:
 
 
 def _rests_on(fault: Fault, bad: set[KeyPath]) -> bool:
-    """Whether a setting that the fault compares is itself faulty, or part of something faulty."""
+    """Whether a setting that the fault compares is faulty itself, or part of something faulty."""
     return any(_path(key)[: len(each)] == each for key in fault.uses or (fault.key,) for each in bad)
 
 

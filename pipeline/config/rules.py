@@ -1,4 +1,4 @@
-"""Combinations of settings that cannot work, each told with its key, what was found and what would be right."""
+"""Combinations of settings that cannot work, each with its key, the value found and a correct value."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from typing import NamedTuple
 from pipeline.config.faults import Fault, fault
 from pipeline.config.schema import SOURCE_ROWS, LookaheadConfig, ModelConfig, ProfileConfig, carries
 
-LOOKAHEAD_OFF = LookaheadConfig(
-    max_window_size=1, max_ngram_size=1, max_verification_set_size=0, origin="off: not tuned for this model"
-)
+LOOKAHEAD_OFF = LookaheadConfig.of(1, 1, 0, origin="off: not tuned for this model")
 
 
 class Conflict(NamedTuple):
-    """`key` starts with "model." for settings of the model; `uses` are the settings whose combination is wrong."""
+    """key: starts with "model." for settings of the model. uses: the settings whose combination is wrong."""
 
     key: str
     uses: tuple[str, ...]
@@ -34,14 +32,14 @@ def uses_window(profile: ProfileConfig) -> bool:
 
 
 def faults_of_profile(profile: ProfileConfig) -> Iterator[Fault]:
-    """What is wrong with a profile whatever the model and the backend."""
+    """Faults of a profile for any model and backend."""
     yield from _faults_of_sources(profile)
     yield from _faults_of_address(profile)
     yield from _faults_of_ports(profile)
 
 
 def faults_of_pair(model: ModelConfig, profile: ProfileConfig, known_profiles: list[str]) -> Iterator[Fault]:
-    """What is wrong with a model under this profile, whatever the backend."""
+    """Faults of a model under this profile for any backend."""
     engine = profile.engine
     if engine.max_seq_len > model.max_position_embeddings:
         yield fault(

@@ -1,4 +1,4 @@
-"""JSON schemas of the YAML files, made from the pydantic types, so that editors complete and check them."""
+"""JSON schemas of the YAML files, generated from the pydantic types, with which editors complete and check them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SCHEMAS: dict[str, type[Frozen]] = {
 
 
 def write_schemas(folder: Path) -> list[Path]:
-    """Write all schemas; returns the files."""
+    """Write all schemas and return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in _SCHEMAS:
         (folder / name).write_text(_text(name), encoding="utf-8")
@@ -24,7 +24,7 @@ def write_schemas(folder: Path) -> list[Path]:
 
 
 def stale_schemas(folder: Path) -> list[str]:
-    """Names of the schemas that are missing or differ from the types."""
+    """Names of the schemas that are missing or out of date."""
     return [
         name
         for name in _SCHEMAS
@@ -40,7 +40,7 @@ def _schema_of(kind: type[Frozen]) -> dict[str, Any]:
     schema = kind.model_json_schema()
     if kind is ResolvedConfig:
         return schema
-    # In a file the name comes from the file's own name; a model may take the rest from its base.
+    # In a file the name comes from the file name; a model may take other settings from its base.
     schema["required"] = [] if kind is ModelConfig else [key for key in schema.get("required", []) if key != "name"]
     if kind is ModelConfig:
         schema["properties"]["base"] = {"type": "string", "description": "File with the settings of the family."}

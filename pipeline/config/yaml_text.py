@@ -1,7 +1,7 @@
 """YAML text -> settings, with the line of each key.
 
-Only what a config can hold: texts, numbers, truth values, nothing, lists and mappings; anchors, and merges of mappings
-(`<<`). Keys are texts as they are written (`on` is no truth value), and dates are texts.
+It accepts texts, numbers, booleans, null, lists and mappings, with anchors and merged mappings (`<<`). Keys stay texts
+as written (`on` is not a boolean), and dates stay texts.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import yaml
 from pipeline.config.faults import KeyPath
 
 _TAG = "tag:yaml.org,2002:"
-# Values that a text may hold once its anchors are expanded: a config has some hundreds.
+# Limit of values with anchors expanded: a config has some hundreds.
 _MOST_VALUES = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class YamlText:
-    """data: None if there is none. lines: where each key of a mapping stands, from 1. repeated: the lines of keys that
-    their mapping holds already. num_values: one counter, of values with anchors expanded."""
+    """data: None if there is none. lines: line of each key of a mapping, from 1. repeated: lines of keys that occur
+    twice in a mapping. num_values: values with anchors expanded."""
 
     data: Any = None
     lines: dict[KeyPath, int] = field(default_factory=dict)
@@ -30,7 +30,7 @@ class YamlText:
 
 
 class _Loader(yaml.SafeLoader):
-    """Dates stay texts."""
+    """Keeps dates as texts."""
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -40,7 +40,7 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def parse_yaml(text: str) -> YamlText:
-    """Raises ValueError with one line that says what is wrong and where."""
+    """Raises ValueError with one line that gives the fault and its place."""
     result = YamlText()
     try:
         loader = _Loader(text)
@@ -65,7 +65,7 @@ def _value_of(node: yaml.Node, at: KeyPath, loader: _Loader, result: YamlText) -
         return _mapping_of(node, at, loader, result)
     try:
         value = loader.construct_object(node, deep=True)
-    except ValueError as error:  # a number of thousands of digits, a date that is none
+    except ValueError as error:  # a number with thousands of digits, an invalid date
         raise yaml.MarkedYAMLError(problem=str(error), problem_mark=node.start_mark) from error
     if value is not None and not isinstance(value, str | int | float):
         raise yaml.MarkedYAMLError(problem=f"the type {node.tag} is not used here", problem_mark=node.start_mark)
@@ -77,7 +77,7 @@ def _value_of(node: yaml.Node, at: KeyPath, loader: _Loader, result: YamlText) -
 def _mapping_of(node: yaml.MappingNode, at: KeyPath, loader: _Loader, result: YamlText) -> dict[str, Any]:
     mapping: dict[str, Any] = {}
     merged = [value for key, value in node.value if key.tag == f"{_TAG}merge"]
-    # Of several mappings that are merged the first wins, and what is written here wins over all.
+    # Of several merged mappings the first wins; keys written here win over all.
     parts = [part for value in merged for part in (value.value if isinstance(value, yaml.SequenceNode) else [value])]
     for value in reversed(parts):
         if not isinstance(value, yaml.MappingNode):

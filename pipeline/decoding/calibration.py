@@ -7,15 +7,19 @@ correction is continuous (secondary estimation, as in data compressors of the PA
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
+from pipeline.decoding.compiled import compiled
 from pipeline.decoding.tree import BoolArray, FloatArray, IntArray
+
+DoubleArray = npt.NDArray[np.float64]
 
 # Cells stand at probabilities 1, 2^-1/2, 2^-1, 2^-3/2, ...
 NUM_CELLS = 24
 CELLS_PER_HALVING = 2
 # Accepted nodes that a cell has to see before its own ratio counts as much as no correction.
 PRIOR = 3.0
-# How fast old verdicts fade, per step.
+# Decay of old outcomes, per step.
 DECAY = 0.998
 LARGEST_RATIO = 6.0
 HIGHEST = 0.995
@@ -31,27 +35,61 @@ class Calibration:
     def corrected(self, estimates: FloatArray, channels: IntArray, parents: IntArray) -> FloatArray:
         """[n] probabilities of paths, none above that of its parent. estimates: [n]. channels: [n] which channel gave
         each node its estimate. parents: [n] as in a draft tree."""
-        ratios = np.clip((self.accepted + PRIOR) / (self.promised + PRIOR), 1 / LARGEST_RATIO, LARGEST_RATIO)
-        low, share = _cells(estimates)
-        ratio = (1 - share) * ratios[channels, low] + share * ratios[channels, low + 1]
-        result: FloatArray = np.minimum(estimates * ratio, HIGHEST).astype(np.float32)
-        for node, parent in enumerate(parents.tolist()):
-            if parent >= 0 and result[node] > result[parent]:
-                result[node] = result[parent]
-        return result
+        return _corrected(self.promised, self.accepted, estimates, channels, parents)
 
-    def learn(self, estimates: FloatArray, channels: IntArray, accepted: BoolArray) -> None:
-        """Take in the verdicts on verified nodes. estimates: [n] before correction."""
-        self.promised *= DECAY
-        self.accepted *= DECAY
-        low, share = _cells(estimates)
-        for cells, part in ((low, 1 - share), (low + 1, share)):
-            np.add.at(self.promised, (channels, cells), part * estimates)
-            np.add.at(self.accepted, (channels, cells), part * accepted)
+    def learn(self, estimates: FloatArray, channels: IntArray, verified: IntArray, accepted: BoolArray) -> None:
+        """Take in the verdicts of a step. estimates: [n] before correction. verified: [n] below 0 where a node was not
+        verified, and so says nothing. accepted: [n]."""
+        _learn(self.promised, self.accepted, estimates, channels, verified, accepted)
 
 
-def _cells(estimates: FloatArray) -> tuple[IntArray, FloatArray]:
-    """[n] the cell above each estimate, and how far it lies towards the next one."""
-    place = np.clip(-CELLS_PER_HALVING * np.log2(np.maximum(estimates, 1e-9)), 0, NUM_CELLS - 1.001)
-    low = place.astype(np.int32)
-    return low, (place - low).astype(np.float32)
+@compiled
+def _corrected(
+    promised: DoubleArray, accepted: DoubleArray, estimates: FloatArray, channels: IntArray, parents: IntArray
+) -> FloatArray:
+    result = np.empty(len(estimates), np.float32)
+    for node in range(len(estimates)):
+        channel = channels[node]
+        low, share = _cell(estimates[node])
+        ratio = (1.0 - share) * _ratio(promised[channel, low], accepted[channel, low])
+        ratio += share * _ratio(promised[channel, low + 1], accepted[channel, low + 1])
+        result[node] = min(estimates[node] * ratio, HIGHEST)
+        if parents[node] >= 0:
+            result[node] = min(result[node], result[parents[node]])
+    return result
+
+
+@compiled
+def _learn(
+    promised: DoubleArray,
+    accepted_sums: DoubleArray,
+    estimates: FloatArray,
+    channels: IntArray,
+    verified: IntArray,
+    accepted: BoolArray,
+) -> None:
+    for channel in range(len(promised)):
+        for cell in range(NUM_CELLS):
+            promised[channel, cell] *= DECAY
+            accepted_sums[channel, cell] *= DECAY
+    for node in range(len(estimates)):
+        if verified[node] < 0:
+            continue
+        low, share = _cell(estimates[node])
+        for cell, part in ((low, 1.0 - share), (low + 1, share)):
+            promised[channels[node], cell] += part * estimates[node]
+            if accepted[node]:
+                accepted_sums[channels[node], cell] += part
+
+
+@compiled
+def _ratio(promised: float, accepted: float) -> float:
+    return min(max((accepted + PRIOR) / (promised + PRIOR), 1.0 / LARGEST_RATIO), LARGEST_RATIO)
+
+
+@compiled
+def _cell(estimate: float) -> tuple[int, float]:
+    """The lower cell of an estimate, and its distance to the next one."""
+    place = min(max(-CELLS_PER_HALVING * np.log2(max(estimate, 1e-9)), 0.0), NUM_CELLS - 1.001)
+    low = int(place)
+    return low, place - low

@@ -1,10 +1,8 @@
-"""Where the machine code of compiled loops is kept, and whether it is there.
+"""Folder of the machine code of compiled loops, and whether it is complete.
 
-A folder for each state of what goes into it: the sources of the loops and of all that they import, Python's and numba's
-versions, the processor, numba's settings. So it is never stale, and a folder that is marked complete needs no compiler.
-It lies beside the environment, or in the cache folder where that cannot be written.
-
-    python -m pipeline.decoding.compile_cache      compiles what is missing, with progress
+The folder's name is a hash of everything that the machine code depends on: the sources of the loops and their imports,
+the versions of Python and numba, the processor, numba's settings. So machine code is never stale, and a folder marked
+complete needs no compiler. It is beside the environment, or in the cache folder if the environment is read-only.
 """
 
 from __future__ import annotations
@@ -16,21 +14,19 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from pipeline.files import cache_folder
 
 PACKAGE = Path(__file__).parents[1]
-# Names a folder to look into first, and to write to where it can be written.
+# Environment variable of the first folder to read, and to write if possible.
 VARIABLE = "LOOKAHEAD_KERNELS"
 COMPLETE = "complete"
 # Folders of the package whose modules may hold compiled loops.
 LOOP_FOLDERS = ("decoding", "engine/torch/lean")
 KEEPER = Path(__file__).name
-COMPILING = "compiling the drafting loops for this processor, once"
 _HOLDS_LOOPS = re.compile(r"^@(compiled|kernel|subkernel|inlined)$", re.MULTILINE)
 
 
@@ -43,7 +39,7 @@ def loop_sources(package: Path = PACKAGE) -> list[Path]:
         if _HOLDS_LOOPS.search(path.read_text())
     ]
     for path in found:  # grows meanwhile
-        # Where machine code is kept changes none of it.
+        # The place of machine code does not change it.
         found += [other for other in _imported(path, package) if other not in found and other.name != KEEPER]
     return sorted(found)
 
@@ -71,12 +67,12 @@ def state_of(package: Path, environment: Mapping[str, str]) -> str:
 
 
 def _processor() -> str:
-    """What tells processors apart that understand different instructions."""
+    """Description of the processor's instruction set."""
     try:
-        facts = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
+        processor = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
     except OSError:
-        facts = platform.processor()
-    return platform.machine() + "".join(re.findall(r"^(?:model name|flags|Features)\s*:.*$", facts, re.MULTILINE))
+        processor = platform.processor()
+    return platform.machine() + "".join(re.findall(r"^(?:model name|flags|Features)\s*:.*$", processor, re.MULTILINE))
 
 
 @functools.cache
@@ -113,48 +109,3 @@ def mark_complete() -> None:
     """To be called when every loop has been compiled."""
     cache_path().mkdir(parents=True, exist_ok=True)
     (cache_path() / COMPLETE).touch()
-
-
-def ensure_compiled(note: Callable[[str], None]) -> None:
-    """Compile what is missing. note: called with what is being done."""
-    if is_complete():
-        return
-    note(COMPILING)
-    from numba.core import event
-
-    from pipeline.decoding.warm_up import warm_up
-
-    class Counter(event.Listener):  # type: ignore[misc]
-        num_done = 0
-
-        def on_start(self, event: Any) -> None:
-            pass
-
-        def on_end(self, event: Any) -> None:
-            self.num_done += 1
-            note(f"{COMPILING}: {self.num_done} done")
-
-    with event.install_listener("numba:compile", Counter()):
-        warm_up()
-
-
-def main() -> None:
-    """Compile what is missing, and say how it goes."""
-    on_terminal = sys.stderr.isatty()
-    said = 0
-
-    def note(text: str) -> None:
-        nonlocal said
-        said += 1
-        if on_terminal:
-            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
-        elif said == 1:
-            print(text, file=sys.stderr, flush=True)
-
-    ensure_compiled(note)
-    if said:
-        print(("\r\x1b[K" if on_terminal else "") + f"The drafting loops are in {cache_path()}.", file=sys.stderr)
-
-
-if __name__ == "__main__":
-    main()

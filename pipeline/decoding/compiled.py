@@ -1,5 +1,5 @@
-"""How hot loops are compiled, typed so that callers keep the function's signature, and kept on disk for the next
-process: in the folder of `compile_cache`, whatever the time stamps of the sources are."""
+"""Decorators that compile hot loops, typed so that callers keep the function's signature. Machine code is cached on
+disk in the folder of `compile_cache`."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ float32: Any = np.float32
 
 
 class _LoopCacheLocator(caching._CacheLocator):  # type: ignore[misc]
-    """Tells numba where the machine code of our loops lies. The folder is that of one state of the sources, so what it
-    holds is never stale."""
+    """Tells numba the folder of a loop's machine code. The folder belongs to one state of the sources, so it is never
+    stale."""
 
     def __init__(self, py_func: Any, path: Path) -> None:
         self._path, self._line = path, py_func.__code__.co_firstlineno
@@ -74,5 +74,5 @@ def inlined(function: Function) -> Function:
 
 def records(array: npt.NDArray[Any]) -> Any:
     """An array of records whose fields compiled loops read and write as attributes. Without the compiler
-    (NUMBA_DISABLE_JIT) numpy must be told so."""
+    (NUMBA_DISABLE_JIT) numpy needs the conversion."""
     return array.view(np.recarray) if config.DISABLE_JIT else array

@@ -1,4 +1,4 @@
-"""What a verify pass costs: measured times, and the time between the points measured."""
+"""Cost of a verify pass: measured times, interpolated between the measured points."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class CostPoint:
-    """One measurement: a pass over batch_size sequences and num_tokens tokens in all (pending and draft tokens), behind
+    """One measurement: a pass over batch_size sequences and num_tokens tokens in total (pending and draft tokens), with
     context_len cached tokens per sequence, took `seconds`."""
 
     num_tokens: int
@@ -24,8 +24,8 @@ class CostPoint:
 class CostCurve:
     """Times of passes by number of tokens, measured at some batch sizes and context lengths.
 
-    Between two measured points time is taken as linear and below the first point as constant. Beyond the last one it
-    grows with the slope of the last two, and at least in proportion: what was not measured must not look free.
+    Between two measured points the time is linear, below the first point constant. Beyond the last point it grows with
+    the slope of the last two, and at least in proportion, so that sizes that were not measured are never too cheap.
     """
 
     points: tuple[CostPoint, ...]

@@ -1,8 +1,7 @@
-"""All draft sources behind one face: who is asked, one tree out of what they say, and what each learns from the
-outcome.
+"""Combines all draft sources: asks them for proposals, grows one tree, and lets each learn from the outcome.
 
-A source that fails (raises, or proposes what is no tree, lies outside the vocabulary or is larger than asked for) costs
-speed only: the fault is counted, logged once per source, and the step goes on without it.
+A source that fails costs speed only. It fails if it raises, or proposes something that is not a tree, exceeds the
+budget or is outside the vocabulary. The fault is counted and logged once per source, and the step continues without it.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 from pipeline.decoding.calibration import Calibration
 from pipeline.decoding.continuations import ContinuationTable, empty_table
 from pipeline.decoding.feedback import places_in, unsent_nodes
+from pipeline.decoding.first_rows import NO_FIRST_ROWS, FirstRows
 from pipeline.decoding.growth import Grown, Proposals, grow, learn_from_step
 from pipeline.decoding.learned_state import load_arrays, save_arrays
 from pipeline.decoding.mixing_prior import prior_weights
@@ -43,9 +43,10 @@ class TableSource(DraftSource, Protocol):
     """A source that does not propose trees but fills a table from which the drafter continues any path."""
 
     table: ContinuationTable
+    first_rows: FirstRows
 
     def table_key(self, request_id: str) -> np.uint64:
-        """What the keys of a started request's entries begin with: see `continuations.namespace_key`."""
+        """Prefix of the keys of a request's table entries: see `continuations.namespace_key`."""
 
 
 @runtime_checkable
@@ -61,8 +62,9 @@ class LearningSource(DraftSource, Protocol):
 
 @dataclass(slots=True)
 class _Request:
-    """names: who takes part. tree, grown, channels: the last proposal, until it was judged, and the channel that gave
-    each node its highest probability. own_nodes: by a source's index, where its nodes stand in `grown.places`."""
+    """names: sources that take part. tree, grown, channels: the last proposal until its outcome is known, and the
+    channel with the highest probability for each node. own_nodes: by source index, places of its nodes in
+    `grown.places`."""
 
     names: frozenset[str]
     tree: DraftTree = EMPTY_TREE
@@ -72,7 +74,7 @@ class _Request:
 
 
 class Drafter:
-    """Asks the sources that a request names, and tells them what came of it. Not thread safe."""
+    """Queries the sources of a request and passes the outcome back to them. Not thread safe."""
 
     def __init__(self, sources: Sequence[DraftSource], vocab_size: int) -> None:
         names = [source.name for source in sources]
@@ -90,14 +92,20 @@ class Drafter:
         self._table_source = with_table[0] if with_table else None
         num_orders = len(with_table[0].table.keys) if with_table else 0
         self._weights = prior_weights(len(sources), num_orders)
-        self._calibration = Calibration(len(sources) + num_orders)
-        # Channels of the sources, then of the orders of the one that fills the table.
-        self._channel_sources = np.arange(len(sources) + num_orders, dtype=np.int32)
+        # Channels of the sources, then of the orders and the first rows of the one that fills the table.
+        num_channels = len(sources) + num_orders + 1
+        self._calibration = Calibration(num_channels)
+        self._channel_sources = np.arange(num_channels, dtype=np.int32)
         if with_table:
             self._channel_sources[len(sources) :] = self.sources.index(with_table[0])
 
+    def begin_with(self, rows: FirstRows) -> None:
+        """Give the source that fills a table, if there is one, what the target says behind single tokens."""
+        if self._table_source is not None:
+            self._table_source.first_rows = rows
+
     def require_sound(self) -> None:
-        """Raises RuntimeError if a source has failed, for those who want to know and not to go on without it."""
+        """Raise RuntimeError if a source has failed, for callers that must not continue without it."""
         failed = [f"{name} ({count} calls)" for name, count in self.failures.items() if count]
         if failed:
             raise RuntimeError(f"draft sources failed: {', '.join(failed)}; the log says how")
@@ -110,7 +118,7 @@ class Drafter:
             self._guarded(source, None, source.start, request_id, prompt_ids, namespace)
 
     def needs_top_k(self, request_id: str) -> int:
-        """How many of the target's most probable tokens per node `update` wants to see."""
+        """Number of the target's most probable tokens per node that `update` needs."""
         names = self._requests[request_id].names
         wanted = max((source.needs_top_k for source in self._taking_part(names)), default=0)
         return min(max(wanted, 0), self._vocab_size)
@@ -137,7 +145,7 @@ class Drafter:
                 table_source, None, self._grown_with, table_source, request_id, context, proposals, budget
             )
         if grown is None:
-            grown = self._grown(context, proposals, NO_TABLE, np.uint64(0), budget)
+            grown = self._grown(context, proposals, NO_TABLE, np.uint64(0), NO_FIRST_ROWS, budget)
         request.grown = grown
         request.channels = grown.said.argmax(axis=1)
         probabilities = self._calibration.corrected(grown.probabilities, request.channels, grown.parents)
@@ -166,8 +174,7 @@ class Drafter:
                 verified = np.where(np.isin(verified, unsent[1:]), -1, verified)
             accepted = accepted_nodes[verified]
             learn_from_step(self._weights, grown, verified, accepted, LEARNING_RATE)
-            judged = np.flatnonzero(verified >= 0)
-            self._calibration.learn(grown.probabilities[judged], request.channels[judged], accepted[judged])
+            self._calibration.learn(grown.probabilities, request.channels, verified, accepted)
             places = np.where(grown.places < 0, -1, verified[grown.places]) if len(verified) else grown.places
         step = _to_look_at(step)
         for index, source in enumerate(self.sources):
@@ -202,7 +209,7 @@ class Drafter:
             logger.warning("%s", error)
 
     def _mix(self) -> dict[str, NDArray[Any]]:
-        """What the drafter itself learns."""
+        """State that the drafter itself has learned."""
         calibration = self._calibration
         return {"weights": self._weights, "promised": calibration.promised, "accepted": calibration.accepted}
 
@@ -235,17 +242,31 @@ class Drafter:
     def _grown_with(
         self, source: TableSource, request_id: str, context: IntArray, proposals: Proposals, budget: DraftBudget
     ) -> Grown:
-        grown = self._grown(context, proposals, source.table, source.table_key(request_id), budget)
+        grown = self._grown(context, proposals, source.table, source.table_key(request_id), source.first_rows, budget)
         tokens = grown.token_ids
         if len(tokens) and not (tokens.min() >= 0 and tokens.max() < self._vocab_size):
             raise ValueError(f"the table holds a token outside the vocabulary 0..{self._vocab_size - 1}")
         return grown
 
     def _grown(
-        self, context: IntArray, proposals: Proposals, table: ContinuationTable, key: np.uint64, budget: DraftBudget
+        self,
+        context: IntArray,
+        proposals: Proposals,
+        table: ContinuationTable,
+        key: np.uint64,
+        first_rows: FirstRows,
+        budget: DraftBudget,
     ) -> Grown:
         return grow(
-            context, proposals, table, key, len(self.sources), self._weights, budget.max_nodes, budget.max_depth
+            context,
+            proposals,
+            table,
+            key,
+            first_rows,
+            len(self.sources),
+            self._weights,
+            budget.max_nodes,
+            budget.max_depth,
         )
 
     def _guarded(self, source: DraftSource, otherwise: T, call: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:

@@ -1,11 +1,11 @@
-"""What a verified tree says of the tree that was proposed."""
+"""Maps a verified tree back to the proposed tree."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from pipeline.decoding.request import StepResult
-from pipeline.decoding.tree import DraftTree, IntArray
+from pipeline.decoding.tree import DraftTree, IntArray, child_with
 
 NO_NODES: IntArray = np.empty(0, np.int32)
 
@@ -26,18 +26,18 @@ def places_in(proposed: DraftTree, verified: DraftTree) -> IntArray:
 
 
 def unsent_nodes(step: StepResult) -> IntArray:
-    """The node that carries the target's own token of a step, and then the nodes below it; none in most steps. Had it
-    been verified, it would have been accepted: a planner nearer to the target has left it out. It was right, and of
-    what lies below nothing is known."""
+    """The node that carries the target's own token of a step, and the nodes below it; none in most steps. That node was
+    proposed but not verified, because a planner nearer to the target left it out. It was correct; nothing is known
+    about the nodes below it."""
     tree = step.tree
     if len(step.token_ids) != len(step.nodes) + 1:
         return NO_NODES
     last = step.nodes[-1] if step.nodes else -1
-    found = np.flatnonzero((tree.parents == last) & (tree.token_ids == step.token_ids[-1]))
-    below = [int(node) for node in found[:1]]
-    if below:
-        below += [node for node in range(below[0] + 1, len(tree)) if _is_below(tree, node, below[0])]
-    return np.asarray(below, np.int32)
+    unsent = child_with(tree, last, step.token_ids[-1])
+    if unsent is None:
+        return NO_NODES
+    below = [node for node in range(unsent + 1, len(tree)) if _is_below(tree, node, unsent)]
+    return np.asarray([unsent, *below], np.int32)
 
 
 def _is_below(tree: DraftTree, node: int, above: int) -> bool:

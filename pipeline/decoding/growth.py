@@ -15,6 +15,7 @@ import numpy as np
 
 from pipeline.decoding.compiled import compiled, inlined
 from pipeline.decoding.continuations import ContinuationTable, extend_key, slot_of
+from pipeline.decoding.first_rows import FirstRows
 from pipeline.decoding.mixing import OTHERS, learn, mixed_probability
 from pipeline.decoding.tree import BoolArray, FloatArray, IntArray
 
@@ -35,11 +36,10 @@ class Proposals(NamedTuple):
 
 
 class Grown(NamedTuple):
-    """token_ids, parents, probabilities: [n] the tree, in the order in which it was grown. said: [n, channels] what
-    each channel gave as the probability of a node given its parent, 0 where it knows nothing behind the parent,
-    `OTHERS` where it names only others there. num_orders: [n] how many orders the table knows behind a node's parent.
-    places: [total] node that each proposed node became, -1 if it was not taken. num_fixed: the first so many nodes are
-    fixed ones."""
+    """token_ids, parents, probabilities: [n] the tree, in the order of growth. said: [n, channels] each channel's
+    probability of a node given its parent, 0 where it has no data after the parent, `OTHERS` where it lists only other
+    tokens there. num_orders: [n] number of orders that the table has after a node's parent. places: [total] node that
+    each proposed node became, -1 if it was not taken. num_fixed: number of fixed nodes, which come first."""
 
     token_ids: IntArray
     parents: IntArray
@@ -65,18 +65,19 @@ def grow(
     proposals: Proposals,
     table: ContinuationTable,
     table_key: np.uint64,
+    first_rows: FirstRows,
     table_channel: int,
     weights: FloatArray,
     max_nodes: int,
     max_depth: int,
 ) -> Grown:
     """Grow the tree. context: [len] tokens up to the root. table_key: `namespace_key` of the request.
-    table_channel: channel of the table's first order. weights:
+    table_channel: channel of the table's first order; that of the first rows stands behind its last one. weights:
     [orders + 1, channels + 1, 3] see `mixed_probability`."""
     total = len(proposals.token_ids)
     orders, capacity, width = table.ids.shape
     num_channels = weights.shape[1] - 1
-    room = 1 + total + (max_nodes + 1) * orders * width
+    room = 1 + total + (max_nodes + 1) * (orders * width + first_rows.ids.shape[1])
     # Index 0 is the root; children hang on linked lists.
     token = np.empty(room, np.int32)
     parent = np.empty(room, np.int32)
@@ -129,6 +130,14 @@ def grow(
                     child = _child_of(token, parent, depth, first_child, next_sibling, size, current, candidate)
                     size = max(size, child + 1)
                     said[child, table_channel + order] = table.probs[order, slot, k]
+            if known and last[0] < len(first_rows.ids):
+                for k in range(first_rows.ids.shape[1]):
+                    candidate = first_rows.ids[last[0], k]
+                    if candidate < 0:
+                        break
+                    child = _child_of(token, parent, depth, first_child, next_sibling, size, current, candidate)
+                    size = max(size, child + 1)
+                    said[child, table_channel + orders] = first_rows.probs[last[0], k]
             _rate(
                 first_child[current],
                 next_sibling,
@@ -200,7 +209,7 @@ def _child_of(
 
 @inlined
 def _last_tokens(token: IntArray, parent: IntArray, node: int, context: IntArray, last: IntArray, count: int) -> int:
-    """Fill `last` with up to so many tokens up to a node, the latest first. Returns how many there are."""
+    """Fill `last` with up to `count` tokens up to a node, the latest first. Returns their number."""
     filled = 0
     while filled < count and node > 0:
         last[filled] = token[node]
@@ -218,7 +227,7 @@ def _last_tokens(token: IntArray, parent: IntArray, node: int, context: IntArray
 def _rate(
     first: int, next_sibling: IntArray, said: FloatArray, weights: FloatArray, above: float, probability: FloatArray
 ) -> None:
-    """Estimate how likely the path through each of the siblings from `first` on is. above: the path to their parent."""
+    """Estimate the path probability of each sibling from `first` on. above: path probability of their parent."""
     for channel in range(said.shape[1]):
         speaks = False
         each = first

@@ -1,11 +1,13 @@
-"""What a drafter has learnt, kept from one server to the next: a folder with one file per source and one for the mix.
+"""State that a drafter has learned, saved from one server to the next: a folder with one file per source and one for
+the mix.
 
-    trie.snapshot       the shared trie, in the format of the `lookahead trie` verbs
+    trie.snapshot       the shared trie, in the format of the `lookahead trie` commands
     recycling.state     the table of candidates
     <name>.state        weights of the mix and calibration of the drafter of that name (one per side of a server)
 
-Files appear whole or not at all. Their sizes are bounded by the sources' own bounds. A file of another model, of other
-settings, or a damaged one is reported and left alone: drafts then start from nothing."""
+Files are written atomically. The sources' own bounds limit their sizes. A file of another model or other settings, or a
+damaged one, is reported and ignored: drafts then start without learned state.
+"""
 
 from __future__ import annotations
 

@@ -16,9 +16,9 @@ MAX_TOP = 64
 
 @dataclass(frozen=True, slots=True)
 class LogitsWanted:
-    """What a request wants to see of the target's logits. log_probs: of the tokens of its output. num_top: of so many
-    alternatives at each place, with log_probs. prompt: log_probs and num_top for the prompt as well. generation_logits,
-    context_logits: whole rows, of the output and of the prompt."""
+    """Parts of the target's logits that a request returns. log_probs: of the tokens of its output. num_top: number of
+    alternatives at each position, with log_probs. prompt: log_probs and num_top for the prompt as well.
+    generation_logits, context_logits: whole rows, of the output and of the prompt."""
 
     log_probs: bool = False
     num_top: int = 0
@@ -37,8 +37,8 @@ class LogitsWanted:
 
 @dataclass(slots=True)
 class TokenLogProbs:
-    """Of consecutive tokens. values: each token's own. top_ids, top_values: [tokens][num_top] the most probable ones,
-    best first, of equal ones the smaller id. rows: logits [vocab] of each, if wanted."""
+    """Log probabilities of consecutive tokens. values: each token's own. top_ids, top_values: [tokens][num_top] the
+    most probable ones, best first, ties by the smaller id. rows: logits [vocab] of each, if requested."""
 
     values: list[float] = field(default_factory=list)
     top_ids: list[list[int]] = field(default_factory=list)
@@ -95,8 +95,8 @@ def top_ids(values: FloatArray, count: int) -> IntArray:
 
 
 def prompt_log_probs(rows: Sequence[FloatArray], prompt_ids: IntArray, num_top: int) -> TokenLogProbs:
-    """Of prompt tokens 1 .. len - 1, each after those before it. rows: [len][vocab] logits after each prompt token. The
-    first token has none."""
+    """Log probabilities of prompt tokens 1 .. len - 1, each after those before it. rows: [len][vocab] logits after each
+    prompt token. The first token has none."""
     found = TokenLogProbs()
     for row, token in zip(rows, prompt_ids[1:].tolist(), strict=False):
         found.add(row, token, num_top, keep_row=False)

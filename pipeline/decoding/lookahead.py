@@ -30,7 +30,8 @@ class Window:
     1."""
 
     def __init__(self, max_window_size: int, max_ngram_size: int, prompt_ids: IntArray, seed: int) -> None:
-        """The first level is drawn from the prompt, by a generator of the request's own; the next come step by step."""
+        """The first level is drawn from the prompt, by a random generator of this request; later levels come step by
+        step."""
         self.max_window_size = max_window_size
         self.max_ngram_size = max_ngram_size
         self._vocabulary = prompt_ids

@@ -12,11 +12,11 @@ import numpy as np
 from pipeline.decoding.compiled import compiled
 from pipeline.decoding.tree import FloatArray
 
-# What a channel says that only names others.
+# Value of a channel that lists only other tokens.
 OTHERS = -1.0
 LOWEST_PROBABILITY = 1e-4
 HIGHEST_PROBABILITY = 0.995
-# Of the learning rate, for the weights: logits are several times as large as what the offsets multiply, which is 1.
+# Factor on the learning rate for the weights: logits are several times as large as the offsets' input, which is 1.
 WEIGHT_RATE = 0.2
 
 
@@ -28,8 +28,8 @@ def logit(probability: float) -> float:
 
 @compiled
 def mixed_probability(said: FloatArray, weights: FloatArray) -> float:
-    """The mix of what the channels said [channels] of one node. weights: [channels + 1, 3] weight, offset and penalty
-    of each channel; the last row holds the bias."""
+    """The mix of the channels' values for one node [channels]. weights: [channels + 1, 3] weight, offset and penalty of
+    each channel; the last row holds the bias."""
     score = weights[-1, 0]
     for channel in range(len(said)):
         if said[channel] > 0:

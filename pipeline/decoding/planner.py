@@ -64,7 +64,7 @@ class AdaptivePlanner:
             return [EMPTY_TREE] * len(items)
         context_len = round(sum(item.context_len for item in items) / len(items))
         num_nodes = min(room, sum(len(item.tree) for item in items))
-        # Of passes without any node, with one, and so on.
+        # Times of passes with 0, 1, 2 ... nodes.
         times = self._curve.seconds_up_to(pending + num_nodes, len(items), context_len)[pending:]
         plain = sum(item.yields_token for item in items) / times[0]
         kept, num_fixed = _kept_windows(items, room)
@@ -85,8 +85,8 @@ class _Entry(NamedTuple):
 def _best(
     items: Sequence[PlanItem], kept: Sequence[bool], room: int, times: np.ndarray[tuple[int], np.dtype[np.float64]]
 ) -> tuple[float, list[DraftTree]]:
-    """The number of nodes beside the windows kept that gives most tokens per second: that rate, and the trees. times:
-    of passes with so many nodes, windows included."""
+    """Find the number of nodes beside the kept windows with the most tokens per second. Returns that rate, and the
+    trees. times: of passes by number of nodes, windows included."""
     num_fixed = _num_fixed(items, kept)
     order = _by_probability(items, kept)[: room - num_fixed]
     certain = sum(item.yields_token for item in items)

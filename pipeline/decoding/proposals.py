@@ -14,7 +14,8 @@ UNKNOWN_PROBABILITY = 0.5
 
 
 def joined_proposals(trees: Sequence[tuple[int, DraftTree]], own_nodes: dict[int, slice]) -> Proposals:
-    """The trees one behind the other, each with the index of its source; notes where each source's nodes are."""
+    """Concatenate the trees, each with the index of its source, and record in own_nodes the place of each source's
+    nodes."""
     if not trees:
         nothing = np.empty(0, np.int32)
         return Proposals(nothing, nothing, np.empty(0, np.float32), nothing, np.empty(0, np.bool_))

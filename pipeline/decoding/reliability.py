@@ -1,4 +1,4 @@
-"""How honest the estimates of draft nodes are: what was promised for verified nodes against what was accepted."""
+"""Reliability of the estimates: predicted probability of verified nodes against their acceptance rate."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Reliability:
         np.add.at(self._sums[2], place, accepted[chosen])
 
     def take(self) -> list[ReliabilityRow]:
-        """Buckets that hold anything, by source. The counts begin anew."""
+        """Non-empty buckets by source. Resets the counts."""
         ends = (0.0, *BUCKET_ENDS, 1.0)
         rows = [
             ReliabilityRow(

@@ -1,4 +1,4 @@
-"""What is asked for and what came of one step: the plain values that sessions, sources and engines exchange."""
+"""A request and the result of one step: the plain values that sessions, sources and engines exchange."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One request. prompt_ids: [prompt_len]. end_ids: tokens that end the output, none of which comes among the first
-    min_new_tokens; nor does one of late_ids, which end nothing. stop_sequences: token sequences that end the output;
-    like an end token they stay in the output ids, and the text leaves them out. num_resumed_tokens: the last so many of
-    prompt_ids are output of an earlier run; max_new_tokens, min_new_tokens, stop_sequences and guide
-    count them as output. guide: what the output must match, if anything."""
+    """One request. prompt_ids: [prompt_len]. end_ids: tokens that end the output; all are banned among the first
+    min_new_tokens. late_ids: further tokens banned there, which end nothing. stop_sequences: token sequences that end
+    the output; like an end token they stay in the output ids, and the text leaves them out. num_resumed_tokens: number
+    of last prompt_ids that are output of an earlier run; max_new_tokens, min_new_tokens, stop_sequences and guide count
+    them as output. guide: format that the output must match, if any."""
 
     request_id: str
     prompt_ids: IntArray
@@ -70,12 +70,13 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one verify step did to one sequence.
+    """Result of one verify step of one sequence.
 
     context: [len] prompt and output before the step. tree: the tree that was verified. nodes: its accepted path.
     token_ids: the emitted tokens, `len(nodes) + 1`, the last one being the target's own (bonus or recovered) token.
-    choices: [n + 1] greedy choice of the target after the root (row 0) and after node i (row i + 1), or None where the
-    target does not tell. top_ids, top_probs: [n + 1, k] its most probable tokens in the same rows, best first, or None.
+    choices: [n + 1] greedy choice of the target after the root (row 0) and after node i (row i + 1), or None if the
+    target does not return it. top_ids, top_probs: [n + 1, k] its most probable tokens in the same rows, best first, or
+    None.
     """
 
     context: IntArray

@@ -157,7 +157,7 @@ def _penalise(scores: FloatArray, params: SamplingParams, context: IntArray) -> 
 
 
 def _limited(scores: FloatArray) -> FloatArray:
-    """Scores too large for 32 bits as the largest that fit: the difference of two infinite ones would be NaN."""
+    """Clip scores to the largest float32 numbers: the difference of two infinite scores would be NaN."""
     limited: FloatArray = np.clip(scores, np.float32(-LARGEST), np.float32(LARGEST))
     return limited
 

@@ -34,8 +34,8 @@ GRAMMAR = "grammar"
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """Result of verifying a tree: see `StepResult` for the fields. num_steps: passes that it took: more than one where
-    a target without drafts was asked for several tokens at once, none for tokens that needed no pass."""
+    """Result of verifying a tree: see `StepResult` for the fields. num_steps: number of passes; more than one if a
+    target without drafts computed several tokens in one call, 0 for tokens that needed no pass."""
 
     nodes: list[int]
     token_ids: list[int]
@@ -133,7 +133,7 @@ class Session:
         """Draft the next step. max_nodes: a tighter bound than the session's own budget, if any."""
         nodes = self.budget.max_nodes if max_nodes is None else min(max_nodes, self.budget.max_nodes)
         nodes = min(nodes, self._max_seq_len - self._len)
-        # The target adds one token of its own to whatever is accepted.
+        # The target adds one token of its own to the accepted ones.
         depth = min(self.budget.max_depth, self.num_remaining_tokens - 1)
         if self._drafter is None or nodes <= 0 or depth <= 0:
             return EMPTY_TREE
@@ -198,7 +198,7 @@ class Session:
             self._drafter.stop(self.request.request_id)
 
     def _keep(self, token_ids: Sequence[int]) -> list[int]:
-        """The tokens up to the end of the output, if it lies among them."""
+        """The tokens up to the end of the output, if the end is among them."""
         kept: list[int] = []
         room = self.num_remaining_tokens
         for token in token_ids:

@@ -69,7 +69,7 @@ def chain(token_ids: Sequence[int], probabilities: Sequence[float] | None = None
 
 
 def check_tree(tree: DraftTree, vocab_size: int | None = None) -> None:
-    """Raise ValueError, saying where, unless parents precede children and tokens lie in the vocabulary, if given."""
+    """Raise ValueError, with the node, unless parents precede children and tokens are in the vocabulary, if given."""
     tokens, parents = tree.token_ids, tree.parents
     if tokens.ndim != 1 or tokens.shape != parents.shape:
         raise ValueError(
@@ -111,6 +111,12 @@ def path_to(tree: DraftTree, node: int) -> list[int]:
         path.append(node)
         node = int(tree.parents[node])
     return path[::-1]
+
+
+def child_with(tree: DraftTree, node: int, token: int) -> int | None:
+    """The child of a node (or `ROOT`) that carries a token; of several the first."""
+    found = np.flatnonzero((tree.parents == node) & (tree.token_ids == token))
+    return int(found[0]) if len(found) else None
 
 
 def children_of(tree: DraftTree) -> dict[int, dict[int, int]]:
@@ -159,10 +165,9 @@ def limit_tree(tree: DraftTree, max_nodes: int, max_depth: int) -> DraftTree:
 
 def agreeing_path(tree: DraftTree, future: Sequence[int]) -> list[int]:
     """Nodes of the longest path from the root that carries the tokens of `future`."""
-    children = children_of(tree)
     nodes: list[int] = []
     for token in future:
-        child = children.get(nodes[-1] if nodes else -1, {}).get(token)
+        child = child_with(tree, nodes[-1] if nodes else ROOT, token)
         if child is None:
             break
         nodes.append(child)

@@ -9,7 +9,6 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from pipeline.config.schema import LookaheadConfig, RecyclingDraftConfig, TrieDraftConfig, WindowDraftConfig
-from pipeline.decoding.compile_cache import mark_complete
 from pipeline.decoding.create import create_drafter
 from pipeline.decoding.request import StepResult
 from pipeline.decoding.sources.base import DraftBudget
@@ -24,7 +23,7 @@ REQUESTS = ("warm-up 1", "warm-up 2")
 def warm_up() -> None:
     """Run a few steps of a throwaway drafter with every kind of source that compiles something, for two requests at
     once, and let a trie grow, forget, be saved and loaded."""
-    lookahead = LookaheadConfig(max_window_size=2, max_ngram_size=3, max_verification_set_size=2)
+    lookahead = LookaheadConfig.of(2, 3, 2)
     configs = (TrieDraftConfig(max_bytes=1 << 16), RecyclingDraftConfig(top_k=2), WindowDraftConfig())
     drafter = create_drafter(configs, lookahead, VOCAB_SIZE)
     text = np.tile(np.arange(8, dtype=np.int32), 4)
@@ -50,4 +49,3 @@ def warm_up() -> None:
         save_trie(trie, Path(folder) / "trie")
         load_trie(Path(folder) / "trie").check()
     trie.remove("")
-    mark_complete()

@@ -1,8 +1,8 @@
-"""OpenAI batch files through the OpenAI API: many requests at once, results in order, resumable after a kill.
+"""OpenAI batch files through the OpenAI API: concurrent requests, results in order, resumable after a kill.
 
 A line of the input is {"custom_id", "method": "POST", "url": "/v1/chat/completions", "body": {...}}, as in OpenAI's
-batch API. Finished requests are appended to a journal beside the output; a later run goes on behind them. At the end
-the output is written whole, in the order of the input, and the journal is removed.
+batch API. Finished requests are appended to a journal beside the output, and a later run continues after them. At the
+end the output is written atomically, in the order of the input, and the journal is removed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pipeline.errors import RequestError, ServerError
 from pipeline.files import write_whole
 
 _URLS = ("/v1/chat/completions", "/v1/completions")
-# A request that the server cannot take now is sent again after so long, and twice as long each time.
+# First pause before a refused request is sent again; each pause is twice as long as the one before.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _LATER = (429, 503)
 
@@ -49,7 +49,7 @@ def read_batch(path: Path) -> list[BatchRequest]:
 
 
 def journal_path(out: Path) -> Path:
-    """Where finished requests are kept until all are."""
+    """Journal of finished requests."""
     return out.with_name(f"{out.name}.partial")
 
 
@@ -133,7 +133,7 @@ def _result(client: httpx.Client, request: BatchRequest, stop: threading.Event) 
 
 
 def _pause_of(response: httpx.Response, pause: float) -> float:
-    """What the server asks for, else what has grown."""
+    """The server's Retry-After, else the doubled pause."""
     asked = response.headers.get("retry-after", "")
     return float(asked) if asked.isdigit() else pause
 

@@ -2,20 +2,43 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 from pathlib import Path
 
+from pipeline.dynamo.tool_guides import HERMES
 from pipeline.engine.artifact import Artifact
 
 CARD = "card"
+_TOOLS_TEMPLATE = Path(__file__).with_name("hermes_tools.jinja")
+_MENTIONS_TOOLS = re.compile(r"\btools\b")
 
 
 def write_card(artifact: Artifact, run_dir: Path) -> Path:
-    """Copy the files of an artifact into a folder of its own below the run folder. Returns the folder."""
+    """Copy the files of an artifact into a subfolder of the run folder. Returns the subfolder."""
     folder = run_dir / CARD / artifact.resolved.model.name / artifact.resolved.profile.name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     configuration = artifact.engine_dir.glob("*config.json")
     for path in (*configuration, *artifact.tokenizer_dir.iterdir()):
         shutil.copy2(path, folder / path.name)
+    if artifact.resolved.model.tool_call_parser == HERMES:
+        _add_tools(folder / "chat_template.jinja")
+    _name_architecture(folder / "config.json", artifact.resolved.model.architecture)
     return folder
+
+
+def _add_tools(path: Path) -> None:
+    """Put our way of showing tools to the model before a chat template that has none."""
+    template = path.read_text(encoding="utf-8") if path.is_file() else ""
+    if template and not _MENTIONS_TOOLS.search(template):
+        path.write_text(_TOOLS_TEMPLATE.read_text(encoding="utf-8") + template, encoding="utf-8")
+
+
+def _name_architecture(path: Path, architecture: str) -> None:
+    """Write the class name into a config.json that lacks it, as those of GGUF files do: Dynamo's front end refuses a
+    model without one."""
+    config = json.loads(path.read_text(encoding="utf-8"))
+    if not config.get("architectures"):
+        path.write_text(json.dumps({**config, "architectures": [architecture]}, indent=2) + "\n", encoding="utf-8")

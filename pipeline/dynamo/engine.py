@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from tokenizers import Tokenizer
 
 from pipeline.dynamo.metrics import PREFIX, DraftMetrics
 from pipeline.dynamo.request_tensors import TokenRequest, token_request
-from pipeline.dynamo.spec import NAMESPACE, TRITON_KEY, WorkerSpec
+from pipeline.dynamo.servers import TritonServers
+from pipeline.dynamo.spec import FILE_KV, NAMESPACE, TRITON_KEYS, WorkerSpec
 from pipeline.dynamo.triton_stream import TokenChunk, TritonStream
 from pipeline.errors import BusyError, EngineError, RequestError, ServerError
 from pipeline.gateway.annotations import NAMESPACE as DRAFT_NAMESPACE
@@ -29,8 +31,6 @@ from pipeline.gateway.annotations import annotation
 # Dynamo's block size has no meaning for our KV cache; it is the unit of its prefix routing.
 KV_BLOCK_SIZE = 16
 _READY_POLL_S = 0.1
-# A request that finds its server gone waits for so long before it moves: with one server left, it may be back.
-_GONE_PAUSE_S = 0.5
 _FINISH = {"end_token": "stop", "stop_words": "stop", "length": "length", "cancelled": "cancelled"}
 _CANCELLED: dict[str, Any] = {"token_ids": [], "index": 0, "finish_reason": "cancelled"}
 
@@ -40,7 +40,7 @@ class TritonEngine(LLMEngine):
 
     def __init__(self, spec: WorkerSpec) -> None:
         self._spec = spec
-        self._stream: TritonStream | None = None
+        self._servers: TritonServers | None = None
         self._metrics = DraftMetrics(spec.model)
         self._running: dict[str, asyncio.Queue[Any]] = {}
         self._tokenizer: Any = None
@@ -54,19 +54,23 @@ class TritonEngine(LLMEngine):
             model_name=spec.card_dir,
             served_model_name=spec.model,
             discovery_backend=spec.discovery,
+            tool_call_parser=spec.tool_call_parser,
         )
         return cls(spec), config
 
     async def start(self, worker_id: int) -> EngineConfig:
-        """Wait for Triton. Raises ServerError if it is not ready in time."""
-        del worker_id
+        """Wait for Triton. worker_id: names it to front ends. Raises ServerError if Triton is not ready in time."""
         spec = self._spec
-        self._stream = TritonStream(spec.triton_url, os.environ.get(TRITON_KEY, ""))
+        keys = os.environ.get(TRITON_KEYS, "").split(",")
+        own, *others = [TritonStream(url, key) for url, key in zip_longest(spec.triton_urls, keys, fillvalue="")]
+        self._servers = TritonServers(own, others)
         deadline = time.monotonic() + spec.startup_timeout_s
-        while not await self._stream.is_ready():
+        while not await own.is_ready():
             if time.monotonic() > deadline:
-                raise ServerError(f"Triton at {spec.triton_url} was not ready after {spec.startup_timeout_s:.0f} s.")
+                raise ServerError(f"Triton at {spec.triton_urls[0]} was not ready in {spec.startup_timeout_s:.0f} s.")
             await asyncio.sleep(_READY_POLL_S)
+        if (folder := os.environ.get(FILE_KV)) is not None:
+            Path(spec.entries_path).write_text(f"{folder}/v1/*/*%2F{worker_id:x}\n", encoding="utf-8")
         blocks = math.ceil(spec.max_seq_len / KV_BLOCK_SIZE)
         return EngineConfig(
             model=spec.card_dir,
@@ -103,7 +107,7 @@ class TritonEngine(LLMEngine):
                     yield _CANCELLED
                     return
                 if isinstance(item, Exception):
-                    raise await _dynamo_error(item, begun=num_sent > 0)
+                    raise _dynamo_error(item)
                 num_sent += len(item.token_ids)
                 finished = item.finish_reason is not None
                 yield self._dynamo_chunk(wanted, item, num_sent)
@@ -118,9 +122,9 @@ class TritonEngine(LLMEngine):
 
     async def cleanup(self) -> None:
         """Close the connection. Twice does nothing."""
-        if self._stream is not None:
-            await self._stream.close()
-            self._stream = None
+        if self._servers is not None:
+            await self._servers.close()
+            self._servers = None
 
     async def register_prometheus(self, metrics: Any) -> None:
         register_engine_registry(metrics, self._metrics.registry, prefix_filters=[PREFIX])
@@ -133,10 +137,10 @@ class TritonEngine(LLMEngine):
 
     async def _output(self, wanted: TokenRequest, context: Context, chunks: asyncio.Queue[Any]) -> None:
         """Put the chunks of the output, or what went wrong, into a queue."""
-        assert self._stream is not None, "start comes before generate"
+        assert self._servers is not None, "start comes before generate"
         trace = context.trace_headers() or {}
         try:
-            stream = self._stream.generate(wanted.tensors, context.id(), trace)
+            stream = self._servers.generate(wanted, context.id(), trace)
             async with aclosing(stream) as answers:
                 async for chunk in answers:
                     chunks.put_nowait(chunk)
@@ -189,11 +193,9 @@ class TritonEngine(LLMEngine):
         return made
 
 
-async def _dynamo_error(error: Exception, begun: bool) -> Exception:
-    """What to raise for an error of the server. begun: the client has tokens already."""
+def _dynamo_error(error: Exception) -> Exception:
+    """The exception for an error of the server."""
     if isinstance(error, EngineError):
-        if not begun:
-            await asyncio.sleep(_GONE_PAUSE_S)
         return EngineShutdown(str(error))
     if isinstance(error, BusyError):
         return HttpError(503, str(error))

@@ -28,9 +28,9 @@ from pipeline.errors import ServerError
 from pipeline.server.processes import marked_processes
 from pipeline.server.state import is_ready, reachable
 
-# A question that is not answered within so long hangs.
+# Time limit of a request; a longer one counts as hanging.
 REQUEST_TIMEOUT_S = 180.0
-# How long a killed process may take until it serves again.
+# Time limit for a killed process to serve again.
 _RETURN_TIMEOUT_S = 900.0
 _NUM_CLIENTS = 4
 # Kills come at a random moment of the work of the clients.
@@ -56,7 +56,7 @@ _SCHEMA = {
 
 
 class Kind(NamedTuple):
-    """One way to ask, as fields of an OpenAI request."""
+    """One kind of request, as fields of an OpenAI request."""
 
     name: str
     fields: Mapping[str, Any]
@@ -68,6 +68,17 @@ KINDS = (
     Kind("penalties", {"temperature": 1.2, "seed": 8, "presence_penalty": 0.7, "frequency_penalty": 0.4}),
     Kind("stop word", {"temperature": 0.9, "seed": 9, "min_tokens": 8, "stop": ["\n\n", "the end"]}),
     Kind(
+        "conversation",  # stays on one server while that is there
+        {
+            "seed": 11,
+            "messages": [
+                {"role": "user", "content": "Name a river."},
+                {"role": "assistant", "content": "The Rhine."},
+                {"role": "user", "content": "Where does it begin?"},
+            ],
+        },
+    ),
+    Kind(
         "json",
         {
             "temperature": 0.8,
@@ -78,8 +89,8 @@ KINDS = (
 )
 
 
-class Answer(NamedTuple):
-    """What a client sees of an output."""
+class ClientOutput(NamedTuple):
+    """Output of a request as its client sees it."""
 
     text: str
     finish_reason: str
@@ -89,8 +100,8 @@ class Answer(NamedTuple):
 
 @dataclass
 class FailoverReport:
-    """Counts of one run. differences, failures: a sentence each. num_moved: requests that went on elsewhere, by the
-    front end's count. slowest_s: the longest time that an answer took."""
+    """Counts of one run. differences, failures: a sentence each. num_moved: requests that moved, by the front end's
+    count. slowest_s: the longest response time."""
 
     num_kills: int = 0
     num_requests: int = 0
@@ -134,7 +145,7 @@ def verify_failover(fleet: Fleet, url: str, model: str, num_kills: int, max_toke
             while not done.is_set():
                 index = order.randrange(len(bodies))
                 started = time.monotonic()
-                outcome: Answer | str
+                outcome: ClientOutput | str
                 try:
                     outcome = _ask(client, url, bodies[index])
                 except ServerError as error:
@@ -217,7 +228,7 @@ def _body(model: str, prompt: str, max_tokens: int, kind: Kind) -> dict[str, Any
     return {"model": model, "messages": [{"role": "user", "content": prompt}], "max_tokens": max_tokens, **kind.fields}
 
 
-def _ask(client: httpx.Client, url: str, body: Mapping[str, Any]) -> Answer:
+def _ask(client: httpx.Client, url: str, body: Mapping[str, Any]) -> ClientOutput:
     """One answer. Raises ServerError for any other outcome."""
     try:
         response = client.post(f"{url}/chat/completions", json=body)
@@ -229,6 +240,6 @@ def _ask(client: httpx.Client, url: str, body: Mapping[str, Any]) -> Answer:
         raise ServerError(f"status {response.status_code}: {response.text[:200]}")
     answer = response.json()
     choice, usage = answer["choices"][0], answer["usage"]
-    return Answer(
+    return ClientOutput(
         choice["message"]["content"] or "", choice["finish_reason"], usage["prompt_tokens"], usage["completion_tokens"]
     )

@@ -15,18 +15,18 @@ from pipeline.config.schema import ResolvedConfig, ServerConfig
 from pipeline.dynamo.card import write_card
 from pipeline.dynamo.services import (
     DISCOVERY,
-    FILE_KV,
     FRONT_END,
     WORKER,
+    check_tool_call_parser,
     front_end_service,
     require_dynamo,
     worker_service,
 )
+from pipeline.dynamo.spec import FILE_KV
 from pipeline.engine.backend import Note
 from pipeline.errors import ServerError
 from pipeline.server.gateway import OPENAI, OpenAIPorts
 from pipeline.server.ports import LOOPBACK, bind_ports
-from pipeline.server.road import Served, launch
 from pipeline.server.server import RunningServer, stop_server
 from pipeline.server.service import (
     RunningService,
@@ -37,6 +37,7 @@ from pipeline.server.service import (
     stop_service,
     wait_until_ready,
 )
+from pipeline.server.startup import PreparedServer, launch
 from pipeline.server.state import GATEWAY, SERVICES, ServerState, find_server, reachable
 
 _POLL_S = 0.2
@@ -44,7 +45,7 @@ _POLL_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """What this process started. servers: the first is the one that `lookahead status` names."""
+    """Processes started by this one. servers: `lookahead status` prints the first one."""
 
     servers: list[RunningServer]
     services: list[RunningService]
@@ -67,29 +68,39 @@ class Fleet:
             running.stop()
 
     @property
+    def front_end_port(self) -> int | None:
+        """Port of the OpenAI front end, None without one."""
+        return next((service.state.ports["http"] for service in self.services if service.name == FRONT_END), None)
+
+    @property
     def running(self) -> list[RunningServer | RunningService]:
         """All processes, in the order in which they were started."""
         return [*self.servers, *self.services]
 
 
 def start_fleet(
-    served: Served,
+    served: PreparedServer,
     places: Places,
     run_dir: Path,
     *,
     join: bool = False,
+    beside: bool = False,
     detach: bool = False,
     verbose: bool = False,
     note: Note = lambda text: None,
 ) -> Fleet:
     """Start what the server section of the config asks for, and wait until all of it is ready. Raises ServerError.
 
-    join: no front end, as that of another machine finds the workers."""
+    join: no front end, as that of another machine finds the workers. beside: all on free ports and without a gateway,
+    as that of others that run will lead to them."""
     server = served.resolved.profile.server
+    if beside:
+        served = _on_free_ports(served)
     if not server.openai:
-        return Fleet([launch(served, places, run_dir, detach=detach, verbose=verbose, note=note)], [])
+        alone = launch(served, places, run_dir, with_gateway=not beside, detach=detach, verbose=verbose, note=note)
+        return Fleet([alone], [])
     require_dynamo()
-    openai = None if join else _openai_ports(server)
+    openai = None if join else _openai_ports(served.resolved.profile.server)
     fleet = Fleet([], [])
     with ExitStack() as stack:
         stack.callback(fleet.stop)
@@ -104,13 +115,15 @@ def start_fleet(
                 places,
                 replica_dir(run_dir, number),
                 openai=openai,
-                with_gateway=first,
+                with_gateway=first and not beside,
                 detach=detach,
                 verbose=verbose,
                 note=note,
             )
             fleet.servers.append(running)
-            worker = worker_service(number, served.resolved, running.state, card, run_dir)
+        states = [running.state for running in fleet.servers]
+        for number in range(1, server.replicas + 1):
+            worker = worker_service(number, served.resolved, states, card, run_dir)
             workers.append(_start(fleet, worker, run_dir, detach))
         if openai is not None:
             host = LOOPBACK if server.gateway.enabled else server.host
@@ -133,6 +146,7 @@ def check_fleet(resolved: ResolvedConfig, join: bool = False) -> None:
         )
     if server.openai:
         require_dynamo()
+        check_tool_call_parser(resolved.model)
     if server.openai and not join:
         _openai_ports(server)
 
@@ -178,8 +192,8 @@ def openai_url(run_dir: Path) -> str | None:
     return f"http://{reachable(host)}:{port}/v1"
 
 
-def as_running(served: Served, run_dir: Path) -> Served:
-    """The same with the OpenAI API and the replicas that run, for a switch to another profile."""
+def as_running(served: PreparedServer, run_dir: Path) -> PreparedServer:
+    """The same with the OpenAI API and the replicas of the running server, for a switch to another profile."""
     url, replicas = openai_url(run_dir), len(find_replicas(run_dir))
     if url is None and any(service.name.startswith(WORKER) for service in find_services(run_dir)):
         raise ServerError(
@@ -210,5 +224,6 @@ def _start(fleet: Fleet, service: Service, run_dir: Path, detach: bool) -> Runni
     return running
 
 
-def _on_free_ports(served: Served) -> Served:
-    return replace(served, resolved=with_server(served.resolved, http_port=0, grpc_port=0, metrics_port=0))
+def _on_free_ports(served: PreparedServer) -> PreparedServer:
+    ports = dict.fromkeys(("http_port", "grpc_port", "metrics_port", "openai_port"), 0)
+    return replace(served, resolved=with_server(served.resolved, **ports))

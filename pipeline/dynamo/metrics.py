@@ -8,12 +8,12 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter
 
 PREFIX = "vllm:"
-# Acceptance is counted for the first so many draft positions.
+# Number of draft positions with separate counters.
 _NUM_POSITIONS = 16
 
 
 class DraftMetrics:
-    """Counters in a registry of their own. Used from one thread."""
+    """Counters in a separate registry. Used from one thread."""
 
     def __init__(self, model: str) -> None:
         self.registry = CollectorRegistry()

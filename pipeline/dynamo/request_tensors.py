@@ -1,8 +1,7 @@
 """A request of Dynamo as the tensors of `lookahead_bls`.
 
-The seed and the absolute position of a token decide the noise that it is sampled with. So a request that Dynamo moves
-to another worker goes on as it would have: its prompt then holds the tokens so far, and everything that counts output
-tokens (min_tokens, penalties, a response format) counts those too.
+A request that moves to another worker or server goes on as it would have: its prompt then holds the tokens so far, and
+everything that counts output tokens (min_tokens, penalties, a response format) counts those too.
 """
 
 from __future__ import annotations
@@ -10,13 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from pipeline.dynamo.spec import WorkerSpec
+from pipeline.dynamo.tool_guides import tool_guide
 from pipeline.errors import RequestError
 from pipeline.gateway.annotations import (
     GUIDE,
@@ -24,18 +24,20 @@ from pipeline.gateway.annotations import (
     MAX_TOKENS,
     NAMESPACE,
     NUM_DRAFT_TOKENS,
-    ONE_CHOICE,
     PREDICTION,
     STRATEGY,
+    TOOLS,
     integer_option,
     logit_bias_option,
     read_annotations,
 )
 from pipeline.triton_models.tensors import Array
 
-# The OpenAI API samples at this temperature unless told otherwise.
+# Default temperature of the OpenAI API.
 _DEFAULT_TEMPERATURE = 1.0
 _SEEDS = 1 << 64
+# The front end ends a request at its first finish reason, so the gateway makes a request of each choice.
+_ONE_CHOICE = "n must be 1 without the gateway (server.gateway.enabled); send the request again with seed + 1"
 _PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
 
 
@@ -59,7 +61,7 @@ def token_request(request: Mapping[str, Any], context_id: str, spec: WorkerSpec)
     ids: list[int] = request["token_ids"]
     stop, sampling = request.get("stop_conditions") or {}, request.get("sampling_options") or {}
     if sampling.get("n") not in (None, 1):
-        raise RequestError(ONE_CHOICE)
+        raise RequestError(_ONE_CHOICE)
     options = read_annotations(request.get("annotations") or [])
     remaining, resumed = _counts(len(ids), stop.get("max_tokens"), integer_option(options, MAX_TOKENS), spec)
     tensors: dict[str, Array] = {
@@ -91,7 +93,7 @@ def token_request(request: Mapping[str, Any], context_id: str, spec: WorkerSpec)
     if bias := logit_bias_option(options):
         tensors["logit_bias_ids"] = np.asarray([list(bias)], np.int32)
         tensors["logit_bias_values"] = np.asarray([list(bias.values())], np.float32)
-    tensors |= _guide(options, sampling.get("guided_decoding"))
+    tensors |= _guide(options, sampling.get("guided_decoding"), spec.tool_call_parser)
     tensors |= _log_probs((request.get("output_options") or {}).get("logprobs"))
     extra = ((request.get("extra_args") or {}).get("nvext") or {}).get("extra_fields") or []
     return TokenRequest(
@@ -102,6 +104,20 @@ def token_request(request: Mapping[str, Any], context_id: str, spec: WorkerSpec)
         has_prediction=PREDICTION in tensors,
         returns_statistics="engine_data" in extra,
         returns_log_probs="return_log_probs" in tensors,
+    )
+
+
+def resumed(wanted: TokenRequest, token_ids: Sequence[int]) -> TokenRequest:
+    """The rest of a request whose output so far has been continued by some tokens."""
+    if not token_ids:
+        return wanted
+    ids = np.append(wanted.tensors["input_ids"], np.asarray([token_ids], np.int32), axis=1)
+    num_resumed = wanted.num_resumed_tokens + len(token_ids)
+    return replace(
+        wanted,
+        tensors={**wanted.tensors, "input_ids": ids, "num_resumed_tokens": _int(num_resumed)},
+        num_resumed_tokens=num_resumed,
+        num_remaining_tokens=max(0, wanted.num_remaining_tokens - len(token_ids)),
     )
 
 
@@ -126,7 +142,7 @@ def _sampling(sampling: Mapping[str, Any], num_prompt_tokens: int, spec: WorkerS
         tensors["top_k"] = _int(top_k)
     counts = (sampling.get(name) for name in ("presence_penalty", "frequency_penalty"))
     if spec.prompt_ignore_length and any(counts):
-        # The OpenAI API counts what was generated, not what was asked.
+        # The OpenAI API counts generated tokens, not requested ones.
         tensors["prompt_ignore_length"] = _int(num_prompt_tokens)
     return tensors
 
@@ -139,10 +155,17 @@ def _log_probs(num_top: int | None) -> dict[str, Array]:
     return tensors | ({"num_top_logprobs": _int(num_top)} if num_top else {})
 
 
-def _guide(options: Mapping[str, str], decoding: Mapping[str, Any] | None) -> dict[str, Array]:
-    """A response format: as an annotation, or as Dynamo spells it."""
+def _guide(
+    options: Mapping[str, str], decoding: Mapping[str, Any] | None, tool_call_parser: str | None
+) -> dict[str, Array]:
+    """A response format or the tools: as an annotation, or as Dynamo spells it."""
     if GUIDE_TYPE in options:
         kind, guide = options[GUIDE_TYPE], options.get(GUIDE, "")
+    elif TOOLS in options:
+        found = tool_guide(options[TOOLS], tool_call_parser)
+        if found is None:
+            return {}
+        kind, guide = found
     elif decoding:
         kind, guide = _dynamo_guide(decoding)
     else:

@@ -5,29 +5,32 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import httpx
 
 from pipeline.config.places import CODE
-from pipeline.config.schema import ResolvedConfig, ServerConfig
-from pipeline.dynamo.spec import NAMESPACE, TRITON_KEY, WorkerSpec
+from pipeline.config.schema import ModelConfig, ResolvedConfig, ServerConfig
+from pipeline.dynamo.spec import FILE_KV, NAMESPACE, TRITON_KEYS, WorkerSpec
 from pipeline.engine.backend import backend_of
 from pipeline.errors import ServerError
 from pipeline.server.ports import free_port
 from pipeline.server.service import Service, answers
-from pipeline.server.state import ServerState, reachable
+from pipeline.server.state import SERVICES, ServerState, reachable
 
 FRONT_END, WORKER = "front-end", "worker"
 DISCOVERY = "discovery"
-# Variable with the folder by which processes find each other; set by users who share one between machines.
-FILE_KV = "DYN_FILE_KV"
+# File in which a worker names its entries in that folder.
+ENTRIES = "entries"
 INSTALL = "pip install 'lookahead-pipeline[dynamo]'"
 _LOOPBACK = "127.0.0.1"
-# A request may move so often. A worker that was killed stays listed for about ten seconds, and each attempt to reach it
-# counts; so does each look at a server that is being started again.
+# Limit of moves per request. Each attempt to reach a killed worker counts, and so does each half second in which no
+# server of a machine is ready.
 _MIGRATION_LIMIT = 100
+# A session stays for so many seconds after its last request with the worker that has its KV cache and drafts. Dynamo's
+# mode `kv` would find the prefix by itself, but in 1.4.2 it does not let a running request move.
+_ROUTING = ("--router-session-affinity-ttl-secs", "3600")
 _STARTUP_S = 120.0
 # Dynamo reads the port of a worker's metrics as a signed number of 16 bits.
 _SYSTEM_PORTS = range(20000, 1 << 15)
@@ -47,24 +50,45 @@ def require_dynamo() -> None:
         )
 
 
-def worker_service(number: int, resolved: ResolvedConfig, state: ServerState, card_dir: Path, run_dir: Path) -> Service:
-    """The worker of one Triton server. number: of the replica, from 1 on."""
-    profile = resolved.profile
+def check_tool_call_parser(model: ModelConfig) -> None:
+    """Raises ServerError for a parser that Dynamo does not have."""
+    if model.tool_call_parser is None:
+        return
+    from dynamo._core import get_tool_parser_names
+
+    names = sorted(get_tool_parser_names())
+    if model.tool_call_parser not in names:
+        raise ServerError(
+            f"model.tool_call_parser of {model.name} is {model.tool_call_parser!r}; Dynamo has {', '.join(names)}."
+        )
+
+
+def worker_service(
+    number: int, resolved: ResolvedConfig, states: Sequence[ServerState], card_dir: Path, run_dir: Path
+) -> Service:
+    """The worker of one Triton server. number: of the replica, from 1 on. states: of all servers of this machine, in
+    the order of their numbers."""
+    profile, index = resolved.profile, number - 1
+    states = [*states[index:], *states[:index]]  # its own first
+    entries = run_dir / SERVICES / f"{WORKER}-{number}" / ENTRIES
+    entries.parent.mkdir(parents=True, exist_ok=True)
     spec = WorkerSpec(
-        triton_url=state.triton_grpc_url,
+        triton_urls=tuple(state.triton_grpc_url for state in states),
         model=resolved.model.name,
         card_dir=str(card_dir),
         discovery=profile.server.discovery,
         max_seq_len=profile.engine.max_seq_len,
         max_batch_size=profile.engine.max_batch_size,
         prompt_ignore_length=backend_of(resolved.backend).traits(resolved)[0].extended,
+        tool_call_parser=resolved.model.tool_call_parser,
         startup_timeout_s=profile.server.startup_timeout_s,
+        entries_path=str(entries),
     )
     ports = {"metrics": free_port(_LOOPBACK, _SYSTEM_PORTS)}
-    environment = _environment(profile.server, run_dir) | {
+    environment = _environment(profile.server, run_dir, WORKER) | {
         "DYN_SYSTEM_PORT": str(ports["metrics"]),
         "DYN_SYSTEM_HOST": _LOOPBACK,
-        TRITON_KEY: state.triton_key or "",
+        TRITON_KEYS: ",".join(state.triton_key or "" for state in states),
         "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS": "1",
     }
     url = f"http://{_LOOPBACK}:{ports['metrics']}/health"
@@ -76,23 +100,31 @@ def worker_service(number: int, resolved: ResolvedConfig, state: ServerState, ca
         lambda: answers(url),
         startup_timeout_s=_STARTUP_S + profile.server.startup_timeout_s,
         max_restarts=profile.server.max_restarts,
+        # A worker that was killed would be listed for ten more seconds.
+        leavings_path=str(entries),
     )
 
 
 def front_end_service(resolved: ResolvedConfig, run_dir: Path, host: str, port: int) -> Service:
     """The OpenAI API. host, port: where it listens; ready when it lists the model."""
-    environment = _environment(resolved.profile.server, run_dir)
+    environment = _environment(resolved.profile.server, run_dir, FRONT_END)
     argv = [
         *(sys.executable, "-m", "dynamo.frontend"),
         *("--http-host", host, "--http-port", str(port)),
         *("--namespace", NAMESPACE),
         *("--migration-limit", str(_MIGRATION_LIMIT)),
+        *(_ROUTING if has_several_workers(resolved.profile.server) else ()),
     ]
     url, model = f"http://{reachable(host)}:{port}/v1/models", resolved.model.name
     restarts = resolved.profile.server.max_restarts
     return Service(
         FRONT_END, argv, environment, {"http": port}, lambda: lists_model(url, model), host, _STARTUP_S, restarts
     )
+
+
+def has_several_workers(server: ServerConfig) -> bool:
+    """Whether a front end may have more than one worker."""
+    return server.replicas > 1 or server.discovery != "file" or FILE_KV in os.environ
 
 
 def lists_model(url: str, model: str) -> bool:
@@ -104,14 +136,29 @@ def lists_model(url: str, model: str) -> bool:
         return False
 
 
-def _environment(server: ServerConfig, run_dir: Path, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment of every process of Dynamo."""
+def _environment(
+    server: ServerConfig, run_dir: Path, part: str, environment: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """The environment of a process of Dynamo. part: names it in traces."""
     result = dict(environment)
     result["PYTHONPATH"] = os.pathsep.join(filter(None, [str(CODE), environment.get("PYTHONPATH", "")]))
     result["DYN_DISCOVERY_BACKEND"] = server.discovery
     # Dynamo logs each request otherwise.
     result.setdefault("DYN_LOG", "warn")
     result["OMP_NUM_THREADS"] = "1"
+    if server.json_logs:
+        result["DYN_LOGGING_JSONL"] = "true"
+    if server.otlp_endpoint is not None:
+        result |= {
+            "OTEL_EXPORT_ENABLED": "true",
+            "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+            "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf",
+            "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": f"{server.otlp_endpoint}/v1/traces",
+            # Dynamo sends its log records too, to this machine unless told.
+            "OTEL_EXPORTER_OTLP_LOGS_PROTOCOL": "http/protobuf",
+            "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT": f"{server.otlp_endpoint}/v1/logs",
+            "OTEL_SERVICE_NAME": f"lookahead-{part}",
+        }
     if server.discovery == "file" and FILE_KV not in environment:
         result[FILE_KV] = str(run_dir / DISCOVERY)
         # The parts of one machine talk over the loopback device.

@@ -1,1 +1,1 @@
-"""Engines behind one contract, their artefacts and the scheduler that shares one among requests."""
+"""The engine contract, artefacts, and the scheduler that shares one engine among requests."""

@@ -1,4 +1,4 @@
-"""What the scheduler refuses before a request takes a place in the queue."""
+"""Checks before a request enters the scheduler's queue."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def check_submission(submission: Submission, limits: EngineLimits) -> None:
 
 
 def check_prediction(prediction: IntArray, vocab_size: int) -> None:
-    """Raise RequestError if a predicted output [len] holds a token that the target does not have: while that token lies
-    ahead, nothing of the prediction could be drafted."""
+    """Raise RequestError if a predicted output [len] holds a token outside the target's vocabulary: no draft could pass
+    that token."""
     wrong = np.flatnonzero((prediction < 0) | (prediction >= vocab_size))
     if len(wrong):
         place = int(wrong[0])

@@ -6,7 +6,7 @@ changed.
         tokenizer/       what AutoTokenizer.from_pretrained loads
         resolved.yaml    the ResolvedConfig
         manifest.json    fingerprint, sizes and hashes of all files above, command, time, commit
-        ...              later stages add their own (repository/, cost curves), which are not part of the manifest
+        ...              later stages add their own (repository/), which are not part of the manifest
 
 Profiles whose weights are the same share them through hard links.
 """
@@ -39,6 +39,10 @@ ENGINE, TOKENIZER, RESOLVED, MANIFEST = "engine", "tokenizer", "resolved.yaml", 
 LOCKS = ".locks"
 # Below an engines folder of a model: what a build leaves for later builds.
 STAGES = ".stages"
+# Beside the artefacts of a model: what its passes cost (see `pipeline.engine.cost_curve`).
+COSTS = ".costs"
+# Likewise: what it says behind single tokens (see `pipeline.engine.first_rows`).
+FIRST_ROWS = ".first_rows"
 
 
 class FileEntry(Frozen):
@@ -50,7 +54,7 @@ class FileEntry(Frozen):
 
 
 class Manifest(Frozen):
-    """What an artefact is, and what its files must be."""
+    """Description of an artefact and of its files."""
 
     model: str
     profile: str
@@ -85,15 +89,16 @@ class Artifact:
 
 
 def artifact_dir(places: Places, model: str, profile: str) -> Path:
-    """Where the artefact of a model under a profile lies, built or not."""
+    """Folder of the artefact of a model under a profile, whether it is built or not."""
     return places.engines / model / profile
 
 
 def load_artifact(folder: Path, cache_dir: Path, *, check_runnable: bool = True) -> Artifact:
-    """Read and check an artefact. Raises BuildError with the reason and the command that mends it.
+    """Read and check an artefact. Raises BuildError with the reason and the command that fixes it.
 
-    Every file's size and SHA-256 are compared; the hash of a large file is remembered in cache_dir while the file is
-    untouched (see `hashing`). check_runnable: also compare its libraries and device with those here."""
+    Every file's size and SHA-256 are compared; the hash of a large file is cached in cache_dir while the file is
+    unchanged (see `hashing`). check_runnable: also compare its libraries and device with those of this machine.
+    """
     mend = f"Build it with `lookahead engine --model {folder.parent.name} --profile {folder.name}`."
     if not (folder / MANIFEST).is_file():
         raise BuildError(f"There is no engine in {folder}. {mend}")
@@ -153,7 +158,7 @@ def build_lock(places: Places, model: str, on_wait: Callable[[str], None]) -> It
             on_wait(f"another build of {model} is running; waiting for it")
             fcntl.flock(file, fcntl.LOCK_EX)
         folder = places.engines / model
-        for leftover in folder.glob(f"{PARTIAL}*"):  # of a build that was killed; nobody else writes here now
+        for leftover in folder.glob(f"{PARTIAL}*"):  # of a killed build; no other process writes here now
             shutil.rmtree(leftover)
         try:
             yield

@@ -32,7 +32,7 @@ Note = Callable[[str], None]
 
 
 class Runtime(NamedTuple):
-    """What engines run on. libraries: versions. device: kind, e.g. cpu-x86_64 or cuda-sm90."""
+    """Platform of an engine. libraries: versions. device: kind, e.g. cpu-x86_64 or cuda-sm90."""
 
     libraries: dict[str, str]
     device: str
@@ -59,7 +59,8 @@ class Backend(BackendSettings, Protocol):
         nothing else yet: called before a long download."""
 
     def plan(self, resolved: ResolvedConfig) -> Mapping[str, Any]:
-        """What a build would do, one line of text per entry. No network, no files, on any machine."""
+        """Description of a build, one line of text per entry. Uses no network and no files, and works on any
+        machine."""
 
     def full_plan(self, resolved: ResolvedConfig, places: Places) -> tuple[str, Mapping[str, Any]] | None:
         """Every call of a build and of a start: as text, and as JSON values. None if `plan` is all there is."""
@@ -103,7 +104,8 @@ class Backend(BackendSettings, Protocol):
         """Raise ServerError for settings that no server can have."""
 
     def check_start(self, resolved: ResolvedConfig, places: Places) -> str:
-        """Where a server would run. Raises ServerError for what would prevent it; called before an engine is built."""
+        """Name of the program that would serve. Raises ServerError for anything that prevents serving; called before an
+        engine is built."""
 
     def make_command(
         self, resolved: ResolvedConfig, repository: Path, places: Places, run_dir: Path, log: Path | None, note: Note
@@ -112,12 +114,12 @@ class Backend(BackendSettings, Protocol):
         log, if wanted. Raises ServerError if it cannot start here."""
 
     def shown_commands(self, resolved: ResolvedConfig, repository: Path, places: Places) -> Sequence[StartCommand]:
-        """What a start would run, in order, without running anything."""
+        """The commands of a start, in order, without running them."""
 
     # Reports.
 
     def findings(self) -> Iterable[Finding]:
-        """What this machine has for the backend, for `lookahead doctor`."""
+        """Findings about this machine for `lookahead doctor`."""
 
     def version_tables(self) -> Sequence[Table]:
         """Which versions go together, for `lookahead versions` and docs/how-to/<name>.md."""

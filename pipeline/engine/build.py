@@ -42,14 +42,14 @@ class BuildResult:
 def build_engine(
     resolved: ResolvedConfig, places: Places, *, force: bool = False, note: Note = lambda text: None
 ) -> BuildResult:
-    """The artefact for a resolved config. `force` builds from the checkpoint whatever is there. `note` is told of
-    each step. Raises CheckpointError and BuildError."""
+    """The artefact for a resolved config. `force` builds even if it exists. `note` is called with each step. Raises
+    CheckpointError and BuildError."""
     backend = backend_of(resolved.backend)
     backend.check(resolved)
     folder = artifact_dir(places, resolved.model.name, resolved.profile.name)
     with build_lock(places, resolved.model.name, note):
         if force or not _artefacts(folder):
-            # Something will be built: whoever lacks a GPU or the memory is told before a long download.
+            # A build is needed: check the GPU and the memory before a long download.
             backend.require_resources(resolved, folder)
         if force:
             return _build(resolved, backend, folder, _fetch(resolved, backend, places, note), places, note)
@@ -71,7 +71,7 @@ def build_engine(
 def _identify(
     resolved: ResolvedConfig, backend: Backend, present: Artifact | None, places: Places, note: Note
 ) -> tuple[str, Checkpoint | None]:
-    """Content hash of the checkpoint, and the checkpoint itself if only fetching it could tell."""
+    """Content hash of the checkpoint, and the checkpoint itself if only a download gives the hash."""
     content_hash = known_content_hash(resolved.model)
     if content_hash is not None:
         return content_hash, None
@@ -119,7 +119,7 @@ def _sibling_with_weights(folder: Path, fingerprint: Fingerprint, backend: Backe
         try:
             artifact = load_artifact(other, places.cache)
         except BuildError:
-            continue  # a damaged or foreign artefact has nothing to share; whoever loads it is told why
+            continue  # a damaged or foreign artefact has nothing to share; loading it reports why
         if artifact.manifest.fingerprint.backend == backend.name and backend.files_digest(
             artifact.manifest.fingerprint
         ) == backend.files_digest(fingerprint):

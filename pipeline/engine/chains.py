@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from pipeline.config.rules import LOOKAHEAD_OFF
 from pipeline.config.schema import LookaheadConfig
 from pipeline.errors import RequestError
 
@@ -16,41 +17,26 @@ if TYPE_CHECKING:
 Mode = Literal["lookahead", "trie", "none"]
 
 
-class Triple(NamedTuple):
-    """W, N and G: window_size columns, n-grams of ngram_size tokens, verification_set_size candidates per step."""
+def lookahead_for_request(instance: LookaheadConfig, asked: LookaheadConfig | None, prompt_len: int) -> LookaheadConfig:
+    """W, N and G to send with a request. asked: the request's own. prompt_len: in tokens.
 
-    window_size: int
-    ngram_size: int
-    verification_set_size: int
-
-
-# Plain decoding on a lookahead engine.
-AUTOREGRESSIVE = Triple(1, 1, 0)
-
-
-def triple_of(config: LookaheadConfig) -> Triple:
-    return Triple(config.max_window_size, config.max_ngram_size, config.max_verification_set_size)
-
-
-def triple_for_request(instance: Triple, asked: LookaheadConfig | None, prompt_len: int) -> Triple:
-    """The triple to send with a request, given what it asks for and its prompt's length in tokens.
-
-    The backend checks none of this before a step runs, and a wrong triple then fails the whole batch. Raises
-    RequestError for more than the instance has. A prompt shorter than N - 1 tokens would make the engine read before
-    its beginning, so N is lowered to prompt_len + 1."""
-    triple = instance if asked is None else triple_of(asked)
-    if any(mine > limit for mine, limit in zip(triple, instance, strict=True)):
+    The backend checks none of this before a step runs, and wrong sizes then fail the whole batch. Raises RequestError
+    for more than the instance has. With a prompt shorter than N - 1 tokens the engine would read before its beginning,
+    so N is lowered to prompt_len + 1.
+    """
+    lookahead = instance if asked is None else asked
+    if lookahead.exceeds(instance):
         raise RequestError(
-            f"lookahead (W, N, G) is {tuple(triple)}; the server runs {tuple(instance)}, and no value may be larger"
+            f"lookahead (W, N, G) is {lookahead.sizes}; the server runs {instance.sizes}, and no value may be larger"
         )
-    if prompt_len >= triple.ngram_size - 1:
-        return triple
-    return triple._replace(ngram_size=prompt_len + 1) if prompt_len >= 1 else AUTOREGRESSIVE
+    if prompt_len >= lookahead.max_ngram_size - 1:
+        return lookahead
+    return lookahead.model_copy(update={"max_ngram_size": prompt_len + 1}) if prompt_len >= 1 else LOOKAHEAD_OFF
 
 
 @dataclass(frozen=True, slots=True)
 class RuntimeLimits:
-    """What an engine takes at run time. max_seq_len: as in the built engine, drafts included."""
+    """Limits of an engine at run time. max_seq_len: as in the built engine, drafts included."""
 
     max_seq_len: int
     max_num_tokens: int
@@ -65,28 +51,29 @@ class RuntimeLimits:
 
     @property
     def usable_seq_len(self) -> int:
-        """Prompt and output of a request that sends no drafts of its own: the engine keeps room for max_draft_len."""
+        """Limit of prompt and output of a request that sends no drafts: the engine keeps room for max_draft_len."""
         return self.max_seq_len - self.max_draft_len
 
     def output_room(self, prompt_len: int, num_drafts: int) -> int:
-        """Output tokens that fit behind a prompt. num_drafts: that the request carries; 0 reserves max_draft_len."""
+        """Output tokens that fit after a prompt. num_drafts: of the request; 0 reserves max_draft_len."""
         return max(0, self.max_seq_len - prompt_len - (num_drafts or self.max_draft_len))
 
 
 class ExternalStep(NamedTuple):
-    """One call to an engine for external drafts. num_drafts: how many of the chain to send; 0: leave the tensor out.
-    request_output_len: what to ask for."""
+    """One call to an engine for external drafts. num_drafts: length of the chain to send; 0: leave the tensor out.
+    request_output_len: tokens to request."""
 
     num_drafts: int
     request_output_len: int
 
 
 def external_step(limits: RuntimeLimits, chain_len: int, context_len: int, remaining: int, chunk: int) -> ExternalStep:
-    """Cut a drafted chain to what the engine verifies whole.
+    """Cut a drafted chain to the length that the engine verifies completely.
 
     context_len: prompt and output so far. remaining: tokens still wanted, at least 1. chunk: tokens to decode plainly
-    where there is no draft. A request with drafts ends after one step with at most num_drafts + 1 new tokens; drafts
-    beyond a limit would be an error or be dropped unseen."""
+    without drafts. A request with drafts ends after one step with at most num_drafts + 1 new tokens. Drafts beyond a
+    limit would fail the request or be dropped silently.
+    """
     fits = min(
         chain_len,
         limits.max_draft_len,
@@ -100,8 +87,8 @@ def external_step(limits: RuntimeLimits, chain_len: int, context_len: int, remai
 
 
 def not_for_lookahead(request: GenerationRequest) -> Iterator[str]:
-    """Names of a request's settings that a lookahead engine would not apply: it decodes greedily, without penalties,
-    banned words or biases, and knows one end token."""
+    """Names of a request's settings that a lookahead engine would ignore: it decodes greedily, without penalties,
+    banned words or biases, and has one end token."""
     from pipeline.decoding.request import SamplingParams  # brings numpy, which settings do without
 
     sampling, harmless = request.sampling, SamplingParams()

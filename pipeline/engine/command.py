@@ -1,4 +1,4 @@
-"""How a server is started: command line, environment, and what removes it afterwards."""
+"""Start command of a server: command line, environment, and clean-up."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Ports(NamedTuple):
-    """Where a server listens."""
+    """Ports of a server."""
 
     http: int
     grpc: int
@@ -18,7 +18,7 @@ class Ports(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """Where tritonserver listens. host: of HTTP and gRPC. key: what its interfaces ask for, None for nothing."""
+    """Addresses of tritonserver. host: of HTTP and gRPC. key: required by its interfaces, None for no key."""
 
     host: str
     metrics_host: str
@@ -28,9 +28,9 @@ class Listening:
 
 @dataclass(frozen=True, slots=True)
 class StartCommand:
-    """environment: all of it. clean_up: command that removes what the processes leave behind; empty for nothing.
-    shown: the variables that change what the command does, for display. links: other names of folders that the command
-    uses, made before it runs and removed with the server's shared memory."""
+    """environment: complete. clean_up: command that removes what the processes leave behind; empty for nothing. shown:
+    the environment variables to display. links: symbolic links that the command uses, created before it runs and
+    removed with the server's shared memory."""
 
     argv: Sequence[str]
     environment: Mapping[str, str]

@@ -18,7 +18,7 @@ from pipeline.decoding.tree import EMPTY_TREE, DraftTree, FloatArray, IntArray
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """What an engine can hold. max_batch_size: sequences at once. max_seq_len: prompt, output and drafts of one.
+    """Limits of an engine. max_batch_size: concurrent sequences. max_seq_len: prompt, output and drafts of one.
     max_num_tokens: tokens of one pass over all sequences. max_draft_tokens: nodes of one tree."""
 
     max_batch_size: int
@@ -46,8 +46,8 @@ class EngineSequence(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class VerifyItem:
-    """One sequence's part of a pass: its first `num_pending` pending tokens (None: all), behind the last one a tree.
-    pending_rows: the logits after the pending tokens are wanted too."""
+    """One sequence's part of a pass: its first `num_pending` pending tokens (None: all), and a tree after the last one.
+    pending_rows: return the logits after the pending tokens too."""
 
     sequence: EngineSequence
     tree: DraftTree = EMPTY_TREE
@@ -90,8 +90,8 @@ class Engine(Protocol):
     def limits(self) -> EngineLimits: ...
 
     def open(self, token_ids: IntArray, reuse: bool = True) -> EngineSequence:
-        """Claim a place for token_ids [len >= 1], reusing the KV of the longest known prefix (at most len - 1 tokens)
-        unless `reuse` is off. Raises BusyError if no place is free and RequestError if the tokens do not fit or lie
+        """Claim a slot for token_ids [len >= 1], and reuse the KV of the longest cached prefix (at most len - 1 tokens)
+        unless `reuse` is off. Raises BusyError if no slot is free and RequestError if the tokens do not fit or are
         outside the vocabulary."""
 
     def verify(self, items: Sequence[VerifyItem]) -> list[NodeLogits | None]:
@@ -100,14 +100,14 @@ class Engine(Protocol):
         become cached."""
 
     def commit(self, sequence: EngineSequence, nodes: Sequence[int], token_ids: Sequence[int]) -> None:
-        """After `verify` with a tree: keep the KV of the accepted path `nodes`, forget the other nodes, and append
-        token_ids (the path's tokens and at least one more; what lies behind the path becomes pending)."""
+        """Call after `verify` with a tree: keep the KV of the accepted path `nodes`, drop the other nodes, and append
+        token_ids (the path's tokens and at least one more; the tokens after the path become pending)."""
 
     def release(self, sequence: EngineSequence) -> None:
         """Give the place back; its KV may be reused by later sequences with the same prefix. Twice does nothing."""
 
     def forget_cached(self) -> None:
-        """Drop the KV of ended sequences, so that later ones reuse nothing of theirs."""
+        """Drop the KV of ended sequences, so that later sequences cannot reuse it."""
 
     @property
     def reuse(self) -> ReuseCounters:

@@ -1,17 +1,27 @@
-"""The cost curves beside an artefact: what `tuning.cost_curve` measured on this machine, for the draft planner.
+"""Cost curves on disk: what `tuning.cost_curve` measured of a model's passes on this machine, for the draft planner.
 
-There is one for each number of processes that the engine has run in. The build does not depend on it, but the cost of a
-pass does: the processes share the cores, split the trees and wait for each other."""
+    <engines>/<model>/.costs/<digest of the key>.json
+
+The key names what the time of a pass depends on: the weights as they lie in the files, the processor, the number of
+processes. A profile's limits are no part of it, so all profiles of a model in one quantisation share a curve.
+"""
 
 from __future__ import annotations
 
+import os
+import platform
+import re
+from datetime import datetime, timezone
 from pathlib import Path
 
 from pydantic import Field, ValidationError
 
 from pipeline.config.schema import Frozen
 from pipeline.decoding.cost import CostCurve, CostPoint, cost_curve
-from pipeline.engine.artifact import Artifact
+from pipeline.engine.artifact import COSTS, Artifact
+from pipeline.engine.backend import backend_of
+from pipeline.engine.fingerprint import digest_of
+from pipeline.engine.machine_load import MachineLoad
 from pipeline.errors import BuildError
 from pipeline.files import write_whole
 
@@ -25,41 +35,85 @@ class CostRow(Frozen):
     seconds: float = Field(gt=0, description="Least time that the pass took.")
 
 
-class CostCurveFile(Frozen):
-    """What is stored. fingerprint_digest: of the artefact it was measured with."""
+class CostKey(Frozen):
+    """What the time of a pass depends on. version: changes with the speed of this program's own passes."""
 
-    fingerprint_digest: str
+    version: int = 1
+    files: str = Field(description="Hash of what the weights in the files depend on, quantisation included.")
+    device: str
+    processor: str = Field(description="Name of the processor or GPU.")
+    num_cores: int = Field(ge=1)
+    processes: str = Field(description="How many share a pass, and by which setting.")
+
+
+class CostCurveFile(Frozen):
+    """What is stored. others: cores that other programs used on average while it was measured."""
+
+    key: CostKey
+    created: str = Field(description="When, in UTC.")
+    others: float = Field(ge=0)
     points: tuple[CostRow, ...] = Field(min_length=1)
+
+    @property
+    def load(self) -> MachineLoad:
+        """Of the machine while it was measured."""
+        return MachineLoad(self.others, self.key.num_cores)
+
+    @property
+    def curve(self) -> CostCurve:
+        return cost_curve((p.num_tokens, p.batch_size, p.context_len, p.seconds) for p in self.points)
+
+    def to_text(self) -> str:
+        """How it was measured, and what to do if that was at a bad time."""
+        if not self.load.busy:
+            return "measured on an idle machine"
+        return (
+            f"measured while {self.load.to_text()}, so drafts may be planned badly; `lookahead engine` measures it "
+            "again when the machine is idle"
+        )
+
+
+def cost_key(artifact: Artifact) -> CostKey:
+    """What the times of an artefact's passes depend on, here and with as many processes as its settings ask for."""
+    fingerprint, resolved = artifact.manifest.fingerprint, artifact.resolved
+    setting, num_ranks = resolved.ranks
+    return CostKey(
+        files=backend_of(fingerprint.backend).files_digest(fingerprint),
+        device=fingerprint.device,
+        processor=_processor(resolved.device == "cuda"),
+        num_cores=len(os.sched_getaffinity(0)),
+        processes="1" if num_ranks == 1 else f"{setting} = {num_ranks}",
+    )
 
 
 def cost_curve_path(artifact: Artifact) -> Path:
-    """Where the curve of an artefact lies, for as many processes as its settings ask for."""
-    setting, num_ranks = artifact.resolved.ranks
-    kind = "" if num_ranks == 1 else f"-{setting.rpartition('.')[2]}-{num_ranks}"
-    return artifact.folder / f"cost_curve{kind}.json"
+    """Where the curve of an artefact lies, measured or not."""
+    return artifact.folder.parent / COSTS / f"{digest_of(cost_key(artifact).model_dump(mode='json'))[:16]}.json"
 
 
-def save_cost_curve(artifact: Artifact, points: tuple[CostPoint, ...]) -> Path:
-    """Store a curve in an artefact's folder, in place of an older one."""
+def save_cost_curve(artifact: Artifact, points: tuple[CostPoint, ...], load: MachineLoad) -> CostCurveFile:
+    """Store a curve in place of an older one. load: of the machine meanwhile."""
     rows = tuple(
         CostRow(num_tokens=p.num_tokens, batch_size=p.batch_size, context_len=p.context_len, seconds=p.seconds)
         for p in points
     )
+    created = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    content = CostCurveFile(key=cost_key(artifact), created=created, others=round(load.others, 2), points=rows)
     path = cost_curve_path(artifact)
-    content = CostCurveFile(fingerprint_digest=artifact.manifest.fingerprint_digest, points=rows)
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, content.model_dump_json(indent=1) + "\n")
     except OSError as error:
         raise BuildError(f"The cost curve cannot be written to {path}: {error.strerror}.") from error
-    return path
+    return content
 
 
-def load_cost_curve(artifact: Artifact) -> CostCurve | None:
-    """The curve stored with an artefact; None if none was measured, or with another build or number of processes.
-    Raises BuildError if the file is damaged."""
+def load_cost_curve(artifact: Artifact) -> CostCurveFile | None:
+    """The curve of an artefact's passes; None if none was measured of these weights on this machine. Raises BuildError
+    if the file is damaged."""
     path = cost_curve_path(artifact)
     try:
-        stored = CostCurveFile.model_validate_json(path.read_bytes())
+        return CostCurveFile.model_validate_json(path.read_bytes())
     except FileNotFoundError:
         return None
     except (OSError, ValidationError) as error:
@@ -67,6 +121,15 @@ def load_cost_curve(artifact: Artifact) -> CostCurve | None:
             f"{path} cannot be read as a cost curve; measure it again with `lookahead bench --cost-curve`, "
             "or delete it."
         ) from error
-    if stored.fingerprint_digest != artifact.manifest.fingerprint_digest:
-        return None
-    return cost_curve((p.num_tokens, p.batch_size, p.context_len, p.seconds) for p in stored.points)
+
+
+def _processor(is_cuda: bool) -> str:
+    if is_cuda:
+        import torch
+
+        return str(torch.cuda.get_device_name(0))
+    try:
+        names = re.findall(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        names = []
+    return names[0] if names else platform.processor()

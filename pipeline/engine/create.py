@@ -12,6 +12,7 @@ from pipeline.decoding.sources.base import DraftBudget
 from pipeline.engine.artifact import Artifact
 from pipeline.engine.contract import Engine
 from pipeline.engine.cost_curve import load_cost_curve
+from pipeline.engine.first_rows import load_first_rows
 from pipeline.engine.scheduler import Scheduler
 from pipeline.engine.vocabulary import artifact_vocabulary
 from pipeline.errors import BuildError
@@ -38,9 +39,13 @@ def create_scheduler(
             *sources,
             SUPPLIED,
         )  # a served engine verifies what it is sent, whatever else the profile drafts with
+    drafter = create_drafter(sources, artifact.resolved.lookahead, engine.limits.vocab_size, wanted)
+    first_rows = load_first_rows(artifact)
+    if first_rows is not None:
+        drafter.begin_with(first_rows.rows)
     return Scheduler(
         engine,
-        create_drafter(sources, artifact.resolved.lookahead, engine.limits.vocab_size, wanted),
+        drafter,
         _create_planner(artifact),
         default_budget=DraftBudget(drafting.max_draft_tokens, drafting.max_draft_len),
         max_queue_size=profile.scheduling.max_queue_size,
@@ -52,11 +57,11 @@ def create_scheduler(
 def _create_planner(artifact: Artifact) -> Planner:
     if artifact.resolved.profile.drafting.planner == "fixed":
         return FixedPlanner()
-    curve = load_cost_curve(artifact)
-    if curve is None:
+    stored = load_cost_curve(artifact)
+    if stored is None:
         raise BuildError(
-            f"drafting.planner is adaptive and the engine in {artifact.folder} has no cost curve of this build; "
+            f"drafting.planner is adaptive and the engine in {artifact.folder} has no cost curve of this machine; "
             f"measure one with `lookahead bench --cost-curve --model {artifact.manifest.model} "
             f"--profile {artifact.manifest.profile}`, or use --set drafting.planner=fixed"
         )
-    return AdaptivePlanner(curve)
+    return AdaptivePlanner(stored.curve)

@@ -1,4 +1,4 @@
-"""What a backend or this machine reports: findings of `lookahead doctor`, tables of versions."""
+"""Reports of a backend or this machine: findings of `lookahead doctor`, tables of versions."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What an engine was built from and for. Two builds with equal fingerprints are interchangeable; any difference
-means a new build."""
+"""Fingerprint of an engine: everything it was built from and for. Builds with equal fingerprints are interchangeable;
+any difference requires a new build."""
 
 from __future__ import annotations
 

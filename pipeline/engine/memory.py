@@ -20,7 +20,7 @@ def available_bytes(groups: Path = Path("/sys/fs/cgroup")) -> int:
 
 
 def _left(limit: Path, use: Path) -> float:
-    """What a limit leaves, files in the cache counted as free; infinite without one."""
+    """Bytes that a limit leaves, with cached files counted as free; infinite without a limit."""
     try:
         counters = dict(line.split() for line in limit.with_name("memory.stat").read_text().splitlines())
         cached = sum(int(counters.get(f"total_{name}", counters[name])) for name in ("inactive_file", "active_file"))

@@ -1,4 +1,4 @@
-"""What a build would do, without doing it: for `lookahead engine --dry-run`."""
+"""Description of a build without running it, for `lookahead engine --dry-run`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _state(resolved: ResolvedConfig, places: Places) -> str:
         present = load_artifact(folder, places.cache)
     except BuildError as error:
         return f"to be built again: {error}"
-    # A checkpoint whose hash only a fetch would tell is taken to be the one that the artefact was built from.
+    # If only a download gives the checkpoint's hash, the artefact's checkpoint is assumed to be unchanged.
     content_hash = known_content_hash(resolved.model) or present.manifest.fingerprint.checkpoint
     wanted = backend_of(resolved.backend).fingerprint(resolved, content_hash)
     if changes := list(wanted.differences(present.manifest.fingerprint)):

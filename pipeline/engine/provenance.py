@@ -1,4 +1,4 @@
-"""What this program is: the commit of its checkout and the versions of installed packages."""
+"""Version of this program: the commit of its checkout and the versions of installed packages."""
 
 from __future__ import annotations
 

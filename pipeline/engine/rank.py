@@ -25,7 +25,7 @@ class Follower(Protocol):
     """A follower's end of the line to its leader."""
 
     def hear(self) -> list[Order] | None:
-        """What to do, in turn; None: the leader has gone."""
+        """Yield the orders; None: the leader has gone."""
 
     def give(self, mine: npt.NDArray[Any]) -> None:
         """This rank's part of what the leader collects."""
@@ -33,8 +33,8 @@ class Follower(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What the ranks do for one sequence in a pass. end: tokens of it that are computed afterwards. first_row: of the
-    tree's rows among those of the pass, None if tokens stay pending. parts: nodes of each rank."""
+    """Work of the ranks for one sequence in a pass. end: number of its tokens that are computed afterwards. first_row:
+    of the tree's rows among those of the pass, None if tokens stay pending. parts: nodes of each rank."""
 
     number: int
     tree: DraftTree
@@ -59,8 +59,8 @@ class Rank:
         self.engine = engine
         self._rank = rank
         self._sequences: dict[int, EngineSequence] = {}
-        # Of the pass before, per sequence: logits of this rank's part, and for each row of the whole tree its row there
-        # or -1 if another rank answers for it.
+        # Of the previous pass, per sequence: logits of this rank's part, and for each row of the whole tree its row
+        # there, or -1 if another rank has it.
         self._logits: dict[int, tuple[NodeLogits, IntArray]] = {}
         self._parts: dict[int, dict[int, int]] = {}
 

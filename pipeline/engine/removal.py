@@ -1,4 +1,4 @@
-"""What `lookahead clean` removes: engines, leftovers of interrupted builds, and on request downloads."""
+"""Targets of `lookahead clean`: engines and their costs, leftovers of interrupted builds, and downloads on request."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pipeline.checkpoint.disk import PARTIAL
 from pipeline.config.places import Places
-from pipeline.engine.artifact import LOCKS, MANIFEST, STAGES
+from pipeline.engine.artifact import COSTS, FIRST_ROWS, LOCKS, MANIFEST, STAGES
 from pipeline.errors import BuildError
 
 
@@ -42,7 +42,9 @@ def require_unused(places: Places, folders: Sequence[Path], served: Path | None)
 
 
 def _is_removable(path: Path) -> bool:
-    return path.is_dir() and (path.name == STAGES or path.name.startswith(PARTIAL) or (path / MANIFEST).is_file())
+    if not path.is_dir():
+        return False
+    return path.name in (STAGES, COSTS, FIRST_ROWS) or path.name.startswith(PARTIAL) or (path / MANIFEST).is_file()
 
 
 def remove(folders: Sequence[Path]) -> None:

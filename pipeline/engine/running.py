@@ -1,4 +1,4 @@
-"""A request with a place in the engine, and how it gets there."""
+"""A request in a slot of the engine, and how it gets the slot."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pipeline.decoding.sources.window import WindowSource
 from pipeline.decoding.strategy import source_names
 from pipeline.decoding.tree import FloatArray
 from pipeline.engine.contract import Engine, EngineSequence
-from pipeline.engine.inbox import Waiting
 from pipeline.engine.submission import OnEvent, Submission
+from pipeline.engine.waiting_queue import Waiting
 
 
 @dataclass(slots=True, eq=False)
 class Running:
-    """continues: it goes on with a request that has ended. prompt_rows: logits behind the prompt tokens computed so
-    far, if wanted."""
+    """A request in a slot. continues: whether it is a continuation. prompt_rows: logits after the prompt tokens
+    computed so far, if requested."""
 
     submission: Submission
     on_event: OnEvent
@@ -35,12 +35,12 @@ class Running:
 
     @property
     def wants_prompt_rows(self) -> bool:
-        """Whether the next pass is to give the logits behind the prompt tokens that it computes."""
+        """Whether the next pass returns the logits after the prompt tokens that it computes."""
         return self.num_steps == 0 and self.submission.wanted.of_prompt
 
     def is_decoding(self, max_draft_tokens: int) -> bool:
-        """Whether there is no prompt to compute. What a step leaves to the next is at most its drafts and one more
-        token; where more is missing, the KV cache of the steps before is lost."""
+        """Whether the prompt is computed. A step leaves at most its drafts and one token pending; if more is pending,
+        the KV cache of earlier steps is lost."""
         return self.num_steps > 0 or (self.continues and len(self.sequence.pending) <= max_draft_tokens + 1)
 
 
@@ -56,7 +56,7 @@ class Starter:
         self._window = next((source for source in drafter.sources if isinstance(source, WindowSource)), None)
 
     def start(self, entry: Waiting) -> Running:
-        """Claim a place in the engine and start the draft sources. Leaves nothing behind if it raises: RequestError if
+        """Claim a slot in the engine and start the draft sources. Leaves nothing behind if it raises: RequestError if
         the request's guide cannot be used."""
         submission, request, limits = entry.submission, entry.submission.request, self._engine.limits
         matcher = entry.matcher.result() if entry.matcher is not None else None
@@ -66,7 +66,7 @@ class Starter:
         names = source_names(submission.strategy, self._drafter.names, submission.lookahead is not None)
         budget = self._budget(submission, names)
         with ExitStack() as stack:
-            sequence = self._engine.open(request.prompt_ids, reuse=not submission.wanted.of_prompt)
+            sequence = self._engine.open(request.prompt_ids, reuse=submission.reuse and not submission.wanted.of_prompt)
             stack.callback(self._engine.release, sequence)
             skip_forced = not submission.wanted.of_output
             session = Session(request, self._drafter, names, budget, limits.max_seq_len, matcher, skip_forced)

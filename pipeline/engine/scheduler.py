@@ -32,11 +32,11 @@ from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import EMPTY_TREE
 from pipeline.engine.admission import check_submission
 from pipeline.engine.contract import Engine, NodeLogits, VerifyItem
-from pipeline.engine.inbox import HOLD_S, Inbox
 from pipeline.engine.results import Results
 from pipeline.engine.running import Running, Starter
 from pipeline.engine.step import advance, start_masks
 from pipeline.engine.submission import GenerationResult, OnEvent, StepEvent, Submission
+from pipeline.engine.waiting_queue import HOLD_S, WaitingQueue
 from pipeline.errors import EngineError, RequestError
 
 logger = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class Scheduler:
         self._starter = Starter(engine, drafter, default_budget)
         self._prefill_chunk = prefill_chunk
         self._running: list[Running] = []
-        self._inbox = Inbox(max_queue_size, engine.limits.max_batch_size)
+        self._queue = WaitingQueue(max_queue_size, engine.limits.max_batch_size)
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
@@ -82,7 +82,7 @@ class Scheduler:
         check_submission(submission, self._engine.limits)
         matcher = self._matcher_of(submission)
         with self._changed:
-            self._inbox.add(submission, on_event, matcher)
+            self._queue.add(submission, on_event, matcher)
             self._changed.notify()
         if matcher is not None:
             matcher.add_done_callback(lambda _: self._wake())
@@ -90,8 +90,8 @@ class Scheduler:
     def cancel(self, request_id: str) -> None:
         """End a waiting or running request before its next step. An unknown id is ignored: it may have just ended."""
         with self._changed:
-            if request_id in self._inbox.known:
-                self._inbox.cancelled.add(request_id)
+            if request_id in self._queue.known:
+                self._queue.cancelled.add(request_id)
                 self._changed.notify()
 
     def run(self, submissions: Sequence[Submission]) -> list[GenerationResult]:
@@ -100,7 +100,7 @@ class Scheduler:
         results = Results()
         todo = deque(submissions)
         while todo or self._has_work():
-            while todo and len(self._inbox.waiting) < self._inbox.max_queue_size:
+            while todo and len(self._queue.waiting) < self._queue.max_queue_size:
                 self.submit(todo.popleft(), results.take)
             self._wait_for_work()
             self.step()
@@ -116,7 +116,7 @@ class Scheduler:
     def close(self) -> None:
         """Cancel everything, notify the requesters, and end the thread."""
         with self._changed:
-            self._inbox.closed = True
+            self._queue.closed = True
             self._changed.notify()
         if self._thread is not None:
             self._thread.join()
@@ -156,7 +156,7 @@ class Scheduler:
     def _serve(self) -> None:
         while True:
             self._wait_for_work()
-            if self._inbox.closed:
+            if self._queue.closed:
                 break
             try:
                 self.step()
@@ -168,29 +168,29 @@ class Scheduler:
                         StepEvent(running.submission.request.request_id, [], running.session.statistics, None, error),
                     )
         with self._changed:
-            self._inbox.cancelled |= self._inbox.known
+            self._queue.cancelled |= self._queue.known
         self._apply_cancellations()
 
     def _has_work(self) -> bool:
-        return bool(self._running or self._inbox.has_waiting)
+        return bool(self._running or self._queue.has_waiting)
 
     def _wait_for_work(self) -> None:
         with self._changed:
             # Nothing notifies of the end of a hold.
-            self._changed.wait_for(self._is_wanted, timeout=HOLD_S if self._inbox.holds_places else None)
+            self._changed.wait_for(self._is_wanted, timeout=HOLD_S if self._queue.holds_slots else None)
 
     def _is_wanted(self) -> bool:
-        inbox = self._inbox
+        queue = self._queue
         return bool(
             self._running
-            or inbox.can_take(self._engine.limits.max_batch_size, time.monotonic())
-            or inbox.cancelled
-            or inbox.closed
+            or queue.can_take(self._engine.limits.max_batch_size, time.monotonic())
+            or queue.cancelled
+            or queue.closed
         )
 
     def _apply_cancellations(self) -> None:
         with self._changed:
-            cancelled, dropped = self._inbox.take_cancelled()
+            cancelled, dropped = self._queue.take_cancelled()
         for entry in dropped:
             _notify(entry.on_event, _ended(entry.submission, FinishReason.CANCELLED))
         for running in list(self._running):
@@ -201,16 +201,16 @@ class Scheduler:
     def _admit(self) -> None:
         while num_free := self._engine.limits.max_batch_size - len(self._running):
             with self._changed:
-                entry = self._inbox.take(num_free, time.monotonic())
+                entry = self._queue.take(num_free, time.monotonic())
             if entry is None:
                 return
             try:
                 self._running.append(self._starter.start(entry))
-            except Exception as error:  # the requester gets it, the others go on
+            except Exception as error:  # the requester gets the error, the others continue
                 if not isinstance(error, RequestError):
                     logger.exception("request %s could not begin", entry.request_id)
                 with self._changed:
-                    self._inbox.forget(entry.request_id)
+                    self._queue.forget(entry.request_id)
                 _notify(entry.on_event, _ended(entry.submission, None, error))
 
     def _plan(self) -> list[tuple[Running, VerifyItem]]:
@@ -260,10 +260,10 @@ class Scheduler:
         self._engine.release(running.sequence)
         self._running.remove(running)
         with self._changed:
-            self._inbox.forget(request.request_id)
+            self._queue.forget(request.request_id)
             if event.error is None and session.finish_reason in (None, FinishReason.LENGTH):
                 hold = running.continues and running.submission.to_be_continued
-                self._inbox.remember(session.context, hold, time.monotonic())
+                self._queue.remember(session.context, hold, time.monotonic())
                 if self._compiler is not None and session.matcher is not None and request.guide is not None:
                     self._compiler.keep(request.guide, session.matcher)
         _notify(running.on_event, replace(event, finish_reason=session.finish_reason, done=True))

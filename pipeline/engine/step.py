@@ -1,4 +1,4 @@
-"""What happens to one sequence around a pass: masks beside it, then choose, accept, advance, commit."""
+"""One sequence around a pass: compute masks during it, then choose, accept, advance, commit."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def start_masks(running: Running, item: VerifyItem) -> TreeMasks | None:
 def advance(
     engine: Engine, running: Running, tree: DraftTree, logits: NodeLogits, masks: TreeMasks | None
 ) -> StepEvent:
-    """Take in the result of a pass over a tree. Returns what the step brought. Raises RequestError if the grammar
-    cannot go on."""
+    """Process the result of a pass over a tree. Returns the event for the requester. Raises RequestError if the grammar
+    permits no continuation."""
     session, wanted = running.session, running.submission.wanted
     choose = _chooser(running, logits, masks)
     log_probs = TokenLogProbs() if wanted.of_output else None
@@ -68,7 +68,7 @@ def _chooser(running: Running, logits: NodeLogits, masks: TreeMasks | None) -> C
         mask = None
         if masks is not None:
             if emitted and emitted[-1] in request.end_ids:
-                return emitted[-1]  # behind the end of the output: the session drops it
+                return emitted[-1]  # after the end of the output: the session drops it
             mask = masks.at(node)
             if mask.only is not None:
                 return mask.only

@@ -1,4 +1,4 @@
-"""What goes into the scheduler and what comes out of it."""
+"""Input and output of the scheduler."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from pipeline.decoding.tree import EMPTY_TREE, DraftTree, FloatArray, IntArray
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A request as the scheduler takes it. budget: drafts per step, None for the scheduler's default. supplied: a tree
-    that the requester wants verified in the first step. prediction: [len] the requester's guess at the whole output, or
-    empty; both take part under strategies with supplied drafts. lookahead: W, N, G of this request, None for the
-    engine's. max_steps: end after that many steps; None: no limit. to_be_continued: the requester means to go on with
-    the output in a request of its own. wanted: what to return of the target's logits."""
+    """A request for the scheduler. budget: drafts per step, None for the scheduler's default. supplied: a tree to
+    verify in the first step. prediction: [len] the requester's guess at the whole output, or empty; both take part
+    under strategies with supplied drafts. lookahead: W, N, G of this request, None for the engine's. max_steps: end
+    after this number of steps; None: no limit. to_be_continued: whether another request will continue this output.
+    wanted: parts of the target's logits to return. reuse: whether the prompt's KV may come from earlier requests."""
 
     request: GenerationRequest
     strategy: str = "auto"
@@ -32,13 +32,14 @@ class Submission:
     max_steps: int | None = None
     to_be_continued: bool = False
     wanted: LogitsWanted = field(default_factory=LogitsWanted)
+    reuse: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class StepEvent:
-    """What a step brought to one request. finish_reason is None on the last event of one that `max_steps` ended.
-    log_probs: of token_ids, if wanted; an end token has none.
-    prompt_rows: [prompt_len][vocab] logits after each prompt token, with the first tokens, if wanted."""
+    """Result of a step for one request. finish_reason is None on the last event of a request that `max_steps` ended.
+    log_probs: of token_ids, if requested; an end token has none. prompt_rows: [prompt_len][vocab] logits after each
+    prompt token, with the first tokens, if requested."""
 
     request_id: str
     token_ids: list[int]

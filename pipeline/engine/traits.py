@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipeline.engine.chains import Mode, RuntimeLimits, Triple
+from pipeline.config.schema import LookaheadConfig
+from pipeline.engine.chains import Mode, RuntimeLimits
 
 # Outputs that TensorRT-LLM cannot do without: a request that names others but not these fails.
 REQUIRED_OUTPUTS = ("output_ids", "sequence_length")
@@ -12,14 +13,15 @@ REQUIRED_OUTPUTS = ("output_ids", "sequence_length")
 
 @dataclass(frozen=True, slots=True)
 class TargetTraits:
-    """One model that verifies.
+    """Description of a target model.
 
-    model: its name in Triton. strategies: what a request may ask of it. keyed_noise: the same seed means the same noise
-    at a position, so that every step gets the request's seed; else steps get different ones. max_seq_len: room for
-    prompt and output of one request. limits: of an engine that verifies
-    chains and returns tokens only, as TensorRT-LLM's do; None for one that verifies trees and has more tensors. mode:
-    the one speculative mode of an engine with limits. lookahead: W, N and G of an instance built for lookahead
-    decoding. guided: applies grammars."""
+    model: its name in Triton. strategies: those that a request may choose. keyed_noise: whether the same seed means the
+    same noise at a position, so that every step gets the request's seed; else steps get different ones. max_seq_len:
+    limit of prompt and output of one request. limits: of an engine that verifies chains and returns tokens only, as
+    TensorRT-LLM's do; None for one that verifies trees and has more tensors. mode: the one speculative mode of an
+    engine with limits. lookahead: W, N and G of an instance built for lookahead decoding. guided: whether it applies
+    grammars.
+    """
 
     model: str
     strategies: frozenset[str]
@@ -27,7 +29,7 @@ class TargetTraits:
     max_seq_len: int
     limits: RuntimeLimits | None = None
     mode: Mode | None = None
-    lookahead: Triple | None = None
+    lookahead: LookaheadConfig | None = None
     guided: bool = False
 
     @property

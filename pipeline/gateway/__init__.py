@@ -1,1 +1,1 @@
-"""The process that clients reach: checks their requests and passes them on to Triton and to the OpenAI front end."""
+"""The gateway process: checks the requests of clients and forwards them to Triton and to the OpenAI front end."""

@@ -3,46 +3,78 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import socket
 import sys
+from contextlib import suppress
+from datetime import datetime, timezone
 from pathlib import Path
 
 import grpc
 import uvicorn
+from pydantic import ValidationError
 
-from pipeline.gateway.connections import uvicorn_options
+from pipeline.files import write_whole
+from pipeline.gateway.connections import by_port, uvicorn_options
+from pipeline.gateway.deployment import Deployments
 from pipeline.gateway.forward import create_client
-from pipeline.gateway.grpc_app import GrpcGateway, channel_options, upstream_options
+from pipeline.gateway.grpc_app import GrpcGateway, channel_options
 from pipeline.gateway.http_app import HttpGateway
-from pipeline.gateway.spec import GatewaySpec
+from pipeline.gateway.spec import GatewaySpec, GatewayStatus, status_path
 from pipeline.gateway.tenants import Tenants
 
 _GRACE_S = 5.0
 _BACKLOG = 512
+_POLL_S = 0.1
 
 
-async def serve(spec: GatewaySpec) -> None:
-    """Serve HTTP and gRPC until a signal ends it."""
+async def serve(spec: GatewaySpec, spec_path: Path) -> None:
+    """Serve HTTP and gRPC until a signal ends it. spec_path: whoever writes another deployment there exchanges it."""
     config = spec.config
-    tenants = Tenants(spec.api_keys, config, spec.max_seq_len)
-    channel = grpc.aio.insecure_channel(spec.triton_grpc, options=upstream_options())
+    tenants, deployments = Tenants(spec.api_keys, config), Deployments(spec.deployment)
     grpc_server = grpc.aio.server(options=channel_options(config.max_body_bytes))
-    grpc_server.add_generic_rpc_handlers((GrpcGateway(spec, tenants, channel).handlers(),))
+    grpc_server.add_generic_rpc_handlers((GrpcGateway(spec, tenants, deployments).handlers(),))
     grpc_server.add_insecure_port(f"{spec.host}:{spec.grpc_port}")
     await grpc_server.start()
+    watching = asyncio.create_task(_exchange_when_told(deployments, spec_path))
     async with create_client() as client:
-        app = HttpGateway(spec, tenants, client).app()
+        gateway = HttpGateway(spec, tenants, client, deployments)
+        app = by_port(gateway.app(), {spec.metrics_port: gateway.metrics_app()})
         options = uvicorn_options(config.header_timeout_s, config.max_connections)
         server = uvicorn.Server(uvicorn.Config(app, **options))
         ports = [port for port in (spec.http_port, spec.openai_port) if port is not None]
-        await server.serve([_listening(spec.host, port) for port in ports])
+        addresses = [*((spec.host, port) for port in ports), (spec.metrics_host, spec.metrics_port)]
+        await server.serve([_listening(host, port) for host, port in addresses])
+    watching.cancel()
     await grpc_server.stop(_GRACE_S)
-    await channel.close()
+    await deployments.close()
+
+
+async def _exchange_when_told(deployments: Deployments, spec_path: Path) -> None:
+    """Follow what the file of the spec names as deployment, and say in a file beside it what is so."""
+    status: GatewayStatus | None = None
+    seen = 0
+    while True:
+        with suppress(OSError, ValidationError):  # whoever writes it may be at it
+            if (written := spec_path.stat().st_mtime_ns) != seen:
+                wanted = GatewaySpec.model_validate_json(spec_path.read_bytes()).deployment
+                seen = written
+                if wanted != deployments.current.spec:
+                    deployments.exchange(wanted)
+        await deployments.close_idle()
+        now = GatewayStatus(
+            triton_http=deployments.current.spec.triton_http, num_running_earlier=deployments.num_running_earlier
+        )
+        if now != status:
+            status = now
+            write_whole(status_path(spec_path), now.model_dump_json() + "\n", private=True)
+        await asyncio.sleep(_POLL_S)
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    # With the protocol named, as asyncio turns off Nagle's algorithm for such sockets only: it costs 40 ms a response.
+    # With the protocol named, because asyncio turns off Nagle's algorithm for such sockets only: it costs 40 ms per
+    # response.
     server = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     server.bind((host, port))
@@ -51,11 +83,30 @@ def _listening(host: str, port: int) -> socket.socket:
     return server
 
 
+class _JsonFormatter(logging.Formatter):
+    """One JSON object a line, with the names that Dynamo's logs have."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        when = datetime.fromtimestamp(record.created, timezone.utc).isoformat()
+        entry = {"time": when, "level": record.levelname, "target": record.name, "message": record.getMessage()}
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry)
+
+
+def _configure_logging(as_json: bool) -> None:
+    handler = logging.StreamHandler()
+    text = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
+    handler.setFormatter(_JsonFormatter() if as_json else text)
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+
+
 def main() -> int:
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
-    spec = GatewaySpec.model_validate_json(Path(sys.argv[1]).read_bytes())
+    path = Path(sys.argv[1])
+    spec = GatewaySpec.model_validate_json(path.read_bytes())
+    _configure_logging(spec.json_logs)
     try:
-        asyncio.run(serve(spec))
+        asyncio.run(serve(spec, path))
     except OSError as error:
         print(f"The gateway cannot listen on {spec.host}: {error}.", file=sys.stderr)
         return 2

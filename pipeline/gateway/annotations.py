@@ -1,4 +1,4 @@
-"""Options of a request that Dynamo's front end would drop, as annotations `key:value` that it passes on to the worker.
+"""Request options that Dynamo's front end would drop, as annotations `key:value` that it forwards to the worker.
 
 A client sends them in `nvext.annotations`; `openai_fields` writes them from the fields of an OpenAI request.
 """
@@ -13,20 +13,20 @@ from pipeline.errors import RequestError
 
 STRATEGY = "strategy"
 PREDICTION = "prediction"
-# Whose past outputs may be drafted from, and whose learned drafts the output feeds.
+# Namespace of past outputs to draft from, which also learns from this output.
 NAMESPACE = "namespace"
-# Most tokens of the whole output. When a request moves to another worker, the front end sends a max_tokens smaller by
-# the tokens so far; the difference counts them.
+# Limit of tokens of the whole output. When a request moves to another worker, the front end lowers max_tokens by the
+# tokens so far; the difference counts them.
 MAX_TOKENS = "max_tokens"
 # JSON object from token id to bias.
 LOGIT_BIAS = "logit_bias"
-# A response format: Dynamo moves no request that has one of its own to another worker.
+# A response format. Dynamo does not move a request that has one in its own field to another worker.
 GUIDE_TYPE = "guide_type"
 GUIDE = "guide"
+# Functions that may be called, and which choice there is: see `openai_fields.tools_option`.
+TOOLS = "tools"
 NUM_DRAFT_TOKENS = "num_draft_tokens"
-# Dynamo ends a request at the first finish reason, and would drop all other choices.
-ONE_CHOICE = "n must be 1; for more choices send the request again with another seed"
-NAMES = (STRATEGY, PREDICTION, NAMESPACE, MAX_TOKENS, LOGIT_BIAS, GUIDE_TYPE, GUIDE, NUM_DRAFT_TOKENS)
+NAMES = (STRATEGY, PREDICTION, NAMESPACE, MAX_TOKENS, LOGIT_BIAS, GUIDE_TYPE, GUIDE, TOOLS, NUM_DRAFT_TOKENS)
 
 
 def annotation(name: str, value: str) -> str:
@@ -35,13 +35,13 @@ def annotation(name: str, value: str) -> str:
 
 
 def read_annotations(annotations: Sequence[str]) -> dict[str, str]:
-    """Options by name; of a name that comes twice the last one. Annotations of other names are left out."""
+    """Options by name; the last one of a repeated name. Annotations with unknown names are left out."""
     pairs = (text.partition(":") for text in annotations)
     return {name: value for name, _, value in pairs if name in NAMES}
 
 
 def integer_option(options: Mapping[str, str], name: str) -> int | None:
-    """A whole number, or None if it was not sent. Raises RequestError if it is no number."""
+    """A whole number, or None if it was not sent. Raises RequestError for an invalid number."""
     if (value := options.get(name)) is None:
         return None
     try:
@@ -51,7 +51,7 @@ def integer_option(options: Mapping[str, str], name: str) -> int | None:
 
 
 def logit_bias_option(options: Mapping[str, str]) -> dict[int, float]:
-    """Bias by token id. Raises RequestError if it is no JSON object from token ids to numbers."""
+    """Bias by token id. Raises RequestError if it is not a JSON object from token ids to numbers."""
     text = options.get(LOGIT_BIAS)
     if not text:
         return {}

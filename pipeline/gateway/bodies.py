@@ -1,7 +1,7 @@
-"""Bodies of HTTP requests: read within bounds of size and time, parsed, and written anew for the server behind.
+"""Bodies of HTTP requests: read within limits of size and time, parsed, and serialized again for the server behind.
 
-The server behind never gets a client's own bytes of JSON: what it parses was written here, from values of bounded
-depth. 150,000 nested brackets in a body end a tritonserver.
+The server behind never parses a client's own JSON, only JSON serialized here, with bounded depth. 150,000 nested
+brackets in a body crash a tritonserver.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pipeline.gateway.refusal import Refusal
 
 # Deepest nesting of lists and objects. Tensors need four levels, JSON schemas of structured output seldom twenty.
 MAX_DEPTH = 64
-# What Triton and Python's tensors can hold of a whole number.
+# Range of whole numbers that Triton and Python's tensors can hold.
 _INTEGERS = range(-(1 << 63), 1 << 64)
 Receive = Callable[[], Awaitable[Any]]
 Json = dict[str, Any]
 
 
 class Disconnected(Exception):
-    """The client left before its request had arrived."""
+    """The client disconnected before its request had arrived."""
 
 
 async def read_body(receive: Receive, content_length: str | None, max_bytes: int, timeout_s: float) -> bytes:
@@ -50,8 +50,8 @@ async def read_body(receive: Receive, content_length: str | None, max_bytes: int
 
 
 def parse_json(body: bytes) -> Json:
-    """The object in a body. Raises Refusal (400) for what is no JSON object, is nested too deeply, or holds a number
-    that no tensor holds."""
+    """The object in a body. Raises Refusal (400) if the body is not a JSON object, is nested too deeply, or holds a
+    number that no tensor can hold."""
     try:
         value = pydantic_core.from_json(body, allow_inf_nan=False, cache_strings="none")
     except ValueError as error:
@@ -67,7 +67,7 @@ def write_json(value: Json) -> bytes:
 
 
 def _check(value: Any) -> None:
-    """Raise Refusal unless the depth and the numbers of a value are within bounds. Level by level, without
+    """Raise Refusal unless the depth and the numbers of a value are within limits. Iterates by level, without
     recursion."""
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH):

@@ -1,17 +1,19 @@
-"""HTTP connections that do not send their requests in time are closed."""
+"""Closes HTTP connections that do not send their requests in time."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import h11
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 
 def timed_protocol(header_timeout_s: float) -> type[asyncio.Protocol]:
-    """uvicorn's protocol, with a limit on the time from a connection's beginning, or from the first byte of a further
-    request, to the end of the request's headers."""
+    """uvicorn's protocol with a time limit for the headers: from the start of a connection, or from the first byte of a
+    later request, to the end of the headers."""
 
     class TimedProtocol(H11Protocol):
         _timer: asyncio.TimerHandle | None = None
@@ -51,8 +53,18 @@ def timed_protocol(header_timeout_s: float) -> type[asyncio.Protocol]:
     return TimedProtocol
 
 
+def by_port(app: ASGIApp, others: Mapping[int | None, ASGIApp]) -> ASGIApp:
+    """One application for several ports. others: those of ports that have one of their own."""
+
+    async def dispatch(scope: Scope, receive: Receive, send: Send) -> None:
+        _, port = scope.get("server") or ("", 0)
+        await others.get(port, app)(scope, receive, send)
+
+    return dispatch
+
+
 def uvicorn_options(header_timeout_s: float, max_connections: int) -> dict[str, Any]:
-    """Options of `uvicorn.Config` for a server that strangers reach."""
+    """Options of `uvicorn.Config` for a server with untrusted clients."""
     return {
         "http": timed_protocol(header_timeout_s),
         "ws": "none",

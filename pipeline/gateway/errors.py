@@ -1,4 +1,5 @@
-"""What clients read when the server behind the gateway fails: its sentence where that is meant for them, else ours."""
+"""Error messages for clients when the server behind the gateway fails: its own message where that is meant for clients,
+else a general one."""
 
 from __future__ import annotations
 
@@ -15,13 +16,13 @@ BUSY_RETRY_S = 2
 RESTART_RETRY_S = 5
 _LONGEST = 500
 _BUSY = re.compile(r"\bbusy: |Exceeds maximum queue size|is being stopped or exchanged|is shutting down", re.I)
-# How Triton speaks of a model whose process has died or cannot be reached.
+# Triton's messages about a model whose process has died or cannot be reached.
 _DEAD = re.compile(
     r"Stub process|is not healthy|shm|shared memory|memory region|has no available versions|is not ready|"
     r"Server is stopping|failed to connect|Broken pipe|Socket closed",
     re.I,
 )
-# Paths, source files, our names of memory regions and model instances, traces.
+# Paths, source files, internal names of memory regions and model instances, traces.
 _INTERNAL = re.compile(
     r"internal error|Traceback|\.(?:py|cc|cpp|h|so)\b|(?<![\w<])/(?!>)[\w.-]+/|\bla[0-9a-f]{12}|0x[0-9a-f]{6,}|"
     r"model instance|std::|boost::",
@@ -37,16 +38,16 @@ def unavailable() -> Refusal:
 
 
 def refusal_of(status: int, text: str, request_id: str) -> Refusal:
-    """What a client gets for an error of the server behind. text: as it was received; it goes to the log where the
-    client does not see it."""
+    """The client's error for an error of the server behind. text: as it was received; it is logged if the client does
+    not see it."""
     if _BUSY.search(text):
         return Refusal(503, _shown(text), BUSY_RETRY_S)
     if _DEAD.search(text):
         logger.error("request %s: %d %s", request_id, status, text)
         return unavailable()
-    if _UNREADABLE.search(text):  # 500 of Triton's, though it is the request that is wrong
+    if _UNREADABLE.search(text):  # Triton returns 500, but the request is wrong
         return Refusal(400, _shown(text))
-    if status == 501 and not _INTERNAL.search(text):  # the request asks a model for what it does not do
+    if status == 501 and not _INTERNAL.search(text):  # the model does not support the request
         return Refusal(400, _shown(text))
     if status >= 500 or _INTERNAL.search(text):
         logger.error("request %s: %d %s", request_id, status, text)
@@ -59,7 +60,7 @@ def refusal_of(status: int, text: str, request_id: str) -> Refusal:
 
 
 def text_of_body(body: bytes) -> str:
-    """The error's text in the body of a response, of Triton's or of OpenAI's form."""
+    """Error text in the body of a response, in Triton's or OpenAI's form."""
     body = body.removeprefix(b"data:")  # of an event that is the whole response
     try:
         value = json.loads(body)
@@ -78,7 +79,7 @@ def text_of_json(value: Any) -> str:
 
 
 def error_in_event(event: bytes) -> str | None:
-    """The text of the error that a server-sent event carries, None if it carries none."""
+    """Text of the error in a server-sent event, None if there is none."""
     if not event.startswith(b'data: {"error"') and not event.startswith(b'data:{"error"'):
         return None
     return text_of_body(event)

@@ -1,31 +1,32 @@
-"""Passes one HTTP request on to a server of this machine and its response back, piece by piece as it comes."""
+"""Forwards one HTTP request to a server on this machine and streams its response back."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 import anyio
 import httpx
 
-from pipeline.gateway.answer import Answer
 from pipeline.gateway.bodies import Receive
 from pipeline.gateway.errors import error_in_event, refusal_of, text_of_body, unavailable
 from pipeline.gateway.refusal import Refusal
+from pipeline.gateway.response_writer import Responder
 
 _CONNECT_TIMEOUT_S = 2.0
 _LONGEST_ERROR_BYTES = 1 << 16
-# Longest event that is held back until it is whole; longer ones are passed on unread.
+# Longest event that is buffered until it is complete; longer ones are forwarded unparsed.
 _LONGEST_EVENT_BYTES = 1 << 20
-# How Dynamo's front end says that it cannot reach the worker that it chose: one that died is listed for ten seconds.
-_NO_WORKER = b"Failed to generate completions"
+# Dynamo's messages when it cannot reach the chosen worker (a dead worker may still be listed), or has none just now. No
+# worker has received the request then.
+_NO_WORKER = (b"Failed to generate completions", b"is not ready to serve requests yet", b"No workers available")
 _RETRY_PAUSE_S = 0.1
 _PASSED_HEADERS = ("content-type", "inference-header-content-length", "retry-after")
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class Upstream:
     """A server behind the gateway. url: without a path. headers: sent with every request."""
 
     url: str
@@ -34,10 +35,10 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Onward:
-    """A request as it is passed on. timeout_s: how long it may take in all. patience_s: for how long it is sent again
-    while the server behind cannot reach what stands behind it; nothing has been done or answered then."""
+    """A request as it is forwarded. timeout_s: time limit in total. patience_s: time for retries while the server
+    behind cannot reach its own worker; nothing has been computed or answered then."""
 
-    target: Target
+    target: Upstream
     method: str
     path: str
     body: bytes
@@ -48,31 +49,40 @@ class Onward:
 
 
 def create_client() -> httpx.AsyncClient:
-    """The client with which requests are passed on. How long a response may take is up to each request.
+    """The client that forwards requests. Each request sets its own time limit.
 
-    It keeps no connection for later: a Triton that is told to end waits for every open HTTP connection, idle ones too,
-    before it finalizes its models, so it would be killed before they have saved what they learnt."""
+    It keeps no idle connections. A Triton that is shutting down waits for every open HTTP connection, idle ones too,
+    before it finalizes its models, so it would be killed before they have saved their learned state.
+    """
     limits = httpx.Limits(max_keepalive_connections=0)
     timeout = httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S)
     headers = {"accept-encoding": "identity", "user-agent": "lookahead-gateway"}
     return httpx.AsyncClient(limits=limits, timeout=timeout, trust_env=False, headers=headers)
 
 
-async def forward(client: httpx.AsyncClient, onward: Onward, receive: Receive, answer: Answer) -> None:
-    """Send a request on and answer with its response. A client that leaves ends the request behind too."""
+async def forward(client: httpx.AsyncClient, onward: Onward, receive: Receive, answer: Responder) -> None:
+    """Forward a request and its response. If the client disconnects, the request is cancelled behind too."""
+    async with until_disconnect(receive):
+        await pass_on(client, onward, answer)
+
+
+@asynccontextmanager
+async def until_disconnect(receive: Receive) -> AsyncGenerator[None, None]:
+    """A block that is cancelled if the client disconnects."""
     async with anyio.create_task_group() as tasks:
 
-        async def leave_with_client() -> None:
+        async def watch_client() -> None:
             while (await receive())["type"] != "http.disconnect":
                 pass
             tasks.cancel_scope.cancel()
 
-        tasks.start_soon(leave_with_client)
-        await _forward(client, onward, answer)
+        tasks.start_soon(watch_client)
+        yield
         tasks.cancel_scope.cancel()
 
 
-async def _forward(client: httpx.AsyncClient, onward: Onward, answer: Answer) -> None:
+async def pass_on(client: httpx.AsyncClient, onward: Onward, answer: Responder) -> None:
+    """Forward a request and its response."""
     request = client.build_request(
         onward.method,
         onward.target.url + onward.path,
@@ -93,25 +103,25 @@ async def _forward(client: httpx.AsyncClient, onward: Onward, answer: Answer) ->
 
 
 async def _attempt(
-    client: httpx.AsyncClient, request: httpx.Request, onward: Onward, answer: Answer, may_retry: bool
+    client: httpx.AsyncClient, request: httpx.Request, onward: Onward, answer: Responder, may_retry: bool
 ) -> bool:
-    """Send a request and pass its response on. Returns False, and passes nothing on, if it is worth another attempt."""
+    """Send a request and forward its response. Returns False, with nothing forwarded, if a retry may help."""
     response = await client.send(request, stream=True)
     try:
-        if may_retry and response.status_code == 500:
+        if may_retry and response.status_code in (500, 503):
             start = await _start_of(response.aiter_raw())
-            if _NO_WORKER in start:
+            if any(words in start for words in _NO_WORKER):
                 return False
             raise refusal_of(response.status_code, text_of_body(start), onward.request_id)
         await _pass_on(response, onward.request_id, answer)
         return True
     finally:
-        # A response that was not read to its end closes its connection, which cancels the request behind.
+        # Closing an unfinished response closes its connection, which cancels the request behind.
         with anyio.CancelScope(shield=True):
             await response.aclose()
 
 
-async def _pass_on(response: httpx.Response, request_id: str, answer: Answer) -> None:
+async def _pass_on(response: httpx.Response, request_id: str, answer: Responder) -> None:
     status = response.status_code
     headers = {name: response.headers[name] for name in _PASSED_HEADERS if name in response.headers}
     if status >= 400:
@@ -119,7 +129,7 @@ async def _pass_on(response: httpx.Response, request_id: str, answer: Answer) ->
     if not headers.get("content-type", "").startswith("text/event-stream"):
         chunks = response.aiter_raw()
         first = await anext(chunks, b"")
-        if first.startswith(b'{"error"'):  # Triton answers 200 and then tells of the error
+        if first.startswith(b'{"error"'):  # Triton answers 200 and then sends the error
             raise refusal_of(400, text_of_body(first + await _start_of(chunks)), request_id)
         if "content-length" in response.headers:
             headers["content-length"] = response.headers["content-length"]
@@ -145,7 +155,7 @@ async def _pass_on(response: httpx.Response, request_id: str, answer: Answer) ->
 
 
 async def events(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-    """Whole server-sent events, each with the blank line behind it, one or more at a time as they come."""
+    """Complete server-sent events, each with the blank line after it, one or more at a time as they arrive."""
     held = b""
     async for chunk in chunks:
         held += chunk
@@ -157,12 +167,17 @@ async def events(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
             continue
         whole, held = held[:end], held[end:]
         if b'"error"' in whole:
-            for event in whole.removesuffix(b"\n\n").split(b"\n\n"):
-                yield event + b"\n\n"
+            for event in events_of(whole):
+                yield event
         else:
             yield whole
     if held:
         yield held
+
+
+def events_of(whole: bytes) -> list[bytes]:
+    """Single events of one or more whole ones."""
+    return [event + b"\n\n" for event in whole.removesuffix(b"\n\n").split(b"\n\n")]
 
 
 async def _start_of(chunks: AsyncIterator[bytes]) -> bytes:

@@ -13,8 +13,8 @@ NAMESPACE, MAX_TOKENS, ID = "namespace", "max_tokens", "id"
 
 
 class Checked(NamedTuple):
-    """A request as it is passed on. header_length: bytes of JSON where tensors follow behind it. max_tokens: the most
-    tokens that it can bring, None if it does not say."""
+    """A request as it is forwarded. header_length: bytes of JSON if tensors follow after it. max_tokens: limit of its
+    output, None if it does not set one."""
 
     body: bytes
     header_length: int | None
@@ -47,12 +47,12 @@ def with_namespace(value: Json, tenant: Tenant) -> Json:
 
 
 def single(value: Any) -> Any:
-    """The one value of nested lists of one item, as Triton takes either."""
+    """The single value of nested lists with one item; Triton accepts both forms."""
     while isinstance(value, list) and len(value) == 1:
         value = value[0]
     return value
 
 
 def positive(value: Any) -> int | None:
-    """A number of tokens, None for what is none. What is wrong about it is said by the model."""
+    """A number of tokens, None for an invalid value. The model reports what is wrong with it."""
     return value if type(value) is int and value > 0 else None

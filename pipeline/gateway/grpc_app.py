@@ -1,24 +1,24 @@
-"""The gateway's gRPC side: health, metadata and inference of Triton's service; its other calls do not exist here."""
+"""The gateway's gRPC side: health, metadata and inference of Triton's service. Triton's other calls are not
+available."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import grpc
 from tritonclient.grpc import service_pb2 as pb
-from tritonclient.grpc import service_pb2_grpc
 
+from pipeline.gateway.deployment import Deployment, Deployments
 from pipeline.gateway.errors import refusal_of, unavailable
 from pipeline.gateway.grpc_message import check_request
+from pipeline.gateway.grpc_stream import Call, Stream, end_stream
 from pipeline.gateway.refusal import Refusal
-from pipeline.gateway.spec import TRITON_GRPC_KEY, GatewaySpec
-from pipeline.gateway.tenants import Admission, Tenant, Tenants, bearer_key
+from pipeline.gateway.spec import GatewaySpec
+from pipeline.gateway.tenants import Tenant, Tenants, bearer_key
 
 SERVICE = "inference.GRPCInferenceService"
 _HTTP_STATUS = {
@@ -30,32 +30,20 @@ _HTTP_STATUS = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: 413,
     grpc.StatusCode.FAILED_PRECONDITION: 400,
 }
-# Longest answer of Triton's that is passed on.
+# Longest response of Triton that is forwarded.
 _MAX_ANSWER_BYTES = 1 << 30
 _CHECK_S = 1.0
-_CLOSE_S = 2.0
-
-
-@dataclass(slots=True)
-class _Stream:
-    """One client's stream of requests. open: their admissions with the times when they began, oldest first."""
-
-    open: deque[tuple[float, Admission]] = field(default_factory=deque)
-    answers: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
-
-    def close_oldest(self) -> None:
-        if self.open:
-            self.open.popleft()[1].release()
+# How long what needs no model may take.
+_SHORT_S = 5.0
 
 
 class GrpcGateway:
-    """Serves the gRPC requests of all tenants. channel: to Triton."""
+    """Serves the gRPC requests of all tenants."""
 
-    def __init__(self, spec: GatewaySpec, tenants: Tenants, channel: grpc.aio.Channel) -> None:
+    def __init__(self, spec: GatewaySpec, tenants: Tenants, deployments: Deployments) -> None:
         self._spec = spec
         self._tenants = tenants
-        self._triton = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        self._metadata = ((TRITON_GRPC_KEY, spec.triton_key),)
+        self._deployments = deployments
 
     def handlers(self) -> grpc.GenericRpcHandler:
         unary: dict[str, tuple[Callable[[Any, Any], Awaitable[Any]], Any]] = {
@@ -78,8 +66,7 @@ class GrpcGateway:
     def _health(self, name: str) -> Callable[[Any, Any], Awaitable[Any]]:
         async def act(request: Any, context: Any) -> Any:
             async with _refused(context):
-                self._require_public(request)
-                return await self._passed(getattr(self._triton, name)(request, metadata=self._metadata, timeout=5.0))
+                return await self._short(name, request)
 
         return act
 
@@ -87,31 +74,34 @@ class GrpcGateway:
         async def act(request: Any, context: Any) -> Any:
             async with _refused(context):
                 self._tenant(context)
-                self._require_public(request)
-                return await self._passed(getattr(self._triton, name)(request, metadata=self._metadata, timeout=5.0))
+                return await self._short(name, request)
 
         return act
 
+    async def _short(self, name: str, request: Any) -> Any:
+        deployment = self._deployments.current
+        if (model := getattr(request, "name", None)) is not None:
+            _require_public(model, deployment)
+        return await self._passed(
+            getattr(deployment.stub, name)(request, metadata=deployment.metadata, timeout=_SHORT_S)
+        )
+
     async def _infer(self, request: Any, context: Any) -> Any:
         async with _refused(context):
-            tenant = self._tenant(context)
-            with self._admit(request, tenant):
-                call = self._triton.ModelInfer(request, metadata=self._metadata, timeout=self._timeout_s(context))
+            tenant, deployment = self._tenant(context), self._deployments.current
+            with self._admitted(request, tenant, deployment):
+                timeout_s = self._timeout_s(context)
+                call = deployment.stub.ModelInfer(request, metadata=deployment.metadata, timeout=timeout_s)
                 answer = await self._passed(call)
                 answer.id = answer.id.removeprefix(tenant.prefix)
                 return answer
 
     async def _stream(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
-        """Requests go on as they come, and responses come back as they come."""
-        stream = _Stream()
+        """Forward requests and responses as they arrive."""
+        stream = Stream()
         async with _refused(context):
             tenant = self._tenant(context)
-            call = self._triton.ModelStreamInfer(metadata=self._metadata, timeout=context.time_remaining())
-            work = (
-                self._receive(stream, call, tenant),
-                self._send(requests, stream, call, tenant),
-                self._watch(stream),
-            )
+            work = (self._send(requests, stream, context, tenant), self._watch(stream))
             tasks = [asyncio.ensure_future(coroutine) for coroutine in work]
             try:
                 while (item := await stream.answers.get()) is not None:
@@ -119,56 +109,80 @@ class GrpcGateway:
                         raise item
                     yield item
             finally:
-                await _end(call, tasks, bool(stream.open))
-                while stream.open:
-                    stream.close_oldest()
+                await end_stream(stream, tasks)
 
-    async def _send(self, requests: AsyncIterator[Any], stream: _Stream, call: Any, tenant: Tenant) -> None:
+    async def _send(self, requests: AsyncIterator[Any], stream: Stream, context: Any, tenant: Tenant) -> None:
         async for request in requests:
             try:
-                admission = self._admit(request, tenant)
+                call = await self._call_for(stream, context, tenant)
+                held = self._admitted(request, tenant, call.deployment)
             except Refusal as refusal:
                 stream.answers.put_nowait(_error_answer(refusal, request.id.removeprefix(tenant.prefix)))
                 continue
-            stream.open.append((asyncio.get_running_loop().time(), admission))
+            call.open.append((asyncio.get_running_loop().time(), held))
             with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # its end is read by `_receive`
-                await call.write(request)
-        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            await call.done_writing()
+                await call.rpc.write(request)
+        stream.is_sent = True
+        if not stream.calls:
+            stream.answers.put_nowait(None)
+        elif not stream.calls[-1].is_done:
+            await stream.calls[-1].finish()
 
-    async def _receive(self, stream: _Stream, call: Any, tenant: Tenant) -> None:
+    async def _call_for(self, stream: Stream, context: Any, tenant: Tenant) -> Call:
+        """The call to the server that takes requests now; opened if there is none."""
+        deployment = self._deployments.current
+        last = stream.calls[-1] if stream.calls else None
+        if last is not None and last.deployment is deployment and not last.is_done:
+            return last
+        rpc = deployment.stub.ModelStreamInfer(metadata=deployment.metadata, timeout=context.time_remaining())
+        call = Call(deployment, rpc)
+        stream.calls.append(call)
+        stream.receiving.append(asyncio.ensure_future(self._receive(stream, call, tenant)))
+        if last is not None and not last.is_done:
+            await last.finish()
+        return call
+
+    async def _receive(self, stream: Stream, call: Call, tenant: Tenant) -> None:
         try:
-            async for answer in call:
+            async for answer in call.rpc:
                 failed = bool(answer.error_message)
                 if failed:
                     refusal = refusal_of(400, answer.error_message, secrets.token_hex(16))
                     answer.error_message = refusal.sentence
                 if failed or answer.infer_response.parameters["triton_final_response"].bool_param:
-                    stream.close_oldest()
+                    call.close_oldest()
                 answer.infer_response.id = answer.infer_response.id.removeprefix(tenant.prefix)
                 stream.answers.put_nowait(answer)
         except grpc.aio.AioRpcError as error:
-            stream.answers.put_nowait(_refusal_of_rpc(error))
-        stream.answers.put_nowait(None)
+            if call.open or not call.is_done:  # else nobody waits for it
+                stream.answers.put_nowait(_refusal_of_rpc(error))
+        stream.calls.remove(call)
+        while call.open:
+            call.close_oldest()
+        if not call.is_done or (stream.is_sent and not stream.calls):
+            stream.answers.put_nowait(None)
 
-    async def _watch(self, stream: _Stream) -> None:
-        """End a stream whose oldest request takes too long."""
+    async def _watch(self, stream: Stream) -> None:
+        """End a stream whose oldest request takes too long, and calls without requests to servers that are leaving."""
         longest = self._spec.config.request_timeout_s
         while True:
             await asyncio.sleep(_CHECK_S)
-            if stream.open and asyncio.get_running_loop().time() - stream.open[0][0] > longest:
-                stream.answers.put_nowait(Refusal(504, f"a request took longer than {longest:g} s"))
-                return
+            for call in list(stream.calls):
+                if call.open and asyncio.get_running_loop().time() - call.open[0][0] > longest:
+                    stream.answers.put_nowait(Refusal(504, f"a request took longer than {longest:g} s"))
+                    return
+                if not (call.open or call.is_done or call.deployment is self._deployments.current):
+                    await call.finish()
 
-    def _admit(self, request: Any, tenant: Tenant) -> Admission:
-        self._require_public(request, request.model_name)
-        max_tokens = check_request(request, tenant, request.model_name in self._spec.tenant_models)
-        return self._tenants.admit(tenant, request.ByteSize(), max_tokens)
-
-    def _require_public(self, request: Any, name: str | None = None) -> None:
-        name = getattr(request, "name", None) if name is None else name
-        if name is not None and name not in self._spec.public_models:
-            raise Refusal(404, f"there is no model {name[:80]!r} here; there is {', '.join(self._spec.public_models)}")
+    def _admitted(self, request: Any, tenant: Tenant, deployment: Deployment) -> ExitStack:
+        """Take a request in; it is held until the result is closed. Raises Refusal."""
+        _require_public(request.model_name, deployment)
+        spec = deployment.spec
+        max_tokens = check_request(request, tenant, request.model_name in spec.tenant_models)
+        with ExitStack() as held:
+            held.enter_context(self._tenants.admit(tenant, request.ByteSize(), max_tokens, spec.max_seq_len))
+            held.enter_context(deployment.in_use())
+            return held.pop_all()
 
     def _tenant(self, context: Any) -> Tenant:
         metadata = dict(context.invocation_metadata() or ())
@@ -187,23 +201,8 @@ class GrpcGateway:
             raise _refusal_of_rpc(error) from error
 
 
-async def _end(call: Any, tasks: Sequence[asyncio.Future[None]], has_open: bool) -> None:
-    """End a stream to Triton. Triton holds on to a model where a stream without open requests is cancelled, so that
-    one is closed instead. tasks: the first one reads its responses."""
-    for task in tasks[1:]:
-        task.cancel()
-    if has_open:
-        call.cancel()
-    else:
-        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            await call.done_writing()
-        await asyncio.wait(tasks[:1], timeout=_CLOSE_S)
-    tasks[0].cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
 class _refused:
-    """Turns a Refusal in its block into the status of the call."""
+    """Turn a Refusal in its block into the status of the call."""
 
     def __init__(self, context: Any) -> None:
         self._context = context
@@ -225,6 +224,12 @@ def _refusal_of_rpc(error: grpc.aio.AioRpcError) -> Refusal:
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         return Refusal(504, "the request did not end within its time")
     return refusal_of(_HTTP_STATUS.get(error.code(), 500), error.details() or "", secrets.token_hex(16))
+
+
+def _require_public(model: str, deployment: Deployment) -> None:
+    public = deployment.spec.public_models
+    if model not in public:
+        raise Refusal(404, f"there is no model {model[:80]!r} here; there is {', '.join(public)}")
 
 
 def _error_answer(refusal: Refusal, request_id: str) -> Any:
@@ -250,15 +255,4 @@ def channel_options(max_body_bytes: int) -> list[tuple[str, int]]:
         ("grpc.max_metadata_size", 32768),
         ("grpc.max_concurrent_streams", 1024),
         ("grpc.so_reuseport", 0),
-    ]
-
-
-def upstream_options() -> list[tuple[str, int]]:
-    """Options of the channel to Triton: no proxy, answers of any length, a quick new try after a restart."""
-    return [
-        ("grpc.enable_http_proxy", 0),
-        ("grpc.max_send_message_length", -1),
-        ("grpc.max_receive_message_length", -1),
-        ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.max_reconnect_backoff_ms", 1000),
     ]

@@ -1,4 +1,4 @@
-"""Requests of Triton's gRPC interface: what is read of them, and the tenant's namespace that is put into them."""
+"""Requests of Triton's gRPC interface: reads their fields and inserts the tenant's namespace."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ _SHARED_MEMORY = "shared_memory_region"
 
 
 def check_request(request: Any, tenant: Tenant, sets_namespace: bool) -> int | None:
-    """Put the tenant's namespace into a ModelInferRequest, and its name into the request's id. sets_namespace: whether
-    its model takes one. Returns the most tokens that it can bring, None if it does not say. Raises Refusal (400)."""
+    """Insert the tenant's namespace into a ModelInferRequest, and the tenant's name into its id. sets_namespace:
+    whether the model has a namespace. Returns the limit of output tokens, None if the request sets none. Raises Refusal
+    (400)."""
     for tensor in (*request.inputs, *request.outputs):
         if _SHARED_MEMORY in tensor.parameters:
             raise Refusal(400, f"{tensor.name[:80]} lies in shared memory, which clients of this server cannot use")

@@ -1,10 +1,11 @@
-"""The gateway's HTTP side: the paths that clients may use, and what is checked before a request is passed on."""
+"""The gateway's HTTP side: the paths open to clients, and the checks before a request is forwarded."""
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from importlib.resources import files
 
@@ -13,40 +14,46 @@ from starlette.requests import Request
 from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
-from pipeline.gateway.answer import Answer, Style
 from pipeline.gateway.bodies import Disconnected, read_body
+from pipeline.gateway.choices import forward_choices
+from pipeline.gateway.deployment import Deployment, Deployments
 from pipeline.gateway.errors import unavailable
-from pipeline.gateway.forward import Onward, Target, forward
-from pipeline.gateway.generate_body import Checked, checked_generate
+from pipeline.gateway.forward import Onward, Upstream, forward
+from pipeline.gateway.generate_body import checked_generate
 from pipeline.gateway.infer_body import checked_infer
 from pipeline.gateway.input_types import Types, types_of
 from pipeline.gateway.openai_body import checked_openai
 from pipeline.gateway.openai_fields import Endpoint
 from pipeline.gateway.refusal import Refusal
-from pipeline.gateway.spec import TRITON_KEY_HEADER, GatewaySpec
+from pipeline.gateway.response_writer import ResponseWriter, Style
+from pipeline.gateway.spec import GatewaySpec
 from pipeline.gateway.tenants import Tenant, Tenants, bearer_key
 
-TIMEOUT_HEADER = "x-request-timeout"
+TIMEOUT_HEADER, SESSION_HEADER = "x-request-timeout", "x-session-id"
+_DYNAMO_SESSION = "x-dynamo-session-id"
 _HEADER_LENGTH = "inference-header-content-length"
 _VERBS = ("generate", "generate_stream", "infer")
 _OPENAI_POSTS: dict[str, Endpoint] = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
 _JSON = {"content-type": "application/json"}
-# For how long a request for the OpenAI front end waits for a worker in the place of one that died.
+# Time that a request for the OpenAI front end waits for a replacement of a dead worker.
 _PATIENCE_S = 20.0
+# How long what needs no model may take.
+_SHORT_S = 5.0
+_MAX_TRACE_LENGTH = 512
 _NAME = re.compile(r"\w[\w.:-]{0,127}", re.ASCII)
-Act = Callable[[Request, Answer, str], Awaitable[None]]
+Act = Callable[[Request, ResponseWriter, str], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Handler:
-    """An ASGI application for one path. style: of its errors. act: answers, or raises Refusal."""
+    """An ASGI application for one path. style: of its errors. act: sends the response, or raises Refusal."""
 
     style: Style
     act: Act
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = secrets.token_hex(16)
-        answer = Answer(send, self.style, request_id)
+        answer = ResponseWriter(send, self.style, request_id)
         has_body = scope["method"] == "POST"
 
         async def watched_receive() -> Message:
@@ -58,26 +65,26 @@ class Handler:
         try:
             await self.act(Request(scope, watched_receive), answer, request_id)
         except Refusal as refusal:
-            # Else the rest of a body would be read, however long it is.
+            # Otherwise the rest of a body would be read, whatever its length.
             await answer.refuse(refusal, closes=has_body)
         except Disconnected:
             pass
 
 
 class HttpGateway:
-    """Serves the HTTP requests of all tenants. client: with which they are passed on."""
+    """Serves the HTTP requests of all tenants. client: forwards them."""
 
-    def __init__(self, spec: GatewaySpec, tenants: Tenants, client: httpx.AsyncClient) -> None:
+    def __init__(
+        self, spec: GatewaySpec, tenants: Tenants, client: httpx.AsyncClient, deployments: Deployments
+    ) -> None:
         self._spec = spec
         self._tenants = tenants
         self._client = client
-        self._triton = Target(f"http://{spec.triton_http}", {TRITON_KEY_HEADER: spec.triton_key})
-        self._openai = None if spec.openai_http is None else Target(f"http://{spec.openai_http}", {})
-        self._known_types: dict[str, Types] = {}
+        self._deployments = deployments
         self._page = files("pipeline.gateway").joinpath("openapi.json").read_bytes()
 
     def app(self) -> Router:
-        """The ASGI application. Whatever has no route here is not reachable."""
+        """The ASGI application. Paths without a route here cannot be reached."""
         routes = [
             self._get("/v2/health/live", self._health),
             self._get("/v2/health/ready", self._health),
@@ -87,7 +94,7 @@ class HttpGateway:
         for base in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
             routes += [self._get(base, self._metadata), self._get(f"{base}/ready", self._health)]
             routes += [Route(f"{base}/{verb}", Handler("triton", self._model), methods=["POST"]) for verb in _VERBS]
-        if self._openai is not None:
+        if self._spec.openai_port is not None:
             routes += [Route(path, Handler("openai", self._completion), methods=["POST"]) for path in _OPENAI_POSTS]
             routes += [
                 Route(path, Handler("openai", self._models), methods=["GET"])
@@ -95,104 +102,108 @@ class HttpGateway:
             ]
         return Router(routes, default=Handler("triton", _not_found), redirect_slashes=False)
 
+    def metrics_app(self) -> Router:
+        """The ASGI application of the metrics port."""
+        return Router([self._get("/metrics", self._metrics)], default=Handler("triton", _not_found))
+
     def _get(self, path: str, act: Act) -> Route:
         return Route(path, Handler("triton", act), methods=["GET"])
 
-    async def _health(self, request: Request, answer: Answer, request_id: str) -> None:
-        path = "/v2/health/live" if request.url.path.endswith("/live") else self._path(request, "/ready")
+    async def _health(self, request: Request, answer: ResponseWriter, request_id: str) -> None:
+        deployment = self._deployments.current
+        path = "/v2/health/live" if request.url.path.endswith("/live") else _path(request, deployment, "/ready")
         try:
-            response = await self._client.get(self._triton.url + path, headers=self._triton.headers, timeout=5.0)
+            triton = deployment.triton
+            response = await self._client.get(triton.url + path, headers=triton.headers, timeout=_SHORT_S)
             status = response.status_code
         except httpx.HTTPError:
             status = 503
         await answer.start(status if status < 500 else 503, {"content-length": "0"})
         await answer.end()
 
-    async def _metadata(self, request: Request, answer: Answer, request_id: str) -> None:
+    async def _metadata(self, request: Request, answer: ResponseWriter, request_id: str) -> None:
         self._tenant(request)
-        await self._pass_on(request, answer, request_id, self._triton, self._path(request, ""), "GET")
+        deployment = self._deployments.current
+        path = _path(request, deployment, "")
+        await self._pass_on(request, answer, Onward(deployment.triton, "GET", path, b"", {}, _SHORT_S, request_id))
 
-    async def _openapi(self, request: Request, answer: Answer, request_id: str) -> None:
+    async def _metrics(self, request: Request, answer: ResponseWriter, request_id: str) -> None:
+        metrics = Upstream(f"http://{self._deployments.current.spec.triton_metrics}", {})
+        await self._pass_on(request, answer, Onward(metrics, "GET", "/metrics", b"", {}, _SHORT_S, request_id))
+
+    async def _openapi(self, request: Request, answer: ResponseWriter, request_id: str) -> None:
         await answer.start(200, _JSON | {"content-length": str(len(self._page))})
         await answer.piece(self._page)
         await answer.end()
 
-    async def _model(self, request: Request, answer: Answer, request_id: str) -> None:
+    async def _model(self, request: Request, answer: ResponseWriter, request_id: str) -> None:
         tenant = self._tenant(request)
         verb = request.url.path.rpartition("/")[2]
-        path = self._path(request, f"/{verb}")
+        _path(request, self._deployments.current, "")
         body = await self._body(request)
-        types = await self._types(request.path_params["model"])
-        headers = dict(_JSON)
-        if verb == "infer":
-            checked = checked_infer(body, request.headers.get(_HEADER_LENGTH), tenant, types)
-            if checked.header_length is not None:
-                headers = {"content-type": "application/octet-stream", _HEADER_LENGTH: str(checked.header_length)}
-        else:
-            checked = checked_generate(body, tenant, types)
-        with self._tenants.admit(tenant, len(body), checked.max_tokens):
-            await self._pass_on(request, answer, request_id, self._triton, path, "POST", checked, headers)
+        timeout_s = self._timeout_s(request)
+        deployment = self._deployments.current
+        with deployment.in_use():
+            path = _path(request, deployment, f"/{verb}")
+            types = await self._types(deployment, request.path_params["model"])
+            headers = _JSON | _trace(request)
+            if verb == "infer":
+                checked = checked_infer(body, request.headers.get(_HEADER_LENGTH), tenant, types)
+                if checked.header_length is not None:
+                    headers |= {"content-type": "application/octet-stream", _HEADER_LENGTH: str(checked.header_length)}
+            else:
+                checked = checked_generate(body, tenant, types)
+            onward = Onward(deployment.triton, "POST", path, checked.body, headers, timeout_s, request_id)
+            with self._tenants.admit(tenant, len(body), checked.max_tokens, deployment.spec.max_seq_len):
+                await self._pass_on(request, answer, onward)
 
-    async def _types(self, model: str) -> Types:
-        """Datatypes of a model's inputs, asked for once."""
-        if model not in self._known_types:
+    async def _types(self, deployment: Deployment, model: str) -> Types:
+        """Datatypes of a model's inputs, cached."""
+        if model not in deployment.known_types:
             try:
-                url = f"{self._triton.url}/v2/models/{model}"
-                response = await self._client.get(url, headers=self._triton.headers, timeout=5.0)
+                url = f"{deployment.triton.url}/v2/models/{model}"
+                response = await self._client.get(url, headers=deployment.triton.headers, timeout=_SHORT_S)
                 response.raise_for_status()
             except httpx.HTTPError as error:
                 raise unavailable() from error
-            self._known_types[model] = types_of(response.json())
-        return self._known_types[model]
+            deployment.known_types[model] = types_of(response.json())
+        return deployment.known_types[model]
 
-    async def _completion(self, request: Request, answer: Answer, request_id: str) -> None:
-        assert self._openai is not None, "without a front end there is no such route"
+    async def _completion(self, request: Request, answer: ResponseWriter, request_id: str) -> None:
         tenant = self._tenant(request)
         body = await self._body(request)
-        checked = checked_openai(body, _OPENAI_POSTS[request.url.path], tenant)
-        with self._tenants.admit(tenant, len(body), checked.max_tokens):
-            await self._pass_on(
-                request, answer, request_id, self._openai, request.url.path, "POST", checked, dict(_JSON), _PATIENCE_S
-            )
+        endpoint = _OPENAI_POSTS[request.url.path]
+        checked = checked_openai(body, endpoint, tenant)
+        timeout_s = self._timeout_s(request)
+        headers = _JSON | _trace(request) | _session(request, tenant, checked.conversation)
+        # The front end makes a seed of the id of a request without one.
+        ids = [request_id, *(secrets.token_hex(16) for _ in checked.bodies[1:])]
+        deployment = self._deployments.current
+        onwards = [
+            Onward(_openai(deployment), "POST", request.url.path, sent, headers, timeout_s, own_id, _PATIENCE_S)
+            for sent, own_id in zip(checked.bodies, ids, strict=True)
+        ]
+        max_seq_len = deployment.spec.max_seq_len
+        with deployment.in_use(), self._tenants.admit(tenant, len(body), checked.max_tokens, max_seq_len, len(onwards)):
+            if len(onwards) == 1:
+                await self._pass_on(request, answer, onwards[0])
+            else:
+                await forward_choices(self._client, onwards, request.receive, answer)
 
-    async def _models(self, request: Request, answer: Answer, request_id: str) -> None:
-        assert self._openai is not None, "without a front end there is no such route"
+    async def _models(self, request: Request, answer: ResponseWriter, request_id: str) -> None:
         self._tenant(request)
         names = [request.path_params[part] for part in ("owner", "name") if part in request.path_params]
         if not all(_NAME.fullmatch(name) for name in names):
             raise Refusal(404, "there is no model of this name")
-        await self._pass_on(request, answer, request_id, self._openai, "/".join(["/v1/models", *names]), "GET")
+        path, target = "/".join(["/v1/models", *names]), _openai(self._deployments.current)
+        await self._pass_on(request, answer, Onward(target, "GET", path, b"", {}, _SHORT_S, request_id))
 
-    async def _pass_on(
-        self,
-        request: Request,
-        answer: Answer,
-        request_id: str,
-        target: Target,
-        path: str,
-        method: str,
-        checked: Checked | None = None,
-        headers: Mapping[str, str] | None = None,
-        patience_s: float = 0.0,
-    ) -> None:
-        body = b"" if checked is None else checked.body
-        onward = Onward(target, method, path, body, headers or {}, self._timeout_s(request), request_id, patience_s)
+    async def _pass_on(self, request: Request, answer: ResponseWriter, onward: Onward) -> None:
         await forward(self._client, onward, request.receive, answer)
 
     def _tenant(self, request: Request) -> Tenant:
         key = bearer_key(request.headers.get("authorization")) or request.headers.get("x-api-key")
         return self._tenants.of_key(key)
-
-    def _path(self, request: Request, end: str) -> str:
-        """Path behind the gateway, put together from names that were checked."""
-        model, version = request.path_params.get("model"), request.path_params.get("version")
-        if model is None:
-            return f"/v2/health{end}" if end else "/v2"
-        if model not in self._spec.public_models:
-            raise Refusal(404, f"there is no model {model[:80]!r} here; there is {', '.join(self._spec.public_models)}")
-        if version is not None and not (version.isascii() and version.isdecimal() and len(version) < 10):
-            raise Refusal(404, "a version is a number")
-        return f"/v2/models/{model}{'' if version is None else f'/versions/{version}'}{end}"
 
     async def _body(self, request: Request) -> bytes:
         config = self._spec.config
@@ -215,5 +226,39 @@ class HttpGateway:
         return min(timeout_s, longest)
 
 
-async def _not_found(request: Request, answer: Answer, request_id: str) -> None:
+def _path(request: Request, deployment: Deployment, end: str) -> str:
+    """Path behind the gateway, built from checked names. Raises Refusal (404)."""
+    model, version = request.path_params.get("model"), request.path_params.get("version")
+    if model is None:
+        return f"/v2/health{end}" if end else "/v2"
+    public = deployment.spec.public_models
+    if model not in public:
+        raise Refusal(404, f"there is no model {model[:80]!r} here; there is {', '.join(public)}")
+    if version is not None and not (version.isascii() and version.isdecimal() and len(version) < 10):
+        raise Refusal(404, "a version is a number")
+    return f"/v2/models/{model}{'' if version is None else f'/versions/{version}'}{end}"
+
+
+def _openai(deployment: Deployment) -> Upstream:
+    """The front end of the OpenAI API. Raises Refusal (503) where there is none."""
+    if deployment.openai is None:
+        raise unavailable()
+    return deployment.openai
+
+
+def _trace(request: Request) -> dict[str, str]:
+    """The headers by which a client makes its request part of a trace (W3C trace context)."""
+    found = {name: request.headers.get(name, "") for name in ("traceparent", "tracestate")}
+    return {name: value for name, value in found.items() if value and len(value) <= _MAX_TRACE_LENGTH}
+
+
+def _session(request: Request, tenant: Tenant, conversation: str | None) -> dict[str, str]:
+    """The header that keeps a session on one worker: one that the client names, else a conversation. Sessions of two
+    tenants are never the same."""
+    if (name := request.headers.get(SESSION_HEADER, conversation)) is None:
+        return {}
+    return {_DYNAMO_SESSION: hashlib.sha256(f"{tenant.name}/{name}".encode(errors="replace")).hexdigest()[:32]}
+
+
+async def _not_found(request: Request, answer: ResponseWriter, request_id: str) -> None:
     raise Refusal(404, "there is nothing at this path; see /openapi.json")

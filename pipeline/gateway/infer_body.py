@@ -1,4 +1,4 @@
-"""Requests to `infer` of Triton's HTTP interface: tensors as JSON, or as bytes behind it."""
+"""Requests to `infer` of Triton's HTTP interface: tensors as JSON, or as bytes after it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHARED_MEMORY = "shared_memory_region"
 
 
 def checked_infer(body: bytes, header_length: str | None, tenant: Tenant, types: Types) -> Checked:
-    """header_length: value of Inference-Header-Content-Length, None where the body is JSON alone. types: of the model's
+    """header_length: value of Inference-Header-Content-Length, None if the body is only JSON. types: of the model's
     inputs. Raises Refusal (400)."""
     length = len(body) if header_length is None else _length(header_length, len(body))
     value, tail = with_request_id(parse_json(body[:length]), tenant), body[length:]
@@ -65,7 +65,7 @@ def _parameters(tensor: Json) -> Json:
 
 
 def _blocks(inputs: list[Json], tail: bytes) -> list[tuple[Json, bytes | None]]:
-    """Each input with its bytes behind the JSON, None where it has none there."""
+    """Each input with its bytes after the JSON, None without any."""
     blocks: list[tuple[Json, bytes | None]] = []
     start = 0
     for tensor in inputs:
@@ -98,8 +98,8 @@ def _text(tensor: Json, block: bytes | None) -> str:
 
 
 def bytes_element(block: bytes) -> str | None:
-    """The one string in the bytes of a BYTES tensor: its length in 4 bytes, then UTF-8. None if it is something
-    else."""
+    """The one string in the bytes of a BYTES tensor: its length in 4 bytes, then UTF-8. None if the bytes are not
+    that."""
     if len(block) < 4 or int.from_bytes(block[:4], "little") != len(block) - 4:
         return None
     try:

@@ -1,6 +1,7 @@
-"""Values of a `generate` request against the types of the model's inputs.
+"""Checks values of a `generate` request against the types of the model's inputs.
 
-Triton wraps whole numbers that are too large for their tensor, and answers 500 with a parser's words for the rest.
+Triton itself wraps integers that are too large for their tensor, and returns status 500 with a parser's message for
+other errors.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def _items(value: Any) -> Iterator[Any]:
 
 
 def _fault(item: Any, datatype: str) -> str | None:
-    """What an item should be, None if it is."""
+    """Description of the expected type, None if the item has it."""
     if datatype == "BYTES":
         return None if isinstance(item, str) else "a string"
     if datatype == "BOOL":

@@ -1,11 +1,15 @@
-"""Requests of the OpenAI API, as the front end behind the gateway gets them."""
+"""Requests of the OpenAI API, in the form that the front end behind the gateway receives."""
 
 from __future__ import annotations
 
+import hashlib
+from typing import NamedTuple
+
 from pipeline.errors import RequestError
 from pipeline.gateway.annotations import NAMESPACE, annotation
-from pipeline.gateway.bodies import parse_json, write_json
-from pipeline.gateway.generate_body import Checked, positive
+from pipeline.gateway.bodies import Json, parse_json, write_json
+from pipeline.gateway.choices import MAX_CHOICES, choice_requests
+from pipeline.gateway.generate_body import positive
 from pipeline.gateway.openai_fields import Endpoint, for_front_end
 from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.tenants import Tenant
@@ -13,10 +17,20 @@ from pipeline.gateway.tenants import Tenant
 _PREFIX = annotation(NAMESPACE, "")
 
 
-def checked_openai(body: bytes, endpoint: Endpoint, tenant: Tenant) -> Checked:
-    """The request for the front end, in the tenant's namespace. A client may name one of its own: "namespace:NAME" in
+class CheckedChoices(NamedTuple):
+    """A request as it is forwarded, once for each choice. max_tokens: limit of the output of one choice, None if the
+    request sets none. conversation: the same for all later turns of a conversation, None for its first one."""
+
+    bodies: list[bytes]
+    max_tokens: int | None
+    conversation: str | None = None
+
+
+def checked_openai(body: bytes, endpoint: Endpoint, tenant: Tenant) -> CheckedChoices:
+    """The requests for the front end, in the tenant's namespace. A client may choose a namespace: "namespace:NAME" in
     `nvext.annotations`, or `nvext.cache_salt`. Raises Refusal (400)."""
     value = parse_json(body)
+    num_choices = _num_choices(value.pop("n", None))
     max_tokens = positive(value.get("max_completion_tokens")) or positive(value.get("max_tokens"))
     try:
         sent = for_front_end(value, endpoint)
@@ -24,7 +38,7 @@ def checked_openai(body: bytes, endpoint: Endpoint, tenant: Tenant) -> Checked:
         raise Refusal(400, str(error)) from error
     extension = sent["nvext"]
     annotations: list[str] = extension["annotations"]
-    # Dynamo's name for the same; it would take the place of ours where we name none.
+    # Dynamo's own field for this; it would be used where no namespace is set here.
     salt = extension.get("cache_salt")
     asked = next((text.removeprefix(_PREFIX) for text in annotations if text.startswith(_PREFIX)), None)
     if asked is None:
@@ -33,4 +47,25 @@ def checked_openai(body: bytes, endpoint: Endpoint, tenant: Tenant) -> Checked:
     if namespace := tenant.namespace(asked):
         kept.append(annotation(NAMESPACE, namespace))
     named = {name: value for name, value in extension.items() if name != "cache_salt"}
-    return Checked(write_json(sent | {"nvext": named | {"annotations": kept}}), None, max_tokens)
+    sent["nvext"] = named | {"annotations": kept}
+    requests = choice_requests(sent, num_choices)
+    return CheckedChoices([write_json(request) for request in requests], max_tokens, _conversation(value))
+
+
+def _conversation(value: Json) -> str | None:
+    """A conversation is told by its beginning, up to the first answer."""
+    messages = value.get("messages")
+    if not isinstance(messages, list):
+        return None
+    roles = [message.get("role") if isinstance(message, dict) else None for message in messages]
+    if "assistant" not in roles:
+        return None
+    return hashlib.sha256(write_json({"messages": messages[: roles.index("assistant") + 1]})).hexdigest()
+
+
+def _num_choices(value: object) -> int:
+    if value is None:
+        return 1
+    if type(value) is not int or not 1 <= value <= MAX_CHOICES:
+        raise Refusal(400, f"n is {str(value)[:40]}; it must be a whole number in 1 .. {MAX_CHOICES}")
+    return value

@@ -1,10 +1,10 @@
 """Fields of an OpenAI request that Dynamo's front end drops or refuses, as annotations that reach the worker.
 
 prediction, logit_bias                     dropped by the front end
-n                                          refused unless 1: all choices but the first would be lost
 strategy, num_draft_tokens                 ours, refused by it as unknown
 draft_statistics                           ours: figures of the request's drafts come back in `nvext.engine_data`
 response_format, guided_*                  taken by it, but such a request does not move when its worker dies
+tools, tool_choice, parallel_tool_calls    taken by it, and repeated, so that a worker can keep the output to them
 max_tokens, max_completion_tokens          repeated, so that a worker can count the tokens of a request that moved
 """
 
@@ -21,32 +21,36 @@ from pipeline.gateway.annotations import (
     LOGIT_BIAS,
     MAX_TOKENS,
     NUM_DRAFT_TOKENS,
-    ONE_CHOICE,
     PREDICTION,
     STRATEGY,
+    TOOLS,
     annotation,
 )
 
 Endpoint = Literal["chat", "completions"]
-# Without a limit an output fills the engine, as the worker cuts it; the API of completions has 16.
+# Without a limit the worker cuts an output at the engine's length; the completions API has a default of 16.
 _MAX_TOKENS: Mapping[Endpoint, int] = {"chat": 1 << 20, "completions": 16}
-# Set by this module alone: a client that could would make a worker count wrong.
-_OURS = (f"{MAX_TOKENS}:", f"{GUIDE_TYPE}:", f"{GUIDE}:")
+# Only this module sets them: a client that could would make a worker count wrongly.
+_OURS = (f"{MAX_TOKENS}:", f"{GUIDE_TYPE}:", f"{GUIDE}:", f"{TOOLS}:")
 _GUIDES = {"guided_regex": "regex", "guided_grammar": "ebnf_grammar"}
 
 
 def for_front_end(body: Mapping[str, Any], endpoint: Endpoint) -> dict[str, Any]:
-    """The request as the front end gets it. Raises RequestError, one sentence, for a field of a wrong type."""
+    """The request as the front end receives it. Raises RequestError, one sentence, for a field of a wrong type."""
     sent = dict(body)
     options: dict[str, str] = {}
     options |= _text_option(sent, STRATEGY)
     options |= _prediction(sent)
     options |= _logit_bias(sent)
     options |= _guide(sent)
+    if tools := tools_option(sent):
+        if GUIDE_TYPE in options and tools["choice"] != "auto":
+            raise RequestError(
+                "response_format and guided_* exclude a tool_choice that asks for a call; send one of them"
+            )
+        options[TOOLS] = json.dumps(tools)
     if (limit := sent.pop(NUM_DRAFT_TOKENS, None)) is not None:
         options[NUM_DRAFT_TOKENS] = str(_whole_number(limit, NUM_DRAFT_TOKENS))
-    if sent.get("n") not in (None, 1):
-        raise RequestError(ONE_CHOICE)
     options[MAX_TOKENS] = str(_max_tokens(sent, endpoint))
     extension = sent.get("nvext") or {}
     if not isinstance(extension, Mapping):
@@ -91,7 +95,7 @@ def _logit_bias(sent: dict[str, Any]) -> dict[str, str]:
 
 
 def _guide(sent: dict[str, Any]) -> dict[str, str]:
-    """A response format as a type and a guide of TensorRT-LLM."""
+    """Convert a response format to a type and a guide of TensorRT-LLM."""
     found = [_response_format(sent.pop("response_format", None))]
     found += [_guided(sent, name, kind) for name, kind in _GUIDES.items()]
     if (schema := sent.pop("guided_json", None)) is not None:
@@ -100,6 +104,25 @@ def _guide(sent: dict[str, Any]) -> dict[str, str]:
     if len(guides) > 1:
         raise RequestError("response_format and guided_* exclude each other; send one of them")
     return {GUIDE_TYPE: guides[0][0], GUIDE: guides[0][1]} if guides else {}
+
+
+def tools_option(sent: Mapping[str, Any]) -> dict[str, Any]:
+    """{"functions": parameters by name, "choice": "auto", "required" or {"name": ...}, "parallel": bool}. Empty where
+    no call is possible, and for tools of another form, which the front end refuses."""
+    tools, choice = sent.get("tools"), sent.get("tool_choice") or "auto"
+    if not isinstance(tools, list) or not tools:
+        return {}
+    functions = [tool.get("function") if isinstance(tool, Mapping) else None for tool in tools]
+    if isinstance(choice, Mapping):
+        choice = choice.get("function")
+    known = choice in ("auto", "required") or (isinstance(choice, Mapping) and isinstance(choice.get("name"), str))
+    if not known or not all(isinstance(f, Mapping) and isinstance(f.get("name"), str) for f in functions):
+        return {}
+    return {
+        "functions": {function["name"]: function.get("parameters") for function in functions if function},
+        "choice": choice,
+        "parallel": sent.get("parallel_tool_calls") is not False,
+    }
 
 
 def _guided(sent: dict[str, Any], name: str, kind: str) -> tuple[str, str] | None:
@@ -124,7 +147,7 @@ def _response_format(value: object) -> tuple[str, str] | None:
 
 
 def _max_tokens(sent: dict[str, Any], endpoint: Endpoint) -> int:
-    """The limit of the output, which the request then names in any case."""
+    """The limit of the output, which the request then always states."""
     name = "max_completion_tokens" if sent.get("max_completion_tokens") is not None else "max_tokens"
     value = sent.get(name)
     if value is None:

@@ -1,4 +1,4 @@
-"""Why the gateway answers a request itself: a status of HTTP, its gRPC counterpart, and a sentence."""
+"""A response of the gateway itself: HTTP status, gRPC status, and a sentence."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _GRPC_CODES = {
 
 
 class Refusal(Exception):
-    """A request that is not answered as asked. retry_after_s: when to send it again, if that may help."""
+    """A request that the gateway refuses. retry_after_s: when to send it again, if that may help."""
 
     def __init__(self, status: int, sentence: str, retry_after_s: int | None = None) -> None:
         super().__init__(sentence)

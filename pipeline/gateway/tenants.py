@@ -1,4 +1,4 @@
-"""Who sends a request, and whether that tenant may send another one now."""
+"""Tenants: who sends a request, and whether its limits allow another one now."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from pipeline.config.schema import ApiKey, GatewayConfig
 from pipeline.gateway.refusal import Refusal
 
 Clock = Callable[[], float]
-# Retry-After where nothing is known about when a place becomes free.
+# Retry-After where the time at which a slot becomes free is unknown.
 RETRY_AFTER_S = 1
-# Longest name of a namespace that a client may choose, in bytes of UTF-8.
+# Longest namespace that a client may choose, in bytes of UTF-8.
 MAX_NAMESPACE_BYTES = 128
 
 
 @dataclass(slots=True)
 class TokenBucket:
-    """Tokens that may be asked for: `per_minute` at most, refilled evenly over a minute."""
+    """Rate limit of tokens: at most `per_minute`, refilled evenly."""
 
     per_minute: int
     clock: Clock
@@ -31,7 +31,7 @@ class TokenBucket:
         self._level, self._filled_at = float(self.per_minute), self.clock()
 
     def take(self, num_tokens: int) -> None:
-        """Raises Refusal if they are not there: 429, or 400 where they never will be."""
+        """Raise Refusal if there are too few tokens: 429, or 400 if there can never be enough."""
         if num_tokens > self.per_minute:
             raise Refusal(
                 400,
@@ -49,7 +49,7 @@ class TokenBucket:
 
 @dataclass(slots=True)
 class Tenant:
-    """One client, or all of them where there are no keys. prefix: of its namespaces."""
+    """One client, or all clients on a server without keys. prefix: of its namespaces."""
 
     name: str
     prefix: str
@@ -60,8 +60,8 @@ class Tenant:
     _namespaces: set[str] = field(default_factory=set)
 
     def namespace(self, asked: str) -> str:
-        """The namespace of a request whose client asked for `asked`, empty for none. Raises Refusal for a name that is
-        too long, or one too many."""
+        """The namespace for a request of this tenant. asked: the client's choice, empty for none. Raises Refusal for a
+        name that is too long, or one too many."""
         if len(asked.encode(errors="surrogatepass")) > MAX_NAMESPACE_BYTES:
             raise Refusal(400, f"namespace has more than {MAX_NAMESPACE_BYTES} bytes")
         if self.max_namespaces is not None and asked not in self._namespaces:
@@ -73,20 +73,16 @@ class Tenant:
         return self.prefix + asked
 
     def request_id(self, asked: str) -> str:
-        """The id of a request as the server behind knows it: by its id a request can be stopped, so that of one tenant
-        is none of another's. Empty for a request without one."""
+        """The id of a request for the server behind. It contains the tenant, so that no tenant can stop another's
+        request by its id. Empty for a request without one."""
         return self.prefix + asked if asked else ""
 
 
 class Tenants:
-    """All tenants of a server. num_running: requests of all of them that are being served."""
+    """All tenants of a server. num_running: requests in progress of all tenants."""
 
-    def __init__(
-        self, keys: Sequence[ApiKey], config: GatewayConfig, max_seq_len: int, clock: Clock = time.monotonic
-    ) -> None:
-        """max_seq_len: of the engine, so the most tokens of a request that does not say how many it wants."""
+    def __init__(self, keys: Sequence[ApiKey], config: GatewayConfig, clock: Clock = time.monotonic) -> None:
         self._max_concurrent_requests = config.max_concurrent_requests
-        self._max_seq_len = max_seq_len
         self._by_hash = {
             key.key_sha256: Tenant(
                 key.tenant,
@@ -97,52 +93,63 @@ class Tenants:
             )
             for key in keys
         }
-        # The trie bounds the number of namespaces by itself.
+        # The trie itself bounds the number of namespaces.
         self._everyone = Tenant("everyone", "", config.max_concurrent_requests, max_namespaces=None)
         self.num_running = 0
 
     def of_key(self, key: str | None) -> Tenant:
-        """The holder of a key. Raises Refusal (401) if keys are needed and it is none of them."""
+        """The holder of a key. Raises Refusal (401) if keys are required and this is not one of them."""
         if not self._by_hash:
             return self._everyone
         if key is None:
             raise Refusal(401, "an API key is needed; send it as `Authorization: Bearer KEY`")
-        # Looked up by its hash: how long that takes says nothing about the keys.
+        # Looked up by its hash, so the time of the lookup reveals nothing about the keys.
         tenant = self._by_hash.get(hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest())
         if tenant is None:
             raise Refusal(401, "the API key is not known here")
         return tenant
 
-    def admit(self, tenant: Tenant, num_prompt_bytes: int, num_output_tokens: int | None) -> Admission:
-        """Take in one request of a tenant, until its admission is released. num_output_tokens: the most that it can
-        bring, None if it does not say. Raises Refusal (429 for the tenant's limits, 503 for the server's)."""
-        if tenant.num_running >= tenant.max_concurrent_requests and self._by_hash:
+    def admit(
+        self,
+        tenant: Tenant,
+        num_prompt_bytes: int,
+        num_output_tokens: int | None,
+        max_seq_len: int,
+        num_choices: int = 1,
+    ) -> Admission:
+        """Admit one request of a tenant, until its admission is released. num_output_tokens: limit of the output of one
+        choice, None if it sets none; then max_seq_len of the engine counts. num_choices: each counts as a request.
+        Raises Refusal (429 for the tenant's limits, 503 for the server's, 400 for a request above both)."""
+        limit = tenant.max_concurrent_requests if self._by_hash else self._max_concurrent_requests
+        limit = min(limit, self._max_concurrent_requests)
+        if num_choices > limit:
+            raise Refusal(400, f"n is {num_choices}; each choice counts as a request, and {limit} at once are allowed")
+        if tenant.num_running + num_choices > tenant.max_concurrent_requests and self._by_hash:
             raise Refusal(
                 429, f"{tenant.num_running} requests of this key are being served, which is its limit", RETRY_AFTER_S
             )
-        if self.num_running >= self._max_concurrent_requests:
+        if self.num_running + num_choices > self._max_concurrent_requests:
             raise Refusal(503, f"busy: {self.num_running} requests are being served; send it again", RETRY_AFTER_S)
         if tenant.bucket is not None:
-            wanted = self._max_seq_len if num_output_tokens is None else num_output_tokens
-            tenant.bucket.take(wanted + -(-num_prompt_bytes // 4))
-        return Admission(self, tenant)
+            wanted = max_seq_len if num_output_tokens is None else num_output_tokens
+            tenant.bucket.take(num_choices * (wanted + -(-num_prompt_bytes // 4)))
+        return Admission(self, tenant, num_choices)
 
 
 class Admission:
-    """One request that is being served; as a context manager it is released at the block's end."""
+    """One request in progress, or its choices; a context manager that releases it."""
 
-    def __init__(self, tenants: Tenants, tenant: Tenant) -> None:
+    def __init__(self, tenants: Tenants, tenant: Tenant, num_requests: int) -> None:
         self._tenants, self._tenant = tenants, tenant
-        self._is_held = True
-        tenant.num_running += 1
-        tenants.num_running += 1
+        self._num_held = num_requests
+        tenant.num_running += num_requests
+        tenants.num_running += num_requests
 
     def release(self) -> None:
-        """Twice does nothing."""
-        if self._is_held:
-            self._is_held = False
-            self._tenant.num_running -= 1
-            self._tenants.num_running -= 1
+        """A second call does nothing."""
+        self._tenant.num_running -= self._num_held
+        self._tenants.num_running -= self._num_held
+        self._num_held = 0
 
     def __enter__(self) -> Admission:
         return self
@@ -152,7 +159,7 @@ class Admission:
 
 
 def bearer_key(authorization: str | None) -> str | None:
-    """The key in the value of an Authorization header, if there is one."""
+    """The key in the value of an Authorization header, if any."""
     if authorization is None:
         return None
     scheme, _, key = authorization.partition(" ")

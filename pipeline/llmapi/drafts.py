@@ -25,7 +25,7 @@ from pipeline.triton_models.steps import main_chain
 
 logger = logging.getLogger(__name__)
 
-# A request that was not seen for so many steps has ended without telling, or is paused; it may come back as a new one.
+# A request that was absent for this number of steps has ended without notice, or is paused; it may return as a new one.
 FORGET_AFTER = 4096
 # Nodes that the sources may propose per token of the chain that is taken from them.
 _NODES_PER_TOKEN = 4
@@ -35,7 +35,7 @@ _ANY_VOCABULARY = 1 << 30
 
 @dataclass(slots=True)
 class _Running:
-    """A request. num_tokens: known of it. tree: drafted at the last look."""
+    """A request. num_tokens: number of its tokens seen. tree: the last draft."""
 
     num_tokens: int
     tree: DraftTree = field(default_factory=lambda: EMPTY_TREE)
@@ -43,8 +43,8 @@ class _Running:
 
 
 class ChainDrafts:
-    """Draft sources over the requests of one model. Not thread safe. Travels to worker processes as its settings; what
-    it has learnt stays behind."""
+    """Draft sources over the requests of one model. Not thread safe. Pickles as its settings, without its learned
+    state."""
 
     def __init__(self, settings: DraftSettings) -> None:
         self.settings = settings
@@ -68,7 +68,7 @@ class ChainDrafts:
                 self.stop(request_id)
 
     def draft(self, request_id: int, tokens: Sequence[int], prompt_len: int, max_len: int) -> list[int]:
-        """The chain to verify behind tokens [prompt and output so far]; at most max_len tokens, maybe none."""
+        """The chain to verify after tokens [prompt and output so far]; at most max_len tokens, maybe none."""
         try:
             return self._draft(request_id, tokens, prompt_len, min(max_len, self.settings.max_draft_len))
         except Exception:
@@ -136,5 +136,5 @@ class ChainDrafts:
 
 
 def room_for_drafts(num_tokens: int, prompt_len: int, max_new_tokens: int) -> int:
-    """How many draft tokens a request can take: the target adds one token of its own to those that are accepted."""
+    """Number of draft tokens that a request can take: the target adds one token of its own to the accepted ones."""
     return max(0, prompt_len + max_new_tokens - num_tokens - 1)

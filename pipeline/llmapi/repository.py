@@ -27,28 +27,31 @@ SOURCE = Path("llmapi") / MODEL / VERSION
 MODEL_YAML, DRAFTS = "model.yaml", "drafts.json"
 
 
-def render_llmapi(resolved: ResolvedConfig, method: Method, out_dir: Path, source: Path) -> Path:
-    """Write the repository to out_dir, whole or not at all. source: the folder triton_repo/. Returns out_dir."""
+def render_llmapi(
+    resolved: ResolvedConfig, method: Method, out_dir: Path, source: Path, decoupled: bool = False
+) -> Path:
+    """Write the repository to out_dir, whole or not at all. source: the folder triton_repo/. decoupled: the model may
+    stream, and `infer` is refused; without, it answers once, as the stock model. Returns out_dir."""
     settings = draft_settings(resolved, method)
-    arguments = model_yaml(resolved, settings)
+    arguments = model_yaml(resolved, settings, decoupled)
     code = source / SOURCE / "model.py"
     if not code.is_file():
         raise RepositoryError(f"There is no {code}. Set LOOKAHEAD_HOME to a checkout that holds triton_repo/.")
     with whole_folder(out_dir) as partial:
         version = partial / MODEL / VERSION
         version.mkdir(parents=True)
-        (partial / MODEL / CONFIG).write_text(model_config.to_text(llmapi_config()), encoding="utf-8")
+        (partial / MODEL / CONFIG).write_text(model_config.to_text(llmapi_config(decoupled)), encoding="utf-8")
         (version / MODEL_YAML).write_text(yaml.safe_dump(arguments, sort_keys=False), encoding="utf-8")
         (version / DRAFTS).write_text(settings.model_dump_json(indent=2) + "\n", encoding="utf-8")
         shutil.copyfile(code, version / "model.py")
     return out_dir
 
 
-def llmapi_config() -> pb.ModelConfig:
-    """Tensors of the stock llmapi model; decoupled as `triton_config` says, without Triton's own batching."""
+def llmapi_config(decoupled: bool = False) -> pb.ModelConfig:
+    """Tensors of the stock llmapi model, without Triton's own batching."""
     contract = model_contract("llmapi")
     config = pb.ModelConfig(name=MODEL, backend="python", max_batch_size=0)
-    config.model_transaction_policy.decoupled = True
+    config.model_transaction_policy.decoupled = decoupled
     config.instance_group.add(count=1, kind=pb.ModelInstanceGroup.KIND_CPU)
     model_config.add_tensors(config, contract.inputs, contract.outputs)
     return config

@@ -31,9 +31,14 @@ class LlmRequest:
     is_stop: bool
 
 
-def llm_request(tensors: Tensors) -> LlmRequest:
-    """Raises RequestError, one sentence, for what cannot be served."""
+def llm_request(tensors: Tensors, can_stream: bool) -> LlmRequest:
+    """Raises RequestError, one sentence, for what cannot be served. can_stream: the model may answer several times."""
     is_stop = flag(tensors, "stop")
+    if flag(tensors, "streaming") and not can_stream:
+        raise RequestError(
+            "streaming is true, and this model sends one response; leave it out, or write the repository with "
+            "--decoupled"
+        )
     return LlmRequest(
         prompt="" if is_stop else _prompt(tensors),
         sampling=_sampling(tensors),
@@ -96,7 +101,7 @@ def _metrics(metrics: Any) -> Mapping[str, Array]:
 
 
 def _nanoseconds(duration: Any) -> int:
-    """Of a timedelta."""
+    """Nanoseconds of a timedelta."""
     return round(float(duration.total_seconds()) * 1e9)
 
 

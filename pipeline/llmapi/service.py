@@ -19,8 +19,8 @@ from pipeline.triton_models.tensors import Array, Tensors
 logger = logging.getLogger(__name__)
 
 
-class Client(Protocol):
-    """Who asked. request_id: the client's own, "" if it gave none."""
+class ServiceClient(Protocol):
+    """The client of a request. request_id: the client's own, "" if it gave none."""
 
     request_id: str
 
@@ -30,18 +30,20 @@ class Client(Protocol):
 
 
 class LlmService:
-    """llm: an `LLM`. sampling_params: its class of that name. check_period_s: how often clients are looked after."""
+    """llm: an `LLM`. sampling_params: its class of that name. check_period_s: how often clients are looked after.
+    can_stream: the Triton model may send several responses to a request."""
 
-    def __init__(self, llm: Any, sampling_params: Callable[..., Any], check_period_s: float) -> None:
+    def __init__(self, llm: Any, sampling_params: Callable[..., Any], check_period_s: float, can_stream: bool) -> None:
         self._llm = llm
         self._sampling_params = sampling_params
         self._check_period_s = check_period_s
+        self._can_stream = can_stream
         self._by_id: dict[str, Any] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="llm-requests", daemon=True)
         self._thread.start()
 
-    def submit(self, tensors: Tensors, client: Client) -> None:
+    def submit(self, tensors: Tensors, client: ServiceClient) -> None:
         """Serve a request; returns at once."""
         asyncio.run_coroutine_threadsafe(self._serve(tensors, client), self._loop)
 
@@ -52,20 +54,20 @@ class LlmService:
         self._loop.close()
         self._llm.shutdown()
 
-    async def _serve(self, tensors: Tensors, client: Client) -> None:
+    async def _serve(self, tensors: Tensors, client: ServiceClient) -> None:
         try:
-            request = llm_request(tensors)
+            request = llm_request(tensors, self._can_stream)
             if request.is_stop:
                 self._stop(client)
             else:
                 await self._generate(request, client)
         except RequestError as error:
             client.fail(error)
-        except Exception as error:  # this request fails, the others go on
+        except Exception as error:  # this request fails, the others continue
             logger.exception("a request failed")
             client.fail(error)
 
-    async def _generate(self, request: LlmRequest, client: Client) -> None:
+    async def _generate(self, request: LlmRequest, client: ServiceClient) -> None:
         running = self._llm.generate_async(
             request.prompt, self._sampling_params(**request.sampling), streaming=request.streaming
         )
@@ -88,7 +90,7 @@ class LlmService:
             if self._by_id.get(client.request_id) is running:
                 del self._by_id[client.request_id]
 
-    def _stop(self, client: Client) -> None:
+    def _stop(self, client: ServiceClient) -> None:
         if not client.request_id:
             raise RequestError("stop needs the id of the request that it ends")
         running = self._by_id.get(client.request_id)
@@ -96,7 +98,7 @@ class LlmService:
             running.abort()
         client.fail(RequestError("the request was cancelled"))
 
-    async def _abort_when_gone(self, running: Any, client: Client) -> None:
+    async def _abort_when_gone(self, running: Any, client: ServiceClient) -> None:
         while not client.is_gone():
             await asyncio.sleep(self._check_period_s)
         running.abort()

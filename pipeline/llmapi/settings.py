@@ -1,7 +1,7 @@
 """What the served model is told: keyword arguments of `LLM()` (model.yaml) and our own settings (drafts.json).
 
 model.yaml alone is complete for the stock model, with NGram drafts where drafts are wanted at all. Ours replaces them
-by what drafts.json says: drafts from the trie, or the suffix automaton of newer releases.
+by what drafts.json says: the suffix automaton of newer releases, which drafts on the GPU, or drafts from the trie.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from pipeline.backends.tensorrt_llm.case import case_of
+from pipeline.backends.tensorrt_llm.build_context import build_context_of
 from pipeline.config.schema import Frozen, GgufCheckpoint, HubCheckpoint, LocalCheckpoint, ResolvedConfig, SourceConfig
 from pipeline.errors import ConfigError
 
-Method = Literal["trie", "ngram", "suffix_automaton", "none"]
-METHODS: tuple[Method, ...] = ("trie", "ngram", "suffix_automaton", "none")
+Method = Literal["auto", "suffix_automaton", "trie", "ngram", "none"]
+METHODS: tuple[Method, ...] = ("auto", "suffix_automaton", "trie", "ngram", "none")
 
 # Tokens that NGram looks up: the default of newer releases, and what NVIDIA's examples use; older ones have none.
 NGRAM_MATCH_LEN = 2
@@ -24,9 +24,12 @@ LONGEST_MATCH = -1
 
 
 class DraftSettings(Frozen):
-    """Who drafts inside the LLM API, and how much."""
+    """Draft source inside the LLM API, and its limits."""
 
-    method: Method = Field(description="trie: our drafter. suffix_automaton: SADecodingConfig. else: as in model.yaml.")
+    method: Method = Field(
+        description="auto: suffix_automaton where the release has it, else trie. suffix_automaton: SADecodingConfig. "
+        "trie: our drafter. else: as in model.yaml."
+    )
     max_draft_len: int = Field(ge=1, description="Longest drafted chain of one step.")
     sources: tuple[SourceConfig, ...] = Field(description="Draft sources of the trie drafter.")
     shared: bool = Field(description="Whether drafts may come from other requests' outputs.")
@@ -46,10 +49,10 @@ def draft_settings(resolved: ResolvedConfig, method: Method) -> DraftSettings:
     shared = any(source.kind == "trie" for source in sources)
     # The trie's estimate holds the request's own text already; asking source prompt as well finds the same twice.
     chosen = [source for source in sources if source.kind == "trie" or not shared]
-    if method == "trie" and not chosen:
+    if method in ("auto", "trie") and not chosen:
         raise ConfigError(
             f"profile {resolved.profile.name}: drafting.sources holds neither 'trie' nor 'prompt', which the trie "
-            "drafter needs. Add one, or use --llmapi ngram."
+            "drafter needs. Add one, or use --llmapi suffix_automaton or ngram."
         )
     return DraftSettings(
         method=method,
@@ -59,8 +62,8 @@ def draft_settings(resolved: ResolvedConfig, method: Method) -> DraftSettings:
     )
 
 
-def model_yaml(resolved: ResolvedConfig, settings: DraftSettings) -> dict[str, Any]:
-    """Keyword arguments of `LLM()` and `triton_config`."""
+def model_yaml(resolved: ResolvedConfig, settings: DraftSettings, decoupled: bool = False) -> dict[str, Any]:
+    """Keyword arguments of `LLM()` and `triton_config`. decoupled: requests may stream; off in the stock file."""
     profile, trt = resolved.profile, resolved.profile.tensorrt_llm
     ranks = resolved.model.parallelism
     arguments: dict[str, Any] = {
@@ -74,15 +77,15 @@ def model_yaml(resolved: ResolvedConfig, settings: DraftSettings) -> dict[str, A
         "max_seq_len": profile.engine.max_seq_len,
         "enable_chunked_prefill": trt.enable_chunked_context,
         "kv_cache_config": {
-            "enable_block_reuse": case_of(resolved).kv_cache_reuse("none"),
+            "enable_block_reuse": build_context_of(resolved).kv_cache_reuse("none"),
             "free_gpu_memory_fraction": trt.kv_cache_free_gpu_mem_fraction,
         },
     }
     if settings.method != "none":
-        # Drafts for a step must know the tokens of the step before; NVIDIA's tests of user drafts switch it off too.
+        # Drafts made on the host must know the tokens of the step before; NVIDIA's tests of them switch it off too.
         arguments["disable_overlap_scheduler"] = True
         arguments["speculative_config"] = ngram_config(settings)
-    arguments["triton_config"] = {"max_batch_size": 0, "decoupled": True, "cancellation_check_period_ms": 100}
+    arguments["triton_config"] = {"max_batch_size": 0, "decoupled": decoupled, "cancellation_check_period_ms": 100}
     return arguments
 
 
@@ -108,7 +111,7 @@ def suffix_automaton_arguments(settings: DraftSettings) -> dict[str, Any]:
 
 
 def checkpoint_name(resolved: ResolvedConfig) -> str:
-    """Where the LLM API finds the weights: a folder or a name on the hub. Raises ConfigError for other sources."""
+    """Name of the weights for the LLM API: a folder or a name on the hub. Raises ConfigError for other sources."""
     source = resolved.model.checkpoint
     if isinstance(source, LocalCheckpoint):
         return source.path

@@ -43,7 +43,7 @@ class TrieDrafter(Drafter):  # type: ignore[misc]  # TensorRT-LLM has no types h
 
 
 class TrieResources(BaseResourceManager):  # type: ignore[misc]  # TensorRT-LLM has no types here
-    """Takes no memory that is counted; it is told when a request ends."""
+    """Resource manager that uses no counted memory; it is called when a request ends."""
 
     def __init__(self, drafts: ChainDrafts, max_num_requests: int) -> None:
         self.drafts = drafts

@@ -1,6 +1,6 @@
-"""The tensors of TensorRT-LLM's Triton models, as data: names, types, shapes, and which may be left out.
+"""The tensors of TensorRT-LLM's Triton models, as data: names, types, shapes, and whether they are optional.
 
-`contract.json` holds them as the release line 1.2 has them. What we serve is that contract plus optional tensors.
+`contract.json` holds those of the release line 1.2. The served models have these tensors and further optional ones.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One input or output of a Triton model. dtype: "TYPE_INT32" and so on. dims: without the batch axis, -1 varies.
-    reshape: shape that the backend sees instead of dims, if any. ragged: rows of a batch may differ in length."""
+    """One input or output of a Triton model. dtype: such as "TYPE_INT32". dims: without the batch axis; -1 varies.
+    reshape: shape that the backend receives instead of dims, if any. ragged: whether rows of a batch may differ in
+    length."""
 
     name: str
     dtype: str
@@ -28,7 +29,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class ModelContract:
-    """What a model of TensorRT-LLM's repository takes, gives and is configured by."""
+    """Inputs, outputs and parameters of one model of TensorRT-LLM's repository."""
 
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
@@ -36,7 +37,7 @@ class ModelContract:
     required_parameters: frozenset[str]
 
 
-# Element types that TensorRT-LLM takes from the engine, and what an engine with float32 logits fills in.
+# Element types that TensorRT-LLM takes from the engine, and the values for an engine with float32 logits.
 ENGINE_DTYPES: Mapping[str, str] = {
     "${logits_datatype}": "TYPE_FP32",
     "${encoder_input_features_data_type}": "TYPE_FP16",
@@ -47,7 +48,8 @@ ENGINE_DTYPES: Mapping[str, str] = {
 def model_contract(model: str, dtypes: Mapping[str, str] = ENGINE_DTYPES) -> ModelContract:
     """The contract of `tensorrt_llm`, `preprocessing`, `postprocessing`, `tensorrt_llm_bls`, `ensemble` or `llmapi`.
 
-    dtypes: Triton type for each element type that depends on the engine. Raises KeyError for any other model."""
+    dtypes: Triton type for each element type that depends on the engine. Raises KeyError for any other model.
+    """
     entry = _contracts()[model]
     return ModelContract(
         inputs=tuple(_tensor(tensor, dtypes) for tensor in entry["inputs"]),

@@ -1,7 +1,7 @@
-"""config.pbtxt from typed values: one function per served model, and the way to text and back.
+"""config.pbtxt from typed values: one function per served model, and conversion to text and back.
 
-Each function returns Triton's own protobuf message. `tensorrt_llm` has one function per engine backend, as only that
-model differs between them.
+Each function returns Triton's own protobuf message. `tensorrt_llm` has one function per engine backend, because only
+that model differs between them.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ def engine_dtypes(resolved: ResolvedConfig) -> Mapping[str, str]:
 def python_target(
     resolved: ResolvedConfig, artifact: Artifact, extended: bool = True, strict_mode: str | None = None
 ) -> pb.ModelConfig:
-    """An engine in Python as a Triton model, with the tensors of `tensorrt_llm`: one process for many requests.
-    extended: with tensors beyond TensorRT-LLM's. strict_mode: the speculative mode of the TensorRT-LLM engine that it
-    stands for."""
+    """An engine in Python as a Triton model with the tensors of `tensorrt_llm`: one process for many requests.
+    extended: with tensors beyond TensorRT-LLM's. strict_mode: the speculative mode of the emulated TensorRT-LLM
+    engine."""
     contract = model_contract("tensorrt_llm")
     inputs = contract.inputs + TENSORRT_LLM_INPUTS if extended else contract.inputs
     outputs = contract.outputs + TENSORRT_LLM_OUTPUTS if extended else contract.outputs
     config = _config(TARGET_MODEL, resolved, inputs, outputs)
     config.model_transaction_policy.decoupled = True
-    # Its queue is bounded behind Triton's, where it is known who finds a place and who goes on with a request.
+    # The queue is bounded in the model, which can tell continuations from new requests, not by Triton.
     set_batching(config, resolved)
     set_parameters(
         config,
@@ -107,14 +107,14 @@ def lookahead_bls(resolved: ResolvedConfig, artifact: Artifact, vocab_size: int)
 
 
 def single_response(name: str, working: pb.ModelConfig, resolved: ResolvedConfig) -> pb.ModelConfig:
-    """A model that answers once, as Triton's `infer` needs, by passing requests on to a decoupled model."""
+    """A model that sends one response, as Triton's `infer` needs, by passing requests on to a decoupled model."""
     config = pb.ModelConfig(name=name, backend="python", max_batch_size=working.max_batch_size)
     config.instance_group.add(count=1, kind=pb.ModelInstanceGroup.KIND_CPU)
     config.input.extend(working.input)
     config.output.extend(working.output)
     for tensor in (*config.input, *config.output):
-        tensor.ClearField("reshape")  # what is passed on must have the shape that clients send
-    # Tools read the settings of an engine from the model of its name.
+        tensor.ClearField("reshape")  # requests are passed on, so the shape is that of the clients
+    # Tools read the settings of an engine from the model with this name.
     set_parameters(config, {name: entry.string_value for name, entry in working.parameters.items()})
     waiting = resolved.profile.scheduling.max_queue_size
     set_parameters(config, {"model_name": working.name, "max_requests": str(working.max_batch_size + waiting)})
@@ -136,12 +136,13 @@ def ensemble(resolved: ResolvedConfig) -> pb.ModelConfig:
 
 
 def _all_optional(inputs: Iterable[Tensor]) -> tuple[Tensor, ...]:
-    """Inputs of which none is required: a missing one gets our own sentence, which names it, not Triton's count."""
+    """Make all inputs optional: for a missing one the model returns an error that names it, whereas Triton only counts
+    inputs."""
     return tuple(replace(tensor, optional=True) for tensor in inputs)
 
 
 def to_text(config: pb.ModelConfig) -> str:
-    """The text form, checked by parsing it back. Raises RepositoryError if anything got lost on the way."""
+    """The text form, verified by parsing it. Raises RepositoryError if anything was lost."""
     text: str = text_format.MessageToString(config)
     if parse(text, f"the config of {config.name}") != config:
         raise RepositoryError(f"The config of {config.name} does not survive being written and read back.")
@@ -149,7 +150,7 @@ def to_text(config: pb.ModelConfig) -> str:
 
 
 def parse(text: str, where: str) -> pb.ModelConfig:
-    """The message that a config.pbtxt holds. Raises RepositoryError, naming `where`, if it is not valid."""
+    """Parse a config.pbtxt. Raises RepositoryError, with the name `where`, if it is not valid."""
     try:
         return text_format.Parse(text, pb.ModelConfig())
     except text_format.ParseError as error:
@@ -159,7 +160,7 @@ def parse(text: str, where: str) -> pb.ModelConfig:
 
 
 def read(path: Path) -> pb.ModelConfig:
-    """The config.pbtxt at path."""
+    """Read the config.pbtxt at path."""
     try:
         return parse(path.read_text(encoding="utf-8"), str(path))
     except OSError as error:
@@ -174,7 +175,7 @@ def _config(name: str, resolved: ResolvedConfig, inputs: Iterable[Tensor], outpu
 
 
 def add_tensors(config: pb.ModelConfig, inputs: Iterable[Tensor], outputs: Iterable[Tensor]) -> None:
-    """Inputs and outputs, in this order: some clients read outputs by place."""
+    """Append inputs and outputs in this order: some clients read outputs by position."""
     for tensor in inputs:
         entry = config.input.add(
             name=tensor.name,
@@ -197,18 +198,18 @@ def _reshape(entry: pb.ModelInput | pb.ModelOutput, tensor: Tensor) -> None:
 
 
 def set_batching(config: pb.ModelConfig, resolved: ResolvedConfig) -> None:
-    """How Triton fills a batch, by the profile."""
+    """Set how Triton fills a batch, from the profile."""
     scheduling = resolved.profile.scheduling
     config.dynamic_batching.preferred_batch_size.append(config.max_batch_size)
     config.dynamic_batching.max_queue_delay_microseconds = scheduling.max_queue_delay_microseconds
 
 
 def set_queue_bound(config: pb.ModelConfig, resolved: ResolvedConfig) -> None:
-    """Let Triton refuse more waiting requests than the profile allows."""
+    """Let Triton refuse requests beyond the profile's queue length."""
     config.dynamic_batching.default_queue_policy.max_queue_size = resolved.profile.scheduling.max_queue_size
 
 
 def set_parameters(config: pb.ModelConfig, values: Mapping[str, str]) -> None:
-    """Parameters, all of which are text in Triton."""
+    """Set parameters; Triton stores all as text."""
     for name, value in values.items():
         config.parameters[name].string_value = value

@@ -10,7 +10,7 @@ TARGET_MODEL = "tensorrt_llm_engine"
 LOOKAHEAD_MODEL = "tensorrt_llm_lookahead"
 # Decoupled: text to text, with drafts.
 FRONT_MODEL = "lookahead_bls"
-# TensorRT-LLM's names, of models that send one response per request: text to text, and tokens to tokens.
+# TensorRT-LLM's names for models that send one response per request: text to text, and tokens to tokens.
 STOCK_FRONT_MODEL = "tensorrt_llm_bls"
 STOCK_TARGET_MODEL = "tensorrt_llm"
 # Parameters of FRONT_MODEL that name the models with an engine.
@@ -26,8 +26,8 @@ VERSION = "1"
 
 
 def public_models(models: Sequence[str], with_ensemble: bool) -> tuple[str, ...]:
-    """Those of a repository's models that are meant for clients. The others are parts of these, and know no tenants, as
-    the ensemble does not either."""
+    """The models of a repository that clients may call. The others are parts of these; they do not check tenants, and
+    neither does the ensemble."""
     if FRONT_MODEL not in models:
         return tuple(models)
     meant = (FRONT_MODEL, STOCK_FRONT_MODEL, *([ENSEMBLE] if with_ensemble else []))

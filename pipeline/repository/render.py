@@ -25,27 +25,28 @@ from pipeline.repository.names import (
 from pipeline.repository.vocabulary import vocab_size
 
 REPOSITORY = "repository"
-# Folder below triton_repo/ that holds the code of models whose folder is not called like them.
+# Folder below triton_repo/ with the code of models whose folder has another name.
 _CODE = dict.fromkeys((STOCK_FRONT_MODEL, STOCK_TARGET_MODEL), "single_response")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRepository:
-    """A rendered repository on disk. models: names, in the order in which they depend on each other."""
+    """A rendered repository on disk. models: names; a model comes after those it depends on."""
 
     folder: Path
     models: tuple[str, ...]
 
 
 def repository_dir(artifact: Artifact) -> Path:
-    """Where the repository of an artefact is rendered unless said otherwise."""
+    """Default folder for the repository of an artefact."""
     return artifact.folder / REPOSITORY
 
 
 def render(resolved: ResolvedConfig, artifact: Artifact, out_dir: Path, source: Path) -> ModelRepository:
-    """Write the repository to out_dir, whole or not at all; what was there is replaced.
+    """Write the repository to out_dir atomically; an existing one is replaced.
 
-    source: the folder triton_repo/, with the code of each model. Raises RepositoryError if code is missing."""
+    source: the folder triton_repo/, with the code of each model. Raises RepositoryError if code is missing.
+    """
     configs = model_configs(resolved, artifact)
     with whole_folder(out_dir) as partial:
         for config in configs:
@@ -84,7 +85,7 @@ def _write_model(config: pb.ModelConfig, source: Path, folder: Path) -> None:
     version.mkdir(parents=True)
     (target / CONFIG).write_text(model_config.to_text(config), encoding="utf-8")
     if config.backend != "python":
-        return  # Triton wants the version folder; the code is in its backend
+        return  # Triton requires the version folder; the code is in the backend
     for path in _code(source / _CODE.get(config.name, config.name) / VERSION):
         shutil.copyfile(path, version / path.name)
 

@@ -1,4 +1,4 @@
-"""Size of the vocabulary, as an engine states it."""
+"""Size of an engine's vocabulary."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pipeline.errors import RepositoryError
 
 
 def vocab_size(engine_dir: Path) -> int:
-    """Size of the vocabulary that an engine's config.json states. Raises RepositoryError if it states none."""
+    """Size of the vocabulary from an engine's config.json. Raises RepositoryError if the file does not state it."""
     path = engine_dir / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))

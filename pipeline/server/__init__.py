@@ -1,1 +1,1 @@
-"""Find and run tritonserver, talk to it."""
+"""Finds and runs tritonserver, and its clients."""

@@ -1,6 +1,6 @@
-"""Clients of a running server, over gRPC and over HTTP, streaming or not: used by the command line, tests and bench.
+"""Clients of a running server, over gRPC and HTTP, streaming or not. The command line, tests and bench use them.
 
-Nothing in them is ours but the names of the optional inputs; any TensorRT-LLM client works as well.
+Only the names of the optional inputs are specific to this project; any TensorRT-LLM client works as well.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from pipeline.triton_models.text_codec import check_text
 _FLOATS = frozenset({"temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"})
 _SEEDS = range(1 << 64)
 _INT32 = range(-(1 << 31), 1 << 31)
-# How tritonclient says that a stream has ended before a request could be sent over it.
+# tritonclient's message for a stream that ended before a request could be sent over it.
 _DEAD_STREAM = "no longer in valid state"
-# These take the place of tritonclient's own options, which lift the limits on messages.
+# These replace tritonclient's own options, which remove the limits on messages.
 _DIRECT = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
     ("grpc.enable_http_proxy", 0),
 ]
 Protocol = Literal["grpc", "http"]
-# The API key that requests are sent with.
+# The API key of the requests.
 KEY_VARIABLE = "LOOKAHEAD_API_KEY"
 
 
 @dataclass(frozen=True, slots=True)
 class TextQuery:
-    """Inputs of `lookahead_bls` by name; what is None is not sent. messages: a conversation as JSON."""
+    """Inputs of `lookahead_bls` by name; None is not sent. messages: a conversation as JSON."""
 
     text_input: str
     max_tokens: int
@@ -70,7 +70,7 @@ class TextQuery:
     return_statistics: bool | None = None
 
     def sent(self) -> dict[str, Any]:
-        """Names and values of what is sent. Raises RequestError for a value that its tensor cannot hold."""
+        """Names and values of the sent inputs. Raises RequestError for a value that its tensor cannot hold."""
         values = ((field.name, getattr(self, field.name)) for field in fields(self))
         sent = {name: list(v) if isinstance(v, list | tuple) else v for name, v in values if v is not None and v != ()}
         for name, value in sent.items():
@@ -90,7 +90,7 @@ class TextChunk:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A whole output, and the seconds that it took."""
+    """A whole output, and its time in seconds."""
 
     text: str
     finish_reason: str | None
@@ -99,14 +99,14 @@ class Completion:
 
 
 def key_headers(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The headers with the API key that the environment holds; none without one."""
+    """Headers with the API key from the environment; none without a key."""
     key = environment.get(KEY_VARIABLE)
     return {} if not key else {"authorization": f"Bearer {key}"}
 
 
 def stream_text(query: TextQuery, url: str, protocol: Protocol, timeout_s: float = 300.0) -> Iterator[TextChunk]:
-    """Responses as they come. url: host:port for gRPC, http://host:port for HTTP. Leaving the iteration early cancels
-    the request. Raises RequestError with the server's sentence, and ServerError if it cannot be reached."""
+    """Yield responses as they arrive. url: host:port for gRPC, http://host:port for HTTP. Leaving the iteration early
+    cancels the request. Raises RequestError with the server's message, and ServerError if it cannot be reached."""
     return _stream_grpc(query, url, timeout_s) if protocol == "grpc" else _stream_http(query, url, timeout_s)
 
 
@@ -117,7 +117,7 @@ def complete(
     timeout_s: float = 300.0,
     on_text: Callable[[str], None] = lambda text: None,
 ) -> Completion:
-    """All responses to one request, put together. on_text is told of each piece of text as it comes."""
+    """Join all responses to one request. on_text: called with each piece of text as it arrives."""
     started = time.perf_counter()
     parts: list[str] = []
     last = TextChunk("")
@@ -159,7 +159,7 @@ def _stream_grpc(query: TextQuery, url: str, timeout_s: float) -> Iterator[TextC
         try:
             client.async_stream_infer(FRONT_MODEL, _grpc_inputs(query), enable_empty_final_response=True)
         except InferenceServerException as dead:
-            # The stream has ended already, as nobody listens at url: its own error says why.
+            # The stream has ended already, because nothing listens at url: the stream's own error has the reason.
             raise _named_error(_error_of_stream(answers) or dead, url) from dead
         while True:
             try:
@@ -172,8 +172,8 @@ def _stream_grpc(query: TextQuery, url: str, timeout_s: float) -> Iterator[TextC
             if response.outputs:
                 yield _chunk_of_tensors({output.name: result.as_numpy(output.name) for output in response.outputs})
             if response.parameters["triton_final_response"].bool_param:
-                # Cancelling a stream whose requests have all been answered makes the server hold on to the model until
-                # it is killed; closing it does not.
+                # Cancelling a stream whose requests are all complete makes the server keep the model until it is
+                # killed; closing the stream does not.
                 client.stop_stream()
                 return
 
@@ -229,7 +229,7 @@ def _array(name: str, value: Any) -> tuple[Array, str]:
 
 
 def _named_error(error: Exception, url: str) -> Exception:
-    """What a request's refusal reads as has no gRPC status in a stream; whatever has one ended the stream itself."""
+    """In a stream, the error of one request has no gRPC status; an error with a status ended the stream itself."""
     status = error.status() if isinstance(error, InferenceServerException) else None
     if status == "StatusCode.DEADLINE_EXCEEDED":
         return ServerError(f"{url} did not answer in time.")

@@ -1,4 +1,4 @@
-"""The command of one tritonserver: command line and environment."""
+"""Command line and environment of one tritonserver."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipeline.server.installation import Installation
 from pipeline.server.ports import listening_of
 
 VERBOSE_LOG = "triton.log"
-# Stands for the id that a start chooses, where a command is only shown.
+# Placeholder in printed commands for the id that a start generates.
 SHOWN_ID = "la000000000000"
 SHOWN_KEY = "CHOSEN-BY-THE-START"
 KEY = TRITON_KEY_HEADER
@@ -26,12 +26,13 @@ _PLAIN = re.compile(r"[A-Za-z0-9_%+,./:=@-]+")
 
 
 def is_plain(path: Path) -> bool:
-    """Whether Triton's Python backend can use it: paths go through a shell that splits and expands them."""
+    """Whether Triton's Python backend can use the path: the backend passes paths through a shell that splits and
+    expands them."""
     return _PLAIN.fullmatch(str(path)) is not None
 
 
 def plain_names(server_id: str, **folders: Path) -> tuple[dict[str, Path], dict[str, str]]:
-    """Names for folders that the Python backend can use, and the links that some of them are."""
+    """Names for folders that the Python backend can use; some of them are links."""
     names, links = dict(folders), {}
     for key, folder in folders.items():
         if not is_plain(folder):
@@ -47,7 +48,7 @@ def single_process(
     environment: Mapping[str, str],
     verbose_log: Path | None = None,
 ) -> MakeCommand:
-    """One tritonserver. backends: where its backends lie, None for its own. verbose_log: Triton's log of every step."""
+    """One tritonserver. backends: folder of its backends, None for its own. verbose_log: Triton's log of every step."""
 
     def make(listening: Listening, server_id: str) -> StartCommand:
         folders = {"repository": repository} | ({} if backends is None else {"backends": backends})
@@ -69,7 +70,7 @@ def single_process(
 
 
 def listening_words(listening: Listening) -> list[str]:
-    """Options for addresses and ports, and for the key that Triton's interfaces ask for."""
+    """Options for addresses and ports, and for the key that Triton's interfaces require."""
     hosts = (listening.host, listening.host, listening.metrics_host)
     words = []
     for name, host, port in zip(("http", "grpc", "metrics"), hosts, listening.ports, strict=True):
@@ -78,8 +79,8 @@ def listening_words(listening: Listening) -> list[str]:
 
 
 def restricting_words(key: str | None) -> list[str]:
-    """Options with which all of Triton's interfaces but health ask for a key, so that nobody but the gateway and our
-    own tools reaches them. The key stands in the command line, which other users of the machine can read."""
+    """Options with which all of Triton's interfaces but health require a key, so that only the gateway and this
+    package's tools can use them. The key is in the command line, which other users of the machine can read."""
     if key is None:
         return []
     interfaces = ",".join(_RESTRICTED)
@@ -87,7 +88,7 @@ def restricting_words(key: str | None) -> list[str]:
 
 
 def shown_listening(server: ServerConfig) -> Listening:
-    """Where Triton would listen, for showing a command: ports and key that a start chooses are left open."""
+    """Triton's addresses for a printed command, with placeholders for the ports and the key that a start generates."""
     if not server.gateway.enabled:
         return listening_of(server, Ports(server.http_port, server.grpc_port, server.metrics_port), None)
-    return listening_of(server, Ports(0, 0, server.metrics_port), SHOWN_KEY)
+    return listening_of(server, Ports(0, 0, 0), SHOWN_KEY)

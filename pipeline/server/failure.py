@@ -1,4 +1,4 @@
-"""Why a server did not start, in a sentence, from its log."""
+"""Explains from the log, in one sentence, why a server did not start."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ _FAILED_MODEL = re.compile(
 _OUR_ERRORS = re.compile(r"^(?:\w+Error: )(?P<sentence>[A-Z].*)", re.S)
 _CONFLICT = re.compile(r"already in use|Address already in use|failed to start (?:HTTP|GRPC|Metrics) service", re.I)
 _DEAD_PROCESS = re.compile(r"Stub process '\S+' is not healthy")
-# Now and then, mostly on busy machines: https://github.com/triton-inference-server/server/issues/8882
+# Happens rarely, mostly on busy machines: https://github.com/triton-inference-server/server/issues/8882
 _BROKEN_LOCK = "boost::interprocess::lock_exception"
 _MISSING_LIBRARY = re.compile(r"error while loading shared libraries: (?P<library>\S+):")
 TAIL_LINES = 15
 
 
 def passing_failure(log_path: Path, free_ports: bool) -> str | None:
-    """What went wrong, if a new start may well succeed. free_ports: it takes other ports."""
+    """The reason of a failure that a new start may fix; None for others. free_ports: whether a new start takes other
+    ports."""
     text = _text(log_path)
     if free_ports and _CONFLICT.search(text):
         return "another program took one of the free ports first"
@@ -32,7 +33,7 @@ def passing_failure(log_path: Path, free_ports: bool) -> str | None:
 
 
 def explain_failure(log_path: Path) -> str:
-    """One sentence for what users can mend; otherwise the end of the log."""
+    """One sentence for failures that the user can fix; for others the end of the log."""
     if was_stopped(log_path):
         return "The server was stopped before it was ready."
     text = _text(log_path)
@@ -58,7 +59,7 @@ def explain_failure(log_path: Path) -> str:
 
 
 def _text(path: Path) -> str:
-    """The server's output and, where Triton was told to log verbosely, its own log."""
+    """The server's output and Triton's verbose log, if there is one."""
     return "\n".join(_read(file) for file in (path, path.with_name(VERBOSE_LOG)) if file.is_file())
 
 

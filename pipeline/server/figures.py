@@ -1,4 +1,4 @@
-"""The running server's own figures, read from its metrics port."""
+"""Metrics of the running server, read from its metrics port."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pipeline.errors import ServerError
 
 
 def read_metrics(url: str) -> dict[str, float]:
-    """Every sample of ours (`lookahead_...`) by name, summed over labels; buckets of histograms left out."""
+    """Every sample of `lookahead_...` by name, summed over labels, without buckets of histograms."""
     try:
         text = httpx.get(url, timeout=5.0, trust_env=False).text
     except httpx.HTTPError as error:
@@ -23,7 +23,7 @@ def read_metrics(url: str) -> dict[str, float]:
 
 
 def read_figures(url: str) -> dict[str, float]:
-    """A few figures in words; those that need a request are left out before the first one."""
+    """A few metrics in words. Those that need a request are left out before the first one."""
     values = read_metrics(url)
     figures = {
         "requests": values.get("lookahead_requests_total", 0.0),

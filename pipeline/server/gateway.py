@@ -1,4 +1,4 @@
-"""The gateway of a server as a service: what it is started with, and when it is ready."""
+"""The gateway as a service: its spec and its readiness check."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from pipeline.config.places import CODE
 from pipeline.config.schema import ServerConfig
 from pipeline.engine.command import Listening, Ports
 from pipeline.files import write_whole
-from pipeline.gateway.spec import GatewaySpec
+from pipeline.gateway.spec import DeploymentSpec, GatewaySpec, status_path
 from pipeline.repository.names import FRONT_MODEL, STOCK_FRONT_MODEL, public_models
 from pipeline.repository.render import check_repository
 from pipeline.server.ports import LOOPBACK
 from pipeline.server.service import Service, answers
-from pipeline.server.state import GATEWAY
+from pipeline.server.state import GATEWAY, SERVICES
 
 SPEC = "gateway.json"
-# What the gateway's port for OpenAI clients is for.
+# Name of the gateway's port for OpenAI clients.
 OPENAI = "openai"
 
 
 class OpenAIPorts(NamedTuple):
-    """public: where clients reach the OpenAI API. front_end: where the gateway reaches the front end."""
+    """public: address of the OpenAI API for clients. front_end: address of the front end for the gateway."""
 
     public: int
     front_end: int
@@ -39,27 +39,25 @@ def gateway_service(
     max_seq_len: int,
     openai: OpenAIPorts | None,
 ) -> Service:
-    """The gateway in front of a Triton server. public: where clients reach it. triton: where it reaches Triton.
-    max_seq_len: of the engine. openai: of the OpenAI API, if there is one."""
-    assert triton.key is not None, "behind a gateway Triton asks for a key"
-    models = check_repository(repository)
+    """The gateway in front of a Triton server. public: its addresses for clients. triton: Triton's addresses.
+    max_seq_len: of the engine. openai: ports of the OpenAI API, if there is one."""
+    front_end = None if openai is None else openai.front_end
     spec = GatewaySpec(
         host=server.host,
         http_port=public.http,
         grpc_port=public.grpc,
+        metrics_host=LOOPBACK if server.side_channel_safe else server.host,
+        metrics_port=public.metrics,
         openai_port=None if openai is None else openai.public,
-        triton_http=f"{triton.host}:{triton.ports.http}",
-        triton_grpc=f"{triton.host}:{triton.ports.grpc}",
-        triton_key=triton.key,
-        openai_http=None if openai is None else f"{LOOPBACK}:{openai.front_end}",
-        public_models=models if server.gateway.inner_models else public_models(models, not server.api_keys),
-        tenant_models=(FRONT_MODEL, STOCK_FRONT_MODEL),
-        max_seq_len=max_seq_len,
+        deployment=deployment_spec(repository, server, triton, max_seq_len, front_end),
         api_keys=server.api_keys,
         config=server.gateway,
+        json_logs=server.json_logs,
     )
-    path = run_dir / SPEC
+    path = spec_path(run_dir)
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, spec.model_dump_json(), private=True)
+    status_path(path).unlink(missing_ok=True)
     environment = {**os.environ, "PYTHONPATH": str(CODE), "OMP_NUM_THREADS": "1"}
     host = LOOPBACK if server.host == "0.0.0.0" else server.host
     url = f"http://{host}:{public.http}/v2/health/live"
@@ -68,3 +66,26 @@ def gateway_service(
     return Service(
         GATEWAY, argv, environment, ports, lambda: answers(url), server.host, max_restarts=server.max_restarts
     )
+
+
+def deployment_spec(
+    repository: Path, server: ServerConfig, triton: Listening, max_seq_len: int, front_end: int | None
+) -> DeploymentSpec:
+    """What stands behind a gateway. front_end: port of the OpenAI front end on the loopback device."""
+    assert triton.key is not None, "behind a gateway Triton asks for a key"
+    models = check_repository(repository)
+    return DeploymentSpec(
+        triton_http=f"{triton.host}:{triton.ports.http}",
+        triton_grpc=f"{triton.host}:{triton.ports.grpc}",
+        triton_metrics=f"{triton.metrics_host}:{triton.ports.metrics}",
+        triton_key=triton.key,
+        openai_http=None if front_end is None else f"{LOOPBACK}:{front_end}",
+        public_models=models if server.gateway.inner_models else public_models(models, not server.api_keys),
+        tenant_models=(FRONT_MODEL, STOCK_FRONT_MODEL),
+        max_seq_len=max_seq_len,
+    )
+
+
+def spec_path(run_dir: Path) -> Path:
+    """What the gateway of a run folder is started with."""
+    return run_dir / SERVICES / GATEWAY / SPEC

@@ -1,12 +1,12 @@
-"""Runs a server and sees to its end: `python -m pipeline.server.guard SPEC`, a process between us and tritonserver.
+"""Supervisor of one server: `python -m pipeline.server.guard SPEC`, a process between the command and tritonserver.
 
-The guard ends the server on a signal (SIGTERM; SIGUSR1: running requests get time to finish), when its owner is gone
-(standard input closes, or a process named in the spec ends), or when the server ends. It starts the server again, a few
-times at most, when a model's process dies, when the server dies after it was ready, or when it does nothing before;
-log and state file hold the count and the reason. After every end it kills what is left of the server's processes and
-removes its shared memory and container; after the last one also the state file, and the log's last line says how it
-ended.
-If the guard itself is killed, the kernel ends the server. Standard library only: it starts fast and stays small.
+The guard ends the server on a signal (SIGTERM; with SIGUSR1 running requests may finish), when its owner is gone
+(standard input closes, or a process named in the spec ends), or when the server ends. It restarts the server, a limited
+number of times, when a model's process dies, when the server dies after it was ready, or when it hangs before. Log and
+state file record the count and the reason. After every end it kills the remaining processes of the server and removes
+its shared memory and container. After the last end it removes the state file, and writes the reason as the log's last
+line. If the guard itself is killed, the kernel ends the server. It uses the standard library only, so it starts fast
+and stays small.
 """
 
 from __future__ import annotations
@@ -23,34 +23,36 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pipeline.server.log import write_end, write_restart
 from pipeline.server.processes import marked_processes, model_processes, start_time
 from pipeline.server.start_watch import StartWatch
 
-# Environment variable: pid of a process with which servers end that are started under it, detached ones too.
+# Environment variable with the pid of a process. Servers started under it end with that process, detached ones too.
 OWNER = "LOOKAHEAD_OWNER_PID"
 STOP_SECONDS = 15.0
-# How long running requests may take to finish after SIGUSR1.
+# Time for running requests to finish after SIGUSR1.
 DRAIN_SECONDS = 60.0
 _PR_SET_PDEATHSIG = 1
 _CLEAN_UP_SECONDS = 30.0
-# A server that lost a model's process, or hangs while it starts, is started again so many times.
+# Limit of restarts of a server that lost a model's process, or hangs while it starts.
 MAX_RESTARTS = 3
 HANG_SECONDS = 60.0
-# How often the models' processes are looked at, and how long a server that lost one may take to end by itself.
+# Interval between checks of the models' processes, and time for a server that lost one to end by itself.
 _WATCH_SECONDS = 1.0
 _CRIPPLED_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class GuardSpec:
-    """What to run and what to remove afterwards. server_id: value of MARK, and how its shared memory is named.
-    watch_parent: end when standard input closes. clean_up: command that removes what outlives the processes. links: to
-    make first, named as shared memory is, and removed with it. owner: pid and start time of a process with which the
-    server ends. ready_url: answers 200 once the server is ready. hang_seconds: how long it may do nothing before.
-    ready_path: a file that is there once the server has been ready. max_restarts: how often it is started again.
-    companions: values of MARK of the services that end with it."""
+    """Command to run and resources to remove afterwards. server_id: value of MARK, and prefix of its shared memory.
+    watch_parent: end when standard input closes. clean_up: command that removes what outlives the processes. links:
+    created first, named like shared memory, and removed with it. owner: pid and start time of a process with which the
+    server ends. ready_url: returns 200 once the server is ready. hang_seconds: limit of inactivity before that.
+    ready_path: a file that exists once the server has been ready. max_restarts: limit of restarts. companions: state
+    files of the services that end with it, if they name it in `ends_with`. leavings_path: a file in which the server
+    lists patterns of files to remove at its end, such as its entries in a service registry."""
 
     command: Sequence[str]
     environment: dict[str, str]
@@ -66,13 +68,15 @@ class GuardSpec:
     ready_path: str = ""
     max_restarts: int = MAX_RESTARTS
     companions: Sequence[str] = ()
+    leavings_path: str = ""
 
     def dump(self) -> str:
         return json.dumps(asdict(self))
 
 
 def start_guard(spec: GuardSpec, path: Path, home: Path) -> subprocess.Popen[bytes]:
-    """A guard for a server. path: where to write the spec, which holds the environment. home: folder of our package."""
+    """Start a guard for a server. path: file for the spec, which holds the environment. home: folder of this
+    package."""
     path.touch(mode=0o600)
     path.write_text(spec.dump(), encoding="utf-8")
     return subprocess.Popen(
@@ -92,8 +96,8 @@ def shm_files(prefix: str) -> list[Path]:
 
 
 def make_private(prefix: str) -> None:
-    """Let no other user read shared memory regions. Triton makes them readable for all, whatever the umask is; it does
-    so when it loads models, so before the first request."""
+    """Make shared memory regions unreadable for other users. Triton makes them readable for all, whatever the umask. It
+    creates them when it loads models, so before the first request."""
     for path in shm_files(prefix):
         with suppress(FileNotFoundError):
             if not path.is_symlink() and path.stat().st_mode & 0o077:
@@ -106,14 +110,14 @@ def remove_shm(prefix: str) -> None:
 
 
 def owner() -> tuple[int, int] | None:
-    """Pid and start time of the process that OWNER names, if it names one that runs."""
+    """Pid and start time of the process that OWNER names, if that process runs."""
     pid = int(os.environ.get(OWNER, "0"))
     started = start_time(pid) if pid else None
     return None if started is None else (pid, started)
 
 
 def run_clean_up(command: Sequence[str]) -> None:
-    """Remove a container. It is gone already after a server that ended well, which is no fault."""
+    """Remove a container. After a server that ended well it is already gone, which is not an error."""
     if command:
         with suppress(OSError, subprocess.TimeoutExpired):
             subprocess.run(command, capture_output=True, timeout=_CLEAN_UP_SECONDS, check=False)
@@ -149,19 +153,31 @@ def main() -> int:
     finally:
         _kill_rest(spec, None)
         for companion in spec.companions:
-            _kill_marked(companion)
-        Path(spec.state_path).unlink(missing_ok=True)
+            state = _read_state(Path(companion))
+            if state.get("ends_with") == spec.server_id:
+                _kill_marked(state["server_id"])
+        if _read_state(Path(spec.state_path)).get("server_id") in (None, spec.server_id):
+            Path(spec.state_path).unlink(missing_ok=True)
         write_end(log, end.wanted, end.reason or f"exit code {code}")
 
 
 def record_restart(state_path: Path, number: int, reason: str) -> None:
-    """Enter a restart into the state file, if the server has one by now."""
-    with suppress(FileNotFoundError):
-        state = json.loads(state_path.read_text(encoding="utf-8")) | {"restarts": number, "restart_reason": reason}
+    """Record a restart in the state file, if the server has written one."""
+    if state := _read_state(state_path):
+        state |= {"restarts": number, "restart_reason": reason}
         partial = state_path.with_suffix(".partial")
-        partial.touch(mode=0o600)  # it holds the key of Triton
+        partial.touch(mode=0o600)  # it holds Triton's key
         partial.write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
         partial.replace(state_path)
+
+
+def _read_state(path: Path) -> dict[str, Any]:
+    """What a state file holds, empty if there is none."""
+    try:
+        state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return state
 
 
 def _start(spec: GuardSpec) -> subprocess.Popen[bytes]:
@@ -180,13 +196,21 @@ def _start(spec: GuardSpec) -> subprocess.Popen[bytes]:
 
 
 def _kill_rest(spec: GuardSpec, server: subprocess.Popen[bytes] | None) -> None:
-    """Kill what is left of a server that has ended; remove its container, shared memory and links."""
+    """Kill the remaining processes of a server that has ended; remove its container, shared memory and links."""
     if server is not None:
         with suppress(ProcessLookupError):
             os.killpg(server.pid, signal.SIGKILL)
     _kill_marked(spec.server_id)
+    _remove_leavings(spec)
     run_clean_up(spec.clean_up)
     remove_shm(spec.server_id)
+
+
+def _remove_leavings(spec: GuardSpec) -> None:
+    with suppress(OSError):
+        for pattern in Path(spec.leavings_path).read_text(encoding="utf-8").splitlines():
+            for name in glob.glob(pattern):
+                Path(name).unlink(missing_ok=True)
 
 
 def _kill_marked(server_id: str) -> None:
@@ -197,8 +221,8 @@ def _kill_marked(server_id: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """Why the server should end; empty if it has. wanted: somebody asked for it. patience: for how long it may take.
-    restart: it should be started again."""
+    """Why the server should end; empty if it has ended. wanted: whether an end was requested. patience: time limit of
+    the end. restart: whether to start it again."""
 
     reason: str = ""
     wanted: bool = False
@@ -226,11 +250,12 @@ def _wait_for_end(server: subprocess.Popen[bytes], wake_fd: int, spec: GuardSpec
         make_private(spec.server_id)
         alive = model_processes(spec.server_id)
         if dead := models.keys() - alive.keys():
-            # Triton starts none of them again, calls itself ready all the same, and leaves their requests unanswered.
+            # Triton does not restart a model's process, still reports itself ready, and leaves the model's requests
+            # unanswered.
             with suppress(subprocess.TimeoutExpired):
-                server.wait(_CRIPPLED_SECONDS)  # one that fails to load a model says why, and ends by itself
+                server.wait(_CRIPPLED_SECONDS)  # a server that fails to load a model logs the reason and ends by itself
                 return _End(restart=bool(spec.ready_path) and Path(spec.ready_path).exists())
-            alive = model_processes(spec.server_id)  # a second look, as the first one may have failed
+            alive = model_processes(spec.server_id)  # check again, because the first check may have failed
             if dead := models.keys() - alive.keys():
                 reason = f"the process of the model {models[min(dead)]} died; was there too little memory?"
                 return _End(reason, restart=True)
@@ -247,7 +272,7 @@ def _stop(server: subprocess.Popen[bytes], patience: float) -> int:
 
 
 def _prepare_child() -> None:
-    """End with the guard, and let no other user read what the server writes."""
+    """End with the guard, and make files of the server unreadable for other users."""
     os.umask(0o077)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 

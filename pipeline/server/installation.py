@@ -1,7 +1,7 @@
-"""Finds a tritonserver on this machine and makes it ready to run Python models with this interpreter.
+"""Finds a tritonserver on this machine and prepares it to run Python models with this interpreter.
 
-A container brings server and Python backend as they belong together. The `nvidia-pytriton` wheel brings the same server
-and one backend stub per Python version; the fitting one is put beside the backend in a folder of ours.
+A container has a matching server and Python backend. The `nvidia-pytriton` wheel has the same server and one backend
+stub per Python version; the matching stub is copied beside the backend in a separate folder.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _STUB = "triton_python_backend_stub"
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """A tritonserver. origin: how it was found. wheel_dir: root of the wheel's server tree if it comes from there."""
+    """A tritonserver. origin: how it was found. wheel_dir: root of the wheel's server tree, for a server from the
+    wheel."""
 
     executable: Path
     origin: str
@@ -35,9 +36,10 @@ class Installation:
 
 
 def find_installation(environment: Mapping[str, str] = os.environ, container: Path = CONTAINER_SERVER) -> Installation:
-    """The first tritonserver of: LOOKAHEAD_TRITONSERVER, the container's place, PATH, the nvidia-pytriton wheel.
+    """The first tritonserver of: LOOKAHEAD_TRITONSERVER, the container's path, PATH, the nvidia-pytriton wheel.
 
-    Raises ServerError if there is none, or if the variable names something else."""
+    Raises ServerError if there is none, or if the variable does not name one.
+    """
     wheel = _wheel_dir()
     if named := environment.get(VARIABLE):
         path = expanded(named)
@@ -58,14 +60,15 @@ def find_installation(environment: Mapping[str, str] = os.environ, container: Pa
 
 
 def backends_dir(executable: Path) -> Path:
-    """Where a tritonserver keeps its backends."""
+    """Folder of a tritonserver's backends."""
     return executable.resolve().parents[1] / "backends"
 
 
 def prepare_backends(installation: Installation, folder: Path) -> Path | None:
-    """A backend directory with the stub of this Python, made in `folder`; None where the server has its own.
+    """A backend directory with the stub of this Python, created in `folder`; None if the server has its own.
 
-    Raises ServerError if the wheel has no stub for this Python."""
+    Raises ServerError if the wheel has no stub for this Python.
+    """
     wheel = installation.wheel_dir
     if wheel is None:
         return None
@@ -84,7 +87,7 @@ def prepare_backends(installation: Installation, folder: Path) -> Path | None:
 
 
 def usable_installation(places: Places) -> Installation:
-    """As `find_installation`; also raises ServerError if this environment or our folders do not suit its backend."""
+    """As `find_installation`; also raises ServerError if its backend cannot run in this environment or folder."""
     installation = find_installation()
     check_interpreter(installation)
     check_paths(places)
@@ -92,7 +95,7 @@ def usable_installation(places: Places) -> Installation:
 
 
 def check_interpreter(installation: Installation) -> None:
-    """Raises ServerError if this environment cannot host the wheel's Python backend."""
+    """Raise ServerError if this environment cannot host the wheel's Python backend."""
     if installation.wheel_dir is None:
         return
     import numpy
@@ -111,7 +114,7 @@ def check_interpreter(installation: Installation) -> None:
 
 
 def check_paths(places: Places) -> None:
-    """Raises ServerError if stubs could not open their files: their Python takes every path for ASCII."""
+    """Raise ServerError if stubs could not open their files: their Python treats every path as ASCII."""
     for folder in (Path(sys.prefix), CODE, places.home, places.engines):
         if not str(folder).isascii():
             moved = folder == places.engines and str(places.home).isascii() and str(CODE).isascii()
@@ -127,9 +130,9 @@ def server_environment(
 ) -> dict[str, str]:
     """Environment of the server and its stubs.
 
-    The stubs find this interpreter, and with it our installed package, through PATH, and its library through
-    LD_LIBRARY_PATH; some of them look at PYTHONPATH, too, but the one in the wheel does not. One thread each: only the
-    engine takes all cores, by itself."""
+    The stubs find this interpreter, and so this package, through PATH, and its library through LD_LIBRARY_PATH. Some
+    also read PYTHONPATH, but the wheel's stub does not. One thread each: only the engine uses all cores.
+    """
     result = dict(environment)
     result["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", os.defpath)])
     result["PYTHONPATH"] = os.pathsep.join(filter(None, [str(CODE), environment.get("PYTHONPATH", "")]))
@@ -138,13 +141,13 @@ def server_environment(
         paths = [str(library.parent), environment.get("LD_LIBRARY_PATH", "")]
         result["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, paths))
     result.setdefault(*WAIT_POLICY)
-    # The stubs' interpreter may not know of the virtual environment beside which the loops were compiled.
+    # The stubs' interpreter may differ from the one in the virtual environment, where the loops were compiled.
     result[compile_cache.VARIABLE] = str(compile_cache.cache_path().parent)
     return result | served_variables(places)
 
 
 def served_variables(places: Places) -> dict[str, str]:
-    """What every served model must find in its environment, on this machine or in a container."""
+    """Environment variables of every served model, on this machine or in a container."""
     return {
         "LOOKAHEAD_HOME": str(places.home),
         "LOOKAHEAD_CODE": str(CODE),
@@ -171,7 +174,8 @@ def _libpython_name() -> str:
 
 
 def _found(path: Path, origin: str, wheel: Path | None) -> Installation:
-    """Installing the wheel puts no server on PATH, but the variable may name the one inside it."""
+    """A server found at a path. Installing the wheel puts no server on PATH, but the variable may name the wheel's
+    server."""
     inside = wheel is not None and wheel in path.resolve().parents
     return Installation(path, origin, wheel if inside else None)
 

@@ -1,8 +1,8 @@
-"""The server's log file: how the last run ended, and the logs of runs that ended by themselves kept aside.
+"""The server's log file: how the last run ended, and preserved logs of crashed runs.
 
 The guard writes the last line of every log. A log without "stopped" there belongs to a server that crashed, failed to
-load, or was killed together with its guard: such a log is evidence, and the next start moves it to `server.log.1`
-(older ones to .2 and .3) instead of overwriting it. Standard library only, as the guard uses it.
+load, or was killed with its guard. The next start moves such a log to `server.log.1` (older ones to .2 and .3) instead
+of overwriting it. Standard library only, because the guard uses it.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ _END_BYTES = 400
 
 
 def write_end(path: Path, stopped: bool, reason: str) -> None:
-    """Append the last line of a run. stopped: somebody asked for its end."""
+    """Append the last line of a run. stopped: whether the end was requested."""
     with path.open("a", encoding="utf-8") as file:
         file.write(f"\n{_STOPPED if stopped else 'lookahead: the server ended by itself'} ({reason})\n")
 
 
 def write_restart(path: Path, number: int, reason: str) -> None:
-    """Append that the server is started again."""
+    """Append a line about a restart."""
     with path.open("a", encoding="utf-8") as file:
         file.write(f"\nlookahead: restart {number} ({reason})\n")
 
 
 def was_stopped(path: Path) -> bool:
-    """Whether the run that a log belongs to has ended because somebody asked for it."""
+    """Whether the run of a log ended on request."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
@@ -39,8 +39,8 @@ def was_stopped(path: Path) -> bool:
 
 
 def crash_log(run_dir: Path) -> Path | None:
-    """The newest log of a run in run_dir that ended by itself, if there is one. Not to be asked while a server runs:
-    its own log has no last line yet."""
+    """The newest log of a run in run_dir that was not stopped on request, if any. Call it only while no server runs:
+    the log of a running server has no last line yet."""
     current = run_dir / LOG
     if current.is_file() and not was_stopped(current):
         return current
@@ -48,13 +48,13 @@ def crash_log(run_dir: Path) -> Path | None:
 
 
 def kept_log(run_dir: Path) -> Path | None:
-    """The newest log that was moved aside, if there is one."""
+    """The newest preserved log, if any."""
     path = _kept(run_dir, 1)
     return path if path.is_file() else None
 
 
 def keep_previous(run_dir: Path) -> Path | None:
-    """Make way for a new log. Returns where the previous one is now, if its server had ended by itself."""
+    """Make room for a new log. Returns the new path of the previous log if its server was not stopped on request."""
     current = run_dir / LOG
     if not current.is_file() or was_stopped(current):
         return None

@@ -1,4 +1,4 @@
-"""Ports to listen on: the asked-for ones, checked, or free ones."""
+"""Ports to listen on: requested ones, checked, or free ones."""
 
 from __future__ import annotations
 
@@ -18,29 +18,31 @@ LOOPBACK = "127.0.0.1"
 
 
 def choose_ports(server: ServerConfig) -> tuple[Ports, Listening]:
-    """The ports of a server section, with each 0 replaced by a free one, and where Triton listens: on these without a
-    gateway, else on free ones of the loopback device. Raises what `bind_ports` raises."""
+    """The ports of a server section, with each 0 replaced by a free one, and Triton's addresses: these ports without a
+    gateway, else free ones of the loopback device. Raises what `bind_ports` raises."""
     asked = {"http_port": server.http_port, "grpc_port": server.grpc_port, "metrics_port": server.metrics_port}
     if not server.gateway.enabled:
         public = Ports(*bind_ports(server.host, asked).values())
         return public, listening_of(server, public, None)
     # Chosen together, so that they differ.
-    chosen = list(bind_ports(server.host, asked | {"inner HTTP port": 0, "inner gRPC port": 0}).values())
-    inner = Ports(chosen[3], chosen[4], chosen[2])
-    return Ports(*chosen[:3]), listening_of(server, inner, secrets.token_hex(16))
+    inner = {"inner HTTP port": 0, "inner gRPC port": 0, "inner metrics port": 0}
+    chosen = list(bind_ports(server.host, asked | inner).values())
+    return Ports(*chosen[:3]), listening_of(server, Ports(*chosen[3:]), secrets.token_hex(16))
 
 
 def listening_of(server: ServerConfig, ports: Ports, key: str | None) -> Listening:
-    """Where Triton listens for a server section. ports: its own. key: of a gateway."""
-    host = LOOPBACK if server.gateway.enabled else server.host
-    return Listening(host, LOOPBACK if server.side_channel_safe else server.host, ports, key)
+    """Triton's addresses for a server section. ports: its own. key: of a gateway."""
+    if server.gateway.enabled:
+        return Listening(LOOPBACK, LOOPBACK, ports, key)
+    return Listening(server.host, LOOPBACK if server.side_channel_safe else server.host, ports, key)
 
 
 def bind_ports(host: str, asked: Mapping[str, int]) -> dict[str, int]:
-    """Ports to listen on, by the name of their setting in the server section; each 0 is replaced by a free one.
+    """Ports by the name of their setting in the server section; each 0 is replaced by a free one.
 
-    A free port may be taken before a process binds it; the caller then tries again. Raises ServerError if an asked-for
-    port is in use, two are the same, or this machine cannot listen at that address."""
+    Another process may take a free port before it is bound; the caller then tries again. Raises ServerError if a
+    requested port is in use, two are the same, or this machine cannot listen at that address.
+    """
     fixed = [port for port in asked.values() if port]
     if len(set(fixed)) < len(fixed):
         raise ServerError(
@@ -48,7 +50,7 @@ def bind_ports(host: str, asked: Mapping[str, int]) -> dict[str, int]:
         )
     try:
         IPv4Address(host)
-    except ValueError as error:  # with a name Triton starts, and its HTTP service is nowhere to be reached
+    except ValueError as error:  # with a host name Triton starts, but its HTTP service cannot be reached
         raise _no_place(host, "it is no IPv4 address") from error
     chosen = {}
     with ExitStack() as stack:  # all are held until all are chosen, so that they differ
@@ -78,7 +80,7 @@ def _no_place(host: str, reason: str) -> ServerError:
 
 
 def free_port(host: str, ports: range) -> int:
-    """A free port of a range, for programs that do not take any number. Raises ServerError if all are taken."""
+    """A free port of a range, for programs that accept only some ports. Raises ServerError if all are in use."""
     for port in random.sample(ports, len(ports)):
         with socket.socket() as held, suppress(OSError):
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,4 +1,4 @@
-"""The processes of a server, as the kernel shows them. Standard library only, as the guard uses it."""
+"""The processes of a server, as the kernel lists them. Standard library only, because the guard uses it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-# Marks every process of a server in its environment, so that leftovers can be told from strangers.
+# Environment variable that marks every process of a server, to identify leftover processes.
 MARK = "LOOKAHEAD_SERVER_ID"
-# Triton runs each Python model in a process of this name, as far as the kernel keeps it.
+# Name of the processes in which Triton runs Python models, as far as the kernel stores it.
 _MODEL_PROCESS = "triton_python_backend_stub"[:15]
 
 
 def marked_processes(server_id: str) -> list[int]:
-    """Processes of a server, those in sessions of their own (below mpirun) included; never this one."""
+    """Processes of a server, including those in other sessions (below mpirun), without this one."""
     mark, found = f"{MARK}={server_id}".encode(), []
     for path in glob.glob("/proc/[0-9]*/environ"):
         with suppress(OSError):  # gone, or not ours to look at
@@ -25,8 +25,8 @@ def marked_processes(server_id: str) -> list[int]:
 
 
 def model_processes(server_id: str) -> dict[int, str]:
-    """Processes in which a server runs Python models, by pid: the model of each. A child that such a process has forked
-    looks like it until it runs a program of its own, and is left out: it may end at any time."""
+    """Pid and model of each process in which a server runs a Python model. A forked child of such a process looks the
+    same until it runs another program; it is left out, because it may end at any time."""
     mark, found, parents = f"{MARK}={server_id}".encode(), {}, {}
     for path in glob.glob("/proc/[0-9]*/comm"):
         with suppress(OSError):  # gone, or of another user
@@ -36,22 +36,22 @@ def model_processes(server_id: str) -> dict[int, str]:
             if mark in (folder / "environ").read_bytes().split(b"\0"):
                 arguments = (folder / "cmdline").read_text().split("\0")
                 code = next((Path(argument) for argument in arguments if argument.endswith("/model.py")), None)
-                if code is not None:  # else it is just ending
+                if code is not None:  # otherwise it is ending
                     parents[int(folder.name)] = _stat(int(folder.name))[1]
                     found[int(folder.name)] = code.parts[-3]  # MODEL/VERSION/model.py
     return {pid: model for pid, model in found.items() if parents[pid] not in found}
 
 
 def start_time(pid: int) -> int | None:
-    """When a process started, in the kernel's ticks; None if there is no such process. Tells it from a later one with
-    the same pid."""
+    """Start time of a process in the kernel's ticks; None if there is no such process. It distinguishes a later process
+    with the same pid."""
     with suppress(OSError):
         return int(_stat(pid)[19])
     return None
 
 
 def work_of(pid: int) -> float:
-    """Seconds of processor time that a process has used, and megabytes that it has read, mapped files included."""
+    """Seconds of processor time of a process, and megabytes that it has read, mapped files included."""
     with suppress(OSError, ValueError):
         fields = _stat(pid)
         counts = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
@@ -61,6 +61,6 @@ def work_of(pid: int) -> float:
 
 
 def _stat(pid: int) -> list[Any]:
-    """Fields of /proc/PID/stat behind the name: state, parent, and so on."""
+    """Fields of /proc/PID/stat after the name: state, parent, and so on."""
     state, *numbers = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return [state, *map(int, numbers)]

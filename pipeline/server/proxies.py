@@ -1,4 +1,4 @@
-"""Whether a proxy stands between us and a server: never before one of this machine, whatever the environment says."""
+"""Whether to use a proxy for a server: never for one on this machine, whatever the environment says."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pipeline.errors import ServerError
 
 
 def is_behind_proxy(url: str) -> bool:
-    """Whether the environment's proxy, if there is one, is to be asked. url: host:port or http://host:port. Raises
-    ServerError if it is neither."""
+    """Whether the environment's proxy, if any, applies. url: host:port or http://host:port. Raises ServerError if it is
+    neither."""
     host = _host(url)
     return not (host in ("localhost", "::1") or host.startswith("127."))
 
@@ -17,7 +17,7 @@ def is_behind_proxy(url: str) -> bool:
 def _host(url: str) -> str:
     try:
         parts = urlsplit(url if "//" in url else f"//{url}")
-        host, _ = parts.hostname, parts.port  # the port is checked when it is read
+        host, _ = parts.hostname, parts.port  # the port is checked when it is parsed
     except ValueError as error:
         raise ServerError(_no_address(url, str(error))) from error
     if not host or ("[" in url and ":" not in host) or any(character.isspace() for character in url):

@@ -1,7 +1,7 @@
-"""A running tritonserver: start, wait until ready, find again, stop; nothing stays behind.
+"""A running tritonserver: start, wait until ready, find again, stop without leftovers.
 
-A *run folder* holds what belongs to one server: its state file, its log and the prepared backend. One server at a time
-runs per run folder. The server itself is started and seen to its end by a guard process (see `guard`).
+A *run folder* holds the state file, the log and the prepared backend of one server. One server at a time runs per run
+folder. A guard process supervises the server (see `guard`).
 """
 
 from __future__ import annotations
@@ -36,26 +36,29 @@ from pipeline.server.guard import (
 from pipeline.server.installation import prepare_backends, server_environment, usable_installation
 from pipeline.server.log import LOG, keep_previous, was_stopped, write_end
 from pipeline.server.ports import choose_ports
-from pipeline.server.processes import MARK
-from pipeline.server.service import RunningService, start_service, stop_service
+from pipeline.server.processes import MARK, marked_processes
+from pipeline.server.service import RunningService, find_service, start_service, stop_service
 from pipeline.server.state import (
     GATEWAY,
     READY,
+    SERVICES,
     STATE,
     ServerState,
     find_server,
+    has_gateway,
     is_ready,
     reachable,
     require_none,
+    service_state_path,
     sweep,
 )
-from pipeline.triton_models import gate
+from pipeline.triton_models import drain_lock, handover
 
-SPEC, LOCK, BACKENDS, READY_FILE = "guard.json", ".lock", "backends", "ready"
-# Free ports are not reserved, and Triton itself fails to start now and then: see `passing_failure`.
+SPEC, LOCK, BACKENDS, READY_FILE, HANDOVER = "guard.json", ".lock", "backends", "ready", "handover"
+# Free ports are not reserved, and Triton itself sometimes fails to start: see `passing_failure`.
 _ATTEMPTS = 3
 
-# How long tritonserver's guard may take to end after its gateway.
+# Time for tritonserver's guard to end after its gateway.
 GATEWAY_LEAD_S = 10.0
 
 
@@ -83,7 +86,7 @@ class RunningServer:
         return self.run_dir / LOG
 
     def wait(self) -> int:
-        """Block until the server has ended; its exit code."""
+        """Block until the server has ended; return its exit code."""
         return self._guard.wait()
 
     def poll(self) -> int | None:
@@ -92,20 +95,20 @@ class RunningServer:
         return self.gateway.poll() if code is None and self.gateway is not None else code
 
     def has_triton_ended(self, within_s: float = 0.0) -> bool:
-        """Whether the guard of tritonserver has ended, or does so within some seconds."""
+        """Whether the guard of tritonserver has ended, or ends within some seconds."""
         with suppress(subprocess.TimeoutExpired):
             self._guard.wait(within_s)
         return self._guard.poll() is not None
 
     def stop(self) -> None:
-        """End the server and everything that belongs to it. Twice does nothing."""
+        """Stop the server and all its processes. A second call does nothing."""
         if self._guard.poll() is None:
             self._guard.send_signal(signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             self._guard.wait(STOP_SECONDS + 10)
         if self._guard.stdin is not None:
             self._guard.stdin.close()
-        if self.gateway is not None:
+        if self.gateway is not None and has_gateway(self.state, self.run_dir):
             self.gateway.stop()
         sweep(self.state, self.run_dir)
 
@@ -128,12 +131,13 @@ def start_server(
 ) -> RunningServer:
     """Start tritonserver on a model repository and wait until all models are ready.
 
-    A gateway is started in front of it unless the server section says otherwise. places: the server's too. model,
-    profile: for the record. max_seq_len: of the engine. make_command: what to run, if not one tritonserver of this
-    machine. openai: of the OpenAI API that the gateway serves too. with_gateway: false for a server that only other
-    processes of this machine reach. verbose_log: Triton's log of every step, if wanted of that one. detach: let it
-    outlive this process. note: gets what is being waited for. Raises ServerError, with the reason from the log, if it
-    does not get ready."""
+    A gateway is started in front of it unless the server section disables it. places: the server's too. model, profile:
+    for the state file. max_seq_len: of the engine. make_command: command to run instead of one tritonserver on this
+    machine. openai: ports of the OpenAI API, if the gateway serves it. with_gateway: false for a server that only
+    processes of this machine use. verbose_log: file for Triton's log of every step. detach: let it outlive this
+    process. note: called with progress messages. Raises ServerError, with the reason from the log, if it does not
+    become ready.
+    """
     run_dir.mkdir(parents=True, exist_ok=True)
     if make_command is None:
         make_command = local_command(repository, run_dir, places, verbose_log, note)
@@ -143,7 +147,9 @@ def start_server(
             note(f"the previous server ended by itself; its log is kept as {kept}")
         (run_dir / VERBOSE_LOG).unlink(missing_ok=True)
         (run_dir / READY_FILE).unlink(missing_ok=True)
-        stop_service(run_dir, GATEWAY)  # of a server that was killed
+        handover.prepare_handover(run_dir / HANDOVER)
+        if with_gateway:
+            stop_service(run_dir, GATEWAY)  # of a server that was killed
         for attempt in range(_ATTEMPTS):
             ports, listening = choose_ports(server)
             server_id = f"la{secrets.token_hex(6)}"
@@ -151,7 +157,8 @@ def start_server(
             gateway = None
             if server.gateway.enabled and with_gateway:
                 service = gateway_service(repository, run_dir, server, ports, listening, max_seq_len, openai)
-                gateway = start_service(service, run_dir, CODE, detach=detach)
+                # Detached in any case: it ends with the server, or goes on before another one.
+                gateway = start_service(service, run_dir, CODE, detach=True, ends_with=server_id)
             else:
                 ports = listening.ports
             spec = GuardSpec(
@@ -164,13 +171,13 @@ def start_server(
                 command.clean_up,
                 command.links,
                 owner=owner(),
-                # Of processes in a container not all can be seen.
+                # Not all processes in a container are visible.
                 ready_url=""
                 if command.clean_up
                 else f"http://{reachable(listening.host)}:{listening.ports.http}{READY}",
                 ready_path=str(run_dir / READY_FILE),
                 max_restarts=server.max_restarts,
-                companions=[] if gateway is None else [gateway.state.server_id],
+                companions=[str(service_state_path(run_dir, GATEWAY))],
             )
             guard = start_guard(spec, run_dir / SPEC, places.home)
             state = ServerState(
@@ -195,7 +202,7 @@ def start_server(
             try:
                 _wait_until_ready(running_server, server.startup_timeout_s, note)
             except BaseException as error:
-                stopped = was_stopped(run_dir / LOG)  # by somebody else
+                stopped = was_stopped(run_dir / LOG)  # by another process
                 running_server.stop()
                 free_ports = gateway is not None or 0 in (server.http_port, server.grpc_port, server.metrics_port)
                 if isinstance(error, ServerError) and not stopped:
@@ -205,6 +212,7 @@ def start_server(
                     write_end(run_dir / LOG, False, "it did not get ready")
                 raise error
             (run_dir / READY_FILE).touch()
+            handover.forget_handover(run_dir / HANDOVER)
             if gateway is not None:
                 gateway.mark_ready()
             return running_server
@@ -212,32 +220,42 @@ def start_server(
 
 
 def stop_server(run_dir: Path, drain: bool = False) -> ServerState | None:
-    """Stop the server that runs from run_dir and wait for its end. Returns what was stopped, if anything was.
+    """Stop the server that runs from run_dir and wait for its end. Returns the state of the stopped server, if there
+    was one.
 
-    drain: new requests are refused, and running ones may take up to DRAIN_SECONDS to finish before it ends."""
+    drain: refuse new requests and let running ones finish, for up to DRAIN_SECONDS.
+    """
     state = find_server(run_dir)
     if state is None:
-        stop_service(run_dir, GATEWAY)  # of a server that was killed
+        _stop_orphan(run_dir)
         return None
     with ExitStack() as stack, suppress(psutil.NoSuchProcess):
         guard = psutil.Process(state.guard_pid)
         if drain:
-            stack.enter_context(gate.closed(Path(state.repository), DRAIN_SECONDS))
+            stack.enter_context(drain_lock.drained(Path(state.repository), DRAIN_SECONDS))
         # Requests to other models are single calls, which Triton itself lets finish.
         guard.send_signal(signal.SIGUSR1 if drain else signal.SIGTERM)
         with suppress(psutil.TimeoutExpired):
             guard.wait((DRAIN_SECONDS if drain else STOP_SECONDS) + 10)
-    stop_service(run_dir, GATEWAY)
+    if has_gateway(state, run_dir):
+        stop_service(run_dir, GATEWAY)
     sweep(state, run_dir)
     return state
 
 
+def _stop_orphan(run_dir: Path) -> None:
+    """Stop the gateway of a server that was killed."""
+    gateway = find_service(run_dir / SERVICES / GATEWAY)
+    if gateway is not None and not (gateway.ends_with and marked_processes(gateway.ends_with)):
+        stop_service(run_dir, GATEWAY)
+
+
 def local_command(repository: Path, run_dir: Path, places: Places, verbose_log: Path | None, note: Note) -> MakeCommand:
-    """The command of one tritonserver of this machine."""
+    """The command of one tritonserver on this machine."""
     installation = usable_installation(places)
     note(f"tritonserver: {installation.executable} ({installation.origin})")
     backends = prepare_backends(installation, run_dir / BACKENDS)
-    environment = server_environment(places, installation)
+    environment = server_environment(places, installation) | {handover.VARIABLE: str(run_dir / HANDOVER)}
     return single_process(installation, backends, repository, environment, verbose_log)
 
 
@@ -246,7 +264,7 @@ def _wait_until_ready(server: RunningServer, timeout_s: float, note: Note) -> No
     told = time.monotonic()
     while not is_ready(server.state):
         has_gateway_ended = server.gateway is not None and server.gateway.poll() is not None
-        # The guard of tritonserver ends the gateway before itself.
+        # The guard of tritonserver ends the gateway first, then itself.
         if server.has_triton_ended(GATEWAY_LEAD_S if has_gateway_ended else 0.0):
             raise ServerError(explain_failure(server.log_path))
         if server.gateway is not None and has_gateway_ended:

@@ -1,7 +1,7 @@
-"""Processes beside Triton: a service is a command, the ports that it listens on, and a question that says it is ready.
+"""Processes beside Triton: a service is a command, its ports, and a readiness check.
 
-Each service runs under a guard of its own (see `guard`) in a folder of its own below the run folder of the server. The
-folder holds its state file and its log. A later command finds the services again by these folders.
+Each service runs under its own guard (see `guard`) in its own folder below the run folder of the server. The folder
+holds its state file and its log. A later command finds the services by these folders.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _POLL_S = 0.05
 class Service:
     """A process to run beside the server.
 
-    name: of its folder, unique in a run folder. argv, environment: what to run, all of the environment. host, ports:
-    where it listens, ports by what they are for ("http", "metrics"). is_ready: whether it can serve; called until it
-    returns true. startup_timeout_s: how long that may take. max_restarts: how often it is started again if it dies
-    after that."""
+    name: of its folder, unique in a run folder. argv, environment: command and complete environment. host, ports: its
+    addresses; ports by purpose ("http", "metrics"). is_ready: readiness check, called until it returns true.
+    startup_timeout_s: time limit of that. max_restarts: limit of restarts after that. leavings_path: see `GuardSpec`.
+    """
 
     name: str
     argv: Sequence[str]
@@ -49,16 +49,18 @@ class Service:
     host: str = "127.0.0.1"
     startup_timeout_s: float = 60.0
     max_restarts: int = 0
+    leavings_path: str = ""
 
 
 class ServiceState(Frozen):
-    """What later commands need of a service; lies in its folder."""
+    """State that later commands need; a file in its folder."""
 
     name: str
     server_id: str = Field(description="Marks its processes.")
     guard_pid: int
     host: str
     ports: dict[str, int] = Field(description="Ports by what they are for.")
+    ends_with: str = Field("", description="Id of the server with which it ends; empty for none.")
     started: float = Field(description="Seconds since the epoch.")
 
 
@@ -80,7 +82,7 @@ class RunningService:
         return self.folder / LOG
 
     def mark_ready(self) -> None:
-        """Let its guard start it again from here on if it dies."""
+        """Allow its guard to restart it from now on."""
         (self.folder / READY_FILE).touch()
 
     def poll(self) -> int | None:
@@ -88,7 +90,7 @@ class RunningService:
         return self._guard.poll()
 
     def stop(self) -> None:
-        """End the service and everything that belongs to it. Twice does nothing."""
+        """Stop the service and all its processes. A second call does nothing."""
         if self._guard.poll() is None:
             self._guard.send_signal(signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
@@ -98,11 +100,14 @@ class RunningService:
         end_leftovers(self.state.server_id, (), self.folder / STATE)
 
 
-def start_service(service: Service, run_dir: Path, home: Path, *, detach: bool = False) -> RunningService:
+def start_service(
+    service: Service, run_dir: Path, home: Path, *, detach: bool = False, ends_with: str = ""
+) -> RunningService:
     """Start a service and return at once; `wait_until_ready` waits for it.
 
-    run_dir: of the server that it belongs to. home: folder of our package. detach: let it outlive this process. Raises
-    ServerError if one of that name runs already."""
+    run_dir: of its server. home: folder of this package. detach: let it outlive this process. ends_with: id of a server
+    whose guard ends it too. Raises ServerError if a service with that name runs already.
+    """
     folder = run_dir / SERVICES / service.name
     folder.mkdir(parents=True, exist_ok=True)
     if find_service(folder) is not None:
@@ -120,6 +125,7 @@ def start_service(service: Service, run_dir: Path, home: Path, *, detach: bool =
         not detach,
         ready_path=str(folder / READY_FILE),
         max_restarts=service.max_restarts,
+        leavings_path=service.leavings_path,
     )
     guard = start_guard(spec, folder / SPEC, home)
     state = ServiceState(
@@ -129,6 +135,7 @@ def start_service(service: Service, run_dir: Path, home: Path, *, detach: bool =
         host=service.host,
         ports=dict(service.ports),
         started=time.time(),
+        ends_with=ends_with,
     )
     write_whole(folder / STATE, state.model_dump_json(indent=2) + "\n")
     return RunningService(service, state, folder, guard)

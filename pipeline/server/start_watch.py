@@ -1,4 +1,4 @@
-"""Whether a server hangs before it is ready. Standard library only, as the guard uses it."""
+"""Detects a server that hangs before it is ready. Standard library only, because the guard uses it."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from contextlib import suppress
 
 from pipeline.server.processes import marked_processes, work_of
 
-# Processor seconds and megabytes read, together, that idle processes use up between two that work.
+# Processor seconds plus megabytes read that idle processes use between two checks, at most.
 _IDLE_WORK = 0.5
 
 
 class StartWatch:
-    """Finds a server that hangs before it is ready: its processes compute and read nothing. Some of Triton's locks are
-    left in shared memory in a state in which all wait for each other."""
+    """Detects a server whose processes compute and read nothing before it is ready: some of Triton's locks in shared
+    memory can be left in a deadlock."""
 
     def __init__(self, server_id: str, ready_url: str, hang_seconds: float) -> None:
-        """ready_url: answers 200 once the server is ready; empty: there is nothing to find. hang_seconds: how long it
-        may do nothing."""
+        """ready_url: returns 200 once the server is ready; empty: nothing to detect. hang_seconds: limit of
+        inactivity."""
         self._server_id, self._ready_url, self._hang_seconds = server_id, ready_url, hang_seconds
         self._is_over = not ready_url
         self._work, self._since = -1.0, time.monotonic()
 
     def hangs(self) -> bool:
-        """Whether it has hung for that long; to be asked often."""
+        """Whether it has been inactive for that long. Call it often."""
         if self._is_over:
             return False
         self._is_over = _answers(self._ready_url)

@@ -1,4 +1,4 @@
-"""What is known of a server that runs: written to its run folder when it starts, found again by later commands."""
+"""State file of a running server: written to its run folder at the start, read by later commands."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SERVICES, SERVICE_STATE, GATEWAY = "services", "service.json", "gateway"
 
 
 class ServerState(Frozen):
-    """What is known of a running server; lies in its run folder."""
+    """State of a running server; a file in its run folder."""
 
     server_id: str = Field(description="Marks its processes and names its shared memory.")
     guard_pid: int
@@ -66,7 +66,7 @@ class ServerState(Frozen):
 
 
 def reachable(host: str) -> str:
-    """The address at which a server is asked that listens at host."""
+    """The address for requests to a server that listens at host."""
     return "127.0.0.1" if host in ("0.0.0.0", "::") else host
 
 
@@ -76,7 +76,7 @@ def service_state_path(run_dir: Path, name: str) -> Path:
 
 
 def require_none(run_dir: Path) -> None:
-    """Raises ServerError if a server runs from run_dir."""
+    """Raise ServerError if a server runs from run_dir."""
     if (running := find_server(run_dir)) is not None:
         raise ServerError(
             f"A server for {running.model} ({running.profile}) already runs from {run_dir} on {running.http_url}. "
@@ -85,7 +85,8 @@ def require_none(run_dir: Path) -> None:
 
 
 def require_server(run_dir: Path, takes_url: bool = False) -> ServerState:
-    """The server that runs from run_dir. Raises ServerError if there is none. takes_url: another can be named."""
+    """The server that runs from run_dir. Raises ServerError if there is none. takes_url: whether the command has
+    --url."""
     if (running := find_server(run_dir)) is None:
         other = ", or name one with --url" if takes_url else ""
         raise ServerError(f"No server is running. Start one with `lookahead serve --background`{other}.")
@@ -93,14 +94,14 @@ def require_server(run_dir: Path, takes_url: bool = False) -> ServerState:
 
 
 def find_server(run_dir: Path) -> ServerState | None:
-    """The server that runs from run_dir. What a killed one left behind is removed on the way."""
+    """The server that runs from run_dir, if any. Leftovers of a killed server are removed."""
     path = run_dir / STATE
     try:
         state = ServerState.model_validate_json(path.read_bytes())
     except FileNotFoundError:
         return None
     except ValidationError:
-        path.unlink(missing_ok=True)  # of another version of this program
+        path.unlink(missing_ok=True)  # written by another version of this program
         return None
     if is_guard(state.guard_pid, state.server_id):
         return state
@@ -109,8 +110,8 @@ def find_server(run_dir: Path) -> ServerState | None:
 
 
 def is_ready(state: ServerState) -> bool:
-    """Whether all models answer."""
-    try:  # of this machine, so without the environment's proxy
+    """Whether all models are ready."""
+    try:  # on this machine, so without the environment's proxy
         return httpx.get(f"{state.http_url}{READY}", timeout=2.0, trust_env=False).status_code == 200
     except httpx.HTTPError:
         return False
@@ -125,17 +126,28 @@ def is_guard(pid: int, server_id: str) -> bool:
         return False
 
 
+def has_gateway(state: ServerState, run_dir: Path) -> bool:
+    """Whether the gateway that a server was started with, if it was, still is its own: another server may have taken it
+    over."""
+    try:
+        gateway = json.loads(service_state_path(run_dir, GATEWAY).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return bool(state.gateway_id)
+    return bool(state.gateway_id) and gateway.get("ends_with") in ("", state.server_id)
+
+
 def sweep(state: ServerState, run_dir: Path) -> None:
-    """Kill what a server left running, remove its shared memory, its container and its state file."""
+    """Kill the remaining processes of a server; remove its shared memory, its container and its state file."""
     end_leftovers(state.server_id, state.clean_up, run_dir / STATE)
-    if state.gateway_id:
+    if has_gateway(state, run_dir):
         end_leftovers(state.gateway_id, (), service_state_path(run_dir, GATEWAY))
 
 
 def end_leftovers(server_id: str, clean_up: Sequence[str], state_path: Path) -> None:
-    """Kill the processes that carry an id, remove their shared memory and the state file that names the id.
+    """Kill the processes with an id; remove their shared memory and the state file that names the id.
 
-    clean_up: command that removes a container, if there is one."""
+    clean_up: command that removes a container, if there is one.
+    """
     left = []
     for pid in marked_processes(server_id):
         with suppress(psutil.Error):

@@ -1,8 +1,9 @@
-"""Another profile on the running server: built while the old one serves, then exchanged at the same address.
+"""Switches the running server to another profile at the same address; the new engine is built while the old one serves.
 
-The old server is stopped only when the new engine and repository are there. Running requests finish first (for at most
-`guard.DRAIN_SECONDS`); new ones are refused until the new server is ready, as an engine that fills the GPU leaves no
-room for a second one. If the new server does not come up, the old one is started again.
+This is the way where the two cannot run beside each other; `dynamo.exchange` has the other. The old server is stopped
+only when the new engine and repository exist. Running requests finish first (for at most `guard.DRAIN_SECONDS`). New
+ones are refused until the new server is ready, because an engine that fills the GPU leaves no memory for a second one.
+If the new server does not start, the old one is started again.
 """
 
 from __future__ import annotations
@@ -21,35 +22,35 @@ from pipeline.engine.artifact import artifact_dir, load_artifact
 from pipeline.engine.backend import Note
 from pipeline.errors import ServerError
 from pipeline.repository.render import ModelRepository, check_repository
-from pipeline.server.road import Served
+from pipeline.server.startup import PreparedServer
 from pipeline.server.state import ServerState, require_server
 
 T = TypeVar("T", covariant=True)
 
 
-def running_served(places: Places, folder: Path) -> Served:
-    """What the running server was started from, with the address that it listens on. Raises ServerError if none runs,
-    BuildError if its engine is not what it was."""
+def running_served(places: Places, folder: Path) -> PreparedServer:
+    """Input of the running server's start, with the address it listens on. Raises ServerError if none runs, BuildError
+    if its engine has changed."""
     state = require_server(folder)
     artifact = load_artifact(artifact_dir(places, state.model, state.profile), places.cache)
     repository = ModelRepository(Path(state.repository), check_repository(Path(state.repository)))
-    return _at(Served(artifact.resolved, artifact, repository), state)
+    return _at(PreparedServer(artifact.resolved, artifact, repository), state)
 
 
 def resolve_other(
-    before: Served, profile: str, overrides: Sequence[str], folder: Path, places: Places
+    before: PreparedServer, profile: str, overrides: Sequence[str], folder: Path, places: Places
 ) -> ResolvedConfig:
-    """The running server's model, backend and device under another profile. overrides win."""
+    """The running server's model, backend and device under another profile. overrides take precedence."""
     resolved = before.resolved
-    # As it is served, overrides included; the name of a config is that of its file.
+    # As it is served, with its overrides; the name of a config is its file name.
     path = folder / f"{resolved.model.name}.yaml"
     path.write_text(yaml.safe_dump(resolved.model.model_dump(mode="json")), encoding="utf-8")
     kept = (f"backend={resolved.backend}", f"device={resolved.device}")
     return resolve_config(str(path), profile, (*kept, *overrides), where=places)
 
 
-def require_other(before: Served, after: ResolvedConfig) -> None:
-    """Raises ServerError if a switch would replace the files that the way back needs."""
+def require_other(before: PreparedServer, after: ResolvedConfig) -> None:
+    """Raise ServerError if a switch would replace the files needed to restore the old profile."""
     if (before.resolved.model.name, before.resolved.profile.name) == (after.model.name, after.profile.name):
         raise ServerError(
             f"{after.model.name} ({after.profile.name}) is what the server serves already. For other settings of the "
@@ -58,25 +59,33 @@ def require_other(before: Served, after: ResolvedConfig) -> None:
 
 
 class Stop(Protocol):
-    """Ends what runs from a run folder. Returns the server that was stopped, if any was."""
+    """Stops the server of a run folder. Returns its state, if one ran."""
 
     def __call__(self, run_dir: Path, drain: bool = False) -> ServerState | None: ...
 
 
 class Start(Protocol[T]):
-    """Starts what a server section asks for."""
+    """Starts a prepared server."""
 
     def __call__(
-        self, served: Served, places: Places, folder: Path, /, *, detach: bool = False, note: Note = lambda text: None
+        self,
+        served: PreparedServer,
+        places: Places,
+        folder: Path,
+        /,
+        *,
+        detach: bool = False,
+        note: Note = lambda text: None,
     ) -> T: ...
 
 
 def switch_server(
-    before: Served, after: Served, places: Places, folder: Path, note: Note, stop: Stop, start: Start[T]
+    before: PreparedServer, after: PreparedServer, places: Places, folder: Path, note: Note, stop: Stop, start: Start[T]
 ) -> T:
-    """Exchange what runs for processes that serve `after`. They run detached. stop, start: how that is done.
+    """Replace the running processes by processes that serve `after`, detached. stop, start: the functions that do it.
 
-    Raises ServerError if it does not come up, with the reason, after starting the old one again."""
+    Raises ServerError with the reason if the new server does not start, after starting the old one again.
+    """
     old, new = _name(before), _name(after)
     note(f"stopping {old}; running requests finish first")
     state = stop(folder, drain=True)
@@ -95,8 +104,8 @@ def switch_server(
         raise ServerError(f"{new} did not come up, and {old} serves again. Reason: {error}") from error
 
 
-def _at(served: Served, state: ServerState) -> Served:
-    """The same on the address of a server, which clients know."""
+def _at(served: PreparedServer, state: ServerState) -> PreparedServer:
+    """The same input with the address of a server, which clients know."""
     address = {
         "host": state.host,
         "http_port": state.http_port,
@@ -108,5 +117,5 @@ def _at(served: Served, state: ServerState) -> Served:
     return replace(served, resolved=served.resolved.model_copy(update={"profile": profile}))
 
 
-def _name(served: Served) -> str:
+def _name(served: PreparedServer) -> str:
     return f"{served.resolved.model.name} ({served.resolved.profile.name})"

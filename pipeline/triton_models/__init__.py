@@ -1,1 +1,1 @@
-"""What runs inside the server: the models of triton_repo/ without Triton, from tensors in to tensors out."""
+"""The models of triton_repo/ without Triton, from input tensors to output tensors."""

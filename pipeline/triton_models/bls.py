@@ -29,11 +29,12 @@ from pipeline.engine.backend import backend_of
 from pipeline.engine.traits import TargetTraits
 from pipeline.errors import RepositoryError, RequestError
 from pipeline.triton_models.call_costs import CallCosts
-from pipeline.triton_models.generation import Engine, Generation
+from pipeline.triton_models.engine_binding import EngineBinding
+from pipeline.triton_models.fair_slots import FairSlots, HeldSlot, tenant_of
+from pipeline.triton_models.generation import Generation
 from pipeline.triton_models.learned import LearnedState
 from pipeline.triton_models.metrics import RequestMetrics, TrieMetrics
 from pipeline.triton_models.piece import Piece, output_of
-from pipeline.triton_models.places import Place, Places, tenant_of
 from pipeline.triton_models.routing import offered, route_of
 from pipeline.triton_models.side_channel import in_fixed_chunks, require_no_figures, without_figures
 from pipeline.triton_models.steps import tree_budget
@@ -58,12 +59,12 @@ class TextAnswer:
 
 @dataclass(frozen=True, slots=True)
 class _Served:
-    """One model that verifies. Between two steps of a request its KV cache lies in a place of the engine that nobody
-    else may take: so no more requests run at once than the engine has places, and the others wait."""
+    """One target model. Between two steps of a request its KV cache stays in a slot of the engine. So at most as many
+    requests run as the engine has slots, and the others wait."""
 
     target: Target
     traits: TargetTraits
-    places: Places
+    slots: FairSlots
     costs: CallCosts | None
 
 
@@ -79,14 +80,14 @@ class Bls:
             _Served(
                 target,
                 traits,
-                Places(profile.engine.max_batch_size, profile.scheduling.max_queue_size),
+                FairSlots(profile.engine.max_batch_size, profile.scheduling.max_queue_size),
                 # The torch engine plans by itself, for all requests of a pass.
                 None if traits.extended or profile.drafting.planner == "fixed" else CallCosts(),
             )
             for target, traits in zip(targets, backend_of(resolved.backend).traits(resolved), strict=True)
         ]
         self._models = [served.traits for served in self._served]
-        # What the profile asks for is meant for any engine; what a request asks for must be there.
+        # The profile's request applies to any engine; a client's request must be available.
         self._strategy = profile.drafting.strategy if profile.drafting.strategy in offered(self._models) else "auto"
         self._budget = DraftBudget(profile.drafting.max_draft_tokens, profile.drafting.max_draft_len)
         self._drafter = create_drafter(profile.drafting.sources, resolved.lookahead, codec.vocab_size, kinds_on("bls"))
@@ -99,8 +100,8 @@ class Bls:
     async def answer(
         self, tensors: Tensors, on_end: OnEnd = lambda metrics, trie: None
     ) -> AsyncGenerator[TextAnswer, None]:
-        """The responses to one request. Leaving the iteration early cancels it. on_end: told of what it was, once it is
-        over. Raises RequestError or BusyError, one sentence, if it cannot be served."""
+        """Yield the responses to one request. Leaving the iteration early cancels it. on_end: called with the final
+        metrics. Raises RequestError or BusyError, one sentence, if it cannot be served."""
         started = time.perf_counter()
         request = await self._read(tensors)
         route = route_of(self._models, request)
@@ -108,9 +109,9 @@ class Bls:
         _require_fit(request, served.traits)
         if self._is_safe:
             require_no_figures(request)
-        engine = Engine(served.target, served.traits, route.strategy, route.lookahead, served.costs)
-        async with served.places.place(tenant_of(request.generation.namespace)) as place:
-            generation = self._generation(request, engine, place)
+        engine = EngineBinding(served.target, served.traits, route.strategy, route.lookahead, served.costs)
+        async with served.slots.slot(tenant_of(request.generation.namespace)) as slot:
+            generation = self._generation(request, engine, slot)
             outcome = "error"
             try:
                 async with aclosing(self._responses(generation, started)) as responses:
@@ -124,13 +125,14 @@ class Bls:
                 on_end(_request_metrics(generation, outcome, started), self._trie_metrics())
 
     def learned_state(self, artifact_dir: Path, cache_dir: Path) -> LearnedState:
-        """What keeps the learnt of this object; it has loaded what there was."""
+        """Storage of this object's learned state; it has loaded the stored state."""
         return LearnedState(self._drafter, self._drafting, artifact_dir, cache_dir, "bls")
 
     async def _read(self, tensors: Tensors) -> TextRequest:
-        """The request, long texts tokenised beside the event loop: one at a time, the others go on."""
+        """The request. Long texts are tokenized outside the event loop, one at a time, so that other requests
+        continue."""
         # The client's own ids need not be unique, ours must be.
-        request_id = f"bls-{secrets.token_hex(16)}"  # nobody can guess it, as it is a way to stop the request
+        request_id = f"bls-{secrets.token_hex(16)}"  # unguessable, because the id can be used to stop the request
         read = partial(text_request, self._codec, tensors, request_id, self._strategy, self._longest_prompt)
         if _num_text_bytes(tensors) <= _SHORT_TEXT:
             return read()
@@ -150,7 +152,7 @@ class Bls:
         output = output_of(kept, request.tokens_only)
         yield TextAnswer({**output, **_index(), **_last_tensors(generation, started, self._is_safe)}, last=True)
 
-    def _generation(self, request: TextRequest, engine: Engine, place: Place) -> Generation:
+    def _generation(self, request: TextRequest, engine: EngineBinding, slot: HeldSlot) -> Generation:
         names = source_names(engine.strategy, self._drafter.names)
         budget = self._budget
         if request.max_draft_tokens is not None:
@@ -161,7 +163,7 @@ class Bls:
         prediction = None
         if self._supplied is not None and self._supplied.name in names and len(request.prediction):
             prediction = self._supplied.predict(request.generation.request_id, request.prediction)
-        return Generation(request, session, self._codec, engine, place, prediction)
+        return Generation(request, session, self._codec, engine, slot, prediction)
 
     def _trie_metrics(self) -> TrieMetrics:
         failures = sum(self._drafter.failures.values())
@@ -172,22 +174,24 @@ class Bls:
 
 
 def load_bls(artifact_dir: Path, vocab_size: int, targets: Mapping[str, Target]) -> Bls:
-    """The BLS side of an artefact. targets: by the name that the model has in a repository of TensorRT-LLM. Raises
-    ConfigError or RepositoryError if its files cannot be read, or a model that its config asks for is not there."""
+    """The BLS side of an artefact. targets: by the name of the model in a TensorRT-LLM repository. Raises ConfigError
+    or RepositoryError if its files cannot be read, or a model of its config is missing."""
     codec = load_codec(artifact_dir / TOKENIZER, artifact_dir / ENGINE, vocab_size)
     resolved = load_resolved(artifact_dir / RESOLVED)
-    names = [traits.model for traits in backend_of(resolved.backend).traits(resolved)]
-    for name in names:
-        if name not in targets:
+    models = backend_of(resolved.backend).traits(resolved)
+    for traits in models:
+        if traits.model not in targets:
             raise RepositoryError(
-                f"The config of lookahead_bls names no model for {name}, which the profile needs. Render it again with "
-                "`lookahead repo`."
+                f"The config of lookahead_bls names no model for {traits.model}, which the profile needs. Render it "
+                "again with `lookahead repo`."
             )
+        if not traits.extended:  # its streams are passed on
+            targets[traits.model].connect()
     warm_up()  # before a client has to wait for it
     # A tokenizer is set up by its first use, which must not happen in two threads at once.
     codec.encode("a")
     _ = codec.token_bytes  # takes a while to find out
-    return Bls(resolved, codec, [targets[name] for name in names])
+    return Bls(resolved, codec, [targets[traits.model] for traits in models])
 
 
 def _num_text_bytes(tensors: Tensors) -> int:
@@ -227,7 +231,7 @@ def _last_tensors(generation: Generation, started: float, is_safe: bool) -> dict
 
 
 def _statistics(generation: Generation, started: float) -> dict[str, object]:
-    """What `return_statistics` asks for; times in seconds since the request arrived."""
+    """The output `statistics`; times in seconds since the request arrived."""
     statistics = generation.statistics
     times = [when - started for when in generation.step_times]
     return {

@@ -1,8 +1,8 @@
-"""What calls to a served engine cost, learnt from the calls themselves.
+"""Costs of calls to a served engine, learned from the calls.
 
-A call takes a fixed time (the way to the engine and back, the prefix looked up again), a time per pass and a time per
-draft token. The three are fitted by least squares over the calls seen, old ones counting ever less, so that they follow
-the load: what other requests add to a pass is in its time.
+A call takes a fixed time (communication with the engine, lookup of the prefix), a time per pass and a time per draft
+token. The three are fitted by least squares over past calls, with older calls weighted less, so that they follow the
+load.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pipeline.decoding.tree import DraftTree
 _KEEP = 0.975
 # Calls before which there is nothing to go by.
 _MIN_CALLS = 8
-# Pulls towards zero what no call has told apart yet.
+# Ridge term: pulls values that the calls cannot separate yet towards zero.
 _RIDGE = 1e-3
 _LEAST_SECONDS = 1e-6
 

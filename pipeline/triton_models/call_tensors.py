@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from pipeline.config.schema import LookaheadConfig
 from pipeline.decoding.request import GenerationRequest
 from pipeline.decoding.session import Session
 from pipeline.decoding.tree import DraftTree
-from pipeline.engine.chains import Triple
 from pipeline.engine.traits import TargetTraits
 from pipeline.triton_models.guide_tensors import guide_tensors, wanted_tensors
 from pipeline.triton_models.steps import Step
@@ -26,10 +26,12 @@ def call_tensors(
     traits: TargetTraits,
     step: Step,
     strategy: str,
-    lookahead: Triple | None,
+    lookahead: LookaheadConfig | None,
     call_number: int,
+    streamed: bool = False,
 ) -> dict[str, Array]:
-    """What `tensorrt_llm` is asked: everything so far as the prompt, and the step's drafts, if any."""
+    """Input tensors of a call to `tensorrt_llm`: the context as the prompt, and the step's drafts, if any. streamed: a
+    response for each step, and an end at every stop word whose tokens are known."""
     wanted, context = request.generation, session.context
     params = wanted.sampling
     num_missing = max(0, wanted.min_new_tokens - len(session.output_ids))
@@ -57,7 +59,9 @@ def call_tensors(
             tensors["late_ids"] = np.asarray([late], np.int32)
         elif step.num_tokens <= num_missing:  # else one of them may be what ends the output
             bad_words = (*bad_words, *((token,) for token in late))
-    if stops := _stop_tokens(wanted, codec):
+    if streamed:
+        tensors["streaming"] = np.asarray([[True]])
+    if stops := stop_tokens(request, codec) if streamed else _end_tokens(wanted, codec):
         tensors["stop_words_list"] = pack_word_list(stops)[None]
     if bad_words:
         tensors["bad_words_list"] = pack_word_list(bad_words)[None]
@@ -67,7 +71,7 @@ def call_tensors(
         tensors["draft_input_ids"] = step.tree.token_ids[None]
     if lookahead is not None:
         names = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size")
-        tensors |= {name: _int(value) for name, value in zip(names, lookahead, strict=True)}
+        tensors |= {name: _int(value) for name, value in zip(names, lookahead.sizes, strict=True)}
     if wanted.guide is not None:
         tensors |= guide_tensors(wanted.guide)
     if traits.extended:
@@ -75,31 +79,39 @@ def call_tensors(
         tensors |= wanted_tensors(request.wanted, of_prompt=call_number == 0)
         if wanted.guide is not None:
             tensors["num_resumed_tokens"] = _int(len(session.output_ids))
+            if len(wanted.end_ids) > 1:
+                tensors["end_ids"] = np.asarray([sorted(wanted.end_ids)], np.int32)
         tensors["to_be_continued"] = np.asarray([[step.num_tokens < session.num_remaining_tokens]])
     return tensors
 
 
 def first_end_id(end_ids: frozenset[int], codec: TextCodec) -> int:
-    """The one end token that TensorRT-LLM can be told; the session sees to the others."""
+    """The one end token that TensorRT-LLM can have; the session handles the others."""
     return codec.end_id if codec.end_id in end_ids else min(end_ids)
 
 
 def late_ids(request: GenerationRequest, num_output_tokens: int, codec: TextCodec) -> list[int]:
-    """End tokens that may not come yet and that the target does not know to be such; none when min_tokens are there."""
+    """End tokens that are still banned and that the target does not treat as end tokens; none after min_tokens."""
     if num_output_tokens >= request.min_new_tokens or not request.end_ids:
         return []
     return sorted(request.end_ids - {first_end_id(request.end_ids, codec)})
 
 
-def _stop_tokens(request: GenerationRequest, codec: TextCodec) -> list[tuple[int, ...]]:
-    """Behind which the target need not decode on: end tokens that it does not know to be such, and stop words that are
-    tokens. The session sees to both in any case."""
+def stop_tokens(request: TextRequest, codec: TextCodec) -> list[tuple[int, ...]]:
+    """Behind which a streamed call ends: the tokens of each stop word besides. Other tokens may spell a stop word too,
+    so the text is searched in any case."""
+    return list(dict.fromkeys((*_end_tokens(request.generation, codec), *(ids for ids in request.stop_tokens if ids))))
+
+
+def _end_tokens(request: GenerationRequest, codec: TextCodec) -> list[tuple[int, ...]]:
+    """Tokens and stop words after which the target need not continue: end tokens that it does not treat as such, and
+    stop words as tokens. The session checks both anyway."""
     known = {first_end_id(request.end_ids, codec)} if request.end_ids else set()
     return [*((token,) for token in sorted(request.end_ids - known)), *request.stop_sequences]
 
 
 def _extended_tensors(request: TextRequest, tree: DraftTree, strategy: str) -> dict[str, Array]:
-    # Where the trie has nothing to offer under "trie", the engine decodes plainly, except for what a grammar forces.
+    # If the trie has no drafts under "trie", the engine decodes plainly, except for tokens forced by a grammar.
     strategy = "none" if strategy == "trie" and not len(tree) and request.generation.guide is None else strategy
     tensors: dict[str, Array] = {"draft_strategy": np.asarray([[strategy.encode()]], np.object_)}
     params = request.generation.sampling

@@ -66,32 +66,28 @@ class EngineCall:
             "sequence_length": _int(len(output)),
             **self._logits.tensors(len(new) if self.streaming else len(self.emitted)),
         }
-        if self.strict:
-            return tensors | self._strict_tensors(event, len(output))
-        tensors |= {"batch_index": _int(self.row), "sequence_index": _int(self.sequence)}
-        return tensors | self._last_tensors(event) if event.done else tensors
+        return tensors | self._asked_tensors(event, len(output)) | self._own_tensors(event)
 
-    def _strict_tensors(self, event: StepEvent, num_tokens: int) -> dict[str, Array]:
-        """In every response what is asked for, the counts up to now; the row's number only where there are several."""
+    def _asked_tensors(self, event: StepEvent, num_tokens: int) -> dict[str, Array]:
+        """Requested outputs are in every response, with the counts so far. num_tokens: of this response with a prompt
+        in it, which is TensorRT-LLM's length of the output."""
         tensors: dict[str, Array] = {}
-        if self.num_rows > 1:
-            tensors["batch_index"] = _int(self.row)
         if self.return_num_input_tokens:
             tensors["num_input_tokens"] = _int(len(self.submission.request.prompt_ids))
         if self.return_num_output_tokens:
-            tensors["num_output_tokens"] = _int(num_tokens)  # of this response, a prompt in it counted
+            tensors["num_output_tokens"] = _int(num_tokens if self.strict else len(self.emitted))
         return tensors | self._perf_metrics(event) if self.return_perf_metrics else tensors
 
-    def _last_tensors(self, event: StepEvent) -> dict[str, Array]:
-        reason = STEP if event.finish_reason is None else event.finish_reason.value
-        tensors: dict[str, Array] = {"finish_reason": np.asarray([[reason.encode()]], np.object_)}
-        if self.return_perf_metrics:
-            tensors |= self._perf_metrics(event)
-            tensors["num_steps"] = _int(event.statistics.num_steps)
-        if self.return_num_input_tokens:
-            tensors["num_input_tokens"] = _int(len(self.submission.request.prompt_ids))
-        if self.return_num_output_tokens:
-            tensors["num_output_tokens"] = _int(len(self.emitted))
+    def _own_tensors(self, event: StepEvent) -> dict[str, Array]:
+        """TensorRT-LLM numbers rows only if there are several, and does not return why an output ends."""
+        if self.strict:
+            return {"batch_index": _int(self.row)} if self.num_rows > 1 else {}
+        tensors = {"batch_index": _int(self.row), "sequence_index": _int(self.sequence)}
+        if event.done:
+            reason = STEP if event.finish_reason is None else event.finish_reason.value
+            tensors["finish_reason"] = np.asarray([[reason.encode()]], np.object_)
+            if self.return_perf_metrics:
+                tensors["num_steps"] = _int(event.statistics.num_steps)
         return tensors
 
     def _perf_metrics(self, event: StepEvent) -> dict[str, Array]:

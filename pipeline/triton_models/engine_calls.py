@@ -1,7 +1,8 @@
-"""Between the tensors of the model `tensorrt_llm` and our scheduler: what is asked for, and the answer's tensors.
+"""Converts the tensors of the model `tensorrt_llm` to requests of our scheduler.
 
-Semantics are those of TensorRT-LLM: a request with draft tokens ends after one verification step, without them it
-decodes on; an end token is neither returned nor counted; what the torch engine does not have is refused, not ignored.
+Semantics are those of TensorRT-LLM: a request with draft tokens ends after one verification step; without them it
+decodes on. An end token is neither returned nor counted. What the torch engine does not support is refused, not
+ignored.
 """
 
 from __future__ import annotations
@@ -58,9 +59,9 @@ def engine_call(
     default_budget: DraftBudget = NO_DRAFTS,
     exclude_input: bool = False,
 ) -> EngineCall:
-    """What the tensors of a request ask for. default_strategy: which draft sources of the engine take part in requests
-    without draft tokens; default_budget: how much they draft. Raises RequestError, one sentence, if the tensors make no
-    sense or ask for what is not supported."""
+    """Read a request from its tensors. default_strategy: the engine's draft sources for requests without draft tokens;
+    default_budget: their budget. Raises RequestError, one sentence, if the tensors contradict each other or request
+    something unsupported."""
     require_one_row(tensors)
     refuse_unsupported(tensors)
     tree = _tree(tensors)
@@ -89,7 +90,7 @@ def engine_call(
 
 
 def call_of(tensors: Tensors, submission: Submission, exclude_input: bool, strict: bool = False) -> EngineCall:
-    """A submission, with what the tensors say of how to answer it. exclude_input: where they say nothing of it."""
+    """A submission, with the options of its response. exclude_input: default of that option."""
     excluded = scalar(tensors, "exclude_input_in_output")
     return EngineCall(
         submission=submission,
@@ -168,7 +169,7 @@ def sampling_params(
 def sampling_of(
     tensors: Tensors, prefix: str = "", *, bad_words: Sequence[tuple[int, ...]], embedding_bias: FloatArray | None
 ) -> SamplingParams:
-    """Of the sampling tensors of one row. prefix: of the names of top_k, top_p and min_p."""
+    """Read the sampling tensors of one row. prefix: of the names of top_k, top_p and min_p."""
     return sampling_params(
         temperature=number(tensors, "temperature"),
         top_k=integer(tensors, f"{prefix}top_k"),
@@ -203,7 +204,7 @@ def generation_request(tensors: Tensors, request_id: str) -> GenerationRequest:
         prompt_ids=prompt,
         max_new_tokens=max_tokens + num_resumed,
         min_new_tokens=min_tokens + num_resumed if min_tokens else 0,
-        end_ids=frozenset() if end_id is None or end_id < 0 else frozenset({end_id}),
+        end_ids=frozenset(([] if end_id is None or end_id < 0 else [end_id]) + token_ids(tensors, "end_ids").tolist()),
         late_ids=frozenset(token_ids(tensors, "late_ids").tolist()),
         namespace=text(tensors, "draft_namespace") or "",
         stop_sequences=word_list(tensors, "stop_words_list"),
@@ -252,14 +253,14 @@ def lookahead_config(tensors: Tensors) -> LookaheadConfig | None:
     if window is None or ngram is None or candidates is None:
         raise RequestError(f"lookahead_{', lookahead_'.join(_LOOKAHEAD)} belong together; send all three or none")
     try:
-        return LookaheadConfig(max_window_size=window, max_ngram_size=ngram, max_verification_set_size=candidates)
+        return LookaheadConfig.of(window, ngram, candidates)
     except ValidationError as error:
         faults = "; ".join(_in_words(fault["msg"], fault["loc"]) for fault in error.errors())
         raise RequestError(f"lookahead sizes ({window}, {ngram}, {candidates}) are not possible: {faults}") from error
 
 
 def _in_words(text: str, setting: tuple[int | str, ...]) -> str:
-    """What pydantic has against W, N or G, which it calls Input, under the name of the tensor."""
+    """pydantic's message about W, N or G, which calls the value Input, under the name of the tensor."""
     name = "".join(map(str, setting)).replace("max_", "lookahead_")
     return text.removeprefix("Value error, ").replace("Input", name)
 
@@ -269,7 +270,7 @@ def _are_probabilities(values: FloatArray, count: int) -> bool:
 
 
 def refuse_unsupported(tensors: Tensors) -> None:
-    """Raise RequestError if the tensors ask for something that the torch engine does not do."""
+    """Raise RequestError if the tensors request something that the torch engine does not support."""
     for name in _UNSUPPORTED:
         if name in tensors and tensors[name].size and np.any(tensors[name]):
             raise RequestError(f"{name} is not supported by the torch engine; leave it out")

@@ -1,33 +1,35 @@
-"""One request's way through the BLS model: the decode loop of `Session`, with a Triton model as the one who verifies.
+"""One request in the BLS model: the decode loop of `Session`, with a Triton model as the target.
 
-    trie, hybrid        draft here -> call the target with prefix and drafts -> text -> again
-    none, lookahead     the target decodes by itself: a piece a call, or all in one if the client does not stream
-
-TensorRT-LLM tells nothing but tokens. That an end token came shows by its absence: a step returns the accepted part of
-the chain and one token more, a chunk as many tokens as were asked for, unless an end token came first.
+trie, hybrid        draft here -> call the target with prefix and drafts -> text -> again
+none, lookahead     the target decodes by itself: TensorRT-LLM streams the whole output of one call, the torch
+                    engine, which finds its KV cache again, answers piece by piece
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from pipeline.decoding.request import FinishReason
 from pipeline.decoding.session import GenerationStatistics, Session, StepOutcome, outcome_of_tokens
 from pipeline.decoding.sources.supplied import Supplied
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree
-from pipeline.engine.chains import Triple
-from pipeline.engine.traits import TargetTraits
-from pipeline.errors import BusyError, RequestError
-from pipeline.triton_models.call_costs import CallCosts
-from pipeline.triton_models.call_tensors import call_tensors, first_end_id, late_ids
+from pipeline.triton_models.call_results import (
+    DraftCounts,
+    counts_of,
+    ended_by_end_token,
+    has_stop_word,
+    num_steps_of,
+    total,
+)
+from pipeline.triton_models.call_tensors import call_tensors, first_end_id, late_ids, stop_tokens
+from pipeline.triton_models.engine_binding import EngineBinding
+from pipeline.triton_models.fair_slots import HeldSlot
 from pipeline.triton_models.guide_tensors import wanted_outputs
 from pipeline.triton_models.logit_pieces import LogitPieces
 from pipeline.triton_models.piece import Piece
-from pipeline.triton_models.places import Place
 from pipeline.triton_models.steps import (
     CHUNK_TOKENS,
     FORCED_TOKENS,
@@ -36,38 +38,12 @@ from pipeline.triton_models.steps import (
     ChainSteps,
     Step,
     main_chain,
-    next_piece,
 )
-from pipeline.triton_models.target import Target
-from pipeline.triton_models.tensors import Array, Tensors, integer, text, token_ids
+from pipeline.triton_models.tensors import Array, Tensors, token_ids
 from pipeline.triton_models.text_codec import TextCodec
 from pipeline.triton_models.text_request import TextRequest
 from pipeline.triton_models.text_stream import TextStream
 from pipeline.triton_models.token_output import TokenOutput
-
-# A target that is too busy for the next step of a stream is asked again after so long, and twice as long each time.
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.5
-# Until it has been busy for so long.
-BUSY_PATIENCE_S = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Engine:
-    """Whom a request is sent to, and how. lookahead: W, N and G to send, if any. costs: by which drafts must pay, if
-    they must."""
-
-    target: Target
-    traits: TargetTraits
-    strategy: str
-    lookahead: Triple | None = None
-    costs: CallCosts | None = None
-
-
-class _DraftCounts(NamedTuple):
-    """As the target counts them, its own drafts included."""
-
-    drafted: int
-    accepted: int
 
 
 @dataclass(slots=True)
@@ -78,8 +54,8 @@ class Generation:
     request: TextRequest
     session: Session
     codec: TextCodec
-    engine: Engine
-    place: Place
+    engine: EngineBinding
+    slot: HeldSlot
     prediction: Supplied | None = None
     output_ids: list[int] = field(default_factory=list)
     step_times: list[float] = field(default_factory=list)
@@ -89,10 +65,9 @@ class Generation:
     # Keeps tokens back that may belong to a stop word or end within a character; None where the client gets text.
     _tokens: TokenOutput | None = field(init=False)
     _chain: ChainSteps | None = field(init=False)
-    # Summed over the calls that have ended; None until the target has told.
-    _counts: _DraftCounts | None = None
+    # Sum over the finished calls; None until the target has returned counts.
+    _counts: DraftCounts | None = None
     _logits: LogitPieces = field(default_factory=LogitPieces)
-    _response_tensors: Tensors = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._text = TextStream(self.codec, self.request.stop_words)
@@ -131,14 +106,12 @@ class Generation:
         """The output, piece by piece. Leaving the iteration early cancels the request."""
         try:
             while self.finish_reason is None:
-                num_before = len(self.output_ids)
-                piece = await self._call(self._within_min_tokens(self._next_step()))
-                new = self.output_ids[num_before:]
-                self._logits.add(self._response_tensors, self._num_scored(new))
-                num_shown = self._num_scored(piece.token_ids if self.request.tokens_only else new)
-                yield piece._replace(logits=self._logits.take(num_shown))
+                step = self._within_min_tokens(self._next_step())
+                async with aclosing(self._streamed(step) if self.engine.is_streamed else self._called(step)) as pieces:
+                    async for piece in pieces:
+                        yield piece
                 if self.finish_reason is None:
-                    await self.place.offer()
+                    await self.slot.offer()
             if self._tokens is not None:
                 rest = self._tokens.finish()
                 yield Piece("", rest, self._logits.take(self._num_scored(rest)))
@@ -153,16 +126,16 @@ class Generation:
 
     def _next_step(self) -> Step:
         remaining = self.session.num_remaining_tokens
+        if self.engine.is_streamed:
+            return Step(EMPTY_TREE, remaining)
         if (piece := PIECE_TOKENS.get(self.strategy)) is not None:
-            # Of what stop words the text will have, the target knows nothing: it must not run on behind them for long.
-            piece = piece if self.request.stream or self.request.stop_words else min(remaining, LONGEST_PIECE)
-            if self.request.generation.guide is not None and self.engine.traits.limits is not None:
-                piece = remaining  # TensorRT-LLM begins the grammar anew with every call
-            return next_piece(piece, self.engine.traits.limits, len(self.session.context), remaining)
+            # The target does not check stop words in the text, so it must not decode far beyond them.
+            piece = piece if self.request.stream or self.request.stop_words else LONGEST_PIECE
+            return Step(EMPTY_TREE, min(piece, remaining))
         tree = self.session.propose()
         if self._chain is not None:
             return self._chain.next(tree, len(self.session.context), remaining)
-        # What a grammar forces comes on top of a step's tokens.
+        # Tokens forced by a grammar come on top of a step's tokens.
         num_forced = 0 if self.request.generation.guide is None else FORCED_TOKENS
         if not len(tree):
             return Step(tree, min(CHUNK_TOKENS + num_forced, remaining))
@@ -182,26 +155,33 @@ class Generation:
             return step
         return Step(main_chain(step.tree, missing - 1), missing)
 
-    async def _call(self, step: Step) -> Piece:
-        """One call to the target; the text that it adds."""
-        traits = self.engine.traits
-        tensors = call_tensors(
-            self.request, self.session, self.codec, traits, step, self.strategy, self.engine.lookahead, self.num_calls
+    async def _called(self, step: Step) -> AsyncGenerator[Piece, None]:
+        """One call with one response, as one piece."""
+        num_before = len(self.output_ids)
+        outputs = self.engine.traits.outputs + wanted_outputs(self.request.wanted, of_prompt=not self.num_calls)
+        response, started = await self.engine.response(
+            self._tensors(step), outputs, self._call_id, has_begun=self.num_calls > 0
         )
-        response, started = await self._response(tensors)
-        self._response_tensors = response
-        self.num_calls += 1
-        self.num_calls_without_draft += not len(step.tree)
+        piece = self._take_response(step, response, started)
+        new = self.output_ids[num_before:]
+        self._logits.add(response, self._num_scored(new))
+        num_shown = self._num_scored(piece.token_ids if self.request.tokens_only else new)
+        yield piece._replace(logits=self._logits.take(num_shown))
+
+    def _take_response(self, step: Step, response: Tensors, started: float) -> Piece:
+        """Enter the response of a call into the session; the text that it adds. started: when the call was made."""
+        traits = self.engine.traits
+        self._count_call(step)
         ids = token_ids(response, "output_ids").tolist()
         num_received = len(ids)
-        if self._ended_by_end_token(step.tree, ids, response):
+        if ended_by_end_token(traits, step.tree, ids, response):
             ids += self._end_token()
-        piece = self._take(step.tree, ids, response) if ids else Piece("", [])
-        self._add_counts(_counts_of(response))
+        piece = self._take(step.tree, ids, num_steps_of(ids, response)) if ids else Piece("", [])
+        self._counts = total(self._counts, counts_of(response))
         if self.finish_reason is not None:
             return piece
         if traits.limits is not None and not len(step.tree) and num_received < step.num_tokens:
-            # Fewer tokens than asked for and no word of why: an end token, which is never returned.
+            # A shorter reply than requested means an end token, which is never returned.
             piece = piece.joined(self._take(EMPTY_TREE, self._end_token()))
         elif not num_received:
             raise RuntimeError("the target model returned neither tokens nor a reason to end")
@@ -210,28 +190,62 @@ class Generation:
             self.engine.costs.record(passes, len(step.tree), time.perf_counter() - started)
         return piece
 
-    async def _response(self, tensors: dict[str, Array]) -> tuple[Tensors, float]:
-        """The target's response and when it was asked. A request that has not begun may be refused as there are too
-        many; one that runs waits until there is room, or its client leaves."""
-        request_id = f"{self.request.generation.request_id}.{self.num_calls}"
-        outputs = self.engine.traits.outputs + wanted_outputs(self.request.wanted, of_prompt=not self.num_calls)
-        patient_until, pause = time.perf_counter() + BUSY_PATIENCE_S, _FIRST_PAUSE_S
-        while True:
-            started = time.perf_counter()
-            try:
-                return await self.engine.target.call(tensors, outputs, request_id), started
-            except BusyError:
-                if not self.num_calls or started + pause > patient_until:
-                    raise
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
+    async def _streamed(self, step: Step) -> AsyncGenerator[Piece, None]:
+        """One call, a piece for each step of the target. Where a stop word shows in the text only, leaving the stream
+        ends the target's request."""
+        counts, num_received, num_new = self._counts, 0, 0
+        stream = self.engine.responses(self._tensors(step), self._call_id, has_begun=self.num_calls > 0)
+        self._count_call(step)
+        async with aclosing(stream) as responses:
+            async for response in responses:
+                self._counts = total(counts, counts_of(response))
+                ids = token_ids(response, "output_ids").tolist()
+                if self.session.finished or not ids:
+                    continue  # the target's request ends by itself; its last counts are still to come
+                num_received, num_new = num_received + len(ids), len(ids)
+                yield self._take(EMPTY_TREE, ids)
+                if self._text.stopped or self._gives_way():
+                    return
+        if self.finish_reason is not None or num_received >= step.num_tokens:
+            return
+        # A shorter reply than requested: the end token, which is never returned, or a stop word. A stop word that is
+        # not in the text does not end the output.
+        stops = stop_tokens(self.request, self.codec)
+        if not num_received or not has_stop_word(self.session.context.tolist(), num_new, stops):
+            yield self._take(EMPTY_TREE, self._end_token())
 
-    def _take(self, tree: DraftTree, ids: list[int], response: Tensors | None = None) -> Piece:
-        """Enter a response's tokens into the session; the text that they add."""
+    def _gives_way(self) -> bool:
+        """Whether to end a stream so that another request gets the place. What follows comes of another call, so not
+        where that would change the output, or could not take so long a prompt."""
+        limits, request = self.engine.traits.limits, self.request.generation
+        is_repeatable = request.sampling.greedy and request.guide is None
+        return (
+            not self.session.finished
+            and self.slot.is_due
+            and is_repeatable
+            and limits is not None
+            and len(self.session.context) <= limits.longest_prompt
+        )
+
+    def _count_call(self, step: Step) -> None:
+        self.num_calls += 1
+        self.num_calls_without_draft += not len(step.tree)
+
+    def _tensors(self, step: Step) -> dict[str, Array]:
+        engine = self.engine
+        asked = self.request, self.session, self.codec, engine.traits, step, engine.strategy, engine.lookahead
+        return call_tensors(*asked, self.num_calls, self.engine.is_streamed)
+
+    @property
+    def _call_id(self) -> str:
+        return f"{self.request.generation.request_id}.{self.num_calls}"
+
+    def _take(self, tree: DraftTree, ids: list[int], num_steps: int = 1) -> Piece:
+        """Append tokens to the session; return their text. num_steps: passes for tokens without a tree."""
         outcome = outcome_of_tokens(tree, ids)
         if not len(tree) or (self.engine.traits.limits is not None and len(ids) != len(outcome.nodes) + 1):
             # Plain decoding, also where TensorRT-LLM had no room for the drafts that it was sent.
-            tree, outcome = EMPTY_TREE, StepOutcome([], ids, num_steps=self._num_steps(ids, response))
+            tree, outcome = EMPTY_TREE, StepOutcome([], ids, num_steps=num_steps)
         emitted = self.session.advance(tree, outcome)
         self.step_times.append(time.perf_counter())
         texts: list[str] = []
@@ -247,45 +261,8 @@ class Generation:
                 texts.append(self._text.push(token))
         return Piece("".join(texts), sent)
 
-    def _num_steps(self, ids: list[int], response: Tensors | None) -> int:
-        """Passes behind the tokens of a response that is not a step over a tree: one for each token that was not an
-        accepted draft of the engine's own."""
-        if response is None:
-            return 1
-        counts = _counts_of(response) or _DraftCounts(0, 0)
-        return integer(response, "num_steps") or max(1, len(ids) - counts.accepted)
-
-    def _ended_by_end_token(self, tree: DraftTree, ids: list[int], response: Tensors) -> bool:
-        if self.engine.traits.extended:
-            reason = text(response, "finish_reason")
-            if reason == FinishReason.CANCELLED.value:
-                raise RequestError("the target model ended the request; the server is shutting down")
-            return reason == FinishReason.END_TOKEN.value
-        if not len(tree):
-            return False
-        if not ids:
-            return True
-        if len(outcome_of_tokens(tree, [*ids, -1]).nodes) < len(ids):
-            return False
-        # Nothing but a part of the chain: either an end token came after it, or the engine verified a part only, as
-        # its count says (with chunked context it may drop drafts without a word), and the target's own token is like
-        # the chain's. If in doubt go on: an end shows in the next call, which then brings nothing.
-        limits, drafted = self.engine.traits.limits, integer(response, "total_draft_tokens")
-        assert limits is not None, "only TensorRT-LLM leaves the reason out"
-        return not limits.chunked_context and (drafted is None or drafted >= len(tree))
-
     def _end_token(self) -> list[int]:
         end_ids = self.request.generation.end_ids
         if not end_ids:
             raise RuntimeError("the target model ended the output without having been given an end token")
         return [first_end_id(end_ids, self.codec)]
-
-    def _add_counts(self, counts: _DraftCounts | None) -> None:
-        if counts is not None:
-            before = self._counts or _DraftCounts(0, 0)
-            self._counts = _DraftCounts(before.drafted + counts.drafted, before.accepted + counts.accepted)
-
-
-def _counts_of(response: Tensors) -> _DraftCounts | None:
-    drafted = integer(response, "total_draft_tokens")
-    return None if drafted is None else _DraftCounts(drafted, integer(response, "total_accepted_draft_tokens") or 0)

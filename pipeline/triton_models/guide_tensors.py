@@ -19,7 +19,7 @@ PROMPT_OUTPUTS = ("prompt_log_probs", "prompt_top_logprob_ids", "prompt_top_logp
 
 
 def guide_of(tensors: Tensors) -> Guide | None:
-    """The guide of a request; None if it has none. Raises RequestError if it is no guide."""
+    """The guide of a request; None if it has none. Raises RequestError if it is invalid."""
     kind, value = text(tensors, GUIDE_TYPE), text(tensors, GUIDE)
     if not kind:
         if value:
@@ -37,7 +37,7 @@ def guide_tensors(guide: Guide) -> dict[str, Array]:
 
 
 def wanted_of(tensors: Tensors) -> LogitsWanted:
-    """What a request wants to see of the logits. Raises RequestError if that makes no sense."""
+    """Parts of the logits that a request returns. Raises RequestError if they contradict each other."""
     wanted = LogitsWanted(
         log_probs=flag(tensors, "return_log_probs"),
         num_top=integer(tensors, "num_top_logprobs") or 0,
@@ -97,8 +97,8 @@ class LogitOutputs:
             self._prompt_rows = prompt_rows
 
     def tensors(self, num_tokens: int) -> dict[str, Array]:
-        """Of the next num_tokens output tokens, and of the prompt if it has not been returned yet. Tokens that were cut
-        off the output behind them are dropped."""
+        """Tensors of the next num_tokens output tokens, and of the prompt if it has not been returned yet. Tokens cut
+        off the end of the output are dropped."""
         pending, self._pending = self._pending, TokenLogProbs()
         pending.cut(num_tokens)
         tensors: dict[str, Array] = {}
@@ -132,6 +132,6 @@ def _top(prefix: str, tokens: TokenLogProbs, num_top: int) -> dict[str, Array]:
 
 
 def _stacked(rows: Sequence[FloatArray]) -> FloatArray:
-    """[rows, vocab]; without rows [0, 0]."""
+    """Stack the rows to [rows, vocab]; an empty list gives [0, 0]."""
     stacked: FloatArray = np.stack(rows).astype(np.float32) if rows else np.empty((0, 0), np.float32)
     return stacked

@@ -24,13 +24,13 @@ class LogitPieces:
     _kept: dict[str, Array] = field(default_factory=dict)
 
     def add(self, response: Tensors, num_tokens: int) -> None:
-        """What a call's response says of the num_tokens tokens that it adds to the output, and of the prompt."""
+        """Store a response's logits outputs of the num_tokens tokens that it adds to the output, and of the prompt."""
         found = {name: response[name] for name in PROMPT_OUTPUTS if name in response}
         found |= {name: _first(response[name], num_tokens, axis) for name, axis in _AXES.items() if name in response}
         self._kept = joined([self._kept, found])
 
     def take(self, num_tokens: int) -> dict[str, Array]:
-        """Of the next num_tokens tokens, and of the prompt if it was not returned yet."""
+        """Outputs of the next num_tokens tokens, and of the prompt if it was not returned yet."""
         taken: dict[str, Array] = {}
         kept, self._kept = self._kept, {}
         for name, value in kept.items():
@@ -49,7 +49,7 @@ def _first(value: Array, count: int, axis: int) -> Array:
 
 
 def joined(pieces: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
-    """Pieces of one output, one behind the other."""
+    """Concatenate pieces of one output."""
     result: dict[str, Array] = {}
     for piece in pieces:
         for name, value in piece.items():

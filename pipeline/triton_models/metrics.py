@@ -1,6 +1,6 @@
-"""What the BLS model publishes on Triton's metrics port, beside Triton's own figures.
+"""Metrics of the BLS model on Triton's metrics port.
 
-A metric call is a message to the server, so requests are entered once, when they end, from a thread of its own.
+A metric call is a message to the server, so each request is recorded once, at its end, from a separate thread.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ class Metrics:
         self._queue.put((request, trie))
 
     def close(self) -> None:
-        """End. What is waiting is dropped: nobody reads the figures of a model that is unloaded, and thousands of
-        entries would keep it from ending."""
+        """Stop. Waiting entries are dropped: the metrics of an unloaded model are not read, and thousands of entries
+        would delay its end."""
         self._closing = True
         self._queue.put(None)
         self._thread.join()

@@ -13,15 +13,15 @@ from pipeline.triton_models.tensors import Array
 
 
 class Piece(NamedTuple):
-    """What one call adds to the output. text: empty if the request asks for tokens only. logits: outputs with log
-    probabilities and logits, if wanted."""
+    """The part of the output from one call. text: empty if the request returns tokens only. logits: outputs with log
+    probabilities and logits, if requested."""
 
     text: str
     token_ids: list[int]
     logits: Mapping[str, Array] = MappingProxyType({})
 
     def joined(self, other: Piece) -> Piece:
-        """Both, one behind the other; the logits come later."""
+        """Concatenate both; the later logits win."""
         return Piece(self.text + other.text, self.token_ids + other.token_ids)
 
 

@@ -1,7 +1,7 @@
-"""Requests of one Triton model, served side by side in an event loop of their own.
+"""Runs the requests of one Triton model concurrently in one event loop.
 
-`execute` must return before Triton hands over the next request, so a thread runs the loop. A request ends early when
-its client leaves, or when a request with its id and `stop` set arrives.
+`execute` must return before Triton passes the next request, so a thread runs the loop. A request ends early when its
+client disconnects, or when a request with its id and `stop` set arrives.
 """
 
 from __future__ import annotations
@@ -54,8 +54,11 @@ class RequestLoop:
         tensors = {name: value.copy() for name, value in tensors_of(request).items()}
         self._loop.call_soon_threadsafe(self._begin, IncomingRequest(tensors, Client(request), request.request_id()))
 
-    def close(self) -> None:
-        """Stop the loop. Triton calls `finalize` after the last response, so nothing is running."""
+    def close(self, *endings: Coroutine[Any, Any, None]) -> None:
+        """Run what is to be closed in the loop, and stop it. Triton calls `finalize` after the last response, so no
+        request is running."""
+        for ending in endings:
+            asyncio.run_coroutine_threadsafe(ending, self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 

@@ -1,8 +1,8 @@
-"""Which model serves a request, and by which strategy.
+"""Selects the model and the strategy of a request.
 
-The torch engine serves everything. An engine of TensorRT-LLM has one speculative mode, so with two of them greedy
-requests go to the one for lookahead decoding and sampled ones to the one for external drafts, unless a request says
-otherwise. What an engine would ignore is refused here, as it would change the answer without a word.
+The torch engine serves everything. An engine of TensorRT-LLM has one speculative mode. With two of them greedy requests
+go to the one for lookahead decoding and sampled ones to the one for external drafts, unless a request sets the
+strategy. Settings that an engine would ignore are refused here, because they would change the output silently.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from pipeline.config.rules import LOOKAHEAD_OFF
+from pipeline.config.schema import LookaheadConfig
 from pipeline.decoding.grammar.guide import TENSORRT_LLM_KINDS
-from pipeline.engine.chains import AUTOREGRESSIVE, Triple, not_for_lookahead, triple_for_request, triple_of
+from pipeline.engine.chains import lookahead_for_request, not_for_lookahead
 from pipeline.engine.traits import TargetTraits
 from pipeline.errors import RequestError
 from pipeline.triton_models.text_request import TextRequest
@@ -22,7 +24,7 @@ class Route(NamedTuple):
 
     model: int
     strategy: str
-    lookahead: Triple | None
+    lookahead: LookaheadConfig | None
 
 
 def offered(models: Sequence[TargetTraits]) -> frozenset[str]:
@@ -31,14 +33,13 @@ def offered(models: Sequence[TargetTraits]) -> frozenset[str]:
 
 
 def route_of(models: Sequence[TargetTraits], request: TextRequest) -> Route:
-    """Where a request goes. Raises RequestError if no model can serve it as it asks."""
+    """The route of a request. Raises RequestError if no model can serve it."""
     strategies = offered(models)
     strategy = request.strategy
     if strategy != "auto" and strategy not in strategies:
         raise RequestError(f"strategy is {strategy!r}; this engine offers {', '.join(sorted(strategies))} and auto")
     if models[0].extended:
-        triple = None if request.lookahead is None else triple_of(request.lookahead)
-        return Route(0, "hybrid" if strategy == "auto" else strategy, triple)
+        return Route(0, "hybrid" if strategy == "auto" else strategy, request.lookahead)
     _require_no_logits(request)
     if request.generation.guide is not None:
         return _guided_route(models, request, strategy)
@@ -52,13 +53,13 @@ def route_of(models: Sequence[TargetTraits], request: TextRequest) -> Route:
         _require_trie_tensors(request, strategy)
         return Route(model, strategy, None)
     _require_greedy(request)
-    triple = triple_for_request(instance, request.lookahead, len(request.generation.prompt_ids))
+    lookahead = lookahead_for_request(instance, request.lookahead, len(request.generation.prompt_ids))
     off = strategy == "none" or request.max_draft_tokens == 0
-    return Route(model, strategy, AUTOREGRESSIVE if off else triple)
+    return Route(model, strategy, LOOKAHEAD_OFF if off else lookahead)
 
 
 def _choose(strategies: frozenset[str], request: TextRequest) -> str:
-    """What "auto" stands for: lookahead decoding where the request allows it, else drafts from the trie."""
+    """Resolve "auto": lookahead decoding where the request allows it, else drafts from the trie."""
     fits = request.lookahead is not None or not list(not_for_lookahead(request.generation))
     if "lookahead" in strategies and (fits or "trie" not in strategies):
         return "lookahead"

@@ -1,6 +1,7 @@
-"""Several outputs of one prompt (`num_return_sequences`, OpenAI's n): requests of their own with different noise.
+"""Several outputs of one prompt (`num_return_sequences`, OpenAI's n): separate requests with different noise.
 
-Output i is what a request with the seed `seed + i` gives."""
+Output i is that of a request with the seed `seed + i`.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ A = TypeVar("A", bound=Answer)
 
 
 def num_sequences(tensors: Tensors) -> int:
-    """How many outputs are asked for. Raises RequestError unless they are 1 .. `MAX_SEQUENCES`."""
+    """Number of outputs. Raises RequestError unless it is 1 .. `MAX_SEQUENCES`."""
     count = integer(tensors, NUM_SEQUENCES)
     if count is not None and not 1 <= count <= MAX_SEQUENCES:
         raise RequestError(f"{NUM_SEQUENCES} is {count}; it must be in 1 .. {MAX_SEQUENCES}")

@@ -21,7 +21,7 @@ _SHOWN = ("strategy", "model", "finish_reason", "prompt_ids", "output_ids")
 
 
 def require_no_figures(request: TextRequest) -> None:
-    """Raises RequestError if a request asks for what says how its drafts fared."""
+    """Raise RequestError if a request asks for figures about its drafts."""
     if request.stream and request.wanted.of_output:
         raise RequestError(
             "log probabilities or logits of a stream were asked for; this server (server.side_channel_safe) returns "
@@ -34,7 +34,7 @@ def require_no_figures(request: TextRequest) -> None:
 
 
 def without_figures(statistics: Mapping[str, object]) -> dict[str, object]:
-    """Those of a request's statistics that say nothing about drafts."""
+    """A request's statistics without those about drafts."""
     return {name: statistics[name] for name in _SHOWN if name in statistics}
 
 

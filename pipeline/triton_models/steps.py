@@ -1,8 +1,8 @@
-"""What to ask of the target next: how much of a drafted tree to send, and for how many tokens.
+"""Plans the next call to the target: how much of a drafted tree to send, and how many tokens to request.
 
 An engine for external drafts (TensorRT-LLM) verifies one chain per call and then ends the request, so each call sends
-all tokens so far again; without a draft a call decodes a chunk of tokens instead. Every size is cut here to what the
-engine takes, as it would refuse the rest, or drop it without a word.
+the whole context again; without a draft a call decodes a chunk of tokens. Every size is cut here to the engine's
+limits, because it would refuse the rest, or drop it silently.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from pipeline.decoding.tree import EMPTY_TREE, DraftTree, children_of, select_no
 from pipeline.engine.chains import RuntimeLimits, external_step
 from pipeline.triton_models.call_costs import CallCosts
 
-# Tokens asked for when there is no draft: enough to spread the cost of a call, few enough to draft again soon.
+# Tokens per call without a draft: enough to spread the cost of a call, few enough to draft again soon.
 CHUNK_TOKENS = 4
-# More of them are asked for where a grammar may force some: keys and punctuation of JSON come in runs.
+# Additional tokens where a grammar may force some: keys and punctuation of JSON come in runs.
 FORCED_TOKENS = 24
-# Where nothing can be drafted for long, chunks grow up to this.
+# Limit of the chunk length after several calls without drafts.
 MAX_CHUNK_TOKENS = 16
-# Without drafts of ours a streaming client gets the text in pieces of so many tokens, each from a call of its own;
-# an engine's own lookahead begins anew with every call.
+# Without our drafts a client of the torch engine gets the text in pieces of this many tokens, one call each; the window
+# starts again with every call.
 PIECE_TOKENS = {"none": 4, "lookahead": 16}
-# Without a stream a call may be longer, but not so long that requests that wait for a place wait long.
+# Without a stream a call may be longer, but short enough for requests that wait for a slot.
 LONGEST_PIECE = 64
 # A chain is the best branch of a tree this many times as large as the chain may be long.
 _TREE_FACTOR = 4
@@ -66,14 +66,6 @@ class ChainSteps:
         return Step(EMPTY_TREE, step.request_output_len)
 
 
-def next_piece(piece: int, limits: RuntimeLimits | None, context_len: int, remaining: int) -> Step:
-    """The next call without drafts of ours, for at most `piece` tokens unless the last one must bring more. limits: of
-    an engine of TensorRT-LLM. context_len, remaining: as in `ChainSteps.next`."""
-    if limits is not None and _ends_beyond(limits, context_len, remaining, piece):
-        return Step(EMPTY_TREE, remaining)
-    return Step(EMPTY_TREE, min(piece, remaining))
-
-
 def _ends_beyond(limits: RuntimeLimits, context_len: int, remaining: int, num_tokens: int) -> bool:
     """Whether the rest of an output must come of one call: it is longer than what can be sent as a prompt again, and
     num_tokens more would not fit any more."""
@@ -82,7 +74,7 @@ def _ends_beyond(limits: RuntimeLimits, context_len: int, remaining: int, num_to
 
 
 def tree_budget(budget: DraftBudget, limits: RuntimeLimits) -> DraftBudget:
-    """What to draft so that the best branch of it is a chain for an engine of these limits."""
+    """Draft budget whose best branch is a chain for an engine of these limits."""
     depth = min(budget.max_depth, limits.max_draft_len, budget.max_nodes)
     return DraftBudget(_TREE_FACTOR * depth, depth)
 

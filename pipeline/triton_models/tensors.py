@@ -85,8 +85,8 @@ def token_ids(tensors: Tensors, name: str) -> IntArray:
 
 
 def word_list(tensors: Tensors, name: str) -> tuple[tuple[int, ...], ...]:
-    """Token sequences from TensorRT-LLM's layout [2, L]: row 0 their ids one behind the other, row 1 where each ends,
-    padded with -1."""
+    """Token sequences from TensorRT-LLM's layout [2, L]: row 0 their concatenated ids, row 1 the end of each, padded
+    with -1."""
     value = tensors.get(name)
     if value is None or value.size == 0:
         return ()

@@ -30,7 +30,7 @@ class TextCodec:
 
     @property
     def end_id(self) -> int:
-        """The end token that TensorRT-LLM is told of; -1 if the tokenizer has none."""
+        """The end token for TensorRT-LLM; -1 if the tokenizer has none."""
         return -1 if self.tokenizer.eos_token_id is None else int(self.tokenizer.eos_token_id)
 
     @property
@@ -39,11 +39,11 @@ class TextCodec:
 
     @cached_property
     def token_bytes(self) -> TokenBytes | None:
-        """How much text a token can stand for, if that is known."""
+        """Upper bound of text bytes per token, if known."""
         return token_bytes(self.tokenizer)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> IntArray:
-        """[len] token ids of a text. Raises RequestError if it holds what is no character."""
+        """[len] token ids of a text. Raises RequestError if it contains an invalid character."""
         check_text(text, "the text")
         return np.asarray(self.tokenizer.encode(text, add_special_tokens=add_special_tokens), np.int32)
 
@@ -62,9 +62,10 @@ class TextCodec:
         """Token sequences of stop or bad words."""
         return tuple(tuple(self.encode(word, add_special_tokens=False).tolist()) for word in words if word)
 
-    def special_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Of some words, those that are a special token each: no text shows them, so they are looked for in tokens."""
-        return tuple(ids for ids in self.encode_words(words) if len(ids) == 1 and ids[0] in self.special_ids)
+    def special_words(self, words: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+        """Token ids of the words that are a single special token: no text shows these, so they are searched for in
+        tokens."""
+        return tuple(ids for ids in words if len(ids) == 1 and ids[0] in self.special_ids)
 
     def embedding_bias(self, words: Sequence[str], weights: Sequence[float]) -> FloatArray | None:
         """[vocab] bias that adds each word's weight to all of its tokens; None without words."""

@@ -1,4 +1,4 @@
-"""What a client asks of `lookahead_bls`, read from its tensors."""
+"""Reads a client's request to `lookahead_bls` from its tensors."""
 
 from __future__ import annotations
 
@@ -30,25 +30,27 @@ _UNSUPPORTED = (
     "lora_config",
 )
 _UNSUPPORTED_FLAGS = ("use_draft_logits",)
-# Several outputs are requests of their own, see `sequences`.
+# Several outputs are separate requests, see `sequences`.
 _FIXED = {"beam_width": 1, "num_return_sequences": 1}
 # A request's words, each list of them: more would take other requests' time at every token.
 _MAX_WORDS, _MAX_WORD_BYTES = 1024, 65536
 # A tenant's name, a slash and what the tenant's client may choose.
 _MAX_NAMESPACE_BYTES = 256
-# Of a prediction so many characters are read for each token that the engine holds; few texts have more.
+# Characters of a prediction that are read per token of the engine's length; few texts have more.
 _PREDICTION_CHARS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class TextRequest:
-    """One request. echo: text that goes in front of the output where the input is not excluded. lookahead: W, N, G if
-    the client set them. max_draft_tokens: nodes per step if the client set a limit. tokens_only: the responses hold
-    token ids and no text. wanted: what to return of the target's logits."""
+    """One request. stop_tokens: of each stop word, as the tokenizer spells it alone. echo: text that goes in front of
+    the output where the input is not excluded. lookahead: W, N, G if the client set them. max_draft_tokens: nodes per
+    step if the client set a limit. tokens_only: the responses hold token ids and no text. wanted: what to return of the
+    target's logits."""
 
     generation: GenerationRequest
     strategy: str
     stop_words: tuple[str, ...]
+    stop_tokens: tuple[tuple[int, ...], ...]
     prediction: IntArray
     stream: bool
     tokens_only: bool
@@ -69,8 +71,8 @@ def text_request(
     default_strategy: str,
     longest_prompt: int | None = None,
 ) -> TextRequest:
-    """Read a request. longest_prompt: tokens of the longest one that can be served, if it is known. Raises
-    RequestError, one sentence, if it makes no sense or asks for what is not supported."""
+    """Read a request. longest_prompt: limit of the prompt in tokens, if known. Raises RequestError, one sentence, if it
+    is invalid or requests something unsupported."""
     require_one_row(tensors)
     _refuse_unsupported(tensors)
     strategy = text(tensors, "strategy") or default_strategy
@@ -84,6 +86,7 @@ def text_request(
     if not 0 <= min_tokens <= max_tokens:
         raise RequestError(f"min_tokens is {min_tokens}; it must be in 0 .. {max_tokens} (max_tokens)")
     words, bad_words, stop_words = (_words(tensors, n) for n in ("embedding_bias_words", "bad_words", "stop_words"))
+    stop_tokens = codec.encode_words(stop_words)
     prompt_ids, prompt = _prompt(codec, tensors, longest_prompt)
     num_resumed_tokens = _num_resumed_tokens(tensors, len(prompt_ids), max_tokens)
     prediction = _prediction(codec, tensors, longest_prompt)
@@ -101,9 +104,9 @@ def text_request(
             prompt_ids=prompt_ids,
             max_new_tokens=max_tokens,
             min_new_tokens=min_tokens,
-            # A grammar ends the output, whatever the client says of end tokens.
+            # A grammar ends the output, whatever end tokens the client sets.
             end_ids=_end_ids(codec, tensors) or (codec.end_ids if guide else frozenset()),
-            stop_sequences=codec.special_words(stop_words),
+            stop_sequences=codec.special_words(stop_tokens),
             sampling=sampling_of(
                 tensors,
                 bad_words=codec.encode_words(bad_words),
@@ -115,6 +118,7 @@ def text_request(
         ),
         strategy=strategy,
         stop_words=tuple(stop_words),
+        stop_tokens=stop_tokens,
         prediction=prediction,
         stream=stream,
         tokens_only="input_ids" in tensors,
@@ -158,7 +162,7 @@ def _prediction(codec: TextCodec, tensors: Tensors, longest_prompt: int | None) 
 
 
 def _encoded_prompt(codec: TextCodec, prompt: str, longest: int | None, add_special_tokens: bool = True) -> IntArray:
-    """Token ids of a prompt, unless its length alone tells that they are too many."""
+    """Token ids of a prompt, unless its length alone shows that they are too many."""
     if longest is not None and codec.token_bytes is not None and codec.token_bytes.fewest_tokens(prompt) > longest:
         raise RequestError(
             f"the prompt has {_num_bytes(prompt)} bytes, so more than {longest} tokens; the engine holds {longest + 1} "

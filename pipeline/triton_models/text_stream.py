@@ -1,6 +1,6 @@
-"""Tokens to text as they arrive: nothing is shown that later tokens could change, and nothing of a stop word.
+"""Tokens to text as they arrive. It emits only text that later tokens cannot change, and no part of a stop word.
 
-The chunks put together are the decoded whole, up to the first stop word. Two things are held back:
+The concatenated chunks are the decoded whole, up to the first stop word. Two things are held back:
 
 * Bytes of unfinished characters. Byte-level tokenizers split characters over tokens; decoders that fall back to bytes
   (`<0xE4>`) even reinterpret a whole run of byte tokens if it turns out invalid, so a run is shown when it has ended.
@@ -27,7 +27,8 @@ class TextStream:
         self._skip_special_tokens = skip_special_tokens
         self._stop_words = tuple(word for word in stop_words if word)
         self._ids: list[int] = []
-        # _ids[:_shown] is out as text; tokens from _context on are decoded again, as decoders look at what is before.
+        # _ids[:_shown] has been emitted as text; tokens from _context on are decoded again, because decoders use the
+        # text before.
         self._context = 0
         self._shown = 0
         self._held = ""
@@ -50,7 +51,7 @@ class TextStream:
         return bool(self._held) or self._shown < len(self._ids)
 
     def finish(self) -> str:
-        """What was held back, once no more tokens come."""
+        """Return the text held back, once no more tokens come."""
         if self.stopped:
             return ""
         text = self._show(self._decoded(len(self._ids)))

@@ -26,7 +26,7 @@ def preprocess(codec: TextCodec, tensors: Tensors, add_special_tokens: bool) -> 
     return {
         "INPUT_ID": ids[None],
         "REQUEST_INPUT_LEN": _one(len(ids)),
-        # A tensor must hold something; the length says that it counts for nothing.
+        # A tensor must not be empty; the length shows that the value does not count.
         "DECODER_INPUT_ID": decoder_ids[None] if len(decoder_ids) else _one(codec.pad_id),
         "REQUEST_DECODER_INPUT_LEN": _one(len(decoder_ids)),
         "BAD_WORDS_IDS": pack_word_list(bad)[None],

@@ -1,5 +1,4 @@
-"""How much text one token can stand for: what is longer than that times the tokens that fit need not be tokenised to
-know that it does not fit."""
+"""Upper bound on bytes per token, to reject long prompts before tokenizing."""
 
 from __future__ import annotations
 
@@ -20,13 +19,13 @@ _SPACE_BYTES = bytes(sorted({byte for code in range(0x3001) if chr(code).isspace
 
 @dataclass(frozen=True, slots=True)
 class TokenBytes:
-    """One token stands for at most so many bytes of UTF-8, not counting any of `ignored`."""
+    """Maximum bytes of UTF-8 per token, not counting any of `ignored`."""
 
     most: int
     ignored: bytes = b""
 
     def fewest_tokens(self, text: str) -> int:
-        """A text has at least so many tokens."""
+        """Lower bound of the number of tokens of a text."""
         counted = text.encode(errors="surrogatepass").translate(None, self.ignored)
         return -(-len(counted) // self.most)
 
@@ -53,7 +52,7 @@ def token_bytes(tokenizer: Any) -> TokenBytes | None:
         return None
     takes_spaces = any(token["lstrip"] or token["rstrip"] for token in parts["added_tokens"])
     ignored = unknown + (_SPACE_BYTES if takes_spaces else b"")
-    if composes and ignored:  # which bytes become those that count for nothing is more than we know
+    if composes and ignored:  # the bytes that become ignored ones are unknown
         return None
     # Tokens spell a byte with one character or more.
     return TokenBytes((_COMPOSED if composes else 1) * max(len(token.encode()) for token in vocab), ignored)

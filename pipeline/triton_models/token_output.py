@@ -1,8 +1,8 @@
-"""The tokens of an output as they can be sent: none that may belong to a stop word, and whole characters at a time.
+"""Selects the output tokens that can be sent: no token that may belong to a stop word, and only whole characters.
 
-A client that makes text of the tokens by itself would show the beginning of a stop word otherwise; and if the output
-goes on at another server, it would lose a character whose tokens come partly from each. The part of a token that stands
-in front of a stop word is spelled with other tokens.
+A client that decodes the tokens itself would otherwise show the beginning of a stop word. If the output continues on
+another server, it would lose a character whose tokens come partly from each. The part of a token before a stop word is
+spelled with other tokens.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class TokenOutput:
         return [] if self._text.is_holding else self._release(self._kept)
 
     def finish(self, end_ids: Sequence[int] = ()) -> list[int]:
-        """What was kept back, once no more tokens come. end_ids: an end token that follows."""
+        """Return the tokens held back, once no more tokens come. end_ids: an end token that follows."""
         self._shown += self._text.finish()
         kept = self._spelled(self._shown) if self._text.stopped else [*self._kept, *end_ids]
         return self._release(kept)
@@ -48,7 +48,7 @@ class TokenOutput:
         return ids
 
     def _spelled(self, text: str) -> list[int]:
-        """Tokens that spell a text behind those already sent."""
+        """Tokens that spell a text, appended to those already sent."""
         if not text:
             return []
         before = self._codec.decode(self._sent)

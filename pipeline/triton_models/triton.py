@@ -13,12 +13,12 @@ from typing import Any
 from pipeline.errors import BusyError, RepositoryError, RequestError, UserError
 from pipeline.triton_models.tensors import Array, Tensors
 
-# How Triton refuses a request to a model whose queue is full. Its code says so to clients, but not to other models.
+# Triton's refusal of a request to a model whose queue is full. Clients get an error code for it, other models do not.
 _QUEUE_IS_FULL = "Exceeds maximum queue size"
 
 
 def parameter(config: Mapping[str, Any], name: str, default: str | None = None) -> str:
-    """A parameter of config.pbtxt. Raises RepositoryError if it is not there and there is no default."""
+    """A parameter of config.pbtxt. Raises RepositoryError if it is missing and there is no default."""
     try:
         value: str = config["parameters"][name]["string_value"]
     except KeyError:
@@ -31,15 +31,16 @@ def parameter(config: Mapping[str, Any], name: str, default: str | None = None) 
 
 
 class Client:
-    """Who waits for the responses to one request. May be used from several threads.
+    """The client of one request, for sending its responses. Thread safe.
 
-    Triton frees what it knows of a request with its last response, and asking about it after that reads freed memory:
-    the whole server dies. So the question and the last response keep each other out.
+    Triton frees the request with its last response, and a query about the request after that reads freed memory and
+    crashes the server. So a lock separates the query from the last response.
 
-    Triton drops outputs that the request does not ask for while it does not hold Python's lock, which corrupts the
-    process's memory. So such outputs must never reach it: responses with outputs are sent with `answer`.
+    If Triton drops outputs that the request did not ask for, it does so without Python's lock, which corrupts the
+    process's memory. So such outputs must never reach it: `answer` sends responses with outputs.
 
-    outputs: names that the request asks for."""
+    outputs: names of the requested outputs.
+    """
 
     def __init__(self, request: Any) -> None:
         self.outputs = frozenset(request.requested_output_names())
@@ -48,11 +49,11 @@ class Client:
         self._done = self._gone = False
 
     def answer(self, tensors: Mapping[str, Array], *, last: bool) -> None:
-        """Send those of the tensors that are asked for."""
+        """Send the requested ones of the tensors."""
         self.send(response_of({name: value for name, value in tensors.items() if name in self.outputs}), last=last)
 
     def send(self, response: Any = None, *, last: bool) -> None:
-        """Send a response without outputs, such as an error; with last and none, only say that there are no more."""
+        """Send a response without outputs, such as an error. last without a response: only mark the end."""
         import triton_python_backend_utils as pb_utils
 
         with self._lock:
@@ -65,7 +66,8 @@ class Client:
 
     @property
     def is_settled(self) -> bool:
-        """Whether there is nothing left to ask: the last response was sent, or Triton has said that the client left."""
+        """Whether no query is needed any more: the last response was sent, or Triton has reported that the client
+        left."""
         return self._done or self._gone
 
     def is_gone(self) -> bool:
@@ -76,12 +78,13 @@ class Client:
 
 
 class CallResponses:
-    """Keeps responses of calls to other models for as long as Triton knows of them. Used from one thread.
+    """Keeps responses of calls to other models alive as long as Triton refers to them. Used from one thread.
 
-    Triton forgets a call in a thread of its own, which frees what nobody else holds, arrays of numpy included, without
-    Python's lock: that corrupts the memory of the process. So ours must be the last hold on a response. The thread
-    works off a queue in which a call's end stands before any question that is asked later, so the answer to such a
-    question shows that it is through with all responses that were kept before."""
+    Triton forgets a call in a separate thread. That frees objects without other references, numpy arrays included,
+    without Python's lock, which corrupts the process's memory. So this class must hold the last reference to a
+    response. Triton's thread works through a queue in which a call's end precedes any later query, so the answer to a
+    query shows that the thread has finished with all responses stored before.
+    """
 
     def __init__(self) -> None:
         self._kept: list[Any] = []
@@ -94,7 +97,7 @@ class CallResponses:
         self._kept.append(responses)
 
     def is_gone(self, client: Client) -> bool:
-        """Ask whether a client has left; if Triton was asked, drop what was kept before."""
+        """Query whether a client has left. If Triton was queried, drop the responses stored before."""
         if client.is_settled:
             return client.is_gone()
         before, self._kept = self._kept, []
@@ -120,7 +123,7 @@ def outputs_of_call(responses: Iterable[Any]) -> Tensors:
     for response in responses:
         if response.has_error():
             raise request_error(response.error())
-        # A response without outputs only says that it is the last. Copies, as the memory is the response's.
+        # A response without outputs only marks the end. Copies, because the memory belongs to the response.
         found |= {tensor.name(): tensor.as_numpy().copy() for tensor in response.output_tensors()}
     if not found:  # every answer has outputs: at times Triton loses the error with which its full queue refused
         raise BusyError("busy: the model gave no answer; send the request again later")
@@ -134,8 +137,8 @@ def response_of(tensors: Mapping[str, Array]) -> Any:
 
 
 def error_response(error: Exception) -> Any:
-    """An error for the client, with the code by which it can tell what to do: send again later (UNAVAILABLE, 503), send
-    something else (INVALID_ARG, 400), or tell us (INTERNAL, 500)."""
+    """An error for the client, with a code: send again later (UNAVAILABLE, 503), send something else (INVALID_ARG,
+    400), or report a bug (INTERNAL, 500)."""
     import triton_python_backend_utils as pb_utils
 
     kind = pb_utils.TritonError
@@ -146,11 +149,15 @@ def error_response(error: Exception) -> Any:
 
 
 def request_error(error: Any) -> RequestError:
-    """The error of a response to a call of ours, without what Triton and TensorRT-LLM write in front of it."""
+    """The error of a response to a call of ours."""
     import triton_python_backend_utils as pb_utils
 
-    sentence = error.message()
+    return refusal(error.message(), error.code() == pb_utils.TritonError.UNAVAILABLE)
+
+
+def refusal(sentence: str, busy: bool) -> RequestError:
+    """The error of a called model, without the prefixes of Triton and TensorRT-LLM. busy: whether its code means
+    busy."""
     for prefix in ("Error when running inference: ", "due to the following error: "):
         sentence = sentence.rpartition(prefix)[2]
-    busy = error.code() == pb_utils.TritonError.UNAVAILABLE or _QUEUE_IS_FULL in sentence
-    return BusyError(sentence) if busy else RequestError(sentence)
+    return BusyError(sentence) if busy or _QUEUE_IS_FULL in sentence else RequestError(sentence)

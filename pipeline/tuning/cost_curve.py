@@ -6,6 +6,7 @@ The planner needs the whole curve, as on a CPU there is no flat part, which woul
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -36,8 +37,12 @@ COARSE = CostGrid((1, 2, 4, 8, 16, 24, 32, 64), (1, 4, 16), max_pass_tokens=128,
 WIDE = CostGrid(max_pass_tokens=2048)
 
 
+# Fewer than this would leave what more tokens cost unknown.
+MIN_SIZES = 2
+
+
 def grid_for(device: Device, *, fine: bool) -> CostGrid:
-    """What to measure on a device. fine: for whoever asked for the curve, rather than in passing at a build."""
+    """What to measure on a device. fine: where the curve is asked for, rather than in passing at a build."""
     if device == "cuda":
         return WIDE
     return FINE if fine else COARSE
@@ -54,27 +59,47 @@ def critical_decoding_length(points: Sequence[CostPoint], tolerance: float = 0.1
 
 
 def measure(
-    engine: Engine, grid: CostGrid, *, seed: int = 0, on_point: Callable[[CostPoint], None] = lambda point: None
+    engine: Engine,
+    grid: CostGrid,
+    *,
+    seed: int = 0,
+    max_seconds: float = math.inf,
+    on_point: Callable[[CostPoint], None] = lambda point: None,
 ) -> list[CostPoint]:
     """Least times of passes with chains of random drafts, for all sizes that fit the engine's limits.
 
     Repeats of the different sizes alternate, so that a slow moment of the machine does not fall on one size alone; of
-    the repeats the least time counts, as disturbances only add."""
+    the repeats the least time counts, as disturbances only add. max_seconds: no pass starts later, so that on a slow
+    machine there are fewer repeats, then fewer sizes; two sizes of one sequence are always measured."""
     random = np.random.default_rng(seed)
     points: list[CostPoint] = []
-    # An engine of short sequences is measured in the middle of them.
-    fitting = [length for length in grid.context_lengths if sizes_that_fit(engine.limits, grid, 1, length)]
-    lengths = fitting or [engine.limits.max_seq_len // 4]
-    for batch_size in (size for size in grid.batch_sizes if size <= engine.limits.max_batch_size):
-        for context_len in lengths:
-            sizes = sizes_that_fit(engine.limits, grid, batch_size, context_len)
-            if not sizes:
-                continue
-            times = _measure_batch(engine, batch_size, context_len, sizes, grid.num_repeats, random)
-            for size, seconds in zip(sizes, times, strict=True):
-                points.append(CostPoint(size * batch_size, batch_size, context_len, seconds))
-                on_point(points[-1])
+    groups = groups_that_fit(engine.limits, grid)
+    deadline = time.monotonic() + max_seconds
+    for number, (batch_size, context_len, sizes) in enumerate(groups):
+        now = time.monotonic()
+        if number and now >= deadline:
+            break
+        # Groups share the time that is left.
+        until = now + (deadline - now) / (len(groups) - number)
+        times = _measure_batch(engine, batch_size, context_len, sizes, grid.num_repeats, random, until)
+        for size, seconds in zip(sizes, times, strict=False):  # not all sizes, if time was short
+            points.append(CostPoint(size * batch_size, batch_size, context_len, seconds))
+            on_point(points[-1])
     return points
+
+
+def groups_that_fit(limits: EngineLimits, grid: CostGrid) -> list[tuple[int, int, list[int]]]:
+    """Sequences, context length and numbers of tokens per sequence that a grid measures within limits."""
+    # An engine of short sequences is measured in the middle of them.
+    fitting = [length for length in grid.context_lengths if sizes_that_fit(limits, grid, 1, length)]
+    lengths = fitting or [limits.max_seq_len // 4]
+    groups = [
+        (batch_size, context_len, sizes_that_fit(limits, grid, batch_size, context_len))
+        for batch_size in grid.batch_sizes
+        if batch_size <= limits.max_batch_size
+        for context_len in lengths
+    ]
+    return [group for group in groups if group[2]]
 
 
 def sizes_that_fit(limits: EngineLimits, grid: CostGrid, batch_size: int, context_len: int) -> list[int]:
@@ -97,37 +122,49 @@ def _measure_batch(
     sizes: Sequence[int],
     num_repeats: int,
     random: np.random.Generator,
+    until: float,
 ) -> list[float]:
+    """Seconds by size, of the first sizes if time is short. until: on the monotonic clock, when to stop."""
     vocab_size = engine.limits.vocab_size
 
     def tokens(count: int) -> IntArray:
         return random.integers(0, vocab_size, count).astype(np.int32)
 
+    def seconds_of_pass(size: int) -> float:
+        items = [VerifyItem(sequence, chain(tokens(size - 1).tolist())) for sequence in sequences]
+        started = time.perf_counter()
+        results = engine.verify(items)
+        # Reading the choices waits for the device.
+        choices = [result.choices for result in results if result is not None]
+        seconds = time.perf_counter() - started
+        assert len(choices) == batch_size, "every sequence has one pending token, so each pass gives logits"
+        for sequence in sequences:
+            engine.commit(sequence, [], tokens(1).tolist())
+        return seconds
+
     context = tokens(context_len)
     sequences: list[EngineSequence] = []
-    times = np.zeros((len(sizes), num_repeats))
+    # What is measured at least; the first passes of a size may compile and pack something.
+    times: list[float] = []
     try:
         for _ in range(batch_size):
             sequences.append(engine.open(context))  # the same for all, so that only the first is computed
             _prefill(engine, sequences[-1])
-        for repeat in range(-1, num_repeats):
-            for place, size in enumerate(sizes):
-                items = [VerifyItem(sequence, chain(tokens(size - 1).tolist())) for sequence in sequences]
-                started = time.perf_counter()
-                results = engine.verify(items)
-                # Reading the choices waits for the device.
-                choices = [result.choices for result in results if result is not None]
-                seconds = time.perf_counter() - started
-                assert len(choices) == batch_size, "every sequence has one pending token, so each pass gives logits"
-                for sequence in sequences:
-                    engine.commit(sequence, [], tokens(1).tolist())
-                if repeat >= 0:
-                    times[place, repeat] = seconds
+        for size in sizes:
+            if len(times) >= MIN_SIZES and time.monotonic() >= until:
+                break
+            times.append(seconds_of_pass(size))
+        for repeat in range(num_repeats):
+            for place, size in enumerate(sizes[: len(times)]):
+                # Long passes come last and would take the time of the next sizes' first repeat.
+                if time.monotonic() + times[place] > until:
+                    break
+                seconds = seconds_of_pass(size)
+                times[place] = seconds if repeat == 0 else min(times[place], seconds)
     finally:
         for sequence in sequences:
             engine.release(sequence)
-    least: list[float] = times.min(axis=1).tolist()
-    return least
+    return times
 
 
 def _prefill(engine: Engine, sequence: EngineSequence) -> None:

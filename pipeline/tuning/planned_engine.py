@@ -1,45 +1,168 @@
-"""ResolvedConfig -> an engine that its draft planner can plan for: built, and its passes measured on this machine."""
+"""ResolvedConfig -> an engine that drafts well from the start: built, its passes measured on this machine for the draft
+planner, and the first rows of token recycling computed."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
 from pipeline.config.places import Places
 from pipeline.config.schema import ResolvedConfig
+from pipeline.decoding.cost import CostPoint
+from pipeline.decoding.first_rows import NO_FIRST_ROWS, FirstRows
 from pipeline.engine.artifact import Artifact
 from pipeline.engine.backend import Note, backend_of
 from pipeline.engine.build import BuildResult, build_engine
-from pipeline.engine.cost_curve import load_cost_curve, save_cost_curve
-from pipeline.tuning.cost_curve import grid_for, measure
+from pipeline.engine.contract import Engine
+from pipeline.engine.cost_curve import CostCurveFile, load_cost_curve, save_cost_curve
+from pipeline.engine.first_rows import StoredRows, compute_first_rows, load_first_rows, save_first_rows
+from pipeline.engine.machine_load import LoadMeter, machine_load
+from pipeline.errors import BuildError
+from pipeline.tuning.conversation_opening import opening_of
+from pipeline.tuning.cost_curve import CostGrid, grid_for, measure
+
+# How long measuring in passing takes at most, the last pass and the loading of the engine aside.
+MAX_SECONDS = 12.0
+# Longest sequence of an engine that is measured: the longest context of a grid, and the tokens that its passes leave.
+MEASURED_SEQ_LEN = 1280
+# Rows that token recycling begins with, and how long computing them takes at most, the last pass and the loading of the
+# engine aside. 8192 of 49152 tokens brought four fifths of what all of them bring.
+MOST_ROWS = 8192
+MAX_ROW_SECONDS = 20.0
+COMPUTING = "computing the first rows, for token recycling"
+MEASURING = "measuring what passes cost, for the draft planner"
 
 
 def planned_engine(
-    resolved: ResolvedConfig, places: Places, *, force: bool = False, note: Note = lambda text: None
+    resolved: ResolvedConfig,
+    places: Places,
+    *,
+    force: bool = False,
+    retake: bool = False,
+    note: Note = lambda text: None,
 ) -> BuildResult:
-    """`build_engine`, and the cost curve beside the artefact if the profile's planner needs one that is not there.
-    Raises CheckpointError and BuildError."""
+    """`build_engine`, and beside the artefact a cost curve, if the profile's planner needs one that is not there, and
+    likewise the first rows of token recycling. retake: measure a curve that was measured on a busy machine again if the
+    machine is idle now, and compute rows that there was no time for. Raises CheckpointError
+    and BuildError."""
     result = build_engine(resolved, places, force=force, note=note)
-    if needs_cost_curve(result.artifact):
-        note("measuring what passes cost, for the draft planner")
-        measure_cost_curve(result.artifact)
+    if needs_first_rows(result.artifact, retake):
+        compute_in_passing(result.artifact, note)
+    if needs_cost_curve(result.artifact, retake):
+        measure_in_passing(result.artifact, note)
     return result
 
 
-def needs_cost_curve(artifact: Artifact) -> bool:
-    """Whether the planner is adaptive, the engine runs in process, and nothing was measured with this build in as many
-    processes."""
-    resolved = artifact.resolved
-    if not backend_of(resolved.backend).in_process or resolved.profile.drafting.planner != "adaptive":
+def needs_cost_curve(artifact: Artifact, retake: bool = False) -> bool:
+    """Whether the planner is adaptive, the engine runs in process, and nothing was measured of these weights on this
+    machine in as many processes. retake: or on a busy machine that is idle now."""
+    if not plans_by_cost(artifact.resolved):
         return False
-    return load_cost_curve(artifact) is None
+    stored = load_cost_curve(artifact)
+    return stored is None or (retake and stored.load.busy and not machine_load().busy)
 
 
-def measure_cost_curve(artifact: Artifact) -> None:
-    """Measure a coarse curve and store it; `lookahead bench --cost-curve` puts a finer one in its place."""
+def needs_first_rows(artifact: Artifact, retake: bool = False) -> bool:
+    """Whether the profile recycles tokens on an engine in process, and the rows to begin with are not there. retake: or
+    not all of them."""
+    resolved = artifact.resolved
+    recycles = any(source.kind == "recycling" for source in resolved.profile.drafting.sources)
+    if not recycles or not backend_of(resolved.backend).in_process:
+        return False
+    stored = load_first_rows(artifact)
+    return stored is None or (retake and len(stored.rows.ids) < min(MOST_ROWS, stored.vocab_size))
+
+
+def compute_in_passing(artifact: Artifact, note: Note = lambda text: None) -> FirstRows:
+    """Compute and store rows of the first tokens of the vocabulary: those stored already, and as many more up to
+    `MOST_ROWS` as `MAX_ROW_SECONDS` allow."""
+    note(COMPUTING)
+    engine = _load_measured(artifact, grid_for(artifact.resolved.device, fine=False), [1])
+    try:
+        stored = load_first_rows(artifact)
+        known = NO_FIRST_ROWS if stored is None else stored.rows
+        rows = compute_first_rows(engine, opening_of(artifact), known, MOST_ROWS, MAX_ROW_SECONDS)
+    finally:
+        _close(engine)
+    save_first_rows(artifact, StoredRows(rows, engine.limits.vocab_size))
+    note(f"{COMPUTING}: rows of {len(rows.ids)} tokens done")
+    return rows
+
+
+def plans_by_cost(resolved: ResolvedConfig) -> bool:
+    """Whether the drafts are planned by measured costs of our own engine's passes."""
+    return backend_of(resolved.backend).in_process and resolved.profile.drafting.planner == "adaptive"
+
+
+def stored_cost_curve(artifact: Artifact) -> CostCurveFile | None:
+    """What drafts of this engine are planned by; None if they are not planned by a curve."""
+    return load_cost_curve(artifact) if plans_by_cost(artifact.resolved) else None
+
+
+def measure_in_passing(artifact: Artifact, note: Note = lambda text: None) -> CostCurveFile:
+    """Measure a coarse curve within `MAX_SECONDS` and store it; `lookahead bench --cost-curve` puts a finer one in its
+    place."""
+    note(MEASURING)
+    done: set[int] = set()
+
+    def on_point(point: CostPoint) -> None:
+        if point.batch_size not in done:
+            done.add(point.batch_size)
+            note(f"{MEASURING}: passes of {point.batch_size} sequence{'s' if point.batch_size > 1 else ''} done")
+
+    return measure_cost_curve(artifact, fine=False, max_seconds=MAX_SECONDS, on_point=on_point)
+
+
+def measure_cost_curve(
+    artifact: Artifact,
+    *,
+    fine: bool,
+    max_seconds: float = math.inf,
+    on_point: Callable[[CostPoint], None] = lambda point: None,
+) -> CostCurveFile:
+    """Measure the passes of an artefact's weights and store what they cost, with the load of the machine meanwhile. The
+    limits of its profile do not count, so that all profiles find what they need."""
+    grid = grid_for(artifact.resolved.device, fine=fine)
+    engine = _load_measured(artifact, grid, sorted(grid.batch_sizes, reverse=True))
+    try:
+        meter = LoadMeter()
+        points = measure(engine, grid, max_seconds=max_seconds, on_point=on_point)
+        return save_cost_curve(artifact, tuple(points), meter.read())
+    finally:
+        _close(engine)
+
+
+def _close(engine: Engine) -> None:
+    """End the processes of an engine that has several: the caller's own engine needs the line between them."""
     from pipeline.engine.parallel import ParallelEngine
 
-    engine = backend_of(artifact.resolved.backend).load_engine(artifact)
+    if isinstance(engine, ParallelEngine):
+        engine.close()
+
+
+def _load_measured(artifact: Artifact, grid: CostGrid, batch_sizes: Sequence[int]) -> Engine:
+    """The engine with limits that hold a grid's passes: of the largest of the batch sizes whose KV cache fits into
+    memory. batch_sizes: descending."""
     try:
-        points = measure(engine, grid_for(artifact.resolved.device, fine=False))
-    finally:
-        if isinstance(engine, ParallelEngine):
-            engine.close()  # the caller's own engine needs the line between the processes
-    save_cost_curve(artifact, tuple(points))
+        limited = with_measured_limits(artifact, grid, batch_sizes[0])
+        return backend_of(artifact.resolved.backend).load_engine(limited)
+    except BuildError:
+        if len(batch_sizes) == 1:
+            raise
+        return _load_measured(artifact, grid, batch_sizes[1:])
+
+
+def with_measured_limits(artifact: Artifact, grid: CostGrid, batch_size: int) -> Artifact:
+    """The artefact under limits that hold the grid's passes of up to batch_size sequences."""
+    resolved = artifact.resolved
+    limits = resolved.profile.engine.model_copy(
+        update={
+            "max_batch_size": batch_size,
+            "max_seq_len": min(MEASURED_SEQ_LEN, resolved.model.max_position_embeddings),
+            "max_num_tokens": grid.max_pass_tokens,
+            "max_draft_tokens": max(grid.tokens_per_sequence),
+        }
+    )
+    profile = resolved.profile.model_copy(update={"engine": limits})
+    return replace(artifact, resolved=resolved.model_copy(update={"profile": profile}))

@@ -1,8 +1,8 @@
-"""The experiments of the two papers on known outputs: how drafts pay off against what they cost.
+"""The experiments of the two papers on known outputs: gain of drafts against their cost.
 
-The trie's (arXiv 2312.12728, figures on decoding and branch length, and on memory) need no model; lookahead's
-(arXiv 2402.02057, step compression against the arithmetic of a step) run the engine, as only the target can tell what
-follows the window's guesses.
+Those of the trie (arXiv 2312.12728, figures on decoding and branch length, and on memory) need no model. Those of
+lookahead decoding (arXiv 2402.02057, step compression against the arithmetic of a step) run the engine, because only
+the target gives the tokens after the window's guesses.
 """
 
 from __future__ import annotations
@@ -59,8 +59,7 @@ def by_branch_length(
 
 
 def by_capacity(rows: Sequence[ReplayRow], capacities: Sequence[int], decoding_length: int, on_row: OnRow) -> list[Row]:
-    """What a trie of at most so many bytes holds after all texts of the rows, and the acceptance length, warm, that is
-    left with it."""
+    """Content of a trie of limited bytes after all texts of the rows, and the warm acceptance length with it."""
     results: list[Row] = []
     for max_bytes in capacities:
         config = TrieDraftConfig(max_bytes=max_bytes)

@@ -66,10 +66,8 @@ def by_ranks(
     computed in a step by all, and by the busiest rank. Raises UserError for a tree that the engine cannot verify in one
     step."""
     scaled = [
-        LookaheadConfig(
-            max_window_size=one.max_window_size * num_ranks,
-            max_ngram_size=one.max_ngram_size,
-            max_verification_set_size=one.max_verification_set_size * num_ranks,
+        LookaheadConfig.of(
+            one.max_window_size * num_ranks, one.max_ngram_size, one.max_verification_set_size * num_ranks
         )
         for num_ranks in ranks
     ]

@@ -1,8 +1,9 @@
 """Replay: how many verify steps known outputs would have taken with a draft source, counted without a model.
 
 Greedy decoding gives the same tokens with and without drafts, so an output that is known already says which drafts
-would have been accepted. Only sources that need more than tokens see less than in a live run: token recycling learns
-from the accepted positions at most (where a row carries their top candidates), the lookahead window from none.
+would have been accepted. Sources that need more than tokens take it from recorded rows of the target (see
+`recorded_rows`). Without them they see less than in a live run: token recycling learns from the accepted positions at
+most (where a row carries their top candidates), the lookahead window from none.
 
 Step 1 is the prefill, one token without a draft. Every later step asks for a draft behind the accepted text, accepts
 the longest path that agrees with the output and one more token. Regimes:
@@ -18,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
 
@@ -26,10 +27,11 @@ from pipeline.bench.data.known_outputs import ALL_TASKS, ReplayRow
 from pipeline.config.schema import SOURCE_ROWS, LookaheadConfig, PromptDraftConfig, TrieDraftConfig, kinds_for
 from pipeline.decoding.create import create_drafter
 from pipeline.decoding.drafter import Drafter
+from pipeline.decoding.first_rows import NO_FIRST_ROWS, FirstRows
 from pipeline.decoding.request import StepResult
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.sources.supplied import SuppliedSource
-from pipeline.decoding.tree import EMPTY_TREE, DraftTree, IntArray, agreeing_path
+from pipeline.decoding.tree import EMPTY_TREE, DraftTree, FloatArray, IntArray, agreeing_path
 from pipeline.errors import UserError
 
 Regime = Literal["cold", "warm", "prewarmed"]
@@ -38,6 +40,7 @@ REGIMES: tuple[Regime, ...] = get_args(Regime)
 _POOL = "pool"
 _KINDS = {_POOL if kind == "window" else kind: kind for kind, row in SOURCE_ROWS.items() if row.replayable}
 SOURCES = tuple(_KINDS)
+UNBOUNDED = 1 << 30
 HYBRID = tuple(sorted(kinds_for("hybrid", _KINDS.values())))
 
 
@@ -55,6 +58,19 @@ class ReplayResult:
     draft_tokens_per_step: float
     retrieval_us_p50: float
     retrieval_us_p99: float
+
+
+class TargetRows(Protocol):
+    """Rows of the target for one text."""
+
+    def candidates(self, position: int, tree: DraftTree, k: int) -> tuple[IntArray, FloatArray]:
+        """[n + 1, k] ids and probabilities of the rows behind text[:position] and the nodes of a tree below it; -1 and
+        0 where a row is unknown."""
+
+
+class _Known(NamedTuple):
+    row: ReplayRow
+    target: TargetRows | None
 
 
 @dataclass(slots=True)
@@ -95,11 +111,14 @@ def replay(
     on_row: Callable[[], None] | None = None,
     trie: TrieDraftConfig | None = None,
     max_draft_len: int | None = None,
+    targets: Sequence[TargetRows] | None = None,
+    first_rows: FirstRows = NO_FIRST_ROWS,
 ) -> list[ReplayResult]:
     """Results per budget, regime and task, each followed by that of all tasks. source: names of `SOURCES` joined by
     "+", or "hybrid". on_row: called after every row replayed. trie: settings of source trie, None for the default
-    ones. max_draft_len: longest drafted path, None for the branch length. Raises UserError if a name or a number
-    makes no sense."""
+    ones. max_draft_len: longest drafted path, None for the branch length. targets: rows of the target, one entry per
+    row, for sources that learn from them. first_rows: what token recycling begins with. Raises UserError if a name or a
+    number makes no sense."""
     names = source_parts(source)
     for regime in regimes:
         if regime not in REGIMES:
@@ -108,12 +127,16 @@ def replay(
         if budget < 1:
             raise UserError(f"budget is {budget}; a draft needs at least one node")
     vocab_size = 1 + max(int(ids.max()) for row in rows for ids in row.token_arrays())
-    create = partial(_drafter, names, vocab_size, trie or TrieDraftConfig(branch_length=branch_length), branch_length)
+    if targets is not None:
+        vocab_size = UNBOUNDED  # rows of the target name any token
+    config = trie or TrieDraftConfig(branch_length=branch_length)
+    create = partial(_drafter, names, vocab_size, config, branch_length, first_rows)
+    known = [_Known(row, None if targets is None else targets[index]) for index, row in enumerate(rows)]
     results: list[ReplayResult] = []
     for budget in budgets:
         for regime in regimes:
             tallies: dict[str, _Tally] = {}
-            for row, tally in _replayed(rows, create, DraftBudget(budget, max_draft_len or branch_length), regime):
+            for row, tally in _replayed(known, create, DraftBudget(budget, max_draft_len or branch_length), regime):
                 tallies.setdefault(row.task, _Tally()).add(tally)
                 if on_row is not None:
                     on_row()
@@ -144,38 +167,42 @@ def result_rows(results: Sequence[ReplayResult]) -> list[dict[str, Any]]:
 
 
 def _replayed(
-    rows: Sequence[ReplayRow], create: Callable[[], Drafter], budget: DraftBudget, regime: str
+    known: Sequence[_Known], create: Callable[[], Drafter], budget: DraftBudget, regime: str
 ) -> Iterator[tuple[ReplayRow, _Tally]]:
-    by_dataset: dict[str, list[ReplayRow]] = {}
-    for row in rows:
-        by_dataset.setdefault(row.dataset, []).append(row)
+    by_dataset: dict[str, list[_Known]] = {}
+    for each in known:
+        by_dataset.setdefault(each.row.dataset, []).append(each)
     for members in by_dataset.values():
         drafter = create()
-        for index, row in enumerate(members):
+        for index, each in enumerate(members):
             if regime != "warm" and index:
                 drafter = create()
             if regime == "prewarmed":
                 for other in (*members[:index], *members[index + 1 :]):
                     _take_in(drafter, other)
-            yield row, _replay_one(drafter, row, budget)
+            yield each.row, _replay_one(drafter, each, budget)
 
 
-def _drafter(names: Sequence[str], vocab_size: int, trie: TrieDraftConfig, branch_length: int) -> Drafter:
+def _drafter(
+    names: Sequence[str], vocab_size: int, trie: TrieDraftConfig, branch_length: int, first_rows: FirstRows
+) -> Drafter:
     # Without a model nobody tells what follows the window's guesses, so it is left at one column and no level: the pool
     # lives from the prompt and the accepted text. N and G as in the paper's small setting, G wide enough to be no
     # limit.
-    lookahead = LookaheadConfig(max_window_size=1, max_ngram_size=5, max_verification_set_size=16)
+    lookahead = LookaheadConfig.of(1, 5, 16)
     configs: dict[str, Any] = {
         **{kind: row.config() for kind, row in SOURCE_ROWS.items() if row.replayable},
         "trie": trie,
         "prompt": PromptDraftConfig(branch_length=branch_length),
     }
-    return create_drafter([configs[_KINDS[name]] for name in names], lookahead, vocab_size)
+    drafter = create_drafter([configs[_KINDS[name]] for name in names], lookahead, vocab_size)
+    drafter.begin_with(first_rows)
+    return drafter
 
 
-def _replay_one(drafter: Drafter, row: ReplayRow, budget: DraftBudget) -> _Tally:
+def _replay_one(drafter: Drafter, known: _Known, budget: DraftBudget) -> _Tally:
     """Steps of one output."""
-    text = np.concatenate((row.prompt_ids, row.output_ids))
+    row, text = known.row, known.row.text
     start = len(row.prompt_ids)
     request_id = "replay"
     _start(drafter, row, request_id)
@@ -195,7 +222,7 @@ def _replay_one(drafter: Drafter, row: ReplayRow, budget: DraftBudget) -> _Tally
         nodes = agreeing_path(tree, text[position:].tolist())
         # Behind a path down to the last token nothing is known of the target's own one.
         emitted = text[position : position + len(nodes) + 1].tolist()
-        drafter.update(request_id, _step(row, text, position, tree, nodes, emitted))
+        drafter.update(request_id, _step(drafter, request_id, known, position, tree, nodes, emitted))
         position += len(emitted)
         tally.steps += 1
         tally.draft_tokens += len(tree)
@@ -205,27 +232,37 @@ def _replay_one(drafter: Drafter, row: ReplayRow, budget: DraftBudget) -> _Tally
 
 
 def _step(
-    row: ReplayRow, text: IntArray, position: int, tree: DraftTree, nodes: list[int], emitted: list[int]
+    drafter: Drafter,
+    request_id: str,
+    known: _Known,
+    position: int,
+    tree: DraftTree,
+    nodes: list[int],
+    emitted: list[int],
 ) -> StepResult:
+    row, text = known.row, known.row.text
     top_ids, top_probs = None, None
-    if row.top_ids is not None and row.top_probs is not None:
+    if known.target is not None:
+        if k := drafter.needs_top_k(request_id):
+            top_ids, top_probs = known.target.candidates(position, tree, k)
+    elif row.top_ids is not None and row.top_probs is not None:
         # What followed the rejected nodes, or the end, is not known.
-        known = np.asarray([0, *(node + 1 for node in nodes)])[: len(emitted)]
+        places = np.asarray([0, *(node + 1 for node in nodes)])[: len(emitted)]
         offset = position - len(row.prompt_ids)
         top_ids = np.full((len(tree) + 1, row.top_ids.shape[1]), -1, np.int32)
         top_probs = np.zeros(top_ids.shape, np.float32)
-        top_ids[known] = row.top_ids[offset : offset + len(known)]
-        top_probs[known] = row.top_probs[offset : offset + len(known)]
+        top_ids[places] = row.top_ids[offset : offset + len(places)]
+        top_probs[places] = row.top_probs[offset : offset + len(places)]
     return StepResult(text[:position], tree, nodes, emitted, None, top_ids, top_probs)
 
 
-def _take_in(drafter: Drafter, row: ReplayRow) -> None:
+def _take_in(drafter: Drafter, known: _Known) -> None:
     """Let the sources learn an output as if it had been served, a token at a time. With drafts it would come in longer
     pieces, which teaches the same for several times the work."""
-    text = np.concatenate((row.prompt_ids, row.output_ids))
+    row, text = known.row, known.row.text
     _start(drafter, row, "earlier")
     for position in range(len(row.prompt_ids), len(text)):
-        drafter.update("earlier", _step(row, text, position, EMPTY_TREE, [], [int(text[position])]))
+        drafter.update("earlier", _step(drafter, "earlier", known, position, EMPTY_TREE, [], [int(text[position])]))
     drafter.stop("earlier")
 
 

@@ -7,16 +7,19 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import tritonclient.grpc as grpc
+import tritonclient.http as http
 
 from pipeline.backends.tensorrt_llm.strict import strict_profile
 from pipeline.config.places import Places
 from pipeline.engine.create import create_scheduler
 from pipeline.engine.submission import Submission
 from pipeline.engine.torch.load import load_engine
-from pipeline.server.road import Served
 from pipeline.server.server import RunningServer
+from pipeline.server.startup import PreparedServer
 from pipeline.triton_models.text_codec import TextCodec, load_codec
 from tests.integration.servers import prepared, running
+from tests.integration.stock_clients import Stock
 from tests.integration.strict_repository import strict_repository
 from tests.own_places import own_places
 
@@ -28,13 +31,15 @@ def shared_where(tmp_path_factory: pytest.TempPathFactory) -> Places:
 
 
 @pytest.fixture(scope="package")
-def served(shared_where: Places) -> Served:
+def served(shared_where: Places) -> PreparedServer:
     # With costs measured on this machine, how many drafts a step verifies would depend on what else runs.
     return prepared(shared_where, "drafting.planner=fixed")
 
 
 @pytest.fixture(scope="package")
-def server(served: Served, shared_where: Places, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def server(
+    served: PreparedServer, shared_where: Places, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningServer]:
     """The tiny model as it is served by default, but for the planner."""
     with running(served, shared_where, tmp_path_factory.mktemp("run folder é")) as server:
         yield server
@@ -46,13 +51,13 @@ def strict_where(tmp_path_factory: pytest.TempPathFactory) -> Places:
 
 
 @pytest.fixture(scope="package")
-def strict_served(strict_where: Places) -> Served:
+def strict_served(strict_where: Places) -> PreparedServer:
     return strict_repository(strict_where)
 
 
 @pytest.fixture(scope="package")
 def strict(
-    strict_served: Served, strict_where: Places, tmp_path_factory: pytest.TempPathFactory
+    strict_served: PreparedServer, strict_where: Places, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RunningServer]:
     """A server of two models that keep to TensorRT-LLM's contract."""
     with running(strict_served, strict_where, tmp_path_factory.mktemp("run")) as server:
@@ -60,12 +65,12 @@ def strict(
 
 
 @pytest.fixture(scope="package")
-def codec(strict_served: Served) -> TextCodec:
+def codec(strict_served: PreparedServer) -> TextCodec:
     return load_codec(strict_served.artifact.tokenizer_dir, strict_served.artifact.engine_dir)
 
 
 @pytest.fixture(scope="package")
-def reference(strict_served: Served) -> Any:
+def reference(strict_served: PreparedServer) -> Any:
     """Plain decoding in this process, by the same engine without a server or drafts."""
     artifact = replace(strict_served.artifact, resolved=strict_profile(strict_served.resolved))
     scheduler = create_scheduler(artifact, load_engine(artifact))
@@ -74,3 +79,13 @@ def reference(strict_served: Served) -> Any:
         return scheduler.run([Submission(request, "none")])[0].output_ids
 
     return decode
+
+
+@pytest.fixture(params=["grpc", "http"])
+def stock(request: pytest.FixtureRequest, server: RunningServer) -> Iterator[Stock]:
+    if request.param == "grpc":
+        stock = Stock(grpc, server.state.grpc_url)
+    else:
+        stock = Stock(http, server.state.http_url.removeprefix("http://"))
+    yield stock
+    stock.client.close()

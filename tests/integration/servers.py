@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,8 +11,9 @@ from pathlib import Path
 from pipeline.config.places import Places
 from pipeline.config.resolution import resolve_config
 from pipeline.server.client import Completion, Protocol, TextQuery, complete
-from pipeline.server.road import Served, launch, prepare
+from pipeline.server.figures import read_metrics
 from pipeline.server.server import RunningServer
+from pipeline.server.startup import PreparedServer, launch, prepare
 from pipeline.server.state import ServerState
 from tests.servers import FREE_PORTS, left_over
 
@@ -20,17 +22,17 @@ TORCH = ("backend=torch", "device=cpu", "server.gateway.inner_models=true", *FRE
 PROMPT = "the rat at the tea 日本 🤷🏽‍♀️ the rat at the tea"
 
 
-def prepared(where: Places, *overrides: str) -> Served:
+def prepared(where: Places, *overrides: str) -> PreparedServer:
     return prepare(resolve_config("tiny-random-llama", "latency", (*TORCH, *overrides), where=where), where)
 
 
-def with_settings(served: Served, where: Places, *overrides: str) -> Served:
+def with_settings(served: PreparedServer, where: Places, *overrides: str) -> PreparedServer:
     """The same engine and repository with other settings of the section `server`, which neither holds."""
     return replace(served, resolved=resolve_config("tiny-random-llama", "latency", (*TORCH, *overrides), where=where))
 
 
 @contextmanager
-def running(served: Served, where: Places, folder: Path) -> Iterator[RunningServer]:
+def running(served: PreparedServer, where: Places, folder: Path) -> Iterator[RunningServer]:
     """A server for the length of a block, after which nothing of it is left."""
     server = launch(served, where, folder)
     try:
@@ -47,3 +49,13 @@ def url_of(state: ServerState, protocol: Protocol) -> str:
 def ask(server: RunningServer, protocol: Protocol = "grpc", **fields: object) -> Completion:
     query = TextQuery(**({"text_input": PROMPT, "max_tokens": 24, "return_statistics": True} | fields))  # type: ignore[arg-type]
     return complete(query, url_of(server.state, protocol), protocol, timeout_s=60)
+
+
+def settled_metrics(server: RunningServer) -> dict[str, float]:
+    """Metrics are entered a little after a request has ended, the engine's once a second: wait until they stand
+    still."""
+    values, earlier = read_metrics(server.state.metrics_url), {}
+    while values != earlier:
+        time.sleep(1.3)
+        values, earlier = read_metrics(server.state.metrics_url), values
+    return values

@@ -14,7 +14,7 @@ import numpy as np
 from pipeline.config.places import Places
 from pipeline.repository import model_config
 from pipeline.repository.names import FRONT_MODEL, LOOKAHEAD_MODEL, TARGET_MODEL, TARGET_PARAMETERS
-from pipeline.server.road import Served
+from pipeline.server.startup import PreparedServer
 from pipeline.triton_models.text_codec import TextCodec
 from pipeline.triton_models.text_request import text_request
 from tests.integration.servers import prepared
@@ -33,7 +33,7 @@ OVERRIDES = (
 PROMPT = "the rat at the tea; the rat at the tea; the rat"
 
 
-def strict_repository(where: Places) -> Served:
+def strict_repository(where: Places) -> PreparedServer:
     """The repository of speculation `both`: a second strict model beside the first, and a front that knows of it."""
     rendered = prepared(where, *OVERRIDES)
     folder = rendered.repository.folder

@@ -1,8 +1,7 @@
-"""Attacks on a server that is reached through its gateway, as it is by default; each is answered and harms nobody."""
+"""Attacks on a server behind its gateway, as by default; each gets an answer and affects no other client."""
 
 from __future__ import annotations
 
-import hashlib
 import http.client
 import os
 import signal
@@ -21,31 +20,20 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from pipeline.errors import ServerError
 from pipeline.gateway.bodies import MAX_DEPTH
 from pipeline.gateway.spec import TRITON_KEY_HEADER
 from pipeline.repository.names import ENSEMBLE, FRONT_MODEL, TARGET_MODEL
 from pipeline.server.client import TextQuery, complete, stream_text
 from pipeline.server.guard import shm_files
 from pipeline.server.processes import model_processes
-from pipeline.server.road import Served
 from pipeline.server.server import RunningServer
+from pipeline.server.startup import PreparedServer
 from pipeline.server.state import is_ready
-from tests.integration.servers import PROMPT, prepared, running, with_settings
-from tests.own_places import own_places
+from tests.integration.gateway_requests import url_of, works
+from tests.integration.servers import PROMPT, running, with_settings
 from tests.servers import processes_of
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
-ALICE, BOB = "key of alice", "key of bob"
-
-
-def with_keys(**limits: int) -> str:
-    """The setting server.api_keys for alice, with limits, and bob."""
-    entries = []
-    for tenant, key in (("alice", ALICE), ("bob", BOB)):
-        extra = "".join(f", {name}: {value}" for name, value in limits.items()) if tenant == "alice" else ""
-        entries.append(f"{{tenant: {tenant}, key_sha256: {hashlib.sha256(key.encode()).hexdigest()}{extra}}}")
-    return f"server.api_keys=[{', '.join(entries)}]"
 
 
 @pytest.fixture(scope="module")
@@ -55,26 +43,6 @@ def closed(shared_where, served, tmp_path_factory) -> Iterator[RunningServer]:
     closed = with_settings(served, shared_where, *settings)
     with running(closed, shared_where, tmp_path_factory.mktemp("closed")) as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def tenants(tmp_path_factory) -> Iterator[RunningServer]:
-    """For alice and bob, with side channels closed, which the models inside read from the engine's folder."""
-    where = own_places(tmp_path_factory.mktemp("tenants"))
-    keys = with_keys(max_concurrent_requests=2, max_tokens_per_minute=100_000)
-    tenants = prepared(where, "server.gateway.inner_models=false", "server.side_channel_safe=true", keys)
-    with running(tenants, where, tmp_path_factory.mktemp("run")) as server:
-        yield server
-
-
-def url_of(server: RunningServer, verb: str = "generate", model: str = FRONT_MODEL) -> str:
-    return f"{server.state.http_url}/v2/models/{model}/{verb}"
-
-
-def works(server: RunningServer, key: str | None = None) -> bool:
-    headers = {} if key is None else {"authorization": f"Bearer {key}"}
-    body = {"text_input": PROMPT, "max_tokens": 4}
-    return httpx.post(url_of(server), json=body, headers=headers, timeout=60).status_code == 200
 
 
 @pytest.mark.parametrize("verb", ["generate", "generate_stream", "infer"])
@@ -101,7 +69,7 @@ def test_huge_and_endless_bodies_are_cut_off(closed):
     assert works(closed)
 
 
-def test_connections_that_send_nothing_are_closed_and_keep_nobody_out(closed):
+def test_idle_connections_are_closed_and_block_no_client(closed):
     idle = [socket.create_connection(("127.0.0.1", closed.state.http_port)) for _ in range(50)]
 
     assert works(closed)
@@ -193,11 +161,9 @@ def test_odd_values_get_a_sentence_and_no_internal_text(closed, odd):
         assert closed.state.server_id not in answer.text
 
 
-def test_the_ensemble_is_for_clients_where_there_are_no_tenants(closed, tenants):
+def test_the_ensemble_is_for_clients_where_there_are_no_tenants(closed):
     body = {"text_input": PROMPT, "max_tokens": 4}
     assert httpx.post(url_of(closed, model=ENSEMBLE), json=body, timeout=60).status_code == 200
-    headers = {"authorization": f"Bearer {ALICE}"}
-    assert httpx.post(url_of(tenants, model=ENSEMBLE), json=body, headers=headers).status_code == 404
 
 
 def test_a_deadline_ends_a_request_and_frees_its_place(closed):
@@ -207,60 +173,6 @@ def test_a_deadline_ends_a_request_and_frees_its_place(closed):
     assert answer.status_code == 504
     assert time.monotonic() - started < 20
     assert works(closed)
-
-
-def test_without_a_key_there_is_nothing_by_http_or_grpc(tenants):
-    assert not works(tenants)
-    assert not works(tenants, "a guess")
-    with pytest.raises(ServerError, match="API key"):
-        complete(TextQuery(PROMPT, 4), tenants.state.grpc_url, "grpc")
-    assert works(tenants, ALICE)
-    assert is_ready(tenants.state)
-
-
-def ask_as(server: RunningServer, key: str, **fields: object) -> httpx.Response:
-    body = {"text_input": PROMPT, "max_tokens": 24, "strategy": "trie"} | fields
-    return httpx.post(url_of(server), json=body, headers={"authorization": f"Bearer {key}"}, timeout=60)
-
-
-def test_the_command_lines_key_comes_from_the_environment(tenants, monkeypatch):
-    monkeypatch.setenv("LOOKAHEAD_API_KEY", ALICE)
-    url = {"grpc": tenants.state.grpc_url, "http": tenants.state.http_url}
-
-    texts = {complete(TextQuery(PROMPT, 8), url[p], p).text for p in ("grpc", "http")}  # type: ignore[arg-type]
-
-    assert len(texts) == 1
-
-
-def test_no_figure_says_how_drafts_fared_where_side_channels_are_closed(tenants):
-    statistics = ask_as(tenants, ALICE, return_statistics=True).json()["statistics"]
-    assert "draft" not in statistics
-    assert "accept" not in statistics
-    assert "step" not in statistics
-    assert ask_as(tenants, ALICE, return_perf_metrics=True).status_code == 400
-
-
-def test_streams_come_in_pieces_of_one_size_where_side_channels_are_closed(tenants, monkeypatch):
-    monkeypatch.setenv("LOOKAHEAD_API_KEY", ALICE)
-    for strategy in ("none", "trie"):
-        query = TextQuery(PROMPT, 100, strategy=strategy, end_id=-1)
-        sizes = [len(chunk.text) for chunk in stream_text(query, tenants.state.grpc_url, "grpc")]
-        sizes = [size for size in sizes if size]
-        assert len(sizes) > 1
-        assert len(set(sizes[:-1])) == 1
-
-
-def test_a_tenants_limits_are_its_own(tenants):
-    def long() -> int:
-        return ask_as(tenants, ALICE, max_tokens=300, end_id=-1, strategy="none").status_code
-
-    with ThreadPoolExecutor(6) as pool:
-        codes = [work.result() for work in [pool.submit(long) for _ in range(6)]]
-        assert ask_as(tenants, BOB).status_code == 200
-    assert set(codes) == {200, 429}
-    refused = ask_as(tenants, ALICE, max_tokens=200_000)
-    assert refused.status_code == 400
-    assert "allows 100000 a minute" in refused.text
 
 
 def test_behind_eight_long_streams_a_short_request_waits_for_a_slice(closed):
@@ -329,7 +241,7 @@ def test_what_dies_comes_back_and_clients_are_answered_meanwhile(shared_where, s
         assert is_ready(server.state)
 
 
-def test_a_request_that_kills_nobody_else(closed):
+def test_errors_of_one_request_leave_other_outputs_unchanged(closed):
     """Errors of one request leave the others' output as it is."""
     alone = complete(TextQuery(PROMPT, 100, strategy="none", end_id=-1), closed.state.grpc_url, "grpc").text
     stop = threading.Event()
@@ -366,6 +278,6 @@ def test_tensors_of_the_wrong_shape_get_a_sentence_by_grpc(closed):
     assert works(closed)
 
 
-def test_the_spec_with_the_key_is_for_its_owner_only(closed: RunningServer, served: Served):
-    for path in (closed.run_dir / "gateway.json", closed.run_dir / "server.json"):
+def test_the_spec_with_the_key_is_for_its_owner_only(closed: RunningServer, served: PreparedServer):
+    for path in (closed.run_dir / "services" / "gateway" / "gateway.json", closed.run_dir / "server.json"):
         assert Path(path).stat().st_mode & 0o077 == 0

@@ -54,7 +54,7 @@ ROW = SourceRow(EchoDraftConfig, "echo_source:EchoSource", frozenset({"trie", "h
 SERVE = """
 import json, sys
 from pathlib import Path
-from pipeline.server.road import prepare
+from pipeline.server.startup import prepare
 from pipeline.config.resolution import resolve_config
 from tests.integration.servers import TORCH, ask, running
 from tests.own_places import own_places

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.config.resolution import resolve_config
-from pipeline.server.road import prepare
+from pipeline.server.startup import prepare
 from tests.integration.servers import TORCH, ask, running
 from tests.own_places import own_places
 

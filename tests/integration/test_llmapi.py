@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,12 +27,20 @@ PROMPT = "one two three one two"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    folder = tmp_path_factory.mktemp("llmapi")
+    yield from served(tmp_path_factory.mktemp("llmapi"), decoupled=True)
+
+
+@pytest.fixture(scope="module")
+def stock_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    yield from served(tmp_path_factory.mktemp("llmapi-stock"), decoupled=False)
+
+
+def served(folder: Path, decoupled: bool) -> Iterator[RunningServer]:
     checkpoint = folder / "checkpoint"
     checkpoint.mkdir()
     overrides = ("backend=tensorrt_llm", "model.checkpoint={source: local, path: " + str(checkpoint) + "}")
     resolved = resolve_config("llama2-7b", "latency", overrides)
-    repository = render_llmapi(resolved, "trie", folder / "repository", places().home / "triton_repo")
+    repository = render_llmapi(resolved, "trie", folder / "repository", places().home / "triton_repo", decoupled)
     # Triton's Python stub does not look at PYTHONPATH.
     code = repository / MODEL / "1" / "model.py"
     text = code.read_text().replace(
@@ -44,8 +53,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     running.stop()
 
 
-def ask(server: RunningServer, prompt: str, streaming: bool, max_tokens: int = 40) -> list[dict[str, Any]]:
-    """The answers to one request over gRPC."""
+def inputs_of(prompt: str, streaming: bool, max_tokens: int = 40) -> list[triton.InferInput]:
     values = {
         "text_input": (np.asarray([prompt.encode()], np.object_), "BYTES"),
         "streaming": (np.asarray([streaming]), "BOOL"),
@@ -57,10 +65,15 @@ def ask(server: RunningServer, prompt: str, streaming: bool, max_tokens: int = 4
         tensor = triton.InferInput(name, list(value.shape), dtype)
         tensor.set_data_from_numpy(value)
         inputs.append(tensor)
+    return inputs
+
+
+def ask(server: RunningServer, prompt: str, streaming: bool) -> list[dict[str, Any]]:
+    """The answers to one request over a gRPC stream."""
     answers: list[Any] = []
     client = triton.InferenceServerClient(server.state.grpc_url)
     client.start_stream(lambda result, error: answers.append(error or result))
-    client.async_stream_infer(MODEL, inputs)
+    client.async_stream_infer(MODEL, inputs_of(prompt, streaming))
     client.stop_stream()
     client.close()
     for answer in answers:
@@ -87,3 +100,19 @@ def test_http_and_errors(server):
     assert "sampling_param_max_tokens is 0" in answer.text
     fine = httpx.post(url, json={"text_input": PROMPT, "sampling_param_max_tokens": 4}, timeout=PATIENCE_S)
     assert "text_output" in fine.text
+
+
+def test_the_stock_client_gets_its_answer_by_async_infer(server, stock_server):
+    """NVIDIA's llmapi_client.py sends its request so; its model answers once."""
+    (streamed,) = ask(server, PROMPT, streaming=False)
+    answers: queue.Queue[Any] = queue.Queue()
+    with triton.InferenceServerClient(stock_server.state.grpc_url) as client:
+        for streaming in (False, True):
+            client.async_infer(
+                MODEL, inputs_of(PROMPT, streaming), callback=lambda result, error: answers.put(error or result)
+            )
+            answer = answers.get(timeout=PATIENCE_S)
+            if streaming:
+                assert "write the repository with --decoupled" in str(answer)
+            else:
+                assert answer.as_numpy("text_output")[0].decode() == streamed["text_output"]

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import httpx
 import openai
 import pytest
+from jsonschema import Draft202012Validator
 
 from pipeline.config.places import Places
 from pipeline.dynamo.fleet import Fleet, find_replicas, openai_url, start_fleet, stop_fleet
@@ -27,7 +28,8 @@ MESSAGES: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user",
 @pytest.fixture(scope="module")
 def fleet(shared_where: Places, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     folder = tmp_path_factory.mktemp("run")
-    fleet = start_fleet(prepared(shared_where, "server.openai=true"), shared_where, folder)
+    settings = ("server.openai=true", "model.tool_call_parser=hermes")
+    fleet = start_fleet(prepared(shared_where, *settings), shared_where, folder)
     try:
         yield fleet
     finally:
@@ -110,9 +112,50 @@ def test_a_stop_word_ends_the_text(client):
     assert answer.choices[0].finish_reason == "stop"
 
 
-def test_more_choices_than_one_are_refused_in_one_sentence(client):
-    with pytest.raises(openai.BadRequestError, match="n must be 1; for more choices send the request again"):
-        chat(client, n=3, seed=11, temperature=1.0)
+def test_choice_i_is_a_single_request_with_seed_plus_i(client):
+    sampled = {"temperature": 1.0, "logprobs": True}
+    single = [chat(client, seed=11 + number, **sampled) for number in range(3)]
+
+    answer = chat(client, n=3, seed=11, **sampled)
+
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    for choice, alone in zip(answer.choices, single, strict=True):
+        assert choice.model_dump() | {"index": 0} == alone.choices[0].model_dump()
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == single[0].usage.prompt_tokens
+    assert answer.usage.completion_tokens == sum(alone.usage.completion_tokens for alone in single)
+    assert len({choice.message.content for choice in chat(client, n=3, temperature=1.0).choices}) == 3
+
+
+def test_streamed_choices_carry_their_index_and_one_usage(client):
+    asked = {"temperature": 1.0, "n": 3, "seed": 11}
+    whole = chat(client, **asked)
+
+    chunks = list(chat(client, stream=True, stream_options={"include_usage": True}, **asked))
+
+    texts, reasons = ["", "", ""], [None, None, None]
+    for chunk in chunks[:-1]:
+        (choice,) = chunk.choices
+        texts[choice.index] += choice.delta.content or ""
+        reasons[choice.index] = choice.finish_reason or reasons[choice.index]
+    assert texts == [choice.message.content for choice in whole.choices]
+    assert reasons == [choice.finish_reason for choice in whole.choices]
+    assert len({chunk.id for chunk in chunks}) == 1
+    assert (chunks[-1].choices, chunks[-1].usage) == ([], whole.usage)
+
+
+def test_completions_have_choices_too(client):
+    asked = {"model": MODEL, "prompt": "the rat", "max_tokens": 8, "temperature": 1.0}
+    single = [client.completions.create(seed=3 + number, **asked).choices[0].text for number in range(2)]
+
+    answer = client.completions.create(seed=3, n=2, **asked)
+    streamed = ["", ""]
+    for chunk in client.completions.create(seed=3, n=2, stream=True, **asked):
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.text
+
+    assert [choice.text for choice in answer.choices] == single
+    assert streamed == single
 
 
 def test_log_probabilities_come_with_alternatives(client):
@@ -139,6 +182,72 @@ def test_a_schema_is_kept_with_any_strategy(client):
 
     assert len(texts) == 1
     assert json.loads(texts.pop())["a"] in (1, 22)
+
+
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 5}, "unit": {"enum": ["C", "F"]}},
+    "required": ["city", "unit"],
+    "additionalProperties": False,
+}
+TOOLS = [
+    {"type": "function", "function": {"name": "weather", "description": "Of a city.", "parameters": CITY}},
+    {"type": "function", "function": {"name": "now"}},
+]
+
+
+def calls_of(answer: openai.types.chat.ChatCompletion) -> list[tuple[str, dict[str, str]]]:
+    """Name and arguments of each call; the arguments match the schema of their function."""
+    assert answer.choices[0].finish_reason == "tool_calls"
+    found = []
+    for call in answer.choices[0].message.tool_calls or []:
+        assert call.type == "function"
+        arguments = json.loads(call.function.arguments)
+        schemas = {"weather": CITY, "now": {"type": "object", "maxProperties": 0}}
+        Draft202012Validator(schemas[call.function.name]).validate(arguments)
+        found.append((call.function.name, arguments))
+    return found
+
+
+def test_a_required_tool_call_matches_its_schema_with_any_strategy_and_streamed(client):
+    asked = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 150}
+
+    found = [calls_of(chat(client, extra_body={"strategy": strategy}, **asked)) for strategy in ("none", "hybrid")]
+
+    assert found[0] == found[1]
+    assert len(found[0]) == 1
+    chunks = client.chat.completions.create(model=MODEL, messages=MESSAGES, temperature=0, stream=True, **asked)
+    deltas = [call for chunk in chunks if chunk.choices for call in chunk.choices[0].delta.tool_calls or []]
+    assert "".join(delta.function.name or "" for delta in deltas) == found[0][0][0]
+    assert json.loads("".join(delta.function.arguments or "" for delta in deltas)) == found[0][0][1]
+
+
+def test_a_named_tool_is_called(client):
+    for name in ("weather", "now"):
+        choice = {"type": "function", "function": {"name": name}}
+        ((called, _),) = calls_of(chat(client, tools=TOOLS, tool_choice=choice, max_tokens=150))
+        assert called == name
+
+
+def test_with_auto_a_call_that_the_model_writes_is_read_back_and_text_stays_text(client):
+    written = r'<tool_call>\n\{"name": "weather", "arguments": \{"city": "[ab]{2}", "unit": "[CF]"\}\}\n</tool_call>'
+    ((name, arguments),) = calls_of(chat(client, tools=TOOLS, max_tokens=150, extra_body={"guided_regex": written}))
+    assert name == "weather"
+    assert set(arguments["city"]) <= {"a", "b"}
+
+    plain = chat(client, tools=TOOLS)
+    assert plain.choices[0].message.tool_calls is None
+    assert plain.choices[0].message.content
+
+
+def test_a_conversation_with_calls_and_results_goes_on(client):
+    call = {"id": "1", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+    history = [
+        *MESSAGES,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "noon"},
+    ]
+    assert chat(client, messages=history, tools=TOOLS).usage.completion_tokens == 24
 
 
 def test_fields_of_our_own_and_biases_reach_the_engine(client):
@@ -180,12 +289,14 @@ def test_a_prediction_is_verified_and_counted(client):
         ({"messages": [{"role": "user", "content": "the rat " * 5000}]}, "maximum context length"),
     ],
 )
-def test_a_wrong_request_is_told_why(client, wrong, sentence):
+def test_a_wrong_request_gets_the_reason(client, wrong, sentence):
     with pytest.raises(openai.BadRequestError, match=sentence):
         chat(client, **wrong)
 
 
 def test_a_client_that_leaves_ends_its_request(client, fleet):
+    url = fleet.state.metrics_url
+    before = read_metrics(url)["lookahead_output_tokens_total"]
     stream = client.chat.completions.create(
         model=MODEL,
         messages=MESSAGES,
@@ -196,8 +307,6 @@ def test_a_client_that_leaves_ends_its_request(client, fleet):
     next(iter(stream))
     stream.close()
 
-    url = fleet.state.metrics_url
-    before = read_metrics(url)["lookahead_output_tokens_total"]
     deadline = time.monotonic() + 60
     while (now := read_metrics(url)["lookahead_output_tokens_total"]) == before and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -23,7 +23,7 @@ from pipeline.engine.parallel import ParallelEngine
 from pipeline.engine.submission import Submission
 from pipeline.engine.torch.load import load_engine
 from pipeline.errors import BuildError, EngineError, ServerError
-from pipeline.server.road import prepare
+from pipeline.server.startup import prepare
 from pipeline.tuning.planned_engine import planned_engine
 from tests.fakes import make_request
 
@@ -97,10 +97,9 @@ def test_too_few_devices_are_said_before_a_process_is_started(where: Places, mon
 def test_heads_that_cannot_be_shared_out_are_said_before_a_process_is_started(
     where: Places, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    artifact = planned_engine(tiny("model.parallelism.tensor=3"), where).artifact
     monkeypatch.setattr("pipeline.engine.torch.ranks._start_followers", None)
     with pytest.raises(BuildError, match=r"tensor = 3 does not divide the 2 key/value heads of tiny-random-llama"):
-        load_engine(artifact)
+        load_engine(planned_engine(tiny("model.parallelism.tensor=3"), where).artifact)
 
 
 def test_ctrl_c_is_the_leaders_affair_and_a_lost_process_one_sentence(

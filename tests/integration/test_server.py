@@ -1,4 +1,4 @@
-"""The whole road against a real tritonserver: checkpoint -> engine -> repository -> server -> clients."""
+"""End to end against a real tritonserver: checkpoint -> engine -> repository -> server -> clients."""
 
 from __future__ import annotations
 
@@ -18,12 +18,10 @@ from pipeline.engine.torch.load import load_engine
 from pipeline.errors import RequestError
 from pipeline.repository.names import FRONT_MODEL
 from pipeline.server.client import Protocol, TextQuery, stream_text
-from pipeline.server.figures import read_metrics
-from pipeline.server.road import Served
-from pipeline.server.server import RunningServer
+from pipeline.server.startup import PreparedServer
 from pipeline.triton_models.text_codec import load_codec
 from pipeline.triton_models.text_request import text_request
-from tests.integration.servers import PROMPT, ask, url_of
+from tests.integration.servers import PROMPT, ask, settled_metrics, url_of
 from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
@@ -32,7 +30,7 @@ STRATEGIES = ("none", "lookahead", "trie", "hybrid", "auto")
 
 
 @pytest.fixture(scope="module")
-def expected_ids(served: Served) -> list[int]:
+def expected_ids(served: PreparedServer) -> list[int]:
     """Plain greedy decoding in this process, by the same engine without a server."""
     codec = load_codec(served.artifact.tokenizer_dir, served.artifact.engine_dir)
     tensors = {"text_input": np.asarray([[PROMPT.encode()]], np.object_), "max_tokens": np.asarray([[24]], np.int32)}
@@ -195,16 +193,6 @@ def test_a_client_that_leaves_makes_room_for_others(server):
             break
         assert time.monotonic() < deadline
         time.sleep(0.2)
-
-
-def settled_metrics(server: RunningServer) -> dict[str, float]:
-    """Metrics are entered a little after a request has ended, the engine's once a second: wait until they stand
-    still."""
-    values, earlier = read_metrics(server.state.metrics_url), {}
-    while values != earlier:
-        time.sleep(1.3)
-        values, earlier = read_metrics(server.state.metrics_url), values
-    return values
 
 
 def test_metrics_count_what_happened(server):

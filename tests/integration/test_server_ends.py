@@ -20,8 +20,8 @@ from pipeline.errors import RequestError, ServerError
 from pipeline.repository.names import FRONT_MODEL, STOCK_FRONT_MODEL, STOCK_TARGET_MODEL, TARGET_MODEL
 from pipeline.server.client import TextQuery, stream_text
 from pipeline.server.processes import model_processes
-from pipeline.server.road import launch
 from pipeline.server.server import stop_server
+from pipeline.server.startup import launch
 from pipeline.server.state import find_server, is_ready
 from tests.integration.servers import PROMPT, TORCH, ask, with_settings
 from tests.patience import PATIENCE_S
@@ -62,7 +62,7 @@ def test_after_kill_9_nothing_is_left_and_a_new_start_works(served, shared_where
     assert not left_over(again.state.server_id)
 
 
-def test_clients_of_an_engine_that_died_are_told_and_its_server_is_started_again(served, shared_where, tmp_path):
+def test_clients_get_an_error_when_the_engine_dies_and_the_server_restarts(served, shared_where, tmp_path):
     running = launch(served, shared_where, tmp_path)
     chunks = stream_text(TextQuery(PROMPT, 4000, strategy="none", end_id=-1), running.state.grpc_url, "grpc")
     next(chunks)

@@ -13,9 +13,11 @@ from pipeline.repository.names import LOOKAHEAD_MODEL, TARGET_MODEL
 from pipeline.server.client import Completion, TextQuery, stream_text
 from pipeline.server.server import RunningServer
 from tests.integration import servers
+from tests.integration.servers import settled_metrics
 from tests.integration.strict_repository import LONGEST_PROMPT, MAX_DRAFT_LEN, MAX_SEQ_LEN, PROMPT, request_of
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
+NUM_PLACES = 4
 SAMPLED = {"temperature": 0.8, "top_p": 0.9, "seed": 5}
 
 
@@ -33,7 +35,7 @@ PROMPTS = (PROMPT, "a tea for the rat, a tea for", "日本 🤷🏽‍♀️ 日
 
 
 def text_of_length(num_tokens: int) -> str:
-    """Text of so many tokens: digits do not merge."""
+    """Text of a given number of tokens: digits do not merge."""
     return ("7309165284" * LONGEST_PROMPT)[:num_tokens]
 
 
@@ -148,6 +150,56 @@ def test_many_clients_at_once_get_what_they_get_alone(strict):
         together = dict(zip(alone, pool.map(work, alone), strict=True))
 
     assert together == alone
+
+
+def prompts_computed(strict: RunningServer) -> tuple[float, float]:
+    """Sequences opened by the engines since the start, and prompt tokens computed for them."""
+    values = settled_metrics(strict)
+    computed = values["lookahead_kv_prompt_tokens_total"] - values["lookahead_kv_reused_tokens_total"]
+    return values["lookahead_kv_sequences_total"], computed
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_128_tokens_of_a_lookahead_engine_compute_the_prompt_once(strict, codec, reference, stream):
+    expected = reference(request_of(codec, PROMPT, 128, end_id=-1))
+    num_opened, num_computed = prompts_computed(strict)
+
+    completion = ask(
+        strict, max_tokens=128, strategy="lookahead", end_id=-1, stop_words=["never", "日本 no"], stream=stream
+    )
+
+    assert ids_of(completion) == expected
+    assert completion.statistics is not None
+    assert completion.statistics["num_engine_calls"] == 1
+    opened, computed = prompts_computed(strict)
+    assert opened - num_opened == 1
+    assert computed - num_computed == len(codec.encode(PROMPT))
+
+
+def test_a_stop_word_ends_the_output_and_the_engines_request(strict, codec, reference):
+    text = codec.decode(reference(request_of(codec, PROMPT, 60, end_id=-1)))
+    word = text[20:23]
+    for stream in (False, True):
+        completion = ask(strict, max_tokens=60, strategy="lookahead", end_id=-1, stop_words=[word], stream=stream)
+        assert completion.text == text[: text.index(word)]
+        assert completion.finish_reason == "stop_words"
+
+
+def test_a_client_that_leaves_ends_the_engines_request(strict):
+    before = settled_metrics(strict)
+    streams = [
+        stream_text(TextQuery(PROMPT, 250, strategy="lookahead", end_id=-1), strict.state.grpc_url, "grpc")
+        for _ in range(NUM_PLACES)
+    ]
+    for chunks in streams:
+        next(chunks)
+    for chunks in streams:
+        chunks.close()
+    after = settled_metrics(strict)
+
+    assert after["lookahead_kv_sequences_total"] == before["lookahead_kv_sequences_total"] + NUM_PLACES
+    # Both models look every 0.1 s for clients that left; all outputs together take some times that.
+    assert after["lookahead_engine_abandoned_total"] > before["lookahead_engine_abandoned_total"]
 
 
 def test_clients_that_leave_make_room_for_others(strict):

@@ -13,8 +13,8 @@ import pytest
 from pipeline.config.places import Places, places
 from pipeline.errors import RequestError, ServerError
 from pipeline.server.client import Completion, TextQuery, complete
-from pipeline.server.road import Served, launch, prepare
 from pipeline.server.server import RunningServer, stop_server
+from pipeline.server.startup import PreparedServer, launch, prepare
 from pipeline.server.state import ServerState, find_server, is_ready
 from pipeline.server.switch import require_other, resolve_other, running_served, switch_server
 from tests.integration.servers import prepared
@@ -42,7 +42,7 @@ def running(folder: Path) -> ServerState:
     return state
 
 
-def other_profile(where: Places, folder: Path, profile: str) -> tuple[Served, Served]:
+def other_profile(where: Places, folder: Path, profile: str) -> tuple[PreparedServer, PreparedServer]:
     before = running_served(where, folder)
     resolved = resolve_other(before, profile, (), folder, where)
     require_other(before, resolved)

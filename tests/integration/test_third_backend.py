@@ -17,7 +17,7 @@ from pipeline.decoding.request import GenerationRequest, as_token_ids
 from pipeline.engine.create import create_scheduler
 from pipeline.engine.submission import Submission
 from pipeline.errors import ConfigError
-from pipeline.server.road import prepare
+from pipeline.server.startup import prepare
 from tests.integration.servers import ask, running
 from tests.servers import FREE_PORTS
 from tests.third_backend.lookup_backend import OFFSET

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from pipeline.config.places import Places
-from pipeline.server.road import Served
+from pipeline.server.startup import PreparedServer
 from tests.integration.servers import prepared
 from tests.own_places import own_places
 
@@ -22,7 +22,7 @@ def where(tmp_path_factory: pytest.TempPathFactory) -> Places:
 
 
 @pytest.fixture(scope="package")
-def served(where: Places) -> Served:
+def served(where: Places) -> PreparedServer:
     return prepared(where)
 
 

@@ -1,102 +1,23 @@
-"""Servers that are started, asked, killed and stopped at random moments: nobody hangs, nothing stays behind."""
+"""Servers that are started, asked, killed and stopped at random moments: no client hangs, nothing stays behind."""
 
 from __future__ import annotations
 
-import os
 import random
-import signal
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 
-import httpx
-import psutil
 import pytest
 
 from pipeline.config.places import Places
-from pipeline.errors import RequestError, ServerError
-from pipeline.repository.names import FRONT_MODEL
-from pipeline.server.client import TextQuery, complete
-from pipeline.server.road import Served, launch
-from pipeline.server.server import RunningServer, stop_server
-from pipeline.server.state import find_server
-from tests.integration.servers import PROMPT
-from tests.servers import left_over, processes_of
+from pipeline.server.startup import PreparedServer
+from tests.integration.cycles import WAYS, live
 from tests.soak.conftest import IS_LONG
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow, pytest.mark.timeout(7200)]
-NUM_CYCLES = 50 if IS_LONG else 2
-# A request that takes longer hangs: the server restarts within less.
-PATIENCE_S = 180.0
-WAYS = ("stop", "drain", "kill server", "kill guard", "kill gateway", "kill all")
-
-
-def keep_asking(server: RunningServer, stop: threading.Event, number: int) -> list[int]:
-    """Status codes of requests until the stop; 0 for a connection that was refused or cut."""
-    codes, url = [], f"{server.state.http_url}/v2/models/{FRONT_MODEL}/generate"
-    while not stop.is_set():
-        body = {"text_input": PROMPT, "max_tokens": 1 + 40 * (number % 3), "strategy": ("none", "trie")[number % 2]}
-        try:
-            if number % 4 == 3:
-                complete(TextQuery(PROMPT, 20), server.state.grpc_url, "grpc", timeout_s=PATIENCE_S)
-                codes.append(200)
-            else:
-                codes.append(httpx.post(url, json=body, timeout=PATIENCE_S).status_code)
-        except (httpx.ConnectError, httpx.ReadError, httpx.RemoteProtocolError, ServerError, RequestError):
-            codes.append(0)
-            time.sleep(0.05)
-    return codes
-
-
-def victims(server: RunningServer, how: str) -> list[int]:
-    if how == "kill guard":
-        return [server.state.guard_pid]
-    name = {"kill server": "tritonserver", "kill gateway": "pipeline.gateway"}.get(how, "")
-    ids = (server.state.server_id, server.state.gateway_id)
-    return [p.pid for mark in ids for p in processes_of(mark) if name in " ".join(p.cmdline())]
-
-
-def end(server: RunningServer, how: str, where: Places) -> None:
-    if how in ("stop", "drain"):
-        stop_server(server.run_dir, drain=how == "drain")
-        return
-    for pid in victims(server, how):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    if how in ("kill server", "kill gateway"):
-        answer, deadline = 0, time.monotonic() + PATIENCE_S
-        while answer != 200 and time.monotonic() < deadline:  # it comes back by itself
-            with suppress(httpx.HTTPError):
-                answer = httpx.get(f"{server.state.http_url}/v2/health/ready", timeout=10).status_code
-            time.sleep(0.2)
-        assert answer == 200
-    server.stop()
+NUM_CYCLES = 50 if IS_LONG else len(WAYS)
 
 
 @pytest.mark.parametrize("number", range(NUM_CYCLES))
 def test_start_and_end_under_requests(
-    served: Served, where: Places, tmp_path: Path, chance: random.Random, number: int
+    served: PreparedServer, where: Places, tmp_path: Path, chance: random.Random, number: int
 ) -> None:
-    how = WAYS[number % len(WAYS)] if IS_LONG else ("kill server", "drain")[number]
-    server = launch(served, where, tmp_path)
-    stop = threading.Event()
-    with ThreadPoolExecutor(6) as pool:
-        clients = [pool.submit(keep_asking, server, stop, client) for client in range(6)]
-        time.sleep(chance.uniform(0.0, 3.0))
-        try:
-            end(server, how, where)
-        finally:
-            stop.set()
-        codes = {code for client in clients for code in client.result(PATIENCE_S + 60)}
-
-    assert codes <= {0, 200, 400, 503, 504}
-    assert find_server(tmp_path) is None
-    deadline = time.monotonic() + 30
-    marks = (server.state.server_id, server.state.gateway_id)
-    while any(left_over(mark) for mark in marks) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not [left for mark in marks for left in left_over(mark)]
-    assert not list(tmp_path.rglob("*.partial"))
-    assert psutil.Process().num_fds() < 500
+    live(served, where, tmp_path, WAYS[number % len(WAYS)], chance.uniform(0.0, 3.0))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.config.places import CODE, Places
-from pipeline.server.road import Served
+from pipeline.server.startup import PreparedServer
 from tests.servers import FREE_PORTS
 
 pytestmark = [pytest.mark.slow]
@@ -38,7 +38,7 @@ def run_with(mount: str, where: Places, *words: str) -> subprocess.CompletedProc
 
 @needs_namespaces
 @pytest.mark.triton
-def test_a_server_without_room_in_shared_memory_says_so(served: Served, where: Places) -> None:
+def test_a_server_without_room_in_shared_memory_says_so(served: PreparedServer, where: Places) -> None:
     words = ["--model", "tiny-random-llama", "--set", "backend=torch", "--set", "device=cpu"]
     words += [word for setting in FREE_PORTS for word in ("--set", setting)]
 

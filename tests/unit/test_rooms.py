@@ -1,4 +1,4 @@
-"""Arrows never point back: each room imports only rooms that lie before it on the road."""
+"""Arrows never point back: each room imports only rooms before it."""
 
 import ast
 import re
@@ -125,7 +125,7 @@ def test_the_check_of_mentions_finds_each_kind() -> None:
     text = """
 if resolved.backend == "tensorrt_llm": pass
 resolved.profile.tensorrt_llm.speculation
-from pipeline.backends.tensorrt_llm.case import Case
+from pipeline.backends.tensorrt_llm.build_context import Case
 x = "use tensorrt_llm.speculation"
 """
     assert len(list(mentions_of_a_backend(ast.parse(text)))) == 4

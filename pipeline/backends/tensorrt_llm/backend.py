@@ -7,16 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.backends.tensorrt_llm import build, rules
-from pipeline.backends.tensorrt_llm.case import Case, case_of
-from pipeline.backends.tensorrt_llm.environment import engine_device, engine_libraries, gpus, package_versions
-from pipeline.backends.tensorrt_llm.speculation import modes_of
-from pipeline.checkpoint.checkpoint import Checkpoint
+from pipeline.backends.tensorrt_llm.build_context import BuildContext, build_context_of, modes_of
+from pipeline.backends.tensorrt_llm.environment import engine_device, engine_version, gpus, package_versions
 from pipeline.config.faults import Fault
 from pipeline.config.hardware import Hardware
 from pipeline.config.places import Places
 from pipeline.config.schema import Device, ProfileConfig, ResolvedConfig
 from pipeline.engine.backend import Backend, Note, Runtime
-from pipeline.engine.chains import Mode, triple_of
+from pipeline.engine.chains import Mode
 from pipeline.engine.command import MakeCommand, StartCommand
 from pipeline.engine.finding import Finding, Table
 from pipeline.engine.fingerprint import Fingerprint
@@ -53,11 +51,8 @@ class TensorRTLLMBackend:
     def device(self, profile: ProfileConfig, hardware: Hardware) -> Device:
         return "cuda"
 
-    def profile_faults(self, profile: ProfileConfig, hardware: Hardware | None) -> Iterable[Fault]:
-        return rules.faults_of_profile(profile)
-
     def faults(self, resolved: ResolvedConfig) -> Iterable[Fault]:
-        return rules.faults_of(case_of(resolved))
+        return rules.faults_of(build_context_of(resolved))
 
     def check(self, resolved: ResolvedConfig) -> None:
         rules.check(resolved)
@@ -65,26 +60,18 @@ class TensorRTLLMBackend:
     def check_config(self, resolved: ResolvedConfig, folder: Path) -> object:
         return None  # the converters decide what they read, and in which formats
 
-    def plan(self, resolved: ResolvedConfig) -> Mapping[str, Any]:
-        return build.plan(resolved)
-
-    def full_plan(self, resolved: ResolvedConfig, places: Places) -> tuple[str, Mapping[str, Any]]:
-        return build.full_plan(resolved, places)
-
-    def fingerprint(self, resolved: ResolvedConfig, checkpoint_hash: str) -> Fingerprint:
-        return build.fingerprint(resolved, checkpoint_hash)
+    plan = staticmethod(build.plan)
+    full_plan = staticmethod(build.full_plan)
+    fingerprint = staticmethod(build.fingerprint)
+    require_resources = staticmethod(build.require_resources)
+    write_engine = staticmethod(build.write_engine)
+    profile_faults = staticmethod(rules.faults_of_profile)
 
     def files_digest(self, fingerprint: Fingerprint) -> str:
         return fingerprint.digest  # sizes are built into the engine
 
     def runtime(self, resolved: ResolvedConfig) -> Runtime:
-        return Runtime(engine_libraries(resolved), engine_device(resolved))
-
-    def require_resources(self, resolved: ResolvedConfig, folder: Path) -> None:
-        build.require_resources(resolved, folder)
-
-    def write_engine(self, resolved: ResolvedConfig, checkpoint: Checkpoint, note: Note, folder: Path) -> None:
-        build.write_engine(resolved, checkpoint, note, folder)
+        return Runtime({"tensorrt_llm": engine_version(resolved)}, engine_device(resolved))
 
     def load_engine(self, artifact: Artifact) -> Engine:
         raise UserError(
@@ -153,8 +140,8 @@ class TensorRTLLMBackend:
 
 
 def _traits(resolved: ResolvedConfig, mode: Mode, model: str) -> TargetTraits:
-    case = Case(resolved, None)
-    limits = case.limits(mode)
+    context = BuildContext(resolved, None)
+    limits = context.limits(mode)
     return TargetTraits(
         model=model,
         strategies=_STRATEGIES[mode],
@@ -162,9 +149,9 @@ def _traits(resolved: ResolvedConfig, mode: Mode, model: str) -> TargetTraits:
         max_seq_len=limits.usable_seq_len,
         limits=limits,
         mode=mode,
-        lookahead=triple_of(resolved.lookahead) if mode == "lookahead" else None,
+        lookahead=resolved.lookahead if mode == "lookahead" else None,
         # The release applies grammars in plain decoding, not to draft tokens.
-        guided=mode == "none" and bool(case.parameter("guided_decoding_backend")),
+        guided=mode == "none" and bool(context.parameter("guided_decoding_backend")),
     )
 
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.backends.tensorrt_llm.case import case_of
+from pipeline.backends.tensorrt_llm.build_context import build_context_of
 from pipeline.backends.tensorrt_llm.conversion import calibration_folder
-from pipeline.backends.tensorrt_llm.environment import detect, engine_libraries, require_ready
+from pipeline.backends.tensorrt_llm.environment import detect, engine_version, require_ready
 from pipeline.backends.tensorrt_llm.instance import engine_dir
 from pipeline.backends.tensorrt_llm.plan import Plan, plan_for
 from pipeline.backends.tensorrt_llm.shape import shape_of
@@ -49,13 +49,13 @@ def full_plan(resolved: ResolvedConfig, where: Places) -> tuple[str, Mapping[str
 
 
 def fingerprint(resolved: ResolvedConfig, checkpoint_hash: str) -> Fingerprint:
-    """Of the engines that a config builds, with the target GPU as device."""
+    """Fingerprint of the engines that a config builds, with the target GPU as device."""
     whole = plan_for(resolved, checkpoint_hash=checkpoint_hash)
     return Fingerprint(
         checkpoint=checkpoint_hash,
         architecture=resolved.model.architecture,
         backend="tensorrt_llm",
-        libraries=engine_libraries(resolved),
+        libraries={"tensorrt_llm": engine_version(resolved)},
         device=f"cuda-sm{resolved.profile.tensorrt_llm.compute_capability}",
         dtype=resolved.dtype,
         flags={"conversion": whole.conversion.digest}
@@ -69,7 +69,7 @@ def fingerprint(resolved: ResolvedConfig, checkpoint_hash: str) -> Fingerprint:
 def require_resources(resolved: ResolvedConfig, folder: Path) -> None:
     """Raises BuildError if TensorRT-LLM, the GPU, disk or memory will not do, or calibration texts are missing."""
     whole = plan_for(resolved)
-    texts = calibration_folder(case_of(resolved))
+    texts = calibration_folder(build_context_of(resolved))
     if texts is not None and not texts.is_dir():
         raise BuildError(
             f"tensorrt_llm.calib_dataset: found '{resolved.profile.tensorrt_llm.calib_dataset}'; there is no folder "
@@ -94,10 +94,11 @@ def execute(
     folder: Path,
     run: Run = run_process,
 ) -> None:
-    """Run the stages of a plan that are not done, and put engine/ and tokenizer/ into `folder`.
+    """Run the missing stages of a plan, and put engine/ and tokenizer/ into `folder`.
 
-    With two engines, engine/ holds one folder per Triton model. run: how calls are run. Raises BuildError with the end
-    of the stage's log if one fails, or with the differences if what came out is not what was asked for."""
+    With two engines, engine/ holds one folder per Triton model. run: function that runs calls. Raises BuildError with
+    the end of the stage's log if one fails, or with the differences if the result is not what was requested.
+    """
     shape = shape_of(resolved.model)
     assert shape is not None, "the rules refuse models of unknown shape"
     write_tokenizer(checkpoint, folder / TOKENIZER)  # first, as it may turn out that only code can read it

@@ -1,4 +1,5 @@
-"""What to run for an engine of TensorRT-LLM: mpirun and one tritonserver per rank, here or in a container."""
+"""Start commands for an engine of TensorRT-LLM: mpirun and one tritonserver per rank, on this machine or in a
+container."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pipeline.backends.tensorrt_llm.case import case_of
+from pipeline.backends.tensorrt_llm.build_context import build_context_of
 from pipeline.backends.tensorrt_llm.docker import build_image_argv, ensure_image, remove_argv, run_argv, serving_image
 from pipeline.backends.tensorrt_llm.environment import gpus
 from pipeline.backends.tensorrt_llm.instance import instance_of
@@ -16,7 +17,7 @@ from pipeline.backends.tensorrt_llm.launch import CONTAINER_SERVER, Launch, Laun
 from pipeline.config.places import CODE, Places
 from pipeline.config.schema import ResolvedConfig, TrieDraftConfig
 from pipeline.engine.backend import Note
-from pipeline.engine.command import Listening, MakeCommand, StartCommand
+from pipeline.engine.command import Listening, MakeCommand, Ports, StartCommand
 from pipeline.errors import ServerError
 from pipeline.server.command import SHOWN_ID, is_plain, plain_names, restricting_words, shown_listening
 from pipeline.server.guard import DRAIN_SECONDS
@@ -34,7 +35,7 @@ BACKEND = "tensorrtllm"
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where an engine is served. executable: the tritonserver; None: in a container. has_mpirun: on this machine."""
+    """Place of a server. executable: the tritonserver; None: in a container. has_mpirun: on this machine."""
 
     executable: Path | None
     has_mpirun: bool
@@ -63,54 +64,50 @@ def options_for(
     resolved: ResolvedConfig, repository: Path, site: Site, verbose_log: Path | None = None
 ) -> LaunchOptions:
     """Launch options of a config, its ports as they stand there."""
-    case, server = case_of(resolved), resolved.profile.server
+    context, server = build_context_of(resolved), resolved.profile.server
     return LaunchOptions(
         repository=repository,
-        http_port=server.http_port,
-        grpc_port=server.grpc_port,
-        metrics_port=server.metrics_port,
+        ports=Ports(server.http_port, server.grpc_port, server.metrics_port),
         tritonserver=CONTAINER_SERVER if site.executable is None else str(site.executable),
-        world_size=case.num_processes,
-        engine_models=tuple(instance_of(case, index).triton_model for index in range(len(case.modes))),
-        use_mpi=site.has_mpirun or case.num_processes > 1,
+        world_size=context.num_processes,
+        engine_models=tuple(instance_of(context, index).triton_model for index in range(len(context.modes))),
+        use_mpi=site.has_mpirun or context.num_processes > 1,
         exit_timeout_s=round(DRAIN_SECONDS),
         log_file=verbose_log,
-        orchestrator=case.trt.orchestrator,
-        spawn_processes=case.trt.spawn_processes,
-        gpus=tuple(range(max(len(gpus()), case.world_size))),
+        orchestrator=context.trt.orchestrator,
+        spawn_processes=context.trt.spawn_processes,
+        gpus=tuple(range(max(len(gpus()), context.world_size))),
         host=server.host,
     )
 
 
-def require_startable(resolved: ResolvedConfig, site: Site) -> None:
-    """Raises ServerError if this machine has no mpirun where it is needed, or fewer GPUs than an engine has ranks. Two
-    engines share them."""
-    case = case_of(resolved)
-    if case.num_processes > 1 and not site.has_mpirun:
+def startable_site(resolved: ResolvedConfig) -> Site:
+    """Place of a new server. Raises ServerError if this machine has neither tritonserver nor docker, no mpirun if it is
+    needed, or fewer GPUs than an engine has ranks. Two engines share the GPUs."""
+    site, context = find_site(), build_context_of(resolved)
+    if context.num_processes > 1 and not site.has_mpirun:
         raise ServerError(
-            f"{case.num_processes} ranks are started with mpirun, which was not found. Install Open MPI, or work in "
+            f"{context.num_processes} ranks are started with mpirun, which was not found. Install Open MPI, or work in "
             "NVIDIA's container."
         )
-    if (found := len(gpus())) < case.world_size:
+    if (found := len(gpus())) < context.world_size:
         raise ServerError(
-            f"{case.world_size} rank(s) need a GPU each, and nvidia-smi shows {found}. Serve where the engine was "
+            f"{context.world_size} rank(s) need a GPU each, and nvidia-smi shows {found}. Serve where the engine was "
             "built, or lower model.parallelism; --set backend=torch needs no GPU."
         )
+    return site
 
 
 def check_start(resolved: ResolvedConfig) -> str:
-    """Where a server would run. Raises ServerError for what would prevent it."""
-    site = find_site()
-    require_startable(resolved, site)
-    return "in docker" if site.executable is None else str(site.executable)
+    """Place of a new server, for display. Raises ServerError for anything that prevents the start."""
+    return str(startable_site(resolved).executable or "in docker")
 
 
 def start_here(
     resolved: ResolvedConfig, repository: Path, places: Places, run_dir: Path, log: Path | None, note: Note
 ) -> MakeCommand:
     """The command of a server on a repository, its image built if it runs in a container."""
-    site = find_site()
-    require_startable(resolved, site)
+    site = startable_site(resolved)
     options = options_for(resolved, repository, site, log)
     if site.executable is None:
         tag = resolved.profile.tensorrt_llm.container_tag
@@ -121,20 +118,15 @@ def start_here(
     return make_tensorrt_llm_command(resolved, options, site, places)
 
 
-def planned_site() -> Site:
-    """As `find_site`; where nothing is there, as it would be in NVIDIA's container."""
-    try:
-        return find_site()
-    except ServerError:
-        return Site(Path(CONTAINER_SERVER), has_mpirun=True)
-
-
 def shown_commands(resolved: ResolvedConfig, repository: Path, places: Places) -> list[StartCommand]:
-    """What a start would run, in order; ports that are 0 and the server's id are settled by the start."""
-    site, server = planned_site(), resolved.profile.server
-    options = options_for(resolved, repository, site)
-    make = make_tensorrt_llm_command(resolved, options, site, places)
-    command = make(shown_listening(server), SHOWN_ID)
+    """The commands of a start, in order. Placeholders stand for the server's id and for ports that are 0. On a machine
+    without a server these are the commands for NVIDIA's container."""
+    try:
+        site = find_site()
+    except ServerError:
+        site = Site(Path(CONTAINER_SERVER), has_mpirun=True)
+    make = make_tensorrt_llm_command(resolved, options_for(resolved, repository, site), site, places)
+    command = make(shown_listening(resolved.profile.server), SHOWN_ID)
     if site.executable is not None:
         return [command]
     build = build_image_argv(resolved.profile.tensorrt_llm.container_tag, places.home)
@@ -147,37 +139,27 @@ def make_tensorrt_llm_command(
     """The command of a server with this engine."""
 
     def make(listening: Listening, server_id: str) -> StartCommand:
+        chosen = replace(
+            options,
+            ports=listening.ports,
+            host=listening.host,
+            metrics_host=listening.metrics_host,
+            restrictions=tuple(restricting_words(listening.key)),
+            shm_prefix=server_id,
+        )
         if site.executable is None:
             if not is_plain(options.repository):
                 raise ServerError(
                     f"Triton's Python backend cannot open files in {options.repository}: the path has a blank or "
                     "another character that a shell reads. Set LOOKAHEAD_ENGINES to a folder without."
                 )
-            return _in_container(resolved, launch_of(with_ports(options, listening, server_id)), server_id, places)
+            return _in_container(resolved, launch_of(chosen), server_id, places)
         names, links = plain_names(server_id, repository=options.repository)
-        launch = launch_of(replace(with_ports(options, listening, server_id), repository=names["repository"]))
-        environment = {
-            **server_environment(places, Installation(site.executable, "TensorRT-LLM")),
-            **launch.environment,
-        }
-        return StartCommand(launch.argv, environment, shown=launch.environment, links=links)
+        launch = launch_of(replace(chosen, repository=names["repository"]))
+        environment = server_environment(places, Installation(site.executable, "TensorRT-LLM"))
+        return StartCommand(launch.argv, {**environment, **launch.environment}, shown=launch.environment, links=links)
 
     return make
-
-
-def with_ports(options: LaunchOptions, listening: Listening, server_id: str) -> LaunchOptions:
-    """Options with chosen ports, and shared memory named after the server."""
-    ports = listening.ports
-    return replace(
-        options,
-        http_port=ports.http,
-        grpc_port=ports.grpc,
-        metrics_port=ports.metrics,
-        host=listening.host,
-        metrics_host=listening.metrics_host,
-        restrictions=tuple(restricting_words(listening.key)),
-        shm_prefix=server_id,
-    )
 
 
 def _in_container(resolved: ResolvedConfig, launch: Launch, server_id: str, places: Places) -> StartCommand:

@@ -12,50 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from pipeline.backends.tensorrt_llm import facts
-from pipeline.backends.tensorrt_llm.case import KV_QUANT_ALGOS, QUANT_ALGOS, Case
+from pipeline.backends.tensorrt_llm import release_data
+from pipeline.backends.tensorrt_llm.build_context import KV_QUANT_ALGOS, QUANT_ALGOS, BuildContext
 from pipeline.config.places import expanded
 from pipeline.config.schema import TensorRTLLMConfig
 
 Method = Literal["from_hugging_face", "quantize", "convert_checkpoint.py", "quantize.py"]
 
-# Where the containers keep the examples.
+# Folder of the examples in the containers.
 EXAMPLES_ROOT = "/app"
 # Formats that need no calibration.
 _PLAIN = ("none", "int8_wo", "int4_wo")
 _WEIGHT_ONLY_PRECISION = {"int8_wo": "int8", "int4_wo": "int4"}
-# Which example folder converts a model class.
-_FAMILIES = {
-    "LLaMAForCausalLM": "llama",
-    "QWenForCausalLM": "qwen",
-    "GPTForCausalLM": "gpt",
-    "GemmaForCausalLM": "gemma",
-    "PhiForCausalLM": "phi",
-    "Phi3ForCausalLM": "phi",
-    "ChatGLMForCausalLM": "glm",
-    "CohereForCausalLM": "commandr",
-    "DeciLMForCausalLM": "nemotron_nas",
-    "MambaForCausalLM": "mamba",
-    "RecurrentGemmaForCausalLM": "recurrentgemma",
-    "BaichuanForCausalLM": "baichuan",
-    "BloomForCausalLM": "bloom",
-    "FalconForCausalLM": "falcon",
-    "GPTJForCausalLM": "gptj",
-    "GPTNeoXForCausalLM": "gptneox",
-    "MPTForCausalLM": "mpt",
-    "OPTForCausalLM": "opt",
-    "DbrxForCausalLM": "dbrx",
-    "GrokForCausalLM": "grok",
-    "DeepseekForCausalLM": "deepseek_v1",
-    "DeepseekV2ForCausalLM": "deepseek_v2",
-}
-# Options that a family's script spells otherwise than most.
-_SPELLINGS = {
-    "gemma": {"model_dir": "model-dir", "output_dir": "output-model-dir", "tp_size": "world-size"},
-    "recurrentgemma": {"tp_size": "world_size"},
-}
-# Scripts that read several kinds of checkpoint, and the option that says which.
-_KIND_OPTIONS = {"gemma": "ckpt-type", "recurrentgemma": "ckpt_type"}
 # Options of a family's script that every script has, where no source lists them all.
 _COMMON_FLAGS = ("model_dir", "output_dir", "dtype", "tp_size")
 
@@ -70,10 +38,10 @@ class Conversion:
     argv: tuple[str, ...]
 
 
-def method_of(case: Case) -> Method:
+def method_of(context: BuildContext) -> Method:
     """The way that fits weight format, KV format and model class."""
-    trt = case.trt
-    if "script_only" in case.traits:
+    trt = context.trt
+    if "script_only" in context.traits:
         return "convert_checkpoint.py"
     if trt.kv_cache_dtype == "int8":
         return "convert_checkpoint.py" if trt.quantization in _PLAIN else "quantize.py"
@@ -82,14 +50,9 @@ def method_of(case: Case) -> Method:
     return "from_hugging_face" if trt.quantization in _PLAIN else "quantize"
 
 
-def family_of(architecture: str) -> str | None:
-    """Example folder of an architecture; None if it has none."""
-    return _FAMILIES.get(facts.model_class(architecture) or "")
-
-
 def known_script_flags(family: str) -> frozenset[str]:
     """Options that a family's script is known to have."""
-    return frozenset(facts.script_flags(family)) or frozenset(_COMMON_FLAGS)
+    return frozenset(release_data.script_flags(family)) or frozenset(_COMMON_FLAGS)
 
 
 class ScriptNeed(NamedTuple):
@@ -102,90 +65,91 @@ class ScriptNeed(NamedTuple):
     plain: object
 
 
-def needs_of_script(case: Case) -> list[ScriptNeed]:
+def needs_of_script(context: BuildContext) -> list[ScriptNeed]:
     """What is asked of a family's script beyond the plain conversion on tensor-parallel ranks."""
-    trt, ranks = case.trt, case.model.parallelism
+    trt, ranks = context.trt, context.model.parallelism
     asked: list[tuple[str | None, str, object, object]] = [
         ("use_weight_only" if trt.quantization in _PLAIN else None, "quantization", trt.quantization, "none"),
         (f"{trt.kv_cache_dtype}_kv_cache", "kv_cache_dtype", trt.kv_cache_dtype, "auto"),
         ("cp_size", "context_parallel", trt.context_parallel, 1),
     ]
-    if "moe" in case.traits:
+    if "moe" in context.traits:
         asked.append(("moe_tp_size", "moe_tensor_parallel", trt.moe_tensor_parallel, -1))
         asked.append(("moe_ep_size", "moe_expert_parallel", trt.moe_expert_parallel, -1))
-    if is_calibrated(case):
+    if is_calibrated(context):
         asked.append(("calib_size", "calib_size", trt.calib_size, TensorRTLLMConfig().calib_size))
     needs = [ScriptNeed(option, f"tensorrt_llm.{name}", found, plain) for option, name, found, plain in asked]
     needs.append(ScriptNeed("pp_size", "model.parallelism.pipeline", ranks.pipeline, 1))
     return [need for need in needs if need.found != need.plain]
 
 
-def is_calibrated(case: Case) -> bool:
+def is_calibrated(context: BuildContext) -> bool:
     """Whether the conversion runs texts through the model to find scales."""
-    return method_of(case) in ("quantize", "quantize.py") or case.trt.kv_cache_dtype == "int8"
+    return method_of(context) in ("quantize", "quantize.py") or context.trt.kv_cache_dtype == "int8"
 
 
-def calibration_folder(case: Case) -> Path | None:
-    """The folder that calibration texts are read from; None if they are a data set with a name, or none are read.
+def calibration_folder(context: BuildContext) -> Path | None:
+    """The folder of calibration texts; None if they are a named data set, or none are needed.
 
-    Whatever looks like a path is one. The stages run in folders of their own, so it is made absolute."""
-    written = case.trt.calib_dataset
+    Anything that looks like a path is one. It is made absolute, because the stages run in other folders.
+    """
+    written = context.trt.calib_dataset
     path = expanded(written)
     is_folder = written.startswith(("/", ".", "~")) or path.is_dir()
-    return path.resolve() if is_folder and is_calibrated(case) else None
+    return path.resolve() if is_folder and is_calibrated(context) else None
 
 
-def calib_dataset_of(case: Case) -> str:
-    """Calibration texts as the converters are told of them."""
-    return str(calibration_folder(case) or case.trt.calib_dataset)
+def calib_dataset_of(context: BuildContext) -> str:
+    """Calibration texts, as the argument of the converters."""
+    return str(calibration_folder(context) or context.trt.calib_dataset)
 
 
-def mapping_arguments(case: Case) -> dict[str, int]:
+def mapping_arguments(context: BuildContext) -> dict[str, int]:
     """Keyword arguments of Mapping, without the rank."""
-    ranks, trt = case.model.parallelism, case.trt
+    ranks, trt = context.model.parallelism, context.trt
     arguments = {
-        "world_size": case.world_size,
+        "world_size": context.world_size,
         "tp_size": ranks.tensor,
         "pp_size": ranks.pipeline,
         "cp_size": trt.context_parallel,
     }
-    if "moe" in case.traits:
+    if "moe" in context.traits:
         arguments |= {"moe_tp_size": trt.moe_tensor_parallel, "moe_ep_size": trt.moe_expert_parallel}
     return arguments
 
 
-def quant_arguments(case: Case) -> dict[str, str]:
+def quant_arguments(context: BuildContext) -> dict[str, str]:
     """Keyword arguments of QuantConfig; enum members by name."""
     named = {
-        "quant_algo": QUANT_ALGOS[case.trt.quantization],
-        "kv_cache_quant_algo": KV_QUANT_ALGOS[case.trt.kv_cache_dtype],
+        "quant_algo": QUANT_ALGOS[context.trt.quantization],
+        "kv_cache_quant_algo": KV_QUANT_ALGOS[context.trt.kv_cache_dtype],
     }
     return {name: value for name, value in named.items() if value is not None}
 
 
-def conversion_of(case: Case, source: Path, output: Path, request: Path) -> Conversion:
-    """source: checkpoint folder with a normalised config.json. output: folder to write. request: where the call lies as
-    JSON, for the ways through Python."""
-    method = method_of(case)
+def conversion_of(context: BuildContext, source: Path, output: Path, request: Path) -> Conversion:
+    """source: checkpoint folder with a normalised config.json. output: folder to write. request: JSON file of the call,
+    for conversions through Python."""
+    method = method_of(context)
     if method == "convert_checkpoint.py":
-        return Conversion(method, {}, _convert_argv(case, source, output))
+        return Conversion(method, {}, _convert_argv(context, source, output))
     if method == "quantize.py":
-        return Conversion(method, {}, _quantize_argv(case, source, output))
+        return Conversion(method, {}, _quantize_argv(context, source, output))
     call: dict[str, Any] = {
         "method": method,
-        "architecture": case.model.architecture,
-        "model_class": facts.model_class(case.model.architecture),
+        "architecture": context.model.architecture,
+        "model_class": release_data.model_class(context.model.architecture),
         "hf_model_dir": str(source),
         "output_dir": str(output),
-        "dtype": case.resolved.dtype,
-        "mapping": mapping_arguments(case),
-        "quant_config": quant_arguments(case),
+        "dtype": context.resolved.dtype,
+        "mapping": mapping_arguments(context),
+        "quant_config": quant_arguments(context),
     }
     if method == "quantize":
         call["calibration"] = {
             "device": "cuda",
-            "calib_dataset": calib_dataset_of(case),
-            "calib_batches": case.trt.calib_size,
+            "calib_dataset": calib_dataset_of(context),
+            "calib_batches": context.trt.calib_size,
             "calib_batch_size": 1,
             "calib_max_seq_length": 512,
             "random_seed": 1234,
@@ -194,56 +158,49 @@ def conversion_of(case: Case, source: Path, output: Path, request: Path) -> Conv
     return Conversion(method, call, ("python3", "-m", "pipeline.backends.tensorrt_llm.conversion_script", str(request)))
 
 
-def _convert_argv(case: Case, source: Path, output: Path) -> tuple[str, ...]:
-    family = family_of(case.model.architecture)
+def _convert_argv(context: BuildContext, source: Path, output: Path) -> tuple[str, ...]:
+    family = release_data.family(context.model.architecture)
     assert family is not None, "the rules refuse architectures without a script"
-    script = f"{EXAMPLES_ROOT}/{facts.script_folder(family)}/convert_checkpoint.py"
-    known, ranks, trt = known_script_flags(family), case.model.parallelism, case.trt
+    script = f"{EXAMPLES_ROOT}/{release_data.script_folder(family)}/convert_checkpoint.py"
+    known, ranks, trt = known_script_flags(family), context.model.parallelism, context.trt
     values: dict[str, object] = {
         "model_dir": source,
         "output_dir": output,
-        "dtype": case.resolved.dtype,
+        "dtype": context.resolved.dtype,
         "tp_size": ranks.tensor,
     }
-    sizes = {
-        "pp_size": ranks.pipeline,
-        "cp_size": trt.context_parallel,
-        "moe_tp_size": trt.moe_tensor_parallel,
-        "moe_ep_size": trt.moe_expert_parallel,
-    }
+    sizes = {name: size for name, size in mapping_arguments(context).items() if name not in ("world_size", "tp_size")}
     values |= {name: size for name, size in sizes.items() if size > 1 or (size == 1 and name.startswith("moe"))}
-    if family in _KIND_OPTIONS:
-        values[_KIND_OPTIONS[family]] = "hf"
+    if (kind := release_data.data()["script_kind_options"].get(family)) is not None:
+        values[kind] = "hf"  # the script reads several kinds of checkpoint
     if "workers" in known:
-        values["workers"] = case.world_size
-    spelling = _SPELLINGS.get(family, {})
+        values["workers"] = context.world_size
+    spelling = release_data.data()["script_spellings"].get(family, {})
     options = [word for name, value in values.items() for word in (f"--{spelling.get(name, name)}", str(value))]
     if trt.quantization in _WEIGHT_ONLY_PRECISION:
         options += ["--use_weight_only", "--weight_only_precision", _WEIGHT_ONLY_PRECISION[trt.quantization]]
     if trt.kv_cache_dtype != "auto":
         options.append(f"--{trt.kv_cache_dtype}_kv_cache")
-    if is_calibrated(case):
-        options += ["--calib_dataset", calib_dataset_of(case)]
+    if is_calibrated(context):
+        options += ["--calib_dataset", calib_dataset_of(context)]
         if "calib_size" in known:
             options += ["--calib_size", str(trt.calib_size)]
     return ("python3", script, *options)
 
 
-def _quantize_argv(case: Case, source: Path, output: Path) -> tuple[str, ...]:
-    ranks, trt = case.model.parallelism, case.trt
+def _quantize_argv(context: BuildContext, source: Path, output: Path) -> tuple[str, ...]:
+    trt, mapping = context.trt, mapping_arguments(context)
     options: dict[str, object] = {
         "model_dir": source,
         "output_dir": output,
-        "dtype": case.resolved.dtype,
+        "dtype": context.resolved.dtype,
         "qformat": "full_prec" if trt.quantization == "none" else trt.quantization,
         "kv_cache_dtype": trt.kv_cache_dtype,
-        "calib_dataset": calib_dataset_of(case),
+        "calib_dataset": calib_dataset_of(context),
         "calib_size": trt.calib_size,
         "calib_max_seq_length": 512,
         "batch_size": 1,
-        "tp_size": ranks.tensor,
-        "pp_size": ranks.pipeline,
-        "cp_size": trt.context_parallel,
+        **{name: mapping[name] for name in ("tp_size", "pp_size", "cp_size")},
         "device": "cuda",
         "seed": 1234,
     }

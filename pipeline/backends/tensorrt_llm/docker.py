@@ -1,22 +1,51 @@
-"""Serving from NVIDIA's container where docker is there and TensorRT-LLM is not.
+"""Running a stage or a server in NVIDIA's container where docker is there and TensorRT-LLM is not.
 
-The image is NVIDIA's with a few packages more (`docker/Dockerfile`), built once per container tag. The container shares
-network and shared memory with the machine and sees our folders under the same paths, so that ports, addresses and
-leftovers are the same as those of a server outside.
+The image of a server is NVIDIA's with a few packages more (`docker/Dockerfile`), built once per container tag. Its
+container shares network and shared memory with the machine and sees our folders under the same paths, so that ports,
+addresses and leftovers are the same as those of a server outside.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pipeline.backends.tensorrt_llm.container import docker_argv, image_of
+from pipeline.backends.tensorrt_llm.release_data import LOADER_SWITCH, image_of
 from pipeline.config.places import CODE, Places
 from pipeline.errors import ServerError
 from pipeline.files import log_tail
 
 BUILD_LOG = "docker-build.log"
+# Settings of the shell that a stage must not inherit: the loader switch would lead to other weights.
+DROPPED_VARIABLES = (LOADER_SWITCH,)
+# Variables that a login sets. The caller's user id has no entry in the container's list of users, and libraries name
+# their cache folders after the user: without these, torch fails with a KeyError.
+_LOGIN = {"HOME": "/tmp", "USER": "lookahead", "LOGNAME": "lookahead"}
+
+
+def docker_argv(
+    image: str,
+    argv: Sequence[str],
+    *,
+    writable: Sequence[Path],
+    readable: Sequence[Path],
+    work_dir: Path,
+    environment: Mapping[str, str],
+) -> tuple[str, ...]:
+    """`docker run` with all GPUs and the same paths inside as outside.
+
+    Shared memory and locked memory as NVIDIA's images require. Files belong to the caller afterwards.
+    """
+    words = ["docker", "run", "--rm", "--gpus", "all", "--ipc=host"]
+    words += ["--ulimit", "memlock=-1", "--ulimit", "stack=67108864"]
+    words += ["--user", f"{os.getuid()}:{os.getgid()}"]
+    for name, value in {**_LOGIN, **environment}.items():
+        words += ["--env", f"{name}={value}"]
+    for volume in [*(f"{path}:{path}" for path in writable), *(f"{path}:{path}:ro" for path in readable)]:
+        words += ["--volume", volume]
+    return (*words, "--workdir", str(work_dir), image, *argv)
 
 
 def serving_image(tag: str) -> str:
@@ -25,7 +54,7 @@ def serving_image(tag: str) -> str:
 
 
 def build_image_argv(tag: str, home: Path) -> tuple[str, ...]:
-    """The command that makes the image."""
+    """The `docker build` command of the serving image."""
     folder = home / "docker"
     return (
         "docker", "build", "--build-arg", f"BASE={image_of(tag)}", "--tag", serving_image(tag),

@@ -1,4 +1,4 @@
-"""What `lookahead doctor` says of the TensorRT-LLM backend: which parts are there, in which versions."""
+"""Findings of `lookahead doctor` about the TensorRT-LLM backend: its parts and their versions."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
 
-from pipeline.backends.tensorrt_llm import facts
+from pipeline.backends.tensorrt_llm import release_data
 from pipeline.backends.tensorrt_llm.environment import Gpu, gpus, package_versions
-from pipeline.backends.tensorrt_llm.versions import requirements, unmet
+from pipeline.backends.tensorrt_llm.versions import Requirement, requirements
 from pipeline.engine.finding import Finding
 
 _ASK_SECONDS = 10
@@ -22,64 +22,52 @@ def examine_tensorrt_llm() -> Iterator[Finding]:
         found["driver"] = found_gpus[0].driver
     for requirement in requirements():
         if requirement.part == "driver":
-            yield _driver(found)
-        elif requirement.part in found:
-            yield _package(requirement.part, requirement.name, found)
-        elif requirement.part == "tensorrt_llm":
-            yield Finding(
-                requirement.name, "note", "not installed; backend tensorrt_llm is built in NVIDIA's container"
-            )
+            yield _version(requirement, found, "CUDA driver", "nvidia-smi shows none")
+        elif requirement.part in found or requirement.part == "tensorrt_llm":
+            missing = "not installed; backend tensorrt_llm is built in NVIDIA's container"
+            yield _version(requirement, found, requirement.name, missing)
     yield _gpus(found_gpus)
-    yield _program("mpirun", ["mpirun", "--version"], "several GPUs are served with it; NVIDIA's container has it")
-    yield _docker()
+    purpose = "several GPUs are served with it; NVIDIA's container has it"
+    yield _program("mpirun", ["--version"], f"none; {purpose}")
+    docker = ["version", "--format", "{{.Server.Version}}"]
+    yield _program("docker", docker, "none", "its daemon does not answer", "Start it, or join its group.")
 
 
-def _package(part: str, name: str, found: Mapping[str, str]) -> Finding:
-    wrong = unmet(found).get(part)
-    if wrong is None:
-        return Finding(name, "ok", found[part])
-    remedy = f"Release line {facts.RELEASE_LINE} needs {wrong.range} ({wrong.why}); see `lookahead dev versions`."
-    return Finding(name, "note", found[part], remedy)
-
-
-def _driver(found: Mapping[str, str]) -> Finding:
-    if "driver" not in found:
-        return Finding("CUDA driver", "note", "nvidia-smi shows none")
-    _, state, version, remedy = _package("driver", "CUDA driver", found)
-    return Finding("CUDA driver", state, version, remedy)
+def _version(requirement: Requirement, found: Mapping[str, str], name: str, missing: str) -> Finding:
+    version = found.get(requirement.part)
+    if version is None:
+        return Finding(name, "note", missing)
+    if requirement.is_met_by(version):
+        return Finding(name, "ok", version)
+    needs = f"Release line {release_data.RELEASE_LINE} needs {requirement.range} ({requirement.why})"
+    return Finding(name, "note", version, f"{needs}; see `lookahead dev versions`.")
 
 
 def _gpus(found: tuple[Gpu, ...]) -> Finding:
     if not found:
         return Finding("NVIDIA GPUs", "note", "nvidia-smi shows none")
     text = "; ".join(f"{gpu.name}, {gpu.compute_capability / 10:.1f}, {gpu.memory_mib / 1024:.0f} GiB" for gpu in found)
-    unknown = [gpu for gpu in found if gpu.compute_capability not in facts.compute_capabilities()]
-    if not unknown:
+    known = release_data.compute_capabilities()
+    if all(gpu.compute_capability in known for gpu in found):
         return Finding("NVIDIA GPUs", "ok", text)
-    known = ", ".join(f"{capability / 10:.1f}" for capability in facts.compute_capabilities())
-    return Finding("NVIDIA GPUs", "note", text, f"TensorRT-LLM {facts.RELEASE_LINE} has compute capabilities {known}.")
+    capabilities = ", ".join(f"{capability / 10:.1f}" for capability in known)
+    remedy = f"TensorRT-LLM {release_data.RELEASE_LINE} has compute capabilities {capabilities}."
+    return Finding("NVIDIA GPUs", "note", text, remedy)
 
 
-def _docker() -> Finding:
-    path = shutil.which("docker")
-    if path is None:
-        return Finding("docker", "note", "none")
-    answer = _output([path, "version", "--format", "{{.Server.Version}}"])
-    if answer is None:
-        return Finding("docker", "note", f"{path}; its daemon does not answer", "Start it, or join its group.")
-    return Finding("docker", "ok", f"{path}, {answer}")
-
-
-def _program(name: str, command: list[str], purpose: str) -> Finding:
+def _program(name: str, arguments: list[str], missing: str, silent: str = "", remedy: str = "") -> Finding:
+    """silent, remedy: what to say of one that does not answer, and what to do; empty: that is no matter."""
     path = shutil.which(name)
     if path is None:
-        return Finding(name, "note", f"none; {purpose}")
-    answer = _output(command)
+        return Finding(name, "note", missing)
+    answer = _output([path, *arguments])
+    if answer is None and silent:
+        return Finding(name, "note", f"{path}; {silent}", remedy)
     return Finding(name, "ok", path if answer is None else f"{path}, {answer}")
 
 
 def _output(command: list[str]) -> str | None:
-    """First line of what a program says; None if it fails or is silent."""
+    """First line of a command's output; None if it fails or prints nothing."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_SECONDS)
     except (OSError, subprocess.TimeoutExpired):

@@ -1,8 +1,8 @@
-"""TensorRT-LLM checkpoint -> engine: every option of trtllm-build, and what must come out.
+"""TensorRT-LLM checkpoint -> engine: every option of trtllm-build, and the expected result.
 
-The builder changes what it is given: a speculative mode adds max_draft_len to max_seq_len. `engine.max_seq_len` in our
-configs includes the drafts, so less is asked for. The engine's config.json holds the options as fields of BuildConfig,
-the speculative mode as a number; `readback` compares them with what is expected here.
+The builder changes its options: a speculative mode adds max_draft_len to max_seq_len. `engine.max_seq_len` in our
+configs includes the drafts, so the builder gets less. The engine's config.json holds the options as fields of
+BuildConfig, the speculative mode as a number; `readback` compares them with the expected ones.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.backends.tensorrt_llm import facts
-from pipeline.backends.tensorrt_llm.case import Case, FlagValue
-from pipeline.backends.tensorrt_llm.speculation import BUILD_MODES
+from pipeline.backends.tensorrt_llm import release_data
+from pipeline.backends.tensorrt_llm.build_context import BUILD_MODES, BuildContext, FlagValue
 from pipeline.engine.chains import Mode
 
 # Options of the command line that BuildConfig spells otherwise.
@@ -23,7 +22,7 @@ _SEVERAL_FIELDS = {"gather_all_token_logits": ("gather_context_logits", "gather_
 # Options that choose no size or kernel, so that they stay out of BuildConfig.
 _NOT_IN_BUILD_CONFIG = ("checkpoint_dir", "output_dir", "workers", "log_level", "logits_dtype", "fast_build")
 
-# Fields of BuildConfig that say nothing of the engine; they are not compared.
+# Fields of BuildConfig that do not describe the engine; they are not compared.
 _OF_THE_BUILD_ALONE = ("input_timing_cache", "output_timing_cache", "visualize_network")
 
 
@@ -37,41 +36,41 @@ class EngineBuild:
     expected: dict[str, Any]
 
 
-def build_of(case: Case, mode: Mode, checkpoint: Path, output: Path) -> EngineBuild:
+def build_of(context: BuildContext, mode: Mode, checkpoint: Path, output: Path) -> EngineBuild:
     """The build of one engine. checkpoint, output: folders."""
-    flags = build_flags_of(case, mode, checkpoint, output)
+    flags = build_flags_of(context, mode, checkpoint, output)
     return EngineBuild(
         flags=flags,
         argv=("trtllm-build", *_arguments(flags)),
-        expected=_expected(case, mode, flags),
+        expected=_expected(context, mode, flags),
     )
 
 
-def build_flags_of(case: Case, mode: Mode, checkpoint: Path, output: Path) -> dict[str, FlagValue]:
+def build_flags_of(context: BuildContext, mode: Mode, checkpoint: Path, output: Path) -> dict[str, FlagValue]:
     """All sizes and all options that matter for serving are stated, also where they are the builder's defaults."""
-    trt, dtype = case.trt, case.resolved.dtype
-    drafts = case.max_draft_len(mode)
-    asked = case.asked_seq_len(mode)
-    paged_context = case.paged_context_off is None
+    trt, dtype = context.trt, context.resolved.dtype
+    drafts = context.max_draft_len(mode)
+    asked = context.asked_seq_len(mode)
+    paged_context = context.paged_context_off is None
     flags: dict[str, FlagValue] = {
         "checkpoint_dir": str(checkpoint),
         "output_dir": str(output),
-        "workers": case.world_size,
-        "max_batch_size": case.engine.max_batch_size,
-        "max_input_len": min(asked - 1, case.limits(mode).longest_prompt),
+        "workers": context.world_size,
+        "max_batch_size": context.engine.max_batch_size,
+        "max_input_len": min(asked - 1, context.limits(mode).longest_prompt),
         "max_seq_len": asked,
-        "max_num_tokens": case.max_num_tokens(mode),
+        "max_num_tokens": context.max_num_tokens(mode),
         "max_beam_width": 1,
         "kv_cache_type": "paged",
         "logits_dtype": trt.logits_dtype,
         "gpt_attention_plugin": dtype,
-        "gemm_plugin": _gemm_plugin(case),
-        "nccl_plugin": dtype if case.world_size > 1 else "disable",
+        "gemm_plugin": _gemm_plugin(context),
+        "nccl_plugin": dtype if context.world_size > 1 else "disable",
         "context_fmha": "enable",
         "remove_input_padding": "enable",
         "tokens_per_block": trt.tokens_per_block,
         "use_paged_context_fmha": "enable" if paged_context else "disable",
-        "use_fp8_context_fmha": "enable" if case.fp8_context_forced else "disable",
+        "use_fp8_context_fmha": "enable" if context.fp8_context_forced else "disable",
         "multiple_profiles": "disable",
         "output_timing_cache": str(output.parent / "model.cache"),
     }
@@ -80,7 +79,7 @@ def build_flags_of(case: Case, mode: Mode, checkpoint: Path, output: Path) -> di
     flags |= trt.build_flags
     if flags["multiple_profiles"] == "disable":
         # Kernels are chosen for a pass in which every sequence of a full batch decodes.
-        tuned = min(case.engine.max_batch_size * (drafts + 1), case.max_num_tokens(mode))
+        tuned = min(context.engine.max_batch_size * (drafts + 1), context.max_num_tokens(mode))
         flags.setdefault("opt_num_tokens", tuned)
     return flags
 
@@ -88,7 +87,7 @@ def build_flags_of(case: Case, mode: Mode, checkpoint: Path, output: Path) -> di
 def _build_config(flags: Mapping[str, FlagValue], dtype: str) -> dict[str, Any]:
     """Options of the command line as BuildConfig in its JSON form, with PluginConfig inside. dtype: what "auto" means
     there."""
-    known = facts.build_flags()
+    known = release_data.build_flags()
     config: dict[str, Any] = {}
     plugins: dict[str, Any] = {"dtype": dtype}
     for name, value in flags.items():
@@ -98,30 +97,30 @@ def _build_config(flags: Mapping[str, FlagValue], dtype: str) -> dict[str, Any]:
         elif name in _SEVERAL_FIELDS:
             config |= dict.fromkeys(_SEVERAL_FIELDS[name], value)
         elif name == "speculative_decoding_mode":
-            config[name] = facts.mode_number(str(value).upper())
+            config[name] = release_data.mode_number(str(value).upper())
         elif name not in _NOT_IN_BUILD_CONFIG and known[name].group != "lora":
             config[_FIELD_OF_FLAG.get(name, name)] = value
     if flags.get("fast_build"):
         plugins["manage_weights"] = True
-    config.setdefault("speculative_decoding_mode", facts.mode_number("NONE"))
+    config.setdefault("speculative_decoding_mode", release_data.mode_number("NONE"))
     config.setdefault("max_draft_len", 0)
     return {**config, "plugin_config": plugins}
 
 
-def _plugin_value(flag: facts.Flag, value: FlagValue) -> FlagValue | None:
+def _plugin_value(flag: release_data.Flag, value: FlagValue) -> FlagValue | None:
     """Switches become booleans; a plugin that is off becomes null."""
     if flag.choices == ("enable", "disable"):
         return value == "enable"
     return None if value == "disable" else value
 
 
-def _gemm_plugin(case: Case) -> str:
+def _gemm_plugin(context: BuildContext) -> str:
     """NVIDIA's advice: the model's type for 16-bit models, off for FP8, and its own for FP4."""
-    return {"fp8": "disable", "nvfp4": "nvfp4"}.get(case.trt.quantization, case.resolved.dtype)
+    return {"fp8": "disable", "nvfp4": "nvfp4"}.get(context.trt.quantization, context.resolved.dtype)
 
 
 def _arguments(flags: Mapping[str, FlagValue]) -> list[str]:
-    known = facts.build_flags()
+    known = release_data.build_flags()
     words: list[str] = []
     for name, value in flags.items():
         if known[name].type != "store_true":
@@ -131,14 +130,14 @@ def _arguments(flags: Mapping[str, FlagValue]) -> list[str]:
     return words
 
 
-def _expected(case: Case, mode: Mode, flags: Mapping[str, FlagValue]) -> dict[str, Any]:
-    """build_config as the engine's config.json must show it: all that was asked for, with the one change that the
-    builder always makes. The rules refuse what it would change besides."""
-    config = _build_config(flags, case.resolved.dtype)
+def _expected(context: BuildContext, mode: Mode, flags: Mapping[str, FlagValue]) -> dict[str, Any]:
+    """Expected build_config in the engine's config.json: all requested options, with the one change that the builder
+    always makes. The rules refuse options that it would change as well."""
+    config = _build_config(flags, context.resolved.dtype)
     # In the place of "auto" the type may stand that it means.
     plugins = {name: value for name, value in config["plugin_config"].items() if value != "auto"}
     return {
         **{name: value for name, value in config.items() if name not in _OF_THE_BUILD_ALONE},
-        "max_seq_len": int(config["max_seq_len"]) + case.max_draft_len(mode),
+        "max_seq_len": int(config["max_seq_len"]) + context.max_draft_len(mode),
         "plugin_config": plugins,
     }

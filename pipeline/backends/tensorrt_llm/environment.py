@@ -1,4 +1,4 @@
-"""What of TensorRT-LLM is on this machine, and where a build would run."""
+"""Parts of TensorRT-LLM on this machine, and the place of a build."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from pipeline.backends.tensorrt_llm import facts
+from pipeline.backends.tensorrt_llm import release_data
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.provenance import version_of
 from pipeline.errors import BuildError
@@ -45,40 +45,27 @@ class Environment:
 
     @property
     def where(self) -> Where:
-        return _where(self.version, self.docker)
+        """Whether stages run with an installed TensorRT-LLM, in docker, or not on this machine."""
+        return "here" if self.version is not None else "docker" if self.docker is not None else "nowhere"
 
 
 def detect(environment: Mapping[str, str] = os.environ) -> Environment:
-    """Asks the package metadata, PATH and nvidia-smi."""
+    """Query the package metadata, PATH and nvidia-smi."""
     return Environment(
-        version=installed_version(),
+        version=package_versions(environment).get("tensorrt_llm"),
         docker=shutil.which("docker", path=environment.get("PATH")),
         gpus=gpus(environment),
-        loader_switched_off=bool(environment.get(facts.LOADER_SWITCH)),
+        loader_switched_off=bool(environment.get(release_data.LOADER_SWITCH)),
     )
 
 
-def where_to_run() -> Where:
-    """Whether stages run with an installed TensorRT-LLM, in docker, or not on this machine."""
-    return _where(installed_version(), shutil.which("docker"))
-
-
-def _where(version: str | None, docker: str | None) -> Where:
-    if version is not None:
-        return "here"
-    return "docker" if docker is not None else "nowhere"
-
-
-def installed_version() -> str | None:
-    """Version of the installed TensorRT-LLM; importing it would take a minute and a GPU."""
-    return package_versions().get("tensorrt_llm")
-
-
 def package_versions(environment: Mapping[str, str] = os.environ) -> Mapping[str, str]:
-    """Versions of TensorRT-LLM and what it rests on: in this interpreter, else in that which the stages of a build run.
+    """Versions of TensorRT-LLM (importing it takes a minute and a GPU) and of its dependencies: in this interpreter,
+    else in the one that runs the stages of a build.
 
     In NVIDIA's container the packages belong to the container's own python3, and this program to a virtual environment;
-    `trtllm-build` on PATH tells that they are there. Empty without TensorRT-LLM."""
+    `trtllm-build` on PATH shows that they are installed. Empty without TensorRT-LLM.
+    """
     here = {name: version for name in PACKAGES if (version := version_of(name)) is not None}
     if "tensorrt_llm" in here:
         return here
@@ -101,7 +88,7 @@ def _versions_in(python: str) -> Mapping[str, str]:
         done = subprocess.run([python, "-c", script], capture_output=True, text=True, timeout=60)
         found: dict[str, str] = json.loads(done.stdout)
     except (OSError, ValueError, subprocess.TimeoutExpired):
-        return {}  # a python3 that cannot run is no home of TensorRT-LLM
+        return {}  # a python3 that cannot run has no TensorRT-LLM
     return found
 
 
@@ -114,7 +101,7 @@ def gpus(environment: Mapping[str, str] = os.environ) -> tuple[Gpu, ...]:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
-        return ()  # a broken driver is as good as none; doctor shows that there is no GPU
+        return ()  # a broken driver counts as none; doctor reports that there is no GPU
     return parse_gpus(done.stdout) if done.returncode == 0 else ()
 
 
@@ -131,13 +118,8 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
 
 def engine_version(resolved: ResolvedConfig) -> str:
     """TensorRT-LLM that builds and runs the engine: the installed one, else that of the container."""
-    container = facts.containers()[resolved.profile.tensorrt_llm.container_tag]
-    return installed_version() or container.trtllm or "unknown"
-
-
-def engine_libraries(resolved: ResolvedConfig) -> dict[str, str]:
-    """Versions that an engine depends on."""
-    return {"tensorrt_llm": engine_version(resolved)}
+    container = release_data.containers()[resolved.profile.tensorrt_llm.container_tag]
+    return package_versions().get("tensorrt_llm") or container.trtllm or "unknown"
 
 
 def engine_device(resolved: ResolvedConfig) -> str:
@@ -149,35 +131,37 @@ def engine_device(resolved: ResolvedConfig) -> str:
 
 def require_ready(found: Environment, resolved: ResolvedConfig, world_size: int) -> None:
     """Raises BuildError if a build cannot run on this machine, with what to do. Docker's own GPUs are those here."""
-    trt = resolved.profile.tensorrt_llm
+    trt, release = resolved.profile.tensorrt_llm, release_data.RELEASE_LINE
+    image, capability = release_data.image_of(trt.container_tag), trt.compute_capability
+    others = sorted({gpu.compute_capability for gpu in found.gpus[:world_size]} - {capability})
     if found.where == "nowhere":
-        raise BuildError(
-            "TensorRT-LLM is not installed here and docker was not found. Work in the container "
-            f"{facts.IMAGE.format(tag=trt.container_tag)}, install docker with the NVIDIA container toolkit, or use "
-            "--set backend=torch."
+        text = (
+            f"TensorRT-LLM is not installed here and docker was not found. Work in the container {image}, install "
+            "docker with the NVIDIA container toolkit, or use --set backend=torch."
         )
-    if found.version is not None and not found.version.startswith(f"{facts.RELEASE_LINE}."):
-        raise BuildError(
-            f"TensorRT-LLM {found.version} is installed; engines with lookahead decoding need release line "
-            f"{facts.RELEASE_LINE}. Work in the container {facts.IMAGE.format(tag=trt.container_tag)}."
+    elif found.version is not None and not found.version.startswith(f"{release}."):
+        text = (
+            f"TensorRT-LLM {found.version} is installed; engines with lookahead decoding need release line {release}. "
+            f"Work in the container {image}."
         )
-    if found.where == "here" and found.loader_switched_off:
-        raise BuildError(
-            f"{facts.LOADER_SWITCH} is set, which switches the checkpoint loader off that conversions rely on. Unset "
-            "it."
-        )
-    if not found.gpus:
-        raise BuildError(
+    elif found.where == "here" and found.loader_switched_off:
+        switch = release_data.LOADER_SWITCH
+        text = f"{switch} is set, which switches the checkpoint loader off that conversions rely on. Unset it."
+    elif not found.gpus:
+        text = (
             "nvidia-smi shows no GPU; trtllm-build ends with an error of its process pool without one. Build on the "
             "machine that serves."
         )
-    if len(found.gpus) < world_size:
-        raise BuildError(
+    elif len(found.gpus) < world_size:
+        text = (
             f"{world_size} ranks are asked for and {len(found.gpus)} GPU(s) are here. Lower model.parallelism or "
             "tensorrt_llm.context_parallel."
         )
-    if others := sorted({gpu.compute_capability for gpu in found.gpus[:world_size]} - {trt.compute_capability}):
-        raise BuildError(
-            f"tensorrt_llm.compute_capability is {trt.compute_capability}; the GPU here has {others[0]}, and engines "
-            f"run only on the kind of GPU that built them. Use --set tensorrt_llm.compute_capability={others[0]}."
+    elif others:
+        text = (
+            f"tensorrt_llm.compute_capability is {capability}; the GPU here has {others[0]}, and engines run only on "
+            f"the kind of GPU that built them. Use --set tensorrt_llm.compute_capability={others[0]}."
         )
+    else:
+        return
+    raise BuildError(text)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.backends.tensorrt_llm.case import Case
-from pipeline.backends.tensorrt_llm.estimate import kv_share, kv_tokens_of
-from pipeline.engine.chains import Mode, RuntimeLimits, Triple, triple_of
+from pipeline.backends.tensorrt_llm.build_context import BuildContext
+from pipeline.backends.tensorrt_llm.resource_estimate import kv_share, kv_tokens_of
+from pipeline.config.schema import LookaheadConfig
+from pipeline.engine.chains import Mode, RuntimeLimits
 from pipeline.repository.names import LOOKAHEAD_MODEL, TARGET_MODEL
 
 
@@ -21,37 +22,33 @@ class Instance:
     triton_model: str
     mode: Mode
     max_draft_len: int
-    lookahead: Triple | None
-    lookahead_origin: str | None
+    lookahead: LookaheadConfig | None
     decoding_mode: str | None
     limits: RuntimeLimits
-    longest_prompt: int
-    usable_seq_len: int
     kv_cache_reuse: bool
     kv_fraction: float
     kv_tokens: int | None
     participant_ids: str | None
 
 
-def instance_of(case: Case, index: int) -> Instance:
+def instance_of(context: BuildContext, index: int) -> Instance:
     """Settings of the engine number `index` of a config."""
-    mode = case.modes[index]
-    limits = case.limits(mode)
+    mode = context.modes[index]
+    limits = context.limits(mode)
     is_lookahead = mode == "lookahead"
     return Instance(
         triton_model=TARGET_MODEL if index == 0 else LOOKAHEAD_MODEL,
         mode=mode,
-        max_draft_len=case.max_draft_len(mode),
-        lookahead=triple_of(case.resolved.lookahead) if is_lookahead else None,
-        lookahead_origin=case.resolved.lookahead.origin if is_lookahead else None,
+        max_draft_len=context.max_draft_len(mode),
+        lookahead=context.resolved.lookahead if is_lookahead else None,
         decoding_mode={"lookahead": "lookahead", "none": "top_k_top_p", "trie": None}[mode],
         limits=limits,
-        longest_prompt=limits.longest_prompt,
-        usable_seq_len=limits.usable_seq_len,
-        kv_cache_reuse=case.kv_cache_reuse(mode),
-        kv_fraction=round(case.trt.kv_cache_free_gpu_mem_fraction * kv_share(case, mode), 4),
-        kv_tokens=None if len(case.modes) == 1 or case.shape is None else kv_tokens_of(case, case.shape, mode),
-        participant_ids=case.participant_ids(index),
+        kv_cache_reuse=context.kv_cache_reuse(mode),
+        kv_fraction=round(context.trt.kv_cache_free_gpu_mem_fraction * kv_share(context, mode), 4),
+        kv_tokens=None
+        if len(context.modes) == 1 or context.shape is None
+        else kv_tokens_of(context, context.shape, mode),
+        participant_ids=context.participant_ids(index),
     )
 
 

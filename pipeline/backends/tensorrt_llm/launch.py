@@ -13,21 +13,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pipeline.engine.command import Ports
+
+STOCK_PORTS = Ports(8000, 8001, 8002)
 CONTAINER_SERVER = "/opt/tritonserver/bin/tritonserver"
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchOptions:
-    """world_size: ranks that mpirun starts; an orchestrator that spawns those of its engines is one. engine_models:
-    Triton models that hold an engine. log_file: verbose log of rank 0. gpus: GPU numbers, for orchestrator mode.
-    use_mpi: also for one rank, as the stock launcher does by default. host: address to listen on; None: all, as the
-    stock launcher. metrics_host: where metrics are listened for, if elsewhere. restrictions: options that ask clients
-    for a key. shm_prefix: how names of shared memory begin; the rank follows."""
+    """ports, host, metrics_host: as in `Listening`; host None: all addresses, as the stock launcher. world_size: ranks
+    that mpirun starts; an orchestrator that spawns those of its engines is one. engine_models: Triton models that hold
+    an engine. log_file: verbose log of rank 0. gpus: GPU numbers, for orchestrator mode. use_mpi: also for one rank, as
+    the stock launcher does by default. restrictions: options that ask clients for a key. shm_prefix: how names of
+    shared memory begin; the rank follows."""
 
     repository: Path
-    http_port: int = 8000
-    grpc_port: int = 8001
-    metrics_port: int = 8002
+    ports: Ports = STOCK_PORTS
     tritonserver: str = CONTAINER_SERVER
     world_size: int = 1
     engine_models: tuple[str, ...] = ("tensorrt_llm",)
@@ -71,11 +72,7 @@ def launch_of(options: LaunchOptions) -> Launch:
 
 
 def _of_rank(rank: int, options: LaunchOptions) -> Sequence[str]:
-    ports = [
-        f"--grpc-port={options.grpc_port}",
-        f"--http-port={options.http_port}",
-        f"--metrics-port={options.metrics_port}",
-    ]
+    ports = [f"--{name}-port={getattr(options.ports, name)}" for name in ("grpc", "http", "metrics")]
     words = ["-n", "1"] if options.use_mpi else []
     words += [options.tritonserver, f"--model-repository={options.repository}"]
     if options.exit_timeout_s is not None:

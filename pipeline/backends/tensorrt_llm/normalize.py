@@ -1,7 +1,7 @@
-"""config.json of a checkpoint in the words that TensorRT-LLM's converters read.
+"""Converts a checkpoint's config.json to the form that TensorRT-LLM's converters read.
 
-They run beside transformers 4.57, which looks for `rope_theta` and `rope_scaling` at top level. transformers 5 saves
-both inside `rope_parameters` instead, and the converter would take a base of 10000 for every model without a word.
+They run with transformers 4.57, which reads `rope_theta` and `rope_scaling` at top level. transformers 5 saves both
+inside `rope_parameters`, and the converter would silently use a base of 10000 for every model.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _PLAIN_TYPES = (None, "default")
 
 
 def normalized(config: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """A copy of config with RoPE settings and dtype at top level. where: for messages.
-    Raises CheckpointError where the two forms contradict each other or the older one cannot say it."""
+    """A copy of config with RoPE settings and dtype at top level. where: for messages. Raises CheckpointError if the
+    two forms contradict each other or the older one cannot express it."""
     result = dict(config)
     rope = config.get("rope_parameters")
     if rope:
@@ -37,7 +37,7 @@ def normalized(config: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def expected_rotary(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What a converted checkpoint must say about RoPE, from a normalised config: rotary_base where it is stated, and
+    """Expected RoPE settings of a converted checkpoint, from a normalised config: rotary_base if it is stated, and
     rotary_scaling's factor."""
     expected: dict[str, Any] = {}
     if config.get("rope_theta") is not None:

@@ -16,9 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.backends.tensorrt_llm import facts
-from pipeline.backends.tensorrt_llm.case import KV_QUANT_ALGOS, QUANT_ALGOS, Case
-from pipeline.backends.tensorrt_llm.container import docker_argv, image_of
+from pipeline.backends.tensorrt_llm import release_data
+from pipeline.backends.tensorrt_llm.build_context import KV_QUANT_ALGOS, QUANT_ALGOS, BuildContext
 from pipeline.backends.tensorrt_llm.conversion import (
     Conversion,
     calib_dataset_of,
@@ -27,11 +26,12 @@ from pipeline.backends.tensorrt_llm.conversion import (
     is_calibrated,
     mapping_arguments,
 )
+from pipeline.backends.tensorrt_llm.docker import docker_argv
 from pipeline.backends.tensorrt_llm.engine_build import EngineBuild, build_of
-from pipeline.backends.tensorrt_llm.environment import Where, engine_version, where_to_run
-from pipeline.backends.tensorrt_llm.estimate import Estimate, estimate_of
+from pipeline.backends.tensorrt_llm.environment import Where, detect, engine_version
 from pipeline.backends.tensorrt_llm.instance import Instance, instance_of
 from pipeline.backends.tensorrt_llm.notes import notes_of
+from pipeline.backends.tensorrt_llm.resource_estimate import Estimate, estimate_of
 from pipeline.backends.tensorrt_llm.rules import check
 from pipeline.checkpoint.fetch import describe_source, known_content_hash
 from pipeline.config.places import CODE, Places, places
@@ -104,58 +104,59 @@ def plan_for(resolved: ResolvedConfig, where: Places | None = None, checkpoint_h
     """The plan of a config. checkpoint_hash: content of the checkpoint, if it has been fetched. Raises ConfigError with
     everything that is wrong."""
     where = where or places()
-    case = check(resolved)
-    assert case.shape is not None, "the rules refuse models of unknown shape"
+    context = check(resolved)
+    assert context.shape is not None, "the rules refuse models of unknown shape"
     stages = where.engines / resolved.model.name / STAGES
     _refuse_sniffed(stages, resolved)
     content = checkpoint_hash or known_content_hash(resolved.model) or _NOT_FETCHED
     # The package itself, for the call in the container; nothing else of the caller's environment matters there.
     environment = {"PYTHONPATH": str(CODE)}
-    image = image_of(resolved.profile.tensorrt_llm.container_tag)
-    conversion = _conversion_stage(case, stages, content, image, environment, where)
+    image = release_data.image_of(resolved.profile.tensorrt_llm.container_tag)
+    conversion = _conversion_stage(context, stages, content, image, environment, where)
     engines = tuple(
-        _engine_stage(case, index, conversion, stages, image, environment, where) for index in range(len(case.modes))
+        _engine_stage(context, index, conversion, stages, image, environment, where)
+        for index in range(len(context.modes))
     )
     return Plan(
         model=resolved.model.name,
         profile=resolved.profile.name,
         checkpoint=describe_source(resolved.model),
         speculation=resolved.profile.tensorrt_llm.speculation,
-        where=where_to_run(),
+        where=detect().where,
         image=image,
         version=engine_version(resolved),
         environment=environment,
-        world_size=case.world_size,
+        world_size=context.world_size,
         conversion=conversion,
         engines=engines,
-        estimate=estimate_of(case, case.shape),
-        notes=tuple(notes_of(case)),
+        estimate=estimate_of(context, context.shape),
+        notes=tuple(notes_of(context)),
     )
 
 
 def _conversion_stage(
-    case: Case, stages: Path, content: str, image: str, environment: dict[str, str], where: Places
+    context: BuildContext, stages: Path, content: str, image: str, environment: dict[str, str], where: Places
 ) -> ConversionStage:
-    trt, dtype, ranks = case.trt, case.resolved.dtype, case.model.parallelism
+    trt, dtype, ranks = context.trt, context.resolved.dtype, context.model.parallelism
     name = f"checkpoint-{dtype}-{trt.quantization}-kv-{trt.kv_cache_dtype}-tp{ranks.tensor}-pp{ranks.pipeline}"
     name += f"-cp{trt.context_parallel}" if trt.context_parallel > 1 else ""
     folder = stages / name
     source, output, request = folder / "source", folder / "converted", folder / "request.json"
-    conversion = conversion_of(case, source, output, request)
+    conversion = conversion_of(context, source, output, request)
     fingerprint = {
         "format": _FORMAT,
         "checkpoint": content,
-        "tensorrt_llm": engine_version(case.resolved),
-        "architecture": case.model.architecture,
+        "tensorrt_llm": engine_version(context.resolved),
+        "architecture": context.model.architecture,
         "method": conversion.method,
         "dtype": dtype,
-        "mapping": mapping_arguments(case),
+        "mapping": mapping_arguments(context),
         "quant_algo": QUANT_ALGOS[trt.quantization],
         "kv_cache_quant_algo": KV_QUANT_ALGOS[trt.kv_cache_dtype],
-        "trust_remote_code": case.model.trust_remote_code,
-        "calibration": [calib_dataset_of(case), trt.calib_size] if is_calibrated(case) else None,
+        "trust_remote_code": context.model.trust_remote_code,
+        "calibration": [calib_dataset_of(context), trt.calib_size] if is_calibrated(context) else None,
     }
-    texts = calibration_folder(case)
+    texts = calibration_folder(context)
     return ConversionStage(
         folder=folder,
         source=source,
@@ -163,32 +164,32 @@ def _conversion_stage(
         request=request,
         conversion=conversion,
         docker_argv=_in_docker(image, conversion.argv, folder, environment, where, [texts] if texts else []),
-        expected=_expected_checkpoint(case),
+        expected=_expected_checkpoint(context),
         fingerprint=fingerprint,
         digest=digest_of(fingerprint),
     )
 
 
-def _expected_checkpoint(case: Case) -> dict[str, Any]:
+def _expected_checkpoint(context: BuildContext) -> dict[str, Any]:
     """Keys of the converted config.json that are known beforehand. Calibrated formats may add to `quantization`."""
-    shape = case.shape
+    shape = context.shape
     assert shape is not None, "the rules refuse models of unknown shape"
-    ranks = case.model.parallelism
+    ranks = context.model.parallelism
     return {
-        "dtype": case.resolved.dtype,
+        "dtype": context.resolved.dtype,
         "hidden_size": shape.hidden_size,
         "num_hidden_layers": shape.num_layers,
         "num_attention_heads": shape.num_attention_heads,
-        "mapping": {"world_size": case.world_size, "tp_size": ranks.tensor, "pp_size": ranks.pipeline},
+        "mapping": {"world_size": context.world_size, "tp_size": ranks.tensor, "pp_size": ranks.pipeline},
         "quantization": {
-            "quant_algo": QUANT_ALGOS[case.trt.quantization],
-            "kv_cache_quant_algo": KV_QUANT_ALGOS[case.trt.kv_cache_dtype],
+            "quant_algo": QUANT_ALGOS[context.trt.quantization],
+            "kv_cache_quant_algo": KV_QUANT_ALGOS[context.trt.kv_cache_dtype],
         },
     }
 
 
 def _engine_stage(
-    case: Case,
+    context: BuildContext,
     index: int,
     conversion: ConversionStage,
     stages: Path,
@@ -196,18 +197,18 @@ def _engine_stage(
     environment: dict[str, str],
     where: Places,
 ) -> EngineStage:
-    mode = case.modes[index]
-    folder = stages / f"engine-{case.resolved.profile.name}-{mode}"
+    mode = context.modes[index]
+    folder = stages / f"engine-{context.resolved.profile.name}-{mode}"
     output = folder / "engine"
-    build = build_of(case, mode, conversion.output, output)
-    instance = instance_of(case, index)
+    build = build_of(context, mode, conversion.output, output)
+    instance = instance_of(context, index)
     fingerprint = {
         "format": _FORMAT,
         "conversion": conversion.digest,
-        "tensorrt_llm": engine_version(case.resolved),
-        "compute_capability": case.trt.compute_capability,
+        "tensorrt_llm": engine_version(context.resolved),
+        "compute_capability": context.trt.compute_capability,
         "flags": {name: value for name, value in build.flags.items() if not name.endswith(("_dir", "_cache"))},
-        "lookahead": instance.lookahead,
+        "lookahead": None if instance.lookahead is None else list(instance.lookahead.sizes),
     }
     return EngineStage(
         folder=folder,
@@ -217,7 +218,7 @@ def _engine_stage(
         docker_argv=_in_docker(image, build.argv, folder, environment, where),
         expected={
             # The checkpoint's config goes into the engine; only the type of the logits is an option of the build.
-            "pretrained_config": {**conversion.expected, "logits_dtype": case.trt.logits_dtype},
+            "pretrained_config": {**conversion.expected, "logits_dtype": context.trt.logits_dtype},
             "build_config": build.expected,
         },
         fingerprint=fingerprint,
@@ -241,7 +242,7 @@ def _in_docker(
 
 def _refuse_sniffed(folder: Path, resolved: ResolvedConfig) -> None:
     """The Llama loader reads meaning into the words of a path; the rules have looked at names, this at the place."""
-    for word in facts.misleading_words(resolved.model.architecture, str(folder)):
+    for word in release_data.misleading_words(resolved.model.architecture, str(folder)):
         raise ConfigError(
             f"LOOKAHEAD_ENGINES: found {folder}; TensorRT-LLM's Llama loader takes '{word}' in a path for another kind "
             "of model and loads wrong weights. Set it to a folder without that word."

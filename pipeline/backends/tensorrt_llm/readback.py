@@ -1,4 +1,4 @@
-"""What was written, compared with what was asked for. Upstream drops unknown keys and changes values without a word."""
+"""Compares written files with the requested settings. Upstream drops unknown keys and changes values silently."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.backends.tensorrt_llm.facts import RELEASE_LINE, release_of
+from pipeline.backends.tensorrt_llm.release_data import RELEASE_LINE, release_of
 from pipeline.errors import BuildError
 
 # Families whose config.json names no RoPE base, such as Falcon and RecurrentGemma, compute with this one.
@@ -15,7 +15,7 @@ _DEFAULT_ROTARY_BASE = 10000.0
 
 
 def checkpoint_differences(folder: Path, expected: Mapping[str, Any]) -> list[str]:
-    """How a converted checkpoint differs from `expected` (keys of its config.json), and which rank files it lacks."""
+    """Differences of a converted checkpoint from `expected` (keys of its config.json), and its missing rank files."""
     config = {"rotary_base": _DEFAULT_ROTARY_BASE, **_read(folder / "config.json")}
     found = list(_differences(expected, config, ""))
     ranks = int(expected.get("mapping", {}).get("world_size", 1))
@@ -23,7 +23,7 @@ def checkpoint_differences(folder: Path, expected: Mapping[str, Any]) -> list[st
 
 
 def engine_differences(folder: Path, expected: Mapping[str, Any], world_size: int) -> list[str]:
-    """How a built engine differs from `expected` (keys of its config.json), and which rank files it lacks."""
+    """Differences of a built engine from `expected` (keys of its config.json), and its missing rank files."""
     config = _read(folder / "config.json")
     found = []
     version = str(config.get("version", "unknown"))
@@ -57,7 +57,7 @@ def _differences(expected: Mapping[str, Any], found: Mapping[str, Any], prefix: 
 
 
 def _equal(expected: object, found: object) -> bool:
-    """Names of enums are written in either case; numbers as whole or broken."""
+    """Names of enums are written in upper or lower case; numbers as whole or broken."""
     if isinstance(expected, str) and isinstance(found, str):
         return expected.lower() == found.lower()
     if isinstance(expected, bool) or isinstance(found, bool):

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from tritonclient.grpc import model_config_pb2 as pb
 
-from pipeline.backends.tensorrt_llm.case import Case, case_of
-from pipeline.backends.tensorrt_llm.facts import parameters
+from pipeline.backends.tensorrt_llm.build_context import BuildContext, build_context_of
 from pipeline.backends.tensorrt_llm.instance import Instance, engine_dir, instance_of
+from pipeline.backends.tensorrt_llm.release_data import parameters
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.artifact import Artifact
 from pipeline.repository import model_config
@@ -29,7 +29,7 @@ UNSET = frozenset(
         "max_attention_window_size",  # all tokens are attended to
         "sink_token_length",
         "gpu_device_ids",  # all GPUs
-        "participant_ids",  # only an orchestrator that spawns no processes is told ranks
+        "participant_ids",  # only an orchestrator that spawns no processes receives ranks
         "lora_prefetch_dir",
         "medusa_choices",  # other speculative modes
         "eagle_choices",
@@ -42,39 +42,39 @@ Value = bool | int | float | str
 
 def target_configs(resolved: ResolvedConfig, artifact: Artifact) -> list[pb.ModelConfig]:
     """The configs of the models with an engine: one or two."""
-    case = case_of(resolved)
-    return [target(case, instance, folder, artifact) for instance, folder in _instances(case, artifact)]
+    context = build_context_of(resolved)
+    return [target(context, instance, folder, artifact) for instance, folder in _instances(context, artifact)]
 
 
 def engine_dirs(artifact: Artifact) -> list[Path]:
     """Folders of the engines of an artefact."""
-    return [folder for _, folder in _instances(case_of(artifact.resolved), artifact)]
+    return [folder for _, folder in _instances(build_context_of(artifact.resolved), artifact)]
 
 
-def _instances(case: Case, artifact: Artifact) -> list[tuple[Instance, Path]]:
-    instances = [instance_of(case, index) for index in range(len(case.modes))]
+def _instances(context: BuildContext, artifact: Artifact) -> list[tuple[Instance, Path]]:
+    instances = [instance_of(context, index) for index in range(len(context.modes))]
     return [(instance, engine_dir(artifact.engine_dir, instance, len(instances))) for instance in instances]
 
 
-def target(case: Case, instance: Instance, engine: Path, artifact: Artifact) -> pb.ModelConfig:
+def target(context: BuildContext, instance: Instance, engine: Path, artifact: Artifact) -> pb.ModelConfig:
     """A model with an engine, decoupled: streams and requests of several rows have several responses."""
-    contract = model_contract("tensorrt_llm", model_config.engine_dtypes(case.resolved))
+    contract = model_contract("tensorrt_llm", model_config.engine_dtypes(context.resolved))
     config = pb.ModelConfig(
-        name=instance.triton_model, backend="tensorrtllm", max_batch_size=case.engine.max_batch_size
+        name=instance.triton_model, backend="tensorrtllm", max_batch_size=context.engine.max_batch_size
     )
     config.model_transaction_policy.decoupled = True
     config.instance_group.add(count=1, kind=pb.ModelInstanceGroup.KIND_CPU)
     model_config.add_tensors(config, contract.inputs, contract.outputs)
-    model_config.set_batching(config, case.resolved)
-    model_config.set_queue_bound(config, case.resolved)
-    values = parameter_values(case, instance, engine, artifact.tokenizer_dir)
+    model_config.set_batching(config, context.resolved)
+    model_config.set_queue_bound(config, context.resolved)
+    values = parameter_values(context, instance, engine, artifact.tokenizer_dir)
     model_config.set_parameters(config, {name: _text(value) for name, value in values.items()})
     return config
 
 
-def parameter_values(case: Case, instance: Instance, engine: Path, tokenizer: Path) -> dict[str, Value]:
-    """Parameters of an instance, typed. What the profile does not say is what the backend would take anyway."""
-    trt = case.trt
+def parameter_values(context: BuildContext, instance: Instance, engine: Path, tokenizer: Path) -> dict[str, Value]:
+    """Parameters of an instance, typed. Parameters that the profile leaves out get the backend's own defaults."""
+    trt = context.trt
     values: dict[str, Value] = {
         name: entry.default for name, entry in parameters().items() if entry.default is not None and name not in UNSET
     }
@@ -102,10 +102,10 @@ def parameter_values(case: Case, instance: Instance, engine: Path, tokenizer: Pa
 
 
 def _of_mode(instance: Instance) -> Mapping[str, Value]:
-    """The backend reads W, N and G only beside decoding_mode lookahead, and fails to load if one of them is missing.
-    For external drafts there is no mode: the backend knows it from the engine."""
+    """The backend reads W, N and G only with decoding_mode lookahead, and fails to load if one of them is missing. For
+    external drafts no mode is set: the backend takes it from the engine."""
     if instance.lookahead is not None:
-        window, ngram, candidates = instance.lookahead
+        window, ngram, candidates = instance.lookahead.sizes
         return {
             "decoding_mode": "lookahead",
             "lookahead_window_size": window,

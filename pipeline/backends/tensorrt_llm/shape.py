@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from pipeline.backends.tensorrt_llm import facts
+from pipeline.backends.tensorrt_llm import release_data
 from pipeline.config.places import expanded
 from pipeline.config.schema import LocalCheckpoint, ModelConfig, ModelShape, RandomCheckpoint
 
@@ -36,15 +36,15 @@ def shape_of(model: ModelConfig) -> ModelShape | None:
             try:
                 config = json.loads((expanded(source.path) / "config.json").read_text(encoding="utf-8"))
             except (OSError, ValueError):
-                return None  # fetching the checkpoint says what is wrong with the folder
+                return None  # fetching the checkpoint reports the fault of the folder
             return shape_from_config(config, model.architecture)
         case _:
             return None
 
 
 def shape_from_config(config: Mapping[str, Any], architecture: str) -> ModelShape | None:
-    """The sizes that a config.json states; None if one is missing. position_embedding stays unset if it is not stated
-    and the architecture does not tell it."""
+    """The sizes that a config.json states; None if one is missing. position_embedding stays unset if neither the config
+    nor the architecture gives it."""
     values: dict[str, Any] = {
         field: next((config[name] for name in names if config.get(name)), None) for field, names in _NAMES.items()
     }
@@ -74,7 +74,7 @@ def _positions(config: Mapping[str, Any], architecture: str) -> str | None:
         return "alibi"
     if architecture in _LEARNED:
         return "learned_absolute"
-    may_be_alibi = facts.traits(architecture) & {"alibi", "maybe_alibi"}
+    may_be_alibi = release_data.traits(architecture) & {"alibi", "maybe_alibi"}
     return None if may_be_alibi and "alibi" not in config else "rope"
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.backends.tensorrt_llm.container import DROPPED_VARIABLES
+from pipeline.backends.tensorrt_llm.docker import DROPPED_VARIABLES
 from pipeline.backends.tensorrt_llm.normalize import expected_rotary, normalized
 from pipeline.backends.tensorrt_llm.plan import EngineStage, Plan
 from pipeline.backends.tensorrt_llm.readback import checkpoint_differences, engine_differences, require_equal

@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pipeline.backends.tensorrt_llm.case import Case
+from pipeline.backends.tensorrt_llm.build_context import BuildContext
 from pipeline.config.schema import LookaheadConfig, ResolvedConfig, SuppliedDraftConfig, WindowDraftConfig
 from pipeline.decoding.request import GenerationRequest, SamplingParams
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree, IntArray, chain
-from pipeline.engine.chains import AUTOREGRESSIVE, Mode, RuntimeLimits, Triple, triple_of
+from pipeline.engine.chains import Mode, RuntimeLimits
 from pipeline.engine.submission import Submission
 from pipeline.engine.traits import REQUIRED_OUTPUTS
 from pipeline.errors import RepositoryError, RequestError
@@ -34,25 +34,28 @@ from pipeline.triton_models.tensors import Tensors, flag, integer, number, requi
 
 @dataclass(frozen=True, slots=True)
 class StrictEngine:
-    """The engine that is played. lookahead: W, N and G of the instance, for mode "lookahead" only."""
+    """The engine that is played. lookahead: W, N and G of the instance, for mode "lookahead" only. kv_cache_reuse: off
+    for an instance that computes the whole prompt of each request."""
 
     mode: Mode
     limits: RuntimeLimits
-    lookahead: Triple | None
+    lookahead: LookaheadConfig | None
     vocab_size: int
+    kv_cache_reuse: bool = True
 
 
 def strict_engine(resolved: ResolvedConfig, mode: Mode, vocab_size: int) -> StrictEngine:
-    """The engine of a mode that a config asks for. Raises RepositoryError if the torch engine is too small to play
-    it."""
-    limits = Case(resolved, None).limits(mode)
+    """The engine of one mode of a config. Raises RepositoryError if the torch engine is too small to emulate it."""
+    case = BuildContext(resolved, None)
+    limits = case.limits(mode)
     room = resolved.profile.engine.max_draft_tokens
     if limits.max_draft_len > room:
         raise RepositoryError(
             f"engine.strict_tensorrt_llm plays an engine with {limits.max_draft_len} draft tokens ({mode}); "
             f"engine.max_draft_tokens is {room}. Raise it, or lower tensorrt_llm.max_external_draft_len or W, N and G."
         )
-    return StrictEngine(mode, limits, triple_of(resolved.lookahead) if mode == "lookahead" else None, vocab_size)
+    lookahead = resolved.lookahead if mode == "lookahead" else None
+    return StrictEngine(mode, limits, lookahead, vocab_size, case.kv_cache_reuse(mode))
 
 
 def strict_profile(resolved: ResolvedConfig) -> ResolvedConfig:
@@ -63,7 +66,7 @@ def strict_profile(resolved: ResolvedConfig) -> ResolvedConfig:
 
 
 def strict_call(tensors: Tensors, request_id: str, engine: StrictEngine, exclude_input: bool = False) -> EngineCall:
-    """What the tensors of one row ask of the engine. Raises RequestError, one sentence, for what it refuses."""
+    """Read the tensors of one row for the engine. Raises RequestError, one sentence, for what it refuses."""
     require_one_row(tensors)
     for tensor in TENSORRT_LLM_INPUTS:
         if tensor.name in tensors:
@@ -77,13 +80,13 @@ def strict_call(tensors: Tensors, request_id: str, engine: StrictEngine, exclude
     sent_drafts = "draft_input_ids" in tensors
     request = _with_room(request, len(drafts) if sent_drafts else engine.limits.max_draft_len, engine.limits)
     if len(drafts):
-        # The prompt's last token and the drafts are one step; so many tokens come of it at most.
+        # The prompt's last token and the drafts are one step, which yields at most this number of tokens.
         tree, strategy, budget = chain(drafts.tolist()), "trie", DraftBudget(len(drafts), len(drafts))
     else:
         tree, strategy, budget = EMPTY_TREE, "none", DraftBudget(0, 0)
-        if lookahead is not None and triple_of(lookahead) != AUTOREGRESSIVE:
+        if lookahead is not None and not lookahead.is_off:
             strategy, budget = "lookahead", DraftBudget(engine.limits.max_draft_len, engine.limits.max_draft_len)
-    submission = _submission(request, tree, strategy, budget, lookahead)
+    submission = _submission(request, tree, strategy, budget, lookahead, engine)
     return call_of(tensors, submission, exclude_input, strict=True)
 
 
@@ -96,7 +99,7 @@ def require_outputs(names: Collection[str]) -> None:
 
 
 def _refuse_logits(tensors: Tensors) -> None:
-    """What TensorRT-LLM gives only in part beside speculation, and what our configs of it leave off."""
+    """Refuse logits that TensorRT-LLM returns only in part beside speculation, and that our configs of it leave off."""
     if tensors.get(GUIDE_TYPE) is not None:
         raise RequestError(f"{GUIDE_TYPE} was sent; the engine is served without guided decoding")
     for name in ("return_log_probs", "return_context_logits", "return_generation_logits"):
@@ -105,11 +108,24 @@ def _refuse_logits(tensors: Tensors) -> None:
 
 
 def _submission(
-    request: GenerationRequest, tree: DraftTree, strategy: str, budget: DraftBudget, lookahead: LookaheadConfig | None
+    request: GenerationRequest,
+    tree: DraftTree,
+    strategy: str,
+    budget: DraftBudget,
+    lookahead: LookaheadConfig | None,
+    engine: StrictEngine,
 ) -> Submission:
     steps = 1 if len(tree) else None
     window = lookahead if strategy == "lookahead" else None
-    return Submission(request, strategy, budget, supplied=tree, lookahead=window, max_steps=steps)
+    return Submission(
+        request,
+        strategy,
+        budget,
+        supplied=tree,
+        lookahead=window,
+        max_steps=steps,
+        reuse=engine.kv_cache_reuse,
+    )
 
 
 def _with_sampling(request: GenerationRequest, tensors: Tensors, engine: StrictEngine) -> GenerationRequest:
@@ -168,27 +184,24 @@ def _drafts(tensors: Tensors, request: GenerationRequest, engine: StrictEngine) 
 
 
 def _lookahead(tensors: Tensors, request: GenerationRequest, engine: StrictEngine) -> LookaheadConfig | None:
-    """W, N and G in effect; None where the engine has none."""
+    """W, N and G of a request; None if the engine has no lookahead decoding."""
     asked = lookahead_config(tensors)
     if engine.lookahead is None:
         if asked is not None:
             raise RequestError("lookahead_window_size was sent; the engine has no lookahead parameters")
         return None
-    if asked is None:
-        window, ngram, candidates = engine.lookahead
-        asked = LookaheadConfig(max_window_size=window, max_ngram_size=ngram, max_verification_set_size=candidates)
-    triple = triple_of(asked)
-    if any(mine > limit for mine, limit in zip(triple, engine.lookahead, strict=True)):
+    lookahead = engine.lookahead if asked is None else asked
+    if lookahead.exceeds(engine.lookahead):
         raise RequestError(
-            f"lookahead (W, N, G) is {tuple(triple)}; the instance runs {tuple(engine.lookahead)}, and no value may be "
-            "larger"
+            f"lookahead (W, N, G) is {lookahead.sizes}; the instance runs {engine.lookahead.sizes}, and no value may "
+            "be larger"
         )
-    if len(request.prompt_ids) < triple.ngram_size - 1:
+    if len(request.prompt_ids) < (missing := lookahead.max_ngram_size - 1):
         raise RequestError(
-            f"the prompt has {len(request.prompt_ids)} tokens; lookahead n-grams of {triple.ngram_size} need at least "
-            f"{triple.ngram_size - 1}, so send smaller sizes"
+            f"the prompt has {len(request.prompt_ids)} tokens; lookahead n-grams of {lookahead.max_ngram_size} need at "
+            f"least {missing}, so send smaller sizes"
         )
-    return asked
+    return lookahead
 
 
 def _with_room(request: GenerationRequest, num_reserved: int, limits: RuntimeLimits) -> GenerationRequest:

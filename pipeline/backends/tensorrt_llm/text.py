@@ -63,9 +63,9 @@ def _engine_line(stage: EngineStage) -> str:
     instance, expected = stage.instance, stage.build.expected
     line = f"{instance.mode}, max_draft_len {instance.max_draft_len}"
     if instance.lookahead is not None:
-        line += f" from W, N, G = {', '.join(map(str, instance.lookahead))} ({instance.lookahead_origin})"
+        line += f" from W, N, G = {', '.join(map(str, instance.lookahead.sizes))} ({instance.lookahead.origin})"
     return (
         f"{line}; max_seq_len {stage.build.flags['max_seq_len']} asked, {expected['max_seq_len']} built; batch "
         f"{expected['max_batch_size']}; {expected['max_num_tokens']} tokens per pass; longest prompt "
-        f"{instance.longest_prompt}; prompt + output {instance.usable_seq_len}"
+        f"{instance.limits.longest_prompt}; prompt + output {instance.limits.usable_seq_len}"
     )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pipeline.backends.tensorrt_llm.environment import Gpu, gpus, where_to_run
-from pipeline.backends.tensorrt_llm.rules.speculation import UNTESTED_GPUS
+from pipeline.backends.tensorrt_llm.environment import Gpu, detect
+from pipeline.backends.tensorrt_llm.rules.draft_modes import UNTESTED_GPUS
 from pipeline.errors import BuildError
 
 
@@ -19,15 +19,15 @@ def validation_settings() -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _first_gpu() -> Gpu:
-    found = gpus()
-    if not found:
+    found = detect()
+    if not found.gpus:
         raise BuildError(
             "nvidia-smi shows no GPU, and the TensorRT-LLM backend needs one; run this on the GPU machine, or try the "
             "same stages on the CPU with --backend torch."
         )
-    if where_to_run() == "nowhere":
+    if found.where == "nowhere":
         raise BuildError(
             "Neither TensorRT-LLM nor docker was found; work in NVIDIA's container, or install docker with the NVIDIA "
             "container toolkit (docs/how-to/validate-on-gpu.md)."
         )
-    return found[0]
+    return found.gpus[0]

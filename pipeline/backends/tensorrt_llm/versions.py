@@ -4,7 +4,6 @@ containers as a table for people."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -12,7 +11,7 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
-from pipeline.backends.tensorrt_llm import facts
+from pipeline.backends.tensorrt_llm import release_data
 from pipeline.engine.finding import Table
 
 
@@ -31,7 +30,7 @@ class Requirement:
         return f"{self.at_least} or newer" if self.below is None else f"{self.at_least} up to below {self.below}"
 
     def is_met_by(self, version: str) -> bool:
-        """Whether a version lies in the range; a pre-release counts as the release it leads to."""
+        """Whether a version is in the range; a pre-release counts as the release it leads to."""
         try:
             found = Version(Version(version).base_version)
         except InvalidVersion:
@@ -41,30 +40,21 @@ class Requirement:
 
 @cache
 def requirements() -> tuple[Requirement, ...]:
-    """What release line 1.2 needs."""
+    """Requirements of release line 1.2."""
     return tuple(Requirement(**entry) for entry in _data()["requirements"])
 
 
-def unmet(found: Mapping[str, str]) -> dict[str, Requirement]:
-    """Requirements that the versions of a machine do not meet, by part; parts that are not there are left out."""
-    return {
-        requirement.part: requirement
-        for requirement in requirements()
-        if requirement.part in found and not requirement.is_met_by(found[requirement.part])
-    }
-
-
-def container_status(container: facts.Container) -> str:
+def container_status(container: release_data.Container) -> str:
     """Whether this pipeline builds for a container, and why not."""
     if not container.engine_backend:
         return "no engines"
     if container.trtllm is None or container.release is None:
         return "not confirmed"
-    if container.release == facts.release_of(facts.RELEASE_LINE + ".0"):
+    if container.release == release_data.release_of(release_data.RELEASE_LINE + ".0"):
         return "yes, a release candidate" if "rc" in container.trtllm else "yes"
-    if container.release < facts.FIRST_WITH_LOOKAHEAD_PARAMETERS:
+    if container.release < release_data.FIRST_WITH_LOOKAHEAD_PARAMETERS:
         return "no: no lookahead parameters before 0.19"
-    return f"no: not release line {facts.RELEASE_LINE}"
+    return f"no: not release line {release_data.RELEASE_LINE}"
 
 
 def matrix_rows() -> list[tuple[str, ...]]:
@@ -80,7 +70,7 @@ def matrix_rows() -> list[tuple[str, ...]]:
             ),
             container_status(container),
         )
-        for container in reversed(list(facts.containers().values()))
+        for container in reversed(list(release_data.containers().values()))
     ]  # fmt: skip
 
 
@@ -89,8 +79,8 @@ def version_tables() -> tuple[Table, ...]:
     needs = tuple((need.name, need.range, need.why) for need in requirements())
     columns = ("container", "TensorRT-LLM", "TensorRT", "torch", "CUDA", "driver", "served by this pipeline")
     return (
-        Table(f"Release line {facts.RELEASE_LINE} needs", ("part", "version", "what for"), needs),
-        Table(f"Containers (`{facts.IMAGE.format(tag='TAG')}`)", columns, tuple(matrix_rows())),
+        Table(f"Release line {release_data.RELEASE_LINE} needs", ("part", "version", "what for"), needs),
+        Table(f"Containers (`{release_data.image_of('TAG')}`)", columns, tuple(matrix_rows())),
     )
 
 

@@ -1,1 +1,1 @@
-"""What generates in a bench: engines in process, servers, baselines."""
+"""Generators that a bench compares: engines in process, servers, baselines."""

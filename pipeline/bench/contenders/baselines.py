@@ -1,4 +1,4 @@
-"""What users would run otherwise: `generate` of transformers, greedy and with prompt lookup, on the same weights."""
+"""Baselines: transformers' `generate`, greedy and with prompt lookup, on the same weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from pipeline.bench.contenders.contender import Contender, Generation
+from pipeline.bench.contenders.contender import Contender, MeasuredRequest
 from pipeline.bench.data.workload import Prompt
 from pipeline.config.schema import Device, Dtype
 from pipeline.decoding.request import GenerationRequest
@@ -35,7 +35,7 @@ class HuggingFaceBaseline:
     def forget(self) -> None:
         """Nothing to do: prompt lookup reads the request's own text only."""
 
-    def generate(self, request: GenerationRequest, prompt: Prompt) -> Generation:
+    def generate(self, request: GenerationRequest, prompt: Prompt) -> MeasuredRequest:
         if not request.sampling.greedy:
             raise UserError("The transformers baselines are greedy; leave out --temperature or --baselines.")
         watch = _PassWatch(len(request.prompt_ids))
@@ -54,7 +54,7 @@ class HuggingFaceBaseline:
             output_ids = output[0, prompt_ids.shape[1] :].tolist()
             seconds = time.perf_counter() - started
         lengths = watch.acceptance_lengths(len(output_ids))
-        return Generation(
+        return MeasuredRequest(
             output_ids=output_ids,
             steps=watch.num_passes,
             draft_tokens=watch.num_draft_tokens,
@@ -104,11 +104,7 @@ def load_baselines(
 ) -> list[Contender]:
     """The named baselines over one model instance of their own (our engine repacks its weights, so that they cannot be
     shared), with the engine's weights: in float32 for an engine of the lean pass, int8 weights dequantised. Other int8
-    engines lend their kernels. max_seq_len: see `HuggingFaceBaseline`.
-    Raises UserError for an unknown name."""
-    unknown = [name for name in names if name not in BASELINES]
-    if unknown:
-        raise UserError(f"There is no baseline {unknown[0]!r}; --baselines takes {', '.join(BASELINES)}.")
+    engines lend their kernels. names: of `BASELINES`. max_seq_len: see `HuggingFaceBaseline`."""
     if not names:
         return []
     from transformers import AutoModelForCausalLM

@@ -1,4 +1,4 @@
-"""What takes part in a measurement: something that generates, timed from outside, and can forget what it has learnt."""
+"""The interface of a measured generator: it generates, is timed from outside, and can forget what it has learned."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipeline.engine.submission import GenerationResult, OnEvent, Submission
 
 
 @dataclass(frozen=True, slots=True)
-class Generation:
+class MeasuredRequest:
     """One request as it ran; the fields are those of `results.RequestRecord`."""
 
     output_ids: list[int]
@@ -32,19 +32,19 @@ class Generation:
 
 
 class Contender(Protocol):
-    """A strategy of ours, in process or through a server, or somebody else's generate."""
+    """A strategy, in process or through a server, or another library's generate()."""
 
     name: str
 
     def forget(self) -> None:
         """Empty everything learnt from earlier requests."""
 
-    def generate(self, request: GenerationRequest, prompt: Prompt) -> Generation:
-        """Serve one request alone. prompt: what `request.prompt_ids` came from, for those who are sent text."""
+    def generate(self, request: GenerationRequest, prompt: Prompt) -> MeasuredRequest:
+        """Serve one request alone. prompt: the source of `request.prompt_ids`, for contenders that receive text."""
 
 
 class SchedulerLike(Protocol):
-    """What is used of `pipeline.engine.scheduler.Scheduler`."""
+    """The used part of `pipeline.engine.scheduler.Scheduler`."""
 
     @property
     def drafter(self) -> Drafter: ...
@@ -57,8 +57,8 @@ class SchedulerLike(Protocol):
 class SchedulerContender:
     """One strategy on an engine in process.
 
-    Each strategy has a scheduler, and so draft sources, of its own: otherwise the second strategy to see a prompt would
-    find the first one's output in the trie. The engine, and with it the weights, is shared.
+    Each strategy has its own scheduler and draft sources: otherwise the second strategy to get a prompt would find the
+    first one's output in the trie. The engine, and so the weights, is shared.
     """
 
     def __init__(
@@ -68,9 +68,9 @@ class SchedulerContender:
         forget_cached: Callable[[], None],
         name: str | None = None,
     ) -> None:
-        """create: a scheduler over the shared engine whose sources know nothing. forget_cached: drops the KV of
-        finished requests, which the next contender would otherwise find computed. name: where one strategy takes part
-        under several settings."""
+        """create: makes a scheduler over the shared engine with empty draft sources. forget_cached: drops the KV of
+        finished requests, which the next contender would otherwise reuse. name: for one strategy under several
+        settings."""
         self.name = name or strategy
         self._strategy = strategy
         self.scheduler = create()
@@ -87,7 +87,7 @@ class SchedulerContender:
     def forget_cached(self) -> None:
         self._forget_cached()
 
-    def generate(self, request: GenerationRequest, prompt: Prompt) -> Generation:
+    def generate(self, request: GenerationRequest, prompt: Prompt) -> MeasuredRequest:
         self._forget_cached()
         submission = self.submission(request)
         started = time.perf_counter()
@@ -96,10 +96,10 @@ class SchedulerContender:
         return replace(generation_of(result, seconds), reliability=self.scheduler.drafter.reliability.take())
 
 
-def generation_of(result: GenerationResult, seconds: float) -> Generation:
-    """What the scheduler counted. seconds: wall time, measured from outside."""
+def generation_of(result: GenerationResult, seconds: float) -> MeasuredRequest:
+    """Convert the scheduler's counts. seconds: wall time, measured from outside."""
     statistics = result.statistics
-    return Generation(
+    return MeasuredRequest(
         output_ids=result.output_ids,
         steps=statistics.num_steps,
         draft_tokens=statistics.num_draft_tokens,

@@ -44,7 +44,7 @@ class InProcess:
         return self.codec.decode(output_ids[:-1] if ended else output_ids)
 
     def contender(self, strategy: str) -> SchedulerContender:
-        """A strategy with draft sources of its own."""
+        """A strategy with its own draft sources."""
         return SchedulerContender(
             strategy,
             lambda: create_scheduler(self.artifact, self.engine, compiler=self.compiler),

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.bench.contenders.contender import Generation
+from pipeline.bench.contenders.contender import MeasuredRequest
 from pipeline.bench.data.workload import NamedPrompt, Prompt, conversation_of
 from pipeline.decoding.request import GenerationRequest, SamplingParams
 from pipeline.decoding.tree import IntArray
@@ -34,8 +34,8 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What came. arrivals_s: when each part of the text came, from the moment of asking. statistics: the server's own
+class RemoteResponse:
+    """A whole response. arrivals_s: arrival of each part of the text, relative to the request. statistics: the server's
     counts, with the token ids."""
 
     text: str
@@ -45,7 +45,7 @@ class Answer:
     statistics: dict[str, Any]
 
 
-def generate(url: str, ask: Ask, timeout_s: float = TIMEOUT_S) -> Answer:
+def generate(url: str, ask: Ask, timeout_s: float = TIMEOUT_S) -> RemoteResponse:
     """The whole answer to one request, streamed over gRPC. Raises RequestError with the server's sentence, and
     ServerError if it cannot be reached or does not answer in time."""
     started = time.perf_counter()
@@ -57,7 +57,7 @@ def generate(url: str, ask: Ask, timeout_s: float = TIMEOUT_S) -> Answer:
             parts.append(last.text)
             arrivals.append(time.perf_counter() - started)
     seconds = time.perf_counter() - started
-    return Answer("".join(parts), tuple(arrivals), seconds, last.finish_reason, last.statistics or {})
+    return RemoteResponse("".join(parts), tuple(arrivals), seconds, last.finish_reason, last.statistics or {})
 
 
 def _query(ask: Ask) -> TextQuery:
@@ -77,8 +77,8 @@ def _query(ask: Ask) -> TextQuery:
 
 
 class RemoteContender:
-    """One strategy through the server. What was learnt cannot be emptied from outside: instead, forgetting means a
-    namespace that nobody has used, in which the server's trie is empty. KV reuse stays as the server has it."""
+    """One strategy through the server. The server's draft sources cannot be emptied from outside, so forgetting means a
+    new namespace, in which the trie is empty. KV reuse stays as the server has it."""
 
     def __init__(self, strategy: str, url: str) -> None:
         self.name = strategy
@@ -88,15 +88,15 @@ class RemoteContender:
     def forget(self) -> None:
         self._namespace = fresh_namespace()
 
-    def generate(self, request: GenerationRequest, prompt: Prompt) -> Generation:
+    def generate(self, request: GenerationRequest, prompt: Prompt) -> MeasuredRequest:
         ask = Ask(prompt, request.max_new_tokens, self.name, request.sampling, self._namespace)
-        return generation_of_answer(generate(self._url, ask), request.prompt_ids)
+        return measured_request(generate(self._url, ask), request.prompt_ids)
 
 
 def require_server_of(url: str, prompt: NamedPrompt) -> None:
     """Ask for one token. Raises ServerError if the server is not there or is one of another model."""
     ask = Ask(prompt.prompt, 1, "none", SamplingParams(), fresh_namespace())
-    generation_of_answer(generate(url, ask), prompt.prompt_ids)
+    measured_request(generate(url, ask), prompt.prompt_ids)
 
 
 def fresh_namespace() -> str:
@@ -104,9 +104,9 @@ def fresh_namespace() -> str:
     return f"bench-{time.time_ns():x}-{next(_namespace_numbers)}"
 
 
-def generation_of_answer(answer: Answer, prompt_ids: IntArray) -> Generation:
-    """What the server counted, with times as the client saw them. prompt_ids: [prompt_len] the prompt as our own
-    tokenizer has it. Raises ServerError if the server's are others, or it does not count."""
+def measured_request(answer: RemoteResponse, prompt_ids: IntArray) -> MeasuredRequest:
+    """The server's counts with the client's times. prompt_ids: [prompt_len] the prompt by the local tokenizer. Raises
+    ServerError if the server's tokens differ, or it returns no counts."""
     counted = answer.statistics
     missing = [name for name in ("prompt_ids", "output_ids", "num_steps", "num_draft_tokens") if name not in counted]
     if missing:
@@ -119,7 +119,7 @@ def generation_of_answer(answer: Answer, prompt_ids: IntArray) -> Generation:
             "The server makes other tokens of a prompt than this engine's tokenizer does: it serves another model. "
             "Name the one that it serves with --model and --profile."
         )
-    return Generation(
+    return MeasuredRequest(
         output_ids=list(counted["output_ids"]),
         steps=int(counted["num_steps"]),
         draft_tokens=int(counted["num_draft_tokens"]),

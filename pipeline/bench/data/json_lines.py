@@ -1,4 +1,4 @@
-"""Files that people hand in as JSON Lines: what is wrong with one is said in a sentence that names file and line."""
+"""JSON Lines files of users. A fault is reported in a sentence with file and line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeline.errors import UserError
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Raises UserError if what is done inside finds that the file cannot be read or is no UTF-8."""
+    """Raise UserError if the block finds that the file cannot be read or is not UTF-8."""
     try:
         yield
     except OSError as error:
@@ -23,8 +23,8 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def json_rows(lines: Iterable[str], path: Path) -> Iterator[tuple[str, Any]]:
-    """Where each row of a file stands ("FILE, line N") and its value; empty lines are left out. Raises UserError at
-    the first line that is no JSON."""
+    """Place ("FILE, line N") and value of each row of a file; empty lines are skipped. Raises UserError at the first
+    line that is not JSON."""
     for number, line in enumerate(lines, 1):
         if number == 1:  # some editors put a byte order mark there
             line = line.removeprefix("\ufeff")

@@ -35,6 +35,11 @@ class ReplayRow:
     top_probs: FloatArray | None = None
     prediction_ids: IntArray | None = None
 
+    @property
+    def text(self) -> IntArray:
+        """[prompt_len + output_len] prompt and output."""
+        return np.concatenate((self.prompt_ids, self.output_ids))
+
     def token_arrays(self) -> list[IntArray]:
         """All arrays of token ids that it has, none of them empty."""
         return [ids for ids in (self.prompt_ids, self.output_ids, self.top_ids, self.prediction_ids) if ids is not None]

@@ -19,9 +19,9 @@ Encode = Callable[[str], list[int]]
 
 
 def token_sequences(path: Path, encode: Encode | None = None, with_prompts: bool = False) -> Iterator[IntArray]:
-    """The sequences of a file. A row of a .jsonl file holds `token_ids`, or `output_ids` (with `prompt_ids`, which
-    come first if asked for), or `text`, which `encode` turns into tokens. A .json file may be what `lookahead bench`
-    wrote; any other file is one text. Raises UserError, saying which row, where something is missing."""
+    """The sequences of a file. A row of a .jsonl file holds `token_ids`, or `output_ids` (with `prompt_ids`, prepended
+    on request), or `text`, which `encode` tokenizes. A .json file may be a result of `lookahead bench`; any other file
+    is one text. Raises UserError with the row where something is missing."""
     with reading(path), path.open(encoding="utf-8") as file:
         if path.suffix == ".jsonl":
             for where, value in json_rows(file, path):
@@ -37,8 +37,8 @@ def token_sequences(path: Path, encode: Encode | None = None, with_prompts: bool
 
 
 def bench_requests(text: str, path: Path) -> Iterable[tuple[str, Any]] | None:
-    """The requests of strategy "none" (or of the first strategy) in a bench's results, each with where it stands; None
-    if the text is no such file."""
+    """The requests of strategy "none" (or of the first strategy) in a bench's results, each with its place; None if the
+    text is not such a file."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

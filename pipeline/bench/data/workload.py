@@ -25,16 +25,16 @@ Turns = Literal["first", "all"]
 # A dozen short prompts for `lookahead verify`: several scripts, code, repetition.
 DEFAULT_PROMPTS = Path(__file__).with_name("prompts.jsonl")
 
-# What a row's parts may be called, first choice first: here, and in HumanEval, MBPP, Spec-Bench, MT-bench and GSM8K.
+# Accepted keys of a row's parts, in order of preference: our own, and those of HumanEval, MBPP, Spec-Bench, MT-bench
+# and GSM8K.
 KEYS = {"id": ("id", "task_id", "question_id"), "task": ("task", "category")}
-# Exactly one of these says what is asked. Of messages, those of the user are the turns: the model answers for itself.
+# A row has exactly one of these for the prompt. Of messages, those of the user are the turns; the model itself answers.
 _ASKING = ("prompt", "turns", "question", "messages")
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadRow:
-    """One entry of a data file. turns: what the user says, one entry per turn; at least one. system: the message in
-    front of them, if any."""
+    """One entry of a data file. turns: the user's messages, at least one. system: the message before them, if any."""
 
     row_id: str
     task: str
@@ -47,8 +47,8 @@ class WorkloadRow:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What is asked. messages: user, assistant, user, ... in turn. They go through the tokenizer's own chat template
-    with its default system message unless there is one here; raw: the texts as they are, one behind the other."""
+    """A prompt. messages: user, assistant, user, ... in turn. They go through the tokenizer's chat template with its
+    default system message unless there is one here. raw: the texts, concatenated."""
 
     messages: tuple[str, ...]
     raw: bool = False
@@ -68,7 +68,7 @@ class NamedPrompt(NamedTuple):
 
 
 class Tokenizer(Protocol):
-    """What is used of a transformers tokenizer."""
+    """The used part of a transformers tokenizer."""
 
     @property
     def eos_token_id(self) -> int | None: ...
@@ -83,8 +83,8 @@ class Tokenizer(Protocol):
 
 
 def load_workload(path: Path, limit: int | None = None, tasks: Iterable[str] | None = None) -> list[WorkloadRow]:
-    """Rows in file order. limit: the first so many of each file (after `tasks`, the tasks to keep). Raises UserError,
-    naming the line, for the first fault."""
+    """Rows in file order. limit: number of rows of each file (after `tasks`, the tasks to keep). Raises UserError with
+    the line of the first fault."""
     if not path.exists():
         raise UserError(f"There is no data file {path}; give a JSON Lines file, or a .txt with a prompt per line.")
     rows: list[WorkloadRow] = []
@@ -140,7 +140,7 @@ def _row_of(data: Any, where: str, number: int) -> WorkloadRow:
 
 
 def _turns_of(value: Any, key: str, where: str) -> tuple[str, list[str]]:
-    """The system message, "" if there is none, and what the user says."""
+    """The system message, "" if there is none, and the user's messages."""
     system, turns, right = [], value if key == "turns" else [value], "a list of texts" if key == "turns" else "a text"
     if key == "messages":
         right = 'a list of {"role": "user" or "assistant", "content": "..."}, the first one\'s role perhaps "system"'

@@ -1,4 +1,4 @@
-"""Where and how a measurement was made: written into its JSON so that figures can be judged later."""
+"""Machine and versions of a measurement, stored in its JSON so that its figures can be interpreted later."""
 
 from __future__ import annotations
 

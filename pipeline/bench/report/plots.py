@@ -53,7 +53,7 @@ def _speedup_by_task(results: BenchResults, ink: str = "black") -> str:
                 if (row.task, row.strategy) == (task, strategy) and row.speedup is not None:
                     places.append(place + (number - (len(strategies) - 1) / 2) * width)
                     heights.append(row.speedup)
-                    # The point estimate may lie a hair outside of a percentile interval.
+                    # The point estimate may be slightly outside of a percentile interval.
                     below.append(max(0.0, row.speedup - (row.speedup if row.speedup_low is None else row.speedup_low)))
                     above.append(
                         max(0.0, (row.speedup if row.speedup_high is None else row.speedup_high) - row.speedup)

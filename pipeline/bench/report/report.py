@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from pipeline.bench.report.results import OVERALL, BenchResults, SummaryRow
 
-# Load average per CPU from which a report says that the machine was busy.
+# Load average per CPU above which a report marks the machine as busy.
 BUSY_SHARE = 0.5
 
 
@@ -66,7 +66,7 @@ def headline(results: BenchResults) -> str:
     rows = [row for row in results.summary if row.task == OVERALL]
     others = [row for row in rows if row.strategy in config.get("baselines", ())]
     ours = [row for row in rows if row not in others and row.strategy != results.baseline]
-    counts = [(row.num_requests, row.num_identical) for row in rows]
+    counts = [(row.num_requests, row.num_identical) for row in rows if row not in others]
     counts += [(row.num_requests, row.num_identical) for row in results.concurrency]
     total, identical = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0)
     different = total - identical
@@ -93,6 +93,12 @@ def headline(results: BenchResults) -> str:
     compared = [f"`{row.strategy}` runs at {row.speedup:.2f}" for row in others if row.speedup is not None]
     if compared:
         sentences.append(f"By comparison, {' and '.join(compared)} times `{results.baseline}`.")
+    # Other libraries sum in another order or precision, so their differences are not errors.
+    sentences += [
+        f"{row.num_requests - row.num_identical} of {row.num_requests} outputs of `{row.strategy}` differ."
+        for row in others
+        if row.num_identical < row.num_requests
+    ]
     return " ".join([*sentences, same, *busy_note(results)])
 
 
@@ -143,7 +149,7 @@ def summary_table(results: BenchResults, tasks: Sequence[str]) -> Table:
 
 
 def source_table(results: BenchResults) -> Table:
-    """One row per strategy that knows it; a column per draft source."""
+    """One row per strategy that has the data; a column per draft source."""
     accepted: dict[str, Counter[str]] = {}
     for record in results.requests:
         accepted.setdefault(record.strategy, Counter()).update(record.accepted_by_source)
@@ -220,7 +226,7 @@ def cost_table(results: BenchResults) -> Table:
 
 
 def definitions(results: BenchResults) -> str:
-    """What the words of the tables mean."""
+    """Definitions of the terms in the tables."""
     warmth = (
         "emptied before every prompt"
         if results.warmth == "cold"

@@ -1,4 +1,4 @@
-"""What a measurement yields: one record per request, a summary per task and strategy, and the JSON file of both."""
+"""Results of a measurement: one record per request, a summary per task and strategy, and the JSON file of both."""
 
 from __future__ import annotations
 
@@ -118,8 +118,8 @@ def save_text(path: Path, text: str) -> None:
 
 
 def require_writable(path: Path) -> None:
-    """Raise UserError if a file cannot be written there, before hours of measuring are lost on it. Only trying tells:
-    permissions say nothing of file systems that take no files."""
+    """Raise UserError if the file cannot be written, before hours of measuring are lost. It tries to write, because
+    permissions do not show a read-only file system."""
     if path.is_dir():
         raise UserError(f"{path} cannot be written: it is a folder.")
     try:
@@ -132,7 +132,7 @@ def require_writable(path: Path) -> None:
 
 
 def load_results(path: Path) -> BenchResults:
-    """Read what `save_json` wrote. Raises UserError if the file is missing or is no bench result."""
+    """Read a file of `save_json`. Raises UserError if the file is missing or is not a bench result."""
     try:
         return BenchResults.model_validate_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:

@@ -26,7 +26,7 @@ def write_engine_report(folder: Path, options: CheckOptions, results: Sequence[M
 
 def _lines(report: Mapping[str, Any]) -> Iterator[str]:
     env, versions = report["env"], report["versions"]
-    facts = {
+    fields = {
         "device": env.get("gpu", env["cpu"]) if report["config"]["device"] == "cuda" else env["cpu"],
         "versions": ", ".join(f"{name} {versions[name]}" for name in ("torch", "transformers") if name in versions),
         "cuda": env.get("cuda", "-"),
@@ -35,7 +35,7 @@ def _lines(report: Mapping[str, Any]) -> Iterator[str]:
         "created": report["created"],
     }
     yield "# Torch engine on this device\n"
-    yield from _table(("", ""), list(facts.items()))
+    yield from _table(("", ""), list(fields.items()))
     yield "\n## Checks\n"
     rows = [
         (check["name"], "passed" if check["passed"] else f"FAILED: {check['error']}", f"{check['seconds']:.1f}")

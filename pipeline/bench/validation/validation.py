@@ -1,7 +1,7 @@
-"""Does all of it work on this machine? One command of ours after another, each with its log, and a report of what came.
+"""Runs every part of the product on this machine: one command after another, each with its log, and a report.
 
-A stage that fails does not end the run: those that need its result are skipped, the others go on. Nothing is shared
-with the user's own engines and server: the run has an engines folder and ports of its own.
+A stage that fails does not end the run: stages that need its result are skipped, the others run. The run has its own
+engines folder and ports, so it does not touch the user's engines and server.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class StageResult:
-    """reason: why it was skipped or did not pass. log: file with all that it said. tail: end of that, if it failed."""
+    """reason: why it was skipped or failed. log: file with its whole output. tail: last lines of it, if it failed."""
 
     name: str
     purpose: str
@@ -60,9 +60,9 @@ class StageResult:
 
 @dataclass(frozen=True, slots=True)
 class ValidationPlan:
-    """What is validated. other_profile: for the switch. overrides: settings of both profiles beside backend and ports;
-    first_only: of the first, where overrides do not say otherwise. num_prompts, max_new_tokens: how much verify and
-    bench generate; data: prompts of bench. load_seconds: how long clients send at once."""
+    """Plan of a validation. other_profile: for the switch. overrides: settings of both profiles besides backend and
+    ports; first_only: of the first profile, unless overrides set them. num_prompts, max_new_tokens: size of verify and
+    bench; data: prompts of bench. load_seconds: duration of the load."""
 
     model: str
     profile: str

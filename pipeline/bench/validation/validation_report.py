@@ -45,7 +45,7 @@ def report_markdown(report: dict[str, Any], bench: Path) -> str:
     config, env = report["config"], report["env"]
     devices, builds = report["backend"].get("devices", []), report["backend"].get("versions", {})
     versions = report["versions"] | {f"{name} (builds)": version for name, version in builds.items()}
-    facts = {
+    fields = {
         "result": "passed" if report["passed"] else "FAILED",
         "model": f"{config['model']} ({config['profile']}, then {config['other_profile']})",
         "backend": config["backend"],
@@ -56,7 +56,7 @@ def report_markdown(report: dict[str, Any], bench: Path) -> str:
         "commit": report["commit"] or "-",
         "created": report["created"],
     }
-    lines = ["# Validation", "", "| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in facts.items())]
+    lines = ["# Validation", "", "| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in fields.items())]
     lines += ["", "## Stages", "", "| stage | purpose | outcome | seconds |", "| --- | --- | --- | --- |"]
     for stage in report["stages"]:
         outcome = stage["outcome"] + (f" ({stage['reason']})" if stage["reason"] else "")

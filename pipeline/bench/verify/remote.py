@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from pipeline.bench.contenders.in_process import BASELINE
-from pipeline.bench.contenders.remote import Ask, fresh_namespace, generate, generation_of_answer
+from pipeline.bench.contenders.remote import Ask, fresh_namespace, generate, measured_request
 from pipeline.bench.data.workload import NamedPrompt
 from pipeline.bench.measure import MeasureOptions, make_request
 from pipeline.bench.verify.server import NUM_CLIENTS
@@ -30,8 +30,8 @@ Judge = Callable[[], tuple[Engine, Dtype]]
 
 
 def remote_strategies(resolved: ResolvedConfig, wanted: Sequence[str] | None) -> list[str]:
-    """What can be compared on an engine, plain decoding first. Raises UserError if there is nothing to compare, or a
-    wanted strategy is not there."""
+    """Strategies that can be compared on an engine, plain decoding first. Raises UserError if there is nothing to
+    compare, or a wanted strategy is not available."""
     there = [name for name in STRATEGIES if name in offered(backend_of(resolved.backend).traits(resolved))]
     if there == [BASELINE]:
         raise UserError(
@@ -57,7 +57,7 @@ def verify_remote(
 
     def ask(prompt: NamedPrompt, strategy: str) -> list[int]:
         asked = Ask(prompt.prompt, options.max_new_tokens, strategy, greedy.sampling, namespace)
-        return without_end(generation_of_answer(generate(url, asked), prompt.prompt_ids).output_ids, options.end_ids)
+        return without_end(measured_request(generate(url, asked), prompt.prompt_ids).output_ids, options.end_ids)
 
     references = {prompt.prompt_id: ask(prompt, strategies[0]) for prompt in prompts}
     pairs = [(prompt, strategy) for strategy in strategies[1:] for prompt in prompts]
@@ -89,7 +89,8 @@ def without_end(tokens: Sequence[int], end_ids: Collection[int]) -> list[int]:
 
 
 def judging_config(resolved: ResolvedConfig, has_cuda: bool) -> ResolvedConfig:
-    """The same model for our torch engine, beside the engine that is judged: built under a profile name of its own."""
+    """The same model for our torch engine, which computes the logits of differing tokens; built under another profile
+    name."""
     profile = resolved.profile
     judging = profile.model_copy(update={"name": f"{profile.name}-judge", "backend": "torch"})
     device = "cuda" if has_cuda else "cpu"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from pipeline.bench.contenders.remote import Answer, Ask, fresh_namespace, generate, generation_of_answer
+from pipeline.bench.contenders.remote import Ask, RemoteResponse, fresh_namespace, generate, measured_request
 from pipeline.bench.data.workload import NamedPrompt
 from pipeline.bench.measure import MeasureOptions, make_request
 from pipeline.bench.verify.verify import Comparison, compare, decodings
@@ -50,7 +50,7 @@ def verify_server(
                 dtype,
                 request,
                 expected,
-                generation_of_answer(answer, prompt.prompt_ids).output_ids,
+                measured_request(answer, prompt.prompt_ids).output_ids,
                 prompt_id=prompt.prompt_id,
                 strategy=str(ask.strategy),
                 where=where,
@@ -62,7 +62,7 @@ def verify_server(
     return comparisons
 
 
-def _at_once(url: str, asks: Sequence[tuple[NamedPrompt, Ask]]) -> list[tuple[NamedPrompt, Ask, Answer]]:
+def _at_once(url: str, asks: Sequence[tuple[NamedPrompt, Ask]]) -> list[tuple[NamedPrompt, Ask, RemoteResponse]]:
     with ThreadPoolExecutor(NUM_CLIENTS) as clients:
         answers = clients.map(lambda entry: generate(url, entry[1]), asks)
         return [(prompt, ask, answer) for (prompt, ask), answer in zip(asks, answers, strict=True)]

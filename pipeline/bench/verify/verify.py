@@ -3,7 +3,7 @@ batch.
 
 In 32 bit any difference is a fault. In 16 bit a pass over several tokens rounds differently from a pass over one, so
 two tokens whose scores nearly tie may change places; behind such a place the texts have nothing to do with each
-other, so only the first difference of a pair is looked at. It counts as a near-tie if the scores of both tokens lie
+other, so only the first difference of a pair is examined. It counts as a near-tie if the scores of both tokens lie
 so close below the best one that rounding can explain it (`near_tie_threshold`), and as a fault otherwise.
 """
 
@@ -19,6 +19,7 @@ from pipeline.bench.concurrency import run_closed_loop
 from pipeline.bench.contenders.contender import SchedulerContender
 from pipeline.bench.data.workload import NamedPrompt
 from pipeline.bench.measure import MeasureOptions, make_request
+from pipeline.bench.verify.logits import LOGITS, RecordingEngine, first_other_bits, rows_by_prompt
 from pipeline.config.schema import Dtype
 from pipeline.decoding.request import GenerationRequest, SamplingParams, as_token_ids
 from pipeline.decoding.sampling import gumbel_noise
@@ -32,14 +33,16 @@ Verdict = Literal["identical", "near_tie", "different"]
 EPSILON: dict[Dtype, float] = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 NEAR_TIE_ULPS = 4
 SEEDED_TEMPERATURE = 0.8
+# In a batch all strategies' sequences of a prompt are compared together.
+ALL_STRATEGIES = "all"
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """One output against plain decoding. where: alone, batch, or server. position: of the first difference in the
-    output; expected, found: the tokens there (None: the output ended). gap: by how much the lower of the two scores
-    lies below the best one, in logits; threshold: up to where it is a near-tie; None where no two scores can be
-    compared."""
+    output; expected, found: the tokens there (None: the output ended). gap: distance of the lower of the two scores
+    from the best one, in logits; threshold: limit of a near-tie; None if no two scores can be compared. Where the bits
+    of logits are compared, `decoding` ends in "logits" and tokens are rows."""
 
     prompt_id: str
     strategy: str
@@ -99,7 +102,7 @@ def compare(
     strategy: str,
     where: str,
 ) -> Comparison:
-    """Set an output against the expected one and, where they differ, look at the scores of the two tokens."""
+    """Compare an output with the expected one and, if they differ, compute the scores of the two tokens."""
     decoding = "greedy" if request.sampling.greedy else "seeded"
     position = first_difference(expected, found)
     if position is None:
@@ -125,16 +128,20 @@ def verify_in_process(
     prompts: Sequence[NamedPrompt],
     options: MeasureOptions,
     on_comparison: Callable[[Comparison], None] = lambda comparison: None,
+    recorder: RecordingEngine | None = None,
 ) -> tuple[list[Comparison], dict[tuple[str, str], list[int]]]:
     """All comparisons in process, and the reference outputs by (prompt id, decoding).
 
     Sources are warm: they keep what they learn from prompt to prompt, and each prompt runs a second time in a batch
-    with all others and all strategies mixed, so that drafts come from outputs of the same prompt as well."""
+    with all others and all strategies mixed, so that drafts come from outputs of the same prompt as well. recorder: the
+    engine, if the bits of logits are to be compared as well."""
     comparisons: list[Comparison] = []
     references: dict[tuple[str, str], list[int]] = {}
+    # Logits of plain decoding by (prompt id, decoding), position by position.
+    rows: dict[tuple[str, str], dict[int, bytes]] = {}
 
     def judge(request: GenerationRequest, prompt_id: str, strategy: str, where: str, found: list[int]) -> None:
-        # What scores are looked up for must not come from KV that a strategy left behind.
+        # These scores must not use KV that a strategy left behind.
         reference.forget_cached()
         expected = references[prompt_id, "greedy" if request.sampling.greedy else "seeded"]
         comparison = compare(
@@ -143,16 +150,29 @@ def verify_in_process(
         comparisons.append(comparison)
         on_comparison(comparison)
 
+    def judge_logits(prompts: Sequence[NamedPrompt], decoding: str, strategy: str, where: str) -> None:
+        if recorder is None:
+            return
+        found = rows_by_prompt(recorder.take(), {prompt.prompt_id: prompt.prompt_ids.tolist() for prompt in prompts})
+        for prompt in prompts:
+            expected = rows[prompt.prompt_id, decoding]
+            comparisons.append(compare_logits(expected, found[prompt.prompt_id], prompt, decoding, strategy, where))
+            on_comparison(comparisons[-1])
+
     for decoding_options in decodings(options):
         decoding = "greedy" if decoding_options.sampling.greedy else "seeded"
         for prompt in prompts:
             request = make_request(decoding_options, prompt.prompt_ids)
             references[prompt.prompt_id, decoding] = reference.generate(request, prompt.prompt).output_ids
+            if recorder is not None:
+                parts = [sequence.rows for sequence in recorder.take()]
+                rows[prompt.prompt_id, decoding] = {key: value for part in parts for key, value in part.items()}
         for contender in contenders:
             for prompt in prompts:
                 request = make_request(decoding_options, prompt.prompt_ids)
                 found = contender.generate(request, prompt.prompt).output_ids
                 judge(request, prompt.prompt_id, contender.name, "alone", found)
+                judge_logits([prompt], decoding, contender.name, "alone")
         mixed = [
             (prompt.prompt_id, Submission(make_request(decoding_options, prompt.prompt_ids), contender.name))
             for prompt in prompts
@@ -162,7 +182,25 @@ def verify_in_process(
         done = run_closed_loop(scheduler, [submission for _, submission in mixed], engine.limits.max_batch_size)
         for (prompt_id, submission), found in zip(mixed, done.outputs, strict=True):
             judge(submission.request, prompt_id, submission.strategy, "batch", found)
+        judge_logits(prompts, decoding, ALL_STRATEGIES, "batch")
     return comparisons, references
+
+
+def compare_logits(
+    expected: dict[int, bytes],
+    found: Sequence[dict[int, bytes]],
+    prompt: NamedPrompt,
+    decoding: str,
+    strategy: str,
+    where: str,
+) -> Comparison:
+    """Set the rows of a prompt's sequences, by position, against those of plain decoding."""
+    compared = [first_other_bits(expected, rows, len(prompt.prompt_ids)) for rows in found]
+    position = min((place for _, place in compared if place is not None), default=None)
+    verdict: Verdict = "identical" if position is None else "different"
+    num_rows = sum(count for count, _ in compared)
+    assert num_rows, "every output has a first token, which a row of logits chose"
+    return Comparison(prompt.prompt_id, strategy, f"{decoding} {LOGITS}", where, verdict, num_rows, position)
 
 
 def decodings(options: MeasureOptions) -> tuple[MeasureOptions, MeasureOptions]:
@@ -198,9 +236,11 @@ def verdict_table(comparisons: Sequence[Comparison]) -> tuple[tuple[str, ...], l
 
 
 def verdict_sentence(comparison: Comparison) -> str:
-    """Where an output left the expected one, and why that counts as it does."""
+    """Where an output differs from the expected one, and the reason of its verdict."""
     c = comparison
     place = f"{c.prompt_id}, {c.strategy}, {c.decoding}, {c.where}"
+    if c.decoding.endswith(LOGITS):
+        return f"{place}: the logits that chose output {c.position} have other bits; a fault."
     if c.position is None:
         return f"{place}: the tokens are equal, the text is not; a fault."
     found = "the end" if c.found is None else f"token {c.found}"

@@ -1,4 +1,4 @@
-"""What all settings share: values that never change, and the words that many of them are."""
+"""Base class and common types of all settings."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ Retrieval = Literal["hierarchical", "parallel", "single"]
 
 
 class Frozen(BaseModel):
-    """A value that never changes after validation and knows no unknown keys."""
+    """A value that is immutable after validation and refuses unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)

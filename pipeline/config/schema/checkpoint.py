@@ -1,4 +1,4 @@
-"""Where weights come from."""
+"""Sources of weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class LocalCheckpoint(Frozen):
     """A folder with config.json, safetensors (sharded or not) and a tokenizer."""
 
     source: Literal["local"] = "local"
-    path: str = Field(min_length=1, description="Folder of the checkpoint; relative paths start at the working folder.")
+    path: str = Field(min_length=1, description="Folder of the checkpoint, relative to the working folder.")
 
 
 class HubCheckpoint(Frozen):
@@ -44,7 +44,7 @@ class WheelCheckpoint(Frozen):
 
 
 class RandomCheckpoint(Frozen):
-    """Random weights for a transformers config class; for tests of the whole road without a download."""
+    """Random weights for a transformers config class; for end-to-end tests without a download."""
 
     source: Literal["random"] = "random"
     config: dict[str, int | float | str | bool | list[int]] = Field(description="Arguments of the config class.")

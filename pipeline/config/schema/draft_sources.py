@@ -1,4 +1,4 @@
-"""Settings of the draft sources: one class per kind, read by `source_registry`."""
+"""Settings of the draft sources: one class per kind, listed in `source_registry`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class TrieDraftConfig(Frozen):
     branch_length: int = Field(12, ge=1, le=64, description="Longest drafted path; tokens stored per branch.")
     max_bytes: int = Field(64 << 20, ge=1 << 16, description="Hard memory bound of the shared trie.")
     snapshot: str | None = Field(
-        None, min_length=1, description="What the shared trie starts with: a file that `lookahead trie build` made."
+        None, min_length=1, description="Initial content of the shared trie: a file that `lookahead trie build` wrote."
     )
 
 
@@ -31,7 +31,7 @@ class PromptDraftConfig(Frozen):
 
 
 class WindowDraftConfig(Frozen):
-    """Drafts from the lookahead window and its n-gram pool; W, N, G stand with the model."""
+    """Drafts from the lookahead window and its n-gram pool. W, N, G are settings of the model."""
 
     kind: Literal["window"] = "window"
     pool_from_prompt: bool = Field(True, description="Seed the pool with the prompt's n-grams.")

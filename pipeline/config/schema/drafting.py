@@ -1,4 +1,4 @@
-"""The section `drafting` of a profile: who drafts and how much."""
+"""The section `drafting` of a profile: draft sources and budgets."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ else:
 
 
 class DraftingConfig(Frozen):
-    """Who drafts and how much."""
+    """Draft sources, strategy and budgets."""
 
-    strategy: Strategy = Field("auto", description="Used when a request does not say.")
+    strategy: Strategy = Field("auto", description="Strategy of requests that do not set one.")
     max_draft_tokens: int = Field(16, ge=0, le=2048, description="Nodes per sequence and step (decoding_length).")
     max_draft_len: int = Field(12, ge=0, le=256, description="Longest path per step (branch_length).")
     planner: Literal["fixed", "adaptive"] = Field(

@@ -8,26 +8,45 @@ from pipeline.config.schema.base import Frozen
 
 
 class LookaheadConfig(Frozen):
-    """W, N and G of lookahead decoding (arXiv 2402.02057) and where the values come from."""
+    """W, N and G of lookahead decoding (arXiv 2402.02057) and the origin of the values."""
 
     max_window_size: int = Field(ge=1, description="W: columns of the window.")
     max_ngram_size: int = Field(ge=1, description="N: length of an n-gram, first token included.")
     max_verification_set_size: int = Field(ge=0, description="G: candidates verified per step.")
-    origin: str = Field("unstated", description="Paper, vendor or measurement that the values come from.")
+    origin: str = Field("unstated", description="Origin of the values: paper, vendor or measurement.")
 
     @model_validator(mode="after")
     def _one_token_grams_need_no_window(self) -> LookaheadConfig:
         if self.max_ngram_size == 1 and (self.max_window_size, self.max_verification_set_size) != (1, 0):
-            w, g = self.max_window_size, self.max_verification_set_size
+            w, _, g = self.sizes
             raise ValueError(
                 f"found (W, N, G) = ({w}, 1, {g}); N = 1 switches lookahead off and needs W = 1 and G = 0. "
                 "Set those, or N to 2 or more"
             )
         return self
 
+    @classmethod
+    def of(cls, w: int, n: int, g: int, origin: str = "unstated") -> LookaheadConfig:
+        """W, N and G in this order."""
+        return cls(max_window_size=w, max_ngram_size=n, max_verification_set_size=g, origin=origin)
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """W, N and G."""
+        return self.max_window_size, self.max_ngram_size, self.max_verification_set_size
+
+    def exceeds(self, limits: LookaheadConfig) -> bool:
+        """Whether one of the three is larger than that of `limits`."""
+        return any(mine > limit for mine, limit in zip(self.sizes, limits.sizes, strict=True))
+
+    @property
+    def is_off(self) -> bool:
+        """Whether this is plain decoding."""
+        return self.max_ngram_size == 1
+
     @property
     def max_draft_len(self) -> int:
-        """Draft tokens of one step: the N-1 levels of the window and the candidates, less the token already
+        """Draft tokens of one step: the N-1 levels of the window and the candidates, without the token that is already
         accepted."""
-        w, n, g = self.max_window_size, self.max_ngram_size, self.max_verification_set_size
+        w, n, g = self.sizes
         return (0 if n == 1 else n - 2) + (w - 1 + g) * (n - 1)

@@ -1,4 +1,4 @@
-"""A model file: what is served."""
+"""Schema of a model file."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pipeline.config.schema.lookahead import LookaheadConfig
 
 
 class Parallelism(Frozen):
-    """Devices that one model instance is spread over."""
+    """Devices over which one model instance is distributed."""
 
     tensor: int = Field(1, ge=1, le=64, description="Tensor parallel ranks.")
     pipeline: int = Field(1, ge=1, le=64, description="Pipeline parallel ranks.")
 
 
 class ModelShape(Frozen):
-    """The sizes that a checkpoint's config.json states, so that an engine is planned before anything is downloaded."""
+    """Sizes from a checkpoint's config.json, so that an engine can be planned before the download."""
 
     hidden_size: int = Field(ge=1, description="Width of the residual stream.")
     intermediate_size: int = Field(ge=1, description="Width inside a feed-forward block.")
@@ -29,25 +29,34 @@ class ModelShape(Frozen):
     head_size: int = Field(ge=1, description="Width of one head.")
     vocab_size: int = Field(ge=1, description="Entries of the vocabulary.")
     position_embedding: Literal["rope", "learned_absolute", "alibi"] = Field("rope", description="Kind of positions.")
-    sliding_window: int | None = Field(None, ge=1, description="Tokens that a layer attends to, where it is limited.")
+    sliding_window: int | None = Field(
+        None, ge=1, description="Sliding attention window, in tokens; unset: all tokens."
+    )
 
 
 class ModelConfig(Frozen):
-    """What is served."""
+    """One model: its checkpoint, architecture and W, N, G."""
 
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", description="Name on the command line; that of the file.")
+    name: str = Field(
+        pattern=r"^[a-z0-9][a-z0-9._-]*$", description="Name on the command line; the file name without .yaml."
+    )
     description: str = Field("", description="One line for `lookahead models`.")
     architecture: str = Field(description="Class name in the checkpoint's config.json, e.g. LlamaForCausalLM.")
     checkpoint: CheckpointSource
     dtype: Dtype = Field("float32", description="Type of weights and activations on the torch backend's CPU path.")
     gpu_dtype: Dtype = Field("bfloat16", description="Type of weights and activations on a GPU.")
     num_parameters: int = Field(ge=1, description="Parameters, for memory and disk estimates.")
-    max_position_embeddings: int = Field(ge=1, description="Longest context the model was made for.")
+    max_position_embeddings: int = Field(ge=1, description="Longest context of the model, in tokens.")
     trust_remote_code: bool = Field(
         False,
         description="Let TensorRT-LLM's converters run Python code of the checkpoint. Nothing else ever runs it.",
     )
     chat_template: bool = Field(True, description="Whether the tokenizer brings a chat template that fits the model.")
+    tool_call_parser: str | None = Field(
+        None,
+        description="NVIDIA Dynamo's parser of the tool calls that the model writes: hermes, llama3_json, mistral ...; "
+        "unset: no calls with tool_choice auto. With hermes, calls are kept to the parameters' schemas.",
+    )
     shape: ModelShape | None = Field(
         None, description="Sizes as in config.json; the TensorRT-LLM backend plans with them."
     )

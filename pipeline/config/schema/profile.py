@@ -1,4 +1,4 @@
-"""A profile file: how it is served."""
+"""Schema of a profile file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipeline.config.schema.tensorrt_llm import TensorRTLLMConfig
 
 
 class EngineConfig(Frozen):
-    """Sizes that an engine is built for."""
+    """Sizes for which an engine is built."""
 
     max_batch_size: int = Field(8, ge=1, le=4096, description="Sequences computed together.")
     max_seq_len: int = Field(2048, ge=16, description="Prompt + output + drafts of one sequence.")
@@ -31,7 +31,7 @@ class EngineConfig(Frozen):
         1,
         ge=1,
         le=64,
-        description="Processes of the torch backend that each hold the model and share every draft tree "
+        description="Processes of the torch backend that each hold the model and split every draft tree "
         "(lookahead parallelism); for what runs in process: bench, verify, tune, experiments.",
     )
     strict_tensorrt_llm: bool = Field(
@@ -44,14 +44,14 @@ class EngineConfig(Frozen):
 class SchedulingConfig(Frozen):
     """How requests share the engine."""
 
-    max_queue_size: int = Field(128, ge=1, description="Requests that may wait; more are answered 'busy'.")
-    max_queue_delay_microseconds: int = Field(0, ge=0, description="How long Triton waits to fill a batch.")
+    max_queue_size: int = Field(128, ge=1, description="Length of the queue; further requests get the error 'busy'.")
+    max_queue_delay_microseconds: int = Field(0, ge=0, description="Time that Triton waits to fill a batch.")
     bls_instances: int = Field(1, ge=1, le=64, description="Processes of the BLS model.")
     tokenizer_instances: int = Field(1, ge=1, le=64, description="Processes each of pre- and postprocessing.")
 
 
 class ServerConfig(Frozen):
-    """What is started to serve, and where it listens. Port 0 takes a free one."""
+    """Server processes and their addresses. Port 0 selects a free port."""
 
     host: str = Field("127.0.0.1", description="IPv4 address to listen on; 0.0.0.0 for all.")
     http_port: int = Field(8000, ge=0, le=65535)
@@ -66,15 +66,15 @@ class ServerConfig(Frozen):
     )
     discovery: Literal["file", "etcd", "kubernetes"] = Field(
         "file",
-        description="How the parts of a fleet find each other. file: a folder, for one machine or a shared disk. etcd, "
+        description="Service discovery of a fleet. file: a folder, for one machine or a shared disk. etcd, "
         "kubernetes: many machines; set as Dynamo documents it (ETCD_ENDPOINTS, DYN_KUBE_DISCOVERY_MODE).",
     )
-    startup_timeout_s: float = Field(300.0, gt=0, description="How long to wait until the models are ready.")
+    startup_timeout_s: float = Field(300.0, gt=0, description="Time limit for the models to become ready.")
     max_restarts: int = Field(
-        3, ge=0, description="How often a server that dies is started again within ten minutes; then it stays down."
+        3, ge=0, description="Restarts of a crashed server within ten minutes; after these it stays down."
     )
     api_keys: tuple[ApiKey, ...] = Field(
-        (), description="Keys of the clients that are served; without any, every client is served as one tenant."
+        (), description="API keys. Without any key, every client is served, as one tenant."
     )
     side_channel_safe: bool = Field(
         False,
@@ -82,6 +82,13 @@ class ServerConfig(Frozen):
         "metrics on the loopback address only. Against the attack of arXiv 2411.01076.",
     )
     gateway: GatewayConfig = GatewayConfig()
+    otlp_endpoint: str | None = Field(
+        None,
+        pattern=r"^https?://[A-Za-z0-9._-]+(:[0-9]+)?$",
+        description="OpenTelemetry collector that takes OTLP over HTTP, e.g. http://collector:4318. It gets spans and "
+        "log records of front end and workers, without prompts and outputs.",
+    )
+    json_logs: bool = Field(False, description="Logs of gateway, front end and workers as JSON lines.")
 
     @field_validator("api_keys")
     @classmethod
@@ -94,9 +101,11 @@ class ServerConfig(Frozen):
 
 
 class ProfileConfig(Frozen):
-    """How it is served."""
+    """One profile: engine sizes, drafting, scheduling, server."""
 
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", description="Name on the command line; that of the file.")
+    name: str = Field(
+        pattern=r"^[a-z0-9][a-z0-9._-]*$", description="Name on the command line; the file name without .yaml."
+    )
     description: str = Field("", description="One line for `lookahead profiles`.")
     backend: BackendOrAuto = Field(
         "auto",

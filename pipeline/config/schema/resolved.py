@@ -1,4 +1,4 @@
-"""A model under a profile: the one value from which everything is built and served."""
+"""A model under a profile: the input of every build and server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pipeline.config.schema.profile import ProfileConfig
 
 
 class ResolvedConfig(Frozen):
-    """A model under a profile, every "auto" settled: the one value from which everything is built and served."""
+    """A model under a profile, with every "auto" replaced by a value: the input of every build and server."""
 
     model: ModelConfig
     profile: ProfileConfig
@@ -21,6 +21,7 @@ class ResolvedConfig(Frozen):
 
     @property
     def ranks(self) -> tuple[str, int]:
-        """The setting that spreads the torch engine over processes, and their number; one or the other is 1."""
+        """The setting that distributes the torch engine over processes, and their number; at least one of the two
+        settings is 1."""
         tensor, parallel = self.model.parallelism.tensor, self.profile.engine.lookahead_parallel
         return ("model.parallelism.tensor", tensor) if tensor > 1 else ("engine.lookahead_parallel", parallel)

@@ -1,7 +1,8 @@
 """The draft sources that a profile may list: one row per kind.
 
-Schema, rules, strategies, `decoding.create` and replay read these rows. An installed package adds a row of its own by
-an entry point of the group `lookahead.draft_sources` (docs/how-to/add-a-draft-source.md)."""
+Schema, rules, strategies, `decoding.create` and replay read these rows. An installed package adds a row through an
+entry point of the group `lookahead.draft_sources` (docs/how-to/add-a-draft-source.md).
+"""
 
 from __future__ import annotations
 
@@ -25,10 +26,9 @@ _TEXT_STRATEGIES: frozenset[Strategy] = frozenset({"trie", "hybrid"})
 _BLS: frozenset[Side] = frozenset({"bls"})
 _ENGINE: frozenset[Side] = frozenset({"engine"})
 _SOURCES = "pipeline.decoding.sources"
-# The trie's estimate holds the request's own text already; asking source prompt as well wastes nodes on second opinions
-# (0.5 - 1 % fewer tokens per step in replay). Recycling reads from every node that is computed what the window has to
-# spend nodes on: with 11 of 64 nodes given to a window a step took 3.35 tokens, without 3.45 (28 prompts, model in the
-# loop).
+# The trie's estimate already contains the request's own text; also asking source `prompt` spends nodes on duplicates
+# (0.5 - 1 % fewer tokens per step in replay). Recycling reads from every computed node what the window spends nodes on:
+# with 11 of 64 nodes given to a window a step yielded 3.35 tokens, without 3.45 (28 prompts, model in the loop).
 _BUILT_IN = (
     SourceRow(TrieDraftConfig, f"{_SOURCES}.trie:TrieSource", _TEXT_STRATEGIES, "text", _BLS),
     SourceRow(PromptDraftConfig, f"{_SOURCES}.prompt:PromptSource", _TEXT_STRATEGIES, "text", _BLS),
@@ -54,7 +54,7 @@ _BUILT_IN = (
 
 
 def _with_installed(rows: tuple[SourceRow, ...]) -> dict[str, SourceRow]:
-    """Rows by kind, those of installed packages behind the given ones."""
+    """Rows by kind; those of installed packages come after the given ones."""
     installed = tuple(point.load() for point in entry_points(group=ENTRY_POINTS))
     result: dict[str, SourceRow] = {}
     for row in (*rows, *installed):
@@ -70,7 +70,7 @@ SOURCE_ROWS = _with_installed(_BUILT_IN)
 
 
 def kinds_on(side: Side) -> frozenset[str]:
-    """Kinds of draft sources that live on a side of a server."""
+    """Kinds of draft sources that run on a side of a server."""
     return frozenset(kind for kind, row in SOURCE_ROWS.items() if side in row.sides)
 
 

@@ -1,4 +1,4 @@
-"""What the pipeline must know of one kind of draft source."""
+"""Description of one kind of draft source."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ Side = Literal["bls", "engine"]
 class SourceRow:
     """One kind of draft source.
 
-    config: its section in a profile; the default of the field `kind` names the source. implementation:
+    config: its section in a profile; the default of the field `kind` is the source's name. implementation:
     "module:Class", imported when a drafter is made; the class is called with the config and the largest W, N, G.
-    strategies: under which it takes part. role: sources of one role are alternatives; of those that a profile lists,
-    the first one in the registry's order takes part. sides: where it lives in a server. drafts_alone: a strategy can
-    rest on it, as it drafts without being given drafts. replayable: it can draft from text and recorded candidates.
+    strategies: those in which it takes part. role: sources of one role are alternatives; of those that a profile lists,
+    the first one in the registry's order takes part. sides: where it runs in a server. drafts_alone: whether a strategy
+    can use it alone; false for a source that only passes on drafts. replayable: whether it can draft from text and
+    recorded candidates.
     """
 
     config: type[Frozen]

@@ -10,7 +10,7 @@ from pipeline.config.schema.base import Frozen
 
 
 class TensorRTLLMConfig(Frozen):
-    """Settings that only the TensorRT-LLM backend has; names as in its own tools where they exist there."""
+    """Settings that only the TensorRT-LLM backend has. Where its own tools have a name for one, this is that name."""
 
     speculation: Literal["lookahead", "trie", "none", "both"] = Field(
         "lookahead", description="The one speculative mode of the engine; 'both' builds two engines."
@@ -22,7 +22,9 @@ class TensorRTLLMConfig(Frozen):
     compute_capability: int = Field(90, ge=70, le=130, description="Target GPU, e.g. 90 for H100 and H200.")
     tokens_per_block: Literal[16, 32, 64, 128] = Field(32, description="Tokens per KV cache block.")
     max_external_draft_len: int = Field(10, ge=1, le=256, description="Longest drafted chain of a 'trie' engine.")
-    kv_cache_free_gpu_mem_fraction: float = Field(0.9, gt=0, lt=1, description="Share of free GPU memory for KV.")
+    kv_cache_free_gpu_mem_fraction: float = Field(
+        0.9, gt=0, lt=1, description="Share of the free GPU memory for the KV cache."
+    )
     enable_chunked_context: bool = Field(False, description="Split long prompts over several passes.")
     batch_scheduler_policy: Literal["guaranteed_no_evict", "max_utilization"] = "guaranteed_no_evict"
     container_tag: str = Field("26.07", pattern=r"^\d\d\.\d\d$", description="Triton container that builds and serves.")
@@ -40,7 +42,7 @@ class TensorRTLLMConfig(Frozen):
     context_parallel: int = Field(1, ge=1, le=64, description="Context parallel ranks.")
     moe_tensor_parallel: int = Field(-1, ge=-1, description="Tensor parallel ranks of expert layers; -1: its default.")
     moe_expert_parallel: int = Field(-1, ge=-1, description="Expert parallel ranks of expert layers; -1: its default.")
-    calib_dataset: str = Field("cnn_dailymail", min_length=1, description="Texts that quantisation is calibrated with.")
+    calib_dataset: str = Field("cnn_dailymail", min_length=1, description="Calibration texts of quantisation.")
     calib_size: int = Field(512, ge=1, description="Number of those texts.")
     build_flags: dict[str, bool | int | str] = Field(
         default_factory=dict, description="Further options of trtllm-build, by their names without dashes."
@@ -51,5 +53,5 @@ class TensorRTLLMConfig(Frozen):
     orchestrator: bool = Field(False, description="Serve in orchestrator mode rather than leader mode.")
     spawn_processes: bool = Field(True, description="Orchestrator mode: let the server start its own workers.")
     allow_unvalidated: bool = Field(
-        False, description="Also build what NVIDIA does not test, such as lookahead decoding on Blackwell."
+        False, description="Also build combinations that NVIDIA does not test, such as lookahead decoding on Blackwell."
     )

@@ -1,7 +1,7 @@
-"""Trying grammars in a process of its own, as a hostile one may overflow the stack or take memory without end.
+"""Checks grammars in a separate process, because a hostile one may overflow the stack or exhaust the memory.
 
-The parent writes one grammar per line, as JSON, and reads one line back: an empty text, or what is wrong. The child
-runs this file by its path, so that it imports nothing but llguidance.
+The parent writes one grammar per line, as JSON, and reads one line back: an empty text, or the fault. The child runs
+this file by its path, so that it imports nothing but llguidance.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import llguidance
 # Processor time of one grammar, so that a busy machine refuses no more than an idle one; the child's memory; and its
 # stack, a part of what the threads of the parent have.
 CPU_LIMIT_S = 3
-# A child that has used less, but does not answer for so long, is given up.
+# Time limit of a child that does not answer, below its limit of processor time.
 _PATIENCE_S = 60.0
 _MEMORY_BYTES = 1 << 30
 _STACK_BYTES = 4 << 20
@@ -39,7 +39,7 @@ class Checkers:
         self._lock = threading.Lock()
 
     def check(self, grammar: str) -> str:
-        """What is wrong with a grammar; empty if nothing is."""
+        """The fault of a grammar; empty if it has none."""
         with self._lock:
             child, self._idle = self._idle, None
         child = child or _start()
@@ -94,7 +94,7 @@ def _serve() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     for line in sys.stdin:
         used = resource.getrusage(resource.RUSAGE_SELF)
-        # The signal behind the soft limit ends the process.
+        # The signal of the soft limit ends the process.
         resource.setrlimit(
             resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + 1 + CPU_LIMIT_S, resource.RLIM_INFINITY)
         )

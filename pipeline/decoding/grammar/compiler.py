@@ -21,7 +21,7 @@ from pipeline.errors import RequestError
 # Compiled grammars and refusals that are kept, and matchers of outputs that another request may continue.
 _NUM_KEPT = 64
 _NUM_THREADS = 2
-# Of the compiler's message, which may quote the whole grammar.
+# Length of the quoted part of the compiler's message, which may contain the whole grammar.
 _MAX_MESSAGE = 300
 
 
@@ -169,6 +169,6 @@ def _fault_of(template: LLMatcher) -> str:
 
 
 def _first_line(message: str) -> str:
-    """What the compiler says, without the grammar's text below it, as part of a sentence."""
+    """The compiler's message, without the grammar's text below it, as part of a sentence."""
     line = next((line.strip() for line in message.splitlines() if line.strip()), message)
     return line if len(line) <= _MAX_MESSAGE else f"{line[:_MAX_MESSAGE]}..."

@@ -47,10 +47,10 @@ def _reachable(schema: Any) -> dict[int, list[list[int]]]:
 
 
 def _alternatives(node: Any, root: Any) -> list[list[Any]]:
-    """What a schema requires: of each list at least one must be finite."""
+    """Requirements of a schema: of each list at least one must be finite."""
     if not isinstance(node, dict):
         return []
-    # A constant says what the instance is; its size is known.
+    # A constant is the instance itself, so its size is known.
     if "const" in node or "enum" in node:
         return []
     needed: list[list[Any]] = []

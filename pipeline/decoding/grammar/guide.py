@@ -1,4 +1,4 @@
-"""What a request asks its output to match."""
+"""Format that a request's output must match."""
 
 from __future__ import annotations
 

@@ -40,10 +40,10 @@ class TokenMask:
 
 class TreeMasks:
     """Masks after the root and after every node of a tree. The thread fills them in the tree's order, so the likely
-    ones first, until the pass is over; what is missing then is computed when it is asked for. Timing never changes a
-    mask.
+    ones first, until the pass ends. Missing ones are computed on demand. Timing never changes a mask.
 
-    seconds: time spent on masks, in the thread and behind the pass."""
+    seconds: time spent on masks, in the thread and after the pass.
+    """
 
     def __init__(self, matcher: Matcher, tree: DraftTree) -> None:
         self.seconds = 0.0
@@ -54,7 +54,7 @@ class TreeMasks:
         self._job: Future[None] | None = None
 
     def start(self) -> None:
-        """Begin to compute. Until `finish`, nobody else may use the matcher."""
+        """Start the computation. Until `finish`, no other code may use the matcher."""
         self._job = _worker.submit(self._compute)
 
     def finish(self) -> None:
@@ -65,7 +65,8 @@ class TreeMasks:
             self._job = None
 
     def at(self, node: int) -> TokenMask:
-        """The mask after a node, or after the root (`ROOT`). Raises RequestError if the grammar cannot go on there."""
+        """The mask after a node, or after the root (`ROOT`). Raises RequestError if the grammar permits no continuation
+        there."""
         mask = self._masks.get(node)
         if mask is None:
             started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Where one output stands in its grammar: which tokens may follow, which must, and what of a draft tree can come."""
+"""State of one output in its grammar: permitted tokens, forced tokens, and the permitted part of a draft tree."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ _NO_CHILDREN: Mapping[int, int] = {}
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """end_id: the token that llguidance knows as the end. end_ids: those that end the request's output. Each of them
-    may come where the output matches the grammar, and nowhere else; where nothing else may come, the smallest does."""
+    """end_id: llguidance's end token. end_ids: the request's end tokens. Each of them is permitted where the output
+    matches the grammar, and nowhere else. Where nothing else is permitted, end_id is forced if it is one of them, else
+    the smallest."""
 
     end_id: int
     end_ids: frozenset[int]
@@ -40,8 +41,8 @@ class Matcher:
         self.token_ids: list[int] = []
 
     def consume(self, token_ids: Sequence[int]) -> None:
-        """The output goes on with token_ids; what follows an end token is ignored. Raises RequestError if the grammar
-        does not permit them."""
+        """Advance by token_ids; tokens after an end token are ignored. Raises RequestError if the grammar does not
+        permit them."""
         self._recover()
         for token in token_ids:
             if token in self._ends.end_ids:
@@ -127,9 +128,9 @@ class Matcher:
             self._recover()
 
     def guided(self, tree: DraftTree, max_nodes: int, max_depth: int) -> DraftTree:
-        """The part of a draft tree that the grammar permits, with what the grammar forces added wherever it leaves no
-        choice: such a node is as probable as its parent. The fixed nodes of a window stay as they are: they look ahead
-        and are of use only together. Credit for added nodes goes to source -1."""
+        """The part of a draft tree that the grammar permits, with forced tokens added wherever the grammar leaves no
+        choice; such a node is as probable as its parent. Fixed nodes of a window are unchanged: they look ahead and are
+        useful only together. Added nodes are credited to source -1."""
         growth = _Guided(tree, max_depth)
         self._guide(growth, ROOT, ROOT, 0)
         self._recover()
@@ -169,13 +170,14 @@ class Matcher:
         for token in {end_id, *self._ends.end_ids}:
             bits[token // 32] &= ~_bit(token)
         if may_end:
-            # Of a complete output the end is certain, so it is one token.
+            # After a complete output the end is certain, so it is one token.
             for token in self._ends.end_ids if words.any() else [self._end()]:
                 bits[token // 32] |= _bit(token)
         return TokenMask(words) if words.any() else None
 
     def _end(self) -> int:
-        return min(self._ends.end_ids)
+        ends = self._ends
+        return ends.end_id if ends.end_id in ends.end_ids else min(ends.end_ids)
 
     def _recover(self) -> None:
         if self._state.is_error():

@@ -13,8 +13,8 @@ from pipeline.decoding.grammar.endless import require_finite
 from pipeline.decoding.grammar.guide import Guide, check_guide
 from pipeline.errors import RequestError
 
-# JSON is written with one space behind commas and colons and no other white space, so that keys and punctuation are
-# forced. A schema may ask for something else under "x-guidance".
+# JSON is written with one space after commas and colons and no other white space, so that keys and punctuation are
+# forced. A schema may set other rules under "x-guidance".
 JSON_FORMAT: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 _TAG_PARTS = ("begin", "schema", "end")

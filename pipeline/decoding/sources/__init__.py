@@ -1,1 +1,1 @@
-"""Where drafts come from; see `base` for the contract."""
+"""Draft sources; see `base` for the contract."""

@@ -1,7 +1,7 @@
-"""The contract of a draft source: it guesses how a sequence goes on, and learns from the tokens that came.
+"""The contract of a draft source: it guesses how a sequence continues, and learns from the emitted tokens.
 
-A source never decides a token, it only costs or saves time. It is made as `Class(config, lookahead)`; a new one is one
-file and one row of `pipeline.config.schema.source_registry` (docs/how-to/add-a-draft-source.md).
+A source never decides a token; it only costs or saves time. It is created as `Class(config, lookahead)`. A new one is
+one file and one row of `pipeline.config.schema.source_registry` (docs/how-to/add-a-draft-source.md).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pipeline.decoding.tree import DraftTree, IntArray
 
 @dataclass(frozen=True, slots=True)
 class DraftBudget:
-    """Upper bounds of one proposal. max_nodes: nodes of the tree. max_depth: tokens on its longest path; the fixed
-    nodes of a window may lie deeper, as they look ahead of what can be accepted."""
+    """Upper bounds of one proposal. max_nodes: nodes of the tree. max_depth: tokens on its longest path; fixed nodes of
+    a window may be deeper, because they look further ahead."""
 
     max_nodes: int
     max_depth: int
@@ -38,8 +38,8 @@ class DraftSource(Protocol):
         """Draft what may follow context [len], with estimated path probabilities. May be empty."""
 
     def update(self, request_id: str, step: StepResult, nodes: IntArray) -> None:
-        """Learn from a step. nodes: [own nodes] where each node of this source's own proposal lies in `step.tree`; -1
-        if it was not verified. Called after every step, also those in which this source proposed nothing."""
+        """Learn from a step. nodes: [own nodes] index in `step.tree` of each node of this source's proposal; -1 if it
+        was not verified. Called after every step, including those in which this source proposed nothing."""
 
     def stop(self, request_id: str) -> None:
         """The request ended or was cancelled: forget what is private to it. Calling it again does nothing."""

@@ -48,7 +48,7 @@ class PromptSource:
         tokens = np.asarray(step.token_ids, np.int32)
         try:
             self._estimator.learn(request.trie, None, "", step.context, tokens)
-        finally:  # a gap in the text would be a lie from here on
+        finally:  # a gap would corrupt the text from here on
             request.text.append(tokens)
 
     def stop(self, request_id: str) -> None:

@@ -1,9 +1,9 @@
-"""Token recycling (arXiv 2408.08696): the candidates that earlier verify steps computed and threw away.
+"""Token recycling (arXiv 2408.08696): drafts from the candidates that earlier verify steps computed and discarded.
 
-Every position that a step computes, on the accepted path or not, leaves the target's most probable next tokens
-behind. They are kept across requests of a namespace, keyed by the last one, two and three tokens, and the drafter
-grows its tree from them. Other than in the paper their probabilities are kept as well, and so the tree follows them
-instead of a fixed shape.
+Every position that a step computes, on the accepted path or not, yields the target's most probable next tokens. They
+are kept across requests of a namespace, keyed by the last one, two and three tokens, and the drafter grows its tree
+from them. Unlike in the paper, their probabilities are kept as well, so the tree follows them instead of having a fixed
+shape.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 
 from pipeline.config.schema import LookaheadConfig, RecyclingDraftConfig
 from pipeline.decoding.continuations import ContinuationTable, empty_table, namespace_key, store_step
+from pipeline.decoding.first_rows import NO_FIRST_ROWS
 from pipeline.decoding.learned_state import load_arrays, save_arrays
 from pipeline.decoding.request import StepResult
 from pipeline.decoding.sources.base import DraftBudget
@@ -32,6 +33,7 @@ class RecyclingSource:
     def __init__(self, config: RecyclingDraftConfig, lookahead: LookaheadConfig | None = None) -> None:
         self.needs_top_k = config.top_k
         self.table: ContinuationTable = empty_table(ORDERS, CAPACITY, config.top_k)
+        self.first_rows = NO_FIRST_ROWS
         self._keys: dict[str, np.uint64] = {}
 
     def start(self, request_id: str, prompt_ids: IntArray, namespace: str) -> None:

@@ -14,7 +14,7 @@ from pipeline.decoding.request import StepResult
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree, IntArray, chain, limit_tree
 
-# How far back the output is compared to find the place in a prediction again after a deviation.
+# Number of last output tokens that are compared to find the position in a prediction again after a deviation.
 MATCH_LEN = 8
 
 
@@ -78,9 +78,8 @@ class SuppliedSource:
 
 
 def _place_in(prediction: IntArray, position: int, output: IntArray) -> int:
-    """Where in `prediction` the text after `output` stands: behind the longest match (up to `MATCH_LEN` tokens) with
-    the output's end; of equal ones the nearest at or after `position`, the last known place, then the nearest
-    before."""
+    """Position in `prediction` of the text after `output`: after the longest match (up to `MATCH_LEN` tokens) with the
+    output's end. Of equal matches the nearest at or after `position`, the last known one, then the nearest before."""
     if not len(output):
         return 0
     ends = np.flatnonzero(prediction == output[-1]) + 1

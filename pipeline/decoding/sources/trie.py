@@ -67,7 +67,7 @@ class TrieSource:
         tokens = np.asarray(step.token_ids, np.int32)
         try:
             self._estimator.learn(request.own, self.trie, request.namespace, step.context, tokens)
-        finally:  # a gap in the text would be a lie from here on
+        finally:  # a gap would corrupt the text from here on
             request.own_text.append(tokens)
             request.output.append(tokens)
 

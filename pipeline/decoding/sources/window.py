@@ -31,7 +31,7 @@ class _Lookahead:
 
 
 class WindowSource:
-    """W, N and G of a request are the limits unless `configure` says otherwise."""
+    """W, N and G of a request are the limits unless `configure` sets others."""
 
     name = "window"
     needs_top_k = 0
@@ -43,7 +43,7 @@ class WindowSource:
 
     @property
     def limits(self) -> LookaheadConfig:
-        """The largest W, N and G that a request may ask for, and what it gets if it does not ask."""
+        """The largest W, N and G that a request may set, and the default."""
         return self._limits
 
     def start(self, request_id: str, prompt_ids: IntArray, namespace: str) -> None:
@@ -90,13 +90,13 @@ class WindowSource:
             pool.add_text(prompt_ids.tolist())
         window = None
         if window_size(lookahead.max_window_size, ngram_size):
-            # The same prompt gets the same window, whoever asks and whatever else runs.
+            # The same prompt gets the same window, whatever other requests run.
             window = Window(lookahead.max_window_size, ngram_size, prompt_ids, zlib.crc32(prompt_ids.tobytes()))
         self._requests[request_id] = _Lookahead(prompt_ids, pool, window, ngram_size)
 
 
 def _choices_below(window: Window, step: StepResult, nodes: IntArray) -> IntArray | None:
-    """[W] what the target chose below the window's last level, or None if it does not tell or did not see the
+    """[W] the target's choices below the window's last level. None if it does not return choices or did not verify the
     window."""
     own = window.last_level()
     if step.choices is None or own[-1] >= len(nodes):

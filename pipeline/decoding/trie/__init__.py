@@ -1,4 +1,4 @@
-"""The trie of the retrieval paper (arXiv 2312.12728): bounded, compact, and asked for whole draft trees."""
+"""The trie of the retrieval paper (arXiv 2312.12728): bounded, compact, and queried for whole draft trees."""
 
 from __future__ import annotations
 

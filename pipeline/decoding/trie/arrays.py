@@ -114,8 +114,8 @@ class TrieMemory:
 
 
 def _grown(memory: mmap.mmap | None, num_bytes: int) -> mmap.mmap:
-    """Zeroed memory of so many bytes that begins with what `memory` holds. The system hands it out as it is touched;
-    large pieces in huge pages where it has them, which halves the time of looking up a node at random."""
+    """Zeroed memory of num_bytes that begins with the content of `memory`. The system allocates it as it is touched;
+    large pieces in huge pages if available, which halves the time of looking up a random node."""
     if memory is None:
         memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     else:
@@ -131,7 +131,7 @@ def _grown(memory: mmap.mmap | None, num_bytes: int) -> mmap.mmap:
 
 
 def text_slots(num_nodes: int, branch_length: int) -> int:
-    """Slots of text that go with so many nodes."""
+    """Slots of text for num_nodes nodes."""
     return max(int(num_nodes * TEXT_SHARE), 4 * branch_length + 16)
 
 
@@ -141,7 +141,7 @@ def nodes_within(max_bytes: int) -> int:
 
 
 def bytes_for(num_nodes: int) -> int:
-    """The max_bytes that hold so many nodes."""
+    """The max_bytes that hold num_nodes nodes."""
     return int(num_nodes * (NODE_BYTES + 4 * TEXT_SHARE)) + 512
 
 

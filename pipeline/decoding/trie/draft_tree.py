@@ -1,4 +1,4 @@
-"""Growing a draft tree best first from what two tries say."""
+"""Grows a draft tree best first from two tries."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pipeline.decoding.trie.suffixes import Workspace, extend_context, find_cont
 MAX_CANDIDATES = 128
 # Paths less likely than this are not worth a node.
 LEAST_PROBABILITY = float32(2e-4)
-# A path is continued only if it is so many times as likely as the least likely node that there is room for.
+# A path is extended only if it is this many times as likely as the least likely node in the tree.
 WORTH_OPENING = float32(4.0)
 
 
 class DraftBuffers(NamedTuple):
-    """Memory in which a tree is grown. Of the nodes taken and, behind them, the candidates: token_ids, parents,
-    path_probabilities [max_nodes], depths [max_nodes + 1] (0: the root). What may follow the node that is opened:
-    next_ids, next_probabilities [MAX_CANDIDATES]."""
+    """Memory in which a tree is grown. First the taken nodes, then the candidates: token_ids, parents,
+    path_probabilities [max_nodes], depths [max_nodes + 1] (0: the root). Possible next tokens of the node being
+    extended: next_ids, next_probabilities [MAX_CANDIDATES]."""
 
     token_ids: IntArray
     parents: IntArray
@@ -32,7 +32,7 @@ class DraftBuffers(NamedTuple):
 
 
 def new_buffers(max_nodes: int) -> DraftBuffers:
-    """Buffers for trees of up to so many nodes."""
+    """Buffers for trees of up to max_nodes nodes."""
     return DraftBuffers(
         np.zeros(max_nodes, np.int32),
         np.zeros(max_nodes, np.int32),
@@ -57,8 +57,8 @@ def grow_draft_tree(
 ) -> int:
     """Fill the buffers with the most likely paths after context [len], most likely first. Returns the number of nodes.
 
-    The buffers must have room for max_nodes nodes, the workspace for a row more. root_fan, fan: how many children the
-    root and other nodes may have.
+    The buffers must have room for max_nodes nodes, the workspace for one row more. root_fan, fan: maximum number of
+    children of the root and of other nodes.
     """
     pair, work, buffers = pair_of(pair_arrays), Workspace(*work_arrays), DraftBuffers(*buffer_arrays)
     node_token, node_parent, node_path = buffers.token_ids, buffers.parents, buffers.path_probabilities

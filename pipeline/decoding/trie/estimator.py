@@ -1,4 +1,4 @@
-"""Asking tries for draft trees, and learning how far to trust what they say."""
+"""Queries tries for draft trees, and learns how far to trust each suffix."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipeline.decoding.trie.suffixes import NUM_TRIES, Workspace, new_workspace
 from pipeline.decoding.trie.text_trie import Trie
 
 UNLIMITED = 1 << 30
-# How many children the root and the other nodes of a draft tree may have.
+# Maximum number of children of the root and of the other nodes of a draft tree.
 FANS: dict[Retrieval, tuple[int, int]] = {
     "hierarchical": (UNLIMITED, UNLIMITED),
     "parallel": (UNLIMITED, 1),
@@ -27,9 +27,10 @@ FIRST_DOUBT, DOUBT_PER_TOKEN, SHARED_DOUBT, AMBIGUOUS_DOUBT, LONG_MATCH_DOUBT = 
 
 
 class Estimator:
-    """How far suffixes can be trusted, learnt from all requests of a source.
+    """Trust in suffixes, learned from all requests of a source.
 
-    doubts: [tries * (orders + MATCH_CLASSES) * NUM_CLASSES] see `next_tokens`; changed in place by `learn`."""
+    doubts: [tries * (orders + MATCH_CLASSES) * NUM_CLASSES] see `next_tokens`; changed in place by `learn`.
+    """
 
     def __init__(self, branch_length: int, retrieval: Retrieval = "hierarchical") -> None:
         self._fans = FANS[retrieval]
@@ -71,7 +72,7 @@ class Estimator:
         return tuple(own.arrays), tuple(shared.arrays), own.root(), shared.root(namespace)
 
     def workspace(self, num_rows: int) -> Workspace:
-        """Memory for so many rows, used again from call to call."""
+        """Memory for num_rows rows, reused between calls."""
         if num_rows > len(self._work.rows):
             self._work = new_workspace(num_rows, self._work.ends.shape[2])
         return self._work

@@ -23,8 +23,8 @@ MAX_COUNT = 1 << 30
 
 @subkernel
 def _is_later(slot: int, other: int, oldest: int) -> bool:
-    """Whether a slot holds later text than another. Slots that were reserved lie before those that others have used
-    since, so what is written last is not always the latest. oldest: slot of the oldest text."""
+    """Whether a slot holds later text than another. Reserved slots may precede slots that others have used since, so
+    the last write is not always the latest text. oldest: slot of the oldest text."""
     # The ring begins at the oldest slot: of two slots on one side of it the larger one is later.
     return (slot > other) == ((slot >= oldest) == (other >= oldest))
 
@@ -43,8 +43,8 @@ def _visit(trie: TrieArrays, row: int, start: int, oldest: int) -> None:
 
 @subkernel
 def _take_in(trie: TrieArrays, above: int, token: int, depth: int, start: int, oldest: int) -> int:
-    """The suffix that starts in slot `start` goes on from node `above` with a token, its `depth`-th one. Returns the
-    node where it ends then, 0 if no other occurrence comes so far: then the rest is read from the text."""
+    """Extend the suffix that starts in slot `start` from node `above` by a token, its `depth`-th one. Returns its new
+    end node, or 0 if there is no other occurrence yet; the rest is then read from the text."""
     nodes = trie.nodes
     row = find_child(trie, above, token)
     if not row:
@@ -108,7 +108,7 @@ def write_text(
 
 @kernel
 def make_room(trie: TrieArrays, num_slots: int, may_forget: bool) -> bool:
-    """See to it that one more token fits behind so many slots; False if that would need more memory."""
+    """Make room for one more token after num_slots slots; False if that needs more memory."""
     state = trie.state[0]
     while (
         len(trie.nodes) - 1 - state.num_nodes <= 2 * state.branch_length
@@ -181,8 +181,8 @@ def _move_suffixes(trie: TrieArrays, root: int, text: IntArray, old: int, new: i
             node = trie.nodes[row]
             stop = begin + node.depth
             place = follow_edge(trie, row, text, begin, len(text), place + 1)
-            # A node may not be older than its children, so all on the way are renewed; but an edge that goes on beyond
-            # this suffix belongs to another one.
+            # A node may not be older than its children, so all nodes on the path are renewed. An edge that extends
+            # beyond this suffix belongs to another suffix.
             if place == stop or node.start == (old + begin) % length:
                 node.start = (new + begin) % length
             if place < stop:

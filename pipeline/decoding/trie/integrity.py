@@ -12,7 +12,7 @@ from pipeline.decoding.tree import IntArray
 from pipeline.decoding.trie.arrays import TrieArrays, slot_of
 from pipeline.decoding.trie.nodes import bucket_of
 
-# What `_find_fault` numbers; 0 is no fault.
+# Fault numbers of `_find_fault`; 0 means no fault.
 FAULTS = (
     "",
     "a counter lies beyond the arrays",
@@ -86,7 +86,7 @@ def _find_fault(trie: TrieArrays, roots: IntArray, with_buckets: bool) -> tuple[
 
 @subkernel
 def _fault_of_node(trie: TrieArrays, row: int) -> int:
-    """What is wrong with a node by itself and with its parent."""
+    """Fault of a node by itself or together with its parent."""
     state, nodes, length = trie.state[0], trie.nodes, len(trie.text)
     node = nodes[row]
     for value in (node.first_child, node.next, node.previous):
@@ -110,7 +110,7 @@ def _fault_of_node(trie: TrieArrays, row: int) -> int:
     for place in range(above.depth):
         if trie.text[slot_of(trie, node.start + place)] != trie.text[slot_of(trie, above.start + place)]:
             return _SPELLING
-    # Only the edge of a single occurrence may go on beyond the text.
+    # Only the edge of a single occurrence may extend beyond the text.
     for place in range(above.depth, node.depth):
         if trie.text[slot_of(trie, node.start + place)] <= 0:
             return _WHOLE if node.depth == state.branch_length and node.first_child == 0 else _SPELLING

@@ -68,15 +68,15 @@ def _learn_token(pair: TriePair, work: Workspace, row: int, doubts: FloatArray, 
             work.weights[num] = found.total / (found.total + doubts[index])
             work.shares[num] = share
             num += 1
-    # p = weight * share + (1 - weight) * what the shorter suffixes say, from the shortest up. `shares` becomes the
-    # difference of both, which is what one more of weight would add.
+    # p = weight * share + (1 - weight) * p of the shorter suffixes, from the shortest up. `shares` becomes the
+    # difference of both, which is the derivative of p by the weight.
     p = LEAST_SHARE
     for index in range(num - 1, -1, -1):
         weight, share = work.weights[index], work.shares[index]
         work.shares[index] = share - p
-        # Where many suffixes were sure and wrong, nothing would be left to divide by.
+        # Bounded below: where many suffixes were confident and wrong, p would become zero, and it divides.
         p = max(weight * share + (float32(1.0) - weight) * p, LEAST_BELIEF)
-    # d weight / d log S = -weight * (1 - weight); what is said at an index counts for as much as the longer ones left.
+    # d weight / d log S = -weight * (1 - weight). An index contributes in proportion to the escape of the longer ones.
     escape = float32(1.0)
     for index in range(num):
         weight = work.weights[index]

@@ -30,15 +30,15 @@ from pipeline.decoding.trie.suffixes import LONGEST_MATCH, NO_SLOT, NUM_TRIES, T
 NUM_CLASSES = 8
 # Lengths of a match: up to 16, 24, 47 tokens, and more.
 MATCH_CLASSES = 4
-# Counts that the latest token behind a suffix gets on top.
+# Bonus count of the latest token after a suffix.
 RECENT = float32(0.5)
 # Children of a node that are read.
 MAX_CHILDREN = 12
 
 
 class Evidence(NamedTuple):
-    """What followed a suffix. total: number of tokens, 0 if nothing followed. differ: 1 if they were not all the same.
-    node: the node whose children they are. slot: slot of the text that holds the only one, or NO_SLOT."""
+    """Tokens that followed a suffix. total: their number, 0 if nothing followed. differ: 1 if they were not all the
+    same. node: the node whose children they are. slot: slot of the text that holds the only one, or NO_SLOT."""
 
     total: int
     differ: int
@@ -48,8 +48,8 @@ class Evidence(NamedTuple):
 
 @subkernel
 def evidence(trie: TrieArrays, work: Workspace, row: int, which: int, order: int) -> Evidence:
-    """What followed the suffix of this order of a row's context (the branch length: the match); nothing if that is what
-    followed the longer one asked for before. Set `work.times` to 0 before the longest is asked for."""
+    """Evidence after the suffix of this order of a row's context (the branch length: the match). Empty if it is the
+    same as that of the longer suffix queried before. Set `work.times` to 0 before the longest query."""
     side = work.sides[row, which]
     if order == work.ends.shape[2]:
         node, slot, times = 0, int64(side.match_slot), 1
@@ -75,7 +75,7 @@ def evidence(trie: TrieArrays, work: Workspace, row: int, which: int, order: int
 
 @subkernel
 def highest_order(work: Workspace, row: int) -> int:
-    """The order of the longest suffix that either trie knows of a row's context."""
+    """The order of the longest suffix of a row's context that either trie has."""
     highest = 0
     for which in range(NUM_TRIES):
         side = work.sides[row, which]
@@ -85,7 +85,7 @@ def highest_order(work: Workspace, row: int) -> int:
 
 @subkernel
 def doubt_index(work: Workspace, row: int, which: int, order: int, found: Evidence) -> int:
-    """Where the doubt of a suffix lies."""
+    """Index of a suffix's doubt."""
     orders = work.ends.shape[2]
     if order == orders:
         length = work.sides[row, which].match_len
@@ -104,10 +104,12 @@ def next_tokens(
     probabilities: FloatArray,
     stop_below: float,
 ) -> int:
-    """Fill `tokens` and `probabilities` [same length] with what may follow a row's context. Returns how many there are.
+    """Fill `tokens` and `probabilities` [same length] with the possible next tokens of a row's context. Returns their
+    number.
 
-    Suffixes that could not give any token `stop_below` or more are not asked. doubts: [tries * (orders + MATCH_CLASSES)
-    * NUM_CLASSES]."""
+    Suffixes that cannot give any token a probability of `stop_below` are skipped. doubts: [tries * (orders +
+    MATCH_CLASSES) * NUM_CLASSES].
+    """
     num_found = 0
     escape = float32(1.0)
     work.times[:] = 0
@@ -159,8 +161,7 @@ def _add_children(
 
 @subkernel
 def _add(tokens: IntArray, probabilities: FloatArray, num_found: int, token: int, share: float) -> int:
-    """Add to the probability of a token; returns how many tokens there are. A token for which there is no room is left
-    out."""
+    """Add to the probability of a token; returns the number of tokens. A token beyond the capacity is left out."""
     place = 0
     while place < num_found and tokens[place] != token:
         place += 1

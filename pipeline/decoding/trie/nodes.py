@@ -36,8 +36,8 @@ def find_child(trie: TrieArrays, parent: int, token: int) -> int:
 
 @subkernel
 def follow_edge(trie: TrieArrays, row: int, text: IntArray, begin: int, end: int, place: int) -> int:
-    """How far the edge of a node spells text[begin:end], of which text[begin:place] is known to agree: the first place
-    that differs, or where the edge or the text ends."""
+    """How far the edge of a node matches text[begin:end]; text[begin:place] is known to match. Returns the first
+    position that differs, or where the edge or the text ends."""
     node = trie.nodes[row]
     end = min(end, begin + node.depth)
     slot = slot_of(trie, node.start + place - begin)
@@ -64,8 +64,8 @@ def locate(trie: TrieArrays, root: int, text: IntArray, begin: int, end: int) ->
 
 @subkernel
 def link(trie: TrieArrays, row: int, parent: int) -> None:
-    """Put a node into its parent's list of children: in front, but behind the first few if they were seen more
-    often."""
+    """Insert a node into its parent's list of children: at the front, but after the first few if these have higher
+    counts."""
     nodes = trie.nodes
     before, after = 0, int64(nodes[parent].first_child)
     steps = 0

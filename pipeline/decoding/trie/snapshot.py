@@ -22,7 +22,7 @@ VERSION = 2
 CHECKSUM_BYTES = 32
 # Beyond it a header's number fits no counter of the kernels.
 MOST = 1 << 62
-# Of version 1, which only its text is read from: bytes of a node, and the counters' places.
+# Version 1, of which only the text is read: bytes of a node, and positions of the counters.
 V1_NODE_BYTES, V1_NUM_COUNTERS, V1_HEAD, V1_OLDEST, V1_OLDEST_ROOT = 32, 8, 2, 3, 4
 _FIXED = struct.Struct("<8sII")
 
@@ -83,7 +83,8 @@ def load_trie(path: Path) -> Trie:
 
 
 def _restored(content: bytes, offset: int, header_len: int) -> Trie:
-    """The trie behind the fixed part of a file whose checksum matches. Raises ValueError unless it is whole."""
+    """The trie in a file whose checksum matches, from the end of its fixed part on. Raises ValueError unless it is
+    consistent."""
     header = _header(content[offset : offset + header_len])
     branch_length, num_nodes, used, ring_len = (
         _count(header, key) for key in ("branch_length", "num_nodes", "num_used", "ring_len")

@@ -20,15 +20,15 @@ from pipeline.decoding.trie.arrays import Records, TrieArrays, slot_of
 from pipeline.decoding.trie.nodes import find_child, locate
 
 NUM_TRIES = 2
-# A match is not measured beyond so many tokens.
+# Maximum measured length of a match.
 LONGEST_MATCH = 48
-# The node of a suffix that was not looked for yet.
+# Marks the node of a suffix that was not looked up yet.
 UNKNOWN = -1
 NO_SLOT = -1
 # token: the last one of the row's context. parent: the row without it.
 ROW = np.dtype([("token", "<i4"), ("parent", "<i4")], align=True)
-# longest: order of the longest suffix known. match_slot: slot of the text where the match goes on, or NO_SLOT.
-# match_len: its length.
+# longest: order of the longest known suffix. match_slot: slot of the text after the match, or NO_SLOT. match_len: its
+# length.
 SIDE = np.dtype([("longest", "<i4"), ("match_slot", "<i4"), ("match_len", "<i4")], align=True)
 
 
@@ -48,11 +48,11 @@ def pair_of(plain: Plain) -> TriePair:
 
 
 class Workspace(NamedTuple):
-    """What is known of the contexts, in memory that is used again from call to call.
+    """State of the contexts, in memory that is reused between calls.
 
     rows: [rows] see ROW. sides: [rows, tries] see SIDE. ends: [rows, tries, orders] the node on whose edge the suffix
-    of an order ends, 0 if it is unknown to the trie, UNKNOWN if it was not looked for. path: [orders + 1]. times:
-    [tries] how often the suffix asked for last was seen. asked, weights, shares: [tries * (orders + 1)] for `learning`.
+    of an order ends, 0 if the trie does not have it, UNKNOWN if it was not looked up. path: [orders + 1]. times:
+    [tries] count of the suffix queried last. asked, weights, shares: [tries * (orders + 1)] for `learning`.
     """
 
     rows: Records
@@ -66,7 +66,7 @@ class Workspace(NamedTuple):
 
 
 def new_workspace(num_rows: int, branch_length: int) -> Workspace:
-    """Memory for so many rows, the request's own included."""
+    """Memory for num_rows rows, including the request's own."""
     asked = NUM_TRIES * (branch_length + 1)
     return Workspace(
         records(np.zeros(num_rows, ROW)),
@@ -161,8 +161,8 @@ def _begin_match(trie: TrieArrays, work: Workspace, which: int, row: int) -> Non
 
 @subkernel
 def suffix_end(trie: TrieArrays, work: Workspace, which: int, row: int, order: int) -> int:
-    """The node on whose edge the suffix of this order of a row's context ends, or 0. Worked out from the rows above it
-    when it is first asked for."""
+    """The node on whose edge the suffix of this order of a row's context ends, or 0. Computed from the parent rows at
+    the first query."""
     steps = 0
     node = int64(work.ends[row, which, order])
     while node == UNKNOWN:
@@ -181,7 +181,7 @@ def suffix_end(trie: TrieArrays, work: Workspace, which: int, row: int, order: i
 
 @subkernel
 def _extended(trie: TrieArrays, node: int, depth: int, token: int) -> int:
-    """Where a string of `depth` tokens that ends at a node, or on its edge, ends with one token more."""
+    """End of a string of `depth` tokens that ends at a node, or on its edge, after one more token."""
     if depth == trie.nodes[node].depth:
         return find_child(trie, node, token)
     return node if trie.text[slot_of(trie, trie.nodes[node].start + depth)] == token + 1 else 0

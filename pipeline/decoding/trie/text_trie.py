@@ -1,4 +1,4 @@
-"""The trie of texts: what may be inserted, forgotten and looked up. How it lies in memory is told in `layout`."""
+"""The trie of texts: insertion, forgetting and lookup. `layout` describes its memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.decoding.trie.nodes import locate, new_node
 # Slots kept for each sequence that is still being written while others are written, too.
 RESERVED = 48
 FIRST_NODES = 1 << 10
-# One root of so many nodes at most.
+# At most one root per this number of nodes.
 NAMESPACE_SHARE = 16
 TextPiece = tuple[str, IntArray, int]
 NOTHING: IntArray = np.empty(0, np.int32)
@@ -73,7 +73,7 @@ class Trie:
 
     @property
     def arrays(self) -> TrieArrays:
-        """What the kernels take. Ask again after text was inserted: a trie without a limit grows."""
+        """Arrays for the kernels. Get them again after an insertion: a trie without a limit grows."""
         return self._memory.arrays
 
     def insert(self, tokens: IntArray, namespace: str = "") -> None:
@@ -91,7 +91,7 @@ class Trie:
         return self.roots.get(namespace, 0)
 
     def count(self, tokens: IntArray, namespace: str = "") -> int:
-        """How often the string [1 .. branch_length] occurred."""
+        """Count of the string [1 .. branch_length]."""
         root = self.root(namespace)
         if not root or not 1 <= len(tokens) <= self.branch_length:
             return 0
@@ -117,7 +117,7 @@ class Trie:
         """Insert pieces of text as `texts` of a trie of this branch length yields them."""
         interrupted: dict[tuple[str, bytes], list[TrieStream]] = {}
         for namespace, tokens, num_repeated in pieces:
-            # Which of several with the same end goes on does not matter: no string reaches back beyond it.
+            # Of several pieces with the same end any one may be extended: no string extends back beyond it.
             waiting = interrupted.get((namespace, tokens[:num_repeated].tobytes()))
             stream = waiting.pop() if waiting else None
             if stream is None:

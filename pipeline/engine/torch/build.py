@@ -53,7 +53,7 @@ def check(resolved: ResolvedConfig) -> None:
 
 
 def check_config(resolved: ResolvedConfig, folder: Path, gguf_file: str | None = None) -> PretrainedConfig:
-    """What transformers reads in the folder. Raises CheckpointError for what the torch engine does not serve."""
+    """Config as transformers reads it from the folder. Raises CheckpointError if the torch engine does not serve it."""
     config = read_config(folder, resolved.model.architecture, gguf_file)
     check_model_config(config, str(folder))
     check_positions(config, resolved.model.max_position_embeddings, str(folder))
@@ -67,7 +67,8 @@ def plan(resolved: ResolvedConfig) -> Mapping[str, Any]:
 
 
 def fingerprint(resolved: ResolvedConfig, checkpoint_hash: str) -> Fingerprint:
-    """Of a torch engine built here and now. Raises BuildError if a library or the device is missing."""
+    """Fingerprint of a torch engine built now on this machine. Raises BuildError if a library or the device is
+    missing."""
     # An engine does not depend on how many processes share the work.
     sizes = resolved.profile.engine.model_dump(mode="json", exclude={"lookahead_parallel"})
     flags: dict[str, Flag] = {f"engine.{name}": value for name, value in sizes.items()} | {"pass": _pass(resolved)}
@@ -98,7 +99,7 @@ def weight_bytes(resolved: ResolvedConfig) -> int:
 
 
 def stored_bytes(resolved: ResolvedConfig) -> int:
-    """Size of the weights on disk. An embedding that is no output layer as well keeps the resolved dtype."""
+    """Size of the weights on disk. An embedding that is not also the output layer keeps the resolved dtype."""
     return resolved.model.num_parameters if _is_int8(resolved) else weight_bytes(resolved)
 
 

@@ -23,8 +23,9 @@ LoadedEngine = Union["TorchEngine", "LeanEngine", ParallelEngine]
 
 
 def load_engine(artifact: Artifact) -> LoadedEngine:
-    """Load the weights and claim the KV cache; with engine.lookahead_parallel or model.parallelism.tensor, in that many
-    processes, which end with this one. Raises BuildError if the artefact asks for a device that is not here."""
+    """Load the weights and allocate the KV cache. With engine.lookahead_parallel or model.parallelism.tensor this
+    starts further processes, which end with this one. Raises BuildError if the artefact requires a device that is
+    missing."""
     _, num_ranks = artifact.resolved.ranks
     if num_ranks == 1:
         return load_rank(artifact)
@@ -49,7 +50,7 @@ def load_rank(artifact: Artifact, rank: int = 0) -> OneProcessEngine:
 
 
 def _require_cuda(artifact: Artifact) -> None:
-    """Raises BuildError if there is no CUDA device."""
+    """Raise BuildError if there is no CUDA device."""
     import torch
 
     if not torch.cuda.is_available():

@@ -16,7 +16,8 @@ from pipeline.engine.torch.attention import SlotAttention
 
 
 def use_attention(model: PreTrainedModel, attention: SlotAttention, name: str) -> None:
-    """Let every layer of the model call `attention`, by a name of its own where it is looked up by name."""
+    """Let every layer of the model call `attention`, registered under a separate name where layers look it up by
+    name."""
     if isinstance(model, GPTJForCausalLM):
         for block in model.transformer.h:
             # Called with rotated queries and keys; everything around it stays as it is.

@@ -49,8 +49,8 @@ def save_quantized(model: PreTrainedModel, folder: Path) -> None:
 
 
 def load_quantized(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
-    """What `save_quantized` wrote, with `QuantizedLinear` in place of linear layers and activations of type dtype.
-    Raises BuildError if a tensor is missing."""
+    """Load the files of `save_quantized`, with `QuantizedLinear` in place of linear layers and activations of type
+    dtype. Raises BuildError if a tensor is missing."""
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     with no_init_weights():  # memory that is never written is never claimed from the system
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)

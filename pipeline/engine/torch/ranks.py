@@ -34,7 +34,7 @@ from pipeline.errors import BuildError, EngineError, UserError
 
 # A follower waits in a collective operation for the next step, which may come after any time.
 _FOREVER = timedelta(days=1000)
-# How long after the line has broken a process may take to end because of which it broke.
+# Time limit for a process to end after its connection has broken.
 _ENDING_S = 10.0
 
 
@@ -48,7 +48,7 @@ class DistributedLeader:
         self._followers = followers
         self._setting = setting
         self._num_threads = torch.get_num_threads()
-        # Whether all followers wait for orders: only then can they be told anything.
+        # Whether all followers wait for orders: only then can orders be sent.
         self._idle = False
         self._closed = False
         atexit.register(self.close)
@@ -111,8 +111,8 @@ class DistributedLeader:
 
 
 class DistributedFollower:
-    """Another rank's end. See `pipeline.engine.rank.Follower`. Where the line breaks, this process ends without a word:
-    what has happened is for the leader to say, if there still is one."""
+    """Follower in another process. See `pipeline.engine.rank.Follower`. If the connection breaks, this process ends
+    silently: the leader reports the failure, if it still runs."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -217,7 +217,7 @@ def _follower(artifact: Artifact, rank: int, num_ranks: int, port: int, num_thre
         # A model that is spread over the ranks is loaded by all of them together.
         engine = None if artifact.resolved.model.parallelism.tensor > 1 else load_rank(artifact, rank)
     except UserError as error:
-        ready.send(str(error))  # for the leader to say, once
+        ready.send(str(error))  # the leader reports it, once
         return
     ready.send(None)
     _join(artifact.resolved.device, rank, num_ranks, port)

@@ -84,7 +84,7 @@ class SlotTable:
         return target
 
     def commit(self, slot: Slot, nodes: Sequence[int], token_ids: Sequence[int]) -> None:
-        """Keep the KV of the accepted nodes, which lie behind the cached tokens in tree order, and append tokens."""
+        """Keep the KV of the accepted nodes, which follow the cached tokens in tree order, and append tokens."""
         if list(nodes) != list(range(len(nodes))):
             self._storage.move_path(slot.index, slot.num_cached_tokens, nodes)
         slot.num_cached_tokens += len(nodes)
@@ -105,7 +105,7 @@ class SlotTable:
 
 
 def check_tokens(token_ids: IntArray, max_seq_len: int, vocab_size: int) -> IntArray:
-    """token_ids as int32. Raises RequestError if there are none or too many, or one lies outside the vocabulary."""
+    """token_ids as int32. Raises RequestError if there are none or too many, or one is outside the vocabulary."""
     tokens = np.asarray(token_ids)
     if not len(tokens):
         raise RequestError("the prompt is empty; send at least one token")

@@ -1,9 +1,10 @@
-"""The most probable tokens behind every row of a pass, for all sequences in one call and without a softmax.
+"""The most probable tokens after every row of a pass, for all sequences in one call and without a softmax.
 
 A softmax over the vocabulary costs more than everything else between two passes, for a handful of numbers. The share of
-a token is therefore taken of the sum over the maxima of blocks instead of the sum over all entries: it is exact where a
-few tokens hold the mass, and too high by a bounded factor where they do not. Draft sources calibrate what they are
-given, so only the order must be exact, and it is."""
+a token is therefore relative to the sum over the maxima of blocks instead of the sum over all entries. It is exact
+where a few tokens hold the mass, and too high by a bounded factor elsewhere. Draft sources calibrate their input, so
+only the order must be exact, and it is.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from pipeline.engine.torch.largest import top_k
 
 
 class PassCandidates:
-    """Candidates of all rows of a pass, found when the first sequence asks for them."""
+    """Candidates of all rows of a pass, computed when the first sequence needs them."""
 
     def __init__(self, logits: torch.Tensor, maxima: torch.Tensor) -> None:
         """logits: [rows, vocab]. maxima: their `largest.block_maxima`."""

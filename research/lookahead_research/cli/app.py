@@ -6,7 +6,7 @@ import importlib
 
 import typer
 
-GROUPS = ("replay", "experiments", "bench_trie")
+GROUPS = ("replay", "record", "step_time", "experiments", "bench_trie", "perplexity")
 
 
 def build_app() -> typer.Typer:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipeline.cli import output
-from pipeline.cli.lists import numbers, words
+from pipeline.cli.list_options import numbers, words
 from pipeline.cli.options import MOST_DRAFT_TOKENS
 from pipeline.cli.trie import MOST_MIB, BranchLength, Tokenizer, encoder, new_trie
 

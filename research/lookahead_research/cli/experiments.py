@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipeline.cli import output
-from pipeline.cli.lists import numbers
+from pipeline.cli.list_options import numbers
 from pipeline.cli.options import DEFAULT_PROFILE, Outputs, Profile, Set, limit_to, resolve
 from pipeline.errors import UserError
 
@@ -166,6 +166,6 @@ def _size(option: str, text: str) -> LookaheadConfig:
 
     try:
         w, n, g = (int(number) for number in text.split(","))
-        return LookaheadConfig(max_window_size=w, max_ngram_size=n, max_verification_set_size=g)
+        return LookaheadConfig.of(w, n, g)
     except (ValueError, ValidationError) as error:
         raise UserError(f"{option} holds {text!r}; give W,N,G as whole numbers, such as 5,3,5.") from error

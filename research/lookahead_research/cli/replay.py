@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipeline.cli import output
-from pipeline.cli.lists import numbers, words
+from pipeline.cli.list_options import numbers, words
 from pipeline.cli.options import MOST_DRAFT_TOKENS, Outputs, limit_to
 
 if TYPE_CHECKING:
@@ -34,16 +34,21 @@ def replay(
         int, typer.Option("--branch-length", help="Tokens per stored branch.", min=1, max=64)
     ] = 12,
     max_draft_len: Annotated[int, typer.Option("--max-draft-len", help="Longest drafted path.", min=1, max=256)] = 32,
+    rows_path: Annotated[
+        Path | None, typer.Option("--rows", help="What `research record` wrote: rows of the model, for hybrid.")
+    ] = None,
     limit: Annotated[int | None, limit_to("rows")] = None,
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the rows here as JSON.")] = None,
 ) -> None:
     """Count the verify steps that known outputs would have taken with a draft source."""
     from functools import partial
 
+    from lookahead_research.recorded_rows import load_rows
     from lookahead_research.replay import replay as run_replay
     from lookahead_research.replay import result_rows, source_parts
     from pipeline.bench.data.known_outputs import load_replay_rows
     from pipeline.bench.report.results import require_writable, save_rows
+    from pipeline.decoding.first_rows import NO_FIRST_ROWS
 
     budgets = numbers("--budget", budget, MOST_DRAFT_TOKENS)
     regimes = words("--regime", regime)
@@ -53,16 +58,28 @@ def replay(
     if json_path is not None:
         require_writable(json_path)
     rows = load_replay_rows(outputs)[:limit]
+    recorded, first_rows = (None, NO_FIRST_ROWS) if rows_path is None else load_rows(rows_path, [r.text for r in rows])
     results: list[ReplayResult] = []
     with output.progress() as bar:
         for name in sources:
             task = bar.add_task(f"replay {name}", total=len(rows) * len(budgets) * len(regimes))
             results += run_replay(
-                rows, name, budgets, regimes, branch_length, partial(bar.advance, task), max_draft_len=max_draft_len
+                rows,
+                name,
+                budgets,
+                regimes,
+                branch_length,
+                partial(bar.advance, task),
+                max_draft_len=max_draft_len,
+                targets=recorded,
+                first_rows=first_rows,
             )
     if json_path is not None:
         save_rows(json_path, result_rows(results))
     _show(results)
+    if recorded:
+        known, asked = sum(each.known for each in recorded), sum(each.asked for each in recorded)
+        output.note(f"{asked} rows were asked for, {known / max(asked, 1):.1%} of them were recorded")
 
 
 def _show(results: list[ReplayResult]) -> None:

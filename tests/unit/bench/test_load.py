@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from pipeline.bench.contenders.remote import Answer, Ask, check_address, generation_of_answer
+from pipeline.bench.contenders.remote import Ask, RemoteResponse, check_address, measured_request
 from pipeline.bench.data.workload import Prompt
 from pipeline.bench.load import MAX_ERROR_KINDS, LoadPlan, LoadResult, percentiles, run_load, summary_of
 from pipeline.errors import RequestError, ServerError
@@ -19,9 +19,9 @@ PROMPT_IDS = np.asarray([7, 8], np.int32)
 ASKS = [Ask(Prompt((text,)), 4) for text in ("a", "b", "c")]
 
 
-def answer(**statistics: object) -> Answer:
+def answer(**statistics: object) -> RemoteResponse:
     counted = {"output_ids": [1, 2, 3], "num_steps": 2, "num_draft_tokens": 4} | statistics
-    return Answer("abc", (0.1, 0.2, 0.4), 0.5, "length", counted)
+    return RemoteResponse("abc", (0.1, 0.2, 0.4), 0.5, "length", counted)
 
 
 class FakeServer:
@@ -33,7 +33,7 @@ class FakeServer:
         self._fails = fails
         self._together = threading.Barrier(num_clients)
 
-    def generate(self, ask: Ask, timeout_s: float) -> Answer:
+    def generate(self, ask: Ask, timeout_s: float) -> RemoteResponse:
         self.asked.append(ask.prompt.messages[0])
         self.timeouts.append(timeout_s)
         number = len(self.asked)
@@ -47,7 +47,7 @@ def run(server: FakeServer, plan: LoadPlan) -> LoadResult:
     return run_load(server.generate, ASKS, plan)
 
 
-def test_so_many_clients_send_the_prompts_in_turn_until_the_bound() -> None:
+def test_clients_send_the_prompts_in_turn_until_the_limit() -> None:
     result = run(server := FakeServer(num_clients=4), LoadPlan(concurrency=4, duration_s=60, max_requests=12))
     assert sorted(server.asked) == ["a"] * 4 + ["b"] * 4 + ["c"] * 4
     assert result.num_requests == 12
@@ -65,7 +65,7 @@ def test_no_request_may_take_longer_than_duration_and_grace() -> None:
 
 
 def test_a_bug_in_a_client_is_not_swallowed() -> None:
-    def broken(ask: Ask, timeout_s: float) -> Answer:
+    def broken(ask: Ask, timeout_s: float) -> RemoteResponse:
         raise KeyError("bug")
 
     with pytest.raises(KeyError):
@@ -101,7 +101,7 @@ def test_latencies_come_from_the_arrivals() -> None:
 
 
 def test_a_generation_takes_counts_from_the_server_and_times_from_the_client() -> None:
-    generation = generation_of_answer(
+    generation = measured_request(
         answer(prompt_ids=[7, 8], num_accepted_tokens=1, acceptance_lengths=[1, 2], draft_seconds=0.01), PROMPT_IDS
     )
     assert generation.output_ids == [1, 2, 3]
@@ -111,12 +111,12 @@ def test_a_generation_takes_counts_from_the_server_and_times_from_the_client() -
 
 def test_a_server_that_does_not_count_is_another_version() -> None:
     with pytest.raises(ServerError, match="output_ids, num_steps"):
-        generation_of_answer(Answer("", (), 0.1, None, {"num_draft_tokens": 0}), PROMPT_IDS)
+        measured_request(RemoteResponse("", (), 0.1, None, {"num_draft_tokens": 0}), PROMPT_IDS)
 
 
 def test_a_server_of_another_model_is_refused() -> None:
     with pytest.raises(ServerError, match="serves another model"):
-        generation_of_answer(answer(prompt_ids=[7, 9]), PROMPT_IDS)
+        measured_request(answer(prompt_ids=[7, 9]), PROMPT_IDS)
 
 
 def test_a_listening_port_of_this_machine_is_fine() -> None:

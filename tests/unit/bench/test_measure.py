@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from pipeline.bench.concurrency import measure_concurrency
-from pipeline.bench.contenders.contender import Generation
+from pipeline.bench.contenders.contender import MeasuredRequest
 from pipeline.bench.data.workload import NamedPrompt, Prompt, WorkloadRow, prompt_ids_of
 from pipeline.bench.measure import WARM_UP_ROUNDS, MeasureOptions, measure
 from pipeline.bench.report.summary import summarise
@@ -34,10 +34,10 @@ class Recorder:
     def forget(self) -> None:
         self.log.append(f"{self.name} forgets")
 
-    def generate(self, request: GenerationRequest, prompt: Prompt) -> Generation:
+    def generate(self, request: GenerationRequest, prompt: Prompt) -> MeasuredRequest:
         text = FakeTokenizer().decode(request.prompt_ids.tolist())
         self.log.append(f"{self.name}: {text}")
-        return Generation(self.output, 2, 0, 0, [1, 1], 1.0, 0.5, 0.0, "length")
+        return MeasuredRequest(self.output, 2, 0, 0, [1, 1], 1.0, 0.5, 0.0, "length")
 
 
 ROWS = [WorkloadRow("a", "t", ("1", "2")), WorkloadRow("b", "u", ("3",))]

@@ -53,7 +53,7 @@ def test_the_best_is_the_fastest_of_those_that_beat_plain_decoding() -> None:
 
 
 def test_budget_and_window_win_separately_and_none_wins_where_plain_decoding_is_faster() -> None:
-    window = LookaheadConfig(max_window_size=2, max_ngram_size=3, max_verification_set_size=3)
+    window = LookaheadConfig.of(2, 3, 3)
     chosen = [Candidate("a", "hybrid", 4), Candidate("b", "hybrid", 8), Candidate("w", "lookahead", lookahead=window)]
     assert winners(chosen, [row("none", 1.0), row("a", 1.2), row("b", 1.4), row("w", 1.1)]) == (8, window)
     assert winners(chosen, [row("none", 1.0), row("a", 1.2), row("b", 0.9), row("w", 0.8)]) == (4, None)

@@ -126,7 +126,7 @@ def as_merges(folder: Path) -> None:
         (text("config.json", "[]"), "config.json should hold a JSON object"),
         (text("config.json", "[" * 100_000), "config.json is no valid JSON"),
         (as_folder, "config.json cannot be read: Is a directory"),
-        (as_adapter, "is an adapter (LoRA), no whole model"),
+        (as_adapter, "is an adapter (LoRA), not a whole model"),
         (setting("config.json", architectures="LlamaForCausalLM"), "architecture: is missing"),
         (setting("config.json", architectures={"a": 1}), "architecture: is missing"),
         (setting("config.json", rope_scaling={"type": "linear", "factor": "x"}), "should be numbers; found 'x'"),

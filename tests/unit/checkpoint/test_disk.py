@@ -62,7 +62,7 @@ def test_space_is_looked_up_on_the_disk_of_a_folder_that_is_still_to_be_made(tmp
         Exception("No space left on device (os error 28)"),
     ],
 )
-def test_a_full_disk_is_a_sentence_whoever_writes(error: Exception, tmp_path: Path) -> None:
+def test_a_full_disk_is_a_sentence_for_every_writer(error: Exception, tmp_path: Path) -> None:
     def fill() -> None:
         with whole_folder(tmp_path / "target") as partial:
             (partial / "half").touch()

@@ -46,5 +46,5 @@ def test_gguf_of_another_kind(tmp_path: Path) -> None:
     assert "architecture 'mamba'" in text
     assert "llama (LlamaForCausalLM or MistralForCausalLM)" in text
     path.write_bytes(b"PK\x03\x04 something else")
-    assert "is no GGUF file" in fault(GgufCheckpoint(path=str(path)), tmp_path)
+    assert "is not a GGUF file" in fault(GgufCheckpoint(path=str(path)), tmp_path)
     assert "There is no GGUF file" in fault(GgufCheckpoint(path=str(tmp_path / "b.gguf")), tmp_path)

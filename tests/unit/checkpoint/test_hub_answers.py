@@ -45,7 +45,7 @@ def test_hub_snapshot(hub: dict[str, Any], folder: Path, tmp_path: Path) -> None
     assert "holds no weights" in fault(hub_source(), tmp_path)
 
 
-def test_a_config_that_is_refused_is_told_before_the_weights_are_fetched(
+def test_a_refused_config_is_reported_before_the_weights_are_fetched(
     hub: dict[str, Any], folder: Path, tmp_path: Path
 ) -> None:
     hub["answer"] = folder

@@ -102,7 +102,7 @@ def spoil_other_architecture(folder: Path) -> None:
     [
         (spoil_truncate, "bytes by its header; it has"),
         (spoil_header, "no valid safetensors header"),
-        (spoil_empty, "is cut short or no safetensors file (0 bytes)"),
+        (spoil_empty, "is truncated or not a safetensors file (0 bytes)"),
         (spoil_index, "has no weight_map"),
         (spoil_pickle, "Convert them to safetensors"),
         (spoil_gguf, "source: gguf"),

@@ -77,7 +77,7 @@ def test_a_users_mistake_is_one_message_and_exit_2(capsys: pytest.CaptureFixture
 def test_a_prompt_that_is_not_utf8_is_one_message_and_exit_2(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for errors, sentence in (("strict", "Standard input is no UTF-8 text"), ("surrogateescape", "text_input holds")):
+    for errors, sentence in (("strict", "Standard input is not UTF-8 text"), ("surrogateescape", "text_input holds")):
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\xff"), encoding="utf-8", errors=errors))
         assert run("generate", "--url", "127.0.0.1:1") == 2
         assert capsys.readouterr().err.startswith(f"error: {sentence}")
@@ -119,7 +119,7 @@ def test_ctrl_c_is_quiet_while_the_command_is_still_being_loaded(monkeypatch: py
         (OSError(errno.ENOSPC, "", "/x/y"), "No space left on device (/x/y). Free some, or point LOOKAHEAD_CACHE"),
         (PermissionError(errno.EACCES, "", "/x"), "Permission denied (/x). Name folders that you may write to"),
         (OSError(errno.EROFS, ""), "Read-only file system. Name folders"),
-        (NotADirectoryError(errno.ENOTDIR, "", "/x"), "Not a directory (/x). A file stands where a folder should be"),
+        (NotADirectoryError(errno.ENOTDIR, "", "/x"), "Not a directory (/x). A file is where a folder should be"),
         (SafetensorError("I/O error: No space left on device (os error 28)"), "No space left on device. Free some"),
     ],
 )
@@ -147,7 +147,7 @@ def test_a_stdout_that_takes_nothing_is_no_trace(output: str, code: int) -> None
     assert "Traceback" not in done.stderr
 
 
-def test_a_home_folder_that_is_not_there_is_told() -> None:
+def test_a_missing_home_folder_is_reported() -> None:
     for environment in ({"LOOKAHEAD_CACHE": "~nobody-of-that-name/x"}, {"LOOKAHEAD_ENGINES": "~nobody-of-that-name"}):
         with pytest.raises(ConfigError, match=r"~nobody-of-that-name.*there is no such user"):
             places(environment)

@@ -77,7 +77,7 @@ def test_a_bare_machine_lacks_it_all_and_nothing_fails(tmp_path, monkeypatch):
     assert set(found) == {"TensorRT-LLM", "CUDA driver", "NVIDIA GPUs", "mpirun", "docker"}
 
 
-def test_a_docker_without_its_daemon_is_told_from_one_with_it(tmp_path, monkeypatch):
+def test_docker_without_its_daemon_is_a_different_finding(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     write_program(tmp_path / "docker", "raise SystemExit('no daemon')")
     assert "does not answer" in parts_of_backend()["docker"].found
@@ -90,7 +90,7 @@ def test_the_backends_of_the_server_are_listed(gpu_machine, capsys):
     assert found["Triton backends"]["found"] == "tensorrtllm"
 
 
-def test_wrong_settings_of_a_config_are_all_told(capsys):
+def test_all_wrong_settings_of_a_config_are_reported(capsys):
     wrong = ("kv_cache_dtype=int8", "speculation=trie", "quantization=nvfp4")
     arguments = [part for text in wrong for part in ("--set", f"tensorrt_llm.{text}")]
     code, found = doctor(capsys, "-m", "llama2-13b", "--set", "backend=tensorrt_llm", *arguments)
@@ -101,7 +101,7 @@ def test_wrong_settings_of_a_config_are_all_told(capsys):
     assert "build here" not in found
 
 
-def test_what_this_machine_cannot_do_for_a_config_is_told(tmp_path, monkeypatch, capsys):
+def test_what_this_machine_lacks_for_a_config_is_reported(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PATH", str(tmp_path))
     code, found = doctor(capsys, "-m", "llama2-13b", "--set", "backend=tensorrt_llm")
 

@@ -27,7 +27,7 @@ def test_a_key_and_the_entry_that_knows_it():
 def test_a_name_that_is_none_is_refused_with_a_sentence(name):
     from pipeline.errors import RequestError
 
-    with pytest.raises(RequestError, match="is no name of a tenant"):
+    with pytest.raises(RequestError, match="is not a valid tenant name"):
         lookahead("key", "--", name)
 
 

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from pipeline.cli import output
+from pipeline.cli.foreign_bars import foreign_bars
 
 
 @pytest.fixture
@@ -48,3 +49,31 @@ def test_lines_end_with_work_that_fails(stderr: io.StringIO) -> None:
     assert printing()
     assert not working.__exit__(ValueError, ValueError("full"), None)
     assert not printing()
+
+
+def test_bars_of_other_packages_are_shown_by_our_display(
+    stderr: io.StringIO, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tqdm.auto import tqdm
+
+    with output.working("building"):
+        for tensor in tqdm(range(3), desc="converting", mininterval=0):
+            while f"building, converting {tensor} of 3" not in stderr.getvalue():
+                pass
+    assert capsys.readouterr().err == ""
+    with tqdm(total=1, desc="afterwards"):
+        pass
+    assert "afterwards" in capsys.readouterr().err
+
+
+def test_a_bar_is_a_task_with_its_total_until_it_is_closed() -> None:
+    from tqdm.auto import tqdm
+
+    shown = output._display(output.Progress)
+    with foreign_bars(output._Bars(shown)):
+        bar = tqdm(total=4, desc="download", mininterval=0)
+        bar.update(3)
+        (task,) = shown.tasks
+        assert (task.description, task.completed, task.total) == ("download", 3, 4)
+        bar.close()
+        assert not shown.tasks

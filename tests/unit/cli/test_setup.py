@@ -136,7 +136,7 @@ def test_without_the_library_for_the_server_a_python_will_do(folder):
         ({"python3": "venvless 3.11"}, (), "python3 cannot make virtual environments: it lacks ensurepip."),
     ],
 )
-def test_no_python_that_fits_is_told_in_one_sentence(folder, pythons, named, told):
+def test_no_suitable_python_is_reported_in_one_sentence(folder, pythons, named, told):
     for name, answer in pythons.items():
         add(folder, name, answer)
     done = setup(folder, *named)

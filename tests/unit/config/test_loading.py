@@ -75,5 +75,5 @@ def test_a_base_has_no_base_of_its_own(tmp_path: Path) -> None:
     assert "a base has no base of its own" in faults_of(model=str(write(tmp_path / "own.yaml", "base: one.yaml\n")))
 
 
-def test_a_name_that_no_model_can_have_is_told_with_what_to_do(tmp_path: Path) -> None:
+def test_an_invalid_model_name_is_reported_with_a_remedy(tmp_path: Path) -> None:
     assert "rename the file" in faults_of(model=str(write(tmp_path / "My Model.yaml", "dtype: float32\n")))

@@ -126,7 +126,7 @@ def test_the_torch_engines_sizes_are_not_asked_of_tensorrt_llm() -> None:
     )
 
 
-def test_a_fault_of_the_backend_alone_is_told_once() -> None:
+def test_a_fault_of_the_backend_alone_is_reported_once() -> None:
     overrides = ["backend=tensorrt_llm", "drafting.strategy=hybrid"]
     with pytest.raises(ConfigError) as caught:
         resolve_config("llama2-13b", "latency", overrides, where=SHIPPED)

@@ -1,4 +1,4 @@
-"""A source of drafts that proposes what it is told, and drafters made of such."""
+"""A scripted draft source, and drafters with such sources."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BUDGET = DraftBudget(8, 4)
 
 
 class Scripted:
-    """Proposes what it is told and keeps what it hears."""
+    """Proposes scripted drafts and records what it receives."""
 
     needs_top_k = 0
 

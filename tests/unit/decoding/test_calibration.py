@@ -14,7 +14,7 @@ def learnt(estimate: float, rate: float, channel: int = 0, steps: int = 400) -> 
     random = np.random.default_rng(0)
     for _ in range(steps):
         accepted = random.random(8) < rate
-        calibration.learn(np.full(8, estimate, np.float32), np.full(8, channel), accepted)
+        calibration.learn(np.full(8, estimate, np.float32), np.full(8, channel), np.arange(8), accepted)
     return calibration
 
 
@@ -46,6 +46,7 @@ def test_paths_never_get_more_probable_downwards(nodes: list[tuple[int, float]],
         calibration.learn(
             np.asarray([estimate for _, estimate in nodes], np.float32),
             np.arange(len(nodes)) % 3,
+            np.arange(len(nodes)),
             np.asarray(data.draw(st.lists(st.booleans(), min_size=len(nodes), max_size=len(nodes)))),
         )
     parents = np.asarray([min(parent, node - 1) for node, (parent, _) in enumerate(nodes)])
@@ -54,3 +55,12 @@ def test_paths_never_get_more_probable_downwards(nodes: list[tuple[int, float]],
     assert (result <= np.minimum(estimates * LARGEST_RATIO, 1) + 1e-6).all()
     for node, parent in enumerate(parents.tolist()):
         assert parent < 0 or result[node] <= result[parent]
+
+
+def test_nodes_that_were_not_verified_teach_nothing() -> None:
+    calibration, all_refused = Calibration(1), np.zeros(4, np.bool_)
+    estimates, channels = np.full(4, 0.5, np.float32), np.zeros(4, np.int32)
+    calibration.learn(estimates, channels, np.full(4, -1), all_refused)
+    assert corrected(calibration, 0.5) == pytest.approx(0.5)
+    calibration.learn(estimates, channels, np.asarray([-1, 0, -1, 1]), all_refused)
+    assert calibration.promised.sum() == pytest.approx(1.0)

@@ -36,7 +36,7 @@ def ints(*values: int) -> np.ndarray:
     return np.asarray(values, np.int32)
 
 
-def test_each_order_is_keyed_by_so_many_tokens() -> None:
+def test_order_n_is_keyed_by_n_tokens() -> None:
     table = empty_table(3, 64, 2)
     store(table, KEY, ints(1, 2, 3), ints(8, 9), np.asarray([0.6, 0.2], np.float32))
     assert found(table, [3], 1) == [8, 9]

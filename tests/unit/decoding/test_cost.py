@@ -59,3 +59,15 @@ def test_a_larger_pass_never_costs_less(
     assert (np.diff(times) >= 0).all()
     assert (times > 0).all()
     assert np.isfinite(times).all()
+
+
+def test_a_curve_does_not_depend_on_the_order_of_its_rows() -> None:
+    rows = [(4, 1, 0, 0.2), (1, 1, 0, 0.1), (4, 8, 16, 0.3)]
+    assert cost_curve(rows) == cost_curve(rows[::-1])
+
+
+def test_between_two_context_lengths_the_time_is_linear() -> None:
+    curve = cost_curve([(4, 1, 16, 0.1), (4, 1, 48, 0.5)])
+    assert curve.seconds(4, 1, 24) == pytest.approx(0.2)
+    assert curve.seconds(4, 1, 8) == pytest.approx(0.1)
+    assert curve.seconds(4, 1, 64) == pytest.approx(0.5)

@@ -191,7 +191,7 @@ def test_any_mix_decodes_the_same_text_within_its_budget(
 ) -> None:
     random = np.random.default_rng(seed)
     successor = random.integers(0, VOCAB, (VOCAB, 4))
-    lookahead = LookaheadConfig(max_window_size=sizes[0], max_ngram_size=sizes[1], max_verification_set_size=sizes[2])
+    lookahead = LookaheadConfig.of(sizes[0], sizes[1], sizes[2])
 
     def target(tokens: list[int]) -> int:
         return int(successor[tokens[-1], tokens[-2] % 4])

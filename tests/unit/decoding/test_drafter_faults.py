@@ -48,7 +48,7 @@ def test_a_broken_source_costs_its_own_drafts_only(
     assert good.heard[-1][1] == [0, 1]
 
 
-def test_a_source_that_fails_to_start_or_learn_harms_nobody() -> None:
+def test_a_source_that_fails_to_start_or_learn_affects_no_other() -> None:
     class Hopeless(Scripted):
         def start(self, request_id: str, prompt_ids: IntArray, namespace: str) -> None:
             raise KeyError(request_id)

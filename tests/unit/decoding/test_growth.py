@@ -6,13 +6,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.decoding.continuations import ContinuationTable, empty_table, namespace_key, store
-from pipeline.decoding.growth import Grown, Proposals, grow, learn_from_step
+from pipeline.decoding.first_rows import NO_FIRST_ROWS, FirstRows
+from pipeline.decoding.growth import Grown, Proposals, _pop, _push, grow, learn_from_step
 from pipeline.decoding.mixing import OTHERS, mixed_probability
 from pipeline.decoding.tree import DraftTree, check_tree, depths
 
-NUM_CHANNELS = 4  # two proposing sources, two orders
+NUM_CHANNELS = 5  # two proposing sources, two orders, the first rows
 TABLE_CHANNEL = 2
 KEY = namespace_key("")
+# Of tokens 0 and 1; the second row ends early.
+FIRST = FirstRows(np.asarray([[2, 1], [3, -1]], np.int32), np.asarray([[0.5, 0.2], [0.7, 0.0]], np.float32))
 
 
 def prior_weights() -> np.ndarray:
@@ -83,6 +86,7 @@ def rated(
         Proposals(*(array[:0] for array in proposals)),
         table,
         KEY,
+        FIRST,
         TABLE_CHANNEL,
         weights,
         8,
@@ -115,7 +119,9 @@ def test_the_tree_is_the_best_first_one(
     weights = prior_weights()
     # As the drafter asks: fixed nodes always fit.
     max_nodes = max(max_nodes, int(proposals.fixed.sum()))
-    grown = grow(np.asarray(context, np.int32), proposals, table, KEY, TABLE_CHANNEL, weights, max_nodes, max_depth)
+    grown = grow(
+        np.asarray(context, np.int32), proposals, table, KEY, FIRST, TABLE_CHANNEL, weights, max_nodes, max_depth
+    )
     tree = DraftTree(grown.token_ids, grown.parents, grown.probabilities)
     check_tree(tree)
     paths: list[tuple[int, ...]] = []
@@ -147,10 +153,27 @@ def test_the_tree_is_the_best_first_one(
         assert max(left_out) <= min(free) * (1 + 1e-3)
 
 
+@given(st.lists(st.tuples(st.booleans(), st.sampled_from([0.1, 0.2, 0.3, 0.5, 0.8])), max_size=60))
+def test_the_heap_yields_the_most_probable_item(operations: list[tuple[bool, float]]) -> None:
+    heap, keys = np.full(64, -1, np.int32), np.zeros(64, np.float32)
+    size, held = 0, list[int]()
+    for item, (pushes, key) in enumerate(operations):
+        if pushes or not held:
+            keys[item] = key
+            size = _push(heap, size, keys, item)
+            held.append(item)
+        else:
+            held.remove(int(heap[0]))
+            size = _pop(heap, size, keys)
+        assert sorted(heap[:size].tolist()) == sorted(held)
+        if held:
+            assert keys[heap[0]] == max(keys[entry] for entry in held)
+
+
 def grown_once(table: ContinuationTable, weights: np.ndarray) -> Grown:
     nothing = np.empty(0, np.int32)
     proposals = Proposals(nothing, nothing, np.empty(0, np.float32), nothing, np.empty(0, np.bool_))
-    return grow(np.asarray([1], np.int32), proposals, table, KEY, TABLE_CHANNEL, weights, 2, 1)
+    return grow(np.asarray([1], np.int32), proposals, table, KEY, NO_FIRST_ROWS, TABLE_CHANNEL, weights, 2, 1)
 
 
 def test_weights_learn_how_often_each_candidate_is_right() -> None:
@@ -180,7 +203,8 @@ def test_nodes_below_a_refused_one_and_those_not_verified_teach_nothing() -> Non
         np.zeros(3, np.int32),
         np.zeros(3, np.bool_),
     )
-    grown = grow(np.asarray([1], np.int32), proposals, empty_table(2, 64, 2), KEY, TABLE_CHANNEL, weights, 3, 3)
+    nothing = empty_table(2, 64, 2), KEY, NO_FIRST_ROWS
+    grown = grow(np.asarray([1], np.int32), proposals, *nothing, TABLE_CHANNEL, weights, 3, 3)
     refused = np.zeros(3, np.bool_)
     learn_from_step(weights, grown, np.asarray([-1, 1, 2], np.int32), refused, 0.02)
     assert np.array_equal(weights, before)
@@ -188,3 +212,19 @@ def test_nodes_below_a_refused_one_and_those_not_verified_teach_nothing() -> Non
     assert weights[0, 0, 1] < before[0, 0, 1]
     assert np.array_equal(weights[1:], before[1:])
     assert np.array_equal(weights[0, 1:-1], before[0, 1:-1])
+
+
+def test_first_rows_say_what_follows_a_token_of_which_the_table_says_nothing() -> None:
+    nothing = np.empty(0, np.int32)
+    proposals = Proposals(nothing, nothing, np.empty(0, np.float32), nothing, np.empty(0, np.bool_))
+    grown = grow(
+        np.asarray([4, 0], np.int32), proposals, empty_table(2, 64, 2), KEY, FIRST, TABLE_CHANNEL, prior_weights(), 8, 2
+    )
+    # Behind 0: 2 and 1; behind 1 then 3, and of 2 nothing is known.
+    assert sorted(zip(grown.token_ids.tolist(), grown.parents.tolist(), strict=True)) == [
+        (1, -1),
+        (2, -1),
+        (3, grown.token_ids.tolist().index(1)),
+    ]
+    assert grown.said[:, -1].tolist() == pytest.approx([0.5, 0.2, 0.7])
+    assert not grown.num_orders.any()

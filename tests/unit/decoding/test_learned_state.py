@@ -21,7 +21,7 @@ NAMES = frozenset({"trie", "recycling"})
 
 
 def new_drafter(top_k: int = 2) -> Drafter:
-    lookahead = LookaheadConfig(max_window_size=1, max_ngram_size=1, max_verification_set_size=0)
+    lookahead = LookaheadConfig.of(1, 1, 0)
     return create_drafter([TrieDraftConfig(max_bytes=1 << 16), RecyclingDraftConfig(top_k=top_k)], lookahead, VOCAB)
 
 

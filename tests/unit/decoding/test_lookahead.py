@@ -12,7 +12,7 @@ from pipeline.decoding.tree import ancestor_mask, check_tree, depths
 @settings(deadline=None)
 @given(st.integers(1, 20), st.integers(2, 9), st.integers(0, 20))
 def test_window_and_candidates_add_up_to_max_draft_len(width: int, ngram: int, candidates: int) -> None:
-    sizes = LookaheadConfig(max_window_size=width, max_ngram_size=ngram, max_verification_set_size=candidates)
+    sizes = LookaheadConfig.of(width, ngram, candidates)
     assert window_size(width, ngram) + candidates * (ngram - 1) == sizes.max_draft_len
 
 

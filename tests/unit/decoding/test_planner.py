@@ -101,7 +101,7 @@ def test_a_window_that_does_not_pay_is_dropped() -> None:
     assert AdaptivePlanner(STEEP).plan([item(0.01, 0.001, num_fixed=2)], 100) == [EMPTY_TREE]
 
 
-def test_a_window_that_does_not_pay_costs_nobody_else_a_draft() -> None:
+def test_a_window_that_does_not_pay_costs_no_other_sequence_a_draft() -> None:
     curve = cost_curve([(1, 2, 0, 1.0), (5, 2, 0, 1.1), (210, 2, 0, 10.0)])
     window, good = item(*[1e-6] * 200, num_fixed=200), item(0.95, 0.9)
     assert [len(tree) for tree in AdaptivePlanner(curve).plan([good, window], 1000)] == [2, 0]
@@ -162,3 +162,16 @@ def test_a_part_of_a_prompt_counts_as_cost_and_not_as_a_token() -> None:
     drafting = item(0.3, 0.2)._replace(context_len=0)
     assert [len(tree) for tree in AdaptivePlanner(curve).plan([drafting, prompt_part], 50)] == [2, 0]
     assert [len(tree) for tree in AdaptivePlanner(curve).plan([drafting], 50)] == [0]
+
+
+def test_a_pass_is_planned_by_the_mean_context_length() -> None:
+    asked: list[tuple[int, int, int]] = []
+
+    class Curve:
+        def seconds_up_to(self, num_tokens: int, batch_size: int, context_len: int) -> np.ndarray:
+            asked.append((num_tokens, batch_size, context_len))
+            return FLAT.seconds_up_to(num_tokens, batch_size, 0)
+
+    items = [item(0.9, 0.8)._replace(context_len=length) for length in (100, 400, 700)]
+    AdaptivePlanner(Curve()).plan(items, 64)  # type: ignore[arg-type]
+    assert asked == [(3 + 6, 3, 400)]

@@ -160,3 +160,12 @@ def test_the_same_seed_gives_the_same_token(seed: int, temperature: float, top_k
     logits = table_logits([1, 2, 3])
     request = make_request(sampling=params)
     assert choose_token(request, logits, CONTEXT) == choose_token(request, logits.copy(), CONTEXT.copy())
+
+
+def test_a_penalty_of_two_is_applied_like_any_other() -> None:
+    assert chosen(context=np.asarray([1, 1], np.int32), repetition_penalty=2.0) == 2
+
+
+def test_a_token_exactly_at_min_p_stays() -> None:
+    logits = np.asarray([0.0, 0.0, -np.inf], np.float32)
+    assert {chosen(logits=logits, temperature=1.0, min_p=1.0, seed=seed) for seed in range(40)} == {0, 1}

@@ -1,4 +1,4 @@
-"""The decode loop driven by hand: where an output ends, what is asked of and told to the drafter, what is counted."""
+"""The decode loop driven by hand: where an output ends, calls to the drafter, counts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BUDGET = DraftBudget(8, 6)
 
 @dataclass
 class Recorder:
-    """Drafts one branch as long as it may, and first tokens for the rest of the room; keeps all that it is told."""
+    """Drafts one branch as long as it may, and first tokens for the rest of the room; records all that it receives."""
 
     started: list[tuple[list[int], str, frozenset[str]]] = field(default_factory=list)
     asked: list[tuple[list[int], DraftBudget]] = field(default_factory=list)
@@ -113,7 +113,7 @@ def test_drafts_keep_to_the_budget_and_to_what_is_asked_for() -> None:
     assert recorder.started == [([1, 2], "tenant", frozenset({"trie"}))]
 
 
-def test_without_sources_nobody_is_asked_or_told() -> None:
+def test_without_sources_no_source_is_called() -> None:
     session, recorder = session_of(make_request([1, 2], 2), names=frozenset())
     assert session.propose() is EMPTY_TREE
     session.advance(EMPTY_TREE, StepOutcome([], [4]))
@@ -145,7 +145,7 @@ def test_tokens_of_plain_passes_are_a_step_each() -> None:
     assert 0 < session.statistics.draft_seconds < 600
 
 
-def test_the_last_of_the_tokens_told_is_the_targets_own_whatever_was_drafted() -> None:
+def test_the_last_emitted_token_is_the_targets_own_for_any_draft() -> None:
     assert outcome_of_tokens(chain([7, 8]), [7, 8]).nodes == [0]
     assert outcome_of_tokens(chain([7, 8]), [7, 8, 8]).nodes == [0, 1]
 

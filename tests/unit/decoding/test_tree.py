@@ -107,3 +107,7 @@ def test_a_limit_keeps_fixed_nodes_however_improbable_they_are() -> None:
     limited = limit_tree(tree, 3, 4)
     assert limited.token_ids.tolist() == [1, 2, 3]
     assert limited.num_fixed == 2
+
+
+def test_token_zero_is_in_the_vocabulary() -> None:
+    check_tree(chain([0, 1]), vocab_size=2)

@@ -12,9 +12,9 @@ from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import ResolvedConfig
 from pipeline.dynamo import services
 from pipeline.dynamo.fleet import check_fleet, openai_url, replica_dir, without_openai
-from pipeline.dynamo.services import FILE_KV, front_end_service, require_dynamo, worker_service
-from pipeline.dynamo.spec import TRITON_KEY, WorkerSpec
-from pipeline.errors import ServerError
+from pipeline.dynamo.services import front_end_service, require_dynamo, worker_service
+from pipeline.dynamo.spec import FILE_KV, TRITON_KEYS, WorkerSpec
+from pipeline.errors import ConfigError, ServerError
 from pipeline.server.state import ServerState
 
 
@@ -40,14 +40,15 @@ STATE = ServerState(
 
 
 def test_a_worker_talks_to_triton_itself_and_its_key_is_no_argument(tmp_path):
-    service = worker_service(2, config("engine.max_seq_len=512"), STATE, tmp_path, tmp_path)
+    other = STATE.model_copy(update={"triton_grpc_port": 6, "triton_key": "other"})
+    service = worker_service(2, config("engine.max_seq_len=512"), [other, STATE], tmp_path, tmp_path)
 
     spec = WorkerSpec.model_validate_json(service.argv[-1])
     assert service.name == "worker-2"
-    assert spec.triton_url == "127.0.0.1:5"
+    assert spec.triton_urls == ("127.0.0.1:5", "127.0.0.1:6")  # its own first
     assert (spec.model, spec.max_seq_len, spec.discovery) == ("tiny-random-llama", 512, "file")
     assert "secret" not in json.dumps(list(service.argv))
-    assert service.environment[TRITON_KEY] == "secret"
+    assert service.environment[TRITON_KEYS] == "secret,other"
     assert service.environment["DYN_SYSTEM_PORT"] == str(service.ports["metrics"])
     assert service.ports["metrics"] < 1 << 15  # Dynamo reads no larger one
 
@@ -71,6 +72,32 @@ def test_a_fleet_over_etcd_listens_at_the_address_of_its_machine(tmp_path):
     assert "DYN_TCP_RPC_HOST" not in environment
 
 
+def test_traces_and_logs_of_dynamo_go_where_the_config_says(tmp_path):
+    overrides = ("server.otlp_endpoint=http://collector:4318", "server.json_logs=true")
+    environment = front_end_service(config(*overrides), tmp_path, "127.0.0.1", 8080).environment
+    plain = front_end_service(config(), tmp_path, "127.0.0.1", 8080).environment
+
+    assert environment["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"] == "http://collector:4318/v1/traces"
+    assert environment["OTEL_EXPORTER_OTLP_LOGS_ENDPOINT"] == "http://collector:4318/v1/logs"
+    assert environment["OTEL_SERVICE_NAME"] == "lookahead-front-end"
+    assert environment["DYN_LOGGING_JSONL"] == "true"
+    assert not {"OTEL_EXPORT_ENABLED", "DYN_LOGGING_JSONL"} & plain.keys()
+
+
+@pytest.mark.parametrize("endpoint", ["collector:4318", "http://collector:4318/v1/traces", "ftp://x"])
+def test_an_endpoint_that_is_none_is_refused(endpoint):
+    with pytest.raises(ConfigError, match="otlp_endpoint"):
+        config(f"server.otlp_endpoint={endpoint}")
+
+
+def test_several_workers_keep_sessions(tmp_path):
+    one = front_end_service(config(), tmp_path, "127.0.0.1", 8080).argv
+    two = front_end_service(config("server.replicas=2"), tmp_path, "127.0.0.1", 8080).argv
+
+    assert "--router-session-affinity-ttl-secs" in two
+    assert "--router-session-affinity-ttl-secs" not in one
+
+
 def test_a_taken_port_is_named_before_an_engine_is_built():
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
@@ -91,6 +118,14 @@ def test_a_machine_without_a_fleet_cannot_join(overrides, sentence, monkeypatch)
     with pytest.raises(ServerError, match=sentence):
         check_fleet(config(*overrides), join=True)
     check_fleet(config("server.discovery=etcd"), join=True)
+
+
+def test_a_parser_that_dynamo_lacks_is_named_before_an_engine_is_built():
+    with pytest.raises(
+        ServerError, match=r"model.tool_call_parser of tiny-random-llama is 'magic'; Dynamo has .*hermes"
+    ):
+        check_fleet(config("server.openai_port=0", "model.tool_call_parser=magic"))
+    check_fleet(config("server.openai_port=0", "model.tool_call_parser=hermes"))
 
 
 def test_without_the_extra_the_command_says_what_to_install(monkeypatch):

@@ -11,31 +11,7 @@ from pipeline.dynamo.request_tensors import TokenRequest, token_request
 from pipeline.dynamo.spec import WorkerSpec
 from pipeline.errors import RequestError
 from pipeline.gateway.annotations import annotation
-
-SPEC = WorkerSpec(
-    triton_url="127.0.0.1:1",
-    model="m",
-    card_dir="/card",
-    max_seq_len=100,
-    max_batch_size=4,
-    prompt_ignore_length=True,
-)
-
-
-def request(
-    ids: list[int] | None = None,
-    stop: dict[str, Any] | None = None,
-    sampling: dict[str, Any] | None = None,
-    *annotations: str,
-    **more: Any,
-) -> dict[str, Any]:
-    return {
-        "token_ids": ids or [5, 6, 7],
-        "stop_conditions": {"max_tokens": 10, **(stop or {})},
-        "sampling_options": sampling or {},
-        "annotations": list(annotations),
-        **more,
-    }
+from tests.unit.dynamo.requests import SPEC, request
 
 
 def read(asked: dict[str, Any], context: str = "one", spec: WorkerSpec = SPEC) -> TokenRequest:
@@ -79,8 +55,8 @@ def test_a_seed_is_of_the_request_and_the_same_on_every_worker():
 
 
 @pytest.mark.parametrize("number", [0, 2])
-def test_more_choices_than_one_are_refused(number):
-    with pytest.raises(RequestError, match="n must be 1; for more choices send the request again with another seed"):
+def test_a_worker_answers_with_one_choice(number):
+    with pytest.raises(RequestError, match="n must be 1 without the gateway"):
         read(request(sampling={"n": number}))
 
 
@@ -140,7 +116,7 @@ def test_annotations_become_tensors():
 
 
 @pytest.mark.parametrize(("num_top", "expected"), [(0, None), (3, [3])])
-def test_log_probabilities_are_asked_for_with_so_many_alternatives(num_top, expected):
+def test_log_probabilities_are_requested_with_their_alternatives(num_top, expected):
     wanted = read(request(output_options={"logprobs": num_top}))
 
     sent = values(wanted)
@@ -182,3 +158,19 @@ def test_a_guide_as_annotations_wins():
 
     assert sent["guided_decoding_guide_type"] == [b"json"]
     assert "guided_decoding_guide" not in sent
+
+
+def test_tools_come_as_an_annotation_and_a_response_format_goes_before_them():
+    tools = json.dumps({"functions": {"f": {"type": "object"}}, "choice": {"name": "f"}, "parallel": True})
+    sent = values(read(request(None, None, {"guided_decoding": {"json": {}}}, annotation("tools", tools))))
+    assert sent["guided_decoding_guide_type"] == [b"json_schema"]
+    assert json.loads(sent["guided_decoding_guide"][0]) == {"type": "object"}
+
+    auto = annotation("tools", json.dumps({"functions": {"f": None}, "choice": "auto", "parallel": True}))
+    assert "guided_decoding_guide_type" not in values(read(request(None, None, None, auto)))
+    hermes = SPEC.model_copy(update={"tool_call_parser": "hermes"})
+    assert values(read(request(None, None, None, auto), spec=hermes))["guided_decoding_guide_type"] == [
+        b"structural_tag"
+    ]
+    both = request(None, None, None, auto, annotation("guide_type", "json"))
+    assert values(read(both, spec=hermes))["guided_decoding_guide_type"] == [b"json"]

@@ -97,7 +97,7 @@ def test_a_first_build_that_fails_leaves_no_folder(where: Places, monkeypatch: p
     assert [path.name for path in where.engines.iterdir()] == [".locks"]
 
 
-def test_a_config_that_the_backend_refuses_is_told_before_the_weights_are_loaded(
+def test_a_config_that_the_backend_refuses_is_reported_before_the_weights_are_loaded(
     where: Places, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Learned positions end at the checkpoint's number: a longer prompt would fail, and with it its whole pass."""
@@ -193,7 +193,7 @@ def test_plan_says_what_a_build_would_do(where: Places) -> None:
     assert state == "to be built again: engine.max_batch_size 2 instead of 4"
 
 
-def test_what_the_machine_lacks_is_told_before_a_download(where: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_resources_are_reported_before_a_download(where: Places, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(resolved: ResolvedConfig, folder: Path) -> None:
         raise BuildError("too little memory")
 

@@ -1,7 +1,9 @@
-"""The stored cost curve loads again, is ignored with another build or number of processes, and refused when damaged."""
+"""Stored cost curves are found by weights, machine and number of processes, say how busy the machine was, and are
+refused when damaged."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,56 +11,96 @@ import pytest
 from pipeline.checkpoint.fetch import known_content_hash
 from pipeline.config.resolution import resolve_config
 from pipeline.decoding.cost import CostPoint
+from pipeline.engine import cost_curve
 from pipeline.engine.artifact import Artifact, Manifest
-from pipeline.engine.cost_curve import load_cost_curve, save_cost_curve
+from pipeline.engine.cost_curve import cost_curve_path, cost_key, load_cost_curve, save_cost_curve
+from pipeline.engine.machine_load import MachineLoad
 from pipeline.engine.torch.build import fingerprint
 from pipeline.errors import BuildError
 
 POINTS = (CostPoint(1, 1, 128, 0.01), CostPoint(8, 1, 128, 0.02))
 
 
-def artifact(folder: Path, *overrides: str, digest: str = "digest") -> Artifact:
-    resolved = resolve_config("tiny-random-llama", "latency", ("backend=torch", "device=cpu", *overrides))
+IDLE = MachineLoad(0.0, 2)
+
+
+def artifact(folder: Path, *overrides: str, profile: str = "latency") -> Artifact:
+    resolved = resolve_config("tiny-random-llama", profile, ("backend=torch", "device=cpu", *overrides))
     manifest = Manifest(
         model="tiny-random-llama",
-        profile="latency",
+        profile=profile,
         fingerprint=fingerprint(resolved, known_content_hash(resolved.model) or ""),
-        fingerprint_digest=digest,
+        fingerprint_digest="digest",
         files=(),
         command=(),
         created="",
         commit=None,
     )
-    return Artifact(folder, manifest, resolved)
+    return Artifact(folder / profile, manifest, resolved)
 
 
 def test_a_saved_curve_loads_with_the_same_points(tmp_path: Path) -> None:
-    path = save_cost_curve(artifact(tmp_path), POINTS)
-    curve = load_cost_curve(artifact(tmp_path))
-    assert curve is not None
-    assert curve.points == POINTS
-    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+    save_cost_curve(artifact(tmp_path), POINTS, IDLE)
+    stored = load_cost_curve(artifact(tmp_path))
+    assert stored is not None
+    assert stored.curve.points == POINTS
+    assert [entry.name for entry in tmp_path.iterdir()] == [".costs"]
 
 
-def test_no_curve_or_that_of_another_build_is_none(tmp_path: Path) -> None:
-    assert load_cost_curve(artifact(tmp_path)) is None
-    save_cost_curve(artifact(tmp_path), POINTS)
-    assert load_cost_curve(artifact(tmp_path, digest="another")) is None
+def test_profiles_share_a_curve_whatever_their_limits(tmp_path: Path) -> None:
+    save_cost_curve(artifact(tmp_path), POINTS, IDLE)
+    for other in (artifact(tmp_path, profile="throughput"), artifact(tmp_path, "engine.max_batch_size=2")):
+        stored = load_cost_curve(other)
+        assert stored is not None
+        assert stored.curve.points == POINTS
+
+
+def test_another_quantisation_has_a_curve_of_its_own(tmp_path: Path) -> None:
+    save_cost_curve(artifact(tmp_path), POINTS, IDLE)
+    assert load_cost_curve(artifact(tmp_path, "engine.quantization=int8")) is None
+
+
+def test_another_checkpoint_or_machine_has_a_curve_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = artifact(tmp_path)
+    save_cost_curve(mine, POINTS, IDLE)
+    print_ = mine.manifest.fingerprint.model_copy(update={"checkpoint": "another"})
+    assert load_cost_curve(replace(mine, manifest=mine.manifest.model_copy(update={"fingerprint": print_}))) is None
+    monkeypatch.setattr(cost_curve, "_processor", lambda is_cuda: "another")
+    assert load_cost_curve(mine) is None
+
+
+def test_the_key_names_the_processor_and_the_cores(tmp_path: Path) -> None:
+    key = cost_key(artifact(tmp_path))
+    assert key.processor
+    assert key.num_cores >= 1
 
 
 def test_each_number_and_kind_of_processes_has_its_own(tmp_path: Path) -> None:
     kinds = [(), ("engine.lookahead_parallel=2",), ("engine.lookahead_parallel=3",), ("model.parallelism.tensor=2",)]
     for number, kind in enumerate(kinds, start=1):
         assert load_cost_curve(artifact(tmp_path, *kind)) is None
-        save_cost_curve(artifact(tmp_path, *kind), (CostPoint(1, 1, 128, number / 100),))
+        save_cost_curve(artifact(tmp_path, *kind), (CostPoint(1, 1, 128, number / 100),), IDLE)
     for number, kind in enumerate(kinds, start=1):
-        curve = load_cost_curve(artifact(tmp_path, *kind))
-        assert curve is not None
-        assert curve.points[0].seconds == number / 100
+        stored = load_cost_curve(artifact(tmp_path, *kind))
+        assert stored is not None
+        assert stored.points[0].seconds == number / 100
 
 
-@pytest.mark.parametrize("text", ["", "{}", '{"fingerprint_digest": "d", "points": []}'])
+def test_the_file_says_whether_the_machine_was_busy(tmp_path: Path) -> None:
+    num_cores = cost_key(artifact(tmp_path)).num_cores
+    idle = save_cost_curve(artifact(tmp_path), POINTS, MachineLoad(0.0, num_cores))
+    assert (idle.load.busy, idle.to_text()) == (False, "measured on an idle machine")
+    save_cost_curve(artifact(tmp_path), POINTS, MachineLoad(0.7 * num_cores, num_cores))
+    stored = load_cost_curve(artifact(tmp_path))
+    assert stored is not None
+    assert stored.load.busy
+    assert f"{0.7 * num_cores:.1f} of {num_cores} cores" in stored.to_text()
+    assert "lookahead engine" in stored.to_text()
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"key": "d", "points": []}'])
 def test_a_damaged_file_is_a_build_error_with_the_command_that_fixes_it(tmp_path: Path, text: str) -> None:
-    save_cost_curve(artifact(tmp_path), POINTS).write_text(text)
+    save_cost_curve(artifact(tmp_path), POINTS, IDLE)
+    cost_curve_path(artifact(tmp_path)).write_text(text)
     with pytest.raises(BuildError, match="--cost-curve"):
         load_cost_curve(artifact(tmp_path))

@@ -55,9 +55,7 @@ def make_scheduler(
     max_batch_size: int = 8,
 ) -> Scheduler:
     window, ngram, verification = lookahead
-    config = LookaheadConfig(
-        max_window_size=window, max_ngram_size=ngram, max_verification_set_size=verification, origin="test"
-    )
+    config = LookaheadConfig.of(window, ngram, verification, origin="test")
     limits = EngineLimits(max_batch_size, LIMITS.max_seq_len, LIMITS.max_num_tokens, 64, VOCAB_SIZE)
     return Scheduler(
         TableEngine(limits),
@@ -149,8 +147,8 @@ def test_hostile_sources_cost_speed_only() -> None:
 
 def test_requests_may_ask_for_a_smaller_window_and_no_larger() -> None:
     scheduler = make_scheduler(ALL_SOURCES, (4, 3, 4))
-    small = LookaheadConfig(max_window_size=2, max_ngram_size=2, max_verification_set_size=1)
-    large = LookaheadConfig(max_window_size=5, max_ngram_size=3, max_verification_set_size=4)
+    small = LookaheadConfig.of(2, 2, 1)
+    large = LookaheadConfig.of(5, 3, 4)
     request = make_request(max_new_tokens=30)
     (result,) = scheduler.run([Submission(request, "lookahead", lookahead=small)])
     assert result.output_ids == plain_decode(request)

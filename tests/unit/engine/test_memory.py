@@ -36,6 +36,6 @@ def test_without_a_limit_the_machine_counts(tmp_path: Path) -> None:
     assert 0 < available_bytes(tmp_path / "none") <= psutil.virtual_memory().total
 
 
-def test_too_little_memory_is_told_with_what_there_is() -> None:
+def test_too_little_memory_is_reported_with_the_available_amount() -> None:
     with pytest.raises(BuildError, match=r"A purpose needs about .* GB of memory; .* are available\. Do this\."):
         require_memory(1 << 60, "A purpose", "Do this.", BuildError)

@@ -31,7 +31,7 @@ from tests.unit.engine.torch.test_torch_engine import reference_logits, tiny_mod
 
 
 class LaggingTable(TableEngine):
-    """A rank may be told more tokens than it holds nodes for, and computes the others in its next pass."""
+    """A rank may receive more tokens than it has nodes for, and computes the others in its next pass."""
 
     def commit(self, sequence: TableSequence, nodes: Sequence[int], token_ids: Sequence[int]) -> None:
         sequence.tokens += token_ids
@@ -107,7 +107,7 @@ def tables(num_ranks: int) -> list[Engine]:
 
 
 def scheduler_over(engine: ParallelEngine) -> Scheduler:
-    lookahead = LookaheadConfig(max_window_size=4, max_ngram_size=3, max_verification_set_size=4)
+    lookahead = LookaheadConfig.of(4, 3, 4)
     drafter = create_drafter(ALL_SOURCES, lookahead, VOCAB_SIZE)
     return Scheduler(
         engine, drafter, FixedPlanner(), default_budget=DraftBudget(40, 8), max_queue_size=64, prefill_chunk=16
@@ -133,7 +133,7 @@ def test_no_number_of_ranks_changes_a_token(num_ranks: int, prompts: list[list[i
 
 
 def test_greedy_ranks_speak_once_per_step() -> None:
-    lookahead = LookaheadConfig(max_window_size=5, max_ngram_size=3, max_verification_set_size=3)
+    lookahead = LookaheadConfig.of(5, 3, 3)
     from pipeline.engine.submission import Submission
 
     engines = tables(3)

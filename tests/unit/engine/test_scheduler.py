@@ -146,7 +146,7 @@ def test_a_supplied_tree_is_verified_in_one_step() -> None:
         ),
     ],
 )
-def test_a_bad_request_is_refused_with_a_sentence_and_harms_nobody(
+def test_a_bad_request_is_refused_with_a_sentence_and_affects_no_other(
     change: Callable[[], Submission], message: str
 ) -> None:
     scheduler = make_scheduler()

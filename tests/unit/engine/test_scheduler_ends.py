@@ -1,6 +1,7 @@
-"""However a request ends, its requester is told, and nothing of it stays."""
+"""However a request ends, its requester gets an event, and no state of it remains."""
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -106,7 +107,7 @@ def test_a_failing_pass_ends_the_requests_in_it_with_the_error_and_the_server_li
     assert engine.held == []
 
 
-def test_a_request_that_cannot_begin_is_told_whatever_the_reason_and_its_id_is_free_again() -> None:
+def test_a_request_that_cannot_start_gets_the_error_and_its_id_is_free_again() -> None:
     scheduler = make_scheduler()
     engine, request = scheduler.engine, make_request(max_new_tokens=2)
     open_sequence, failures = engine.open, iter([True])
@@ -164,3 +165,16 @@ def test_closing_tells_unfinished_requests() -> None:
     assert ended.wait(10)
     with pytest.raises(BusyError, match="shutting down"):
         scheduler.submit(Submission(make_request()), lambda event: None)
+
+
+def test_closing_ends_the_thread_and_the_compiler_of_grammars() -> None:
+    scheduler = make_scheduler()
+    closed: list[bool] = []
+    scheduler._compiler = SimpleNamespace(preload=list, close=lambda: closed.append(True))  # type: ignore[assignment]
+    scheduler.start()
+    thread = scheduler._thread
+    assert thread is not None
+    scheduler.close()
+    assert not thread.is_alive()
+    assert scheduler._thread is None
+    assert closed == [True]

@@ -55,3 +55,12 @@ def test_sequences_that_decode_come_before_prompts_and_keep_their_order() -> Non
     scheduler.step()
     assert engine.passes[1] == [(1, 1), (2, 1), (3, 16)]
     assert np.all([not event.done for event in events])
+
+
+def test_the_longest_admitted_prompt_comes_first_and_then_the_shortest() -> None:
+    scheduler, engine = recording_scheduler(20)
+    for first, length in ((1, 60), (2, 40), (3, 10)):
+        scheduler.submit(Submission(make_request([first] * length, 4), "none"), lambda event: None)
+    scheduler.step()
+    scheduler.step()
+    assert engine.passes == [[(1, 16), (3, 4)], [(1, 16), (3, 4)]]

@@ -94,7 +94,7 @@ def test_a_hold_ends_by_itself_in_the_schedulers_thread() -> None:
 
 
 def test_an_ended_request_is_continued_once() -> None:
-    """Else whoever sends one prompt again and again would always go first."""
+    """Otherwise a client that repeats one prompt would always go first."""
     scheduler = make_scheduler(limits=EngineLimits(1, 256, 128, 64, VOCAB_SIZE))
     output = [*plain_decode(make_request(max_new_tokens=1))]
     scheduler.run([Submission(make_request(max_new_tokens=1), "none")])

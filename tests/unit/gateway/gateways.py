@@ -10,8 +10,9 @@ from typing import Any
 import httpx
 
 from pipeline.config.schema import ApiKey, GatewayConfig
+from pipeline.gateway.deployment import Deployments
 from pipeline.gateway.http_app import HttpGateway
-from pipeline.gateway.spec import GatewaySpec
+from pipeline.gateway.spec import DeploymentSpec, GatewaySpec
 from pipeline.gateway.tenants import Tenants
 
 GENERATE = "/v2/models/lookahead_bls/generate"
@@ -34,26 +35,36 @@ def api_key(tenant: str, **limits: Any) -> ApiKey:
     return ApiKey(tenant=tenant, key_sha256=hashlib.sha256(tenant.encode()).hexdigest(), **limits)
 
 
+def deployment_of(number: int = 1) -> DeploymentSpec:
+    """number: of the server, in its key and its address."""
+    return DeploymentSpec(
+        triton_http=f"triton:{number}",
+        triton_grpc="triton:2",
+        triton_metrics="triton:4",
+        triton_key="secret",
+        openai_http=f"front:{number}",
+        public_models=("lookahead_bls",),
+        tenant_models=("lookahead_bls",),
+        max_seq_len=MAX_SEQ_LEN,
+    )
+
+
 def spec_of(*keys: ApiKey, **config: Any) -> GatewaySpec:
     return GatewaySpec(
         host="127.0.0.1",
         http_port=0,
         grpc_port=0,
+        metrics_host="127.0.0.1",
+        metrics_port=0,
         openai_port=0,
-        triton_http="triton:1",
-        triton_grpc="triton:2",
-        triton_key="secret",
-        openai_http="front:3",
-        public_models=("lookahead_bls",),
-        tenant_models=("lookahead_bls",),
-        max_seq_len=MAX_SEQ_LEN,
+        deployment=deployment_of(),
         api_keys=keys,
         config=GatewayConfig(**config),
     )
 
 
 class Behind:
-    """What stands behind a gateway: keeps the requests that come, answers as it is told."""
+    """A server behind a gateway: records requests and sends the given answers."""
 
     def __init__(self, answer: Handler) -> None:
         self.requests: list[httpx.Request] = []
@@ -96,9 +107,11 @@ def json_answer(status: int, value: Any) -> httpx.Response:
     )
 
 
-def client_of(behind: Behind, spec: GatewaySpec, tenants: Tenants | None = None) -> httpx.AsyncClient:
+def client_of(
+    behind: Behind, spec: GatewaySpec, tenants: Tenants | None = None, deployments: Deployments | None = None
+) -> httpx.AsyncClient:
     """A client of a gateway that runs in the test's own event loop."""
     onward = httpx.AsyncClient(transport=httpx.MockTransport(behind))
-    tenants = tenants or Tenants(spec.api_keys, spec.config, spec.max_seq_len)
-    app = HttpGateway(spec, tenants, onward).app()
+    tenants = tenants or Tenants(spec.api_keys, spec.config)
+    app = HttpGateway(spec, tenants, onward, deployments or Deployments(spec.deployment)).app()
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway")  # type: ignore[arg-type]

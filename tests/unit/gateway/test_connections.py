@@ -13,6 +13,7 @@ import uvicorn
 
 from pipeline.gateway.__main__ import _listening
 from pipeline.gateway.connections import uvicorn_options
+from pipeline.gateway.deployment import Deployments
 from pipeline.gateway.http_app import HttpGateway
 from pipeline.gateway.tenants import Tenants
 from tests.unit.gateway.gateways import GENERATE, spec_of
@@ -83,7 +84,7 @@ def test_the_rest_of_a_refused_body_is_not_read():
 
     async def work() -> None:
         spec = spec_of(max_body_bytes=2000)
-        behind = HttpGateway(spec, Tenants((), spec.config, spec.max_seq_len), httpx.AsyncClient())
+        behind = HttpGateway(spec, Tenants((), spec.config), httpx.AsyncClient(), Deployments(spec.deployment))
         async with serving(behind.app()) as address:
             reader, writer = await asyncio.open_connection(*address)
             writer.write(b"POST " + GENERATE.encode() + b" HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n")

@@ -10,7 +10,7 @@ ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
 
 def test_an_answered_request_leaves_no_connection_open() -> None:
-    """Triton, told to end, waits for idle connections before it lets its models save anything."""
+    """A Triton that is shutting down waits for idle connections before its models can save anything."""
 
     async def exchange() -> bytes:
         rest: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()

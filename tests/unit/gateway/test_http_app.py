@@ -28,7 +28,7 @@ METADATA = {"inputs": [{"name": n, "datatype": d} for n, d in (("namespace", "BY
 
 
 def behind(answer: Any = None) -> Behind:
-    """Answers questions for the model's metadata, and the others as told."""
+    """Answers requests for the model's metadata, and others with the given response."""
 
     def act(request: httpx.Request) -> httpx.Response:
         if request.method == "GET" and request.url.path == "/v2/models/lookahead_bls":
@@ -72,7 +72,7 @@ def send(server: Behind, method: str, path: str, spec: Any = None, **options: An
         ("GET", "/"),
     ],
 )
-def test_what_clients_do_not_need_is_not_there_and_nobody_behind_is_asked(method, path):
+def test_other_paths_do_not_exist_and_reach_no_server_behind(method, path):
     server = behind()
 
     answer = send(server, method, path, json={"max_tokens": 1} if method == "POST" else None)
@@ -214,6 +214,32 @@ def test_a_server_that_is_not_there_is_503_with_retry_after():
     assert send(Behind(refuse), "GET", "/v2/health/ready").status_code == 503
 
 
+def test_a_session_of_a_client_is_none_of_another_tenants():
+    server = behind()
+    spec = spec_of(api_key("alice"), api_key("bob"))
+    for key, session in (("alice", "x"), ("alice", "x"), ("alice", "y"), ("bob", "x"), ("bob", None)):
+        headers = {"x-api-key": key, "x-dynamo-session-id": "guess"} | (
+            {} if session is None else {"x-session-id": session}
+        )
+        send(server, "POST", "/v1/completions", spec, json={}, headers=headers)
+
+    sent = [request.headers.get("x-dynamo-session-id") for request in server.requests]
+    assert sent[0] == sent[1]
+    assert len(set(sent)) == 4
+    assert sent[-1] is None
+    assert "guess" not in sent
+
+
+@pytest.mark.parametrize("path", [GENERATE, "/v1/completions"])
+def test_a_request_stays_part_of_its_trace(path):
+    server = behind()
+
+    send(server, "POST", path, json={}, headers={"traceparent": "00-a-b-01", "tracestate": "x" * 600})
+
+    assert server.requests[-1].headers["traceparent"] == "00-a-b-01"
+    assert "tracestate" not in server.requests[-1].headers  # longer than any
+
+
 def test_openai_errors_have_openais_form():
     answer = send(behind(), "POST", "/v1/chat/completions", spec_of(api_key("alice")), json={})
 
@@ -239,7 +265,7 @@ def test_a_request_that_takes_too_long_is_ended():
 def test_an_admission_ends_with_its_request_however_it_ends():
     async def work() -> None:
         spec = spec_of(api_key("alice", max_concurrent_requests=1))
-        tenants = Tenants(spec.api_keys, spec.config, spec.max_seq_len)
+        tenants = Tenants(spec.api_keys, spec.config)
         answers = iter(
             [
                 json_answer(200, {}),

@@ -97,3 +97,25 @@ def test_statistics_are_asked_for_as_dynamo_returns_them():
 def test_a_field_of_a_wrong_type_is_named(wrong, sentence):
     with pytest.raises(RequestError, match=sentence):
         options(**wrong)
+
+
+def test_tools_stay_and_are_repeated_for_the_worker():
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    sent = for_front_end(BODY | {"tools": tools, "tool_choice": "required"}, "chat")
+
+    assert (sent["tools"], sent["tool_choice"]) == (tools, "required")
+    assert json.loads(options(tools=tools, tool_choice="required")["tools"]) == {
+        "functions": {"f": {"type": "object"}},
+        "choice": "required",
+        "parallel": True,
+    }
+    assert "tools" not in options(tools=tools, tool_choice="none")
+
+
+def test_a_call_that_is_asked_for_and_a_response_format_exclude_each_other():
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    asked = {"tools": tools, "response_format": {"type": "json_object"}}
+
+    assert options(**asked)["guide_type"] == "json"
+    with pytest.raises(RequestError, match="exclude a tool_choice that asks for a call"):
+        options(tool_choice="required", **asked)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from importlib.resources import files
 
 import httpx
 from starlette.routing import Route
 
+from pipeline.gateway.deployment import Deployments
 from pipeline.gateway.http_app import HttpGateway
 from pipeline.gateway.tenants import Tenants
 from tests.unit.gateway.gateways import spec_of
@@ -18,11 +20,13 @@ _LEFT_OUT = ("/openapi.json", "/v1/models/{name}", "/v1/models/{owner}/{name}")
 
 
 def test_the_page_has_every_path_and_method_and_no_other():
-    spec = spec_of()
-    gateway = HttpGateway(spec, Tenants((), spec.config, spec.max_seq_len), httpx.AsyncClient())
+    async def gateway() -> HttpGateway:
+        spec = spec_of()
+        return HttpGateway(spec, Tenants((), spec.config), httpx.AsyncClient(), Deployments(spec.deployment))
+
     routes = {
         (route.path, method)
-        for route in gateway.app().routes
+        for route in asyncio.run(gateway()).app().routes
         if isinstance(route, Route) and "{version}" not in route.path and route.path not in _LEFT_OUT
         for method in (route.methods or set()) - {"HEAD"}
     }

@@ -21,14 +21,14 @@ from pipeline.gateway.openai_body import checked_openai
 from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.tenants import Tenants
 from pipeline.repository.names import FRONT_MODEL
-from tests.unit.gateway.gateways import MAX_SEQ_LEN, api_key
+from tests.unit.gateway.gateways import api_key
 
 TYPES = {"namespace": "BYTES", "max_tokens": "INT32"}
 
 
 @pytest.fixture
 def alice():
-    return Tenants([api_key("alice")], GatewayConfig(), MAX_SEQ_LEN).of_key("alice")
+    return Tenants([api_key("alice")], GatewayConfig()).of_key("alice")
 
 
 def tensors(namespace, binary):
@@ -112,22 +112,38 @@ def test_the_openai_api_gets_the_tenants_namespace(alice):
 
     checked = checked_openai(json.dumps(body).encode(), "chat", alice)
 
-    assert json.loads(checked.body)["nvext"] == {
-        "annotations": ["strategy:trie", "max_tokens:5", "namespace:alice/bob"],
-        "greed": True,
-    }
+    assert [json.loads(sent)["nvext"] for sent in checked.bodies] == [
+        {
+            "annotations": ["strategy:trie", "max_tokens:5", "namespace:alice/bob"],
+            "greed": True,
+        }
+    ]
     assert checked.max_tokens == 5
 
 
-def test_more_choices_than_one_are_refused(alice):
-    with pytest.raises(Refusal, match="n must be 1; for more choices send the request again") as refused:
-        checked_openai(b'{"n": 2, "max_tokens": 5}', "chat", alice)
+@pytest.mark.parametrize("number", [0, -1, 129, 1.0, True, "2"])
+def test_a_number_of_choices_that_is_none_is_refused(alice, number):
+    with pytest.raises(Refusal, match=r"it must be a whole number in 1 \.\. 128") as refused:
+        checked_openai(json.dumps({"n": number}).encode(), "chat", alice)
 
     assert refused.value.status == 400
 
 
+def test_a_conversation_is_known_by_its_beginning_from_the_second_turn_on(alice):
+    first, answer, second, third = ({"role": role, "content": role} for role in ("user", "assistant", "user", "user"))
+
+    def conversation(*messages):
+        return checked_openai(json.dumps({"messages": messages}).encode(), "chat", alice).conversation
+
+    assert conversation(first) is None
+    assert conversation(first, answer, second) == conversation(first, answer, second, answer, third) is not None
+    assert conversation(first, answer | {"content": "other"}, second) != conversation(first, answer, second)
+    assert checked_openai(b'{"messages": 3}', "chat", alice).conversation is None
+    assert checked_openai(b'{"messages": [3]}', "chat", alice).conversation is None
+
+
 def test_dynamos_own_word_for_a_namespace_is_the_tenants_too(alice):
-    sent = json.loads(checked_openai(b'{"nvext": {"cache_salt": "bob"}}', "chat", alice).body)["nvext"]
+    sent = json.loads(checked_openai(b'{"nvext": {"cache_salt": "bob"}}', "chat", alice).bodies[0])["nvext"]
 
     assert "namespace:alice/bob" in sent["annotations"]
     assert "cache_salt" not in sent
@@ -199,7 +215,7 @@ JSON = st.recursive(
 
 @given(JSON, st.binary(max_size=20), st.none() | st.integers(-5, 80).map(str))
 def test_any_infer_body_is_passed_on_with_one_namespace_or_refused(value, tail, length):
-    tenant = Tenants([api_key("alice")], GatewayConfig(), MAX_SEQ_LEN).of_key("alice")
+    tenant = Tenants([api_key("alice")], GatewayConfig()).of_key("alice")
     with suppress(Refusal):
         checked = checked_infer(json.dumps(value).encode() + tail, length, tenant, TYPES)
         names = [tensor["name"] for tensor in json.loads(checked.body[: checked.header_length])["inputs"]]
@@ -228,14 +244,14 @@ GRPC_BLOCKS = st.binary(max_size=12) | st.binary(max_size=5).map(lambda data: le
     )
 )
 def test_any_grpc_request_is_given_one_namespace_or_refused(request):
-    tenant = Tenants([api_key("alice")], GatewayConfig(), MAX_SEQ_LEN).of_key("alice")
+    tenant = Tenants([api_key("alice")], GatewayConfig()).of_key("alice")
     with suppress(Refusal):
         check_request(request, tenant, True)
         assert [tensor.name for tensor in request.inputs].count("namespace") == 1
         assert pb.ModelInferRequest.FromString(request.SerializeToString()) == request
 
 
-def test_ids_of_requests_are_those_of_the_tenant_so_that_nobody_stops_anothers(alice):
+def test_request_ids_contain_the_tenant_so_that_none_stops_anothers(alice):
     request = pb.ModelInferRequest(model_name=FRONT_MODEL, id="1")
     check_request(request, alice, True)
 

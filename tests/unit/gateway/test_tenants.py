@@ -14,7 +14,7 @@ from tests.unit.gateway.gateways import MAX_SEQ_LEN, Clock, api_key
 
 
 def tenants_of(*keys, clock=None, **config):
-    return Tenants(keys, GatewayConfig(**config), MAX_SEQ_LEN, clock or Clock())
+    return Tenants(keys, GatewayConfig(**config), clock or Clock())
 
 
 def test_without_keys_everybody_is_one_tenant():
@@ -62,19 +62,19 @@ def test_number_and_length_of_namespaces_are_bounded():
 def test_requests_at_once_are_limited_per_tenant_and_in_all():
     tenants = tenants_of(api_key("a", max_concurrent_requests=1), api_key("b"), max_concurrent_requests=2)
     a, b = tenants.of_key("a"), tenants.of_key("b")
-    first, _ = tenants.admit(a, 0, 1), tenants.admit(b, 0, 1)
+    first, _ = tenants.admit(a, 0, 1, MAX_SEQ_LEN), tenants.admit(b, 0, 1, MAX_SEQ_LEN)
 
     with pytest.raises(Refusal) as of_tenant:
-        tenants.admit(a, 0, 1)
+        tenants.admit(a, 0, 1, MAX_SEQ_LEN)
     with pytest.raises(Refusal) as of_all:
-        tenants.admit(b, 0, 1)
+        tenants.admit(b, 0, 1, MAX_SEQ_LEN)
     first.release()
     first.release()
 
     assert (of_tenant.value.status, of_all.value.status) == (429, 503)
     assert of_tenant.value.retry_after_s is not None
     assert (a.num_running, tenants.num_running) == (0, 1)
-    with tenants.admit(a, 0, 1):
+    with tenants.admit(a, 0, 1, MAX_SEQ_LEN):
         assert tenants.num_running == 2
     assert tenants.num_running == 1
 
@@ -84,21 +84,21 @@ def test_tokens_a_minute_are_those_of_prompt_and_output():
     tenants = tenants_of(api_key("a", max_tokens_per_minute=200), clock=clock)
     tenant = tenants.of_key("a")
 
-    tenants.admit(tenant, 10, 97).release()  # 97 and three for ten bytes
-    tenants.admit(tenant, 0, None).release()  # all that the engine holds
+    tenants.admit(tenant, 10, 97, MAX_SEQ_LEN).release()  # 97 and three for ten bytes
+    tenants.admit(tenant, 0, None, MAX_SEQ_LEN).release()  # all that the engine holds
     with pytest.raises(Refusal) as refused:
-        tenants.admit(tenant, 0, 10)
+        tenants.admit(tenant, 0, 10, MAX_SEQ_LEN)
     clock.now += refused.value.retry_after_s
-    tenants.admit(tenant, 0, 10)
+    tenants.admit(tenant, 0, 10, MAX_SEQ_LEN)
 
     assert (refused.value.status, refused.value.retry_after_s) == (429, 3)
 
 
-def test_a_request_beyond_a_minutes_tokens_is_not_told_to_come_again():
+def test_a_request_beyond_a_minutes_tokens_gets_no_retry_after():
     tenants = tenants_of(api_key("a", max_tokens_per_minute=50))
 
     with pytest.raises(Refusal, match="allows 50 a minute") as refused:
-        tenants.admit(tenants.of_key("a"), 0, 51)
+        tenants.admit(tenants.of_key("a"), 0, 51, MAX_SEQ_LEN)
 
     assert (refused.value.status, refused.value.retry_after_s) == (400, None)
 
@@ -121,7 +121,7 @@ def test_no_minute_gives_more_than_a_full_bucket_and_its_refill(requests):
 
 
 @given(st.integers(1, 1000), st.integers(1, 1000), st.integers(1, 1000))
-def test_a_refused_request_is_taken_after_the_time_it_was_told(per_minute, first, second):
+def test_a_refused_request_is_accepted_after_its_retry_after(per_minute, first, second):
     clock = Clock()
     bucket = TokenBucket(per_minute, clock)
     try:

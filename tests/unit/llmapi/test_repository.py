@@ -37,13 +37,20 @@ def test_every_method_and_profile_is_rendered(tmp_path, method, profile):
     contract = model_contract("llmapi")
     assert [tensor.name for tensor in config.input] == [tensor.name for tensor in contract.inputs]
     assert (len(config.input), len(config.output), config.max_batch_size) == (17, 16, 0)
-    assert config.model_transaction_policy.decoupled
+    assert not config.model_transaction_policy.decoupled  # as stock: `infer` works
     assert (folder / "1" / "model.py").read_bytes() == (SOURCE / "llmapi/tensorrt_llm/1/model.py").read_bytes()
-    assert arguments["triton_config"] == {"max_batch_size": 0, "decoupled": True, "cancellation_check_period_ms": 100}
+    assert arguments["triton_config"] == {"max_batch_size": 0, "decoupled": False, "cancellation_check_period_ms": 100}
     assert arguments["model"] == "meta-llama/Llama-2-13b-chat-hf"
     assert drafts.method == method
     assert ("speculative_config" in arguments) is (method != "none")
     assert arguments.get("disable_overlap_scheduler", False) is (method != "none")
+
+
+def test_a_model_that_streams_is_asked_for(tmp_path):
+    folder = render_llmapi(trt_config("llama2-13b"), "auto", tmp_path / "r", SOURCE, decoupled=True) / "tensorrt_llm"
+
+    assert model_config.read(folder / "config.pbtxt").model_transaction_policy.decoupled
+    assert yaml.safe_load((folder / "1" / "model.yaml").read_text())["triton_config"]["decoupled"]
 
 
 def test_values_come_from_model_and_profile(tmp_path):
@@ -68,7 +75,7 @@ def test_what_cannot_be_served_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="which the LLM API does not read"):
         render_llmapi(trt_config("tiny-random-llama"), "trie", tmp_path / "a", SOURCE)
     no_sources = trt_config("llama2-13b", "latency", "drafting.sources=[]", "drafting.strategy=none")
-    with pytest.raises(ConfigError, match=r"drafting.sources holds neither.*--llmapi ngram"):
+    with pytest.raises(ConfigError, match=r"drafting.sources holds neither.*--llmapi suffix_automaton or ngram"):
         draft_settings(no_sources, "trie")
     assert not draft_settings(no_sources, "ngram").shared
     with pytest.raises(ConfigError, match="There is no way of drafting 'tree'"):

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from pipeline.config.schema import TrieDraftConfig
+from pipeline.llmapi.llm_arguments import llm_arguments, with_speculation
 from pipeline.llmapi.service import LlmService
 from pipeline.llmapi.settings import DraftSettings, Method
-from pipeline.llmapi.speculation import llm_arguments, with_speculation
 from pipeline.triton_models.tensors import Array
 
 PROMPT = "one two three one two"
@@ -61,7 +61,7 @@ def arguments() -> dict[str, Any]:
 
 def service_of(package: Any, method: Method) -> LlmService:
     llm = package.LLM(**llm_arguments(arguments(), settings_for(method)))
-    return LlmService(llm, package.SamplingParams, 0.01)
+    return LlmService(llm, package.SamplingParams, 0.01, can_stream=True)
 
 
 def ask(service: LlmService, prompt: str = PROMPT, request_id: str = "", **more: Any) -> Asked:
@@ -136,7 +136,7 @@ def test_the_suffix_automaton_is_configured_and_ngram_is_the_fallback(tensorrt_l
         for name in ("SADecodingConfig", "UserProvidedDecodingConfig"):
             monkeypatch.delattr(llmapi, name, raising=False)
         assert with_speculation(arguments(), settings_for(method), 4) == arguments()
-        assert f"{method} drafts are not in this TensorRT-LLM" in caplog.text
+        assert f"NGram drafts instead of {method}" in caplog.text
     assert with_speculation(arguments(), settings_for("ngram"), 4) == arguments()
 
 

@@ -25,7 +25,7 @@ ROWS = [repeating_row(seed) for seed in range(3)]
 
 
 def sizes(*values: tuple[int, int, int]) -> list[LookaheadConfig]:
-    return [LookaheadConfig(max_window_size=w, max_ngram_size=n, max_verification_set_size=g) for w, n, g in values]
+    return [LookaheadConfig.of(w, n, g) for w, n, g in values]
 
 
 def test_longer_drafts_are_accepted_further_and_every_row_is_counted(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pipeline.engine.contract import EngineLimits
 from pipeline.errors import UserError
 from tests.fakes import VOCAB_SIZE, TableEngine, plain_decode
 
-ONE = LookaheadConfig(max_window_size=3, max_ngram_size=3, max_verification_set_size=3)
+ONE = LookaheadConfig.of(3, 3, 3)
 
 
 def rows() -> list[ReplayRow]:

@@ -32,7 +32,7 @@ def steps(rows: list[ReplayRow], source: str, regime: str, budget: int = 8, task
     return next(result.steps for result in results if result.task == task)
 
 
-def test_an_output_that_nobody_can_foresee_takes_a_step_per_token() -> None:
+def test_an_unpredictable_output_takes_a_step_per_token() -> None:
     rows = [row([1, 2], [3, 4, 5, 6])]
     (result,) = [found for found in replay(rows, "pool", [8], ["cold"]) if found.task == "all"]
     assert (result.tokens, result.steps, result.mean_acceptance_length) == (4, 4, 1.0)

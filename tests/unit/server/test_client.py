@@ -24,7 +24,7 @@ def closed_port() -> int:
 
 
 class BrokenClient:
-    """tritonclient's stream, of which the given errors are told: `told` through the callback, `raised` by the call."""
+    """tritonclient's stream with the given errors: `told` through the callback, `raised` by the call."""
 
     def __init__(self, told: Exception | None, raised: Exception | None) -> None:
         self._told, self._raised = told, raised
@@ -47,7 +47,7 @@ def answer_of(monkeypatch: pytest.MonkeyPatch, told: Exception | None, raised: E
     complete(QUERY, "127.0.0.1:9", "grpc", timeout_s=2)
 
 
-def test_nobody_listening_is_a_server_error_on_either_protocol(closed_port):
+def test_a_port_without_a_server_is_a_server_error_on_both_protocols(closed_port):
     with pytest.raises(ServerError, match=rf"127.0.0.1:{closed_port} cannot be reached"):
         complete(QUERY, f"127.0.0.1:{closed_port}", "grpc", timeout_s=5)
     with pytest.raises(ServerError, match="cannot be reached"):

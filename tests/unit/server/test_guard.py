@@ -38,7 +38,7 @@ def wait_until_seen(pid: int) -> None:
         pass
 
 
-def test_models_are_told_by_their_servers_mark(model):
+def test_model_processes_are_found_by_their_servers_mark(model):
     wait_until_seen(model.pid)
 
     assert model_processes("la-test") == {model.pid: "tensorrt_llm"}

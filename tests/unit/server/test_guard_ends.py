@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -56,7 +57,12 @@ def test_whatever_is_killed_nothing_is_left_and_the_next_start_works(fake, tmp_p
 
 
 def tritonserver_of(server, fake):
-    return next((p for p in processes_of(server.state.server_id) if str(fake) in p.cmdline()), None)
+    """Its process. One that was killed has no command line until the guard has taken notice."""
+    for process in processes_of(server.state.server_id):
+        with suppress(psutil.Error):
+            if str(fake) in process.cmdline():
+                return process
+    return None
 
 
 def wait_until(condition):

@@ -11,7 +11,7 @@ from pipeline.server.log import KEPT_LOGS, LOG, crash_log, keep_previous, kept_l
 
 
 def write(folder: Path, text: str, stopped: bool | None) -> None:
-    """A log as a run leaves it. stopped None: its guard was killed, so nobody wrote a last line."""
+    """A log as a run leaves it. stopped None: its guard was killed, so the last line is missing."""
     (folder / LOG).write_text(text)
     if stopped is not None:
         write_end(folder / LOG, stopped, "test")

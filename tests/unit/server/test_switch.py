@@ -14,8 +14,8 @@ from pipeline.config.resolution import resolve_config
 from pipeline.errors import ServerError
 from pipeline.repository.render import ModelRepository
 from pipeline.server.installation import VARIABLE
-from pipeline.server.road import Served, launch
 from pipeline.server.server import stop_server
+from pipeline.server.startup import PreparedServer, launch
 from pipeline.server.state import ServerState, find_server
 from pipeline.server.switch import require_other, resolve_other, switch_server
 from tests.servers import BARE, FREE_PORTS
@@ -26,7 +26,7 @@ FAILS = 'if "bad" in flags["model-repository"]: sys.exit("error: this one does n
 
 
 @pytest.fixture
-def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Served, ServerState, Path]]:
+def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[PreparedServer, ServerState, Path]]:
     """A server under profile latency, its state and its run folder."""
     script = tmp_path / "tritonserver"
     write(script, FAILS)
@@ -37,10 +37,10 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[S
     stop_server(folder)
 
 
-def serve_of(tmp_path: Path, profile: str, repository: str) -> Served:
+def serve_of(tmp_path: Path, profile: str, repository: str) -> PreparedServer:
     artifact = cast(Any, SimpleNamespace(manifest=SimpleNamespace(num_bytes=1)))
     resolved = resolve_config("tiny-random-llama", profile, OVERRIDES)
-    return Served(resolved, artifact, ModelRepository(tmp_path / repository, ("m",)))
+    return PreparedServer(resolved, artifact, ModelRepository(tmp_path / repository, ("m",)))
 
 
 def addresses(state: ServerState) -> tuple[str, str, str]:
@@ -71,9 +71,9 @@ def test_the_old_one_comes_back_if_the_new_one_does_not_come_up(running, tmp_pat
     assert any("going back" in note for note in notes)
 
 
-def test_if_neither_comes_up_both_reasons_are_told(running, tmp_path):
+def test_if_neither_server_starts_both_reasons_are_reported(running, tmp_path):
     before, _, folder = running
-    broken = Served(before.resolved, before.artifact, ModelRepository(tmp_path / "bad-too", ("m",)))
+    broken = PreparedServer(before.resolved, before.artifact, ModelRepository(tmp_path / "bad-too", ("m",)))
     with pytest.raises(ServerError, match=r"did not come up: (.|\n)*did not come back either: (.|\n)*does not load"):
         switch_server(
             broken, serve_of(tmp_path, "throughput", "bad"), places(), folder, lambda note: None, stop_server, launch
@@ -85,7 +85,7 @@ def test_ctrl_c_while_the_new_one_starts_brings_the_old_one_back(running, tmp_pa
     before, _, folder = running
     calls: list[str] = []
 
-    def interrupted(served: Served, *arguments: Any, **options: Any) -> Any:
+    def interrupted(served: PreparedServer, *arguments: Any, **options: Any) -> Any:
         calls.append(served.resolved.profile.name)
         if len(calls) == 1:
             raise KeyboardInterrupt
@@ -107,7 +107,7 @@ def test_ctrl_c_while_the_new_one_starts_brings_the_old_one_back(running, tmp_pa
     assert back.profile == "latency"
 
 
-def test_a_server_that_ended_meanwhile_is_told(running, tmp_path):
+def test_a_server_that_ended_during_the_build_is_reported(running, tmp_path):
     before, _, folder = running
     stop_server(folder)
     with pytest.raises(ServerError, match="The server ended while tiny-random-llama"):

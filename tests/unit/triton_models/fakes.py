@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -73,8 +74,28 @@ class TableTarget:
     engine: TableEngine = field(default_factory=TableEngine)
     random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
+    def connect(self) -> None:
+        pass
+
     async def call(self, tensors: Mapping[str, Array], outputs: Sequence[str], request_id: str) -> Tensors:
         assert "streaming" not in tensors
+        found: dict[str, Array] = {}
+        async with aclosing(self._answers(tensors, outputs, request_id)) as answers:
+            async for answer in answers:
+                found |= answer
+        return found
+
+    async def stream(
+        self, tensors: Mapping[str, Array], outputs: Sequence[str], request_id: str
+    ) -> AsyncGenerator[Tensors, None]:
+        assert tensors["streaming"].item()
+        async with aclosing(self._answers(tensors, outputs, request_id)) as answers:
+            async for answer in answers:
+                yield answer
+
+    async def _answers(
+        self, tensors: Mapping[str, Array], outputs: Sequence[str], request_id: str
+    ) -> AsyncGenerator[dict[str, Array], None]:
         self.calls.append(dict(tensors))
         drafter = Drafter([SuppliedSource(SuppliedDraftConfig())], VOCAB_SIZE)
         scheduler = Scheduler(
@@ -89,7 +110,6 @@ class TableTarget:
         call = self._call(rows_of(tensors)[0], outputs, request_id)
         events: list[StepEvent] = []
         scheduler.submit(call.submission, events.append)
-        found: dict[str, Array] = {}
         finished = False
         try:
             while not finished:
@@ -99,13 +119,12 @@ class TableTarget:
                     event = events.pop(0)
                     if event.error is not None:
                         raise event.error
+                    finished = event.done
                     answer = call.response(event)
                     if answer is not None:
                         if self.silent and "draft_input_ids" in tensors:
                             answer["total_draft_tokens"][:] = tensors["draft_input_ids"].size
-                        found |= {name: value for name, value in answer.items() if name in outputs}
-                    finished = event.done
-            return found
+                        yield {name: value for name, value in answer.items() if name in outputs}
         finally:
             if not finished:
                 self.cancelled.append(request_id)

@@ -135,7 +135,7 @@ def test_min_tokens_holds_over_all_steps():
 
 
 def test_min_tokens_holds_where_a_model_ends_at_several_tokens():
-    """The target is told one end token; the others must not come early either, and end the output when they may."""
+    """The target gets one end token; the others are banned early too, and end the output when allowed."""
     for prompt in PROMPTS:
         ends = frozenset({END_ID, *expected_ids(prompt, 40)[4:7]})
         bls = Bls(small_config(), letter_codec(ends), [TableTarget()])
@@ -162,7 +162,7 @@ def test_a_stop_word_ends_the_output_is_not_shown_and_ends_the_engines_work(stra
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_target_does_not_decode_on_behind_what_ends_the_output(strategy):
-    """A stop word in the text, one that is a special token, and an end token that the target is not told of."""
+    """A stop word in the text, one that is a special token, and an end token that the target does not get."""
     output = expected_ids("ccddccddcc", 200, frozenset())
     place = next(i for i in range(12, 40) if output[i] not in (END_ID, *output[:i]))
     token = output[place]
@@ -226,7 +226,7 @@ def test_many_requests_at_once_get_what_they_get_alone():
         assert statistics_of(answers)["output_ids"] == expected_ids(prompt, 30)
 
 
-def test_more_requests_than_may_wait_are_told_so():
+def test_requests_beyond_the_queue_length_get_an_error():
     bls = make_bls(None, "scheduling.max_queue_size=1", "engine.max_batch_size=1")
 
     async def flood() -> list[Any]:
@@ -241,7 +241,7 @@ def test_more_requests_than_may_wait_are_told_so():
 
 
 @pytest.mark.parametrize("strategy", ["none", "trie"])
-def test_the_engine_is_told_whether_more_steps_follow(strategy):
+def test_calls_announce_whether_more_steps_follow(strategy):
     target = TableTarget()
 
     run_in(make_bls(target), text_tensors("ccddccddcc", 40, strategy=strategy, stream=True))

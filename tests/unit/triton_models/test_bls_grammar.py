@@ -15,10 +15,10 @@ from pipeline.engine.backend import backend_of
 from pipeline.errors import RequestError
 from pipeline.triton_models.bls import Bls, TextAnswer
 from tests.fakes import make_request, table_logits
-from tests.grammars import END, spelled
+from tests.grammars import END, STOP, spelled
 from tests.trt_configs import trt_config
 from tests.unit.engine.test_scheduler_grammar import plain
-from tests.unit.triton_models.fakes import TableTarget, text_tensors
+from tests.unit.triton_models.fakes import TableTarget, letter_codec, small_config, text_tensors
 from tests.unit.triton_models.test_bls import STRATEGIES, expected_ids, make_bls, run_in
 from tests.unit.triton_models.test_bls_tokens import PROMPT, PROMPT_IDS, ids_of, token_tensors
 
@@ -51,6 +51,27 @@ def test_a_grammar_holds_across_the_calls_of_a_request(strategy, stream, tempera
         answers = run_in(bls, guided(strategy=strategy, stream=stream, temperature=temperature, seed=4))
         assert ids_of(answers) == plain(request)
         assert answers[-1].tensors["finish_reason"].item() == b"end_token"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_each_of_several_end_tokens_ends_a_guided_output(stream, seed):
+    ends = frozenset({END, STOP})
+    guide = Guide("regex", "[ab]{2,12}")
+    sampling = SamplingParams(temperature=1.5, seed=seed)
+    whole = plain(make_request(PROMPT_IDS, 30, guide=guide, end_ids=ends, sampling=sampling))
+    assert whole[-1] in ends
+    target = TableTarget()
+    bls = Bls(small_config(), letter_codec(ends), [target])
+
+    guiding = {"guided_decoding_guide_type": "regex", "guided_decoding_guide": guide.text}
+    asked = {"strategy": "trie", "stream": stream, "temperature": 1.5, "seed": seed, **guiding}
+    answers = run_in(bls, token_tensors(PROMPT_IDS, 30, **asked))
+
+    assert ids_of(answers)[:-1] == whole[:-1]
+    assert ids_of(answers)[-1] in ends
+    assert answers[-1].tensors["finish_reason"].item() == b"end_token"
+    assert all(call["end_ids"].reshape(-1).tolist() == sorted(ends) for call in target.calls)
 
 
 def test_a_resumed_output_goes_on_in_its_grammar():

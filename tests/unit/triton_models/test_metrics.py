@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from pipeline.engine.contract import ReuseCounters
+from pipeline.triton_models.engine_metrics import EngineMetrics
 from pipeline.triton_models.metrics import Metrics, RequestMetrics, TrieMetrics
-from pipeline.triton_models.reuse_metrics import ReuseMetrics
 from tests.patience import PATIENCE_S
 
 
@@ -68,7 +68,7 @@ def test_an_ended_request_is_entered():
     assert pb.values["lookahead_acceptance_length"] == 6
 
 
-def test_a_model_that_is_unloaded_does_not_wait_for_figures_that_nobody_will_read():
+def test_an_unloaded_model_does_not_wait_for_its_metrics():
     pb = Pb()
     metrics = Metrics(pb)
     for _ in range(1000):
@@ -85,13 +85,14 @@ def test_a_model_that_is_unloaded_does_not_wait_for_figures_that_nobody_will_rea
 def test_what_the_engine_found_in_its_cache_is_entered_once():
     pb = Pb()
     pb.gate.set()
-    metrics = ReuseMetrics(pb)
-    metrics.record(ReuseCounters(num_hits=1, num_opened=2, num_reused_tokens=30, num_prompt_tokens=50))
-    metrics.record(ReuseCounters(num_hits=1, num_opened=3, num_reused_tokens=30, num_prompt_tokens=57))
+    metrics = EngineMetrics(pb)
+    metrics.record(ReuseCounters(num_hits=1, num_opened=2, num_reused_tokens=30, num_prompt_tokens=50), 0)
+    metrics.record(ReuseCounters(num_hits=1, num_opened=3, num_reused_tokens=30, num_prompt_tokens=57), 2)
     assert pb.values == {
         "lookahead_kv_sequences_total": 3,
         "lookahead_kv_prefix_hits_total": 1,
         "lookahead_kv_prompt_tokens_total": 57,
         "lookahead_kv_reused_tokens_total": 30,
+        "lookahead_engine_abandoned_total": 2,
     }
     metrics.close()

@@ -9,7 +9,7 @@ from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import EMPTY_TREE, chain, tree_from_lists
 from pipeline.engine.chains import RuntimeLimits
 from pipeline.triton_models.call_costs import CallCosts
-from pipeline.triton_models.steps import CHUNK_TOKENS, MAX_CHUNK_TOKENS, ChainSteps, main_chain, next_piece, tree_budget
+from pipeline.triton_models.steps import CHUNK_TOKENS, MAX_CHUNK_TOKENS, ChainSteps, main_chain, tree_budget
 
 LIMITS = RuntimeLimits(max_seq_len=128, max_num_tokens=80, max_draft_len=6, chunked_context=False)
 
@@ -62,36 +62,6 @@ def test_a_whole_request_never_asks_for_what_the_engine_refuses(
             assert step.num_tokens <= limits.output_room(context, 0)
             new = step.num_tokens
         context, remaining = context + new, remaining - new
-
-
-@given(
-    max_seq_len=st.integers(16, 200),
-    max_num_tokens=st.integers(8, 200),
-    max_draft_len=st.integers(0, 12),
-    chunked=st.booleans(),
-    piece=st.integers(1, 20),
-    wanted=st.integers(1, 200),
-    prompt=st.integers(1, 200),
-)
-def test_pieces_without_drafts_never_ask_for_what_the_engine_refuses(
-    max_seq_len, max_num_tokens, max_draft_len, chunked, piece, wanted, prompt
-):
-    limits = RuntimeLimits(max_seq_len, max_num_tokens, max_draft_len, chunked)
-    room = limits.usable_seq_len - prompt
-    if room < 1 or prompt > limits.longest_prompt:
-        return  # refused before the first call
-    context, remaining = prompt, min(wanted, room)
-    while remaining:
-        tree, num_tokens = next_piece(piece, limits, context, remaining)
-        assert not len(tree)
-        assert context <= limits.longest_prompt
-        assert 1 <= num_tokens <= min(remaining, limits.output_room(context, 0))
-        assert num_tokens <= piece or num_tokens == remaining
-        context, remaining = context + num_tokens, remaining - num_tokens
-
-
-def test_an_engine_without_such_limits_gets_pieces_to_the_end():
-    assert [next_piece(4, None, 10, remaining).num_tokens for remaining in (9, 4, 1)] == [4, 4, 1]
 
 
 def test_chunks_grow_while_nothing_is_drafted_and_shrink_when_something_is():

@@ -101,3 +101,43 @@ def test_of_disturbed_repeats_the_least_time_counts(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     grid = CostGrid(tokens_per_sequence=(1,), batch_sizes=(1,), context_lengths=(4,), num_repeats=3)
     assert [point.seconds for point in measure(Slow(), grid)] == [1.0]
+
+
+class Timed(Counting):
+    """A clock that only passes move: each takes this many seconds per token."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds_per_token: float, **limits: int) -> None:
+        super().__init__(**limits)
+        self.now = 0.0
+        self._seconds_per_token = seconds_per_token
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+
+    def verify(self, items: Sequence[VerifyItem]) -> list[TableLogits | None]:
+        results = super().verify(items)
+        self.now += self._seconds_per_token * self.passes[-1][1]
+        return results
+
+
+GRID = CostGrid((1, 2, 4, 8), (1, 2), (16,), max_pass_tokens=16, num_repeats=3)
+
+
+def test_measuring_ends_in_time_with_fewer_repeats_and_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    everything = measure(Timed(monkeypatch, 0.1), GRID)
+    engine = Timed(monkeypatch, 0.1)
+    points = measure(engine, GRID, max_seconds=14.0)
+    assert [(p.num_tokens, p.batch_size, p.seconds) for p in points] == [
+        (p.num_tokens, p.batch_size, pytest.approx(p.seconds)) for p in everything
+    ]
+    assert engine.now <= 14.0
+    assert engine.passes.count((1, 8)) < 4
+
+
+def test_on_a_slow_machine_there_are_fewer_sizes_and_always_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = Timed(monkeypatch, 1.0)
+    points = measure(slow, GRID, max_seconds=40.0)
+    assert [p.num_tokens for p in points if p.batch_size == 1] == [1, 2, 4]
+    slower = Timed(monkeypatch, 100.0)
+    points = measure(slower, GRID, max_seconds=40.0)
+    assert [(p.num_tokens, p.batch_size) for p in points] == [(1, 1), (2, 1)]
+    assert not slower.held

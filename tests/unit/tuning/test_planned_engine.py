@@ -1,53 +1,102 @@
-"""An adaptive planner gets its cost curve with the build, measured once per build."""
+"""An adaptive planner gets its cost curve with the build: measured once for all profiles of a model."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import pytest
 import torch
+from transformers import AutoTokenizer
 
 from pipeline.config.places import Places
 from pipeline.config.resolution import resolve_config
+from pipeline.config.schema import ResolvedConfig
+from pipeline.decoding.sources.recycling import RecyclingSource
 from pipeline.engine.artifact import load_artifact
-from pipeline.engine.cost_curve import cost_curve_path, load_cost_curve
+from pipeline.engine.cost_curve import cost_curve_path, load_cost_curve, save_cost_curve
 from pipeline.engine.create import create_scheduler
+from pipeline.engine.first_rows import load_first_rows
+from pipeline.engine.machine_load import MachineLoad
 from pipeline.engine.parallel import ParallelEngine
 from pipeline.engine.torch.load import load_engine
-from pipeline.tuning.planned_engine import planned_engine
+from pipeline.tuning import planned_engine as module
+from pipeline.tuning.conversation_opening import opening_of
+from pipeline.tuning.cost_curve import COARSE
+from pipeline.tuning.planned_engine import COMPUTING, MEASURING, MOST_ROWS, planned_engine, with_measured_limits
 
 
-def tiny(*overrides: str) -> object:
-    return resolve_config("tiny-random-llama", "latency", ("backend=torch", "device=cpu", *overrides))
+def tiny(*overrides: str, profile: str = "latency") -> ResolvedConfig:
+    return resolve_config("tiny-random-llama", profile, ("backend=torch", "device=cpu", *overrides))
 
 
-def measured(where: Places, *overrides: str) -> tuple[Path, list[str]]:
+def measured(where: Places, *overrides: str, profile: str = "latency", retake: bool = False) -> tuple[Path, bool]:
+    """The folder of the engine, and whether its passes were measured."""
     notes: list[str] = []
-    result = planned_engine(tiny(*overrides), where, note=notes.append)  # type: ignore[arg-type]
-    return result.artifact.folder, [note for note in notes if "passes cost" in note]
+    result = planned_engine(tiny(*overrides, profile=profile), where, retake=retake, note=notes.append)
+    return result.artifact.folder, MEASURING in notes
 
 
-def test_the_curve_is_measured_once_and_again_after_a_new_build(where: Places, tmp_path: Path) -> None:
+def test_the_curve_is_measured_once_for_all_limits_profiles_and_builds(where: Places, tmp_path: Path) -> None:
     where = replace(where, engines=tmp_path)  # the other tests of this file build the same engine
     folder, first = measured(where)
-    _, second = measured(where)
-    _, changed = measured(where, "engine.max_batch_size=2")
+    assert first
+    assert not measured(where)[1]
+    assert not measured(where, "engine.max_batch_size=2")[1]
+    assert not measured(where, profile="throughput")[1]
+    assert measured(where, "engine.quantization=int8")[1]
+    assert len(list((folder.parent / ".costs").iterdir())) == 2
 
-    assert len(first) == 1
-    assert not second
-    assert len(changed) == 1
-    assert (folder / "cost_curve.json").is_file()
+
+def test_progress_is_shown_by_batch_size(where: Places, tmp_path: Path) -> None:
+    notes: list[str] = []
+    planned_engine(tiny(), replace(where, engines=tmp_path), note=notes.append)
+    assert sum(note.startswith(MEASURING) for note in notes) == 1 + len(COARSE.batch_sizes)
+
+
+def test_what_was_measured_on_a_busy_machine_is_measured_again_when_asked_for_and_idle(
+    where: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    artifact = planned_engine(tiny(), where).artifact
+    stored = load_cost_curve(artifact)
+    assert stored is not None
+    num_cores = stored.key.num_cores
+    save_cost_curve(artifact, stored.curve.points, MachineLoad(float(num_cores), num_cores))
+
+    monkeypatch.setattr(module, "machine_load", lambda: MachineLoad(0.0, num_cores))
+    assert not measured(where)[1], "a server that starts keeps what there is"
+    monkeypatch.setattr(module, "machine_load", lambda: MachineLoad(float(num_cores), num_cores))
+    assert not measured(where, retake=True)[1], "it would be no better"
+    monkeypatch.setattr(module, "machine_load", lambda: MachineLoad(0.0, num_cores))
+    assert measured(where, retake=True)[1]
+
+
+def test_what_was_measured_on_an_idle_machine_stays(where: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    artifact = planned_engine(tiny(), where).artifact
+    stored = load_cost_curve(artifact)
+    assert stored is not None
+    save_cost_curve(artifact, stored.curve.points, MachineLoad(0.0, stored.key.num_cores))
+    monkeypatch.setattr(module, "machine_load", lambda: MachineLoad(0.0, 2))
+    assert not measured(where, retake=True)[1]
+
+
+def test_the_engine_that_is_measured_holds_the_grid_and_no_more(where: Places) -> None:
+    artifact = planned_engine(tiny("drafting.planner=fixed"), where).artifact
+    limits = with_measured_limits(artifact, COARSE, 4).resolved.profile.engine
+    assert (limits.max_batch_size, limits.max_num_tokens, limits.max_draft_tokens) == (4, 128, 64)
+    assert limits.max_seq_len <= artifact.resolved.model.max_position_embeddings
 
 
 def test_each_number_of_processes_has_a_curve_of_its_own_and_leaves_the_engine_to_be_loaded(where: Places) -> None:
-    measured(where)
+    planned_engine(tiny(), where)
     threads = torch.get_num_threads()
     folder, parallel = measured(where, "engine.lookahead_parallel=2")
-    plain = planned_engine(tiny(), where).artifact  # type: ignore[arg-type]
+    plain = planned_engine(tiny(), where).artifact
     _, again = measured(where, "engine.lookahead_parallel=2")
     artifact = load_artifact(folder, where.cache)
 
-    assert (len(parallel), len(again)) == (1, 0)
+    assert (parallel, again) == (True, False)
     assert cost_curve_path(plain) != cost_curve_path(artifact)
     assert load_cost_curve(plain) != load_cost_curve(artifact)
     assert torch.get_num_threads() == threads
@@ -57,16 +106,45 @@ def test_each_number_of_processes_has_a_curve_of_its_own_and_leaves_the_engine_t
 
 
 def test_the_scheduler_plans_by_it(where: Places) -> None:
-    artifact = planned_engine(tiny(), where).artifact  # type: ignore[arg-type]
-    curve = load_cost_curve(artifact)
+    artifact = planned_engine(tiny(), where).artifact
+    stored = load_cost_curve(artifact)
 
-    assert curve is not None
+    assert stored is not None
+    curve = stored.curve
     assert curve.seconds(64, 1, 128) >= curve.seconds(1, 1, 128) > 0
     create_scheduler(artifact, load_engine(artifact))
 
 
-def test_a_fixed_planner_needs_none(where: Places) -> None:
-    folder, notes = measured(where, "drafting.planner=fixed", "engine.max_batch_size=3")
+def test_a_fixed_planner_needs_none(where: Places, tmp_path: Path) -> None:
+    folder, was_measured = measured(replace(where, engines=tmp_path), "drafting.planner=fixed")
 
-    assert not notes
-    assert not (folder / "cost_curve.json").exists()
+    assert not was_measured
+    assert not (folder.parent / ".costs").exists()
+
+
+def test_first_rows_are_computed_once_for_profiles_that_recycle(where: Places, tmp_path: Path) -> None:
+    where = replace(where, engines=tmp_path)
+    fixed = "drafting.planner=fixed"
+    notes: list[str] = []
+    trie_only = planned_engine(tiny(fixed, 'drafting.sources=[{"kind": "trie"}]'), where, note=notes.append)
+    assert load_first_rows(trie_only.artifact) is None
+    artifact = planned_engine(tiny(fixed), where, note=notes.append).artifact
+    assert planned_engine(tiny(fixed, profile="throughput"), where, note=notes.append).artifact is not None
+    assert notes.count(COMPUTING) == 1
+    stored = load_first_rows(artifact)
+    engine = load_engine(artifact)
+    assert stored is not None
+    assert len(stored.rows.ids) == min(MOST_ROWS, stored.vocab_size) == engine.limits.vocab_size
+    (source,) = [each for each in create_scheduler(artifact, engine).drafter.sources if each.name == "recycling"]
+    assert isinstance(source, RecyclingSource)
+    assert np.array_equal(source.first_rows.ids, stored.rows.ids)
+
+
+def test_the_models_turn_opens_as_its_template_says(where: Places) -> None:
+    artifact = planned_engine(tiny(), where).artifact
+    tokenizer = AutoTokenizer.from_pretrained(artifact.tokenizer_dir)
+    conversation = [{"role": "user", "content": "x"}]
+    whole = tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
+    opening = opening_of(artifact)
+    assert len(opening) < len(tokenizer.encode(whole, add_special_tokens=False))
+    assert whole.endswith(tokenizer.decode(opening[-3:]))

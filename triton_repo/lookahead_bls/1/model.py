@@ -13,12 +13,12 @@ import triton_python_backend_utils as pb_utils
 from pipeline.config.places import places
 from pipeline.repository.names import LOOKAHEAD_MODEL, TARGET_MODEL, TARGET_PARAMETERS
 from pipeline.triton_models.bls import load_bls
-from pipeline.triton_models.gate import Gate
+from pipeline.triton_models.drain_lock import DrainLock
 from pipeline.triton_models.metrics import Metrics
-from pipeline.triton_models.model_calls import ModelCaller
 from pipeline.triton_models.request_loop import IncomingRequest, RequestLoop
 from pipeline.triton_models.sequences import answer_all
 from pipeline.triton_models.single_response import ENGINE_STOP
+from pipeline.triton_models.stream_calls import StreamingCaller
 from pipeline.triton_models.triton import CallResponses, hide_torch, parameter
 
 
@@ -27,15 +27,15 @@ class TritonPythonModel:
         hide_torch()
         config = json.loads(args["model_config"])
         self._kept = CallResponses()
-        targets = {
-            name: ModelCaller(model, ENGINE_STOP, self._kept)
+        self._targets = {
+            name: StreamingCaller(model, ENGINE_STOP, self._kept)
             for name in (TARGET_MODEL, LOOKAHEAD_MODEL)
             if (model := parameter(config, TARGET_PARAMETERS[name], default=""))
         }
         artifact_dir = Path(parameter(config, "artifact_dir"))
-        self._bls = load_bls(artifact_dir, int(parameter(config, "vocab_size")), targets)
+        self._bls = load_bls(artifact_dir, int(parameter(config, "vocab_size")), self._targets)
         self._learned = self._bls.learned_state(artifact_dir, places().cache)
-        self._gate = Gate(Path(args["model_repository"]).parent)
+        self._drain_lock = DrainLock(Path(args["model_repository"]).parent)
         self._metrics = Metrics(pb_utils)
         # One call for each request that runs, and one that stops it.
         self._loop = RequestLoop(self._serve, self._kept, 2 * int(config["max_batch_size"]))
@@ -45,13 +45,13 @@ class TritonPythonModel:
             self._loop.submit(request)
 
     def finalize(self) -> None:
-        self._loop.close()
+        self._loop.close(*(target.close() for target in self._targets.values()))
         self._learned.save()
         self._metrics.close()
 
     async def _serve(self, incoming: IncomingRequest) -> None:
         client = incoming.client
-        with self._gate.admitted():
+        with self._drain_lock.admitted():
             answer_one = partial(self._bls.answer, on_end=self._metrics.record)
             async with aclosing(answer_all(answer_one, incoming.tensors)) as answers:
                 async for answer in answers:

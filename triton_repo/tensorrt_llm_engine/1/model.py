@@ -26,8 +26,8 @@ from pipeline.engine.submission import StepEvent, Submission
 from pipeline.errors import RequestError, UserError
 from pipeline.triton_models.engine_answers import EngineCall
 from pipeline.triton_models.engine_calls import engine_call, rows_of
+from pipeline.triton_models.engine_metrics import EngineMetrics
 from pipeline.triton_models.learned import LearnedState
-from pipeline.triton_models.reuse_metrics import ReuseMetrics
 from pipeline.triton_models.sequences import num_sequences, sequence_of
 from pipeline.triton_models.tensors import Tensors, flag
 from pipeline.triton_models.triton import Client, error_response, parameter, tensors_of
@@ -38,11 +38,12 @@ METRICS_PERIOD_S = 1.0
 @dataclass(slots=True)
 class _Request:
     """An unfinished request. request_id: the client's own, which others may use too. rows: ids in the scheduler of the
-    rows that are under way."""
+    rows that are under way. is_abandoned: its client has left."""
 
     request_id: str
     client: Client
     rows: set[str]
+    is_abandoned: bool = False
 
 
 class TritonPythonModel:
@@ -71,7 +72,8 @@ class TritonPythonModel:
         self._lock = threading.Lock()
         self._closing = threading.Event()
         period_s = int(parameter(config, "cancellation_check_period_ms")) / 1000
-        self._reuse = ReuseMetrics(pb_utils)
+        self._metrics = EngineMetrics(pb_utils)
+        self._num_abandoned = 0
         self._watch = threading.Thread(target=self._watch_clients, args=(period_s,), name="cancellation", daemon=True)
         self._watch.start()
 
@@ -82,7 +84,7 @@ class TritonPythonModel:
     def finalize(self) -> None:
         self._closing.set()
         self._watch.join()
-        self._reuse.close()
+        self._metrics.close()
         self._scheduler.close()
         self._learned.save()
 
@@ -174,9 +176,11 @@ class TritonPythonModel:
         while not self._closing.wait(period_s):
             if time.monotonic() - entered > METRICS_PERIOD_S:
                 entered = time.monotonic()
-                self._reuse.record(self._engine.reuse)
+                self._metrics.record(self._engine.reuse, self._num_abandoned)
                 # The scheduler goes on meanwhile: tables hold no pointers, so parts of two steps do no harm.
                 self._learned.save_if_due()
             for request in self._unfinished():
                 if request.client.is_gone():
+                    self._num_abandoned += not request.is_abandoned
+                    request.is_abandoned = True
                     self._cancel(request)

@@ -4,149 +4,103 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pipeline.backends.tensorrt_llm import facts
-from pipeline.backends.tensorrt_llm.case import Case
-from pipeline.backends.tensorrt_llm.estimate import gpu_need, kv_share, kv_tokens_of
-from pipeline.backends.tensorrt_llm.rules.problem import Rule, parameter
-from pipeline.config.faults import Fault, fault
+from pipeline.backends.tensorrt_llm import release_data
+from pipeline.backends.tensorrt_llm.build_context import BuildContext
+from pipeline.backends.tensorrt_llm.resource_estimate import gpu_need, kv_share, kv_tokens_of
+from pipeline.backends.tensorrt_llm.rules.problem import Rule, parameter, setting, wrong
+from pipeline.backends.tensorrt_llm.versions import container_status
+from pipeline.config.faults import Fault
 
 _GIB = 1 << 30
 _KEY = "tensorrt_llm.compute_capability"
+# Formats by the first GPU that has them, and what to use on others.
+_FIRST_GPU = {"fp8": 89, "w4a8_awq": 89, "nvfp4": 100}
+_OTHERS = {89: "Use 'int8_wo', 'int4_awq' or 'none'.", 100: "Use 'fp8' or 'int4_awq'."}
+# What the builder refuses for GPUs from 100 to below 120.
+_INTEGER_FORMATS = ("int8_wo", "int4_wo", "int4_awq", "w4a8_awq")
 # Settings that make an engine smaller per GPU, the mildest first.
 _SMALLER = (
-    ("tensorrt_llm.quantization", "fp8"),
-    ("model.parallelism.tensor", 2),
-    ("model.parallelism.tensor", 4),
-    ("model.parallelism.tensor", 8),
-    ("tensorrt_llm.speculation", "trie"),
+    "tensorrt_llm.quantization=fp8",
+    *(f"model.parallelism.tensor={ranks}" for ranks in (2, 4, 8)),
+    "tensorrt_llm.speculation=trie",
 )
 
 
-def gpu_is_supported(case: Case) -> Iterator[Fault]:
-    known = facts.compute_capabilities()
-    if case.trt.compute_capability not in known:
-        yield fault(
-            _KEY,
-            f"found {case.trt.compute_capability}; TensorRT-LLM {facts.RELEASE_LINE} supports "
-            f"{', '.join(map(str, known))}.",
-            "Set it to the target GPU's, or use backend: torch.",
-        )
+def gpu_has_the_formats(context: BuildContext) -> Iterator[Fault]:
+    """The converter or the builder says so too, but after the download. FP8 from Ada (89) on, FP4 from Blackwell (100)
+    on, integer formats up to Hopper."""
+    gpu, weights, cache = context.trt.compute_capability, context.trt.quantization, context.trt.kv_cache_dtype
+    known = release_data.compute_capabilities()
+    if gpu not in known:
+        reason = f"TensorRT-LLM {release_data.RELEASE_LINE} supports {', '.join(map(str, known))}"
+        yield wrong(_KEY, gpu, reason, "Set it to the target GPU's, or use backend: torch.")
+    if gpu < (first := _FIRST_GPU.get(weights, 0)):
+        kind = "FP4" if first == 100 else "FP8"
+        reason = f"{kind} needs compute capability {first} or newer, and {_KEY} is {gpu}"
+        yield wrong(setting("quantization"), weights, reason, _OTHERS[first])
+    if cache == "fp8" and gpu < 89:
+        reason = f"it needs compute capability 89 or newer, and {_KEY} is {gpu}"
+        yield wrong(setting("kv_cache_dtype"), cache, reason, "Use 'auto'.")
+    if 100 <= gpu < 120:
+        reason = f"the builder refuses it for {_KEY} = {gpu}"
+        if weights in _INTEGER_FORMATS:
+            yield wrong(setting("quantization"), weights, reason, "Use 'fp8' or 'nvfp4'.")
+        if cache == "int8":
+            yield wrong(setting("kv_cache_dtype"), cache, reason, "Use 'auto' or 'fp8'.")
 
 
-def gpu_has_the_number_formats(case: Case) -> Iterator[Fault]:
-    """FP8 from Ada (89) on, FP4 from Blackwell (100) on."""
-    trt, gpu = case.trt, case.trt.compute_capability
-    if trt.quantization in ("fp8", "w4a8_awq") and gpu < 89:
-        yield fault(
-            "tensorrt_llm.quantization",
-            f"found '{trt.quantization}'; FP8 needs compute capability 89 or newer, and {_KEY} is {gpu}.",
-            "Use 'int8_wo', 'int4_awq' or 'none'.",
-        )
-    if trt.quantization == "nvfp4" and gpu < 100:
-        yield fault(
-            "tensorrt_llm.quantization",
-            f"found 'nvfp4'; FP4 needs compute capability 100 or newer, and {_KEY} is {gpu}.",
-            "Use 'fp8' or 'int4_awq'.",
-        )
-    if trt.kv_cache_dtype == "fp8" and gpu < 89:
-        yield fault(
-            "tensorrt_llm.kv_cache_dtype",
-            f"found 'fp8'; an FP8 KV cache needs compute capability 89 or newer, and {_KEY} is {gpu}.",
-            "Use 'auto'.",
-        )
-
-
-def blackwell_has_no_integer_formats(case: Case) -> Iterator[Fault]:
-    """From 100 to below 120 the builder refuses INT8 and INT4 weights, AWQ among them, and INT8 KV caches."""
-    trt, gpu = case.trt, case.trt.compute_capability
-    if not 100 <= gpu < 120:
-        return
-    if trt.quantization in ("int8_wo", "int4_wo", "int4_awq", "w4a8_awq"):
-        yield fault(
-            "tensorrt_llm.quantization",
-            f"found '{trt.quantization}'; the builder refuses it for {_KEY} = {gpu}.",
-            "Use 'fp8' or 'nvfp4'.",
-        )
-    if trt.kv_cache_dtype == "int8":
-        yield fault(
-            "tensorrt_llm.kv_cache_dtype",
-            f"found 'int8'; the builder refuses it for {_KEY} = {gpu}.",
-            "Use 'auto' or 'fp8'.",
-        )
-
-
-def container_is_known(case: Case) -> Iterator[Fault]:
+def container_is_known(context: BuildContext) -> Iterator[Fault]:
     """Options and files differ between release lines; ours are those of one."""
-    key, tag = "tensorrt_llm.container_tag", case.trt.container_tag
-    newest = list(facts.containers())[-1]
-    found = facts.containers().get(tag)
-    if found is None or not found.engine_backend:
-        yield fault(key, f"found '{tag}'; no container of that tag is known to build engines.", f"Use '{newest}'.")
-    elif found.trtllm is None or found.release is None:
-        yield fault(key, f"found '{tag}'; which TensorRT-LLM it holds is not confirmed.", f"Use '{newest}'.")
-    elif found.release < facts.FIRST_WITH_LOOKAHEAD_PARAMETERS and "lookahead" in case.modes:
-        yield fault(
-            key,
-            f"found '{tag}' with TensorRT-LLM {found.trtllm}; its Triton backend has no lookahead parameters before "
-            "0.19.",
-            f"Use '{newest}'.",
-        )
-    elif found.release != facts.release_of(facts.RELEASE_LINE + ".0"):
-        yield fault(
-            key,
-            f"found '{tag}' with TensorRT-LLM {found.trtllm}; this pipeline writes for release line "
-            f"{facts.RELEASE_LINE}.",
-            f"Use '{newest}'.",
-        )
+    tag = context.trt.container_tag
+    *_, newest = release_data.containers()
+    found = release_data.containers().get(tag)
+    status = "no container of that tag is known" if found is None else container_status(found)
+    if not status.startswith("yes"):
+        holds = f"it holds TensorRT-LLM {found.trtllm}, " if found is not None and found.trtllm else ""
+        yield wrong(setting("container_tag"), tag, f"{holds}{status.removeprefix('no: ')}", f"Use '{newest}'.")
 
 
-def engines_fit_into_the_gpu(case: Case) -> Iterator[Fault]:
+def engines_fit_into_the_gpu(context: BuildContext) -> Iterator[Fault]:
     """Weights, activations and the KV cache of one sequence of full length, by estimate."""
-    if case.shape is None:
+    if context.shape is None:
         return
-    need, have = gpu_need(case, case.shape), case.trt.gpu_memory_gib * _GIB
-    if need.minimum_bytes > have:
-        yield fault(
-            "tensorrt_llm.gpu_memory_gib",
-            f"found {case.trt.gpu_memory_gib:g}; {len(case.modes)} engine(s) of {case.model.name} need about "
-            f"{need.minimum_bytes / _GIB:.1f} GiB per GPU with one sequence.",
+    need, have = gpu_need(context, context.shape).minimum_bytes, context.trt.gpu_memory_gib
+    if need > have * _GIB:
+        yield wrong(
+            setting("gpu_memory_gib"),
+            float(have),
+            f"{len(context.modes)} engine(s) of {context.model.name} need about {need / _GIB:.1f} GiB per GPU with one "
+            "sequence",
             "Raise model.parallelism.tensor, quantise, lower engine.max_seq_len, or state a larger GPU.",
-            fixes=tuple(f"{key}={value}" for key, value in _SMALLER),
+            *_SMALLER,
         )
 
 
-def caches_hold_a_sequence(case: Case) -> Iterator[Fault]:
+def caches_hold_a_sequence(context: BuildContext) -> Iterator[Fault]:
     """An engine can never serve a sequence that is longer than its KV cache."""
-    if case.shape is None or any(engines_fit_into_the_gpu(case)):
+    if context.shape is None or any(engines_fit_into_the_gpu(context)):
         return
-    longest = case.engine.max_seq_len
-    limit = case.parameter("max_tokens_in_paged_kv_cache")
+    longest, limit = context.engine.max_seq_len, context.parameter("max_tokens_in_paged_kv_cache")
     if isinstance(limit, int) and limit < longest:
-        yield fault(
-            parameter("max_tokens_in_paged_kv_cache"),
-            f"found {limit}; a KV cache must hold one sequence of engine.max_seq_len = {longest} tokens.",
-            "Raise it, or leave it out.",
-        )
-    for mode in case.modes:
-        held = kv_tokens_of(case, case.shape, mode)
+        reason = f"a KV cache must hold one sequence of engine.max_seq_len = {longest} tokens"
+        yield wrong(parameter("max_tokens_in_paged_kv_cache"), limit, reason, "Raise it, or leave it out.")
+    for mode in context.modes:
+        held = kv_tokens_of(context, context.shape, mode)
         if held >= longest:
             continue
-        fraction, share = case.trt.kv_cache_free_gpu_mem_fraction, kv_share(case, mode)
-        key, found = "tensorrt_llm.kv_cache_free_gpu_mem_fraction", f"{fraction:g}"
-        if len(case.modes) > 1:
-            key, found = "tensorrt_llm.lookahead_kv_share", f"{case.trt.lookahead_kv_share:g}"
-        yield fault(
-            key,
-            f"found {found}; the '{mode}' engine's KV cache gets {fraction * share:.3g} of the memory that is left, "
-            f"about {held} tokens, and one sequence has up to engine.max_seq_len = {longest}.",
+        name = "kv_cache_free_gpu_mem_fraction" if len(context.modes) == 1 else "lookahead_kv_share"
+        share = context.trt.kv_cache_free_gpu_mem_fraction * kv_share(context, mode)
+        yield wrong(
+            setting(name),
+            float(getattr(context.trt, name)),
+            f"the '{mode}' engine's KV cache gets {share:.3g} of the memory that is left, about {held} tokens, and one "
+            f"sequence has up to engine.max_seq_len = {longest}",
             "Give it more, lower engine.max_seq_len, or state a larger tensorrt_llm.gpu_memory_gib.",
         )
 
 
 RULES: tuple[Rule, ...] = (
-    gpu_is_supported,
-    gpu_has_the_number_formats,
-    blackwell_has_no_integer_formats,
+    gpu_has_the_formats,
     container_is_known,
     engines_fit_into_the_gpu,
     caches_hold_a_sequence,

@@ -1,14 +1,15 @@
-"""Further options of trtllm-build: known, well-typed, not set elsewhere, and possible together."""
+"""Further options and plugins of trtllm-build: known, well-typed, not set elsewhere, and possible together."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pipeline.backends.tensorrt_llm import facts
-from pipeline.backends.tensorrt_llm.case import Case, FlagValue
-from pipeline.backends.tensorrt_llm.rules.problem import Rule, build_flag
+from pipeline.backends.tensorrt_llm import release_data
+from pipeline.backends.tensorrt_llm.build_context import BuildContext, FlagValue
+from pipeline.backends.tensorrt_llm.rules.problem import Rule, build_flag, wrong
 from pipeline.config.faults import Fault, did_you_mean, fault, one_of
 
+_FP8_ONLY = ("gemm_swiglu_plugin", "low_latency_gemm_plugin", "low_latency_gemm_swiglu_plugin")
 # Options that have a setting of their own, and where it is.
 SET_ELSEWHERE = {
     "checkpoint_dir": "the pipeline, which converts the checkpoint",
@@ -39,25 +40,24 @@ _OF_NO_USE = {
 }
 
 
-def known_flags(case: Case) -> Iterator[Fault]:
-    """Unknown names, values of the wrong type, and options that have a place of their own."""
-    known = facts.build_flags()
-    for name, value in case.trt.build_flags.items():
+def known_flags(context: BuildContext) -> Iterator[Fault]:
+    """Unknown names, values of the wrong type, and options that have a place of their own. trtllm-build says the same,
+    but after the download and the conversion."""
+    known = release_data.build_flags()
+    for name, value in context.trt.build_flags.items():
+        key = build_flag(name)
         if name in SET_ELSEWHERE:
-            yield fault(build_flag(name), f"found {value!r}; it is set by {SET_ELSEWHERE[name]}.", "Remove it here.")
+            yield wrong(key, value, f"it is set by {SET_ELSEWHERE[name]}", "Remove it here.")
         elif name in _OF_NO_USE:
-            yield fault(build_flag(name), f"found {value!r}; not to be used here: {_OF_NO_USE[name]}.", "Remove it.")
+            yield wrong(key, value, f"not to be used here: {_OF_NO_USE[name]}", "Remove it.")
         elif name not in known:
-            yield fault(
-                build_flag(name),
-                f"is no option of trtllm-build {facts.RELEASE_LINE}.{did_you_mean(name, known)} "
-                "Names are written without dashes in front.",
-            )
-        elif name != "kv_cache_type" and (wrong := _wrong_value(known[name], value)):  # that one has but one use here
-            yield fault(build_flag(name), f"found {value!r}; should be {wrong}.")
+            release = f"is no option of trtllm-build {release_data.RELEASE_LINE}."
+            yield fault(key, f"{release}{did_you_mean(name, known)} Names are written without dashes in front.")
+        elif name != "kv_cache_type" and (right := _right_value(known[name], value)):  # that one has but one use here
+            yield wrong(key, value, f"should be {right}")
 
 
-def _wrong_value(flag: facts.Flag, value: FlagValue) -> str | None:
+def _right_value(flag: release_data.Flag, value: FlagValue) -> str | None:
     """What the value should be; None if it is fine."""
     if flag.type == "store_true":
         return None if isinstance(value, bool) else "true or false"
@@ -65,83 +65,55 @@ def _wrong_value(flag: facts.Flag, value: FlagValue) -> str | None:
         return None if isinstance(value, int) and not isinstance(value, bool) else "a whole number"
     if isinstance(value, bool):
         return f"{one_of(flag.choices)} in quotes" if flag.choices else "a text"
-    if flag.choices and value not in flag.choices:
-        return one_of(flag.choices)
-    return None
+    return one_of(flag.choices) if flag.choices and value not in flag.choices else None
 
 
-def needed_for_serving(case: Case) -> Iterator[Fault]:
+def needed_for_serving(context: BuildContext) -> Iterator[Fault]:
     """The builder makes an engine without these too, but the backend does not load it: models are served with in-flight
-    batching."""
+    batching and one beam."""
     needed = [("gpt_attention_plugin", "auto"), ("remove_input_padding", "enable")]
-    if "recurrent" in case.traits:
+    if "recurrent" in context.traits:
         needed += [("mamba_conv1d_plugin", "auto"), ("paged_state", "enable")]
     for name, right in needed:
-        if case.flag(name) == "disable":
-            yield fault(
-                build_flag(name),
-                f"found 'disable'; engines are served with in-flight batching, which needs {right!r}.",
-                "Remove it.",
-            )
+        if context.flag(name) == "disable":
+            reason = f"engines are served with in-flight batching, which needs {right!r}"
+            yield wrong(build_flag(name), "disable", reason, "Remove it.")
+    if (found := context.flag("max_beam_width")) != 1:
+        yield wrong(build_flag("max_beam_width"), found, "requests are served with one beam", "Remove it.")
+    if (found := context.flag("kv_cache_type")) not in (None, "paged"):
+        reason = "in-flight batching and drafts need 'paged'"
+        yield wrong(build_flag("kv_cache_type"), found, reason, "Remove it.")
 
 
-def one_beam(case: Case) -> Iterator[Fault]:
-    """Drafts exclude beam search, and our front model serves one beam."""
-    if (found := case.flag("max_beam_width")) == 1:
-        return
-    if case.modes == ("none",):
-        reason = "requests are served with one beam, and more would cost memory for nothing"
-    else:
-        reason = f"an engine with tensorrt_llm.speculation = '{case.trt.speculation}' needs 1"
-    yield fault(build_flag("max_beam_width"), f"found {found!r}; {reason}.", "Remove it.")
-
-
-def paged_kv_cache(case: Case) -> Iterator[Fault]:
-    """In-flight batching, KV reuse and every speculative mode need the paged KV cache."""
-    if (found := case.flag("kv_cache_type")) not in (None, "paged"):
-        yield fault(
-            build_flag("kv_cache_type"), f"found {found!r}; in-flight batching and drafts need 'paged'.", "Remove it."
-        )
-
-
-def no_context_logits_with_drafts(case: Case) -> Iterator[Fault]:
-    """The builder refuses gathered context logits together with max_draft_len > 0."""
-    if all(case.max_draft_len(mode) == 0 for mode in case.modes):
-        return
+def plugins_have_what_they_need(context: BuildContext) -> Iterator[Fault]:
+    """The builder takes a type that is not the model's, which then fails or loses precision, and does not check the
+    user buffer; it refuses a LoRA plugin without modules after the conversion."""
+    dtype, weights = context.resolved.dtype, context.trt.quantization
+    for name in ("gpt_attention_plugin", "gemm_plugin", *_FP8_ONLY):
+        value = context.trt.build_flags.get(name)
+        if value in ("fp8", "nvfp4"):
+            if value != weights:
+                reason = f"it multiplies {str(value).upper()} weights, and tensorrt_llm.quantization is '{weights}'"
+                remedy = f"Remove it, or set tensorrt_llm.quantization to '{value}'."
+                yield wrong(build_flag(name), value, reason, remedy)
+        elif value not in (None, "auto", "disable", dtype):
+            reason = f"the model's dtype is {dtype}"
+            yield wrong(build_flag(name), value, reason, "Remove it, or change model.gpu_dtype.")
     for name in ("gather_context_logits", "gather_all_token_logits"):
-        if case.flag(name):
-            yield fault(
-                build_flag(name),
-                "found true; an engine with drafts cannot gather context logits.",
-                "Remove it, or set tensorrt_llm.speculation to 'none'.",
-            )
-
-
-def lora_has_its_modules(case: Case) -> Iterator[Fault]:
-    """The builder refuses the plugin without modules, after the conversion."""
-    if case.flag("lora_plugin") != "disable" and not (case.flag("lora_target_modules") or case.flag("lora_dir")):
-        yield fault(
-            build_flag("lora_plugin"),
-            f"found {case.flag('lora_plugin')!r} without target modules.",
-            "Add "
-            "tensorrt_llm.build_flags.lora_target_modules=attn_qkv or tensorrt_llm.build_flags.lora_dir, or remove it.",
-        )
-
-
-def user_buffer_has_its_place(case: Case) -> Iterator[Fault]:
-    """The builder does not check this one."""
-    if not case.enabled("user_buffer"):
-        return
-    lacks = [] if case.enabled("reduce_fusion") else ["without reduce_fusion"]
-    if case.model.architecture != "LlamaForCausalLM":
-        lacks.append(f"for {case.model.architecture}")
-    if case.trt.quantization != "fp8":
-        lacks.append(f"with tensorrt_llm.quantization = '{case.trt.quantization}'")
-    if lacks:
-        yield fault(
+        if context.flag(name) and any(context.max_draft_len(mode) for mode in context.modes):
+            remedy = "Remove it, or set tensorrt_llm.speculation to 'none'."
+            yield wrong(build_flag(name), True, "an engine with drafts cannot gather context logits", remedy)
+    lora = context.flag("lora_plugin")
+    if lora != "disable" and not (context.flag("lora_target_modules") or context.flag("lora_dir")):
+        remedy = f"Add {build_flag('lora_target_modules')}=attn_qkv or {build_flag('lora_dir')}, or remove it."
+        yield wrong(build_flag("lora_plugin"), lora, "it is without target modules", remedy)
+    is_llama = context.model.architecture == "LlamaForCausalLM"
+    if context.enabled("user_buffer") and not (is_llama and context.enabled("reduce_fusion") and weights == "fp8"):
+        yield wrong(
             build_flag("user_buffer"),
-            f"found 'enable' {' and '.join(lacks)}; it is made for LlamaForCausalLM with 'fp8' and "
-            "tensorrt_llm.build_flags.reduce_fusion = 'enable'.",
+            "enable",
+            "it is made for LlamaForCausalLM with tensorrt_llm.quantization = 'fp8' and "
+            f"{build_flag('reduce_fusion')} = 'enable'",
             "Remove it, or set those.",
         )
 
@@ -149,9 +121,5 @@ def user_buffer_has_its_place(case: Case) -> Iterator[Fault]:
 RULES: tuple[Rule, ...] = (
     known_flags,
     needed_for_serving,
-    one_beam,
-    paged_kv_cache,
-    no_context_logits_with_drafts,
-    lora_has_its_modules,
-    user_buffer_has_its_place,
+    plugins_have_what_they_need,
 )

@@ -1,13 +1,24 @@
-"""Rules of this backend: functions that yield what is wrong with a config."""
+"""Rules of this backend: functions that yield the faults of a config."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from pipeline.backends.tensorrt_llm.case import Case
-from pipeline.config.faults import Fault
+from pipeline.backends.tensorrt_llm.build_context import BuildContext
+from pipeline.config.faults import Fault, fault
 
-Rule = Callable[[Case], Iterator[Fault]]
+Rule = Callable[[BuildContext], Iterator[Fault]]
+
+
+def wrong(key: str, value: object, reason: str, remedy: str = "", *fixes: str) -> Fault:
+    """A fault of the setting `key`. value: found there. reason: why it is wrong, as the end of a sentence."""
+    found = str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else repr(value)
+    return fault(key, f"found {found}; {reason}.", remedy, fixes=fixes)
+
+
+def setting(name: str) -> str:
+    """Key of a setting of the section `tensorrt_llm`."""
+    return f"tensorrt_llm.{name}"
 
 
 def build_flag(name: str) -> str:

@@ -121,7 +121,7 @@ def _attend_task(
     last: int,
     head: int,
 ) -> None:
-    """Rows first .. last of a segment, for the query heads of one key head."""
+    """Compute the attention of rows first .. last of a segment, for the query heads of one key head."""
     start, cached, slot = segment[START], segment[CACHED], segment[SLOT]
     count = (last - first) * group
     padded = keys.shape[4]

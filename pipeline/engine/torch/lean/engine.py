@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pipeline.decoding.compile_cache import is_complete
 from pipeline.decoding.tree import BoolArray, IntArray, ancestor_mask, depths
 from pipeline.engine.contract import EngineLimits, EngineSequence, NodeLogits, ReuseCounters, VerifyItem
 from pipeline.engine.torch.lean.attention import NUM_SEGMENT_FIELDS, rows_per_task
@@ -15,6 +16,7 @@ from pipeline.engine.torch.lean.kv_cache import LeanCache
 from pipeline.engine.torch.lean.node_logits import LeanNodeLogits, largest_entries
 from pipeline.engine.torch.lean.plan import PLAN, WEIGHTS, read_plan
 from pipeline.engine.torch.lean.runner import Runner
+from pipeline.engine.torch.lean.warm_up import warm_up_pass
 from pipeline.engine.torch.lean.weights import map_weights
 from pipeline.engine.torch.slots import Slot, SlotTable, check_item, check_tokens, first_row, slot_of
 from pipeline.errors import BuildError
@@ -35,6 +37,8 @@ class LeanEngine:
         num_slots = 2 * limits.max_batch_size if num_slots is None else num_slots
         self._cache = LeanCache(plan, num_slots, limits.max_seq_len)
         self._slots = SlotTable(self._cache, num_slots, limits.max_seq_len)
+        if num_threads > 1 and not is_complete():
+            warm_up_pass()  # by one thread: numba fails where several compile a loop at its first call
         self._runner = Runner(plan, map_weights(folder / WEIGHTS), self._cache, limits, Crew(num_threads))
 
     @property
@@ -98,6 +102,10 @@ class LeanEngine:
 
     def release(self, sequence: EngineSequence) -> None:
         self._slots.release(slot_of(sequence))
+
+    def multiply(self, num_rows: int) -> None:
+        """Only the matrices of a pass over so many rows, for measurements."""
+        self._runner.multiply(num_rows)
 
     def forget_cached(self) -> None:
         """Drop the KV of released sequences, for measurements in which every prompt is to be computed anew."""

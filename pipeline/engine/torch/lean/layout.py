@@ -46,6 +46,8 @@ def save_lean(model: PreTrainedModel, kind: Kind, folder: Path) -> bool:
     folder.mkdir(parents=True, exist_ok=True)
     _save_aligned(tensors, folder / WEIGHTS)
     (folder / PLAN).write_text(plan.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    # A model's own save_pretrained writes this too; a config that was read from a GGUF file lacks it.
+    config.architectures = [type(model).__name__]
     config.save_pretrained(folder)
     if model.generation_config is not None:
         model.generation_config.save_pretrained(folder)

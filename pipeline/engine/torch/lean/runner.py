@@ -13,6 +13,7 @@ from pipeline.engine.torch.lean.attention import Floats, Longs, scratch_floats
 from pipeline.engine.torch.lean.crew import COUNTER_BYTES, Crew
 from pipeline.engine.torch.lean.forward import num_counters, run_pass
 from pipeline.engine.torch.lean.kv_cache import LeanCache
+from pipeline.engine.torch.lean.matrices import multiply_all
 from pipeline.engine.torch.lean.node_logits import BLOCK
 from pipeline.engine.torch.lean.plan import LeanPlan
 from pipeline.engine.torch.lean.tiles import MAX_BLOCKS
@@ -63,17 +64,8 @@ class Runner:
     ) -> tuple[Floats, Floats]:
         """One pass. token_ids: [rows]; for the rest see `run_pass`. [wanted, padded vocabulary] logits, -inf
         behind the vocabulary, and [wanted, blocks] the maximum of each `BLOCK` of them."""
-        num_rows = len(token_ids)
-        buffers = self._buffers(num_rows)
+        sizes, buffers, logits, maxima = self._prepared(len(token_ids), len(wanted))
         self._embed(token_ids)
-        width = self._matrices[-1, tables.NUM_BLOCKS] * LANES
-        logits = np.empty((len(wanted), width), np.float32)
-        maxima = np.empty((len(wanted), -(-width // BLOCK)), np.float32)
-        for place, array in ((tables.LOGITS, logits), (tables.MAXIMA, maxima)):
-            buffers[place] = array.ctypes.data, array.shape[1] * 4
-        sizes = self._sizes.copy()
-        sizes[tables.NUM_ROWS], sizes[tables.NUM_WANTED] = num_rows, len(wanted)
-        self._counters[:] = 0
 
         def work(thread: int) -> None:
             run_pass(
@@ -97,6 +89,26 @@ class Runner:
 
         self._crew.run(work)
         return logits, maxima
+
+    def multiply(self, num_rows: int) -> None:
+        """The matrices of a pass over so many rows, all of whose logits are wanted, and nothing else."""
+        # The buffers hold addresses only, so the arrays must live as long as the call.
+        sizes, buffers, *arrays = self._prepared(num_rows, num_rows)
+        self._crew.run(lambda thread: multiply_all(sizes, self._matrices, buffers, self._counters))
+        del arrays
+
+    def _prepared(self, num_rows: int, num_wanted: int) -> tuple[Longs, Longs, Floats, Floats]:
+        """Sizes and buffers of a pass, and the arrays of its logits and their maxima, which the buffers name."""
+        buffers = self._buffers(num_rows)
+        width = self._matrices[-1, tables.NUM_BLOCKS] * LANES
+        logits = np.empty((num_wanted, width), np.float32)
+        maxima = np.empty((num_wanted, -(-width // BLOCK)), np.float32)
+        for place, array in ((tables.LOGITS, logits), (tables.MAXIMA, maxima)):
+            buffers[place] = array.ctypes.data, array.shape[1] * 4
+        sizes = self._sizes.copy()
+        sizes[tables.NUM_ROWS], sizes[tables.NUM_WANTED] = num_rows, num_wanted
+        self._counters[:] = 0
+        return sizes, buffers, logits, maxima
 
     def _matrix_table(self) -> Longs:
         """The table `matrices` of `tables`."""

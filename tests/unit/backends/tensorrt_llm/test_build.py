@@ -37,7 +37,7 @@ def test_too_little_disk_is_refused(ready, monkeypatch, tmp_path):
     assert asked == [(tmp_path, plan_for(trt_config()).estimate.disk_bytes)]
 
 
-def test_a_machine_without_tensorrt_llm_and_gpu_is_told_before_anything_is_fetched(monkeypatch, tmp_path):
+def test_a_machine_without_tensorrt_llm_and_gpu_is_refused_before_any_download(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BuildError):
         build.require_resources(trt_config(), tmp_path)
@@ -52,7 +52,7 @@ def test_estimates_grow_with_the_engines(speculation, engines):
     assert found.gpu.weight_bytes == engines * one.gpu.weight_bytes
 
 
-def test_missing_calibration_texts_are_told_before_the_stages(ready, tmp_path):
+def test_missing_calibration_texts_are_reported_before_the_stages(ready, tmp_path):
     asked = (".quantization=fp8", f".calib_dataset={tmp_path / 'texts'}")
     with pytest.raises(BuildError, match=r"tensorrt_llm\.calib_dataset: found '.*/texts'; there is no folder"):
         build.require_resources(trt_config("tiny-random-llama", "latency", *asked), tmp_path)

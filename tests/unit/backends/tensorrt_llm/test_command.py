@@ -24,8 +24,8 @@ from pipeline.server.command import SHOWN_ID
 from pipeline.server.guard import shm_files
 from pipeline.server.installation import VARIABLE
 from pipeline.server.processes import MARK, marked_processes
-from pipeline.server.road import Served, launch, start_commands
 from pipeline.server.server import RunningServer
+from pipeline.server.startup import PreparedServer, launch, start_commands
 from pipeline.server.state import find_server
 from tests.patience import PATIENCE_S
 from tests.servers import BARE, FREE_PORTS
@@ -35,7 +35,7 @@ from tests.unit.server.fake_machine import fake_machine
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Builds a fake machine and puts this process on it; returns the folder of what its programs were told."""
+    """Builds a fake machine and puts this process on it; returns the folder of its programs' recorded arguments."""
 
     def build(**what: Any) -> Path:
         programs, server = fake_machine(tmp_path, **what)
@@ -46,10 +46,10 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return build
 
 
-def served(tmp_path: Path, *overrides: str) -> Served:
+def served(tmp_path: Path, *overrides: str) -> PreparedServer:
     resolved = trt_config("llama2-13b", "latency", *FREE_PORTS, *BARE, "server.startup_timeout_s=20", *overrides)
     artifact = cast(Any, SimpleNamespace(manifest=SimpleNamespace(num_bytes=1)))
-    return Served(resolved, artifact, ModelRepository(tmp_path / "repository", ("tensorrt_llm",)))
+    return PreparedServer(resolved, artifact, ModelRepository(tmp_path / "repository", ("tensorrt_llm",)))
 
 
 def start(tmp_path: Path, *overrides: str, **options: Any) -> RunningServer:
@@ -217,7 +217,7 @@ def test_the_image_lets_triton_find_our_package_where_it_is_mounted(tmp_path, mo
         assert (sys.path[-1] == "/home/of/ours") is found
 
 
-def test_an_image_that_cannot_be_built_is_told_with_dockers_words(machine, tmp_path):
+def test_a_failed_image_build_is_reported_with_dockers_message(machine, tmp_path):
     machine(tensorrt_llm=False, docker=True, build_fails=True)
     with pytest.raises(ServerError, match=r"lookahead-serving:26.07 could not be built(.|\n)*no such base image"):
         start(tmp_path)

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.backends.tensorrt_llm import facts
+from pipeline.backends.tensorrt_llm import release_data
 from pipeline.backends.tensorrt_llm.conversion import calibration_folder, conversion_of, method_of
-from tests.trt_configs import trt_case
+from tests.trt_configs import trt_context
 
 SOURCE, OUTPUT, REQUEST = Path("/s"), Path("/o"), Path("/r.json")
 
 
 def convert(*overrides: str):
-    return conversion_of(trt_case(*overrides), SOURCE, OUTPUT, REQUEST)
+    return conversion_of(trt_context(*overrides), SOURCE, OUTPUT, REQUEST)
 
 
 def options(argv: tuple[str, ...]) -> dict[str, str | None]:
@@ -45,7 +45,9 @@ def options(argv: tuple[str, ...]) -> dict[str, str | None]:
     ],
 )
 def test_the_way_follows_weight_and_cache_format(quantization, kv, method):
-    assert method_of(trt_case(f".quantization={quantization}", f".kv_cache_dtype={kv}", ".speculation=none")) == method
+    assert (
+        method_of(trt_context(f".quantization={quantization}", f".kv_cache_dtype={kv}", ".speculation=none")) == method
+    )
 
 
 @pytest.mark.parametrize(
@@ -114,10 +116,10 @@ def test_script_calls_use_options_that_the_script_has(overrides, script, expecte
     given = options(found.argv)
     assert expected.items() <= given.items()
     family = script.split("/")[1]
-    known = facts.script_flags(family) or {"model_dir", "output_dir", "dtype", "tp_size"}
+    known = release_data.script_flags(family) or {"model_dir", "output_dir", "dtype", "tp_size"}
     assert set(given) <= set(known)
     for name, value in given.items():
-        choices = facts.script_flags(family).get(name, {}).get("choices")
+        choices = release_data.script_flags(family).get(name, {}).get("choices")
         assert not choices or value in choices
 
 
@@ -136,10 +138,10 @@ def test_an_int8_cache_is_calibrated_with_the_texts_that_were_asked_for(architec
     assert {name: value for name, value in given.items() if name.startswith("calib")} == expected
 
 
-def test_a_plain_conversion_is_told_of_no_texts():
+def test_a_plain_conversion_gets_no_calibration_texts():
     found = convert(".quantization=int8_wo", ".calib_dataset=/my/data", ".speculation=none")
     assert "/my/data" not in str(found)
-    assert calibration_folder(trt_case(".calib_dataset=/my/data")) is None
+    assert calibration_folder(trt_context(".calib_dataset=/my/data")) is None
 
 
 @pytest.mark.parametrize(
@@ -148,10 +150,10 @@ def test_a_plain_conversion_is_told_of_no_texts():
 )
 def test_calibration_texts_are_a_name_or_a_folder(written, folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    case = trt_case(".quantization=fp8", f".calib_dataset={written}")
+    context = trt_context(".quantization=fp8", f".calib_dataset={written}")
     expected = None if folder is None else tmp_path / folder  # an absolute folder stays as it is
-    assert calibration_folder(case) == expected
-    told = conversion_of(case, SOURCE, OUTPUT, REQUEST).call["calibration"]["calib_dataset"]
+    assert calibration_folder(context) == expected
+    told = conversion_of(context, SOURCE, OUTPUT, REQUEST).call["calibration"]["calib_dataset"]
     assert told == (written if expected is None else str(expected))
 
 
@@ -159,8 +161,8 @@ def test_calibration_texts_are_a_name_or_a_folder(written, folder, tmp_path, mon
 def test_the_quantisation_script_gets_options_that_it_has(quantization):
     found = convert(f".quantization={quantization}", ".kv_cache_dtype=int8", ".speculation=none")
     given = options(found.argv)
-    assert set(given) <= set(facts.quantize_flags())
+    assert set(given) <= set(release_data.data()["quantize_flags"])
     for name, value in given.items():
-        choices = facts.quantize_flags()[name].get("choices")
+        choices = release_data.data()["quantize_flags"][name].get("choices")
         assert not choices or value in choices, name
     assert (given["qformat"], given["kv_cache_dtype"]) == (quantization, "int8")

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.backends.tensorrt_llm import facts
+from pipeline.backends.tensorrt_llm import release_data
 from pipeline.backends.tensorrt_llm.conversion import conversion_of
 from pipeline.backends.tensorrt_llm.conversion_script import convert, main
 from pipeline.config.places import places
 from tests.patience import PATIENCE_S
-from tests.trt_configs import trt_case
+from tests.trt_configs import trt_context
 
 
 class Model:
@@ -55,7 +55,13 @@ def mapping(world_size=1, rank=0, gpus_per_node=8, *, cp_size=1, tp_size=1, pp_s
 
 @pytest.fixture
 def tensorrt_llm(monkeypatch):
-    algos = enum.Enum("QuantAlgo", {name: name for name in sorted(facts.quant_algos())})
+    algos = enum.Enum(
+        "QuantAlgo",
+        {
+            name: name
+            for name in sorted({*release_data.data()["quant_algos"], *release_data.data()["kv_cache_quant_algos"]})
+        },
+    )
     modules = {
         "tensorrt_llm": {},
         "tensorrt_llm.models": {"LLaMAForCausalLM": Model, "QWenForCausalLM": Model},
@@ -77,7 +83,7 @@ def tensorrt_llm(monkeypatch):
 
 
 def call_of(tmp_path: Path, *overrides: str) -> dict:
-    return conversion_of(trt_case(*overrides), tmp_path / "source", tmp_path / "out", tmp_path / "request.json").call
+    return conversion_of(trt_context(*overrides), tmp_path / "source", tmp_path / "out", tmp_path / "request.json").call
 
 
 def test_each_rank_is_loaded_and_saved_and_only_the_first_writes_the_config(tmp_path, tensorrt_llm):

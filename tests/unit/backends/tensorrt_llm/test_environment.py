@@ -76,7 +76,7 @@ def test_the_version_is_the_containers_where_none_is_installed(monkeypatch):
     assert engine_version(trt_config("llama2-13b", "latency", ".container_tag='26.03'")) == "1.2.0rc8"
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.2.5")
     assert engine_version(trt_config()) == "1.2.5"
-    assert environment.where_to_run() == "here"
+    assert detect().where == "here"
 
 
 def test_docker_takes_over_where_tensorrt_llm_is_missing():

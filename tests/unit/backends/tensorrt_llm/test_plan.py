@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from pipeline.backends.tensorrt_llm import facts
+from pipeline.backends.tensorrt_llm import release_data
 from pipeline.backends.tensorrt_llm.plan import plan_for
 from pipeline.backends.tensorrt_llm.text import full_text
 from pipeline.config.loading import names_in
@@ -15,15 +15,15 @@ from pipeline.config.places import places
 from pipeline.engine.backend import backend_of
 from pipeline.engine.plan import write_plan
 from pipeline.errors import ConfigError
-from tests.trt_configs import SPECULATIONS, trt_case, trt_config
+from tests.trt_configs import SPECULATIONS, trt_config, trt_context
 
 SIZES = ("max_batch_size", "max_seq_len", "max_num_tokens", "max_input_len", "max_beam_width", "opt_num_tokens")
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """trtllm-build's options as the facts list them."""
+    """trtllm-build's options as the release data lists them."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
-    for flag in facts.build_flags().values():
+    for flag in release_data.build_flags().values():
         if flag.type == "store_true":
             parser.add_argument(f"--{flag.name}", action="store_true")
         else:
@@ -79,7 +79,7 @@ def test_every_shipped_plan_is_complete_and_keeps_the_rules(model, profile, spec
             assert stage.instance.kv_cache_reuse
             covers = resolved.profile.tensorrt_llm.enable_chunked_context
             assert covers or options.max_num_tokens >= sizes.max_seq_len
-        assert (stage.instance.lookahead == (w, n, g)) == (stage.instance.mode == "lookahead")
+        assert stage.instance.lookahead == (lookahead if stage.instance.mode == "lookahead" else None)
     assert found.estimate.disk_bytes > found.estimate.engine_bytes > 0
     assert found.conversion.docker_argv[:3] == ("docker", "run", "--rm")
     assert json.loads(json.dumps(found.to_json())) == found.to_json()
@@ -89,8 +89,8 @@ def test_every_shipped_plan_is_complete_and_keeps_the_rules(model, profile, spec
 def test_the_engines_config_is_expected_to_say_what_the_command_line_asks(speculation):
     for stage in plan(f".speculation={speculation}", ".build_flags.gather_generation_logits=true").engines:
         config, flags = stage.build.expected, stage.build.flags
-        assert set(config) - {"plugin_config"} <= facts.build_config_fields()
-        assert set(config["plugin_config"]) <= facts.plugin_config_fields()
+        assert set(config) - {"plugin_config"} <= set(release_data.data()["build_config_fields"])
+        assert set(config["plugin_config"]) <= set(release_data.data()["plugin_config_fields"])
         assert config["max_seq_len"] == flags["max_seq_len"] + stage.instance.max_draft_len
         assert config["speculative_decoding_mode"] == {"lookahead": 8, "trie": 2, "none": 1}[stage.instance.mode]
         assert config["plugin_config"]["use_paged_context_fmha"] is True
@@ -142,7 +142,7 @@ def test_where_it_cannot_be_paged_context_is_left_out(asked):
     assert stage.instance.kv_cache_reuse is False
 
 
-def test_stages_are_told_apart_by_what_they_depend_on_and_by_nothing_else():
+def test_stages_have_fingerprints_of_exactly_their_inputs():
     base = plan()
     batch = plan("engine.max_batch_size=2")
     assert batch.conversion.digest == base.conversion.digest
@@ -220,7 +220,7 @@ def test_an_orchestrator_is_one_process_or_one_more_than_all_ranks(overrides, pr
     found = plan("model.parallelism.tensor=2", *overrides)
     assert found.world_size == found.engines[0].build.flags["workers"] == 2
     assert [stage.instance.participant_ids for stage in found.engines] == ranks
-    assert trt_case("model.parallelism.tensor=2", *overrides).num_processes == processes
+    assert trt_context("model.parallelism.tensor=2", *overrides).num_processes == processes
 
 
 def test_engines_under_a_folder_with_a_telling_name_are_refused(tmp_path):

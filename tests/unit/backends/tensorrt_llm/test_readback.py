@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,7 @@ def test_a_base_that_is_not_written_down_is_the_default(where):
     assert "rotary_base 10000.0 instead of 500042.0" in checkpoint_differences(plan.conversion.output, expected)
 
 
-def test_a_dropped_size_is_told(where):
+def test_a_changed_size_is_reported(where):
     def spoil(name: str, config: dict) -> None:
         if name == "engine":
             config["build_config"]["max_seq_len"] -= 15
@@ -93,7 +94,7 @@ def test_all_that_was_asked_for_is_read_back_from_the_engine(where, place, found
         build(where, lambda plan: StandIn(plan, spoil), *overrides)
 
 
-def test_a_missing_rank_is_told(where):
+def test_a_missing_rank_is_reported(where):
     class WithoutRanks(StandIn):
         def write(self, folder: Path, config: dict, suffix: str, name: str) -> None:
             super().write(folder, config, suffix, name)
@@ -113,3 +114,18 @@ def test_another_model_than_planned_is_refused(where):
     plan = plan_for(shaped, where, checkpoint.content_hash)
     with pytest.raises(CheckpointError, match="num_layers 2 instead of 3"):
         execute(plan, shaped, checkpoint, silent, where.engines / "artifact", StandIn(plan))
+
+
+def test_each_rank_has_its_file_and_no_mapping_means_one_rank(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "rank0.safetensors").touch()
+    assert checkpoint_differences(tmp_path, {}) == []
+    (tmp_path / "config.json").write_text('{"mapping": {"world_size": 2}}')
+    assert checkpoint_differences(tmp_path, {"mapping": {"world_size": 2}}) == ["no rank1.safetensors"]
+
+
+@pytest.mark.parametrize(("expected", "found"), [(1, True), (0, False), (True, 1), (False, 0)])
+def test_a_truth_value_is_no_number(tmp_path, expected, found):
+    (tmp_path / "rank0.safetensors").touch()
+    (tmp_path / "config.json").write_text(json.dumps({"key": found}))
+    assert checkpoint_differences(tmp_path, {"key": expected}) == [f"key {found} instead of {expected}"]

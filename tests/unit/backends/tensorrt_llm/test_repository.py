@@ -14,7 +14,7 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from pipeline.backends.tensorrt_llm.facts import parameters
+from pipeline.backends.tensorrt_llm.release_data import parameters
 from pipeline.backends.tensorrt_llm.repository import UNSET
 from pipeline.config.loading import names_in
 from pipeline.config.places import places
@@ -137,7 +137,7 @@ def test_settings_of_the_profile_arrive(tmp_path):
     assert target.dynamic_batching.max_queue_delay_microseconds == 11
 
 
-def test_engines_beside_an_orchestrator_are_told_their_ranks(tmp_path):
+def test_engines_beside_an_orchestrator_get_their_ranks(tmp_path):
     overrides = ("model.parallelism.tensor=2", ".speculation=both", ".orchestrator=true")
     spawned = rendered(tmp_path / "spawned", trt_config("llama2-13b", "latency", *overrides))
     beside = rendered(tmp_path / "beside", trt_config("llama2-13b", "latency", *overrides, ".spawn_processes=false"))

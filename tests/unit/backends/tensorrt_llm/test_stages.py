@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.backends.tensorrt_llm import build as trt_build
-from pipeline.backends.tensorrt_llm import facts
+from pipeline.backends.tensorrt_llm import release_data
 from pipeline.backends.tensorrt_llm.build import execute
 from pipeline.backends.tensorrt_llm.plan import plan_for
 from pipeline.backends.tensorrt_llm.stages import run_process, write_source
@@ -121,7 +121,7 @@ def test_code_of_a_checkpoint_reaches_the_converters_only_if_it_is_trusted(where
     assert json.loads((folder / "tokenizer_config.json").read_text())["auto_map"] == auto_map
 
 
-def test_a_tokenizer_that_cannot_be_read_is_told_before_the_stages(where):
+def test_an_unreadable_tokenizer_is_reported_before_the_stages(where):
     resolved = trt_config("tiny-random-llama")
     folder = where.engines / "checkpoint"
     checkpoint = fetch(resolved.model, where.cache)
@@ -145,8 +145,8 @@ def test_a_program_that_is_not_there_is_named(tmp_path):
 
 
 def test_a_call_inherits_all_but_the_loader_switch(tmp_path, monkeypatch):
-    monkeypatch.setenv(facts.LOADER_SWITCH, "1")
+    monkeypatch.setenv(release_data.LOADER_SWITCH, "1")
     log = tmp_path / "log"
-    command = f'echo "${facts.LOADER_SWITCH}.$EXTRA"; exit 4'
+    command = f'echo "${release_data.LOADER_SWITCH}.$EXTRA"; exit 4'
     assert run_process(["sh", "-c", command], {"EXTRA": "extra"}, tmp_path, log) == 4
     assert log.read_text() == ".extra\n"

@@ -12,9 +12,10 @@ from pipeline.backends.tensorrt_llm.strict import (
     strict_engine,
     strict_profile,
 )
+from pipeline.config.schema import LookaheadConfig
 from pipeline.decoding.request import FinishReason
 from pipeline.decoding.session import GenerationStatistics
-from pipeline.engine.chains import RuntimeLimits, Triple
+from pipeline.engine.chains import RuntimeLimits
 from pipeline.engine.submission import StepEvent
 from pipeline.errors import RepositoryError, RequestError
 from pipeline.triton_models.tensors import pack_word_list
@@ -22,7 +23,9 @@ from tests.unit.triton_models.fakes import small_config
 
 VOCAB = 24
 TRIE = StrictEngine("trie", RuntimeLimits(64, 48, 6, chunked_context=False), None, VOCAB)
-LOOKAHEAD = StrictEngine("lookahead", RuntimeLimits(64, 48, 15, chunked_context=False), Triple(5, 3, 3), VOCAB)
+LOOKAHEAD = StrictEngine(
+    "lookahead", RuntimeLimits(64, 48, 15, chunked_context=False), LookaheadConfig.of(5, 3, 3), VOCAB
+)
 NONE = StrictEngine("none", RuntimeLimits(64, 48, 0, chunked_context=False), None, VOCAB)
 
 
@@ -217,7 +220,7 @@ def test_the_engine_played_is_the_configs():
     assert engine.limits == RuntimeLimits(256, 100, 6, chunked_context=False)
     assert engine.limits.longest_prompt == 100
     assert engine.lookahead is None
-    assert strict_engine(resolved, "lookahead", VOCAB).lookahead == (5, 3, 3)
+    assert strict_engine(resolved, "lookahead", VOCAB).lookahead == resolved.lookahead
 
 
 def test_an_engine_with_more_drafts_than_the_torch_engine_takes_is_refused():

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.backends.tensorrt_llm import environment, facts
-from pipeline.backends.tensorrt_llm.versions import container_status, requirements, unmet, version_tables
+from pipeline.backends.tensorrt_llm import environment, release_data
+from pipeline.backends.tensorrt_llm.versions import container_status, requirements, version_tables
 from pipeline.cli.version_page import BEGIN, END, is_fresh, version_page, write_page
 from pipeline.config.places import places
 from pipeline.errors import ConfigError
 
 
 def test_every_container_that_counts_as_served_meets_the_requirements():
-    served = [entry for entry in facts.containers().values() if container_status(entry).startswith("yes")]
+    served = [entry for entry in release_data.containers().values() if container_status(entry).startswith("yes")]
     assert [entry.tag for entry in served] == ["26.03", "26.04", "26.05", "26.06", "26.07"]
     for entry in served:
         found = {"tensorrt_llm": entry.trtllm, "tensorrt": entry.tensorrt, "torch": entry.torch}
-        assert unmet({part: version for part, version in found.items() if version}) == {}
+        needs = [need for need in requirements() if found.get(need.part)]
+        assert all(need.is_met_by(str(found[need.part])) for need in needs)
 
 
 @pytest.mark.parametrize(
@@ -37,11 +38,12 @@ def test_every_container_that_counts_as_served_meets_the_requirements():
     ],
 )
 def test_a_version_lies_in_its_range_or_not(part, version, met):
-    assert (unmet({part: version}) == {}) is met
+    (requirement,) = (need for need in requirements() if need.part == part)
+    assert requirement.is_met_by(version) is met
 
 
 def test_each_status_has_its_reason():
-    status = {tag: container_status(entry) for tag, entry in facts.containers().items()}
+    status = {tag: container_status(entry) for tag, entry in release_data.containers().items()}
     assert status["26.07"] == "yes"
     assert status["26.03"] == "yes, a release candidate"
     assert status["25.03"] == "not confirmed"
@@ -51,7 +53,7 @@ def test_each_status_has_its_reason():
 
 def test_the_tables_hold_every_container_and_requirement():
     needs, matrix = version_tables()
-    assert [row[0] for row in matrix.rows] == list(reversed(facts.containers()))
+    assert [row[0] for row in matrix.rows] == list(reversed(release_data.containers()))
     assert [row[1] for row in needs.rows] == [requirement.range for requirement in requirements()]
     for requirement in requirements():
         assert requirement.part in (*environment.PACKAGES, "driver")

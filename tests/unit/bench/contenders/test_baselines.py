@@ -67,9 +67,7 @@ def test_outputs_end_where_the_engine_is_full(baselines: list[Contender]) -> Non
         assert generation.finish_reason == "length"
 
 
-def test_sampling_and_unknown_names_are_refused(baselines: list[Contender], engine_dir: Path) -> None:
+def test_sampling_is_refused(baselines: list[Contender], engine_dir: Path) -> None:
     with pytest.raises(UserError, match="greedy"):
         baselines[0].generate(make_request(sampling=SamplingParams(temperature=1.0)), TEXT)
-    with pytest.raises(UserError, match="no baseline 'other'"):
-        load_baselines(["other"], engine_dir, "float32", "cpu", 80)
     assert load_baselines([], engine_dir, "float32", "cpu", 80) == []

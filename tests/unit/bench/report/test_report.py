@@ -93,6 +93,15 @@ def test_the_headline_praises_ours_and_sets_the_baselines_beside_it() -> None:
     assert "By comparison, `hf` runs at 4.00 and `hf-prompt-lookup` runs at 0.50 times `none`." in text
 
 
+def test_a_baseline_whose_outputs_differ_is_no_fault_of_ours() -> None:
+    records = [record(name, 1.0, id=str(number), identical=name != "hf")
+               for number in range(3) for name in ("none", "trie", "hf")]  # fmt: skip
+    manifest = {"config": {"baselines": ["hf"]}}
+    text = headline(BenchResults(manifest=manifest, requests=records, summary=summarise(records)))
+    assert "3 of 3 outputs of `hf` differ." in text
+    assert "All 6 outputs are token for token those of `none`." in text
+
+
 def test_a_strategy_whose_interval_includes_1_is_not_called_fastest() -> None:
     records = [record(name, seconds, id=str(number)) for number, scatter in enumerate((0.8, 1.0, 1.3))
                for name, seconds in (("none", 1.0), ("trie", scatter))]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Stages of a validation run, with small commands in the place of ours: what is skipped, told, and always done."""
+"""Stages of a validation run, with small commands in the place of ours: what is skipped, reported, and always done."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_stage_that_hangs_is_ended_and_the_rest_goes_on(commands):
     assert results[0].seconds < 20
 
 
-def test_the_servers_address_is_filled_in_and_its_absence_told(commands):
+def test_the_servers_address_is_filled_in_and_its_absence_reported(commands):
     (result,) = run(commands, Stage("a", "", ("0", "--url", SERVER)))
     assert result.command == "lookahead 0 --url h:1"
     (result,) = run(commands, Stage("a", "", ("0", "--url", SERVER)), address=None)

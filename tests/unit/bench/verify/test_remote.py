@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.bench.contenders.remote import Answer, Ask
+from pipeline.bench.contenders.remote import Ask, RemoteResponse
 from pipeline.bench.data.workload import NamedPrompt, Prompt
 from pipeline.bench.measure import MeasureOptions
 from pipeline.bench.verify import remote as module
@@ -24,10 +24,10 @@ END = 9
 def answer_with(outputs: dict[str, list[int]]) -> Any:
     """A server: its output by strategy, after the prompt's own letter."""
 
-    def generate(url: str, ask: Ask) -> Answer:
+    def generate(url: str, ask: Ask) -> RemoteResponse:
         tokens = [ord(ask.prompt.messages[0]), *outputs[str(ask.strategy)]]
         counted = {"prompt_ids": [1, 2], "output_ids": tokens, "num_steps": len(tokens), "num_draft_tokens": 0}
-        return Answer("", (), 0.1, "length", counted)
+        return RemoteResponse("", (), 0.1, "length", counted)
 
     return generate
 

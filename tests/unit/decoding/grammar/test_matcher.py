@@ -73,6 +73,10 @@ def test_the_end_token_is_forced_where_the_output_is_complete() -> None:
     assert matcher.is_complete
     assert matcher.forced(9) == [END]
     assert matcher.mask_after([]).only == END
+    several = matcher_of("ab", end_ids=frozenset({END, STOP}))
+    assert several.forced(9)[-1] == END
+    other = matcher_of("ab", end_ids=frozenset({STOP}))
+    assert other.forced(9)[-1] == STOP
 
 
 def test_every_end_token_may_come_where_the_output_matches_and_nowhere_else() -> None:
@@ -115,7 +119,7 @@ def test_masks_of_a_tree_are_those_of_a_fresh_matcher_on_each_path(
 
 
 def limited_matcher(max_lexer_states: int) -> Matcher:
-    """One whose lexer has room for so many states."""
+    """A matcher whose lexer has a limited number of states."""
     limits = LLParserLimits(max_lexer_states=max_lexer_states)
     grammar = LLMatcher.grammar_from_regex("(a|b)*a(a|b){6}")
 

@@ -108,7 +108,7 @@ def test_the_shared_trie_starts_with_a_snapshot(tmp_path: Path):
     assert not {30, 31, 32} & set(drafted(source, "other tenant", [5, 10, 11]))
 
 
-def test_a_snapshot_that_does_not_fit_or_is_not_there_is_told(tmp_path: Path):
+def test_a_snapshot_that_does_not_fit_or_is_missing_is_reported(tmp_path: Path):
     path = tmp_path / "short.trie"
     save_trie(Trie(8), path)
     with pytest.raises(ConfigError, match=r"branch_length is 12, that of the snapshot .*short\.trie 8\."):

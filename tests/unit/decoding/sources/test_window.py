@@ -20,7 +20,7 @@ LARGE = DraftBudget(500, 50)
 
 
 def sizes(window: int, ngram: int, candidates: int) -> LookaheadConfig:
-    return LookaheadConfig(max_window_size=window, max_ngram_size=ngram, max_verification_set_size=candidates)
+    return LookaheadConfig.of(window, ngram, candidates)
 
 
 def successor(tokens: list[int]) -> int:
@@ -139,7 +139,7 @@ def test_stop_twice_does_nothing() -> None:
     st.integers(0, 4),
     st.lists(st.tuples(st.integers(0, 40), st.booleans()), min_size=1, max_size=12),
 )
-def test_whatever_fits_or_is_told_the_text_stays_the_targets(
+def test_the_text_stays_the_targets_for_any_window(
     window: int, ngram: int, candidates: int, steps: list[tuple[int, bool]]
 ) -> None:
     tokens = [20, 3]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pipeline.decoding.trie import Trie
 from pipeline.decoding.trie.arrays import NODE, STATE
 from pipeline.decoding.trie.estimator import Estimator
-from pipeline.decoding.trie.snapshot import load_trie, save_trie
+from pipeline.decoding.trie.snapshot import _count, load_trie, save_trie
 from pipeline.errors import UserError
 from tests.kernel_examples import examples
 
@@ -69,7 +69,7 @@ def test_a_file_cut_short_is_refused(content: bytes, tmp_path: Path, length: int
         load_trie(path)
 
 
-def test_a_foreign_file_a_missing_one_and_another_version_are_told_apart(content: bytes, tmp_path: Path):
+def test_a_foreign_file_a_missing_one_and_another_version_have_different_errors(content: bytes, tmp_path: Path):
     path = tmp_path / "a.trie"
     with pytest.raises(UserError, match="cannot be read"):
         load_trie(path)
@@ -224,3 +224,15 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(trie: Trie, tmp_path: 
         save_trie(trie, path)
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("value", "is_count"),
+    [(0, True), ((1 << 62) - 1, True), (1 << 62, False), (-1, False), (True, False)],
+)
+def test_a_count_of_the_header_fits_the_kernels(value: object, is_count: bool) -> None:
+    if is_count:
+        assert _count({"num_used": value}, "num_used") == value
+    else:
+        with pytest.raises(ValueError, match="num_used is"):
+            _count({"num_used": value}, "num_used")

@@ -135,7 +135,7 @@ def test_streams_that_take_turns_are_whole_again_and_bounded():
     st.integers(1, 6),
     st.integers(2, 30),
 )
-def test_a_small_trie_stays_whole_whoever_writes_when(turns, branch_length, vocabulary):
+def test_a_small_trie_stays_consistent_under_interleaved_writers(turns, branch_length, vocabulary):
     trie = Trie(branch_length, 7000)
     reference = ReferenceTrie(branch_length)
     streams = [(trie.open(name), reference.open(name)) for name in ("", "a", "a", "")]

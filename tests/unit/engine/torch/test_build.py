@@ -96,7 +96,7 @@ def test_tensorrt_llm_has_a_setting_of_its_own() -> None:
         tiny(INT8, "backend=tensorrt_llm", hardware=H100)
 
 
-def test_a_cpu_without_the_kernels_is_told_what_to_use(where: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_without_the_kernels_is_refused_with_a_remedy(where: Places, monkeypatch: pytest.MonkeyPatch) -> None:
     artifact = planned_engine(tiny(INT8, "model.architecture=StableLmForCausalLM"), where).artifact
     monkeypatch.setattr("pipeline.engine.torch.load_transformers.can_quantize", lambda: False)
     with pytest.raises(BuildError, match=r"FBGEMM.*model\.dtype=bfloat16"):

@@ -12,9 +12,9 @@ from typing import Any
 
 import yaml
 
+from pipeline.llmapi.llm_arguments import llm_arguments
 from pipeline.llmapi.service import LlmService
 from pipeline.llmapi.settings import DraftSettings
-from pipeline.llmapi.speculation import llm_arguments
 from pipeline.triton_models.triton import Client, error_response, tensors_of
 
 
@@ -39,7 +39,8 @@ class TritonPythonModel:
         triton = arguments.pop("triton_config")
         settings = DraftSettings.model_validate_json((folder / "drafts.json").read_bytes())
         period_s = int(triton["cancellation_check_period_ms"]) / 1000
-        self._service = LlmService(LLM(**llm_arguments(arguments, settings)), SamplingParams, period_s)
+        llm = LLM(**llm_arguments(arguments, settings))
+        self._service = LlmService(llm, SamplingParams, period_s, bool(triton["decoupled"]))
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:

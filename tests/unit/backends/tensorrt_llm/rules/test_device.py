@@ -17,9 +17,13 @@ WRONG: list[Wrong] = [
     (".compute_capability=100 .quantization=int4_awq .speculation=trie", "tensorrt_llm.quantization", "nvfp4"),
     (".compute_capability=103 .quantization=w4a8_awq .speculation=none", "tensorrt_llm.quantization", "refuses it"),
     (".compute_capability=103 .kv_cache_dtype=int8 .speculation=none", "tensorrt_llm.kv_cache_dtype", "103"),
-    (".container_tag='25.01'", "tensorrt_llm.container_tag", "no lookahead parameters"),
+    (
+        ".container_tag='25.01'",
+        "tensorrt_llm.container_tag",
+        "it holds TensorRT-LLM 0.17.0, no lookahead parameters",
+    ),
     (".container_tag='25.03'", "tensorrt_llm.container_tag", "not confirmed"),
-    (".container_tag='25.12'", "tensorrt_llm.container_tag", "release line 1.2"),
+    (".container_tag='25.12'", "tensorrt_llm.container_tag", "it holds TensorRT-LLM 1.1.0, not release line 1.2. Use"),
     (".container_tag='27.01'", "tensorrt_llm.container_tag", "'26.07'"),
     (".gpu_memory_gib=24", "tensorrt_llm.gpu_memory_gib", "GiB per GPU"),
     (".kv_cache_free_gpu_mem_fraction=0.01", "tensorrt_llm.kv_cache_free_gpu_mem_fraction", "about 704 tokens"),
@@ -32,7 +36,7 @@ WRONG: list[Wrong] = [
 ]
 
 
-@pytest.mark.parametrize(("overrides", "key", "text"), WRONG, ids=[case[0][:60] for case in WRONG])
+@pytest.mark.parametrize(("overrides", "key", "text"), WRONG, ids=[wrong[0][:60] for wrong in WRONG])
 def test_a_wrong_combination_is_refused_with_key_value_and_remedy(overrides, key, text):
     assert_refused(RULES, overrides, key, text)
 

@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.backends.tensorrt_llm.rules import faults_of
 from pipeline.backends.tensorrt_llm.rules.flags import RULES
-from tests.trt_configs import trt_case
+from tests.trt_configs import trt_context
 from tests.unit.backends.tensorrt_llm.rules.refusals import Wrong, assert_refused, idle
 
 WRONG: list[Wrong] = [
@@ -17,13 +17,17 @@ WRONG: list[Wrong] = [
         "'none'",
     ),
     (".build_flags.lora_plugin=auto", "tensorrt_llm.build_flags.lora_plugin", "without target modules"),
-    (".build_flags.user_buffer=enable", "tensorrt_llm.build_flags.user_buffer", "without reduce_fusion"),
+    (
+        ".build_flags.user_buffer=enable",
+        "tensorrt_llm.build_flags.user_buffer",
+        "it is made for",
+    ),
     (
         ".build_flags.user_buffer=enable .build_flags.reduce_fusion=enable model.parallelism.tensor=2",
         "tensorrt_llm.build_flags.user_buffer",
         "'fp8'",
     ),
-    (".build_flags.max_beam_width=4", "tensorrt_llm.build_flags.max_beam_width", "needs 1"),
+    (".build_flags.max_beam_width=4", "tensorrt_llm.build_flags.max_beam_width", "one beam"),
     (".build_flags.max_beam_width=4 .speculation=none", "tensorrt_llm.build_flags.max_beam_width", "one beam"),
     (".build_flags.kv_cache_type=continuous", "tensorrt_llm.build_flags.kv_cache_type", "'paged'"),
     (".build_flags.kv_cache_type=disabled .speculation=none", "tensorrt_llm.build_flags.kv_cache_type", "'paged'"),
@@ -65,10 +69,15 @@ WRONG: list[Wrong] = [
     (".build_flags.max_lora_rank=many", "tensorrt_llm.build_flags.max_lora_rank", "whole number"),
     (".build_flags.fast_build=enable", "tensorrt_llm.build_flags.fast_build", "true or false"),
     (".build_flags.context_fmha=true", "tensorrt_llm.build_flags.context_fmha", "'enable' or 'disable'"),
+    (".build_flags.gpt_attention_plugin=bfloat16", "tensorrt_llm.build_flags.gpt_attention_plugin", "dtype is float16"),
+    (".build_flags.gemm_plugin=bfloat16", "tensorrt_llm.build_flags.gemm_plugin", "dtype is float16"),
+    (".build_flags.gemm_plugin=fp8", "tensorrt_llm.build_flags.gemm_plugin", "FP8 weights"),
+    (".build_flags.gemm_plugin=nvfp4 .quantization=fp8", "tensorrt_llm.build_flags.gemm_plugin", "NVFP4 weights"),
+    (".build_flags.low_latency_gemm_plugin=fp8", "tensorrt_llm.build_flags.low_latency_gemm_plugin", "FP8 weights"),
 ]
 
 
-@pytest.mark.parametrize(("overrides", "key", "text"), WRONG, ids=[case[0][:60] for case in WRONG])
+@pytest.mark.parametrize(("overrides", "key", "text"), WRONG, ids=[wrong[0][:60] for wrong in WRONG])
 def test_a_wrong_combination_is_refused_with_key_value_and_remedy(overrides, key, text):
     assert_refused(RULES, overrides, key, text)
 
@@ -79,4 +88,4 @@ def test_every_rule_refuses_something():
 
 def test_lora_with_target_modules_is_taken():
     modules = (".build_flags.lora_plugin=auto", ".build_flags.lora_target_modules=attn_qkv")
-    assert faults_of(trt_case(*modules)) == []
+    assert faults_of(trt_context(*modules)) == []

@@ -7,7 +7,7 @@ import pytest
 from pipeline.backends.tensorrt_llm.rules import faults_of
 from pipeline.backends.tensorrt_llm.rules.model import RULES
 from pipeline.config.places import SHIPPED
-from tests.trt_configs import trt_case
+from tests.trt_configs import trt_context
 from tests.unit.backends.tensorrt_llm.rules.refusals import Wrong, assert_refused, idle
 
 WRONG: list[Wrong] = [
@@ -20,7 +20,7 @@ WRONG: list[Wrong] = [
     (
         "model.parallelism.tensor=3",
         "model.parallelism.tensor",
-        "found 3, which does not divide the 40 attention heads of llama2-13b. Use 1, 2, 4, 5, 8, 10, 20 or 40.",
+        "found 3; it does not divide the 40 attention heads of llama2-13b. Use 1, 2, 4, 5, 8, 10, 20 or 40.",
     ),
     (
         "model.parallelism.tensor=5 model.shape.num_key_value_heads=8",
@@ -94,7 +94,7 @@ WRONG: list[Wrong] = [
 ]
 
 
-@pytest.mark.parametrize(("overrides", "key", "text"), WRONG, ids=[case[0][:60] for case in WRONG])
+@pytest.mark.parametrize(("overrides", "key", "text"), WRONG, ids=[wrong[0][:60] for wrong in WRONG])
 def test_a_wrong_combination_is_refused_with_key_value_and_remedy(overrides, key, text):
     assert_refused(RULES, overrides, key, text)
 
@@ -107,4 +107,4 @@ def test_a_name_by_which_the_loader_knows_the_model_is_not_refused(tmp_path):
     own = tmp_path / "exaone-8b.yaml"
     own.write_text((SHIPPED / "configs/models/llama2-13b.yaml").read_text(encoding="utf-8"))
     overrides = ("model.architecture=ExaoneForCausalLM", "model.trust_remote_code=true")
-    assert faults_of(trt_case(*overrides, model=str(own))) == []
+    assert faults_of(trt_context(*overrides, model=str(own))) == []

@@ -8,7 +8,7 @@ from pipeline.backends.tensorrt_llm.rules import check, faults_of
 from pipeline.config.loading import names_in
 from pipeline.config.places import places
 from pipeline.errors import ConfigError
-from tests.trt_configs import SPECULATIONS, trt_case, trt_config
+from tests.trt_configs import SPECULATIONS, trt_config, trt_context
 
 NOT_PAGED = ".build_flags.use_paged_context_fmha=disable"
 
@@ -17,7 +17,7 @@ NOT_PAGED = ".build_flags.use_paged_context_fmha=disable"
 @pytest.mark.parametrize("profile", names_in(places().profiles))
 @pytest.mark.parametrize("model", names_in(places().models))
 def test_what_we_ship_is_right_in_every_mode(model, profile, speculation):
-    assert faults_of(trt_case(f".speculation={speculation}", model=model, profile=profile)) == []
+    assert faults_of(trt_context(f".speculation={speculation}", model=model, profile=profile)) == []
 
 
 def test_all_faults_come_at_once_and_each_once():
@@ -48,13 +48,13 @@ def test_all_faults_come_at_once_and_each_once():
         (".parameters.guided_decoding_backend=foo", "should be 'xgrammar'."),
         (
             ".build_flags.user_buffer=enable",
-            "found 'enable' without reduce_fusion and with tensorrt_llm.quantization = 'none'; it is made for "
-            "LlamaForCausalLM with 'fp8' and tensorrt_llm.build_flags.reduce_fusion = 'enable'.",
+            "found 'enable'; it is made for LlamaForCausalLM with tensorrt_llm.quantization = 'fp8' and "
+            "tensorrt_llm.build_flags.reduce_fusion = 'enable'.",
         ),
     ],
 )
-def test_one_fault_is_told_in_one_sentence(override, text):
-    (problem,) = faults_of(trt_case(override))
+def test_one_fault_is_reported_in_one_sentence(override, text):
+    (problem,) = faults_of(trt_context(override))
     assert problem.key == f"tensorrt_llm{override.partition('=')[0]}"
     assert text in problem.text
 
@@ -110,11 +110,11 @@ def test_one_fault_is_told_in_one_sentence(override, text):
     ],
 )
 def test_what_is_possible_is_not_refused(overrides):
-    assert faults_of(trt_case(*overrides)) == []
+    assert faults_of(trt_context(*overrides)) == []
 
 
 def test_a_recurrent_model_is_planned_without_reuse():
-    case = trt_case("model.architecture=RecurrentGemmaForCausalLM", ".speculation=none")
-    assert faults_of(case) == []
-    assert case.kv_cache_reuse("none") is False
-    assert trt_case(".speculation=none").kv_cache_reuse("none") is True
+    context = trt_context("model.architecture=RecurrentGemmaForCausalLM", ".speculation=none")
+    assert faults_of(context) == []
+    assert context.kv_cache_reuse("none") is False
+    assert trt_context(".speculation=none").kv_cache_reuse("none") is True

@@ -33,11 +33,6 @@ WRONG: list[Wrong] = [
     (".parameters.gpu_weights_percent=0.5", "tensorrt_llm.parameters.gpu_weights_percent", "weight_streaming"),
     (".parameters.max_beam_width=2", "tensorrt_llm.parameters.max_beam_width", "one beam"),
     (
-        ".parameters.speculative_decoding_fast_logits=true",
-        "tensorrt_llm.parameters.speculative_decoding_fast_logits",
-        "orchestrator",
-    ),
-    (
         ".parameters.guided_decoding_backend=xgrammar .speculation=none",
         "tensorrt_llm.parameters.guided_decoding_backend",
         "xgrammar_tokenizer_info_path",
@@ -77,7 +72,7 @@ WRONG: list[Wrong] = [
 ]
 
 
-@pytest.mark.parametrize(("overrides", "key", "text"), WRONG, ids=[case[0][:60] for case in WRONG])
+@pytest.mark.parametrize(("overrides", "key", "text"), WRONG, ids=[wrong[0][:60] for wrong in WRONG])
 def test_a_wrong_combination_is_refused_with_key_value_and_remedy(overrides, key, text):
     assert_refused(RULES, overrides, key, text)
 

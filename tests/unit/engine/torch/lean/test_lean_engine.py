@@ -142,3 +142,13 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "lean.json").write_text("{}")
     with pytest.raises(BuildError, match=r"lean\.json cannot be read"):
         load_model(tmp_path)
+
+
+def test_one_thread_compiles_the_pass_before_several_run_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Numba fails ("no compiled object yet") where several threads compile a loop at its first call."""
+    warmed_up: list[int] = []
+    monkeypatch.setattr("pipeline.engine.torch.lean.engine.warm_up_pass", lambda: warmed_up.append(1))
+    for complete, num_threads, expected in ((False, 1, 0), (True, 2, 0), (False, 2, 1)):
+        monkeypatch.setattr("pipeline.engine.torch.lean.engine.is_complete", lambda complete=complete: complete)
+        lean_engine(tiny_model("qwen3"), "float32", tmp_path / f"{complete}{num_threads}", num_threads)
+        assert len(warmed_up) == expected

@@ -1,0 +1,115 @@
+"""Cost of what stands before Triton: time to first token through the OpenAI API and through the gateway, against Triton
+itself, on the running server. The three ways take turns, so that a busy machine harms them alike."""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from pipeline.errors import ServerError
+from pipeline.gateway.spec import TRITON_KEY_HEADER
+from pipeline.repository.names import FRONT_MODEL
+from pipeline.server.client import key_headers
+from pipeline.server.ports import LOOPBACK
+from pipeline.server.state import ServerState
+
+TRITON, GATEWAY, OPENAI = "Triton", "gateway", "OpenAI API"
+_TIMEOUT_S = 60.0
+# The first tokens may be part of a character, which is sent when it is whole.
+_MAX_TOKENS = 8
+_NUM_WORDS = 24
+_WORDS = ("river", "stone", "lamp", "seven", "green", "walks", "under", "paper", "north", "slow")
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to the engine. text_of: the new text in one event of its stream."""
+
+    name: str
+    url: str
+    headers: Mapping[str, str]
+    body: Mapping[str, Any]
+    prompt_field: str
+    text_of: Callable[[Mapping[str, Any]], str]
+
+
+def ways_to(state: ServerState, openai_url: str | None) -> list[Way]:
+    """The ways to a running server, Triton itself first. openai_url: base URL of its OpenAI API, if it has one."""
+    path = f"/v2/models/{FRONT_MODEL}/generate_stream"
+    body = {"max_tokens": _MAX_TOKENS, "stream": True, "strategy": "none", "temperature": 0.0}
+    triton = f"http://{LOOPBACK}:{state.triton_http_port}{path}"
+    key = {TRITON_KEY_HEADER: state.triton_key} if state.triton_key else {}
+    ways = [Way(TRITON, triton, key, body, "text_input", _triton_text)]
+    if state.triton_key:
+        ways.append(Way(GATEWAY, f"{state.http_url}{path}", key_headers(), body, "text_input", _triton_text))
+    if openai_url is not None:
+        asked = body | {"model": state.model}
+        ways.append(Way(OPENAI, f"{openai_url}/completions", key_headers(), asked, "prompt", _openai_text))
+    return ways
+
+
+def times_to_first_token(
+    ways: list[Way], num_requests: int, step: Callable[[str], None] = lambda name: None, seed: int = 0
+) -> dict[str, list[float]]:
+    """Milliseconds for each request by the name of the way, warm-up left out. Raises ServerError if one fails."""
+    words = random.Random(seed)
+    times: dict[str, list[float]] = {way.name: [] for way in ways}
+    with httpx.Client(timeout=_TIMEOUT_S, trust_env=False) as client:
+        for number in range(-1, num_requests):
+            turn = number % len(ways)
+            for way in (*ways[turn:], *ways[:turn]):
+                # No prompt begins as another one does, so none finds its KV cache.
+                prompt = f"{words.randrange(10**6)} " + " ".join(words.choices(_WORDS, k=_NUM_WORDS))
+                elapsed_ms = _first_token_ms(client, way, prompt)
+                if number >= 0:
+                    times[way.name].append(elapsed_ms)
+                    step(way.name)
+    return times
+
+
+def cost_of(times: Mapping[str, list[float]]) -> dict[str, dict[str, float]]:
+    """Median and 90th percentile by way, and what its median adds to that of Triton, in milliseconds."""
+    base = statistics.median(times[TRITON])
+    return {
+        name: {
+            "median_ms": statistics.median(values),
+            "p90_ms": sorted(values)[int(0.9 * (len(values) - 1))],
+            "added_ms": statistics.median(values) - base,
+        }
+        for name, values in times.items()
+    }
+
+
+def _first_token_ms(client: httpx.Client, way: Way, prompt: str) -> float:
+    started = time.perf_counter()
+    elapsed_ms = None
+    try:
+        with client.stream("POST", way.url, json={**way.body, way.prompt_field: prompt}, headers=way.headers) as answer:
+            if answer.status_code != 200:
+                raise ServerError(f"{way.url} answered {answer.status_code}: {answer.read()[:200]!r}")
+            for line in answer.iter_lines():
+                data = line.removeprefix("data:").strip()
+                if elapsed_ms is None and data.startswith("{") and way.text_of(json.loads(data)):
+                    elapsed_ms = 1000 * (time.perf_counter() - started)
+    except httpx.HTTPError as error:
+        raise ServerError(f"{way.url} cannot be reached: {error!r}. Is it running? See `lookahead status`.") from error
+    if elapsed_ms is None:
+        raise ServerError(f"{way.url} answered without any text.")
+    return elapsed_ms
+
+
+def _triton_text(event: Mapping[str, Any]) -> str:
+    if "error" in event:
+        raise ServerError(f"Triton refused the request: {event['error']}")
+    return str(event.get("text_output", ""))
+
+
+def _openai_text(event: Mapping[str, Any]) -> str:
+    return "".join(choice.get("text") or "" for choice in event.get("choices", []))

@@ -1,0 +1,129 @@
+"""The bits of logits: those that chose an output token with drafts against those of plain decoding.
+
+The engine is wrapped. It keeps the rows of each pass, of the root and of the draft nodes. When a path is accepted it
+stores a hash of each row that chose a token, by the token's position. So the rows of the strategies' own trees are
+compared, in their own batches.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pipeline.decoding.tree import IntArray
+from pipeline.engine.contract import Engine, EngineLimits, EngineSequence, NodeLogits, ReuseCounters, VerifyItem
+
+# Marks a decoding's name where rows are compared instead of tokens.
+LOGITS = "logits"
+
+
+@dataclass(slots=True, eq=False)
+class RecordedSequence:
+    """rows: hash of the logits that chose the token at a position, prompt tokens counted."""
+
+    own: EngineSequence
+    tokens: list[int]
+    rows: dict[int, bytes] = field(default_factory=dict)
+    pass_logits: NodeLogits | None = None
+    first_position: int = 0
+
+    @property
+    def num_cached_tokens(self) -> int:
+        return self.own.num_cached_tokens
+
+    @property
+    def num_reused_tokens(self) -> int:
+        return self.own.num_reused_tokens
+
+    @property
+    def pending(self) -> Sequence[int]:
+        return self.own.pending
+
+
+class RecordingEngine:
+    """See `pipeline.engine.contract.Engine`: another engine, whose logits are recorded."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._recorded: list[RecordedSequence] = []
+
+    @property
+    def limits(self) -> EngineLimits:
+        return self._engine.limits
+
+    @property
+    def reuse(self) -> ReuseCounters:
+        return self._engine.reuse
+
+    def take(self) -> list[RecordedSequence]:
+        """The sequences that have committed something since the last call, in the order in which they were opened."""
+        taken = [sequence for sequence in self._recorded if sequence.rows]
+        self._recorded = []
+        return taken
+
+    def open(self, token_ids: IntArray, reuse: bool = True) -> RecordedSequence:
+        opened = RecordedSequence(self._engine.open(token_ids, reuse), np.asarray(token_ids).tolist())
+        self._recorded.append(opened)
+        return opened
+
+    def verify(self, items: Sequence[VerifyItem]) -> list[NodeLogits | None]:
+        sequences = [_recorded(item.sequence) for item in items]
+        for sequence in sequences:
+            sequence.first_position = sequence.num_cached_tokens + len(sequence.pending)
+        results = self._engine.verify(
+            [
+                VerifyItem(sequence.own, item.tree, item.num_pending, item.pending_rows)
+                for sequence, item in zip(sequences, items, strict=True)
+            ]
+        )
+        for sequence, result in zip(sequences, results, strict=True):
+            sequence.pass_logits = result
+        return results
+
+    def commit(self, sequence: EngineSequence, nodes: Sequence[int], token_ids: Sequence[int]) -> None:
+        recorded = _recorded(sequence)
+        assert recorded.pass_logits is not None, "tokens are committed after a pass"
+        for number, node in enumerate((-1, *nodes)):
+            recorded.rows[recorded.first_position + number] = row_hash(recorded.pass_logits, node + 1)
+        recorded.pass_logits = None
+        self._engine.commit(recorded.own, nodes, token_ids)
+
+    def release(self, sequence: EngineSequence) -> None:
+        self._engine.release(_recorded(sequence).own)
+
+    def forget_cached(self) -> None:
+        self._engine.forget_cached()
+
+
+def row_hash(logits: NodeLogits, row: int) -> bytes:
+    """Hash of the bits of one row, so that 0.0 and -0.0 differ."""
+    return hashlib.blake2b(np.asarray(logits.row(row), np.float32).tobytes(), digest_size=16).digest()
+
+
+def rows_by_prompt(
+    sequences: Sequence[RecordedSequence], prompts: Mapping[str, Sequence[int]]
+) -> dict[str, list[dict[int, bytes]]]:
+    """The recorded rows of each prompt's sequences. prompts: token ids by prompt id. A sequence begins with its prompt;
+    a sequence that continued after an interruption, with the prompt and some output. If two prompts match, the longer
+    one counts."""
+    found: dict[str, list[dict[int, bytes]]] = {prompt_id: [] for prompt_id in prompts}
+    for sequence in sequences:
+        fitting = [key for key, ids in prompts.items() if sequence.tokens[: len(ids)] == list(ids)]
+        assert fitting, "every sequence was opened for one of the prompts"
+        found[max(fitting, key=lambda key: len(prompts[key]))].append(sequence.rows)
+    return found
+
+
+def first_other_bits(expected: dict[int, bytes], found: dict[int, bytes], prompt_len: int) -> tuple[int, int | None]:
+    """Number of rows that two recordings share, and the first output token whose row differs; None if none does."""
+    shared = sorted(expected.keys() & found.keys())
+    different = next((position for position in shared if expected[position] != found[position]), None)
+    return len(shared), None if different is None else different - prompt_len
+
+
+def _recorded(sequence: EngineSequence) -> RecordedSequence:
+    assert isinstance(sequence, RecordedSequence), "the sequence belongs to another engine"
+    return sequence

@@ -1,0 +1,164 @@
+"""Another profile on the running servers without an outage: the new ones start beside the old ones, the gateway sends
+new requests to them, the old ones end when their requests have.
+
+It takes a gateway, which keeps its address and its connections, and memory for both. Otherwise the old ones are drained
+and stopped first (`server.switch`).
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import httpx
+from pydantic import ValidationError
+
+from pipeline.config.places import Places
+from pipeline.dynamo.fleet import Fleet, find_replicas, replica_dir, start_fleet, stop_fleet
+from pipeline.engine.backend import Note
+from pipeline.engine.command import Listening, Ports
+from pipeline.errors import ServerError
+from pipeline.files import write_whole
+from pipeline.gateway.spec import TRITON_KEY_HEADER, GatewaySpec, GatewayStatus, status_path
+from pipeline.repository.names import FRONT_MODEL
+from pipeline.server.gateway import deployment_spec, spec_path
+from pipeline.server.guard import DRAIN_SECONDS
+from pipeline.server.ports import LOOPBACK
+from pipeline.server.server import HANDOVER
+from pipeline.server.service import ServiceState, find_service
+from pipeline.server.slots import free_dir, serving_dir, set_serving
+from pipeline.server.startup import PreparedServer, fits_beside
+from pipeline.server.state import GATEWAY, SERVICES, STATE, ServerState, require_server, service_state_path
+from pipeline.server.switch import switch_server
+from pipeline.triton_models.handover import hand_over
+
+# Time limit for the gateway to follow.
+_FOLLOW_S = 20.0
+# After it has followed: requests that it had just sent arrive, and streams without requests are closed.
+_SETTLE_S = 2.0
+# Time limit for a server to write its learned state.
+_LEAVE_S = 20.0
+_POLL_S = 0.1
+
+
+def switch_fleet(before: PreparedServer, after: PreparedServer, places: Places, base: Path, note: Note) -> Fleet:
+    """Exchange what runs for servers of `after`, which run detached. base: folder of the run folders.
+
+    Raises ServerError if they do not come up, with the reason; the old ones serve then, or serve again."""
+    folder = serving_dir(base)
+    if (reason := obstacle(after, folder)) is not None:
+        note(f"{reason}; running requests finish, then the old server stops before the new one starts")
+        _leave_learned(folder, folder, note)
+        return switch_server(before, after, places, folder, note, stop_fleet, start_fleet)
+    return _exchange(before, after, places, base, note)
+
+
+def obstacle(after: PreparedServer, folder: Path) -> str | None:
+    """Why the new servers cannot run beside the old ones, if they cannot. folder: where the old ones run."""
+    server = after.resolved.profile.server
+    if find_service(folder / SERVICES / GATEWAY) is None:
+        return "there is no gateway (server.gateway.enabled), which would send requests to the new server"
+    spec = GatewaySpec.model_validate_json(spec_path(folder).read_bytes())
+    metrics_host = LOOPBACK if server.side_channel_safe else server.host
+    if (spec.config, spec.api_keys, spec.metrics_host) != (server.gateway, server.api_keys, metrics_host):
+        return "the gateway has other settings under the new profile (server.gateway, api_keys, side_channel_safe)"
+    if not fits_beside(after, max(1, server.replicas)):
+        return "the memory does not hold the old and the new server together"
+    return None
+
+
+def _exchange(before: PreparedServer, after: PreparedServer, places: Places, base: Path, note: Note) -> Fleet:
+    old_dir, new_dir = serving_dir(base), free_dir(base)
+    old = require_server(old_dir)
+    stop_fleet(new_dir)  # of a switch that was killed
+    _share_gateway(old_dir, new_dir)
+    _leave_learned(old_dir, new_dir, note)
+    note("starting the new server beside the old one")
+    fleet = start_fleet(after, places, new_dir, beside=True, detach=True, note=note)
+    try:
+        _hand_over(old, fleet, after, base, new_dir)
+    except BaseException:
+        fleet.stop()
+        raise
+    note("the new server serves; requests of the old one finish")
+    with suppress(TimeoutError):
+        _wait(lambda: _status(new_dir).num_running_earlier == 0, DRAIN_SECONDS)
+    stop_fleet(old_dir, drain=True)
+    return fleet
+
+
+def _leave_learned(old_dir: Path, new_dir: Path, note: Note) -> None:
+    """Have each old server leave what it has learnt so far for the new one of its number."""
+    for number, state in enumerate(find_replicas(old_dir), 1):
+        old, new = (replica_dir(folder, number) / HANDOVER for folder in (old_dir, new_dir))
+        if not hand_over(old, new, partial(_nudge, state), _LEAVE_S):
+            note("the server did not say what it has learnt; the new one begins without")
+
+
+def _nudge(state: ServerState) -> None:
+    """Send a request that makes a server check for a handover."""
+    url = f"http://{LOOPBACK}:{state.triton_http_port}/v2/models/{FRONT_MODEL}/generate"
+    headers = {TRITON_KEY_HEADER: state.triton_key or ""}
+    body = {"text_input": "x", "max_tokens": 1, "strategy": "none", "namespace": "handover"}
+    with suppress(httpx.HTTPError):
+        httpx.post(url, json=body, headers=headers, timeout=_LEAVE_S, trust_env=False)
+
+
+def _share_gateway(old_dir: Path, new_dir: Path) -> None:
+    """Let both run folders have the same gateway."""
+    own, other = (folder / SERVICES / GATEWAY for folder in (old_dir, new_dir))
+    if own.resolve() == other.resolve():
+        return
+    if other.is_dir() and not other.is_symlink():
+        shutil.rmtree(other)
+    other.unlink(missing_ok=True)
+    other.parent.mkdir(parents=True, exist_ok=True)
+    other.symlink_to(own.resolve())
+
+
+def _hand_over(old: ServerState, fleet: Fleet, after: PreparedServer, base: Path, new_dir: Path) -> None:
+    """Make the new servers those of the gateway. Raises ServerError if it does not follow."""
+    new, path = fleet.state, spec_path(new_dir)
+    spec = GatewaySpec.model_validate_json(path.read_bytes())
+    triton = Listening(LOOPBACK, LOOPBACK, Ports(new.http_port, new.grpc_port, new.metrics_port), new.triton_key)
+    profile = after.resolved.profile
+    repository, max_seq_len = after.repository.folder, profile.engine.max_seq_len
+    deployment = deployment_spec(repository, profile.server, triton, max_seq_len, fleet.front_end_port)
+    write_whole(path, spec.model_copy(update={"deployment": deployment}).model_dump_json(), private=True)
+    try:
+        _wait(lambda: _status(new_dir).triton_http == deployment.triton_http, _FOLLOW_S)
+    except TimeoutError as error:
+        write_whole(path, spec.model_dump_json(), private=True)
+        raise ServerError("The gateway did not follow to the new server; the old one serves on.") from error
+    gateway_path = service_state_path(new_dir, GATEWAY)
+    gateway = ServiceState.model_validate_json(gateway_path.read_bytes())
+    write_whole(gateway_path, gateway.model_copy(update={"ends_with": new.server_id}).model_dump_json() + "\n")
+    address = {name: getattr(old, name) for name in ("host", "http_port", "grpc_port", "metrics_port", "gateway_id")}
+    state = new.model_copy(update=address)
+    write_whole(new_dir / STATE, state.model_dump_json(indent=2) + "\n", private=True)
+    fleet.servers[0].state = state
+    set_serving(base, new_dir)
+    time.sleep(_SETTLE_S)
+
+
+def _status(folder: Path) -> GatewayStatus:
+    """Raises ValidationError or FileNotFoundError while the gateway writes none."""
+    return GatewayStatus.model_validate_json(status_path(spec_path(folder)).read_bytes())
+
+
+def _wait(is_so: Callable[[], bool], patience_s: float) -> None:
+    """Raises TimeoutError."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            if is_so():
+                return
+        except (ValidationError, FileNotFoundError):
+            pass
+        if time.monotonic() > deadline:
+            raise TimeoutError
+        time.sleep(_POLL_S)

@@ -1,0 +1,71 @@
+"""Tools of an OpenAI request as a guide, so that a call is one that Dynamo's parser reads and its arguments match.
+
+    tool_choice   output                                                        guide
+    required      [{"name": ..., "parameters": {...}}, ...]                     JSON schema
+    a function    its arguments, {...}                                          JSON schema
+    auto          text, or <tool_call>\\n{"name": ..., "arguments": {...}}\\n</tool_call>   structural tag
+
+Dynamo's front end expects the first two forms whatever the model's parser. The third is that of its parser `hermes`; in
+the forms of other parsers calls are the model's own affair.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.errors import RequestError
+
+HERMES = "hermes"
+_BEGIN, _END = "<tool_call>", "\n</tool_call>"
+# What a function without parameters takes.
+_NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+def tool_guide(asked: str, parser: str | None) -> tuple[str, str] | None:
+    """Type and text of the guide; None where nothing is to be kept to. asked: what `gateway.openai_fields` wrote.
+    parser: of the model's own calls, by Dynamo's name. Raises RequestError for a function that is not there."""
+    value = json.loads(asked)
+    functions: dict[str, Any] = value["functions"]
+    choice = value["choice"]
+    if choice == "required":
+        return "json_schema", json.dumps(_calls(functions, parallel=value["parallel"]))
+    if choice == "auto":
+        return ("structural_tag", json.dumps(_hermes_calls(functions))) if parser == HERMES else None
+    name = choice["name"]
+    if name not in functions:
+        raise RequestError(f"tool_choice names {name!r}, and tools hold {', '.join(functions)}")
+    return "json_schema", json.dumps(_parameters(functions[name]))
+
+
+def _calls(functions: Mapping[str, Any], parallel: bool) -> dict[str, Any]:
+    """One call or more."""
+    call = {
+        "anyOf": [
+            {
+                "type": "object",
+                "properties": {"name": {"const": name}, "parameters": _parameters(parameters)},
+                "required": ["name", "parameters"],
+                "additionalProperties": False,
+            }
+            for name, parameters in functions.items()
+        ]
+    }
+    return {"type": "array", "items": call, "minItems": 1} | ({} if parallel else {"maxItems": 1})
+
+
+def _hermes_calls(functions: Mapping[str, Any]) -> dict[str, Any]:
+    structures = [
+        {
+            "begin": f'{_BEGIN}\n{{"name": {json.dumps(name)}, "arguments": ',
+            "schema": _parameters(parameters),
+            "end": f"}}{_END}",
+        }
+        for name, parameters in functions.items()
+    ]
+    return {"type": "structural_tag", "structures": structures, "triggers": [_BEGIN]}
+
+
+def _parameters(schema: Any) -> Any:
+    return schema or _NOTHING

@@ -1,0 +1,62 @@
+"""Compiling all loops of the package, so that no later command compiles anything.
+
+python -m pipeline.engine.compilation      compiles what is missing, with progress
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from pipeline.decoding.compile_cache import cache_path, is_complete, mark_complete
+
+COMPILING = "compiling the loops of drafting and of the CPU engine for this processor, once"
+
+
+def ensure_compiled(note: Callable[[str], None]) -> None:
+    """Compile what is missing. note: called with what is being done."""
+    if is_complete():
+        return
+    note(COMPILING)
+    from numba.core import event
+
+    from pipeline.decoding.warm_up import warm_up
+    from pipeline.engine.torch.lean.warm_up import warm_up_pass
+
+    class Counter(event.Listener):  # type: ignore[misc]
+        num_done = 0
+
+        def on_start(self, event: Any) -> None:
+            pass
+
+        def on_end(self, event: Any) -> None:
+            self.num_done += 1
+            note(f"{COMPILING}: {self.num_done} done")
+
+    with event.install_listener("numba:compile", Counter()):
+        warm_up()
+        warm_up_pass()
+    mark_complete()
+
+
+def main() -> None:
+    """Compile what is missing, and say how it goes."""
+    on_terminal = sys.stderr.isatty()
+    said = 0
+
+    def note(text: str) -> None:
+        nonlocal said
+        said += 1
+        if on_terminal:
+            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+        elif said == 1:
+            print(text, file=sys.stderr, flush=True)
+
+    ensure_compiled(note)
+    if said:
+        print(("\r\x1b[K" if on_terminal else "") + f"The compiled loops are in {cache_path()}.", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

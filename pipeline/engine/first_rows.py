@@ -1,0 +1,113 @@
+"""The rows that token recycling begins with: what the model says behind single tokens, computed once per model.
+
+    <engines>/<model>/.first_rows/<digest of the weights as they lie in the files>.npz
+
+Profiles with the same weights share them. Tokenizers of the BPE kind number their tokens by the frequency of their
+pieces, so the first few thousand ids make up most of any text."""
+
+from __future__ import annotations
+
+import io
+import math
+import time
+import zipfile
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from pipeline.decoding.first_rows import FirstRows
+from pipeline.decoding.tree import DraftTree, FloatArray, IntArray
+from pipeline.engine.artifact import FIRST_ROWS, Artifact
+from pipeline.engine.backend import backend_of
+from pipeline.engine.contract import Engine, VerifyItem
+from pipeline.errors import BuildError
+from pipeline.files import write_whole
+
+# Candidates of a row.
+WIDTH = 8
+
+
+class StoredRows(NamedTuple):
+    """First rows of a model with so many tokens in its vocabulary."""
+
+    rows: FirstRows
+    vocab_size: int
+
+
+def compute_first_rows(
+    engine: Engine, context: IntArray, known: FirstRows, most_tokens: int, max_seconds: float = math.inf
+) -> FirstRows:
+    """Known rows, and behind them more: those behind `context` [len] and one token of the vocabulary, for the first so
+    many tokens, or as many of them as can be computed in time; at least one pass is made. The first pass, in which an
+    engine may compile, does not count."""
+    limits = engine.limits
+    num_tokens = min(most_tokens, limits.vocab_size)
+    width = min(WIDTH, limits.vocab_size)
+    many = min(limits.max_draft_tokens, limits.max_num_tokens - len(context), limits.max_seq_len - len(context))
+    ids: list[IntArray] = [known.ids] if len(known.ids) else []
+    probs: list[FloatArray] = [known.probs] if len(known.ids) else []
+    started = math.inf
+    for first in range(len(known.ids), num_tokens, many):
+        tokens = np.arange(first, min(first + many, num_tokens), dtype=np.int32)
+        sequence = engine.open(context)
+        try:
+            # Siblings do not see each other, so one pass computes the rows of many tokens.
+            (logits,) = engine.verify([VerifyItem(sequence, DraftTree(tokens, np.full(len(tokens), -1, np.int32)))])
+        finally:
+            engine.release(sequence)
+        assert logits is not None, "nothing of the context is left pending"
+        found, shares = logits.top_k(width)
+        ids.append(found[1:])
+        probs.append(shares[1:])
+        started = min(started, time.monotonic())
+        if time.monotonic() - started > max_seconds:
+            break
+    return FirstRows(np.concatenate(ids), np.concatenate(probs).astype(np.float32))
+
+
+def first_rows_path(artifact: Artifact) -> Path:
+    """Where the first rows of an artefact's weights lie, computed or not."""
+    fingerprint = artifact.manifest.fingerprint
+    digest = backend_of(fingerprint.backend).files_digest(fingerprint)
+    return artifact.folder.parent / FIRST_ROWS / f"{digest[:16]}.npz"
+
+
+def save_first_rows(artifact: Artifact, stored: StoredRows) -> None:
+    """Store rows in place of older ones. Raises BuildError if they cannot be written."""
+    content = io.BytesIO()
+    rows = stored.rows
+    np.savez(content, ids=rows.ids.astype(np.int32), probs=rows.probs.astype(np.float16), vocab_size=stored.vocab_size)
+    path = first_rows_path(artifact)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, [content.getvalue()])
+    except OSError as error:
+        raise BuildError(f"The first rows cannot be written to {path}: {error.strerror}.") from error
+
+
+def load_first_rows(artifact: Artifact) -> StoredRows | None:
+    """The first rows of an artefact's weights; None if they were not computed. Raises BuildError if the file is
+    damaged."""
+    path = first_rows_path(artifact)
+    try:
+        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as found:
+            rows = FirstRows(found["ids"], found["probs"].astype(np.float32))
+            stored = StoredRows(rows, int(found["vocab_size"]))
+        _check(stored)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise BuildError(
+            f"{path} cannot be read as first rows ({error}); delete it, and `lookahead engine` computes it again."
+        ) from error
+    return stored
+
+
+def _check(stored: StoredRows) -> None:
+    """Raises ValueError for what are no rows of a vocabulary of this size."""
+    ids, probs = stored.rows
+    if ids.dtype != np.int32 or ids.ndim != 2 or ids.shape != probs.shape:
+        raise ValueError(f"ids {ids.shape} {ids.dtype} and probabilities {probs.shape} do not match")
+    if ids.size and not (ids.min() >= 0 and ids.max() < stored.vocab_size):
+        raise ValueError(f"a token lies outside the vocabulary 0..{stored.vocab_size - 1}")

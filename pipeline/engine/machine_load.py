@@ -1,0 +1,67 @@
+"""How much of this machine's cores other programs use while something is measured."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+
+import psutil
+
+# Share of the cores above which times are taken for disturbed.
+BUSY_SHARE = 0.1
+# The system counts processor time in hundredths of a second.
+SAMPLE_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class MachineLoad:
+    """others: cores that other programs used on average. cores: those that this process may use."""
+
+    others: float
+    cores: int
+
+    @property
+    def busy(self) -> bool:
+        """Whether the machine was busy, so that times measured meanwhile are too long."""
+        return self.others > BUSY_SHARE * self.cores
+
+    def to_text(self) -> str:
+        return f"other programs used {self.others:.1f} of {self.cores} cores"
+
+
+class LoadMeter:
+    """Measures from its creation on. Processes that this one started count as its own while they run."""
+
+    def __init__(self) -> None:
+        self._cores = sorted(os.sched_getaffinity(0))
+        self._started = self._now()
+
+    def read(self) -> MachineLoad:
+        """The mean since the start."""
+        seconds, used, own = (now - before for now, before in zip(self._now(), self._started, strict=True))
+        return MachineLoad(max(0.0, used - own) / seconds if seconds > 0 else 0.0, len(self._cores))
+
+    def _now(self) -> tuple[float, float, float]:
+        """Wall time, and processor time on our cores: of everything, and of this process and those it started."""
+        used = 0.0
+        per_core = psutil.cpu_times(percpu=True)
+        for times in (per_core[core] for core in self._cores if core < len(per_core)):
+            used += sum(times) - times.idle - getattr(times, "iowait", 0.0)
+            # Linux counts the time of guests as user time as well.
+            used -= getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
+        own = 0.0
+        this = psutil.Process()
+        for process in (this, *this.children(recursive=True)):
+            with suppress(psutil.Error):  # it has ended meanwhile
+                times_of = process.cpu_times()
+                own += times_of.user + times_of.system
+        return time.monotonic(), used, own
+
+
+def machine_load(seconds: float = SAMPLE_S) -> MachineLoad:
+    """The load of this moment: waits that long."""
+    meter = LoadMeter()
+    time.sleep(seconds)
+    return meter.read()

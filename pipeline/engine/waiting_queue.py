@@ -1,0 +1,150 @@
+"""Queue of the scheduler: requests that wait for a slot of the engine, and ids to cancel.
+
+Requests are served first in, first out, except continuations. A continuation is a request whose prompt is exactly the
+prompt and the output of a request that ended lately; each step of the BLS model is one. It goes first, because its
+stream has begun. Each ended request is continued once, so new requests wait only for requests that run. A request
+whose guide is being compiled does not block the requests behind it.
+
+Between two steps the slot of such a stream is free. From the second step on, if the request announces further steps,
+the slot is held for HOLD_S. Otherwise a new request would take the slot, and with it the stream's KV cache.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pipeline.decoding.tree import IntArray
+from pipeline.engine.submission import OnEvent, Submission
+from pipeline.errors import BusyError, RequestError
+
+if TYPE_CHECKING:
+    from pipeline.decoding.grammar.matcher import Matcher
+
+# How long a slot is held for the next step of a stream. The BLS model drafts and calls again within milliseconds, or
+# later during a burst of requests.
+HOLD_S = 0.2
+# Number of ended requests that can be continued; a continuation of an older one waits like a new request.
+_NUM_REMEMBERED = 4096
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Waiting:
+    """A request without a slot. continues: whether it is a continuation. matcher: result of compiling its guide; None
+    without a guide."""
+
+    submission: Submission
+    on_event: OnEvent
+    continues: bool
+    matcher: Future[Matcher] | None = None
+
+    @property
+    def request_id(self) -> str:
+        return self.submission.request.request_id
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether only a slot is missing. A request whose guide was refused is ready too: it takes a slot to fail."""
+        return self.matcher is None or self.matcher.done()
+
+
+@dataclass(slots=True)
+class WaitingQueue:
+    """Not thread safe. known: ids of all unfinished requests, waiting or running. now: seconds of a monotonic clock."""
+
+    max_queue_size: int
+    num_slots: int
+    waiting: deque[Waiting] = field(default_factory=deque)
+    continuing: deque[Waiting] = field(default_factory=deque)
+    cancelled: set[str] = field(default_factory=set)
+    known: set[str] = field(default_factory=set)
+    closed: bool = False
+    # By the hash of their tokens: number of ended requests; held slots with their deadlines, oldest first.
+    _ended: OrderedDict[int, int] = field(default_factory=OrderedDict)
+    _held: deque[tuple[int, float]] = field(default_factory=deque)
+
+    @property
+    def has_waiting(self) -> bool:
+        return bool(self.waiting or self.continuing)
+
+    @property
+    def holds_slots(self) -> bool:
+        return bool(self._held)
+
+    def add(self, submission: Submission, on_event: OnEvent, matcher: Future[Matcher] | None = None) -> None:
+        """Queue a request. Raises RequestError if its id is in use and BusyError if the queue is full."""
+        request = submission.request
+        if self.closed:
+            raise BusyError("the engine is shutting down; send the request to another server")
+        if request.request_id in self.known:
+            raise RequestError(f"request id {request.request_id!r} is in use by an unfinished request; choose another")
+        key = _key(request.prompt_ids)
+        continues = self._ended.get(key, 0) > 0
+        # Requests for which a slot is free do not count as waiting, though they are queued until the next pass. New
+        # requests do not take room from continuations.
+        if len(self.continuing if continues else self.known) >= self.max_queue_size + self.num_slots:
+            raise BusyError(f"busy: {self.max_queue_size} requests are waiting already; send the request again later")
+        if continues:
+            self._continue(key)
+        (self.continuing if continues else self.waiting).append(Waiting(submission, on_event, continues, matcher))
+        self.known.add(request.request_id)
+
+    def can_take(self, num_free: int, now: float) -> bool:
+        """Whether one of the free slots goes to a waiting request."""
+        return self._next(num_free, now) is not None
+
+    def take(self, num_free: int, now: float) -> Waiting | None:
+        """Remove and return the request that gets a free slot next, if any."""
+        entry = self._next(num_free, now)
+        if entry is not None:
+            (self.continuing if entry.continues else self.waiting).remove(entry)
+        return entry
+
+    def _next(self, num_free: int, now: float) -> Waiting | None:
+        """The first ready continuation, else the first ready new request for which a slot is free and not held."""
+        while self._held and self._held[0][1] <= now:
+            self._held.popleft()
+        if num_free <= 0:
+            return None
+        entry = next((entry for entry in self.continuing if entry.is_ready), None)
+        if entry is None and num_free > len(self._held):
+            entry = next((entry for entry in self.waiting if entry.is_ready), None)
+        return entry
+
+    def take_cancelled(self) -> tuple[set[str], list[Waiting]]:
+        """Return the ids cancelled since the last call, and the waiting requests among them, which leave the queue."""
+        cancelled, self.cancelled = self.cancelled, set()
+        dropped = [entry for entry in (*self.continuing, *self.waiting) if entry.request_id in cancelled]
+        self.continuing = deque(entry for entry in self.continuing if entry not in dropped)
+        self.waiting = deque(entry for entry in self.waiting if entry not in dropped)
+        for entry in dropped:
+            self.forget(entry.request_id)
+        return cancelled, dropped
+
+    def forget(self, request_id: str) -> None:
+        """Free the id of a finished request, and drop a late cancellation so that it cannot hit the id's next use."""
+        self.known.discard(request_id)
+        self.cancelled.discard(request_id)
+
+    def remember(self, token_ids: IntArray, hold: bool, now: float) -> None:
+        """Record an ended request that may be continued. token_ids: prompt and output. hold: hold its slot."""
+        key = _key(token_ids)
+        self._ended[key] = min(self._ended.pop(key, 0) + 1, self.num_slots)
+        if len(self._ended) > _NUM_REMEMBERED:
+            self._ended.popitem(last=False)
+        if hold:
+            self._held.append((key, now + HOLD_S))
+
+    def _continue(self, key: int) -> None:
+        self._ended[key] -= 1
+        if not self._ended[key]:
+            del self._ended[key]
+        held = next((entry for entry in self._held if entry[0] == key), None)
+        if held is not None:
+            self._held.remove(held)
+
+
+def _key(token_ids: IntArray) -> int:
+    return hash(token_ids.tobytes())

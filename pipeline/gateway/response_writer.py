@@ -1,0 +1,69 @@
+"""One response of the gateway: forwarded in pieces, or an error in the form of the client's API."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import Any, Literal, Protocol
+
+from pipeline.gateway.bodies import write_json
+from pipeline.gateway.refusal import Refusal
+
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Style = Literal["triton", "openai"]
+_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
+
+
+class Responder(Protocol):
+    """Takes one response."""
+
+    async def start(self, status: int, headers: Mapping[str, str], is_stream: bool = False) -> None:
+        """is_stream: it consists of server-sent events, and each piece is one or more whole ones."""
+
+    async def piece(self, data: bytes) -> None: ...
+
+    async def end(self) -> None: ...
+
+    async def refuse(self, refusal: Refusal, closes: bool = False) -> None:
+        """End with an error. closes: end the connection as well."""
+
+
+class ResponseWriter:
+    """Writes one response. style: of its errors."""
+
+    def __init__(self, send: Send, style: Style, request_id: str) -> None:
+        self._send = send
+        self._style = style
+        self._headers = {"x-request-id": request_id}
+        self._started = self._is_stream = False
+
+    async def start(self, status: int, headers: Mapping[str, str], is_stream: bool = False) -> None:
+        self._started, self._is_stream = True, is_stream
+        pairs = [(name.encode(), value.encode("latin-1")) for name, value in {**headers, **self._headers}.items()]
+        await self._send({"type": "http.response.start", "status": status, "headers": pairs})
+
+    async def piece(self, data: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end(self) -> None:
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def refuse(self, refusal: Refusal, closes: bool = False) -> None:
+        """As the whole response, as the last event of a stream that has begun, or by an end without a proper one."""
+        body = write_json(error_body(refusal, self._style))
+        if not self._started:
+            headers = {"content-type": "application/json", "content-length": str(len(body)), **refusal.headers}
+            if closes:
+                headers["connection"] = "close"
+            await self.start(refusal.status, headers)
+            await self.piece(body)
+            await self.end()
+        elif self._is_stream:
+            await self.piece(b"data: " + body + b"\n\n")
+            await self.end()
+
+
+def error_body(refusal: Refusal, style: Style) -> dict[str, Any]:
+    if style == "triton":
+        return {"error": refusal.sentence}
+    kind = _TYPES.get(refusal.status, "invalid_request_error" if refusal.status < 500 else "server_error")
+    return {"error": {"message": refusal.sentence, "type": kind, "code": refusal.status, "param": None}}

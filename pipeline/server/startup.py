@@ -1,0 +1,133 @@
+"""ResolvedConfig -> running server: build, render and start, without the stages that are already done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.config.places import Places
+from pipeline.config.schema import ResolvedConfig
+from pipeline.engine.artifact import Artifact, artifact_dir
+from pipeline.engine.backend import Note, backend_of
+from pipeline.engine.command import StartCommand
+from pipeline.engine.memory import available_bytes, require_memory
+from pipeline.errors import ServerError
+from pipeline.repository.render import REPOSITORY, ModelRepository, render, repository_dir
+from pipeline.server.command import VERBOSE_LOG
+from pipeline.server.gateway import OpenAIPorts
+from pipeline.server.memory_fit import kv_bytes, serving_bytes
+from pipeline.server.ports import choose_ports
+from pipeline.server.server import RunningServer, start_server
+from pipeline.server.slots import serving_dir
+from pipeline.tuning.planned_engine import planned_engine
+
+RUN = ".run"
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedServer:
+    """Input of `launch`."""
+
+    resolved: ResolvedConfig
+    artifact: Artifact
+    repository: ModelRepository
+
+
+def base_dir(places: Places) -> Path:
+    """The folder with the two run folders of `lookahead serve`."""
+    return places.engines / RUN
+
+
+def run_dir(places: Places) -> Path:
+    """The run folder in which the servers of `lookahead serve` run."""
+    return serving_dir(base_dir(places))
+
+
+def check_start(resolved: ResolvedConfig, places: Places) -> str:
+    """What will serve here. Raises ServerError for what would prevent it; asked before an engine is built."""
+    choose_ports(resolved.profile.server)
+    return backend_of(resolved.backend).check_start(resolved, places)
+
+
+def prepare(
+    resolved: ResolvedConfig, places: Places, out_dir: Path | None = None, note: Note = lambda text: None
+) -> PreparedServer:
+    """Build the engine and render the repository, to out_dir or beside the engine. Raises ServerError for settings that
+    only work in process, and what `create_drafter` and `planned_engine` raise."""
+    backend_of(resolved.backend).check_served(resolved)
+    # Numba takes a while to load, and most users of this module build nothing.
+    from pipeline.decoding.create import create_drafter
+    from pipeline.decoding.sources.trie import TrieSource
+
+    # A snapshot that cannot be read is told here rather than in the log of a server that does not come up.
+    create_drafter(resolved.profile.drafting.sources, resolved.lookahead, vocab_size=1, kinds={TrieSource.name})
+    result = planned_engine(resolved, places, note=note)
+    note(f"engine: {result.outcome} ({result.artifact.folder})")
+    target = repository_dir(result.artifact) if out_dir is None else out_dir
+    repository = render(resolved, result.artifact, target, places.home / "triton_repo")
+    note(f"model repository: {repository.folder}")
+    return PreparedServer(resolved, result.artifact, repository)
+
+
+def launch(
+    served: PreparedServer,
+    places: Places,
+    folder: Path,
+    *,
+    openai: OpenAIPorts | None = None,
+    with_gateway: bool = True,
+    detach: bool = False,
+    verbose: bool = False,
+    note: Note = lambda text: None,
+) -> RunningServer:
+    """Start a server on what was prepared. folder: its run folder. openai, with_gateway: see `start_server`. verbose:
+    Triton's log of every step, beside the server's. Raises ServerError, also if memory or GPUs will not do."""
+    _require_memory(served)
+    resolved = served.resolved
+    log = folder / VERBOSE_LOG if verbose else None
+    make = backend_of(resolved.backend).make_command(resolved, served.repository.folder, places, folder, log, note)
+    return start_server(
+        served.repository.folder,
+        folder,
+        resolved.profile.server,
+        places=places,
+        model=resolved.model.name,
+        profile=resolved.profile.name,
+        max_seq_len=resolved.profile.engine.max_seq_len,
+        make_command=make,
+        openai=openai,
+        with_gateway=with_gateway,
+        detach=detach,
+        note=note,
+    )
+
+
+def start_commands(resolved: ResolvedConfig, places: Places) -> list[StartCommand]:
+    """What `launch` would run for a config, without building or starting anything."""
+    repository = artifact_dir(places, resolved.model.name, resolved.profile.name) / REPOSITORY
+    return list(backend_of(resolved.backend).shown_commands(resolved, repository, places))
+
+
+def fits_beside(served: PreparedServer, num_servers: int) -> bool:
+    """Whether the memory that is free holds so many servers of it. False where it is not known, as of a GPU."""
+    needed = num_servers * (serving_bytes(served.artifact.manifest.num_bytes) + kv_bytes(served.resolved))
+    return served.resolved.device == "cpu" and needed <= available_bytes()
+
+
+def _require_memory(served: PreparedServer) -> None:
+    """Raises ServerError if the engine does not fit into the machine's memory, with a setting that would."""
+    if served.resolved.device != "cpu":
+        return
+    num_bytes, available = served.artifact.manifest.num_bytes, available_bytes()
+    fits = [name for name, size in _smaller(served.resolved, num_bytes).items() if serving_bytes(size) <= available]
+    remedy = f"Build with --set {fits[0]}." if fits else "Close other programs, or serve a smaller model."
+    require_memory(serving_bytes(num_bytes), f"Serving {served.resolved.model.name}", remedy, ServerError)
+
+
+def _smaller(resolved: ResolvedConfig, num_bytes: int) -> dict[str, int]:
+    """Settings that make an engine smaller, and its size with each."""
+    if resolved.profile.engine.quantization != "none":
+        return {}
+    if resolved.dtype == "float32":
+        return {"model.dtype=bfloat16": num_bytes // 2, "engine.quantization=int8": num_bytes // 4}
+    return {"engine.quantization=int8": num_bytes // 2}

@@ -1,0 +1,83 @@
+"""Locks on two files by which a process drains a server: new requests are refused, running ones finish.
+
+A request is many calls from one model to another. A tritonserver that is shutting down refuses those calls too, so the
+running requests must finish before the shutdown begins. A file lock ends with the process that holds it, so no stale
+lock remains. It also works across the border of a container. The locked files are those of the model `lookahead_bls`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from pipeline.errors import BusyError
+from pipeline.repository.names import CONFIG, FRONT_MODEL, VERSION
+
+_CLOSING = Path(FRONT_MODEL, CONFIG)
+_RUNNING = Path(FRONT_MODEL, VERSION, "model.py")
+_POLL_S = 0.05
+
+
+class DrainLock:
+    """The server's side. Not thread safe. repository: the served model repository."""
+
+    def __init__(self, repository: Path) -> None:
+        # Open for as long as the model lives: a lock belongs to the open file.
+        self._closing = (repository / _CLOSING).open("rb")
+        self._running = (repository / _RUNNING).open("rb")
+        self._num_running = 0
+
+    @contextmanager
+    def admitted(self) -> Iterator[None]:
+        """Count one running request while the block runs. Raises BusyError while the server drains."""
+        try:
+            # Count first, check second: then a draining process waits for this request, or the request is refused.
+            if not self._num_running:
+                fcntl.flock(self._running, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            self._num_running += 1
+        except BlockingIOError:
+            raise _refusal() from None
+        try:
+            if self._is_draining():
+                raise _refusal()
+            yield
+        finally:
+            self._num_running -= 1
+            if not self._num_running:
+                fcntl.flock(self._running, fcntl.LOCK_UN)
+
+    def _is_draining(self) -> bool:
+        try:
+            fcntl.flock(self._closing, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        fcntl.flock(self._closing, fcntl.LOCK_UN)
+        return False
+
+
+@contextmanager
+def drained(repository: Path, patience_s: float) -> Iterator[bool]:
+    """Refuse new requests while the block runs. The block begins when no request runs, or after patience_s.
+    Yields whether no request runs. Without the model `lookahead_bls` there is nothing to wait for."""
+    if not (repository / _RUNNING).is_file():
+        yield True
+        return
+    with (repository / _CLOSING).open("rb") as closing, (repository / _RUNNING).open("rb") as running:
+        fcntl.flock(closing, fcntl.LOCK_EX)
+        deadline = time.monotonic() + patience_s
+        while True:
+            with suppress(BlockingIOError):
+                fcntl.flock(running, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                yield True
+                return
+            if time.monotonic() > deadline:
+                yield False
+                return
+            time.sleep(_POLL_S)
+
+
+def _refusal() -> BusyError:
+    return BusyError("the server is being stopped or exchanged for another; send the request again in a minute")

@@ -1,0 +1,89 @@
+"""Calls from one Triton model to another of the same server, with a response for each step of the called model.
+
+They go over the server's gRPC interface: Triton's Python backend corrupts its memory, or comes to a standstill, when
+several threads of a model read streams of other models (docs/decisions/010).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from typing import Any
+
+import grpc
+import tritonclient.grpc.aio as triton_grpc
+from tritonclient.utils import np_to_triton_dtype
+
+from pipeline.errors import RequestError
+from pipeline.triton_models.model_calls import ModelCaller
+from pipeline.triton_models.own_server import GrpcAddress, own_address
+from pipeline.triton_models.tensors import Array, Tensors
+from pipeline.triton_models.triton import CallResponses, refusal
+
+# With this header an error ends the stream, with its code.
+_ERROR_CODES = {"triton_grpc_error": "true"}
+_CHANNEL = (
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.enable_http_proxy", 0),  # the server is on this machine
+)
+
+
+class StreamingCaller(ModelCaller):
+    """A `ModelCaller` whose calls can stream. find_address: of the server. Used from one event loop."""
+
+    def __init__(
+        self,
+        model: str,
+        stop: Mapping[str, Array],
+        kept: CallResponses,
+        find_address: Callable[[], GrpcAddress] = own_address,
+    ) -> None:
+        super().__init__(model, stop, kept)
+        self._find_address = find_address
+        self._address: GrpcAddress | None = None
+        self._client: triton_grpc.InferenceServerClient | None = None
+
+    def connect(self) -> None:
+        """Find the server's interface, which `stream` needs. Raises ServerError if it has none that can be used."""
+        self._address = self._find_address()
+
+    async def stream(
+        self, tensors: Mapping[str, Array], outputs: Sequence[str], request_id: str
+    ) -> AsyncGenerator[Tensors, None]:
+        """The outputs of each response, as it comes; closing the generator early cancels the request. Raises
+        RequestError if the model refuses it, BusyError if the model is too busy."""
+        assert self._address is not None, "connect comes first"
+        if self._client is None:  # a channel belongs to the event loop that opens it
+            self._client = triton_grpc.InferenceServerClient(self._address.url, channel_args=_CHANNEL)
+        request = {
+            "model_name": self._model,
+            "request_id": request_id,
+            "inputs": [_input(name, value) for name, value in tensors.items()],
+            "outputs": [triton_grpc.InferRequestedOutput(name) for name in outputs],
+        }
+        responses = self._client.stream_infer(_only(request), headers={**self._address.headers, **_ERROR_CODES})
+        try:
+            async for result, error in responses:
+                if error is not None:
+                    raise RequestError(str(error.message()))
+                yield {output.name: result.as_numpy(output.name) for output in result.get_response().outputs}
+        except grpc.aio.AioRpcError as error:
+            busy = error.code() is grpc.StatusCode.UNAVAILABLE
+            raise refusal(error.details() or str(error.code()), busy) from error
+        finally:
+            responses.cancel()
+
+    async def close(self) -> None:
+        """Close the connection."""
+        if self._client is not None:
+            await self._client.close()
+
+
+async def _only(request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    yield request
+
+
+def _input(name: str, value: Array) -> triton_grpc.InferInput:
+    tensor = triton_grpc.InferInput(name, list(value.shape), np_to_triton_dtype(value.dtype))
+    tensor.set_data_from_numpy(value)
+    return tensor

@@ -1,0 +1,72 @@
+"""The verb that measures what a quantisation costs in quality: perplexity."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pipeline.cli import output
+from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, Data, Model, Profile, Set, limit_to, resolve
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(perplexity)
+
+
+def perplexity(
+    model: Model = DEFAULT_MODEL,
+    profile: Profile = DEFAULT_PROFILE,
+    overrides: Set = None,
+    data: Data = None,
+    limit: Annotated[int | None, limit_to("rows")] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="The file of scores to write.")] = None,
+    against: Annotated[
+        Path | None, typer.Option("--against", help="Scores of another engine for the same texts, to compare with.")
+    ] = None,
+) -> None:
+    """Measure the perplexity of an engine over the prompts of a data file as plain texts."""
+    from lookahead_research.perplexity import Scores, agreement, load_scores, score_texts
+    from pipeline.bench.contenders.in_process import open_in_process
+    from pipeline.bench.data.workload import DEFAULT_PROMPTS, load_workload
+    from pipeline.bench.report.results import require_writable
+    from pipeline.config.places import places
+    from pipeline.decoding.request import as_token_ids
+    from pipeline.engine.build import build_engine
+    from pipeline.errors import UserError
+    from pipeline.files import write_whole
+
+    if json_path is not None:
+        require_writable(json_path)
+    others = None if against is None else load_scores(against)
+    rows = load_workload(data or DEFAULT_PROMPTS, limit)
+    opened = open_in_process(build_engine(resolve(model, profile, overrides), places(), note=output.note).artifact)
+    texts = [
+        (row.row_id, as_token_ids(opened.tokenizer.encode(" ".join((row.system, *row.turns)).strip()))) for row in rows
+    ]
+    if not (texts := [(text_id, tokens) for text_id, tokens in texts if len(tokens) > 1]):
+        raise UserError("No text has two tokens, so nothing can be predicted; give longer ones with --data.")
+    with output.steps("scoring", len(texts)) as step:
+        scored = score_texts(opened.engine, texts, step)
+    resolved = opened.artifact.resolved
+    scores = Scores(
+        model=resolved.model.name,
+        quantization=resolved.profile.engine.quantization,
+        dtype=resolved.dtype,
+        texts=tuple(scored),
+    )
+    if json_path is not None:
+        write_whole(json_path, scores.model_dump_json() + "\n")
+    columns = ["model", "dtype", "quantisation", "texts", "tokens", "perplexity"]
+    lines = [scores] if others is None else [others, scores]
+    output.table(
+        columns,
+        [(s.model, s.dtype, s.quantization, len(s.texts), s.num_tokens, f"{s.perplexity:.3f}") for s in lines],
+    )
+    if others is not None:
+        ratio = scores.perplexity / others.perplexity
+        output.say(
+            f"perplexity {ratio:.4f} times that of the other engine; the same most probable token at "
+            f"{100 * agreement(scores, others):.2f}% of all places"
+        )

@@ -1,0 +1,81 @@
+"""The verb that records the rows of a model for replays without it: record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pipeline.cli import output
+from pipeline.cli.list_options import numbers
+from pipeline.cli.options import (
+    DEFAULT_MODEL,
+    DEFAULT_PROFILE,
+    MOST_DRAFT_TOKENS,
+    Model,
+    Outputs,
+    Profile,
+    Set,
+    limit_to,
+    resolve,
+)
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(record)
+
+
+def record(
+    outputs: Outputs,
+    out: Annotated[Path, typer.Option("--out", help="The file of rows to write; one that exists is added to.")],
+    model: Model = DEFAULT_MODEL,
+    profile: Profile = DEFAULT_PROFILE,
+    overrides: Set = None,
+    budget: Annotated[
+        str, typer.Option("--budget", help="Draft tokens per step whose trees are verified; a list such as 64,8.")
+    ] = "64,32,8",
+    width: Annotated[int, typer.Option("--width", help="Candidates kept of each row.", min=1, max=256)] = 32,
+    limit: Annotated[int | None, limit_to("rows")] = None,
+) -> None:
+    """Record the model's candidates after known outputs and after the drafts of hybrid, for `replay --rows`."""
+    from lookahead_research.recorded_rows import RecordedRows, load_rows, save_rows
+    from lookahead_research.recording import LiveRows, text_rows
+    from lookahead_research.replay import replay
+    from pipeline.bench.contenders.in_process import open_in_process
+    from pipeline.bench.data.known_outputs import load_replay_rows
+    from pipeline.bench.report.results import require_writable
+    from pipeline.config.places import places
+    from pipeline.decoding.first_rows import NO_FIRST_ROWS
+    from pipeline.engine.first_rows import load_first_rows
+    from pipeline.tuning.planned_engine import planned_engine
+
+    budgets = numbers("--budget", budget, MOST_DRAFT_TOKENS)
+    require_writable(out)
+    rows = load_replay_rows(outputs)[:limit]
+    texts = [row.text for row in rows]
+    artifact = planned_engine(resolve(model, profile, overrides), places(), note=output.note).artifact
+    engine = open_in_process(artifact).engine
+    stored = load_first_rows(artifact)
+    first_rows = NO_FIRST_ROWS if stored is None else stored.rows
+    with output.steps("recording", len(rows) * (1 + len(budgets))) as step:
+        if out.exists():
+            recorded, _ = load_rows(out, texts)
+        else:
+            recorded = []
+            for text in texts:
+                recorded.append(RecordedRows(text, *text_rows(engine, text, width)))
+                step("outputs")
+        live = [LiveRows(each, text, engine) for each, text in zip(recorded, texts, strict=True)]
+        replay(
+            rows,
+            "hybrid",
+            budgets,
+            ["warm"],
+            on_row=lambda: step("drafts"),
+            max_draft_len=32,
+            targets=live,
+            first_rows=first_rows,
+        )
+    save_rows(out, recorded, texts, first_rows)
+    output.say(f"{sum(each.num_rows for each in recorded)} rows of {len(rows)} outputs are in {out}")

@@ -1,0 +1,102 @@
+"""Perplexity of an engine over texts, and how often its most probable token equals that of another engine.
+
+It measures what a quantisation costs in quality: the same texts through the engine in float32 and in int8.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from pydantic import Field, ValidationError
+
+from pipeline.config.schema import Frozen
+from pipeline.decoding.tree import IntArray
+from pipeline.engine.contract import Engine, VerifyItem
+from pipeline.errors import UserError
+
+# Tokens of a pass: their logits are all kept until they have been read.
+_CHUNK = 128
+
+
+class TextScore(Frozen):
+    """One text. nll: sum of -log p of its tokens after the first one. choices: the most probable token before each."""
+
+    text_id: str
+    token_ids: tuple[int, ...]
+    nll: float
+    choices: tuple[int, ...]
+
+
+class Scores(Frozen):
+    """All texts under one engine."""
+
+    model: str
+    quantization: str
+    dtype: str
+    texts: tuple[TextScore, ...] = Field(min_length=1)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that were predicted."""
+        return sum(len(text.choices) for text in self.texts)
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(sum(text.nll for text in self.texts) / self.num_tokens)
+
+
+def score_texts(
+    engine: Engine, texts: Sequence[tuple[str, IntArray]], on_text: Callable[[str], None] = lambda text_id: None
+) -> list[TextScore]:
+    """Scores of texts by id, each of at least two tokens and cut where the engine is full."""
+    scores = []
+    for text_id, token_ids in texts:
+        scores.append(_score(engine, text_id, token_ids[: engine.limits.max_seq_len]))
+        on_text(text_id)
+    return scores
+
+
+def agreement(mine: Scores, others: Scores) -> float:
+    """Share of places at which both engines have the same most probable token. Raises UserError if the texts differ."""
+    if [text.token_ids for text in mine.texts] != [text.token_ids for text in others.texts]:
+        raise UserError("The two sets of scores are of different texts or tokenizers; use the same --data for both.")
+    same = sum(
+        left == right
+        for one, other in zip(mine.texts, others.texts, strict=True)
+        for left, right in zip(one.choices, other.choices, strict=True)
+    )
+    return same / mine.num_tokens
+
+
+def load_scores(path: Path) -> Scores:
+    """Read a file of `lookahead research perplexity --json`. Raises UserError if it is not one."""
+    try:
+        return Scores.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}.") from error
+    except ValidationError as error:
+        raise UserError(f"{path} holds no scores; give what `lookahead research perplexity --json` wrote.") from error
+
+
+def _score(engine: Engine, text_id: str, token_ids: IntArray) -> TextScore:
+    sequence = engine.open(token_ids, reuse=False)
+    nll, choices = 0.0, list[int]()
+    try:
+        while sequence.pending:
+            count = min(len(sequence.pending), _CHUNK, engine.limits.max_num_tokens)
+            (result,) = engine.verify([VerifyItem(sequence, num_pending=count, pending_rows=True)])
+            assert result is not None, "the rows of pending tokens are wanted"
+            for row in result.pending():
+                place = len(choices) + 1
+                if place == len(token_ids):
+                    break  # nothing is known to follow the last token
+                logits = np.asarray(row, np.float64)
+                largest = logits.max()
+                nll += float(np.log(np.exp(logits - largest).sum()) + largest - logits[token_ids[place]])
+                choices.append(int(logits.argmax()))
+    finally:
+        engine.release(sequence)
+    return TextScore(text_id=text_id, token_ids=tuple(token_ids.tolist()), nll=nll, choices=tuple(choices))

@@ -1,0 +1,142 @@
+"""Rows of a target: its most probable next tokens behind every place of known texts and behind drafts that hang off
+them, kept in a side file, so that draft sources that learn from rows can be replayed without the model.
+
+Row i < len(text) stands behind text[: i + 1], prompt included. Rows behind rejected drafts follow, each named by the
+row above it and its token. What was never computed is unknown: sources then see no row there, so a replay of other
+trees learns a little less than a live run; `known` and `asked` count how much.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.decoding.first_rows import NO_FIRST_ROWS, FirstRows
+from pipeline.decoding.tree import DraftTree, FloatArray, IntArray
+from pipeline.errors import UserError
+
+UNKNOWN = -1
+_FIRST = "first"
+_ARRAYS = ("parents", "tokens", "ids", "probs")
+
+
+class RecordedRows:
+    """Rows of one text. known, asked: how many rows were found, and asked for, so far."""
+
+    def __init__(self, text: IntArray, ids: IntArray, probs: FloatArray) -> None:
+        """text: [len] prompt and output. ids, probs: [len, k] rows behind its places."""
+        self.text = text
+        self._ids = [*ids]
+        self._probs = [*probs]
+        self._drafts: dict[tuple[int, int], int] = {}
+        self.known = 0
+        self.asked = 0
+
+    def find(self, position: int, tree: DraftTree) -> IntArray:
+        """[n + 1] rows behind text[:position] and each node of a tree below it; `UNKNOWN` where there is none."""
+        rows = np.full(len(tree) + 1, UNKNOWN, np.int32)
+        rows[0] = position - 1
+        for node, (parent, token) in enumerate(zip(tree.parents.tolist(), tree.token_ids.tolist(), strict=True)):
+            above = int(rows[parent + 1])
+            if above != UNKNOWN:
+                rows[node + 1] = self._child(above, token)
+        return rows
+
+    def candidates(self, position: int, tree: DraftTree, k: int) -> tuple[IntArray, FloatArray]:
+        """[n + 1, k] ids and probabilities of the rows behind text[:position] and the nodes of a tree below it; -1 and
+        0 where a row is unknown."""
+        rows = self.find(position, tree)
+        self.asked += len(rows)
+        self.known += int(np.count_nonzero(rows != UNKNOWN))
+        return self.rows(rows, k)
+
+    def rows(self, rows: IntArray, k: int) -> tuple[IntArray, FloatArray]:
+        """[n, k] ids and probabilities of rows as `find` names them."""
+        ids, probs = np.full((len(rows), k), -1, np.int32), np.zeros((len(rows), k), np.float32)
+        for place, row in enumerate(rows.tolist()):
+            if row != UNKNOWN:
+                ids[place], probs[place] = self._ids[row][:k], self._probs[row][:k]
+        return ids, probs
+
+    def add(self, position: int, tree: DraftTree, ids: IntArray, probs: FloatArray) -> None:
+        """Take in the rows [n + 1, k] of a verified tree below text[:position]."""
+        rows = [position - 1]
+        for node, (parent, token) in enumerate(zip(tree.parents.tolist(), tree.token_ids.tolist(), strict=True)):
+            above = rows[parent + 1]
+            row = self._child(above, token)
+            if row == UNKNOWN:
+                row = self._drafts[above, token] = len(self._ids)
+                self._ids.append(ids[node + 1])
+                self._probs.append(probs[node + 1])
+            rows.append(row)
+
+    @property
+    def k(self) -> int:
+        """Candidates of a row."""
+        return len(self._ids[0])
+
+    @property
+    def num_rows(self) -> int:
+        return len(self._ids)
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """What the side file keeps: see `from_arrays`. Drafts stand in the order in which they were added."""
+        named = np.asarray(list(self._drafts), np.int32).reshape(-1, 2)
+        probs = np.stack(self._probs)
+        return {"parents": named[:, 0], "tokens": named[:, 1], "ids": np.stack(self._ids), "probs": probs}
+
+    @classmethod
+    def from_arrays(cls, text: IntArray, arrays: Mapping[str, npt.NDArray[Any]]) -> RecordedRows:
+        """parents, tokens: [drafts]. ids, probs: [len(text) + drafts, k]."""
+        ids, probs = arrays["ids"], arrays["probs"].astype(np.float32)
+        rows = cls(text, ids, probs)
+        named = zip(arrays["parents"].tolist(), arrays["tokens"].tolist(), strict=True)
+        rows._drafts = {name: len(text) + index for index, name in enumerate(named)}
+        return rows
+
+    def _child(self, row: int, token: int) -> int:
+        if row + 1 < len(self.text) and self.text[row + 1] == token:
+            return row + 1
+        return self._drafts.get((row, token), UNKNOWN)
+
+
+def save_rows(
+    path: Path, recorded: Sequence[RecordedRows], texts: Sequence[IntArray], first_rows: FirstRows = NO_FIRST_ROWS
+) -> None:
+    """Write the rows of texts, and what the target says behind single tokens, to one compressed file. Raises UserError
+    if it cannot be written."""
+    arrays = {f"{_FIRST}.{key}": value for key, value in first_rows._asdict().items()}
+    for rows, text in zip(recorded, texts, strict=True):
+        arrays |= {f"{_name(text)}.{key}": value for key, value in rows.arrays().items()}
+    try:
+        with path.open("wb") as file:
+            np.savez_compressed(file, **arrays)
+    except OSError as error:
+        raise UserError(f"Recorded rows cannot be written to {path}: {error.strerror}.") from error
+
+
+def load_rows(path: Path, texts: Sequence[IntArray]) -> tuple[list[RecordedRows], FirstRows]:
+    """What `save_rows` wrote of these texts. Raises UserError if the file is missing, is something else or lacks one of
+    the texts."""
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            names = set(stored.files)
+            found = []
+            for index, text in enumerate(texts, 1):
+                if f"{_name(text)}.ids" not in names:
+                    raise UserError(
+                        f"{path} has no rows of output {index}; record them with `lookahead research record`."
+                    )
+                found.append(RecordedRows.from_arrays(text, {key: stored[f"{_name(text)}.{key}"] for key in _ARRAYS}))
+            return found, FirstRows(*(stored[f"{_FIRST}.{key}"] for key in FirstRows._fields))
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"Recorded rows cannot be read from {path}: {error}.") from error
+
+
+def _name(text: IntArray) -> str:
+    return hashlib.sha256(text.astype("<i4").tobytes()).hexdigest()[:16]

@@ -1,0 +1,63 @@
+"""Recording the rows of a target, so that later replays need no model: see `recorded_rows`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lookahead_research.recorded_rows import UNKNOWN, RecordedRows
+from pipeline.decoding.tree import DraftTree, FloatArray, IntArray, select_nodes
+from pipeline.engine.contract import Engine, VerifyItem
+
+# Prompt tokens of one pass: its logits are held whole.
+CHUNK = 256
+
+
+class LiveRows:
+    """Recorded rows of one text that asks an engine for what is missing."""
+
+    def __init__(self, recorded: RecordedRows, text: IntArray, engine: Engine) -> None:
+        self.recorded = recorded
+        self._text = text
+        self._engine = engine
+
+    def candidates(self, position: int, tree: DraftTree, k: int) -> tuple[IntArray, FloatArray]:
+        """[n + 1, k] ids and probabilities of the rows behind text[:position] and the nodes of a tree below it."""
+        missing = self.recorded.find(position, tree) == UNKNOWN
+        if missing.any():
+            # With a node go its ancestors.
+            wanted = missing[1:].copy()
+            for node in range(len(tree) - 1, -1, -1):
+                if wanted[node] and tree.parents[node] >= 0:
+                    wanted[tree.parents[node]] = True
+            self._verify(position, select_nodes(tree, wanted))
+        return self.recorded.candidates(position, tree, k)
+
+    def _verify(self, position: int, tree: DraftTree) -> None:
+        sequence = self._engine.open(self._text[:position])
+        try:
+            (logits,) = self._engine.verify([VerifyItem(sequence, tree)])
+        finally:
+            self._engine.release(sequence)
+        assert logits is not None, "nothing of the text is left pending"
+        self.recorded.add(position, tree, *logits.top_k(self.recorded.k))
+
+
+def text_rows(engine: Engine, text: IntArray, k: int) -> tuple[IntArray, FloatArray]:
+    """[len, k] rows behind every place of a text."""
+    sequence = engine.open(text, reuse=False)
+    ids: list[IntArray] = []
+    probs: list[FloatArray] = []
+    try:
+        while len(sequence.pending):
+            item = VerifyItem(sequence, num_pending=min(CHUNK, len(sequence.pending)), pending_rows=True)
+            (logits,) = engine.verify([item])
+            assert logits is not None, "rows of pending tokens are wanted"
+            for row in logits.pending():
+                best = np.argpartition(row, -k)[-k:]
+                best = best[np.argsort(-row[best], kind="stable")]
+                shares = np.exp(row - row[best[0]])
+                ids.append(best.astype(np.int32))
+                probs.append((shares[best] / shares.sum()).astype(np.float32))
+    finally:
+        engine.release(sequence)
+    return np.stack(ids), np.stack(probs)

@@ -1,0 +1,76 @@
+"""What a step takes beyond the model's pass: drafting, planning, accepting, learning and what holds them together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lookahead_research.recorded_engine import RecordedEngine
+from lookahead_research.recorded_rows import RecordedRows
+from pipeline.bench.data.known_outputs import ReplayRow
+from pipeline.config.schema import LookaheadConfig, RecyclingDraftConfig, SuppliedDraftConfig, TrieDraftConfig
+from pipeline.decoding.create import create_drafter
+from pipeline.decoding.first_rows import FirstRows
+from pipeline.decoding.planner import FixedPlanner
+from pipeline.decoding.request import GenerationRequest
+from pipeline.decoding.sources.base import DraftBudget
+from pipeline.engine.contract import EngineLimits
+from pipeline.engine.scheduler import Scheduler
+from pipeline.engine.submission import Submission
+
+SOURCES = (TrieDraftConfig(), RecyclingDraftConfig(), SuppliedDraftConfig())
+LOOKAHEAD = LookaheadConfig(max_window_size=1, max_ngram_size=1, max_verification_set_size=0)
+VOCAB_SIZE = 1 << 30
+MAX_DEPTH = 32
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """budget: draft tokens of a step. batch_size: sequences in flight. steps: of all sequences together. ms: processor
+    time per sequence and step, the pass and its candidates left out; of several repeats the least."""
+
+    budget: int
+    batch_size: int
+    steps: int
+    tokens_per_step: float
+    ms: float
+
+
+def measure_step_time(
+    rows: Sequence[ReplayRow],
+    recorded: Sequence[RecordedRows],
+    first_rows: FirstRows,
+    budget: int,
+    batch_size: int,
+    repeats: int = 3,
+) -> StepTime:
+    """Serve known outputs under `hybrid` by a scheduler whose engine answers from recorded rows."""
+    times: list[float] = []
+    tokens = steps = 0
+    for _ in range(repeats):
+        longest = max(len(row.text) for row in rows) + budget
+        limits = EngineLimits(batch_size, longest, batch_size * (budget + longest), budget, VOCAB_SIZE)
+        engine = RecordedEngine(recorded, [len(row.prompt_ids) for row in rows], limits)
+        drafter = create_drafter(SOURCES, LOOKAHEAD, VOCAB_SIZE)
+        drafter.begin_with(first_rows)
+        scheduler = Scheduler(
+            engine,
+            drafter,
+            FixedPlanner(),
+            default_budget=DraftBudget(budget, MAX_DEPTH),
+            max_queue_size=len(rows),
+            prefill_chunk=longest,
+        )
+        submissions = [
+            Submission(GenerationRequest(f"{index}", row.prompt_ids, max_new_tokens=len(row.output_ids)), "hybrid")
+            for index, row in enumerate(rows)
+        ]
+        started = time.process_time()
+        results = scheduler.run(submissions)
+        seconds = time.process_time() - started - engine.seconds
+        drafter.require_sound()
+        steps = sum(result.statistics.num_steps for result in results)
+        tokens = sum(len(result.output_ids) for result in results)
+        times.append(seconds / steps)
+    return StepTime(budget, batch_size, steps, tokens / steps, 1e3 * min(times))

@@ -1,0 +1,89 @@
+"""Two servers behind one front end: who gets which request, and processes killed under load.
+
+`lookahead verify --failover` kills more of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import openai
+import pytest
+
+from pipeline.config.places import Places
+from pipeline.dynamo.failover import verify_failover
+from pipeline.dynamo.fleet import Fleet, openai_url, start_fleet
+from pipeline.server.figures import read_metrics
+from tests.integration.servers import prepared
+
+pytestmark = [pytest.mark.triton, pytest.mark.slow]
+MODEL = "tiny-random-llama"
+
+
+@pytest.fixture(scope="module")
+def fleet(shared_where: Places, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    overrides = ("server.openai=true", "server.replicas=2", "drafting.planner=fixed")
+    fleet = start_fleet(prepared(shared_where, *overrides), shared_where, tmp_path_factory.mktemp("run"))
+    try:
+        yield fleet
+    finally:
+        fleet.stop()
+
+
+def url_of(fleet: Fleet) -> str:
+    url = openai_url(fleet.servers[0].run_dir)
+    assert url is not None
+    return url
+
+
+def output_tokens(fleet: Fleet) -> list[float]:
+    """Tokens that each server has put out so far."""
+    return [read_metrics(server.state.metrics_url)["lookahead_output_tokens_total"] for server in fleet.servers]
+
+
+def shares(fleet: Fleet, before: list[float]) -> list[float]:
+    return [now - then for now, then in zip(output_tokens(fleet), before, strict=True)]
+
+
+def test_a_session_that_a_client_names_stays_on_one_server(fleet: Fleet) -> None:
+    client = openai.OpenAI(base_url=url_of(fleet), api_key="none", max_retries=0, timeout=60)
+
+    def complete(prompt: str, session: str) -> None:
+        headers = {"x-session-id": session}
+        client.completions.create(model=MODEL, prompt=prompt, max_tokens=8, temperature=0, extra_headers=headers)
+
+    before = output_tokens(fleet)
+    for number in range(8):
+        complete(f"{number} other words each time", "mine")
+    mine = shares(fleet, before)
+    for number in range(8):
+        complete(f"{number} words", f"session {number}")
+    everybodys = shares(fleet, before)
+
+    assert sorted(mine) == [0, 64]
+    assert min(everybodys) > 0
+
+
+def test_a_conversation_goes_on_where_it_was(fleet: Fleet) -> None:
+    client = openai.OpenAI(base_url=url_of(fleet), api_key="none", max_retries=0, timeout=60)
+    messages: list[openai.types.chat.ChatCompletionMessageParam] = [
+        {"role": "user", "content": "a long text"},
+        {"role": "assistant", "content": "an answer"},
+        {"role": "user", "content": "and then?"},
+    ]
+    before = output_tokens(fleet)
+
+    for _ in range(6):
+        answer = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=8, temperature=0)
+        messages.append({"role": "assistant", "content": answer.choices[0].message.content or ""})
+        messages.append({"role": "user", "content": "and then?"})
+
+    assert min(shares(fleet, before)) == 0
+
+
+def test_a_killed_worker_and_a_killed_server_change_no_token(fleet: Fleet) -> None:
+    report = verify_failover(fleet, url_of(fleet), MODEL, 2, 60, lambda text: None)
+
+    assert report.differences == []
+    assert report.failures == []
+    assert report.num_kills == 2
+    assert report.num_requests > 2

@@ -1,0 +1,103 @@
+"""Tenants of a gateway: keys, limits, and closed side channels."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from pipeline.errors import ServerError
+from pipeline.repository.names import ENSEMBLE
+from pipeline.server.client import TextQuery, complete, stream_text
+from pipeline.server.server import RunningServer
+from pipeline.server.state import is_ready
+from tests.integration.gateway_requests import url_of, works
+from tests.integration.servers import PROMPT, prepared, running
+from tests.own_places import own_places
+
+pytestmark = [pytest.mark.triton, pytest.mark.slow]
+
+
+ALICE, BOB = "key of alice", "key of bob"
+
+
+def with_keys(**limits: int) -> str:
+    """The setting server.api_keys for alice, with limits, and bob."""
+    entries = []
+    for tenant, key in (("alice", ALICE), ("bob", BOB)):
+        extra = "".join(f", {name}: {value}" for name, value in limits.items()) if tenant == "alice" else ""
+        entries.append(f"{{tenant: {tenant}, key_sha256: {hashlib.sha256(key.encode()).hexdigest()}{extra}}}")
+    return f"server.api_keys=[{', '.join(entries)}]"
+
+
+@pytest.fixture(scope="module")
+def tenants(tmp_path_factory) -> Iterator[RunningServer]:
+    """For alice and bob, with side channels closed, which the models inside read from the engine's folder."""
+    where = own_places(tmp_path_factory.mktemp("tenants"))
+    keys = with_keys(max_concurrent_requests=2, max_tokens_per_minute=100_000)
+    tenants = prepared(where, "server.gateway.inner_models=false", "server.side_channel_safe=true", keys)
+    with running(tenants, where, tmp_path_factory.mktemp("run")) as server:
+        yield server
+
+
+def test_without_a_key_there_is_nothing_by_http_or_grpc(tenants):
+    assert not works(tenants)
+    assert not works(tenants, "a guess")
+    with pytest.raises(ServerError, match="API key"):
+        complete(TextQuery(PROMPT, 4), tenants.state.grpc_url, "grpc")
+    assert works(tenants, ALICE)
+    assert is_ready(tenants.state)
+
+
+def ask_as(server: RunningServer, key: str, **fields: object) -> httpx.Response:
+    body = {"text_input": PROMPT, "max_tokens": 24, "strategy": "trie"} | fields
+    return httpx.post(url_of(server), json=body, headers={"authorization": f"Bearer {key}"}, timeout=60)
+
+
+def test_the_command_lines_key_comes_from_the_environment(tenants, monkeypatch):
+    monkeypatch.setenv("LOOKAHEAD_API_KEY", ALICE)
+    url = {"grpc": tenants.state.grpc_url, "http": tenants.state.http_url}
+
+    texts = {complete(TextQuery(PROMPT, 8), url[p], p).text for p in ("grpc", "http")}  # type: ignore[arg-type]
+
+    assert len(texts) == 1
+
+
+def test_no_figure_says_how_drafts_fared_where_side_channels_are_closed(tenants):
+    statistics = ask_as(tenants, ALICE, return_statistics=True).json()["statistics"]
+    assert "draft" not in statistics
+    assert "accept" not in statistics
+    assert "step" not in statistics
+    assert ask_as(tenants, ALICE, return_perf_metrics=True).status_code == 400
+
+
+def test_streams_come_in_pieces_of_one_size_where_side_channels_are_closed(tenants, monkeypatch):
+    monkeypatch.setenv("LOOKAHEAD_API_KEY", ALICE)
+    for strategy in ("none", "trie"):
+        query = TextQuery(PROMPT, 100, strategy=strategy, end_id=-1)
+        sizes = [len(chunk.text) for chunk in stream_text(query, tenants.state.grpc_url, "grpc")]
+        sizes = [size for size in sizes if size]
+        assert len(sizes) > 1
+        assert len(set(sizes[:-1])) == 1
+
+
+def test_a_tenants_limits_are_its_own(tenants):
+    def long() -> int:
+        return ask_as(tenants, ALICE, max_tokens=300, end_id=-1, strategy="none").status_code
+
+    with ThreadPoolExecutor(6) as pool:
+        codes = [work.result() for work in [pool.submit(long) for _ in range(6)]]
+        assert ask_as(tenants, BOB).status_code == 200
+    assert set(codes) == {200, 429}
+    refused = ask_as(tenants, ALICE, max_tokens=200_000)
+    assert refused.status_code == 400
+    assert "allows 100000 a minute" in refused.text
+
+
+def test_tenants_cannot_call_the_ensemble(tenants):
+    body = {"text_input": PROMPT, "max_tokens": 4}
+    headers = {"authorization": f"Bearer {ALICE}"}
+    assert httpx.post(url_of(tenants, model=ENSEMBLE), json=body, headers=headers).status_code == 404

@@ -1,0 +1,175 @@
+"""`python -m tests.mutation`: change the core in many small ways and report which changes no test notices.
+
+A mutant runs in a fork of this process, which has imported the libraries but nothing of `pipeline`. The fork imports
+the changed module in place of the original, runs the module's tests without numba's compiler, and is killed by the
+first failure. No file is changed. docs/decisions/050 has the reason for a runner of our own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+os.environ["NUMBA_DISABLE_JIT"] = "1"
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Imported once, here: every fork has them.
+import hypothesis
+import numba  # noqa: F401
+import pydantic  # noqa: F401
+import pytest
+import torch  # noqa: F401
+
+from tests.mutation.mutants import Mutant, mutants_of
+from tests.mutation.targets import TARGETS, Target
+
+EQUIVALENT = Path(__file__).with_name("equivalent.json")
+# A mutant that runs this much longer than the unchanged module counts as noticed: it does not end.
+_SLOWER, _GRACE_S = 4.0, 10.0
+
+
+class Outcome(NamedTuple):
+    module: str
+    name: str
+    result: str  # killed, timeout or survived
+
+
+class _MutatedModule(importlib.abc.MetaPathFinder, importlib.machinery.SourceFileLoader):
+    """Finds and loads the changed module; leaves all others to Python."""
+
+    def __init__(self, module: str, tree: ast.Module) -> None:
+        super().__init__(module.removesuffix(".py").replace("/", "."), str(Path(module).resolve()))
+        self._tree = tree
+
+    def find_spec(self, fullname: str, path: object = None, target: ModuleType | None = None) -> object:
+        return importlib.util.spec_from_loader(fullname, self) if fullname == self.name else None
+
+    def get_code(self, fullname: str) -> object:
+        return compile(self._tree, self.path, "exec")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="make mutation", description="Mutation score of the core.")
+    parser.add_argument("--mutants", type=int, default=200, help="Size of the sample.")
+    parser.add_argument("--seed", type=int, default=1, help="Sampling seed.")
+    parser.add_argument("--part", default="1/1", help="K/N: only the K-th of N parts of the sample.")
+    parser.add_argument("--only", default="", help="Only modules whose path holds this text.")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="Mutants that run at once.")
+    parser.add_argument("--json", type=Path, help="File to which the outcomes are appended, a line each.")
+    options = parser.parse_args(arguments)
+    targets = [target for target in TARGETS if options.only in target.module]
+    chosen = _sample(targets, options.mutants, options.seed)
+    part, parts = map(int, options.part.split("/"))
+    chosen = sorted(chosen, key=lambda entry: entry[0].module)
+    chosen = chosen[len(chosen) * (part - 1) // parts : len(chosen) * part // parts]
+    limits = {target: _limit(target) for target in dict.fromkeys(target for target, _ in chosen)}
+    outcomes = []
+    for outcome in _run_all(chosen, limits, options.jobs):
+        outcomes.append(outcome)
+        if outcome.result == "survived":
+            print(f"survived: {outcome.module}: {outcome.name}", flush=True)
+        if options.json:
+            with options.json.open("a") as file:
+                file.write(json.dumps(outcome._asdict()) + "\n")
+    _report(outcomes)
+    return 0
+
+
+def _sample(targets: Iterable[Target], size: int, seed: int) -> list[tuple[Target, Mutant]]:
+    """Mutants drawn from all targets together, those known to be equivalent left out."""
+    known = json.loads(EQUIVALENT.read_text(encoding="utf-8"))
+    everything = [
+        (target, mutant)
+        for target in targets
+        for mutant in mutants_of(Path(target.module).read_text(encoding="utf-8"))
+        if mutant.name not in known.get(target.module, {})
+    ]
+    chosen = random.Random(seed).sample(everything, min(size, len(everything)))
+    print(f"{len(chosen)} of {len(everything)} mutants", flush=True)
+    return chosen
+
+
+def _limit(target: Target) -> float:
+    """Seconds that a mutant may take. Raises SystemExit if the unchanged module fails its tests."""
+    started = time.monotonic()
+    pid = _fork(target, None)
+    if os.waitpid(pid, 0)[1] != 0:
+        raise SystemExit(f"{target.module}: its tests fail without any change")
+    seconds = time.monotonic() - started
+    print(f"{target.module}: tests take {seconds:.1f} s", flush=True)
+    return _SLOWER * seconds + _GRACE_S
+
+
+def _run_all(chosen: list[tuple[Target, Mutant]], limits: dict[Target, float], num_jobs: int) -> Iterable[Outcome]:
+    todo = list(reversed(chosen))
+    running: dict[int, tuple[Target, Mutant, float]] = {}
+    while todo or running:
+        while todo and len(running) < num_jobs:
+            target, mutant = todo.pop()
+            running[_fork(target, mutant)] = (target, mutant, time.monotonic() + limits[target])
+        time.sleep(0.02)
+        for pid, (target, mutant, deadline) in list(running.items()):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            is_late = time.monotonic() > deadline
+            if not ended and not is_late:
+                continue
+            if not ended:
+                os.killpg(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+            del running[pid]
+            result = "timeout" if not ended else "survived" if status == 0 else "killed"
+            yield Outcome(target.module, mutant.name, result)
+
+
+def _fork(target: Target, mutant: Mutant | None) -> int:
+    """Pid of a process that runs a target's tests; its status is 0 if all pass."""
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        os.setpgid(0, 0)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.dup2(null, 2)
+        if mutant is not None:
+            tree = mutant.tree(ast.parse(Path(target.module).read_text(encoding="utf-8")))
+            sys.meta_path.insert(0, _MutatedModule(target.module, tree))
+        # A failing example need not be made small.
+        phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
+        hypothesis.settings.register_profile(
+            "mutation", deadline=None, derandomize=True, database=None, phases=phases, max_examples=40
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            options = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=mutation", f"--basetemp={folder}/t"]
+            status = int(pytest.main([*options, *target.tests]))
+    finally:
+        os._exit(status)
+
+
+def _report(outcomes: list[Outcome]) -> None:
+    print("| module | mutants | noticed |\n| --- | --- | --- |")
+    for module in dict.fromkeys(target.module for target in TARGETS):
+        results = [outcome.result for outcome in outcomes if outcome.module == module]
+        if results:
+            print(f"| `{module}` | {len(results)} | {sum(result != 'survived' for result in results)} |")
+    noticed = sum(outcome.result != "survived" for outcome in outcomes)
+    print(f"| all | {len(outcomes)} | {noticed} ({100 * noticed / max(1, len(outcomes)):.1f} %) |")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

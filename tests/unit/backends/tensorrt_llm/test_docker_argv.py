@@ -1,0 +1,26 @@
+"""The call of docker around a stage or a server."""
+
+from __future__ import annotations
+
+import getpass
+import os
+from pathlib import Path
+
+import pytest
+
+from pipeline.backends.tensorrt_llm.docker import docker_argv
+
+
+def test_a_user_whom_the_container_does_not_know_has_a_name_and_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = docker_argv("image", ["call"], writable=[], readable=[], work_dir=Path("/"), environment={"EXTRA": "x"})
+    assert words[words.index("--user") + 1] == f"{os.getuid()}:{os.getgid()}"
+    variables = dict(words[place + 1].split("=") for place, word in enumerate(words) if word == "--env")
+    assert variables["HOME"] == "/tmp"
+    assert variables["EXTRA"] == "x"
+
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("pwd.getpwuid", lambda number: {}[number])  # as for a number without an entry
+    assert getpass.getuser() == variables["USER"]

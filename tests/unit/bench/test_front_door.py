@@ -1,0 +1,90 @@
+"""Time to first token by way, with a stand-in for the servers."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from pipeline.bench.front_door import GATEWAY, OPENAI, TRITON, cost_of, times_to_first_token, ways_to
+from pipeline.errors import ServerError
+from pipeline.server.state import ServerState
+
+DELAYS_S = {TRITON: 0.0, GATEWAY: 0.02, OPENAI: 0.06}
+
+
+class Server(BaseHTTPRequestHandler):
+    """Streams an empty event, then a text after the delay of its way."""
+
+    asked: list[tuple[str, dict[str, Any]]]
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        way = OPENAI if self.path == "/v1/completions" else TRITON if self.headers["lookahead-key"] else GATEWAY
+        type(self).asked.append((way, body))
+        self.send_response(400 if body.get("model") == "wrong" else 200)
+        self.end_headers()
+        time.sleep(DELAYS_S[way])
+        for text in ("", "x"):
+            event = {"choices": [{"text": text}]} if way == OPENAI else {"text_output": text}
+            self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
+        if way == OPENAI:
+            self.wfile.write(b"data: [DONE]\n\n")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    Server.asked = []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server.server_port
+    server.shutdown()
+    server.server_close()
+
+
+def state_at(port: int, key: str | None = "secret", model: str = "m") -> ServerState:
+    fixed = {
+        "server_id": "la1",
+        "guard_pid": 1,
+        "host": "127.0.0.1",
+        "repository": "/r",
+        "profile": "p",
+        "started": 0.0,
+    }
+    ports = {"http_port": port, "grpc_port": 1, "metrics_port": 2, "triton_http_port": port, "triton_grpc_port": 3}
+    return ServerState(**fixed, **ports, triton_key=key, model=model)  # type: ignore[arg-type]
+
+
+def test_each_way_is_asked_as_often_and_its_cost_is_what_it_adds_to_triton(port):
+    times = times_to_first_token(ways_to(state_at(port), f"http://127.0.0.1:{port}/v1"), 4)
+
+    assert {name: len(values) for name, values in times.items()} == {TRITON: 4, GATEWAY: 4, OPENAI: 4}
+    costs = cost_of(times)
+    assert costs[TRITON]["added_ms"] == 0
+    assert costs[GATEWAY]["added_ms"] >= 10
+    assert costs[OPENAI]["added_ms"] >= 40
+    assert costs[OPENAI]["p90_ms"] >= costs[OPENAI]["median_ms"] >= 60
+    prompts = [body.get("prompt") or body["text_input"] for _, body in Server.asked]
+    assert len(set(prompts)) == len(prompts) == 15  # with the warm-up
+
+
+def test_without_a_gateway_and_an_openai_api_there_is_one_way(port):
+    assert [way.name for way in ways_to(state_at(port, key=None), None)] == [TRITON]
+
+
+def test_a_refusal_is_said(port):
+    with pytest.raises(ServerError, match="answered 400"):
+        times_to_first_token(ways_to(state_at(port, model="wrong"), f"http://127.0.0.1:{port}/v1"), 1)
+
+
+def test_a_server_that_is_gone_is_said():
+    with pytest.raises(ServerError, match="cannot be reached"):
+        times_to_first_token(ways_to(state_at(1), None), 1)

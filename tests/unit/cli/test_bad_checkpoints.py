@@ -1,0 +1,71 @@
+"""What is wrong with a checkpoint is one sentence and exit code 2, before anything is built from it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline import cli
+from pipeline.checkpoint.fetch import fetch
+from pipeline.config.resolution import resolve_config
+
+TORCH = ("--set", "backend=torch", "--set", "device=cpu")
+TENSORRT_LLM = ("--set", "backend=tensorrt_llm", "--dry-run")
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small checkpoint in which nothing is wrong."""
+    model = resolve_config("tiny-random-llama", "latency", ("backend=torch", "device=cpu")).model
+    return fetch(model, tmp_path_factory.mktemp("cache")).folder
+
+
+def edit(path: Path, **values: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def with_many_layers(folder: Path) -> None:
+    edit(folder / "config.json", num_hidden_layers=1_000_000)
+
+
+def with_a_broken_template(folder: Path) -> None:
+    (folder / "chat_template.jinja").unlink()
+    edit(folder / "tokenizer_config.json", chat_template="{% for message in messages %}{{ message.content ")
+
+
+def with_a_fifo_as_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    os.mkfifo(folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words", "sentence"),
+    [
+        (with_many_layers, TORCH, "num_hidden_layers is 1000000; at most 1024 are served. Correct it."),
+        (with_many_layers, TENSORRT_LLM, "need about"),
+        (with_a_broken_template, TORCH, "The chat template of {folder} does not work: unexpected end of template"),
+        (with_a_fifo_as_weights, TORCH, "{folder}/model.safetensors is no regular file; weights are read from files."),
+    ],
+)
+def test_a_bad_checkpoint_is_one_sentence(
+    good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, spoil: Any, words: Any, sentence: str
+) -> None:
+    for name in ("ENGINES", "CACHE"):
+        monkeypatch.setenv(f"LOOKAHEAD_{name}", str(tmp_path / name.lower()))
+    folder = tmp_path / "model"
+    shutil.copytree(good, folder)
+    spoil(folder)
+
+    with pytest.raises(SystemExit) as caught:
+        cli.main(("engine", "--model", str(folder), "--profile", "latency", *words))
+
+    assert caught.value.code == 2
+    *_, message = capsys.readouterr().err.strip().splitlines()
+    assert message.startswith("error: ")
+    assert sentence.format(folder=folder) in message
+    assert not list((tmp_path / "engines").glob("*/*/manifest.json"))

@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import pytest
+
+from pipeline.cli.list_options import numbers
+from pipeline.errors import UserError
+
+
+def test_numbers_may_be_written_with_an_exponent():
+    assert numbers("--sizes", "1,20, 1e5,2.5e6", 10**8) == [1, 20, 100_000, 2_500_000]
+
+
+@pytest.mark.parametrize(
+    "text", ["0", "-1", "1.5", "2.0", "1.55e1", "101", "1e3", "1e999", "9" * 5000, "1_0", "nan", "inf", "1,x"]
+)
+def test_what_is_no_whole_number_in_range_is_refused(text: str):
+    with pytest.raises(UserError, match="--n takes numbers from 1 to 100, separated by commas; found"):
+        numbers("--n", text, 100)
+
+
+@pytest.mark.parametrize("text", ["", " , "])
+def test_a_list_that_names_nothing_is_refused(text: str):
+    with pytest.raises(UserError, match="--n is empty"):
+        numbers("--n", text, 100)

@@ -1,0 +1,33 @@
+"""Requests as Dynamo hands them to a worker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipeline.dynamo.spec import WorkerSpec
+
+SPEC = WorkerSpec(
+    triton_urls=("127.0.0.1:1",),
+    entries_path="/entries",
+    model="m",
+    card_dir="/card",
+    max_seq_len=100,
+    max_batch_size=4,
+    prompt_ignore_length=True,
+)
+
+
+def request(
+    ids: list[int] | None = None,
+    stop: dict[str, Any] | None = None,
+    sampling: dict[str, Any] | None = None,
+    *annotations: str,
+    **more: Any,
+) -> dict[str, Any]:
+    return {
+        "token_ids": ids or [5, 6, 7],
+        "stop_conditions": {"max_tokens": 10, **(stop or {})},
+        "sampling_options": sampling or {},
+        "annotations": list(annotations),
+        **more,
+    }

@@ -1,0 +1,54 @@
+"""Log probabilities with and without drafts and grammars."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pipeline.decoding.grammar.guide import Guide
+from pipeline.decoding.log_probs import LogitsWanted, log_softmax
+from pipeline.decoding.request import SamplingParams
+from pipeline.engine.submission import Submission
+from tests.fakes import HostileSource, make_request, table_logits
+from tests.grammars import END
+from tests.unit.engine.grammar_requests import make_scheduler, regex
+
+
+@pytest.mark.parametrize("guide", [None, regex("(ab|x1|21|12){6}")])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_log_probabilities_are_the_targets_own_and_the_same_with_drafts(
+    guide: Guide | None, temperature: float
+) -> None:
+    sampling = SamplingParams(temperature=temperature, seed=5, repetition_penalty=1.2)
+    request = make_request(prompt=[4, 5, 6, 7] * 6, sampling=sampling, guide=guide, end_ids=frozenset({END}))
+    wanted = LogitsWanted(log_probs=True, num_top=3, prompt=True, generation_logits=True)
+    drafted, without = (
+        make_scheduler(HostileSource(broken=0.0)).run([Submission(request, strategy, wanted=wanted)])[0]
+        for strategy in ("trie", "none")
+    )
+    assert drafted.output_ids == without.output_ids
+    assert drafted.log_probs is not None
+    assert without.log_probs is not None
+    assert drafted.log_probs.values == without.log_probs.values
+    assert drafted.log_probs.top_ids == without.log_probs.top_ids
+    context = request.prompt_ids.tolist()
+    for token, value, ids, top, row in zip(
+        drafted.output_ids,
+        drafted.log_probs.values,
+        drafted.log_probs.top_ids,
+        drafted.log_probs.top_values,
+        drafted.log_probs.rows,
+        strict=False,  # an end token has none
+    ):
+        logits = table_logits(context)
+        assert np.array_equal(row, logits)
+        assert value == log_softmax(logits)[token]
+        assert ids == np.argsort(-logits, kind="stable")[:3].tolist()
+        assert top == log_softmax(logits)[ids].tolist()
+        context.append(token)
+    assert len(drafted.log_probs.values) == len([token for token in drafted.output_ids if token != END])
+    assert drafted.prompt_rows is not None
+    prompt = request.prompt_ids.tolist()
+    assert np.array_equal(
+        np.stack(drafted.prompt_rows), np.stack([table_logits(prompt[: end + 1]) for end in range(len(prompt))])
+    )

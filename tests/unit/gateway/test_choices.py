@@ -1,0 +1,164 @@
+"""Requests with n above 1: what the front end is asked for each choice, and what the client gets of its answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from pipeline.gateway import http_app
+from pipeline.gateway.choices import choice_requests, joined_usage
+from pipeline.gateway.tenants import Tenants
+from tests.unit.gateway.gateways import Behind, api_key, client_of, events, json_answer, spec_of
+
+CHAT = "/v1/chat/completions"
+
+
+def whole(request: httpx.Request) -> httpx.Response:
+    """An answer with the seed as its text, and one token for each unit of it."""
+    seed = json.loads(request.content)["seed"]
+    usage = {"prompt_tokens": 5, "completion_tokens": seed, "total_tokens": 5 + seed}
+    choice = {"index": 0, "message": {"content": f"text {seed}"}, "finish_reason": "stop"}
+    return json_answer(200, {"id": f"id {seed}", "created": seed, "choices": [choice], "usage": usage})
+
+
+def event(value: Any) -> bytes:
+    return b"data: " + json.dumps(value).encode() + b"\n\n"
+
+
+def streamed(request: httpx.Request) -> httpx.Response:
+    """The same in pieces, two of them at once."""
+    seed = json.loads(request.content)["seed"]
+    head = {"id": f"id {seed}", "created": seed}
+    pieces = [
+        event(head | {"choices": [{"index": 0, "delta": {"content": word}, "finish_reason": reason}]})
+        for word, reason in (("text ", None), (str(seed), None), ("", "stop"))
+    ]
+    usage = event(head | {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": seed}})
+    return events(pieces[0], pieces[1] + pieces[2], usage, b"data: [DONE]\n\n")
+
+
+def ask(server: Behind, spec: Any = None, **body: Any) -> httpx.Response:
+    async def work() -> httpx.Response:
+        async with client_of(server, spec or spec_of()) as client:
+            return await client.post(CHAT, json={"seed": 7, "n": 3, "max_tokens": 9} | body, headers={"x-api-key": "a"})
+
+    return asyncio.run(work())
+
+
+def test_each_choice_is_a_request_with_a_seed_and_an_id_of_its_own():
+    server = Behind(whole)
+
+    ask(server)
+
+    assert sorted(json.loads(request.content)["seed"] for request in server.requests) == [7, 8, 9]
+    assert len({request.headers["x-request-id"] for request in server.requests}) == 3
+    assert all("n" not in json.loads(request.content) for request in server.requests)
+
+
+def test_seeds_go_round_as_64_bits_do_and_a_request_without_one_gets_none():
+    assert [sent["seed"] for sent in choice_requests({"seed": (1 << 63) - 1}, 2)] == [(1 << 63) - 1, -(1 << 63)]
+    assert choice_requests({"seed": "x"}, 2) == [{"seed": "x"}] * 2
+    assert choice_requests({"a": 1}, 2) == [{"a": 1}] * 2
+
+
+def test_the_answers_are_joined_in_order_with_the_prompt_counted_once():
+    answer = ask(Behind(whole)).json()
+
+    assert [(choice["index"], choice["message"]["content"]) for choice in answer["choices"]] == [
+        (0, "text 7"),
+        (1, "text 8"),
+        (2, "text 9"),
+    ]
+    assert answer["usage"] == {"prompt_tokens": 5, "completion_tokens": 24, "total_tokens": 29}
+
+
+def test_a_list_of_prompts_has_all_choices_of_each_in_turn():
+    def two_prompts(request: httpx.Request) -> httpx.Response:
+        seed = json.loads(request.content)["seed"]
+        return json_answer(200, {"choices": [{"index": prompt, "text": f"{prompt} {seed}"} for prompt in (0, 1)]})
+
+    choices = ask(Behind(two_prompts), n=2).json()["choices"]
+
+    assert [(choice["index"], choice["text"]) for choice in choices] == [(0, "0 7"), (1, "0 8"), (2, "1 7"), (3, "1 8")]
+
+
+def test_a_stream_carries_the_index_of_each_choice_one_id_and_one_usage():
+    answer = ask(Behind(streamed), stream=True)
+
+    assert answer.headers["content-type"] == "text/event-stream"
+    *chunks, last = [text.removeprefix("data: ") for text in answer.text.removesuffix("\n\n").split("\n\n")]
+    assert last == "[DONE]"
+    values = [json.loads(chunk) for chunk in chunks]
+    texts = {0: "", 1: "", 2: ""}
+    for value in values[:-1]:
+        (choice,) = value["choices"]
+        texts[choice["index"]] += choice["delta"]["content"]
+    assert texts == {0: "text 7", 1: "text 8", 2: "text 9"}
+    assert len({(value["id"], value["created"]) for value in values}) == 1
+    assert values[-1]["choices"] == []
+    assert values[-1]["usage"] == {"prompt_tokens": 5, "completion_tokens": 24, "total_tokens": 29}
+
+
+def test_one_choice_that_fails_is_the_answer():
+    def failing(request: httpx.Request) -> httpx.Response:
+        if json.loads(request.content)["seed"] == 8:
+            return json_answer(400, {"error": {"message": "top_k is -1"}})
+        return whole(request)
+
+    assert ask(Behind(failing)).json()["error"]["message"] == "top_k is -1"
+
+
+def test_a_stream_in_which_a_choice_fails_ends_with_the_error():
+    def failing(request: httpx.Request) -> httpx.Response:
+        if json.loads(request.content)["seed"] == 8:
+            return events(event({"choices": [{"index": 0, "delta": {}}]}), httpx.ReadError("gone"))
+        return streamed(request)
+
+    last = ask(Behind(failing), stream=True).text.removesuffix("\n\n").split("\n\n")[-1]
+
+    assert "starting again" in json.loads(last.removeprefix("data: "))["error"]["message"]
+
+
+def test_statistics_come_for_each_choice():
+    def with_figures(request: httpx.Request) -> httpx.Response:
+        seed = json.loads(request.content)["seed"]
+        return json_answer(200, {"choices": [{"index": 0}], "nvext": {"engine_data": seed}})
+
+    assert ask(Behind(with_figures)).json()["nvext"] == {"choices": [{"engine_data": seed} for seed in (7, 8, 9)]}
+
+
+def test_each_choice_counts_as_a_request_of_its_tenant():
+    spec = spec_of(api_key("a", max_concurrent_requests=2))
+
+    assert ask(Behind(whole), spec, n=2).status_code == 200
+    refused = ask(Behind(whole), spec)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"] == "n is 3; each choice counts as a request, and 2 at once are allowed"
+
+
+def test_tokens_a_minute_count_all_choices_and_places_are_released():
+    spec = spec_of(api_key("a", max_tokens_per_minute=100))
+    tenants = Tenants(spec.api_keys, spec.config)
+    tenant = tenants.of_key("a")
+
+    with tenants.admit(tenant, 8, 10, 100, 3):
+        assert (tenant.num_running, tenants.num_running) == (3, 3)
+        with pytest.raises(http_app.Refusal, match="used up"):
+            tenants.admit(tenant, 0, 65, 100)
+    assert (tenant.num_running, tenants.num_running) == (0, 0)
+
+
+def test_details_of_usage_are_summed():
+    details = [{"accepted_prediction_tokens": 2, "rejected_prediction_tokens": 1}, None]
+    usages = [{"prompt_tokens": 1, "completion_tokens": 4, "completion_tokens_details": detail} for detail in details]
+
+    assert joined_usage(usages) == {
+        "prompt_tokens": 1,
+        "completion_tokens": 8,
+        "completion_tokens_details": {"accepted_prediction_tokens": 2, "rejected_prediction_tokens": 1},
+        "total_tokens": 9,
+    }

@@ -1,0 +1,242 @@
+"""Another server behind the gateway while it serves: new requests go there, running ones end where they began."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc
+
+from pipeline.gateway import __main__ as gateway
+from pipeline.gateway import grpc_app
+from pipeline.gateway.deployment import Deployments
+from pipeline.gateway.grpc_app import GrpcGateway, channel_options
+from pipeline.gateway.spec import DeploymentSpec, GatewaySpec, GatewayStatus, status_path
+from pipeline.gateway.tenants import Tenants
+from tests.unit.gateway.gateways import Behind, client_of, deployment_of, events, json_answer, spec_of
+
+CHAT = "/v1/chat/completions"
+BODY = {"model": "m", "messages": []}
+
+
+def test_requests_go_to_the_new_server_and_running_ones_are_counted():
+    async def work() -> tuple[list[str], list[int]]:
+        deployments = Deployments(deployment_of(1))
+        hosts, running = [], []
+
+        def act(request: httpx.Request) -> httpx.Response:
+            if not hosts:  # exchanged while the first request runs
+                deployments.exchange(deployment_of(2))
+            hosts.append(f"{request.url.host}:{request.url.port}")
+            running.append(deployments.num_running_earlier)
+            return json_answer(200, {"choices": []})
+
+        async with client_of(Behind(act), spec_of(), deployments=deployments) as client:
+            for _ in range(2):
+                assert (await client.post(CHAT, json=BODY)).status_code == 200
+        await deployments.close_idle()
+        assert deployments.num_running_earlier == 0
+        await deployments.close()
+        return hosts, running
+
+    hosts, running = asyncio.run(work())
+    assert hosts == ["front:1", "front:2"]
+    assert running == [1, 0]
+
+
+def test_a_stream_goes_on_from_the_server_on_which_it_began():
+    async def work() -> bytes:
+        deployments = Deployments(deployment_of(1))
+
+        def act(request: httpx.Request) -> httpx.Response:
+            deployments.exchange(deployment_of(2))
+            return events(b'data: {"choices":[1]}\n\n', b"data: [DONE]\n\n")
+
+        async with client_of(Behind(act), spec_of(), deployments=deployments) as client:
+            answer = await client.post(CHAT, json=BODY | {"stream": True})
+        await deployments.close()
+        return answer.content
+
+    assert asyncio.run(work()).endswith(b"data: [DONE]\n\n")
+
+
+class Triton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
+    """Answers each request of a stream with its own name, when it may."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.may_answer = asyncio.Event()
+        self.num_streams = 0
+
+    async def ModelStreamInfer(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        self.num_streams += 1
+        try:
+            async for request in requests:
+                await self.may_answer.wait()
+                answer = pb.ModelStreamInferResponse()
+                answer.infer_response.id = request.id
+                answer.infer_response.model_name = self.name
+                answer.infer_response.parameters["triton_final_response"].bool_param = True
+                yield answer
+        finally:
+            self.num_streams -= 1
+
+
+@asynccontextmanager
+async def grpc_server(add: Any) -> AsyncIterator[int]:
+    server = grpc.aio.server(options=channel_options(1 << 20))
+    add(server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield port
+    finally:
+        await server.stop(0)
+
+
+def deployment_at(port: int) -> DeploymentSpec:
+    return deployment_of(port).model_copy(update={"triton_grpc": f"127.0.0.1:{port}"})
+
+
+@asynccontextmanager
+async def gateway_before_two(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
+    """A client's call to a gateway before the first of two servers, both servers, and a way to exchange them."""
+    monkeypatch.setattr(grpc_app, "_CHECK_S", 0.05)
+    first, second = Triton("first"), Triton("second")
+    adders = [lambda s, t=t: service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(t, s) for t in (first, second)]
+    async with grpc_server(adders[0]) as one, grpc_server(adders[1]) as two:
+        spec = spec_of()
+        deployments = Deployments(deployment_at(one))
+        served = GrpcGateway(spec, Tenants((), spec.config), deployments)
+        options = [("grpc.enable_http_proxy", 0)]
+        async with (
+            grpc_server(lambda s: s.add_generic_rpc_handlers((served.handlers(),))) as port,
+            grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel,
+        ):
+            call = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer()
+            yield call, first, second, deployments, lambda: deployments.exchange(deployment_at(two))
+            call.cancel()
+        await deployments.close()
+
+
+def request_named(name: str) -> Any:
+    return pb.ModelInferRequest(model_name="lookahead_bls", id=name)
+
+
+async def until(is_so: Any) -> None:
+    deadline = time.monotonic() + 10
+    while not is_so():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+
+
+def shown(answer: Any) -> tuple[str, str]:
+    assert not answer.error_message
+    return answer.infer_response.id, answer.infer_response.model_name
+
+
+def test_a_stream_of_requests_outlives_its_server(monkeypatch):
+    async def work() -> list[tuple[str, str]]:
+        async with gateway_before_two(monkeypatch) as (call, first, second, deployments, exchange):
+            await call.write(request_named("a"))
+            await until(lambda: deployments.current.num_running == 1)
+            exchange()
+            assert deployments.num_running_earlier == 1
+            second.may_answer.set()
+            await call.write(request_named("b"))
+            seen = [shown(await call.read())]  # the old server is still at the first one
+            await call.done_writing()
+            first.may_answer.set()
+            seen.append(shown(await call.read()))
+            assert await call.read() is grpc.aio.EOF
+            assert deployments.num_running_earlier == 0
+            return seen
+
+    assert asyncio.run(work()) == [("b", "second"), ("a", "first")]
+
+
+def test_a_stream_without_requests_lets_its_server_go_and_is_served_by_the_new_one(monkeypatch):
+    async def work() -> tuple[str, str]:
+        async with gateway_before_two(monkeypatch) as (call, first, second, _, exchange):
+            first.may_answer.set()
+            second.may_answer.set()
+            await call.write(request_named("a"))
+            await call.read()
+            exchange()
+            await until(lambda: first.num_streams == 0)
+            await call.write(request_named("b"))
+            return shown(await call.read())
+
+    assert asyncio.run(work()) == ("b", "second")
+
+
+def test_the_gateway_follows_its_spec_and_says_so(tmp_path: Path):
+    async def work() -> list[GatewayStatus]:
+        path, spec = tmp_path / "gateway.json", spec_of()
+        path.write_text(spec.model_dump_json())
+        deployments = Deployments(spec.deployment)
+        following = asyncio.create_task(gateway._exchange_when_told(deployments, path))
+        statuses: list[GatewayStatus] = []
+
+        def says(number: int) -> bool:
+            if not status_path(path).exists():
+                return False
+            statuses.append(GatewayStatus.model_validate_json(status_path(path).read_bytes()))
+            return statuses[-1].triton_http == f"triton:{number}"
+
+        await until(lambda: says(1))
+        held = deployments.current.in_use()
+        held.__enter__()
+        path.write_text("{")  # whoever writes may be at it
+        await asyncio.sleep(0.3)
+        path.write_text(
+            GatewaySpec.model_validate(spec.model_dump() | {"deployment": deployment_of(2)}).model_dump_json()
+        )
+        await until(lambda: says(2))
+        assert statuses[-1].num_running_earlier == 1
+        held.__exit__(None, None, None)
+        await until(lambda: says(2) and statuses[-1].num_running_earlier == 0)
+        following.cancel()
+        await deployments.close()
+        return statuses
+
+    assert asyncio.run(work())[-1] == GatewayStatus(triton_http="triton:2", num_running_earlier=0)
+
+
+def test_metrics_have_a_port_of_their_own():
+    def act(request: httpx.Request) -> httpx.Response:
+        return json_answer(200, {"of": request.url.host})
+
+    async def work() -> tuple[httpx.Response, httpx.Response]:
+        spec = spec_of()
+        onward = httpx.AsyncClient(transport=httpx.MockTransport(act))
+        served = gateway.HttpGateway(spec, Tenants((), spec.config), onward, Deployments(spec.deployment))
+        app = gateway.by_port(served.app(), {9: served.metrics_app()})
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app)) as client:  # type: ignore[arg-type]
+            return await client.get("http://gateway:9/metrics"), await client.get("http://gateway:8/metrics")
+
+    metrics, elsewhere = asyncio.run(work())
+    assert metrics.json() == {"of": "triton"}
+    assert elsewhere.status_code == 404
+
+
+def test_logs_are_text_or_one_json_object_a_line():
+    record = logging.LogRecord("lookahead.gateway", logging.ERROR, "f", 1, "request %s failed", ("a\nb",), None)
+
+    entry = json.loads(gateway._JsonFormatter().format(record))
+
+    assert {name: entry[name] for name in ("level", "target", "message")} == {
+        "level": "ERROR",
+        "target": "lookahead.gateway",
+        "message": "request a\nb failed",
+    }

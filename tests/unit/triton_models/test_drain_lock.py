@@ -1,0 +1,92 @@
+"""Closing a server for new requests while the running ones finish."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import BusyError
+from pipeline.repository.names import CONFIG, FRONT_MODEL, VERSION
+from pipeline.triton_models.drain_lock import DrainLock, drained
+from tests.patience import PATIENCE_S
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    version = tmp_path / FRONT_MODEL / VERSION
+    version.mkdir(parents=True)
+    (version / "model.py").touch()
+    (tmp_path / FRONT_MODEL / CONFIG).touch()
+    return tmp_path
+
+
+def require_open(lock: DrainLock) -> None:
+    with lock.admitted():
+        pass
+
+
+def require_open_until_closed(lock: DrainLock) -> None:
+    while True:
+        require_open(lock)
+
+
+def test_requests_pass_while_the_gate_is_open_and_again_after_it_was_closed(repository):
+    lock = DrainLock(repository)
+    with lock.admitted(), lock.admitted():
+        require_open(lock)
+    with drained(repository, 5) as nothing_runs:
+        assert nothing_runs
+        with pytest.raises(BusyError, match="send the request again"):
+            require_open(lock)
+    require_open(lock)
+
+
+def test_closing_waits_for_what_runs_and_keeps_new_requests_out_meanwhile(repository):
+    lock, other = DrainLock(repository), DrainLock(repository)  # two instances of the model
+    was_closed = threading.Event()
+    running = ExitStack()
+    for one in (lock, lock, other):
+        running.enter_context(one.admitted())
+
+    def close() -> None:
+        with drained(repository, 30) as nothing_runs:
+            assert nothing_runs
+            was_closed.set()
+
+    thread = threading.Thread(target=close)
+    thread.start()
+    for one in (lock, other):
+        with pytest.raises(BusyError):
+            require_open_until_closed(one)
+    assert not was_closed.wait(0.2)
+    running.close()
+    assert was_closed.wait(5)
+    thread.join()
+    require_open(lock)
+
+
+def test_patience_has_an_end(repository):
+    lock = DrainLock(repository)
+    with lock.admitted(), drained(repository, 0.1) as nothing_runs:
+        assert not nothing_runs
+
+
+def test_a_killed_process_leaves_the_gate_open(repository):
+    code = f"""
+import os, pathlib
+from pipeline.triton_models.drain_lock import drained
+with drained(pathlib.Path({str(repository)!r}), 5):
+    os._exit(1)
+"""
+    subprocess.run([sys.executable, "-c", code], check=False, timeout=PATIENCE_S)
+    require_open(DrainLock(repository))
+
+
+def test_a_repository_without_the_model_has_no_gate(tmp_path):
+    with drained(tmp_path, 5) as nothing_runs:
+        assert nothing_runs

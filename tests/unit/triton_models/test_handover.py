@@ -1,0 +1,82 @@
+"""What a server has learnt goes to the next one through a folder."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+from pipeline.triton_models.handover import (
+    VARIABLE,
+    Handover,
+    forget_handover,
+    hand_over,
+    prepare_handover,
+)
+
+
+def server(folder: Path, *names: str) -> list[Handover]:
+    prepare_handover(folder)
+    return [Handover(name, {VARIABLE: str(folder)}) for name in names]
+
+
+def write(name: str, folder: Path) -> None:
+    (folder / name).write_text(f"learnt by {name}")
+
+
+def test_all_processes_leave_what_they_know_and_the_next_server_finds_it(tmp_path: Path) -> None:
+    old = server(tmp_path / "old", "a", "b")
+
+    def look() -> None:
+        for process, name in zip(old, "ab", strict=True):
+            process.save_if_wanted(lambda folder, name=name: write(name, folder))  # type: ignore[misc]
+
+    assert hand_over(tmp_path / "old", tmp_path / "new", look, 1.0)
+
+    (new,) = server(tmp_path / "new", "a")
+    assert new.found is not None
+    assert {path.name: path.read_text() for path in new.found.iterdir()} == {"a": "learnt by a", "b": "learnt by b"}
+    forget_handover(tmp_path / "new")
+    assert new.found is None
+
+
+def test_the_same_folder_serves_a_server_that_comes_after_the_other(tmp_path: Path) -> None:
+    (old,) = server(tmp_path, "a")
+
+    assert hand_over(tmp_path, tmp_path, lambda: old.save_if_wanted(lambda folder: write("a", folder)), 1.0)
+
+    (new,) = server(tmp_path, "a")
+    assert new.found is not None
+    assert (new.found / "a").is_file()
+
+
+def test_a_process_is_asked_each_time_once_and_may_answer_late(tmp_path: Path) -> None:
+    (old,) = server(tmp_path / "old", "a")
+    saved: list[Path] = []
+
+    def later() -> None:
+        for _ in range(5):
+            time.sleep(0.05)
+            old.save_if_wanted(saved.append)
+
+    old.save_if_wanted(saved.append)
+    assert not saved
+    for _ in range(2):
+        thread = threading.Thread(target=later)
+        assert hand_over(tmp_path / "old", tmp_path / "new", thread.start, 5.0)
+        thread.join()
+    assert len(saved) == 2
+
+
+def test_a_server_that_says_nothing_in_time_is_not_waited_for(tmp_path: Path) -> None:
+    server(tmp_path / "old", "a")
+
+    assert not hand_over(tmp_path / "old", tmp_path / "new", lambda: None, 0.05)
+    assert not hand_over(tmp_path / "none", tmp_path / "new", lambda: None, 0.05)
+
+
+def test_a_process_without_a_folder_does_nothing() -> None:
+    alone = Handover("a", {})
+
+    alone.save_if_wanted(lambda folder: write("a", folder))
+    assert alone.found is None
