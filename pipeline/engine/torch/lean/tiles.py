@@ -8,13 +8,15 @@ not depend on the number of rows. A weight lies in blocks of 16 columns; a step 
 
 and a step of a row is 4 bytes in both.
 
-int8 is exact on every CPU: VNNI sums four products in int32; without it bytes are widened to int16, whose products are
-summed in int32 pairwise. The instruction that saturates (vpmaddubsw) is not used.
+int8 is exact on every CPU. VNNI sums four products in int32. AVX2 sums two products in int16, where it saturates: two
+products of a row byte (up to 255) and a weight would not fit, two products of magnitudes up to 128 and 127 do. So the
+row's zero point is taken out first, and its sign goes to the weight (as in llama.cpp). Other processors widen to int32.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from llvmlite import binding, ir
@@ -26,15 +28,30 @@ from pipeline.engine.torch.lean.vectors import FLOATS, I32, I64, INTS, LANES, ca
 _FEATURES = binding.get_host_cpu_features()
 _WIDE = bool(_FEATURES.get("avx512f"))
 HAS_VNNI = _WIDE and bool(_FEATURES.get("avx512vnni"))
+HAS_AVX2 = bool(_FEATURES.get("avx2"))
 # Accumulators fill the vector registers: 32 of 64 bytes, else 16 of 32.
 MAX_ROWS, MAX_BLOCKS = (8, 3) if _WIDE else (4, 1)
 
 _SHORTS = ir.VectorType(ir.IntType(16), 2 * LANES)
+_HALF_BYTES = ir.VectorType(ir.IntType(8), 2 * LANES)
+_HALF_SHORTS = ir.VectorType(ir.IntType(16), LANES)
+_HALF_INTS = ir.VectorType(I32, LANES // 2)
 _SUM = "llvm.x86.avx512.vpdpbusd.512"
 _NUM_ARGUMENTS = 16
 
 # (builder, sum so far, four bytes of the row as int32, vector of the weight as ints) -> sum
 Step = Callable[[ir.IRBuilder, ir.Value, ir.Value, ir.Value], ir.Value]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """One kind of tile. integer: sums are int32, scaled at the end. from_start: the first sums are the matrix's own,
+    which take the zero point of the rows out; otherwise the step does, and sums begin at 0."""
+
+    name: str
+    step: Step
+    integer: bool
+    from_start: bool = False
 
 
 def _float_step(builder: ir.IRBuilder, total: ir.Value, entry: ir.Value, weight: ir.Value) -> ir.Value:
@@ -44,6 +61,27 @@ def _float_step(builder: ir.IRBuilder, total: ir.Value, entry: ir.Value, weight:
 
 def _vnni_step(builder: ir.IRBuilder, total: ir.Value, entry: ir.Value, weight: ir.Value) -> ir.Value:
     return call(builder, _SUM, INTS, [total, splat(builder, entry, INTS), weight])
+
+
+def _avx2_step(builder: ir.IRBuilder, total: ir.Value, entry: ir.Value, weight: ir.Value) -> ir.Value:
+    signed = builder.xor(splat(builder, entry, _HALF_INTS), ir.Constant(_HALF_INTS, [0x80808080] * _HALF_INTS.count))
+    signed = builder.bitcast(signed, _HALF_BYTES)
+    magnitude = call(builder, "llvm.abs.v32i8", _HALF_BYTES, [signed, ir.Constant(ir.IntType(1), 0)])
+    ones = ir.Constant(_HALF_SHORTS, [1] * LANES)
+    halves = []
+    for half in _halves(builder, weight):
+        factors = [builder.bitcast(half, _HALF_BYTES), signed]
+        factors = [magnitude, call(builder, "llvm.x86.avx2.psign.b", _HALF_BYTES, factors)]
+        pairs = call(builder, "llvm.x86.avx2.pmadd.ub.sw", _HALF_SHORTS, factors)
+        halves.append(call(builder, "llvm.x86.avx2.pmadd.wd", _HALF_INTS, [pairs, ones]))
+    return builder.add(total, builder.shuffle_vector(*halves, ir.Constant(INTS, list(range(LANES)))))
+
+
+def _halves(builder: ir.IRBuilder, vector: ir.Value) -> list[ir.Value]:
+    """The lower and the upper half of 16 ints."""
+    undefined = ir.Constant(INTS, ir.Undefined)
+    places = [list(range(first, first + LANES // 2)) for first in (0, LANES // 2)]
+    return [builder.shuffle_vector(vector, undefined, ir.Constant(_HALF_INTS, place)) for place in places]
 
 
 def _plain_int8_step(builder: ir.IRBuilder, total: ir.Value, entry: ir.Value, weight: ir.Value) -> ir.Value:
@@ -62,24 +100,24 @@ def _plain_int8_step(builder: ir.IRBuilder, total: ir.Value, entry: ir.Value, we
     return total
 
 
-def _tile(builder: ir.IRBuilder, arguments: list[ir.Value], step: Step, integer: bool, rows: int, blocks: int) -> None:
+def _tile(builder: ir.IRBuilder, arguments: list[ir.Value], kind: _Kind, rows: int, blocks: int) -> None:
     """One tile of `rows` rows and `blocks` blocks."""
     (row, row_stride, weight, block_stride, step_stride, steps, start, scale, bias, row_scale) = arguments[:10]
     base, base_stride, out, out_stride = arguments[10:14]
     entry, loop, done = builder.block, builder.append_basic_block("steps"), builder.append_basic_block("sums")
-    kind = INTS if integer else FLOATS
+    sum_type = INTS if kind.integer else FLOATS
     vector_bytes = 4 * LANES
     first = [
         load(builder, offset(builder, start, block, vector_bytes), INTS)
-        if integer
-        else ir.Constant(FLOATS, [0.0] * LANES)
+        if kind.from_start
+        else ir.Constant(sum_type, [0] * LANES)
         for block in range(blocks)
     ]
     builder.branch(loop)
     builder.position_at_end(loop)
     index = builder.phi(I64)
     index.add_incoming(ir.Constant(I64, 0), entry)
-    sums = [[builder.phi(kind) for _ in range(blocks)] for _ in range(rows)]
+    sums = [[builder.phi(sum_type) for _ in range(blocks)] for _ in range(rows)]
     for line in sums:
         for phi, value in zip(line, first, strict=True):
             phi.add_incoming(value, entry)
@@ -89,7 +127,7 @@ def _tile(builder: ir.IRBuilder, arguments: list[ir.Value], step: Step, integer:
     results = []
     for number in range(rows):
         value = load(builder, offset(builder, entries, number, row_stride), I32)
-        results.append([step(builder, sums[number][block], value, weights[block]) for block in range(blocks)])
+        results.append([kind.step(builder, sums[number][block], value, weights[block]) for block in range(blocks)])
     following = builder.add(index, ir.Constant(I64, 1))
     index.add_incoming(following, loop)
     for line, line_results in zip(sums, results, strict=True):
@@ -98,10 +136,10 @@ def _tile(builder: ir.IRBuilder, arguments: list[ir.Value], step: Step, integer:
     builder.cbranch(builder.icmp_signed("<", following, steps), loop, done)
     builder.position_at_end(done)
     for number, line in enumerate(results):
-        if integer:
+        if kind.integer:
             own_scale = splat(builder, load(builder, offset(builder, row_scale, number, 4), FLOATS.element), FLOATS)
         for block, value in enumerate(line):
-            if integer:
+            if kind.integer:
                 scales = load(builder, offset(builder, scale, block, vector_bytes), FLOATS)
                 value = builder.fmul(builder.fmul(builder.sitofp(value, FLOATS), scales), own_scale)
             value = builder.fadd(value, load(builder, offset(builder, bias, block, vector_bytes), FLOATS))
@@ -110,25 +148,25 @@ def _tile(builder: ir.IRBuilder, arguments: list[ir.Value], step: Step, integer:
             store(builder, builder.fadd(load(builder, below, FLOATS), value), target)
 
 
-def _tiles(name: str, step: Step, integer: bool) -> Any:
+def _tiles(kind: _Kind) -> Any:
     """An intrinsic's type and code: a call of one function per module, which branches to the tile of the wanted size.
     Were it part of every caller, compiling would take several times as long."""
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        function = builder.module.globals.get(name)
+        function = builder.module.globals.get(kind.name)
         if function is None:
-            kind = ir.FunctionType(ir.VoidType(), [I64] * _NUM_ARGUMENTS)
-            function = ir.Function(builder.module, kind, name)
+            signature_type = ir.FunctionType(ir.VoidType(), [I64] * _NUM_ARGUMENTS)
+            function = ir.Function(builder.module, signature_type, kind.name)
             function.linkage = "linkonce_odr"
             function.attributes.add("noinline")
-            _define(function, step, integer)
+            _define(function, kind)
         builder.call(function, arguments)
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * _NUM_ARGUMENTS), generate
 
 
-def _define(function: ir.Function, step: Step, integer: bool) -> None:
+def _define(function: ir.Function, kind: _Kind) -> None:
     builder = ir.IRBuilder(function.append_basic_block("entry"))
     *arguments, rows, blocks = function.args
     end = function.append_basic_block("end")
@@ -139,13 +177,13 @@ def _define(function: ir.Function, step: Step, integer: bool) -> None:
             block = function.append_basic_block(f"tile_{num_rows}_{num_blocks}")
             choice.add_case(ir.Constant(I64, num_rows * (MAX_BLOCKS + 1) + num_blocks), block)
             builder.position_at_end(block)
-            _tile(builder, arguments, step, integer, num_rows, num_blocks)
+            _tile(builder, arguments, kind, num_rows, num_blocks)
             builder.branch(end)
     builder.position_at_end(end)
     builder.ret_void()
 
 
-def _named(name: str, step: Step, integer: bool) -> Callable[..., None]:
+def _callable(kind: _Kind) -> Callable[..., None]:
     """The tile of a kind, to be called from compiled code with addresses and strides in bytes:
 
     row, row_stride, weight, block_stride, step_stride, steps (at least 1), start (int8: first sums, int32 per column),
@@ -171,12 +209,13 @@ def _named(name: str, step: Step, integer: bool) -> Callable[..., None]:
         rows: Any,
         blocks: Any,
     ) -> Any:
-        return _tiles(name, step, integer)
+        return _tiles(kind)
 
     return generated(tile)
 
 
-float32_tile = _named("lean_float32_tile", _float_step, False)
-vnni_tile = _named("lean_vnni_tile", _vnni_step, True)
-plain_int8_tile = _named("lean_int8_tile", _plain_int8_step, True)
-int8_tile = vnni_tile if HAS_VNNI else plain_int8_tile
+float32_tile = _callable(_Kind("lean_float32_tile", _float_step, integer=False))
+vnni_tile = _callable(_Kind("lean_vnni_tile", _vnni_step, integer=True, from_start=True))
+avx2_tile = _callable(_Kind("lean_avx2_tile", _avx2_step, integer=True))
+plain_int8_tile = _callable(_Kind("lean_int8_tile", _plain_int8_step, integer=True, from_start=True))
+int8_tile = vnni_tile if HAS_VNNI else avx2_tile if HAS_AVX2 else plain_int8_tile
