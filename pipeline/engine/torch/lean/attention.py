@@ -167,6 +167,8 @@ def _attend_task(
                 0,
                 scores.ctypes.data + 4 * (query * width + LANES * block),
                 4 * width,
+                0,
+                0,
                 min(MAX_ROWS, count - query),
                 blocks,
             )
@@ -199,6 +201,8 @@ def _attend_task(
                 0,
                 results.ctypes.data + 4 * (query * padded + LANES * block),
                 4 * padded,
+                0,
+                0,
                 size,
                 blocks,
             )
@@ -219,6 +223,8 @@ def _attend_task(
             0,
             queries.ctypes.data + 4 * query * padded,
             4 * padded,
+            0,
+            0,
             size,
             1,
         )

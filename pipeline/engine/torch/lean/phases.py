@@ -76,7 +76,7 @@ def _chunk(count: int, num_threads: int) -> int:
 
 @kernel
 def _quantize_row(source: int, target: int, scale: int, blocks: int) -> None:
-    """A row of floats as bytes with zero point 128, and its scale."""
+    """A row of floats as bytes, and its scale."""
     magnitude = largest_magnitude(source, blocks)
     factor = np.float32(127) / magnitude if magnitude > 0 else np.float32(0)
     quantize_row(source, factor, target, blocks)
@@ -164,65 +164,57 @@ def multiply(
 ) -> None:
     """target = base + rows of source times a matrix; each buffer by address and bytes per row. maxima: where the
     largest entry of each task's columns goes, or address 0."""
-    num_blocks, block_bytes = matrix[NUM_BLOCKS], matrix[BLOCK_BYTES]
+    num_blocks, block_bytes, steps = matrix[NUM_BLOCKS], matrix[BLOCK_BYTES], matrix[STEPS]
     num_tasks = (num_blocks + MAX_BLOCKS - 1) // MAX_BLOCKS
+    num_tiles = (num_rows + MAX_ROWS - 1) // MAX_ROWS
     chunk = _chunk(num_tasks, sizes[NUM_THREADS])
     completed = 0
-    first = fetch_add(counter, chunk)
+    first, following = fetch_add(counter, chunk), fetch_add(counter, chunk)
     while first < num_tasks:
-        for task in range(first, min(first + chunk, num_tasks)):
+        end = min(first + chunk, num_tasks)
+        for task in range(first, end):
             last = min(task * MAX_BLOCKS + MAX_BLOCKS, num_blocks)
+            # Each tile fetches its part of the weights of this thread's next task.
+            next_task = task + 1 if task + 1 < end else following
+            ahead = matrix[WEIGHT] + min(next_task, num_tasks - 1) * MAX_BLOCKS * block_bytes
             block = task * MAX_BLOCKS
             while block < last:
                 width = MAX_BLOCKS if last - block == MAX_BLOCKS else 1
                 column = 4 * LANES * block
-                for number in range(0, num_rows, MAX_ROWS):
+                for tile in range(num_tiles):
+                    number = tile * num_rows // num_tiles
+                    arguments = (
+                        source[0] + number * source[1],
+                        source[1],
+                        matrix[WEIGHT] + block * block_bytes,
+                        block_bytes,
+                        4 * LANES,
+                        steps,
+                        matrix[START] + column,
+                        matrix[SCALE] + column,
+                        matrix[BIAS] + column,
+                        buffers[ROW_SCALE, 0] + 4 * number,
+                        base[0] + number * base[1] + column,
+                        base[1],
+                        target[0] + number * target[1] + column,
+                        target[1],
+                        ahead + tile * block_bytes // num_tiles,
+                        4 * LANES // num_tiles,
+                        (tile + 1) * num_rows // num_tiles - number,
+                        width,
+                    )
                     if sizes[KIND] == INT8:
-                        int8_tile(
-                            source[0] + number * source[1],
-                            source[1],
-                            matrix[WEIGHT] + block * block_bytes,
-                            block_bytes,
-                            4 * LANES,
-                            matrix[STEPS],
-                            matrix[START] + column,
-                            matrix[SCALE] + column,
-                            matrix[BIAS] + column,
-                            buffers[ROW_SCALE, 0] + 4 * number,
-                            base[0] + number * base[1] + column,
-                            base[1],
-                            target[0] + number * target[1] + column,
-                            target[1],
-                            min(MAX_ROWS, num_rows - number),
-                            width,
-                        )
+                        int8_tile(*arguments)
                     else:
-                        float32_tile(
-                            source[0] + number * source[1],
-                            source[1],
-                            matrix[WEIGHT] + block * block_bytes,
-                            block_bytes,
-                            4 * LANES,
-                            matrix[STEPS],
-                            0,
-                            0,
-                            matrix[BIAS] + column,
-                            0,
-                            base[0] + number * base[1] + column,
-                            base[1],
-                            target[0] + number * target[1] + column,
-                            target[1],
-                            min(MAX_ROWS, num_rows - number),
-                            width,
-                        )
+                        float32_tile(*arguments)
                 block += width
             if maxima[0]:
                 block = task * MAX_BLOCKS
                 for number in range(num_rows):
                     best = largest(target[0] + number * target[1] + 4 * LANES * block, last - block)
                     store_float(maxima[0] + number * maxima[1] + 4 * task, best)
-        completed += min(chunk, num_tasks - first)
-        first = fetch_add(counter, chunk)
+        completed += end - first
+        first, following = following, fetch_add(counter, chunk)
     finish(counter, completed, num_tasks)
 
 

@@ -12,6 +12,7 @@ from llvmlite import ir
 from numba import types
 
 from pipeline.engine.torch.lean.compilation import generated
+from pipeline.engine.torch.lean.tiles import ZERO_POINT
 from pipeline.engine.torch.lean.vectors import (
     FLOATS,
     I8,
@@ -117,7 +118,7 @@ def scale_row(typing: Any, row: Any, factor: Any, weight: Any, target: Any, bloc
 
 @generated
 def quantize_row(typing: Any, row: Any, factor: Any, target: Any, blocks: Any) -> Any:
-    """target[i] = round(row[i] * factor) + 128 as uint8."""
+    """target[i] = round(row[i] * factor) + ZERO_POINT as bytes."""
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
         row, factor, target, blocks = arguments
@@ -127,7 +128,7 @@ def quantize_row(typing: Any, row: Any, factor: Any, target: Any, blocks: Any) -
         def body(place: ir.Value, _: ir.Value | None) -> None:
             vector = builder.fmul(load(builder, builder.add(row, place), FLOATS), factors)
             rounded = builder.fptosi(call(builder, "llvm.rint.v16f32", FLOATS, [vector]), INTS)
-            shifted = builder.add(rounded, ir.Constant(INTS, [128] * LANES))
+            shifted = builder.add(rounded, ir.Constant(INTS, [ZERO_POINT] * LANES))
             quarter = builder.lshr(place, ir.Constant(I64, 2))
             store(builder, builder.trunc(shifted, bytes_), builder.add(target, quarter), align=1)
 

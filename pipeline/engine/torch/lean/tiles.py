@@ -4,13 +4,15 @@ Every output is one chain of multiply-adds over the inputs in their order, whate
 not depend on the number of rows. A weight lies in blocks of 16 columns; a step of a block is 64 bytes:
 
     float32   [block, input, 16 columns]
-    int8      [block, input / 4, 16 columns, 4 inputs]     rows: uint8 with zero point 128
+    int8      [block, input / 4, 16 columns, 4 inputs]     rows: bytes with zero point ZERO_POINT
 
 and a step of a row is 4 bytes in both.
 
-int8 is exact on every CPU. VNNI sums four products in int32. AVX2 sums two products in int16, where it saturates: two
-products of a row byte (up to 255) and a weight would not fit, two products of magnitudes up to 128 and 127 do. So the
-row's zero point is taken out first, and its sign goes to the weight (as in llama.cpp). Other processors widen to int32.
+int8 is exact on every CPU. VNNI sums four products of an unsigned and a signed byte in int32; the first sums take the
+row's zero point out again. AVX2 sums two such products in int16, where it saturates, but magnitudes of at most 128 and
+127 fit: the sign of the row goes to the weight (as in llama.cpp). Other processors widen bytes to int32.
+
+While a tile is computed, the weights that its thread needs next are fetched from memory, so that the two overlap.
 """
 
 from __future__ import annotations
@@ -23,21 +25,36 @@ from llvmlite import binding, ir
 from numba import types
 
 from pipeline.engine.torch.lean.compilation import generated
-from pipeline.engine.torch.lean.vectors import FLOATS, I32, I64, INTS, LANES, call, load, offset, splat, store
+from pipeline.engine.torch.lean.vectors import (
+    FLOATS,
+    I8,
+    I32,
+    I64,
+    INTS,
+    LANES,
+    call,
+    load,
+    offset,
+    prefetch,
+    splat,
+    store,
+)
 
 _FEATURES = binding.get_host_cpu_features()
 _WIDE = bool(_FEATURES.get("avx512f"))
 HAS_VNNI = _WIDE and bool(_FEATURES.get("avx512vnni"))
 HAS_AVX2 = bool(_FEATURES.get("avx2"))
+# Zero point of the bytes of an int8 row.
+ZERO_POINT = 128 if HAS_VNNI else 0
 # Accumulators fill the vector registers: 32 of 64 bytes, else 16 of 32.
 MAX_ROWS, MAX_BLOCKS = (8, 3) if _WIDE else (4, 1)
 
-_SHORTS = ir.VectorType(ir.IntType(16), 2 * LANES)
-_HALF_BYTES = ir.VectorType(ir.IntType(8), 2 * LANES)
+_BYTES = ir.VectorType(I8, 4 * LANES)
+_HALF_BYTES = ir.VectorType(I8, 2 * LANES)
 _HALF_SHORTS = ir.VectorType(ir.IntType(16), LANES)
 _HALF_INTS = ir.VectorType(I32, LANES // 2)
 _SUM = "llvm.x86.avx512.vpdpbusd.512"
-_NUM_ARGUMENTS = 16
+_NUM_ARGUMENTS = 18
 
 # (builder, sum so far, four bytes of the row as int32, vector of the weight as ints) -> sum
 Step = Callable[[ir.IRBuilder, ir.Value, ir.Value, ir.Value], ir.Value]
@@ -46,7 +63,7 @@ Step = Callable[[ir.IRBuilder, ir.Value, ir.Value, ir.Value], ir.Value]
 @dataclass(frozen=True, slots=True)
 class _Kind:
     """One kind of tile. integer: sums are int32, scaled at the end. from_start: the first sums are the matrix's own,
-    which take the zero point of the rows out; otherwise the step does, and sums begin at 0."""
+    which take a zero point of 128 out; otherwise they are 0."""
 
     name: str
     step: Step
@@ -64,46 +81,33 @@ def _vnni_step(builder: ir.IRBuilder, total: ir.Value, entry: ir.Value, weight: 
 
 
 def _avx2_step(builder: ir.IRBuilder, total: ir.Value, entry: ir.Value, weight: ir.Value) -> ir.Value:
-    signed = builder.xor(splat(builder, entry, _HALF_INTS), ir.Constant(_HALF_INTS, [0x80808080] * _HALF_INTS.count))
-    signed = builder.bitcast(signed, _HALF_BYTES)
-    magnitude = call(builder, "llvm.abs.v32i8", _HALF_BYTES, [signed, ir.Constant(ir.IntType(1), 0)])
-    ones = ir.Constant(_HALF_SHORTS, [1] * LANES)
-    halves = []
-    for half in _halves(builder, weight):
-        factors = [builder.bitcast(half, _HALF_BYTES), signed]
-        factors = [magnitude, call(builder, "llvm.x86.avx2.psign.b", _HALF_BYTES, factors)]
-        pairs = call(builder, "llvm.x86.avx2.pmadd.ub.sw", _HALF_SHORTS, factors)
-        halves.append(call(builder, "llvm.x86.avx2.pmadd.wd", _HALF_INTS, [pairs, ones]))
-    return builder.add(total, builder.shuffle_vector(*halves, ir.Constant(INTS, list(range(LANES)))))
-
-
-def _halves(builder: ir.IRBuilder, vector: ir.Value) -> list[ir.Value]:
-    """The lower and the upper half of 16 ints."""
-    undefined = ir.Constant(INTS, ir.Undefined)
-    places = [list(range(first, first + LANES // 2)) for first in (0, LANES // 2)]
-    return [builder.shuffle_vector(vector, undefined, ir.Constant(_HALF_INTS, place)) for place in places]
+    row = builder.bitcast(splat(builder, entry, _HALF_INTS), _HALF_BYTES)
+    magnitude = call(builder, "llvm.abs.v32i8", _HALF_BYTES, [row, ir.Constant(ir.IntType(1), 0)])
+    ones, undefined = ir.Constant(_HALF_SHORTS, [1] * LANES), ir.Constant(INTS, ir.Undefined)
+    sums = []
+    for first in (0, LANES // 2):
+        places = ir.Constant(_HALF_INTS, list(range(first, first + LANES // 2)))
+        half = builder.bitcast(builder.shuffle_vector(weight, undefined, places), _HALF_BYTES)
+        signed = call(builder, "llvm.x86.avx2.psign.b", _HALF_BYTES, [half, row])
+        pairs = call(builder, "llvm.x86.avx2.pmadd.ub.sw", _HALF_SHORTS, [magnitude, signed])
+        sums.append(call(builder, "llvm.x86.avx2.pmadd.wd", _HALF_INTS, [pairs, ones]))
+    return builder.add(total, builder.shuffle_vector(*sums, ir.Constant(INTS, list(range(LANES)))))
 
 
 def _plain_int8_step(builder: ir.IRBuilder, total: ir.Value, entry: ir.Value, weight: ir.Value) -> ir.Value:
-    mask, eight = ir.Constant(I32, 0x00FF00FF), ir.Constant(_SHORTS, [8] * 2 * LANES)
-    shorts = builder.bitcast(weight, _SHORTS)
-    even = (builder.and_(entry, mask), builder.ashr(builder.shl(shorts, eight), eight))
-    odd = (builder.and_(builder.lshr(entry, ir.Constant(I32, 8)), mask), builder.ashr(shorts, eight))
-    for row, column in (even, odd):
-        rows = builder.bitcast(splat(builder, row, INTS), _SHORTS)
-        for half in (0, 1):
-            places = ir.Constant(INTS, [2 * lane + half for lane in range(LANES)])
-            undefined = ir.Constant(_SHORTS, ir.Undefined)
-            left = builder.sext(builder.shuffle_vector(rows, undefined, places), INTS)
-            right = builder.sext(builder.shuffle_vector(column, undefined, places), INTS)
-            total = builder.add(total, builder.mul(left, right))
+    factors = [builder.bitcast(vector, _BYTES) for vector in (splat(builder, entry, INTS), weight)]
+    undefined = ir.Constant(_BYTES, ir.Undefined)
+    for place in range(4):
+        places = ir.Constant(INTS, [4 * lane + place for lane in range(LANES)])
+        row, column = (builder.sext(builder.shuffle_vector(factor, undefined, places), INTS) for factor in factors)
+        total = builder.add(total, builder.mul(row, column))
     return total
 
 
 def _tile(builder: ir.IRBuilder, arguments: list[ir.Value], kind: _Kind, rows: int, blocks: int) -> None:
     """One tile of `rows` rows and `blocks` blocks."""
     (row, row_stride, weight, block_stride, step_stride, steps, start, scale, bias, row_scale) = arguments[:10]
-    base, base_stride, out, out_stride = arguments[10:14]
+    base, base_stride, out, out_stride, ahead, ahead_stride = arguments[10:16]
     entry, loop, done = builder.block, builder.append_basic_block("steps"), builder.append_basic_block("sums")
     sum_type = INTS if kind.integer else FLOATS
     vector_bytes = 4 * LANES
@@ -123,6 +127,8 @@ def _tile(builder: ir.IRBuilder, arguments: list[ir.Value], kind: _Kind, rows: i
             phi.add_incoming(value, entry)
     place = offset(builder, weight, index, step_stride)
     weights = [load(builder, offset(builder, place, block, block_stride), INTS) for block in range(blocks)]
+    for block in range(blocks):
+        prefetch(builder, offset(builder, offset(builder, ahead, index, ahead_stride), block, block_stride))
     entries = offset(builder, row, index, 4)
     results = []
     for number in range(rows):
@@ -188,7 +194,8 @@ def _callable(kind: _Kind) -> Callable[..., None]:
 
     row, row_stride, weight, block_stride, step_stride, steps (at least 1), start (int8: first sums, int32 per column),
     scale (int8: float32 per column), bias (float32 per column), row_scale (int8: float32 per row), base, base_stride
-    (what the result is added to), out, out_stride, rows (up to MAX_ROWS), blocks (1 or MAX_BLOCKS)."""
+    (what the result is added to), out, out_stride, ahead, ahead_stride (weights to fetch, and bytes of them per step),
+    rows (up to MAX_ROWS), blocks (1 or MAX_BLOCKS)."""
 
     def tile(
         typing: Any,
@@ -206,6 +213,8 @@ def _callable(kind: _Kind) -> Callable[..., None]:
         base_stride: Any,
         out: Any,
         out_stride: Any,
+        ahead: Any,
+        ahead_stride: Any,
         rows: Any,
         blocks: Any,
     ) -> Any:
@@ -217,5 +226,5 @@ def _callable(kind: _Kind) -> Callable[..., None]:
 float32_tile = _callable(_Kind("lean_float32_tile", _float_step, integer=False))
 vnni_tile = _callable(_Kind("lean_vnni_tile", _vnni_step, integer=True, from_start=True))
 avx2_tile = _callable(_Kind("lean_avx2_tile", _avx2_step, integer=True))
-plain_int8_tile = _callable(_Kind("lean_int8_tile", _plain_int8_step, integer=True, from_start=True))
+plain_int8_tile = _callable(_Kind("lean_int8_tile", _plain_int8_step, integer=True))
 int8_tile = vnni_tile if HAS_VNNI else avx2_tile if HAS_AVX2 else plain_int8_tile

@@ -40,6 +40,13 @@ def store(builder: ir.IRBuilder, value: ir.Value, address: ir.Value, align: int 
     builder.store(value, builder.inttoptr(address, value.type.as_pointer())).align = align
 
 
+def prefetch(builder: ir.IRBuilder, address: ir.Value) -> None:
+    """Fetch the cache line at an address into the second level of the cache. Any address is allowed."""
+    pointer = builder.inttoptr(address, I8.as_pointer())
+    to_read, to_second_level, is_data = (ir.Constant(I32, number) for number in (0, 2, 1))
+    call(builder, "llvm.prefetch.p0", ir.VoidType(), [pointer, to_read, to_second_level, is_data])
+
+
 def offset(builder: ir.IRBuilder, address: ir.Value, index: ir.Value | int, stride: ir.Value | int) -> ir.Value:
     """address + index * stride, in bytes."""
     index = ir.Constant(I64, index) if isinstance(index, int) else index

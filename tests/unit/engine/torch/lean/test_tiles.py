@@ -10,6 +10,7 @@ from pipeline.engine.torch.lean.tiles import (
     HAS_AVX2,
     MAX_BLOCKS,
     MAX_ROWS,
+    ZERO_POINT,
     avx2_tile,
     float32_tile,
     int8_tile,
@@ -22,25 +23,25 @@ INPUTS = 64
 @kernel
 def run_int8(addresses: np.ndarray, rows: int, blocks: int) -> None:
     x, w, start, scale, bias, row_scale, base, out = addresses
-    int8_tile(x, 64, w, 1024, 64, 16, start, scale, bias, row_scale, base, 0, out, 4 * 48, rows, blocks)
-
-
-@kernel
-def run_plain_int8(addresses: np.ndarray, rows: int, blocks: int) -> None:
-    x, w, start, scale, bias, row_scale, base, out = addresses
-    plain_int8_tile(x, 64, w, 1024, 64, 16, start, scale, bias, row_scale, base, 0, out, 4 * 48, rows, blocks)
+    int8_tile(x, 64, w, 1024, 64, 16, start, scale, bias, row_scale, base, 0, out, 4 * 48, w, 64, rows, blocks)
 
 
 @kernel
 def run_avx2(addresses: np.ndarray, rows: int, blocks: int) -> None:
     x, w, start, scale, bias, row_scale, base, out = addresses
-    avx2_tile(x, 64, w, 1024, 64, 16, start, scale, bias, row_scale, base, 0, out, 4 * 48, rows, blocks)
+    avx2_tile(x, 64, w, 1024, 64, 16, start, scale, bias, row_scale, base, 0, out, 4 * 48, w, 64, rows, blocks)
+
+
+@kernel
+def run_plain_int8(addresses: np.ndarray, rows: int, blocks: int) -> None:
+    x, w, start, scale, bias, row_scale, base, out = addresses
+    plain_int8_tile(x, 64, w, 1024, 64, 16, start, scale, bias, row_scale, base, 0, out, 4 * 48, w, 64, rows, blocks)
 
 
 @kernel
 def run_float32(addresses: np.ndarray, rows: int, blocks: int) -> None:
     x, w, start, scale, bias, row_scale, base, out = addresses
-    float32_tile(x, 256, w, 4096, 64, 64, start, scale, bias, row_scale, base, 0, out, 4 * 48, rows, blocks)
+    float32_tile(x, 256, w, 4096, 64, 64, start, scale, bias, row_scale, base, 0, out, 4 * 48, w, 64, rows, blocks)
 
 
 def addresses_of(*arrays: np.ndarray) -> np.ndarray:
@@ -52,22 +53,24 @@ def addresses_of(*arrays: np.ndarray) -> np.ndarray:
 def test_int8_sums_are_exact(run, extreme: bool) -> None:
     if run is run_avx2 and not HAS_AVX2:
         pytest.skip("the processor has no AVX2")
+    zero_point = ZERO_POINT if run is run_int8 else 0
     random = np.random.default_rng(0)
     weight = random.integers(-127, 128, (48, INPUTS)).astype(np.int8)
-    rows = random.integers(1, 256, (8, INPUTS)).astype(np.uint8)
+    rows = random.integers(-127, 128, (8, INPUTS))
     if extreme:  # pairs of products that do not fit into int16
-        weight[:], rows[:] = 127, 255
-        weight[1::2] = -127
+        weight[:], rows[:] = 127, 127
+        weight[1::2], rows[1::2] = -127, -127
     packed = np.ascontiguousarray(weight.reshape(3, 16, 16, 4).transpose(0, 2, 1, 3))
     start = (-128 * weight.astype(np.int32).sum(1)).astype(np.int32)
     scale, row_scale = random.random(48, np.float32), random.random(8, np.float32)
     bias, base = random.random(48, np.float32), np.zeros(48, np.float32)
-    sums = (rows.astype(np.int64) - 128) @ weight.T.astype(np.int64)
+    sums = rows @ weight.T.astype(np.int64)
+    row_bytes = (rows + zero_point).astype(np.uint8)
     expected = sums.astype(np.float32) * scale * row_scale[:, None] + bias
     for count in range(1, MAX_ROWS + 1):
         for blocks in (1, MAX_BLOCKS):
             out = np.full((8, 48), np.nan, np.float32)
-            run(addresses_of(rows, packed, start, scale, bias, row_scale, base, out), count, blocks)
+            run(addresses_of(row_bytes, packed, start, scale, bias, row_scale, base, out), count, blocks)
             np.testing.assert_array_equal(out[:count, : 16 * blocks], expected[:count, : 16 * blocks])
             assert np.isnan(out[count:]).all()
             assert np.isnan(out[:, 16 * blocks :]).all()
