@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
 
 import psutil
 
 from pipeline.server.guard import shm_files
 from pipeline.server.processes import MARK
+from tests.patience import PATIENCE_S
 
+T = TypeVar("T")
 # Triton alone, on free ports.
 FREE_PORTS = (*(f"server.{name}_port=0" for name in ("http", "grpc", "metrics", "openai")), "server.openai=false")
 # Nothing in front of it, and down when it dies.
@@ -27,3 +33,23 @@ def processes_of(server_id: str) -> list[psutil.Process]:
 def left_over(server_id: str) -> list[object]:
     """Processes and shared memory of a server."""
     return [*shm_files(server_id), *processes_of(server_id)]
+
+
+def wait_for(found: Callable[[], T | None]) -> T:
+    """The first true value that a function returns."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (value := found()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return value
+
+
+def wait_for_guard(server_id: str) -> None:
+    """Wait until the guard of a server has checked the models' processes. In the same round, and before, it makes
+    shared memory private."""
+    region = Path("/dev/shm", f"{server_id}-round")
+    region.touch()
+    for _ in range(2):
+        region.chmod(0o644)
+        wait_for(lambda: region.stat().st_mode & 0o077 == 0)
+    region.unlink()

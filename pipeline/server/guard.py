@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.server.log import write_end, write_restart
-from pipeline.server.processes import marked_processes, model_processes, start_time
+from pipeline.server.model_watch import ModelWatch
+from pipeline.server.processes import marked_processes, start_time
 from pipeline.server.start_watch import StartWatch
 
 # Environment variable with the pid of a process. Servers started under it end with that process, detached ones too.
@@ -232,8 +233,8 @@ class _End:
 
 def _wait_for_end(server: subprocess.Popen[bytes], wake_fd: int, spec: GuardSpec) -> _End:
     fds = [wake_fd, sys.stdin.fileno()] if spec.watch_parent else [wake_fd]
-    models: dict[int, str] = {}
     start = StartWatch(spec.server_id, spec.ready_url, spec.hang_seconds)
+    models = ModelWatch(spec.server_id)
     while True:
         ready, _, _ = select.select(fds, [], [], _WATCH_SECONDS)
         if wake_fd in ready and (told := set(os.read(wake_fd, 64)) - {signal.SIGCHLD}):
@@ -248,18 +249,10 @@ def _wait_for_end(server: subprocess.Popen[bytes], wake_fd: int, spec: GuardSpec
         if start.hangs():
             return _End(f"it did nothing for {spec.hang_seconds:.0f} s before it was ready", restart=True)
         make_private(spec.server_id)
-        alive = model_processes(spec.server_id)
-        if dead := models.keys() - alive.keys():
-            # Triton does not restart a model's process, still reports itself ready, and leaves the model's requests
-            # unanswered.
-            with suppress(subprocess.TimeoutExpired):
-                server.wait(_CRIPPLED_SECONDS)  # a server that fails to load a model logs the reason and ends by itself
-                return _End(restart=bool(spec.ready_path) and Path(spec.ready_path).exists())
-            alive = model_processes(spec.server_id)  # check again, because the first check may have failed
-            if dead := models.keys() - alive.keys():
-                reason = f"the process of the model {models[min(dead)]} died; was there too little memory?"
-                return _End(reason, restart=True)
-        models = alive
+        # Before it is ready, a server that loses a model's process logs the reason and ends by itself.
+        if dead := models.dead_models(_CRIPPLED_SECONDS if start.is_over else spec.hang_seconds):
+            processes = "process of the model" if len(dead) == 1 else "processes of the models"
+            return _End(f"the {processes} {', '.join(dead)} died; was there too little memory?", restart=True)
 
 
 def _stop(server: subprocess.Popen[bytes], patience: float) -> int:

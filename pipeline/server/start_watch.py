@@ -15,21 +15,21 @@ _IDLE_WORK = 0.5
 
 class StartWatch:
     """Detects a server whose processes compute and read nothing before it is ready: some of Triton's locks in shared
-    memory can be left in a deadlock."""
+    memory can be left in a deadlock. is_over: the server is ready, or there is no URL to ask."""
 
     def __init__(self, server_id: str, ready_url: str, hang_seconds: float) -> None:
         """ready_url: returns 200 once the server is ready; empty: nothing to detect. hang_seconds: limit of
         inactivity."""
         self._server_id, self._ready_url, self._hang_seconds = server_id, ready_url, hang_seconds
-        self._is_over = not ready_url
+        self.is_over = not ready_url
         self._work, self._since = -1.0, time.monotonic()
 
     def hangs(self) -> bool:
         """Whether it has been inactive for that long. Call it often."""
-        if self._is_over:
+        if self.is_over:
             return False
-        self._is_over = _answers(self._ready_url)
-        if self._is_over:
+        self.is_over = _answers(self._ready_url)
+        if self.is_over:
             return False
         work = sum(map(work_of, marked_processes(self._server_id)))
         if work - self._work > _IDLE_WORK:

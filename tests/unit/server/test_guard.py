@@ -6,8 +6,7 @@ import os
 import signal
 import subprocess
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -15,92 +14,120 @@ import pytest
 
 from pipeline.server import guard
 from pipeline.server.guard import GuardSpec
+from pipeline.server.model_watch import ModelWatch
 from pipeline.server.processes import MARK, model_processes
 from tests.patience import PATIENCE_S
+from tests.servers import wait_for, wait_for_guard
+
+# Tests of several checkouts may run on one machine.
+SERVER = f"la-test-{os.getpid()}"
+Start = Callable[..., "subprocess.Popen[bytes]"]
 
 
 @pytest.fixture
-def model(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process such as Triton runs a Python model in."""
-    stub = tmp_path / "triton_python_backend_stub"
-    stub.write_text("#!/bin/sh\nread line\n")
-    stub.chmod(0o755)
-    process = subprocess.Popen(
-        [stub, "/models/tensorrt_llm/1/model.py"], env=os.environ | {MARK: "la-test"}, stdin=subprocess.PIPE
-    )
-    yield process
+def start_model(tmp_path: Path) -> Iterator[Start]:
+    """Starts a process in which Triton would run a Python model, and waits until it can be told from the test's own."""
+    started = []
+
+    def start(model: str = "tensorrt_llm", script: str = "read line") -> subprocess.Popen[bytes]:
+        stub = tmp_path / model / "triton_python_backend_stub"
+        stub.parent.mkdir()
+        stub.write_text(f"#!/bin/sh\n{script}\n")
+        stub.chmod(0o755)
+        started.append(
+            process := subprocess.Popen(
+                [stub, f"/models/{model}/1/model.py"],
+                env=os.environ | {MARK: SERVER},
+                stdin=subprocess.PIPE,
+                start_new_session=True,
+            )
+        )
+        wait_for(lambda: process.pid in model_processes(SERVER))
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     process.wait()
 
 
-def wait_until_seen(pid: int) -> None:
-    while pid not in model_processes("la-test"):  # until it has become the stub
-        pass
+def test_model_processes_are_found_by_their_servers_mark(start_model):
+    model = start_model()
 
-
-def test_model_processes_are_found_by_their_servers_mark(model):
-    wait_until_seen(model.pid)
-
-    assert model_processes("la-test") == {model.pid: "tensorrt_llm"}
+    assert model_processes(SERVER) == {model.pid: "tensorrt_llm"}
     assert model_processes("la-other") == {}
 
 
-def test_a_child_that_a_model_forked_is_no_model(tmp_path):
+def test_a_child_that_a_model_forked_is_no_model(start_model):
     """Until it runs a program of its own it has its parent's name, arguments and environment; it ends at any time."""
-    stub = tmp_path / "triton_python_backend_stub"
-    stub.write_text("#!/bin/sh\n(sleep 600; :) &\nread line\n")
-    stub.chmod(0o755)
-    parent = subprocess.Popen(
-        [stub, "/models/tensorrt_llm/1/model.py"],
-        env=os.environ | {MARK: "la-test"},
-        stdin=subprocess.PIPE,
-        start_new_session=True,
-    )
-    try:
-        deadline = time.monotonic() + PATIENCE_S
-        while len(psutil.Process(parent.pid).children(recursive=True)) < 2 and time.monotonic() < deadline:
-            pass
-        fork, _ = psutil.Process(parent.pid).children(recursive=True)
-        assert fork.cmdline() == psutil.Process(parent.pid).cmdline()
-        assert model_processes("la-test") == {parent.pid: "tensorrt_llm"}
-    finally:
-        os.killpg(parent.pid, signal.SIGKILL)
-        parent.wait()
+    parent = start_model(script="(sleep 600; :) &\nread line")
+    wait_for(lambda: len(psutil.Process(parent.pid).children(recursive=True)) == 2)
+    fork, _ = psutil.Process(parent.pid).children(recursive=True)
+
+    assert fork.cmdline() == psutil.Process(parent.pid).cmdline()
+    assert model_processes(SERVER) == {parent.pid: "tensorrt_llm"}
 
 
-@pytest.mark.parametrize("server_ends", [False, True])
-def test_a_server_whose_model_died_is_to_end_unless_it_does_so_by_itself(model, monkeypatch, server_ends):
-    wait_until_seen(model.pid)
-    seen = threading.Event()
+def test_dead_models_are_named_in_the_order_of_their_deaths(start_model):
+    """The later ones may have died because of the first, whatever their process ids."""
+    front, target, other = (start_model(name) for name in ("tensorrt_llm_bls", "tensorrt_llm_engine", "preprocessing"))
+    watch = ModelWatch(SERVER)
+    assert watch.dead_models(0.0) == ()
 
-    def watched(server_id: str) -> dict[int, str]:
-        found = model_processes(server_id)
-        if found:
-            seen.set()
-        return found
+    kill(target)
+    assert watch.dead_models(PATIENCE_S) == ()
+    kill(front)
+    assert watch.dead_models(PATIENCE_S) == ()
 
-    monkeypatch.setattr(guard, "model_processes", watched)
+    assert watch.dead_models(0.0) == ("tensorrt_llm_engine", "tensorrt_llm_bls")
+    assert model_processes(SERVER) == {other.pid: "preprocessing"}
+
+
+def test_a_model_that_one_check_missed_has_not_died(start_model, monkeypatch):
+    start_model()
+    watch = ModelWatch(SERVER)
+    watch.dead_models(0.0)
+    with monkeypatch.context() as context:
+        context.setattr("pipeline.server.model_watch.model_processes", lambda server_id: {})
+        assert watch.dead_models(PATIENCE_S) == ()
+
+    assert watch.dead_models(0.0) == ()
+
+
+@pytest.mark.parametrize("is_ready", [False, True])
+def test_a_server_whose_model_died_is_to_end_unless_it_is_not_ready_and_ends_by_itself(
+    start_model, monkeypatch, is_ready
+):
+    model = start_model()
     monkeypatch.setattr(guard, "_WATCH_SECONDS", 0.01)
-    monkeypatch.setattr(guard, "_CRIPPLED_SECONDS", 60.0 if server_ends else 0.01)
+    monkeypatch.setattr(guard, "_CRIPPLED_SECONDS", 0.0)
     wake_read, wake_write = os.pipe()
     server = subprocess.Popen(["sleep", "600"])
     ends: list[guard._End] = []
-    spec = GuardSpec([], {}, "", "", "la-test", watch_parent=False)
+    nowhere = "" if is_ready else "http://127.0.0.1:1"
+    spec = GuardSpec([], {}, "", "", SERVER, watch_parent=False, ready_url=nowhere, hang_seconds=PATIENCE_S)
     waiting = threading.Thread(target=lambda: ends.append(guard._wait_for_end(server, wake_read, spec)))
     waiting.start()
     try:
-        assert seen.wait(30)
-        model.kill()
-        model.wait()
-        if server_ends:
+        wait_for_guard(SERVER)
+        kill(model)
+        if not is_ready:
+            wait_for_guard(SERVER)
             server.kill()
-        waiting.join(30)
+        waiting.join(PATIENCE_S)
     finally:
-        server.kill()
-        server.wait()
+        kill(server)
         os.close(wake_read)
         os.close(wake_write)
 
     (end,) = ends
     assert not end.wanted
-    assert ("the process of the model tensorrt_llm died" in end.reason) is not server_ends
+    assert end.reason == (
+        "the process of the model tensorrt_llm died; was there too little memory?" if is_ready else ""
+    )

@@ -21,12 +21,13 @@ from pipeline.server.service import (
     stop_service,
     wait_until_ready,
 )
+from tests.patience import PATIENCE_S
 from tests.servers import left_over, processes_of
 
 HTTP = "import http.server, sys; http.server.test(http.server.SimpleHTTPRequestHandler, port=int(sys.argv[1]))"
 
 
-def service(name: str = "door", code: str = HTTP, timeout_s: float = 20.0) -> Service:
+def service(name: str = "door", code: str = HTTP, timeout_s: float = PATIENCE_S) -> Service:
     port = bind_ports("127.0.0.1", {"port": 0})["port"]
     return Service(
         name,
