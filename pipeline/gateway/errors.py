@@ -28,7 +28,7 @@ _INTERNAL = re.compile(
     r"model instance|std::|boost::",
     re.I,
 )
-_UNREADABLE = re.compile(r"^(?:Unable to parse|Expected JSON|Failed to parse)")
+_UNREADABLE = re.compile(r"^(?:Unable to parse|Expected JSON|[Ff]ailed to parse the request)")
 _PREFIXES = re.compile(r"^(?:\[request id: [^\]]*\] |in ensemble '[^']*', )+")
 
 

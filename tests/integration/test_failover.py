@@ -4,6 +4,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections.abc import Iterator
 
 import openai
@@ -13,6 +16,7 @@ from pipeline.config.places import Places
 from pipeline.dynamo.failover import verify_failover
 from pipeline.dynamo.fleet import Fleet, openai_url, start_fleet
 from pipeline.server.figures import read_metrics
+from pipeline.server.processes import marked_processes
 from tests.integration.servers import prepared
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
@@ -78,6 +82,31 @@ def test_a_conversation_goes_on_where_it_was(fleet: Fleet) -> None:
         messages.append({"role": "user", "content": "and then?"})
 
     assert min(shares(fleet, before)) == 0
+
+
+def spread(fleet: Fleet) -> list[float]:
+    """Tokens that each server puts out for requests of eight sessions."""
+    before = output_tokens(fleet)
+    client = openai.OpenAI(base_url=url_of(fleet), api_key="none", max_retries=0, timeout=60)
+    for number in range(8):
+        headers = {"x-session-id": f"{time.monotonic()} {number}"}
+        client.completions.create(model=MODEL, prompt="a", max_tokens=8, temperature=0, extra_headers=headers)
+    return shares(fleet, before)
+
+
+def test_all_workers_serve_again_after_a_suspension(fleet: Fleet) -> None:
+    suspended = [pid for service in fleet.services for pid in marked_processes(service.state.server_id)]
+    for pid in suspended:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(14)  # entries are deleted after ten seconds without renewal
+    for pid in suspended:
+        os.kill(pid, signal.SIGCONT)
+
+    time.sleep(5)
+    deadline = time.monotonic() + 60
+    while min(found := spread(fleet)) == 0 and time.monotonic() < deadline:
+        time.sleep(1)
+    assert min(found) > 0
 
 
 def test_a_killed_worker_and_a_killed_server_change_no_token(fleet: Fleet) -> None:

@@ -18,6 +18,7 @@ SENTENCE = "max_tokens is -8; it must be at least 1"
         (400, "[request id: 3] Exceeds maximum queue size", 503, "Exceeds maximum queue size"),
         (400, "the server is being stopped or exchanged for another", 503, "the server is being"),
         (500, "Unable to parse 'data': attempt to access JSON non-number", 400, "Unable to parse 'data'"),
+        (500, "failed to parse the request JSON buffer: Invalid value. at 0", 400, "failed to parse the request"),
         (400, "prompts with and/or without <|im_start|> are fine", 400, "and/or without <|im_start|>"),
         (404, "Request for unknown model: 'x' is not found", 404, "unknown model"),
         (501, "doesn't support models with decoupled transaction policy", 400, "doesn't support models with decoupled"),
@@ -42,6 +43,7 @@ def test_sentences_for_clients_come_through_with_the_status_that_they_mean(statu
         (400, "At:\n  /srv/app/model.py(33): execute", 400),
         (500, "the region la0123456789ab is gone", 500),
         (503, "anything", 503),
+        (500, "Failed to parse chat completion response", 500),  # Dynamo's, of a worker that ended
     ],
 )
 def test_internal_text_stays_inside(status, text, expected):

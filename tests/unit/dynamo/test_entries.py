@@ -1,0 +1,57 @@
+"""A worker's entries come back after a suspension, and only then."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.dynamo.entries import Entries
+
+MINE, OTHER = "lookahead%2Fbackend%2Fgenerate%2Fff", "lookahead%2Fbackend%2Fgenerate%2Ffe"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for bucket in ("instances", "mdc"):
+        (tmp_path / "v1" / bucket).mkdir(parents=True)
+        for name in (MINE, OTHER):
+            (tmp_path / "v1" / bucket / name).write_text(f"{bucket} of {name}")
+    return tmp_path
+
+
+def remove(folder: Path) -> None:
+    for path in folder.glob("v1/*/*"):
+        path.unlink()
+
+
+def held(folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_entries_come_back_after_a_suspension(folder: Path) -> None:
+    entries = Entries(folder, 255)
+    entries.check(0.0)
+    remove(folder)
+    entries.check(20.0)
+
+    assert held(folder) == {f"v1/{bucket}/{MINE}": f"{bucket} of {MINE}" for bucket in ("instances", "mdc")}
+
+
+def test_they_come_back_too_if_they_go_a_moment_after_its_end(folder: Path) -> None:
+    entries = Entries(folder, 255)
+    entries.check(0.0)
+    entries.check(20.0)
+    remove(folder)
+    entries.check(20.5)
+
+    assert len(held(folder)) == 2
+
+
+def test_entries_that_a_shutdown_removes_stay_removed(folder: Path) -> None:
+    entries = Entries(folder, 255)
+    entries.check(0.0)
+    remove(folder)
+    entries.check(0.5)
+
+    assert held(folder) == {}
