@@ -1,12 +1,16 @@
-"""Atomic writing of files, the end of a log, the cache folder, and error numbers of the operating system."""
+"""Atomic writing of files, files at URLs, the end of a log, the cache folder, and error numbers of the operating
+system."""
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 
 def write_whole(path: Path, content: str | Iterable[bytes], private: bool = False) -> None:
@@ -25,6 +29,45 @@ def write_whole(path: Path, content: str | Iterable[bytes], private: bool = Fals
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+def is_url(location: str | Path) -> bool:
+    """Whether a location is a URL, such as s3://bucket/key, rather than a path."""
+    return isinstance(location, str) and "://" in location
+
+
+def read_location(location: str | Path) -> bytes:
+    """Content of a file at a path or at a URL of fsspec. Raises OSError with a reason."""
+    if not is_url(location):
+        return Path(location).read_bytes()
+    with _opened(str(location), "rb") as file:
+        content: bytes = file.read()
+    return content
+
+
+def write_location(location: str | Path, content: Iterable[bytes]) -> None:
+    """Write a file at a path, as `write_whole` does, or at a URL of fsspec. Raises OSError with a reason."""
+    if not is_url(location):
+        return write_whole(Path(location), content)
+    with _opened(str(location), "wb") as file:
+        for piece in content:
+            file.write(piece)
+    return None
+
+
+@contextmanager
+def _opened(url: str, mode: str) -> Iterator[Any]:
+    import fsspec
+
+    try:
+        with fsspec.open(url, mode) as file:
+            yield file
+    except (ImportError, ValueError) as error:  # a protocol without its package, or an unknown one
+        raise OSError(errno.EPROTONOSUPPORT, str(error)) from error
+    except FileNotFoundError as error:
+        raise OSError(errno.ENOENT, os.strerror(errno.ENOENT)) from error
+    except OSError as error:  # libraries of object stores leave the reason out of strerror
+        raise OSError(error.errno or errno.EIO, error.strerror or str(error)) from error
 
 
 def partial_path(path: Path) -> Path:

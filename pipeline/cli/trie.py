@@ -23,8 +23,8 @@ Tokenizer = Annotated[
     Path | None,
     typer.Option("--tokenizer", help="Folder with tokenizer.json; needed for rows of text."),
 ]
-Out = Annotated[Path, typer.Option("--out", "-o", help="Snapshot to write.")]
-Snapshot = Annotated[Path, typer.Argument(help="Snapshot of a trie.")]
+Out = Annotated[str, typer.Option("--out", "-o", help="Snapshot to write: a file, or a URL such as s3://bucket/key.")]
+Snapshot = Annotated[str, typer.Argument(help="Snapshot of a trie: a file or a URL.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -91,7 +91,9 @@ def inspect(
 
 def prune(
     snapshot: Snapshot,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Output file; default: the snapshot itself.")] = None,
+    out: Annotated[
+        str | None, typer.Option("--out", "-o", help="Output file or URL; default: the snapshot itself.")
+    ] = None,
     times: Annotated[int, typer.Option("--times", help="Number of halvings.", min=1, max=31)] = 1,
     as_json: Json = False,
 ) -> None:
@@ -109,13 +111,18 @@ def prune(
 
 def merge(
     snapshots: Annotated[
-        list[Path], typer.Argument(help="Snapshots. The last one is forgotten last, so put the most valuable there.")
+        list[str],
+        typer.Argument(
+            help="Snapshots: files or URLs. The last one is forgotten last, so put the most valuable there."
+        ),
     ],
     out: Out,
     max_mib: MaxMib = 64.0,
     as_json: Json = False,
 ) -> None:
-    """Merge the texts of several snapshots into one trie. Namespaces stay apart."""
+    """Merge the texts of several snapshots into one trie, such as what the servers of a fleet have learnt. Namespaces
+    stay apart. A text counts as often as in the snapshot that holds it most often."""
+    from pipeline.decoding.trie.merging import merge_tries
     from pipeline.decoding.trie.snapshot import load_trie, save_trie
 
     tries = [load_trie(path) for path in snapshots]
@@ -126,10 +133,7 @@ def merge(
         )
     merged = new_trie(lengths[0], max_mib)
     with output.progress() as bar:
-        task = bar.add_task("merge", total=len(tries))
-        for trie in tries:
-            merged.merge(trie)
-            bar.advance(task)
+        merge_tries(merged, bar.track(tries, description="merge"))
     save_trie(merged, out)
     _show(merged, out, as_json)
 
@@ -161,10 +165,10 @@ def encoder(folder: Path | None) -> Callable[[str], list[int]] | None:
     return lambda text: list(tokenizer.encode(text, add_special_tokens=False))
 
 
-def _show(trie: Trie, path: Path, as_json: bool) -> None:
+def _show(trie: Trie, path: str, as_json: bool) -> None:
     statistics = trie.statistics
     rows = {
-        "file": str(path),
+        "file": path,
         "branch_length": trie.branch_length,
         "max_bytes": trie.max_bytes,
         "tokens_held": statistics.num_tokens,

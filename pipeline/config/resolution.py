@@ -42,6 +42,7 @@ from pipeline.config.schema import (
     TrieDraftConfig,
 )
 from pipeline.errors import ConfigError
+from pipeline.files import is_url
 
 _Schema = TypeVar("_Schema", bound=Frozen)
 
@@ -265,7 +266,7 @@ def _with_absolute_checkpoint(model: ModelConfig) -> ModelConfig:
 def _with_absolute_snapshots(profile: ProfileConfig) -> ProfileConfig:
     sources = tuple(
         source.model_copy(update={"snapshot": _absolute(source.snapshot)})
-        if isinstance(source, TrieDraftConfig) and source.snapshot is not None
+        if isinstance(source, TrieDraftConfig) and source.snapshot is not None and not is_url(source.snapshot)
         else source
         for source in profile.drafting.sources
     )

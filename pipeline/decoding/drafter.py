@@ -20,7 +20,7 @@ from pipeline.decoding.continuations import ContinuationTable, empty_table
 from pipeline.decoding.feedback import places_in, unsent_nodes
 from pipeline.decoding.first_rows import NO_FIRST_ROWS, FirstRows
 from pipeline.decoding.growth import Grown, Proposals, grow, learn_from_step
-from pipeline.decoding.learned_state import load_arrays, save_arrays
+from pipeline.decoding.learned_state import STATE, load_arrays, save_arrays
 from pipeline.decoding.mixing_prior import prior_weights
 from pipeline.decoding.proposals import joined_proposals
 from pipeline.decoding.reliability import Reliability
@@ -190,7 +190,7 @@ class Drafter:
             if isinstance(source, LearningSource):
                 self._guarded(source, None, source.save_learned, folder, fingerprint)
         try:
-            save_arrays(folder / f"{name}.state", self._mix(), fingerprint)
+            save_arrays(folder / f"{name}{STATE}", self._mix(), fingerprint)
         except UserError as error:
             logger.warning("%s", error)
 
@@ -199,7 +199,7 @@ class Drafter:
         for source in self.sources:
             if isinstance(source, LearningSource):
                 self._guarded(source, None, source.load_learned, folder, fingerprint)
-        path = folder / f"{name}.state"
+        path = folder / f"{name}{STATE}"
         if not path.exists():
             return
         try:

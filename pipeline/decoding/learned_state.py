@@ -24,6 +24,8 @@ import numpy.typing as npt
 from pipeline.errors import UserError
 from pipeline.files import write_whole
 
+# End of the names of files with the state of a drafter.
+STATE = ".state"
 MAGIC = b"LKSTATE1"
 CHECKSUM_BYTES = 32
 FINGERPRINT = "fingerprint"

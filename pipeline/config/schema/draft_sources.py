@@ -19,7 +19,9 @@ class TrieDraftConfig(Frozen):
     branch_length: int = Field(12, ge=1, le=64, description="Longest drafted path; tokens stored per branch.")
     max_bytes: int = Field(64 << 20, ge=1 << 16, description="Hard memory bound of the shared trie.")
     snapshot: str | None = Field(
-        None, min_length=1, description="Initial content of the shared trie: a file that `lookahead trie build` wrote."
+        None,
+        min_length=1,
+        description="Initial content of the shared trie: a file of `lookahead trie build`, or its URL (fsspec).",
     )
 
 

@@ -85,8 +85,8 @@ class ServerConfig(Frozen):
     otlp_endpoint: str | None = Field(
         None,
         pattern=r"^https?://[A-Za-z0-9._-]+(:[0-9]+)?$",
-        description="OpenTelemetry collector that takes OTLP over HTTP, e.g. http://collector:4318. It gets spans and "
-        "log records of front end and workers, without prompts and outputs.",
+        description="OpenTelemetry collector that takes OTLP over HTTP, e.g. http://collector:4318. It gets spans "
+        "of front end, workers, BLS model and engine, without prompts and outputs.",
     )
     json_logs: bool = Field(False, description="Logs of gateway, front end and workers as JSON lines.")
 

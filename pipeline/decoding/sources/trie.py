@@ -13,6 +13,7 @@ from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree, IntArray
 from pipeline.decoding.trie import Trie, TrieStream
 from pipeline.decoding.trie.estimator import Estimator
+from pipeline.decoding.trie.merging import merge_tries
 from pipeline.decoding.trie.snapshot import load_trie, save_trie
 from pipeline.errors import ConfigError
 
@@ -43,7 +44,7 @@ class TrieSource:
         except ValueError as error:
             raise ConfigError(f"draft source 'trie': {error}") from error
         if config.snapshot is not None:
-            self.trie.merge(_snapshot(Path(config.snapshot), config.branch_length))
+            self.trie.merge(_snapshot(config.snapshot, config.branch_length))
         self._branch_length = config.branch_length
         self._estimator = Estimator(config.branch_length, config.retrieval)
         self._requests: dict[str, _Request] = {}
@@ -78,7 +79,7 @@ class TrieSource:
     def load_learned(self, folder: Path, fingerprint: str) -> None:
         path = folder / STATE
         if path.exists():
-            self.trie.merge(load_trie(path))
+            merge_tries(self.trie, [load_trie(path)])  # other servers' too, and the snapshot's texts are among them
 
     def stop(self, request_id: str) -> None:
         request = self._requests.pop(request_id, None)
@@ -86,7 +87,7 @@ class TrieSource:
             request.output.close()
 
 
-def _snapshot(path: Path, branch_length: int) -> Trie:
+def _snapshot(path: str, branch_length: int) -> Trie:
     trie = load_trie(path)
     if trie.branch_length != branch_length:
         raise ConfigError(

@@ -15,7 +15,7 @@ from pipeline.decoding.trie.integrity import check_arrays
 from pipeline.decoding.trie.nodes import fill_buckets
 from pipeline.decoding.trie.text_trie import Trie, text_pieces
 from pipeline.errors import UserError
-from pipeline.files import write_whole
+from pipeline.files import read_location, write_location
 
 MAGIC = b"LKTRIE\r\n"
 VERSION = 2
@@ -27,9 +27,9 @@ V1_NODE_BYTES, V1_NUM_COUNTERS, V1_HEAD, V1_OLDEST, V1_OLDEST_ROOT = 32, 8, 2, 3
 _FIXED = struct.Struct("<8sII")
 
 
-def save_trie(trie: Trie, path: Path) -> None:
-    """Write a snapshot. An old file of this name stays until the new one is complete. Raises UserError if it
-    cannot be written."""
+def save_trie(trie: Trie, path: str | Path) -> None:
+    """Write a snapshot to a path or a URL of fsspec. An old file of this name stays until the new one is complete.
+    Raises UserError if it cannot be written."""
     arrays = trie.arrays
     used = int(arrays.state["fresh"][0])
     header = {
@@ -53,16 +53,16 @@ def save_trie(trie: Trie, path: Path) -> None:
     for piece in pieces:
         checksum.update(piece)
     try:
-        write_whole(path, [*pieces, checksum.digest()])
+        write_location(path, [*pieces, checksum.digest()])
     except OSError as error:
         raise UserError(f"The trie cannot be written to {path}: {error.strerror}.") from error
 
 
-def load_trie(path: Path) -> Trie:
-    """The trie of a snapshot, as it was saved. Raises UserError if the file is missing, foreign, of another
-    version, or damaged."""
+def load_trie(path: str | Path) -> Trie:
+    """The trie of a snapshot at a path or a URL of fsspec, as it was saved. Raises UserError if the file is missing,
+    foreign, of another version, or damaged."""
     try:
-        content = path.read_bytes()
+        content = read_location(path)
     except OSError as error:
         raise UserError(f"The trie {path} cannot be read: {error.strerror}.") from error
     if len(content) < _FIXED.size + CHECKSUM_BYTES or content[: len(MAGIC)] != MAGIC:

@@ -63,14 +63,29 @@ def test_build_inspect_prune_and_merge(app: typer.Typer, rows: Path, tmp_path: P
     assert count(one, 9) == 0
     assert count(two, 9, 1, namespace="tenant") == 1
     run(app, "trie", "merge", one, two, one, "-o", both, "--max-mib", 1)
-    assert count(both, 1, 2) == 6
+    assert count(both, 1, 2) == 3
     assert count(both, 1, 2, namespace="tenant") == 3
     run(app, "trie", "prune", both)
-    assert count(both, 1, 2) == 3
+    assert count(both, 1, 2) == 1
     assert count(both, 9, 1, namespace="tenant") == 0
     seen = json.loads(run(app, "trie", "inspect", both, "--check", "--json"))
     assert seen["namespaces"] == ["", "tenant"]
-    assert seen["tokens_held"] == 8 + 10 + 8
+    assert seen["tokens_held"] == 8 + 10
+
+
+def test_snapshots_are_merged_from_urls_to_a_url(app: typer.Typer, rows: Path, tmp_path: Path):
+    for name, namespace in (("one", ""), ("two", "tenant")):
+        run(app, "trie", "build", rows, "-o", f"memory://{name}", "--max-mib", 1, "--namespace", namespace)
+    run(app, "trie", "merge", "memory://one", "memory://two", "-o", "memory://both", "--max-mib", 1)
+    seen = json.loads(run(app, "trie", "inspect", "memory://both", "--check", "--json"))
+    assert seen["file"] == "memory://both"
+    assert seen["namespaces"] == ["", "tenant"]
+
+
+@pytest.mark.parametrize("url", ["memory://nowhere", "nosuch://bucket/key"])
+def test_a_url_that_cannot_be_read_is_said(app: typer.Typer, url: str):
+    with pytest.raises(UserError, match=f"The trie {url} cannot be read: "):
+        run(app, "trie", "inspect", url)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,34 @@
+"""Several tries into one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from pipeline.decoding.trie.text_trie import TextPiece, Trie
+
+_Counts = Counter[tuple[str, bytes]]
+
+
+def merge_tries(into: Trie, tries: Iterable[Trie]) -> None:
+    """Insert the texts that tries hold, trie by trie, oldest first. Each text counts as often as in the trie that holds
+    it most often, `into` included: tries that have a past in common do not count it twice."""
+    most: _Counts = Counter(_key(piece) for piece in into.texts())
+    for trie in tries:
+        into.merge_pieces(_missing(trie.texts(), most), trie.branch_length)
+
+
+def _missing(pieces: Iterable[TextPiece], most: _Counts) -> Iterator[TextPiece]:
+    """The pieces that occur more often than in any trie before; most: how often they do there, kept up to date."""
+    seen: _Counts = Counter()
+    for piece in pieces:
+        key = _key(piece)
+        seen[key] += 1
+        if seen[key] > most[key]:
+            most[key] = seen[key]
+            yield piece
+
+
+def _key(piece: TextPiece) -> tuple[str, bytes]:
+    namespace, tokens, _ = piece
+    return namespace, tokens.tobytes()

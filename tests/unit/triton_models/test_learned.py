@@ -1,0 +1,70 @@
+"""Servers of one checkpoint keep what they learn apart, and begin with what all have learnt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from pipeline.config.schema import DraftingConfig, LookaheadConfig, TrieDraftConfig
+from pipeline.decoding.create import create_drafter
+from pipeline.decoding.drafter import Drafter
+from pipeline.decoding.request import StepResult
+from pipeline.decoding.sources.base import DraftBudget
+from pipeline.decoding.tree import EMPTY_TREE
+from pipeline.triton_models import learned
+from pipeline.triton_models.learned import LearnedState
+
+KEEPS = DraftingConfig(keep_learned_minutes=60)
+NAMES = frozenset({"trie"})
+
+
+@pytest.fixture(autouse=True)
+def _manifest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").touch()
+    manifest = SimpleNamespace(fingerprint=SimpleNamespace(checkpoint="sha256:0123"))
+    reader = SimpleNamespace(model_validate_json=lambda content: manifest)
+    monkeypatch.setattr(learned, "Manifest", reader)
+
+
+def new_server(tmp_path: Path) -> tuple[Drafter, LearnedState]:
+    drafter = create_drafter([TrieDraftConfig(max_bytes=1 << 20)], LookaheadConfig.of(2, 3, 2), vocab_size=64)
+    return drafter, LearnedState(drafter, KEEPS, tmp_path, tmp_path / "cache", "bls")
+
+
+def serve(drafter: Drafter, tokens: list[int]) -> None:
+    drafter.start("r", np.asarray([1], np.int32), "", NAMES)
+    drafter.propose("r", np.asarray([1], np.int32), DraftBudget(4, 3))
+    drafter.update("r", StepResult(np.asarray([1], np.int32), EMPTY_TREE, [], tokens, None, None, None))
+    drafter.stop("r")
+
+
+def drafted(drafter: Drafter, context: list[int]) -> set[int]:
+    drafter.start("s", np.asarray([1], np.int32), "", NAMES)
+    tree = drafter.propose("s", np.asarray(context, np.int32), DraftBudget(8, 4))
+    drafter.stop("s")
+    return set(tree.token_ids.tolist())
+
+
+def test_replicas_keep_apart_what_they_learn_and_begin_with_all_of_it(tmp_path: Path) -> None:
+    replicas = [new_server(tmp_path) for _ in range(2)]
+    for (drafter, state), first in zip(replicas, (10, 20), strict=True):
+        serve(drafter, [first, first + 1, first + 2, first + 3])
+        state.save()
+    del drafter, state
+    replicas.clear()  # as a process that ends
+
+    drafter, _ = new_server(tmp_path)
+    assert drafted(drafter, [10, 11]) >= {12, 13}
+    assert drafted(drafter, [20, 21]) >= {22, 23}
+
+
+def test_a_restart_takes_the_folder_of_the_server_before(tmp_path: Path) -> None:
+    for _ in range(2):
+        _, state = new_server(tmp_path)
+        state.save()
+        del state
+
+    assert len(list((tmp_path / "cache").rglob("bls.state"))) == 1
