@@ -19,6 +19,7 @@ from dynamo.common.backend.metrics import register_engine_registry
 from dynamo.llm.exceptions import EngineShutdown, HttpError, InvalidArgument
 from tokenizers import Tokenizer
 
+from pipeline.dynamo.entries import Entries
 from pipeline.dynamo.metrics import PREFIX, DraftMetrics
 from pipeline.dynamo.request_tensors import TokenRequest, token_request
 from pipeline.dynamo.servers import TritonServers
@@ -44,6 +45,7 @@ class TritonEngine(LLMEngine):
         self._metrics = DraftMetrics(spec.model)
         self._running: dict[str, asyncio.Queue[Any]] = {}
         self._tokenizer: Any = None
+        self._keeping: asyncio.Task[None] | None = None
 
     @classmethod
     async def from_args(cls, argv: list[str] | None = None) -> tuple[TritonEngine, WorkerConfig]:
@@ -70,7 +72,9 @@ class TritonEngine(LLMEngine):
                 raise ServerError(f"Triton at {spec.triton_urls[0]} was not ready in {spec.startup_timeout_s:.0f} s.")
             await asyncio.sleep(_READY_POLL_S)
         if (folder := os.environ.get(FILE_KV)) is not None:
-            Path(spec.entries_path).write_text(f"{folder}/v1/*/*%2F{worker_id:x}\n", encoding="utf-8")
+            entries = Entries(Path(folder), worker_id)
+            Path(spec.entries_path).write_text(f"{entries.pattern}\n", encoding="utf-8")
+            self._keeping = asyncio.create_task(entries.keep())
         blocks = math.ceil(spec.max_seq_len / KV_BLOCK_SIZE)
         return EngineConfig(
             model=spec.card_dir,
@@ -122,6 +126,8 @@ class TritonEngine(LLMEngine):
 
     async def cleanup(self) -> None:
         """Close the connection. Twice does nothing."""
+        if self._keeping is not None:
+            self._keeping.cancel()
         if self._servers is not None:
             await self._servers.close()
             self._servers = None
@@ -138,7 +144,7 @@ class TritonEngine(LLMEngine):
     async def _output(self, wanted: TokenRequest, context: Context, chunks: asyncio.Queue[Any]) -> None:
         """Put the chunks of the output, or what went wrong, into a queue."""
         assert self._servers is not None, "start comes before generate"
-        trace = context.trace_headers() or {}
+        trace = (context.trace_headers() or {}) if self._spec.is_traced else {}
         try:
             stream = self._servers.generate(wanted, context.id(), trace)
             async with aclosing(stream) as answers:

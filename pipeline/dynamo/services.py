@@ -83,6 +83,7 @@ def worker_service(
         tool_call_parser=resolved.model.tool_call_parser,
         startup_timeout_s=profile.server.startup_timeout_s,
         entries_path=str(entries),
+        is_traced=profile.server.otlp_endpoint is not None,
     )
     ports = {"metrics": free_port(_LOOPBACK, _SYSTEM_PORTS)}
     environment = _environment(profile.server, run_dir, WORKER) | {

@@ -32,4 +32,5 @@ class WorkerSpec(Frozen):
     prompt_ignore_length: bool = Field(description="Whether the engine can leave the prompt out of penalties.")
     tool_call_parser: str | None = Field(None, description="Dynamo's parser of the model's own tool calls.")
     entries_path: str = Field(description="File to write the names of its discovery entries to.")
+    is_traced: bool = Field(False, description="Whether Triton's models send spans to a collector.")
     startup_timeout_s: float = Field(300.0, description="How long Triton may take to get ready.")

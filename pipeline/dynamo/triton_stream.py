@@ -15,6 +15,7 @@ from tritonclient.grpc.aio import InferenceServerClient
 from pipeline.errors import BusyError, EngineError, RequestError
 from pipeline.gateway.spec import TRITON_GRPC_KEY
 from pipeline.repository.names import FRONT_MODEL
+from pipeline.triton_models.spans import TRACEPARENT
 from pipeline.triton_models.tensors import Array
 
 # A server that comes back is found again within half a second; messages are as long as a prompt.
@@ -73,10 +74,13 @@ class TritonStream:
     async def generate(
         self, tensors: Mapping[str, Array], request_id: str, trace: Mapping[str, str]
     ) -> AsyncGenerator[TokenChunk, None]:
-        """Chunks as they come. Leaving the iteration early cancels the request. trace: headers of its trace.
+        """Chunks as they come. Leaving the iteration early cancels the request. trace: headers of its trace, empty if
+        nothing records it.
 
         Raises RequestError for a request that the server refuses, BusyError for one that it cannot take now, and
         EngineError if the server is gone or going."""
+        if TRACEPARENT in trace:
+            tensors = {**tensors, TRACEPARENT: np.asarray([[trace[TRACEPARENT].encode()]], np.object_)}
         call = self._client.stream_infer(_one(tensors, request_id), headers=self._headers | dict(trace))
         finished, last = False, None
         try:

@@ -67,6 +67,8 @@ class Scheduler:
         self._queue = WaitingQueue(max_queue_size, engine.limits.max_batch_size)
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
+        # When the last pass began, in nanoseconds since 1970: for those who get its events.
+        self.pass_started_ns = 0
 
     @property
     def engine(self) -> Engine:
@@ -132,6 +134,7 @@ class Scheduler:
         if not planned:
             return
         masks = [start_masks(running, item) for running, item in planned]
+        self.pass_started_ns = time.time_ns()
         try:
             results = self._engine.verify([item for _, item in planned])
         finally:

@@ -53,6 +53,8 @@ TENSORRT_LLM_INPUTS = (
     _input("draft_namespace", "STRING", scalar=True),
     # Whether a further request will continue this one's output: from the second on, their slot is held for a moment.
     _input("to_be_continued", "BOOL", scalar=True),
+    # The span that causes the request, as W3C Trace Context writes it; without a collector it is ignored.
+    _input("traceparent", "STRING", scalar=True),
 )
 
 TENSORRT_LLM_OUTPUTS = (
@@ -92,6 +94,8 @@ LOOKAHEAD_BLS_INPUTS = (
     *_LOG_PROB_INPUTS,
     # Whether to return `statistics`.
     _input("return_statistics", "BOOL"),
+    # As in `tensorrt_llm`.
+    _input("traceparent", "STRING"),
     # Stop the requests that have this request's id; they end with the text sent so far.
     _input("stop", "BOOL"),
 )

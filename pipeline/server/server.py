@@ -53,6 +53,7 @@ from pipeline.server.state import (
     sweep,
 )
 from pipeline.triton_models import drain_lock, handover
+from pipeline.triton_models.spans import trace_variables
 
 SPEC, LOCK, BACKENDS, READY_FILE, HANDOVER = "guard.json", ".lock", "backends", "ready", "handover"
 # Free ports are not reserved, and Triton itself sometimes fails to start: see `passing_failure`.
@@ -163,7 +164,7 @@ def start_server(
                 ports = listening.ports
             spec = GuardSpec(
                 command.argv,
-                {**command.environment, MARK: server_id},
+                {**command.environment, **trace_variables(server.otlp_endpoint), MARK: server_id},
                 str(run_dir / LOG),
                 str(run_dir / STATE),
                 server_id,

@@ -10,6 +10,7 @@ from pipeline.decoding.session import Session
 from pipeline.decoding.tree import DraftTree
 from pipeline.engine.traits import TargetTraits
 from pipeline.triton_models.guide_tensors import guide_tensors, wanted_tensors
+from pipeline.triton_models.spans import TRACEPARENT
 from pipeline.triton_models.steps import Step
 from pipeline.triton_models.tensors import Array, pack_word_list
 from pipeline.triton_models.text_codec import TextCodec
@@ -121,6 +122,8 @@ def _extended_tensors(request: TextRequest, tree: DraftTree, strategy: str) -> d
         tensors["prompt_ignore_length"] = _int(params.prompt_ignore_length)
     if request.generation.namespace:
         tensors["draft_namespace"] = np.asarray([[request.generation.namespace.encode()]], np.object_)
+    if request.traceparent is not None:
+        tensors[TRACEPARENT] = np.asarray([[request.traceparent.encode()]], np.object_)
     if request.max_draft_tokens is not None:
         tensors["max_draft_tokens"] = _int(request.max_draft_tokens)
     if len(tree):

@@ -13,6 +13,7 @@ import numpy as np
 
 from pipeline.engine.submission import StepEvent, Submission
 from pipeline.triton_models.guide_tensors import LogitOutputs
+from pipeline.triton_models.request_spans import PassSpans
 from pipeline.triton_models.tensors import Array
 
 STEP = "step"
@@ -24,7 +25,7 @@ TOKENS_PER_BLOCK = 32
 class EngineCall:
     """One row of a request to `tensorrt_llm`. row, num_rows: its place in the request. strict: answer as TensorRT-LLM
     does in every respect, so without our own outputs. sequence: its number among the outputs of one prompt. emitted:
-    tokens returned so far, without an end token."""
+    tokens returned so far, without an end token. spans: of its passes, if its trace is sampled."""
 
     submission: Submission
     streaming: bool
@@ -37,6 +38,7 @@ class EngineCall:
     num_rows: int = 1
     sequence: int = 0
     emitted: list[int] = field(default_factory=list)
+    spans: PassSpans | None = None
     _arrival_ns: int = field(default_factory=time.monotonic_ns)
     _first_token_ns: int = 0
     _last_token_ns: int = 0

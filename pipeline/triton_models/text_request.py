@@ -15,6 +15,7 @@ from pipeline.engine.admission import check_prediction
 from pipeline.errors import RequestError
 from pipeline.triton_models.engine_calls import lookahead_config, sampling_of
 from pipeline.triton_models.guide_tensors import guide_of, wanted_of
+from pipeline.triton_models.spans import TRACEPARENT
 from pipeline.triton_models.tensors import Tensors, flag, integer, require_one_row, scalar, text, texts, token_ids
 from pipeline.triton_models.text_codec import TextCodec, parse_messages
 
@@ -45,7 +46,7 @@ class TextRequest:
     """One request. stop_tokens: of each stop word, as the tokenizer spells it alone. echo: text that goes in front of
     the output where the input is not excluded. lookahead: W, N, G if the client set them. max_draft_tokens: nodes per
     step if the client set a limit. tokens_only: the responses hold token ids and no text. wanted: what to return of the
-    target's logits."""
+    target's logits. traceparent: the span that causes the request."""
 
     generation: GenerationRequest
     strategy: str
@@ -62,6 +63,7 @@ class TextRequest:
     return_num_input_tokens: bool
     return_num_output_tokens: bool
     wanted: LogitsWanted = field(default_factory=LogitsWanted)
+    traceparent: str | None = None
 
 
 def text_request(
@@ -130,6 +132,7 @@ def text_request(
         return_num_input_tokens=flag(tensors, "return_num_input_tokens"),
         return_num_output_tokens=flag(tensors, "return_num_output_tokens"),
         wanted=wanted_of(tensors),
+        traceparent=text(tensors, TRACEPARENT),
     )
 
 

@@ -1,13 +1,14 @@
-"""One request as one trace: front end and worker send their spans to a collector. Logs as JSON."""
+"""One request as one trace: front end, worker, BLS model and engine send their spans to a collector. Logs as JSON."""
 
 from __future__ import annotations
 
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -19,6 +20,7 @@ from tests.integration.servers import prepared
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
+PREDICTION = "a guess that must stay here"
 PROMPT = "a prompt that must stay here"
 
 
@@ -26,10 +28,14 @@ class Collector(BaseHTTPRequestHandler):
     """Keeps what it is sent."""
 
     received: list[bytes]
+    spans: list[dict[str, Any]]  # of those who send JSON
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["content-length"]))
         type(self).received.append(body)
+        if self.headers["content-type"] == "application/json":
+            scopes = [scope for of in json.loads(body)["resourceSpans"] for scope in of["scopeSpans"]]
+            type(self).spans += [span for scope in scopes for span in scope["spans"]]
         self.send_response(200)
         self.end_headers()
 
@@ -39,7 +45,7 @@ class Collector(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def collector() -> Iterator[str]:
-    Collector.received = []
+    Collector.received, Collector.spans = [], []
     server = ThreadingHTTPServer(("127.0.0.1", 0), Collector)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
@@ -47,27 +53,59 @@ def collector() -> Iterator[str]:
     server.server_close()
 
 
-def test_a_request_is_one_trace_of_front_end_and_worker(shared_where: Places, tmp_path: Path, collector: str) -> None:
+def within(seconds: float, condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + seconds
+    while not (holds := condition()) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return holds
+
+
+def figures(span: dict[str, Any]) -> dict[str, int]:
+    pairs = {pair["key"].removeprefix("lookahead."): pair["value"] for pair in span["attributes"]}
+    return {key: int(value["intValue"]) for key, value in pairs.items() if "intValue" in value}
+
+
+def test_a_request_is_one_trace_down_to_the_pass(shared_where: Places, tmp_path: Path, collector: str) -> None:
     overrides = ("server.openai=true", f"server.otlp_endpoint={collector}", "server.json_logs=true")
     fleet = start_fleet(prepared(shared_where, *overrides), shared_where, tmp_path)
     try:
-        body = {"model": "tiny-random-llama", "prompt": PROMPT, "max_tokens": 4}
+        annotations = {"nvext": {"annotations": ["strategy:trie", f"prediction:{PREDICTION}"]}}
+        body = {"model": "tiny-random-llama", "prompt": PROMPT, "max_tokens": 8, "ignore_eos": True, **annotations}
         headers = {"traceparent": f"00-{TRACE_ID}-00f067aa0ba902b7-01"}
         answer = httpx.post(f"{openai_url(tmp_path)}/completions", json=body, headers=headers, timeout=60)
         assert answer.status_code == 200
         assert httpx.post(f"{openai_url(tmp_path)}/completions", json=body | {"model": "x"}).status_code == 404
-        wanted = {b"lookahead-front-end", b"lookahead-worker"}
-        deadline = time.monotonic() + 30
-        seen: set[bytes] = set()
-        while seen < wanted and time.monotonic() < deadline:
-            ours = [sent for sent in Collector.received if bytes.fromhex(TRACE_ID) in sent]
-            seen = {name for name in wanted for sent in ours if name in sent}
-            time.sleep(0.2)
+
+        def of_worker() -> list[bytes]:
+            return [sent for sent in Collector.received if b"lookahead-worker" in sent]
+
+        def is_whole() -> bool:
+            names = [span["name"] for span in Collector.spans]
+            ids = [bytes.fromhex(TRACE_ID) in sent for sent in Collector.received if b"lookahead-front-end" in sent]
+            return (
+                any(ids) and "lookahead_bls" in names and any(bytes.fromhex(TRACE_ID) in sent for sent in of_worker())
+            )
+
+        assert within(30, is_whole)
+        request = next(span for span in Collector.spans if span["name"] == "lookahead_bls")
+        parent = bytes.fromhex(request["parentSpanId"])
+        assert within(30, lambda: any(parent in sent for sent in of_worker()))
         front_end = (tmp_path / "services" / "front-end" / "server.log").read_text()
     finally:
         fleet.stop()
 
-    assert seen == wanted
-    assert PROMPT.encode() not in b"".join(Collector.received)
+    passes = [span for span in Collector.spans if span["name"] == "engine pass"]
+    assert passes
+    assert {span["traceId"] for span in (request, *passes)} == {TRACE_ID}
+    assert {span["parentSpanId"] for span in passes} == {request["spanId"]}
+    for name in ("tokens", "draft_tokens", "accepted_tokens"):
+        assert sum(figures(span)[name] for span in passes) == figures(request)[name]
+    assert figures(request)["tokens"] == 8
+    assert figures(request)["draft_tokens"] > 0
+    for span in passes:
+        assert int(request["startTimeUnixNano"]) < int(span["startTimeUnixNano"]) < int(span["endTimeUnixNano"])
+    everything = b"".join(Collector.received)
+    assert PROMPT.encode() not in everything
+    assert PREDICTION.encode() not in everything
     entries = [json.loads(line) for line in front_end.splitlines() if line.startswith("{")]
     assert "404" in [entry.get("status") for entry in entries]

@@ -19,6 +19,7 @@ from pipeline.config.schema import ResolvedConfig, TrieDraftConfig
 from pipeline.engine.backend import Note
 from pipeline.engine.command import Listening, MakeCommand, Ports, StartCommand
 from pipeline.errors import ServerError
+from pipeline.files import is_url
 from pipeline.server.command import SHOWN_ID, is_plain, plain_names, restricting_words, shown_listening
 from pipeline.server.guard import DRAIN_SECONDS
 from pipeline.server.installation import (
@@ -29,6 +30,7 @@ from pipeline.server.installation import (
     server_environment,
 )
 from pipeline.server.processes import MARK
+from pipeline.triton_models.spans import trace_variables
 
 BACKEND = "tensorrtllm"
 
@@ -163,12 +165,13 @@ def make_tensorrt_llm_command(
 
 
 def _in_container(resolved: ResolvedConfig, launch: Launch, server_id: str, places: Places) -> StartCommand:
-    variables = {"PYTHONPATH": str(CODE), **served_variables(places), **launch.environment, MARK: server_id}
+    traces = trace_variables(resolved.profile.server.otlp_endpoint)
+    variables = {"PYTHONPATH": str(CODE), **served_variables(places), **traces, **launch.environment, MARK: server_id}
     tag = resolved.profile.tensorrt_llm.container_tag
     snapshots = [
         Path(source.snapshot)
         for source in resolved.profile.drafting.sources
-        if isinstance(source, TrieDraftConfig) and source.snapshot is not None
+        if isinstance(source, TrieDraftConfig) and source.snapshot is not None and not is_url(source.snapshot)
     ]
     argv = run_argv(tag, launch.argv, server_id, variables, places, snapshots)
     return StartCommand(argv, dict(os.environ), remove_argv(server_id))

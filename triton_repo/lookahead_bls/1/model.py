@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,16 @@ import triton_python_backend_utils as pb_utils
 
 from pipeline.config.places import places
 from pipeline.repository.names import LOOKAHEAD_MODEL, TARGET_MODEL, TARGET_PARAMETERS
-from pipeline.triton_models.bls import load_bls
+from pipeline.triton_models.bls import TextAnswer, load_bls
 from pipeline.triton_models.drain_lock import DrainLock
 from pipeline.triton_models.metrics import Metrics
 from pipeline.triton_models.request_loop import IncomingRequest, RequestLoop
+from pipeline.triton_models.request_spans import traced
 from pipeline.triton_models.sequences import answer_all
 from pipeline.triton_models.single_response import ENGINE_STOP
+from pipeline.triton_models.spans import tracer_of
 from pipeline.triton_models.stream_calls import StreamingCaller
+from pipeline.triton_models.tensors import Tensors
 from pipeline.triton_models.triton import CallResponses, hide_torch, parameter
 
 
@@ -37,6 +40,7 @@ class TritonPythonModel:
         self._learned = self._bls.learned_state(artifact_dir, places().cache)
         self._drain_lock = DrainLock(Path(args["model_repository"]).parent)
         self._metrics = Metrics(pb_utils)
+        self._tracer = tracer_of("lookahead-bls")
         # One call for each request that runs, and one that stops it.
         self._loop = RequestLoop(self._serve, self._kept, 2 * int(config["max_batch_size"]))
 
@@ -48,14 +52,18 @@ class TritonPythonModel:
         self._loop.close(*(target.close() for target in self._targets.values()))
         self._learned.save()
         self._metrics.close()
+        if self._tracer is not None:
+            self._tracer.close()
 
     async def _serve(self, incoming: IncomingRequest) -> None:
         client = incoming.client
         with self._drain_lock.admitted():
-            answer_one = partial(self._bls.answer, on_end=self._metrics.record)
-            async with aclosing(answer_all(answer_one, incoming.tensors)) as answers:
+            async with aclosing(answer_all(self._answer, incoming.tensors)) as answers:
                 async for answer in answers:
                     if answer.last:
                         self._kept.is_gone(client)  # asked for what it lets go; the answer is ready in any case
                     client.answer(answer.tensors, last=answer.last)
         self._learned.save_if_due()
+
+    def _answer(self, tensors: Tensors) -> AsyncGenerator[TextAnswer, None]:
+        return self._bls.answer(*traced(self._tracer, tensors, self._metrics.record))

@@ -28,7 +28,9 @@ from pipeline.triton_models.engine_answers import EngineCall
 from pipeline.triton_models.engine_calls import engine_call, rows_of
 from pipeline.triton_models.engine_metrics import EngineMetrics
 from pipeline.triton_models.learned import LearnedState
+from pipeline.triton_models.request_spans import pass_spans
 from pipeline.triton_models.sequences import num_sequences, sequence_of
+from pipeline.triton_models.spans import tracer_of
 from pipeline.triton_models.tensors import Tensors, flag
 from pipeline.triton_models.triton import Client, error_response, parameter, tensors_of
 
@@ -73,6 +75,7 @@ class TritonPythonModel:
         self._closing = threading.Event()
         period_s = int(parameter(config, "cancellation_check_period_ms")) / 1000
         self._metrics = EngineMetrics(pb_utils)
+        self._tracer = tracer_of("lookahead-engine")
         self._num_abandoned = 0
         self._watch = threading.Thread(target=self._watch_clients, args=(period_s,), name="cancellation", daemon=True)
         self._watch.start()
@@ -87,6 +90,8 @@ class TritonPythonModel:
         self._metrics.close()
         self._scheduler.close()
         self._learned.save()
+        if self._tracer is not None:
+            self._tracer.close()
 
     def _accept(self, request: Any) -> None:
         client = Client(request)
@@ -113,7 +118,10 @@ class TritonPythonModel:
     def _call(self, tensors: Tensors, row_id: str) -> EngineCall:
         if self._strict is not None:
             return strict_call(tensors, row_id, self._strict, self._exclude_input)
-        return engine_call(sequence_of(tensors, 0), row_id, self._strategy, self._budget, self._exclude_input)
+        call = engine_call(sequence_of(tensors, 0), row_id, self._strategy, self._budget, self._exclude_input)
+        if self._tracer is not None:
+            call.spans = pass_spans(tensors)
+        return call
 
     def _with_sequences(self, rows: list[Tensors], calls: list[EngineCall]) -> list[EngineCall]:
         """The calls, and for each further output of a row one more. TensorRT-LLM's double answers for itself."""
@@ -157,6 +165,8 @@ class TritonPythonModel:
             last = not request.rows
             if last:
                 del self._requests[key]
+        if self._tracer is not None and call.spans is not None and event.token_ids:
+            self._tracer.record(call.spans.span(event, self._scheduler.pass_started_ns))
         if event.error is not None:
             request.client.send(error_response(event.error), last=last)
         elif (tensors := call.response(event)) is not None:

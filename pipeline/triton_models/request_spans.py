@@ -1,0 +1,77 @@
+"""The spans of a request: of the whole in `lookahead_bls`, and of each pass of the engine in `tensorrt_llm`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.engine.submission import StepEvent
+from pipeline.triton_models.metrics import RequestMetrics, TrieMetrics
+from pipeline.triton_models.spans import TRACEPARENT, Span, SpanContext, Tracer, sampled_context
+from pipeline.triton_models.tensors import Tensors, text
+
+OnEnd = Callable[[RequestMetrics, TrieMetrics], None]
+
+
+def traced(tracer: Tracer | None, tensors: Tensors, on_end: OnEnd) -> tuple[Tensors, OnEnd]:
+    """A request to `lookahead_bls` and what to call at its end, so that it becomes a span of its trace. The same two
+    without a tracer or a sampled trace."""
+    parent = None if tracer is None else sampled_context(text(tensors, TRACEPARENT))
+    if tracer is None or parent is None:
+        return tensors, on_end
+    context = parent.child()
+
+    def record(metrics: RequestMetrics, trie: TrieMetrics) -> None:
+        tracer.record(_request_span(context, parent, metrics))
+        on_end(metrics, trie)
+
+    return {**tensors, TRACEPARENT: np.asarray([[context.traceparent.encode()]], np.object_)}, record
+
+
+def _request_span(context: SpanContext, parent: SpanContext, metrics: RequestMetrics) -> Span:
+    ended_ns = time.time_ns()
+    return Span(
+        "lookahead_bls",
+        context,
+        parent,
+        ended_ns - int(1e9 * (time.perf_counter() - metrics.started)),
+        ended_ns,
+        {
+            "lookahead.strategy": metrics.strategy,
+            "lookahead.outcome": metrics.outcome,
+            "lookahead.steps": len(metrics.acceptance_lengths),
+            "lookahead.engine_calls": metrics.num_calls,
+            "lookahead.tokens": metrics.num_output_tokens,
+            "lookahead.draft_tokens": metrics.num_draft_tokens,
+            "lookahead.accepted_tokens": metrics.num_accepted_tokens,
+        },
+    )
+
+
+@dataclass(slots=True)
+class PassSpans:
+    """Makes the spans of the passes of one engine request, children of `parent`. Counts: of the passes so far."""
+
+    parent: SpanContext
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+
+    def span(self, event: StepEvent, started_ns: int) -> Span:
+        """The span of the pass that ends now with this event. started_ns: since 1970."""
+        drafted, accepted = event.statistics.num_draft_tokens, event.statistics.num_accepted_tokens
+        attributes = {
+            "lookahead.tokens": len(event.token_ids),
+            "lookahead.draft_tokens": drafted - self.num_draft_tokens,
+            "lookahead.accepted_tokens": accepted - self.num_accepted_tokens,
+        }
+        self.num_draft_tokens, self.num_accepted_tokens = drafted, accepted
+        return Span("engine pass", self.parent.child(), self.parent, started_ns, time.time_ns(), attributes)
+
+
+def pass_spans(tensors: Tensors) -> PassSpans | None:
+    """For a request to `tensorrt_llm`; None if its trace is not sampled."""
+    parent = sampled_context(text(tensors, TRACEPARENT))
+    return None if parent is None else PassSpans(parent)

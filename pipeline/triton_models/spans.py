@@ -1,0 +1,146 @@
+"""OpenTelemetry spans of a served model, sent to a collector as OTLP over HTTP in JSON.
+
+A model without a collector has no tracer and spends nothing. Spans hold names, times and counts, no text and no tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import queue
+import re
+import secrets
+import threading
+import urllib.request
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+# Environment variable of a server with the URL that takes its spans.
+VARIABLE = "LOOKAHEAD_TRACES_URL"
+# Input of `lookahead_bls` and `tensorrt_llm`: the span that causes the request, as W3C Trace Context writes it.
+TRACEPARENT = "traceparent"
+_FORM = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f][13579bdf]")  # the last bit: sampled
+_INTERNAL = 1
+# Spans that wait for the collector; further ones are dropped.
+_MAX_WAITING = 8192
+_MAX_SENT = 512
+_PERIOD_S = 0.5
+_TIMEOUT_S = 5.0
+
+logger = logging.getLogger(__name__)
+
+
+def trace_variables(endpoint: str | None) -> dict[str, str]:
+    """Environment variables of a server that sends spans to a collector; none without an endpoint."""
+    return {} if endpoint is None else {VARIABLE: f"{endpoint}/v1/traces"}
+
+
+class SpanContext(NamedTuple):
+    """Ids of a span as lowercase hexadecimal digits: 32 of the trace, 16 of the span."""
+
+    trace_id: str
+    span_id: str
+
+    @property
+    def traceparent(self) -> str:
+        return f"00-{self.trace_id}-{self.span_id}-01"
+
+    def child(self) -> SpanContext:
+        """The context of a new span of the same trace."""
+        return SpanContext(self.trace_id, secrets.token_hex(8))
+
+
+def sampled_context(traceparent: str | None) -> SpanContext | None:
+    """The span that a `traceparent` names. None if it is not sampled or, as W3C Trace Context asks, malformed."""
+    found = _FORM.fullmatch(traceparent or "")
+    if found is None or not int(found[1], 16) or not int(found[2], 16):
+        return None
+    return SpanContext(found[1], found[2])
+
+
+class Span(NamedTuple):
+    """A finished span. Times in nanoseconds since 1970."""
+
+    name: str
+    context: SpanContext
+    parent: SpanContext
+    started_ns: int
+    ended_ns: int
+    attributes: Mapping[str, str | int]
+
+
+class Tracer:
+    """Sends spans from a thread of its own. A collector that is slow or gone costs spans, never a request."""
+
+    def __init__(self, url: str, service: str) -> None:
+        """url: of the collector's path for traces. service: name of the sender."""
+        self._url = url
+        self._service = service
+        self._queue: queue.Queue[Span | None] = queue.Queue(_MAX_WAITING)
+        self._closing = threading.Event()
+        self._has_failed = False
+        self._thread = threading.Thread(target=self._work, name="spans", daemon=True)
+        self._thread.start()
+
+    def record(self, span: Span) -> None:
+        """Send a span soon, or drop it if too many wait."""
+        if not self._queue.full():
+            self._queue.put(span)
+
+    def close(self) -> None:
+        """Send what waits and stop."""
+        self._closing.set()
+        self._queue.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        while not (self._closing.is_set() and self._queue.empty()):
+            first = self._queue.get()
+            self._closing.wait(_PERIOD_S)  # for more of them
+            waiting = [first, *(self._queue.get() for _ in range(min(self._queue.qsize(), _MAX_SENT - 1)))]
+            if spans := [span for span in waiting if span is not None]:
+                self._send(spans)
+
+    def _send(self, spans: Sequence[Span]) -> None:
+        body = json.dumps(_message(self._service, spans)).encode()
+        request = urllib.request.Request(self._url, body, {"Content-Type": "application/json"})
+        try:
+            with urllib.request.urlopen(request, timeout=_TIMEOUT_S):
+                self._has_failed = False
+        except OSError as error:
+            if not self._has_failed:
+                logger.warning("%d spans could not be sent to %s: %s", len(spans), self._url, error)
+            self._has_failed = True
+
+
+def tracer_of(service: str, environment: Mapping[str, str] = os.environ) -> Tracer | None:
+    """The tracer of a served model; None if its server has no collector."""
+    url = environment.get(VARIABLE)
+    return None if url is None else Tracer(url, service)
+
+
+def _message(service: str, spans: Sequence[Span]) -> dict[str, Any]:
+    """An `ExportTraceServiceRequest` in the JSON encoding of OTLP 1.0."""
+    scope = {"scope": {"name": "lookahead"}, "spans": [_encoded(span) for span in spans]}
+    return {"resourceSpans": [{"resource": {"attributes": _pairs({"service.name": service})}, "scopeSpans": [scope]}]}
+
+
+def _encoded(span: Span) -> dict[str, Any]:
+    return {
+        "traceId": span.context.trace_id,
+        "spanId": span.context.span_id,
+        "parentSpanId": span.parent.span_id,
+        "name": span.name,
+        "kind": _INTERNAL,
+        "startTimeUnixNano": str(span.started_ns),
+        "endTimeUnixNano": str(span.ended_ns),
+        "attributes": _pairs(span.attributes),
+    }
+
+
+def _pairs(attributes: Mapping[str, str | int]) -> list[dict[str, Any]]:
+    return [
+        {"key": key, "value": {"stringValue": value} if isinstance(value, str) else {"intValue": str(value)}}
+        for key, value in attributes.items()
+    ]
