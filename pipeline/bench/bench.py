@@ -208,12 +208,12 @@ def _measure(
 
 
 def _cost_curve(artifact: Artifact, progress: Progress) -> list[CostRow]:
-    def tell(point: CostPoint) -> None:
+    def note_point(point: CostPoint) -> None:
         progress.on_note(
             f"pass of {point.num_tokens} tokens, {point.batch_size} sequences, context {point.context_len}: "
             f"{1000 * point.seconds:.1f} ms"
         )
 
-    stored = measure_cost_curve(artifact, fine=True, on_point=tell)
+    stored = measure_cost_curve(artifact, fine=True, on_point=note_point)
     progress.on_note(f"cost curve: {cost_curve_path(artifact)}, {stored.to_text()}")
     return list(stored.points)

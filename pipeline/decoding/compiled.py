@@ -24,8 +24,8 @@ float32: Any = np.float32
 
 
 class _LoopCacheLocator(caching._CacheLocator):  # type: ignore[misc]
-    """Tells numba the folder of a loop's machine code. The folder belongs to one state of the sources, so it is never
-    stale."""
+    """Names the folder of a loop's machine code to numba. The folder belongs to one state of the sources, so it is
+    never stale."""
 
     def __init__(self, py_func: Any, path: Path) -> None:
         self._path, self._line = path, py_func.__code__.co_firstlineno

@@ -34,7 +34,7 @@ class DraftTree:
     parents: [n] index of each node's parent, always smaller than its own; `ROOT` (-1) for children of the root.
     probabilities: [n] estimated probability that the whole path down to the node is accepted, or None if unknown.
     sources: [n] index of the draft source that each node is credited to, or None.
-    num_fixed: the first so many nodes (a lookahead window) are of use only if all of them are verified.
+    num_fixed: number of first nodes (a lookahead window) that are of use only if all of them are verified.
     """
 
     token_ids: IntArray

@@ -178,7 +178,7 @@ class TritonEngine(LLMEngine):
             return made
         made["finish_reason"] = _FINISH[chunk.finish_reason]
         statistics = chunk.statistics or {}
-        has_figures = "num_draft_tokens" in statistics  # a server may be told to hide them
+        has_figures = "num_draft_tokens" in statistics  # a server may hide them
         if has_figures:
             self._metrics.record(statistics)
         if has_figures and wanted.has_prediction:

@@ -28,7 +28,7 @@ _LOOPBACK = "127.0.0.1"
 # Limit of moves per request. Each attempt to reach a killed worker counts, and so does each half second in which no
 # server of a machine is ready.
 _MIGRATION_LIMIT = 100
-# A session stays for so many seconds after its last request with the worker that has its KV cache and drafts. Dynamo's
+# Seconds after its last request for which a session stays with the worker that has its KV cache and drafts. Dynamo's
 # mode `kv` would find the prefix by itself, but in 1.4.2 it does not let a running request move.
 _ROUTING = ("--router-session-affinity-ttl-secs", "3600")
 _STARTUP_S = 120.0
@@ -155,7 +155,7 @@ def _environment(
             "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
             "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf",
             "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": f"{server.otlp_endpoint}/v1/traces",
-            # Dynamo sends its log records too, to this machine unless told.
+            # Dynamo sends log records too; its default is this machine.
             "OTEL_EXPORTER_OTLP_LOGS_PROTOCOL": "http/protobuf",
             "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT": f"{server.otlp_endpoint}/v1/logs",
             "OTEL_SERVICE_NAME": f"lookahead-{part}",

@@ -29,7 +29,7 @@ WIDTH = 8
 
 
 class StoredRows(NamedTuple):
-    """First rows of a model with so many tokens in its vocabulary."""
+    """First rows of a model with a vocabulary of this size."""
 
     rows: FirstRows
     vocab_size: int

@@ -1,10 +1,10 @@
 """Lookahead parallelism (arXiv 2402.02057): several ranks, each with the whole model, share every draft tree.
 
     leader      scheduler -> verify -> split the trees -> its own part -> choices of all nodes -> accept -> commit
-                                 |  told                      ^  collected
+                                 |  sent                      ^  collected
     follower                     +-> its part of every tree --+
 
-The ranks speak once per step: the leader tells what to verify (and what was accepted since), and collects the target's
+The ranks speak once per step: the leader sends what to verify (and what was accepted since), and collects the target's
 choice for every node. Only sampling, which needs whole rows of logits, and token recycling, which needs the runners-up,
 collect more. Each row of logits counts from one rank alone.
 

@@ -30,14 +30,15 @@ _POLL_S = 0.1
 
 
 async def serve(spec: GatewaySpec, spec_path: Path) -> None:
-    """Serve HTTP and gRPC until a signal ends it. spec_path: whoever writes another deployment there exchanges it."""
+    """Serve HTTP and gRPC until a signal ends it. spec_path: file of the spec; a new deployment
+    in it replaces the current one."""
     config = spec.config
     tenants, deployments = Tenants(spec.api_keys, config), Deployments(spec.deployment)
     grpc_server = grpc.aio.server(options=channel_options(config.max_body_bytes))
     grpc_server.add_generic_rpc_handlers((GrpcGateway(spec, tenants, deployments).handlers(),))
     grpc_server.add_insecure_port(f"{spec.host}:{spec.grpc_port}")
     await grpc_server.start()
-    watching = asyncio.create_task(_exchange_when_told(deployments, spec_path))
+    watching = asyncio.create_task(_follow_spec(deployments, spec_path))
     async with create_client() as client:
         gateway = HttpGateway(spec, tenants, client, deployments)
         app = by_port(gateway.app(), {spec.metrics_port: gateway.metrics_app()})
@@ -51,12 +52,12 @@ async def serve(spec: GatewaySpec, spec_path: Path) -> None:
     await deployments.close()
 
 
-async def _exchange_when_told(deployments: Deployments, spec_path: Path) -> None:
-    """Follow what the file of the spec names as deployment, and say in a file beside it what is so."""
+async def _follow_spec(deployments: Deployments, spec_path: Path) -> None:
+    """Apply each new deployment in the file of the spec, and report the current one in a file beside it."""
     status: GatewayStatus | None = None
     seen = 0
     while True:
-        with suppress(OSError, ValidationError):  # whoever writes it may be at it
+        with suppress(OSError, ValidationError):  # it may be half written
             if (written := spec_path.stat().st_mtime_ns) != seen:
                 wanted = GatewaySpec.model_validate_json(spec_path.read_bytes()).deployment
                 seen = written

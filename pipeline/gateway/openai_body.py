@@ -53,7 +53,7 @@ def checked_openai(body: bytes, endpoint: Endpoint, tenant: Tenant) -> CheckedCh
 
 
 def _conversation(value: Json) -> str | None:
-    """A conversation is told by its beginning, up to the first answer."""
+    """Identifier of a conversation: its beginning, up to the first answer."""
     messages = value.get("messages")
     if not isinstance(messages, list):
         return None

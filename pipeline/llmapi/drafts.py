@@ -1,8 +1,8 @@
-"""Chains from our draft sources for requests that somebody else decodes: told of tokens, asked for drafts.
+"""Chains from our draft sources for requests that TensorRT-LLM's LLM API decodes.
 
-TensorRT-LLM shows every running request once per step, with all its tokens; what was accepted since the last look is
-what the sources learn from. Everything depends on tokens and their order alone, so that each rank of a model that is
-spread over GPUs drafts the same. Nothing here raises: a failing draft costs speed only.
+TensorRT-LLM shows every running request once per step, with all its tokens; the sources learn from the new ones.
+Everything depends on tokens and their order alone, so that each rank of a model on several GPUs drafts the same.
+Nothing here raises: a failing draft costs speed only.
 """
 
 from __future__ import annotations

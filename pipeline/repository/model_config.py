@@ -44,7 +44,7 @@ def python_target(
     outputs = contract.outputs + TENSORRT_LLM_OUTPUTS if extended else contract.outputs
     config = _config(TARGET_MODEL, resolved, inputs, outputs)
     config.model_transaction_policy.decoupled = True
-    # The queue is bounded in the model, which can tell continuations from new requests, not by Triton.
+    # The queue is bounded in the model, which distinguishes continuations from new requests, not by Triton.
     set_batching(config, resolved)
     set_parameters(
         config,

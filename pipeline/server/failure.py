@@ -52,7 +52,7 @@ def explain_failure(log_path: Path) -> str:
         if ours := _OUR_ERRORS.match(reason):
             reason = ours["sentence"]
         if _DEAD_PROCESS.search(reason):
-            reason = "its process died. Too little memory is the usual cause, which the kernel's log (`dmesg`) tells."
+            reason = "its process died. Too little memory is the usual cause; the kernel's log (`dmesg`) shows it."
         return f"The model {found['model']} could not be loaded: {reason}\nLog: {log_path}"
     tail = "\n".join(text.splitlines()[-TAIL_LINES:])
     return f"The server ended before it was ready. End of {log_path}:\n{tail}"

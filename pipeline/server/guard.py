@@ -237,15 +237,15 @@ def _wait_for_end(server: subprocess.Popen[bytes], wake_fd: int, spec: GuardSpec
     models = ModelWatch(spec.server_id)
     while True:
         ready, _, _ = select.select(fds, [], [], _WATCH_SECONDS)
-        if wake_fd in ready and (told := set(os.read(wake_fd, 64)) - {signal.SIGCHLD}):
-            name = signal.Signals(min(told)).name
-            return _End(name, True, DRAIN_SECONDS if told == {signal.SIGUSR1} else STOP_SECONDS)
+        if wake_fd in ready and (received := set(os.read(wake_fd, 64)) - {signal.SIGCHLD}):
+            name = signal.Signals(min(received)).name
+            return _End(name, True, DRAIN_SECONDS if received == {signal.SIGUSR1} else STOP_SECONDS)
         if server.poll() is not None:
             return _End(restart=bool(spec.ready_path) and Path(spec.ready_path).exists())
         if len(fds) > 1 and fds[1] in ready and not os.read(fds[1], 1):
-            return _End("who started it is gone", True, STOP_SECONDS)
+            return _End("the command that started it has ended", True, STOP_SECONDS)
         if spec.owner is not None and start_time(spec.owner[0]) != spec.owner[1]:
-            return _End("the command that owns it is gone", True, STOP_SECONDS)
+            return _End("the command that owns it has ended", True, STOP_SECONDS)
         if start.hangs():
             return _End(f"it did nothing for {spec.hang_seconds:.0f} s before it was ready", restart=True)
         make_private(spec.server_id)

@@ -262,7 +262,7 @@ def local_command(repository: Path, run_dir: Path, places: Places, verbose_log: 
 
 def _wait_until_ready(server: RunningServer, timeout_s: float, note: Note) -> None:
     deadline = time.monotonic() + timeout_s
-    told = time.monotonic()
+    noted = time.monotonic()
     while not is_ready(server.state):
         has_gateway_ended = server.gateway is not None and server.gateway.poll() is not None
         # The guard of tritonserver ends the gateway first, then itself.
@@ -278,8 +278,8 @@ def _wait_until_ready(server: RunningServer, timeout_s: float, note: Note) -> No
                 f"The server was not ready after {timeout_s:.0f} s (server.startup_timeout_s). End of "
                 f"{server.log_path}:\n" + log_tail(server.log_path)
             )
-        if time.monotonic() - told > 5:
-            told = time.monotonic()
+        if time.monotonic() - noted > 5:
+            noted = time.monotonic()
             note("still loading the models")
         time.sleep(0.1)
 

@@ -145,8 +145,8 @@ def wait_until_ready(services: Iterable[RunningService], note: Note = lambda tex
     """Return when all services are ready. Raises ServerError, with the end of its log, for one that ends or that is not
     ready in time."""
     for running in services:
-        service, told = running.service, time.monotonic()
-        deadline = told + service.startup_timeout_s
+        service, noted = running.service, time.monotonic()
+        deadline = noted + service.startup_timeout_s
         while not service.is_ready():
             if running.poll() is not None:
                 if was_stopped(running.log_path):
@@ -160,8 +160,8 @@ def wait_until_ready(services: Iterable[RunningService], note: Note = lambda tex
                     f"The service {service.name} was not ready after {service.startup_timeout_s:.0f} s. End of "
                     f"{running.log_path}:\n{log_tail(running.log_path)}"
                 )
-            if time.monotonic() - told > 5:
-                told = time.monotonic()
+            if time.monotonic() - noted > 5:
+                noted = time.monotonic()
                 note(f"waiting for {service.name}")
             time.sleep(_POLL_S)
         running.mark_ready()

@@ -59,7 +59,7 @@ def prepare(
     from pipeline.decoding.create import create_drafter
     from pipeline.decoding.sources.trie import TrieSource
 
-    # A snapshot that cannot be read is told here rather than in the log of a server that does not come up.
+    # Reports an unreadable snapshot here, and not in the log of a server that does not start.
     create_drafter(resolved.profile.drafting.sources, resolved.lookahead, vocab_size=1, kinds={TrieSource.name})
     result = planned_engine(resolved, places, note=note)
     note(f"engine: {result.outcome} ({result.artifact.folder})")
@@ -109,7 +109,7 @@ def start_commands(resolved: ResolvedConfig, places: Places) -> list[StartComman
 
 
 def fits_beside(served: PreparedServer, num_servers: int) -> bool:
-    """Whether the memory that is free holds so many servers of it. False where it is not known, as of a GPU."""
+    """Whether the free memory holds this number of servers. False where it is not known, as on a GPU."""
     needed = num_servers * (serving_bytes(served.artifact.manifest.num_bytes) + kv_bytes(served.resolved))
     return served.resolved.device == "cpu" and needed <= available_bytes()
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pipeline.triton_models.text_codec import TextCodec
 from pipeline.triton_models.text_stream import TextStream
 
-# So many tokens before decide how the next ones are decoded.
+# Number of earlier tokens that decide how the next ones are decoded.
 _CONTEXT_TOKENS = 8
 
 

@@ -62,9 +62,9 @@ def by_ranks(
     prefill_chunk: int,
     on_row: OnRow,
 ) -> Iterator[Row]:
-    """Steps with so many ranks, the most first; `one` is what a single one runs. tokens_per_step, tokens_per_rank:
-    computed in a step by all, and by the busiest rank. Raises UserError for a tree that the engine cannot verify in one
-    step."""
+    """Steps for each number of ranks, the largest first; `one` is the step of a single rank. tokens_per_step,
+    tokens_per_rank: computed in a step by all, and by the busiest rank. Raises UserError for a tree that the engine
+    cannot verify in one step."""
     scaled = [
         LookaheadConfig.of(
             one.max_window_size * num_ranks, one.max_ngram_size, one.max_verification_set_size * num_ranks

@@ -37,7 +37,7 @@ class RecordedLogits:
     choices: IntArray
 
     def row(self, index: int) -> FloatArray:
-        raise NotImplementedError("whole rows of logits are not recorded")
+        raise RuntimeError("Whole rows of logits are not recorded; only their top candidates are.")
 
     def top_k(self, k: int) -> tuple[IntArray, FloatArray]:
         return self.recorded.rows(self.rows, k)

@@ -186,7 +186,7 @@ def _replayed(
 def _drafter(
     names: Sequence[str], vocab_size: int, trie: TrieDraftConfig, branch_length: int, first_rows: FirstRows
 ) -> Drafter:
-    # Without a model nobody tells what follows the window's guesses, so it is left at one column and no level: the pool
+    # Without a model there are no tokens after the window's guesses, so it is left at one column and no level: the pool
     # lives from the prompt and the accepted text. N and G as in the paper's small setting, G wide enough to be no
     # limit.
     lookahead = LookaheadConfig.of(1, 5, 16)

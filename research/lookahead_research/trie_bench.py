@@ -76,7 +76,7 @@ def synthetic_sequences(num_tokens: int, seed: int = 0, vocab_size: int = VOCABU
 
 
 def synthetic_stream(num_tokens: int, seed: int) -> list[IntArray]:
-    """Synthetic sequences of which so many tokens can be inserted: the held-out ones come on top."""
+    """Synthetic sequences with `num_tokens` tokens to insert and some held-out ones."""
     return synthetic_sequences(int(num_tokens * 1.02) + SEQUENCE_LEN, seed)
 
 
@@ -199,7 +199,7 @@ def _ask(
     num_queries: int,
     learn: Callable[[IntArray, IntArray], None] = lambda context, following: None,
 ) -> dict[str, float]:
-    """Fields of a measurement that tell of asking. learn: told each context and what follows it, untimed."""
+    """Fields of a measurement about retrieval. learn: called with each context and what follows it, untimed."""
     rng = np.random.default_rng(0)
     times, sizes, accepted = [], [], []
     for _ in range(num_queries):

@@ -56,7 +56,7 @@ def test_after_kill_9_nothing_is_left_and_a_new_start_works(served, shared_where
     again = launch(down, shared_where, tmp_path)
     assert ask(again, max_tokens=4).finish_reason == "length"
 
-    # The guard killed too: the kernel ends the server, and whoever looks next removes the rest.
+    # The guard killed too: the kernel ends the server, and the next command removes the rest.
     psutil.Process(again.state.guard_pid).send_signal(signal.SIGKILL)
     again.wait()
     assert find_server(tmp_path) is None

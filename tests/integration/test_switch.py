@@ -64,7 +64,7 @@ def test_a_server_takes_another_profile_and_keeps_the_old_one_if_that_fails(tmp_
             for strategy in ("none", "lookahead", "trie"):  # one call to the engine after the other, or many
                 arrived = threading.Event()
                 asking.append(
-                    clients.submit(ask, first.state, 500, strategy, on_text=lambda text, told=arrived: told.set())
+                    clients.submit(ask, first.state, 500, strategy, on_text=lambda text, event=arrived: event.set())
                 )
                 assert arrived.wait(20)
             switched = clients.submit(

@@ -17,7 +17,7 @@ class Instance:
     """lookahead: W, N and G, equal to those that max_draft_len was computed from; None for other modes. decoding_mode:
     None where the backend takes it from the engine. kv_fraction: share of the GPU memory that is free when the
     model loads; of two, the second finds what the first has left. kv_tokens: limit of the KV cache where two engines
-    share a GPU. participant_ids: MPI ranks, where the backend must be told them."""
+    share a GPU. participant_ids: MPI ranks, where the backend needs them."""
 
     triton_model: str
     mode: Mode

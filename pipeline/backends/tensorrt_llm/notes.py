@@ -55,8 +55,8 @@ def _of_calibration(context: BuildContext, texts: Path) -> Iterator[str]:
         yield f"Calibration reads column 'text' of split 'train' in {texts}."
     elif not any(word in str(texts) for word in ("cnn_dailymail", "lambada")):
         yield (
-            f"The conversion script finds no texts in {texts}: it tells columns by the path, 'cnn_dailymail' (split "
-            "'train', column 'article') or 'lambada' (split 'validation', column 'text'). Rename the folder."
+            f"The conversion script finds no texts in {texts}: it recognises columns by the path, 'cnn_dailymail' "
+            "(split 'train', column 'article') or 'lambada' (split 'validation', column 'text'). Rename the folder."
         )
 
 

@@ -46,7 +46,7 @@ def run_process(argv: Sequence[str], environment: Mapping[str, str], folder: Pat
                 argv, cwd=folder, env={**inherited, **environment}, stdout=file, stderr=subprocess.STDOUT
             )
     except OSError as error:
-        raise BuildError(f"{argv[0]} cannot be started: {error.strerror}. Look with `lookahead doctor`.") from error
+        raise BuildError(f"{argv[0]} cannot be started: {error.strerror}. Run `lookahead doctor`.") from error
     return done.returncode
 
 

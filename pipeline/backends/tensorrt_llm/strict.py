@@ -46,8 +46,8 @@ class StrictEngine:
 
 def strict_engine(resolved: ResolvedConfig, mode: Mode, vocab_size: int) -> StrictEngine:
     """The engine of one mode of a config. Raises RepositoryError if the torch engine is too small to emulate it."""
-    case = BuildContext(resolved, None)
-    limits = case.limits(mode)
+    context = BuildContext(resolved, None)
+    limits = context.limits(mode)
     room = resolved.profile.engine.max_draft_tokens
     if limits.max_draft_len > room:
         raise RepositoryError(
@@ -55,7 +55,7 @@ def strict_engine(resolved: ResolvedConfig, mode: Mode, vocab_size: int) -> Stri
             f"engine.max_draft_tokens is {room}. Raise it, or lower tensorrt_llm.max_external_draft_len or W, N and G."
         )
     lookahead = resolved.lookahead if mode == "lookahead" else None
-    return StrictEngine(mode, limits, lookahead, vocab_size, case.kv_cache_reuse(mode))
+    return StrictEngine(mode, limits, lookahead, vocab_size, context.kv_cache_reuse(mode))
 
 
 def strict_profile(resolved: ResolvedConfig) -> ResolvedConfig:

@@ -25,13 +25,11 @@ import mmap
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from pipeline.decoding.compiled import records, subkernel
 from pipeline.decoding.tree import IntArray
 
 Records = Any  # arrays of the data types below
-LongArray = npt.NDArray[np.int64]
 
 # parent: 0 for a root, -1 for a free row. token: first of the edge. depth: tokens of the longest string of the node;
 # `branch_length` where the edge ends with the text. start: slot where its latest occurrence begins. first_child, next,

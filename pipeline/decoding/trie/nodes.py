@@ -8,7 +8,7 @@ from pipeline.decoding.compiled import int64, kernel, subkernel
 from pipeline.decoding.tree import IntArray
 from pipeline.decoding.trie.arrays import BUCKETS_PER_NODE, TrieArrays, slot_of
 
-# So many children that were seen often keep their place before those that were seen last.
+# Number of children with the highest counts that keep their place before those that were seen last.
 NUM_FREQUENT = 6
 
 

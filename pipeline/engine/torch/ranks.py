@@ -135,7 +135,7 @@ class DistributedFollower:
 
 def start_ranks(artifact: Artifact) -> ParallelEngine:
     """Load the model in this process and in as many new ones as the settings ask for. Raises BuildError if there are
-    too few CUDA devices, the model cannot be cut into so many parts, or a process does not come up."""
+    too few CUDA devices, the model cannot be cut into that number of parts, or a process does not come up."""
     device, (setting, num_ranks) = artifact.resolved.device, artifact.resolved.ranks
     is_spread = artifact.resolved.model.parallelism.tensor > 1
     if device == "cuda" and torch.cuda.device_count() < num_ranks:
@@ -205,7 +205,7 @@ def _await_ready(process: BaseProcess, line: Connection, setting: str) -> None:
         process.join()
         raise BuildError(
             f"Process {process.name} of {setting} ended while it loaded the model (exit code {process.exitcode}); "
-            "its own message stands above. Is there memory for so many copies?"
+            "its own message stands above. Is there memory for that number of copies?"
         ) from error
     if refusal is not None:
         raise BuildError(refusal)

@@ -29,7 +29,7 @@ def test_a_change_that_restores_size_and_time_is_noticed(tmp_path: Path) -> None
     path.write_bytes(b"abc")
     before = path.stat()
     hashing.remembered_sha256(path, tmp_path)
-    while True:  # the file system's clock is coarse; a change within one tick could not be told from none
+    while True:  # the file system's clock is coarse; a change within one tick would not be visible
         path.write_bytes(b"abd")
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
         if path.stat().st_ctime_ns != before.st_ctime_ns:

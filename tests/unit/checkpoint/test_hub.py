@@ -25,7 +25,7 @@ from pipeline.checkpoint.fetch import fetch
 from pipeline.config.schema import HubCheckpoint, ModelConfig
 from pipeline.errors import CheckpointError
 
-told = []
+results = []
 for repo_id, revision, *trusted in json.loads(sys.argv[1]):
     model = ModelConfig(
         name="tiny", architecture="LlamaForCausalLM", num_parameters=10, max_position_embeddings=64,
@@ -33,10 +33,10 @@ for repo_id, revision, *trusted in json.loads(sys.argv[1]):
     )
     try:
         found = fetch(model, pathlib.Path(sys.argv[2]))
-        told.append(sorted(path.name for path in found.folder.iterdir()))
+        results.append(sorted(path.name for path in found.folder.iterdir()))
     except CheckpointError as error:
-        told.append(str(error))
-print(json.dumps(told))
+        results.append(str(error))
+print(json.dumps(results))
 """
 
 
@@ -135,8 +135,8 @@ def fetch_all(wanted: list[tuple[str, ...]], tmp_path: Path, **environment: str)
     command = [sys.executable, "-c", SCRIPT, json.dumps(wanted), str(tmp_path / "cache")]
     done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    told: list[Any] = json.loads(done.stdout)
-    return told
+    results: list[Any] = json.loads(done.stdout)
+    return results
 
 
 def test_needed_files_are_fetched_with_the_token_and_refusals_are_sentences(endpoint: str, tmp_path: Path) -> None:
@@ -162,9 +162,9 @@ def test_needed_files_are_fetched_with_the_token_and_refusals_are_sentences(endp
 
 def test_each_answer_has_its_own_sentence(endpoint: str, tmp_path: Path) -> None:
     names = ("answer-401", "answer-403", "answer-500", "answer-200", "pickled", "two--dashes")
-    told = fetch_all([(f"some/{name}", "main") for name in names], tmp_path, HF_ENDPOINT=endpoint, HF_TOKEN=TOKEN)
+    results = fetch_all([(f"some/{name}", "main") for name in names], tmp_path, HF_ENDPOINT=endpoint, HF_TOKEN=TOKEN)
     for text, expected in zip(
-        told,
+        results,
         (
             "the hub does not know the token. Set HF_TOKEN",
             "the hub denies access (HTTP 403). Set HF_TOKEN",

@@ -114,7 +114,7 @@ def test_ctrl_c_is_quiet_while_the_command_is_still_being_loaded(monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "message"),
     [
         (OSError(errno.ENOSPC, "", "/x/y"), "No space left on device (/x/y). Free some, or point LOOKAHEAD_CACHE"),
         (PermissionError(errno.EACCES, "", "/x"), "Permission denied (/x). Name folders that you may write to"),
@@ -124,11 +124,11 @@ def test_ctrl_c_is_quiet_while_the_command_is_still_being_loaded(monkeypatch: py
     ],
 )
 def test_what_the_machine_refuses_is_one_sentence_and_exit_2(
-    error: Exception, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: Exception, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("pipeline.cli.app.build_app", lambda: app_that_raises(error))
     assert run() == 2
-    assert capsys.readouterr().err.startswith(f"error: {told}")
+    assert capsys.readouterr().err.startswith(f"error: {message}")
 
 
 def test_a_missing_file_may_be_our_bug_and_keeps_its_trace(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from pipeline.config.places import places
 from tests.patience import PATIENCE_S
 
 SETUP = places({}).home / "setup.sh"
-# Answers the question of what it is good for, makes "environments" that hold it, and notes what pip was told.
+# Answers the question of what it is good for, makes "environments" that hold it, and notes pip's arguments.
 PYTHON = """#!/bin/sh
 case "$1 $2" in
     "-c "*) echo "{answer}" ;;
@@ -127,7 +127,7 @@ def test_without_the_library_for_the_server_a_python_will_do(folder):
 
 
 @pytest.mark.parametrize(
-    ("pythons", "named", "told"),
+    ("pythons", "named", "message"),
     [
         ({}, (), "Python 3.10, 3.11 or 3.12 is needed; python3 does not run. Install one"),
         ({"python3": "wrong 3.13", "python": "wrong 3.9"}, (), "python3 is 3.13, python is 3.9. Install one"),
@@ -136,12 +136,12 @@ def test_without_the_library_for_the_server_a_python_will_do(folder):
         ({"python3": "venvless 3.11"}, (), "python3 cannot make virtual environments: it lacks ensurepip."),
     ],
 )
-def test_no_suitable_python_is_reported_in_one_sentence(folder, pythons, named, told):
+def test_no_suitable_python_is_reported_in_one_sentence(folder, pythons, named, message):
     for name, answer in pythons.items():
         add(folder, name, answer)
     done = setup(folder, *named)
     assert done.returncode == 2
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1
-    assert told in done.stderr
+    assert message in done.stderr
     assert not (folder / ".venv").exists()

@@ -72,10 +72,10 @@ def test_any_overrides_resolve_or_every_fault_is_reported(overrides: list[tuple[
     try:
         resolve_config("smollm2-135m", "latency", texts, where=SHIPPED, hardware=CPU)
     except ConfigError as error:
-        told = str(error)
+        message = str(error)
     else:
-        told = "nothing wrong"
-    assert told.strip()
+        message = "nothing wrong"
+    assert message.strip()
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def test_repeated_keys_are_reported_with_their_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("a:\tb\n\tc: d", "cannot start any token in line 1, column 3"),
         ("a: &x [*x]", "an anchor is used inside of itself"),
@@ -55,7 +55,7 @@ def test_repeated_keys_are_reported_with_their_line() -> None:
         ("a: 1\n---\nb: 2", "expected a single document"),
     ],
 )
-def test_what_no_config_can_mean_is_refused_in_one_line(text: str, told: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(told)) as caught:
+def test_what_no_config_can_mean_is_refused_in_one_line(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
         parse_yaml(text)
     assert "\n" not in str(caught.value)

@@ -26,7 +26,7 @@ class Recorder:
 
     started: list[tuple[list[int], str, frozenset[str]]] = field(default_factory=list)
     asked: list[tuple[list[int], DraftBudget]] = field(default_factory=list)
-    told: list[tuple[list[int], int, list[int], list[int]]] = field(default_factory=list)
+    reported: list[tuple[list[int], int, list[int], list[int]]] = field(default_factory=list)
     last: StepResult | None = None
     num_stops: int = 0
 
@@ -41,7 +41,7 @@ class Recorder:
 
     def update(self, request_id: str, step: StepResult) -> None:
         self.last = step
-        self.told.append((step.context.tolist(), len(step.tree), list(step.nodes), list(step.token_ids)))
+        self.reported.append((step.context.tolist(), len(step.tree), list(step.nodes), list(step.token_ids)))
 
     def stop(self, request_id: str) -> None:
         self.num_stops += 1
@@ -92,7 +92,7 @@ def test_outputs_end_at_the_same_token_however_many_come_at_once(
         tokens = whole[start : start + min(sizes.pop(0), deepest + 1)]
         sent.append(tokens)
         kept = session.advance(tree, StepOutcome(list(range(len(tokens) - 1)), tokens))
-        assert recorder.told[-1] == (prompt + whole[:start], len(tree), list(range(len(tokens) - 1)), kept)
+        assert recorder.reported[-1] == (prompt + whole[:start], len(tree), list(range(len(tokens) - 1)), kept)
     assert session.output_ids == whole[:length]
     assert session.context.tolist() == prompt + whole[:length]
     assert session.finish_reason is not None
@@ -101,7 +101,7 @@ def test_outputs_end_at_the_same_token_however_many_come_at_once(
     assert session.statistics.num_steps == len(session.statistics.acceptance_lengths) == len(sent)
     last = min(len(sent[-1]) - 1, session.statistics.acceptance_lengths[-1])
     assert session.statistics.num_accepted_tokens == sum(len(tokens) - 1 for tokens in sent[:-1]) + last
-    assert session.statistics.num_draft_tokens == sum(num for _, num, _, _ in recorder.told)
+    assert session.statistics.num_draft_tokens == sum(num for _, num, _, _ in recorder.reported)
     assert recorder.num_stops == 1
 
 

@@ -14,7 +14,7 @@ from tests.unit.engine.test_scheduler import make_scheduler
 
 
 def test_a_full_queue_answers_busy() -> None:
-    """Whoever finds a place does not wait: three may, beside those for whom the engine has room."""
+    """A request that finds a place does not wait: three may, beside those for which the engine has room."""
     scheduler = make_scheduler(limits=EngineLimits(2, 256, 128, 64, VOCAB_SIZE), max_queue_size=3)
     for _ in range(2 + 3):
         scheduler.submit(Submission(make_request()), lambda event: None)

@@ -197,7 +197,7 @@ def test_the_gateway_follows_its_spec_and_says_so(tmp_path: Path):
         await until(lambda: says(1))
         held = deployments.current.in_use()
         held.__enter__()
-        path.write_text("{")  # whoever writes may be at it
+        path.write_text("{")  # half written
         await asyncio.sleep(0.3)
         path.write_text(
             GatewaySpec.model_validate(spec.model_dump() | {"deployment": deployment_of(2)}).model_dump_json()

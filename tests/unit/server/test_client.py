@@ -24,14 +24,14 @@ def closed_port() -> int:
 
 
 class BrokenClient:
-    """tritonclient's stream with the given errors: `told` through the callback, `raised` by the call."""
+    """tritonclient's stream with the given errors: `reported` through the callback, `raised` by the call."""
 
-    def __init__(self, told: Exception | None, raised: Exception | None) -> None:
-        self._told, self._raised = told, raised
+    def __init__(self, reported: Exception | None, raised: Exception | None) -> None:
+        self._reported, self._raised = reported, raised
 
     def start_stream(self, callback: Callable[[Any, Exception | None], None], **options: Any) -> None:
-        if self._told is not None:
-            callback(None, self._told)
+        if self._reported is not None:
+            callback(None, self._reported)
 
     def async_stream_infer(self, *arguments: Any, **keywords: Any) -> None:
         if self._raised is not None:
@@ -42,8 +42,8 @@ class BrokenClient:
     def close(self) -> None: ...
 
 
-def answer_of(monkeypatch: pytest.MonkeyPatch, told: Exception | None, raised: Exception | None) -> None:
-    monkeypatch.setattr(client.triton, "InferenceServerClient", lambda url, **options: BrokenClient(told, raised))
+def answer_of(monkeypatch: pytest.MonkeyPatch, reported: Exception | None, raised: Exception | None) -> None:
+    monkeypatch.setattr(client.triton, "InferenceServerClient", lambda url, **options: BrokenClient(reported, raised))
     complete(QUERY, "127.0.0.1:9", "grpc", timeout_s=2)
 
 

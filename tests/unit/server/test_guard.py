@@ -26,7 +26,7 @@ Start = Callable[..., "subprocess.Popen[bytes]"]
 
 @pytest.fixture
 def start_model(tmp_path: Path) -> Iterator[Start]:
-    """Starts a process in which Triton would run a Python model, and waits until it can be told from the test's own."""
+    """Starts a process in which Triton would run a Python model, and waits until it differs from the test's own."""
     started = []
 
     def start(model: str = "tensorrt_llm", script: str = "read line") -> subprocess.Popen[bytes]:

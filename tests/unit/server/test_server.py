@@ -99,8 +99,8 @@ def test_a_server_that_ends_at_once_is_explained_and_leaves_nothing(fake, tmp_pa
         start(tmp_path)
 
     assert find_server(tmp_path / "run") is None
-    (told,) = tmp_path.glob("*.json")  # by the server, which names it after its shared memory
-    assert not left_over(told.stem)
+    (record,) = tmp_path.glob("*.json")  # by the server, which names it after its shared memory
+    assert not left_over(record.stem)
 
 
 def test_a_server_that_never_gets_ready_is_stopped(fake, tmp_path):

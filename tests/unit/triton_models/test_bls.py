@@ -246,9 +246,9 @@ def test_calls_announce_whether_more_steps_follow(strategy):
 
     run_in(make_bls(target), text_tensors("ccddccddcc", 40, strategy=strategy, stream=True))
 
-    told = [bool(call["to_be_continued"]) for call in target.calls]
-    assert told[0]
-    assert not told[-1]
+    continued = [bool(call["to_be_continued"]) for call in target.calls]
+    assert continued[0]
+    assert not continued[-1]
 
 
 def test_metrics_of_a_request_add_up():

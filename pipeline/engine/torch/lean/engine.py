@@ -104,7 +104,7 @@ class LeanEngine:
         self._slots.release(slot_of(sequence))
 
     def multiply(self, num_rows: int) -> None:
-        """Only the matrices of a pass over so many rows, for measurements."""
+        """Compute only the matrices of a pass over `num_rows` rows, for measurements."""
         self._runner.multiply(num_rows)
 
     def forget_cached(self) -> None:

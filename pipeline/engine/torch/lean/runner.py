@@ -91,7 +91,7 @@ class Runner:
         return logits, maxima
 
     def multiply(self, num_rows: int) -> None:
-        """The matrices of a pass over so many rows, all of whose logits are wanted, and nothing else."""
+        """Compute only the matrices of a pass over `num_rows` rows, all of whose logits are wanted."""
         # The buffers hold addresses only, so the arrays must live as long as the call.
         sizes, buffers, *arrays = self._prepared(num_rows, num_rows)
         self._crew.run(lambda thread: multiply_all(sizes, self._matrices, buffers, self._counters))

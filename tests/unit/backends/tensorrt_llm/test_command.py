@@ -68,7 +68,7 @@ def stock_words(config: ResolvedConfig, server: RunningServer, executable: str, 
     ]  # fmt: skip
 
 
-def told(record: Path, server: RunningServer, rank: int) -> dict[str, Any]:
+def recorded(record: Path, server: RunningServer, rank: int) -> dict[str, Any]:
     """What a rank was started with; those above 0 may be a little later than the one that answers."""
     path = record / f"{server.state.server_id}{rank}_.json"
     deadline = time.monotonic() + PATIENCE_S
@@ -100,7 +100,7 @@ def test_two_ranks_start_under_mpirun_and_end_together(machine, tmp_path):
             "-n", "1", *stock_words(config, server, executable, 1, *others), ":",
         ]  # fmt: skip
         for rank in (0, 1):
-            assert told(record, server, rank)["orchestrator"] == {}
+            assert recorded(record, server, rank)["orchestrator"] == {}
         assert len(marked_processes(server.state.server_id)) == 4  # guard, mpirun and a server per rank
     finally:
         server.stop()
@@ -112,7 +112,7 @@ def test_orchestrator_mode_sets_its_variables_and_pools(machine, tmp_path):
     server = start(tmp_path, ".orchestrator=true")
     server.stop()
 
-    started = told(record, server, 0)
+    started = recorded(record, server, 0)
     assert started["orchestrator"] == {"TRTLLM_ORCHESTRATOR": "1", "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES": "1"}
     pools = [word for word in started["argv"] if word.startswith("--cuda-memory-pool-byte-size")]
     assert pools == [f"--cuda-memory-pool-byte-size={gpu}:0" for gpu in range(3)]
@@ -134,7 +134,7 @@ def test_an_orchestrator_is_one_server_for_an_engine_of_two_ranks(machine, tmp_p
 def test_an_orchestrator_that_spawns_nothing_is_one_more_than_the_ranks(machine, tmp_path):
     record = machine()
     server = start(tmp_path, ".orchestrator=true", ".spawn_processes=false", "model.parallelism.tensor=2")
-    started = [told(record, server, rank) for rank in range(3)]
+    started = [recorded(record, server, rank) for rank in range(3)]
     server.stop()
 
     assert json.loads((record / "mpirun.json").read_text()).count("-n") == 3
@@ -149,7 +149,7 @@ def test_one_rank_needs_no_mpirun_and_two_do(machine, tmp_path):
     record = machine(mpirun=False)
     server = start(tmp_path)
     server.stop()
-    assert ":" not in told(record, server, 0)["argv"]
+    assert ":" not in recorded(record, server, 0)["argv"]
 
     with pytest.raises(ServerError, match="2 ranks are started with mpirun, which was not found"):
         start(tmp_path, "model.parallelism.tensor=2")
@@ -158,7 +158,7 @@ def test_one_rank_needs_no_mpirun_and_two_do(machine, tmp_path):
 def test_the_verbose_log_is_written_by_rank_0_only(machine, tmp_path):
     record = machine()
     server = start(tmp_path, "model.parallelism.tensor=2", verbose=True)
-    words = [told(record, server, rank)["argv"] for rank in (0, 1)]
+    words = [recorded(record, server, rank)["argv"] for rank in (0, 1)]
     server.stop()
 
     log = ["--log-verbose=3", f"--log-file={tmp_path / 'run' / 'triton.log'}"]

@@ -153,8 +153,8 @@ def test_calibration_texts_are_a_name_or_a_folder(written, folder, tmp_path, mon
     context = trt_context(".quantization=fp8", f".calib_dataset={written}")
     expected = None if folder is None else tmp_path / folder  # an absolute folder stays as it is
     assert calibration_folder(context) == expected
-    told = conversion_of(context, SOURCE, OUTPUT, REQUEST).call["calibration"]["calib_dataset"]
-    assert told == (written if expected is None else str(expected))
+    found = conversion_of(context, SOURCE, OUTPUT, REQUEST).call["calibration"]["calib_dataset"]
+    assert found == (written if expected is None else str(expected))
 
 
 @pytest.mark.parametrize("quantization", ["fp8", "int4_awq", "w4a8_awq"])

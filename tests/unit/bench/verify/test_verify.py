@@ -34,9 +34,9 @@ PROMPTS = [NamedPrompt(f"p{i}", np.asarray([i + 1, i + 2, 3], np.int32), Prompt(
 def run(engine: TableEngine, dtype: Dtype = "float32") -> list[Comparison]:
     reference, trie = contender_over(engine, "none"), contender_over(engine, "trie")
     options = MeasureOptions(max_new_tokens=24)
-    told: list[Comparison] = []
-    comparisons, references = verify_in_process(engine, dtype, reference, [trie], PROMPTS, options, told.append)
-    assert told == comparisons
+    reported: list[Comparison] = []
+    comparisons, references = verify_in_process(engine, dtype, reference, [trie], PROMPTS, options, reported.append)
+    assert reported == comparisons
     assert set(references) == {(prompt.prompt_id, how) for prompt in PROMPTS for how in ("greedy", "seeded")}
     assert not engine.held
     return comparisons
