@@ -185,7 +185,7 @@ def test_the_gateway_follows_its_spec_and_says_so(tmp_path: Path):
         path, spec = tmp_path / "gateway.json", spec_of()
         path.write_text(spec.model_dump_json())
         deployments = Deployments(spec.deployment)
-        following = asyncio.create_task(gateway._exchange_when_told(deployments, path))
+        following = asyncio.create_task(gateway._follow_spec(deployments, path))
         statuses: list[GatewayStatus] = []
 
         def says(number: int) -> bool:
