@@ -21,13 +21,13 @@ from tokenizers import Tokenizer
 
 from pipeline.dynamo.entries import Entries
 from pipeline.dynamo.metrics import PREFIX, DraftMetrics
-from pipeline.dynamo.request_tensors import TokenRequest, token_request
+from pipeline.dynamo.request_tensors import TokenRequest, takes_engine_data, token_request
 from pipeline.dynamo.servers import TritonServers
 from pipeline.dynamo.spec import FILE_KV, NAMESPACE, TRITON_KEYS, WorkerSpec
 from pipeline.dynamo.triton_stream import TokenChunk, TritonStream
 from pipeline.errors import BusyError, EngineError, RequestError, ServerError
+from pipeline.gateway.annotations import ENGINE_DATA, REFUSAL, STATISTICS, annotation
 from pipeline.gateway.annotations import NAMESPACE as DRAFT_NAMESPACE
-from pipeline.gateway.annotations import annotation
 
 # Dynamo's block size has no meaning for our KV cache; it is the unit of its prefix routing.
 KV_BLOCK_SIZE = 16
@@ -91,12 +91,28 @@ class TritonEngine(LLMEngine):
     async def generate(self, request: Any, context: Context) -> AsyncGenerator[Any, None]:
         """Chunks of the output as they come.
 
-        Raises what Dynamo understands: InvalidArgument (400), HttpError 503 when the server is busy, and EngineShutdown
-        when it is gone, upon which Dynamo moves the request to another worker."""
+        A request that is refused before any output ends with the reason in `engine_data` if the response may have that
+        (see `annotations.REFUSAL`). Otherwise raises what Dynamo understands: InvalidArgument (400), HttpError 503 when
+        the server is busy, and EngineShutdown when it is gone, upon which Dynamo moves the request to another
+        worker."""
+        started = False
         try:
-            wanted = token_request(request, context.id(), self._spec)
+            async with aclosing(self._chunks(request, context)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+                    started = True
         except RequestError as error:
-            raise InvalidArgument(str(error)) from error
+            if started or not takes_engine_data(request):
+                raise _dynamo_error(error) from error
+            status = 503 if isinstance(error, BusyError) else 400
+            refusal = {REFUSAL: {"status": status, "message": str(error)}}
+            yield {"token_ids": [], "index": 0, "finish_reason": "stop", ENGINE_DATA: refusal}
+        except EngineError as error:
+            raise _dynamo_error(error) from error
+
+    async def _chunks(self, request: Any, context: Context) -> AsyncGenerator[Any, None]:
+        """The chunks of `generate`. Raises our own errors."""
+        wanted = token_request(request, context.id(), self._spec)
         if not wanted.num_remaining_tokens:
             yield {"token_ids": [], "index": 0, "finish_reason": "length"}
             return
@@ -111,7 +127,7 @@ class TritonEngine(LLMEngine):
                     yield _CANCELLED
                     return
                 if isinstance(item, Exception):
-                    raise _dynamo_error(item)
+                    raise item
                 num_sent += len(item.token_ids)
                 finished = item.finish_reason is not None
                 yield self._dynamo_chunk(wanted, item, num_sent)
@@ -195,16 +211,14 @@ class TritonEngine(LLMEngine):
                 },
             }
         if wanted.returns_statistics:
-            made["engine_data"] = {"draft_statistics": statistics}
+            made[ENGINE_DATA] = {STATISTICS: statistics}
         return made
 
 
-def _dynamo_error(error: Exception) -> Exception:
+def _dynamo_error(error: EngineError | RequestError) -> Exception:
     """The exception for an error of the server."""
     if isinstance(error, EngineError):
         return EngineShutdown(str(error))
     if isinstance(error, BusyError):
         return HttpError(503, str(error))
-    if isinstance(error, RequestError):
-        return InvalidArgument(str(error))
-    return error
+    return InvalidArgument(str(error))

@@ -19,12 +19,14 @@ from pipeline.dynamo.spec import WorkerSpec
 from pipeline.dynamo.tool_guides import tool_guide
 from pipeline.errors import RequestError
 from pipeline.gateway.annotations import (
+    ENGINE_DATA,
     GUIDE,
     GUIDE_TYPE,
     MAX_TOKENS,
     NAMESPACE,
     NUM_DRAFT_TOKENS,
     PREDICTION,
+    STATISTICS,
     STRATEGY,
     TOOLS,
     integer_option,
@@ -95,16 +97,21 @@ def token_request(request: Mapping[str, Any], context_id: str, spec: WorkerSpec)
         tensors["logit_bias_values"] = np.asarray([list(bias.values())], np.float32)
     tensors |= _guide(options, sampling.get("guided_decoding"), spec.tool_call_parser)
     tensors |= _log_probs((request.get("output_options") or {}).get("logprobs"))
-    extra = ((request.get("extra_args") or {}).get("nvext") or {}).get("extra_fields") or []
     return TokenRequest(
         tensors,
         num_prompt_tokens=len(ids) - resumed,
         num_resumed_tokens=resumed,
         num_remaining_tokens=remaining,
         has_prediction=PREDICTION in tensors,
-        returns_statistics="engine_data" in extra,
+        returns_statistics=STATISTICS in options,
         returns_log_probs="return_log_probs" in tensors,
     )
+
+
+def takes_engine_data(request: Mapping[str, Any]) -> bool:
+    """Whether the response may hold fields of this worker."""
+    extension = (request.get("extra_args") or {}).get("nvext") or {}
+    return ENGINE_DATA in (extension.get("extra_fields") or [])
 
 
 def resumed(wanted: TokenRequest, token_ids: Sequence[int]) -> TokenRequest:

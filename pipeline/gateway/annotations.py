@@ -26,7 +26,25 @@ GUIDE = "guide"
 # Functions that may be called, and which choice there is: see `openai_fields.tools_option`.
 TOOLS = "tools"
 NUM_DRAFT_TOKENS = "num_draft_tokens"
-NAMES = (STRATEGY, PREDICTION, NAMESPACE, MAX_TOKENS, LOGIT_BIAS, GUIDE_TYPE, GUIDE, TOOLS, NUM_DRAFT_TOKENS)
+# Figures of the request's drafts in the last chunk.
+STATISTICS = "draft_statistics"
+NAMES = (
+    STRATEGY,
+    PREDICTION,
+    NAMESPACE,
+    MAX_TOKENS,
+    LOGIT_BIAS,
+    GUIDE_TYPE,
+    GUIDE,
+    TOOLS,
+    NUM_DRAFT_TOKENS,
+    STATISTICS,
+)
+# Field of `nvext` that the front end passes through from the worker to the client.
+ENGINE_DATA = "engine_data"
+# Its member with which a worker refuses a request: {"status": 400, "message": "..."}. An exception of a worker reaches
+# the client with its message in whole responses of the chat API only.
+REFUSAL = "refusal"
 
 
 def annotation(name: str, value: str) -> str:

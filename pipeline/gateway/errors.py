@@ -8,6 +8,7 @@ import logging
 import re
 from typing import Any
 
+from pipeline.gateway.annotations import ENGINE_DATA, REFUSAL
 from pipeline.gateway.refusal import Refusal
 
 logger = logging.getLogger("lookahead.gateway")
@@ -28,6 +29,8 @@ _INTERNAL = re.compile(
     r"model instance|std::|boost::",
     re.I,
 )
+# Begins a worker's refusal in a response. In text of the model the quotes would have backslashes.
+REFUSAL_MARK = f'"{ENGINE_DATA}":{{"{REFUSAL}":'.encode()
 _UNREADABLE = re.compile(r"^(?:Unable to parse|Expected JSON|[Ff]ailed to parse the request)")
 _PREFIXES = re.compile(r"^(?:\[request id: [^\]]*\] |in ensemble '[^']*', )+")
 
@@ -78,11 +81,19 @@ def text_of_json(value: Any) -> str:
     return str(value)
 
 
-def error_in_event(event: bytes) -> str | None:
-    """Text of the error in a server-sent event, None if there is none."""
-    if not event.startswith(b'data: {"error"') and not event.startswith(b'data:{"error"'):
+def refusal_in_event(event: bytes, request_id: str) -> Refusal | None:
+    """The client's error for the error in a server-sent event, None if there is none."""
+    if event.startswith((b'data: {"error"', b'data:{"error"')):
+        return refusal_of(400, text_of_body(event), request_id)
+    return refusal_in_body(event.removeprefix(b"data:"), request_id)
+
+
+def refusal_in_body(body: bytes, request_id: str) -> Refusal | None:
+    """The client's error for a worker's refusal in a response of the front end, None if there is none."""
+    if REFUSAL_MARK not in body:
         return None
-    return text_of_body(event)
+    refusal = json.loads(body)["nvext"][ENGINE_DATA][REFUSAL]
+    return refusal_of(refusal["status"], refusal["message"], request_id)
 
 
 def _shown(text: str) -> str:

@@ -10,7 +10,14 @@ import anyio
 import httpx
 
 from pipeline.gateway.bodies import Receive
-from pipeline.gateway.errors import error_in_event, refusal_of, text_of_body, unavailable
+from pipeline.gateway.errors import (
+    REFUSAL_MARK,
+    refusal_in_body,
+    refusal_in_event,
+    refusal_of,
+    text_of_body,
+    unavailable,
+)
 from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.response_writer import Responder
 
@@ -131,6 +138,8 @@ async def _pass_on(response: httpx.Response, request_id: str, answer: Responder)
         first = await anext(chunks, b"")
         if first.startswith(b'{"error"'):  # Triton answers 200 and then sends the error
             raise refusal_of(400, text_of_body(first + await _start_of(chunks)), request_id)
+        if REFUSAL_MARK in first and (refusal := refusal_in_body(first + await _start_of(chunks), request_id)):
+            raise refusal
         if "content-length" in response.headers:
             headers["content-length"] = response.headers["content-length"]
         await answer.start(status, headers)
@@ -143,8 +152,8 @@ async def _pass_on(response: httpx.Response, request_id: str, answer: Responder)
     started = False
     async with aclosing(events(response.aiter_raw())) as stream:
         async for event in stream:
-            if (text := error_in_event(event)) is not None:
-                raise refusal_of(400, text, request_id)
+            if (refusal := refusal_in_event(event, request_id)) is not None:
+                raise refusal
             if not started:
                 await answer.start(status, headers, is_stream=True)
                 started = True
@@ -166,7 +175,7 @@ async def events(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
                 held = b""
             continue
         whole, held = held[:end], held[end:]
-        if b'"error"' in whole:
+        if b'"error"' in whole or REFUSAL_MARK in whole:
             for event in events_of(whole):
                 yield event
         else:

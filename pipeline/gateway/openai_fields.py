@@ -6,6 +6,7 @@ draft_statistics                           ours: figures of the request's drafts
 response_format, guided_*                  taken by it, but such a request does not move when its worker dies
 tools, tool_choice, parallel_tool_calls    taken by it, and repeated, so that a worker can keep the output to them
 max_tokens, max_completion_tokens          repeated, so that a worker can count the tokens of a request that moved
+echo, best_of, suffix, parts of messages that are no text    refused; it would leave them out
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from typing import Any, Literal
 
 from pipeline.errors import RequestError
 from pipeline.gateway.annotations import (
+    ENGINE_DATA,
     GUIDE,
     GUIDE_TYPE,
     LOGIT_BIAS,
     MAX_TOKENS,
     NUM_DRAFT_TOKENS,
     PREDICTION,
+    STATISTICS,
     STRATEGY,
     TOOLS,
     annotation,
@@ -38,6 +41,7 @@ _GUIDES = {"guided_regex": "regex", "guided_grammar": "ebnf_grammar"}
 def for_front_end(body: Mapping[str, Any], endpoint: Endpoint) -> dict[str, Any]:
     """The request as the front end receives it. Raises RequestError, one sentence, for a field of a wrong type."""
     sent = dict(body)
+    _refuse_what_is_left_out(sent)
     options: dict[str, str] = {}
     options |= _text_option(sent, STRATEGY)
     options |= _prediction(sent)
@@ -55,13 +59,33 @@ def for_front_end(body: Mapping[str, Any], endpoint: Endpoint) -> dict[str, Any]
     extension = sent.get("nvext") or {}
     if not isinstance(extension, Mapping):
         raise RequestError("nvext must be an object")
-    annotations = _texts(extension, "annotations")
+    annotations, fields = _texts(extension, "annotations"), _texts(extension, "extra_fields")
+    if sent.pop(STATISTICS, False) or ENGINE_DATA in fields:
+        options[STATISTICS] = "true"
     kept = [text for text in annotations if not text.startswith(_OURS)]
-    made = {**extension, "annotations": kept + [annotation(name, value) for name, value in options.items()]}
-    if sent.pop("draft_statistics", False):
-        made["extra_fields"] = sorted({*_texts(extension, "extra_fields"), "engine_data"})
+    made = {
+        **extension,
+        "annotations": kept + [annotation(name, value) for name, value in options.items()],
+        "extra_fields": sorted({*fields, ENGINE_DATA}),  # the worker's refusal comes back there
+    }
     sent["nvext"] = made
     return sent
+
+
+def _refuse_what_is_left_out(body: Mapping[str, Any]) -> None:
+    if body.get("echo"):
+        raise RequestError("echo is not supported: a response has no tokens of the prompt; leave echo out")
+    if body.get("best_of") not in (None, 1):
+        raise RequestError("best_of is not supported; send n for several choices")
+    if body.get("suffix"):
+        raise RequestError("suffix is not supported: the model writes text behind the prompt only; leave suffix out")
+    messages = body.get("messages")
+    for number, message in enumerate(messages if isinstance(messages, list) else []):
+        content = message.get("content") if isinstance(message, Mapping) else None
+        for part in content if isinstance(content, list) else []:
+            if isinstance(part, Mapping) and part.get("type") not in ("text", "refusal"):
+                kind = str(part.get("type"))[:40]
+                raise RequestError(f"messages[{number}].content has a part of type {kind!r}; this model reads text")
 
 
 def _text_option(sent: dict[str, Any], name: str) -> dict[str, str]:

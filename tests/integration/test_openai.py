@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import openai
@@ -292,6 +293,17 @@ def test_a_prediction_is_verified_and_counted(client):
 def test_a_wrong_request_gets_the_reason(client, wrong, sentence):
     with pytest.raises(openai.BadRequestError, match=sentence):
         chat(client, **wrong)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_completions_and_streams_get_the_reason_too(client, stream):
+    wrong: dict[str, Any] = {"model": MODEL, "stream": stream, "logit_bias": {"999999": 1}}
+    with pytest.raises(openai.BadRequestError, match="holds the token 999999"):
+        client.completions.create(prompt="a", **wrong)
+    with pytest.raises(openai.BadRequestError, match="holds the token 999999"):
+        client.chat.completions.create(messages=MESSAGES, **wrong)
+    with pytest.raises(openai.BadRequestError, match="holds the token 999999"):
+        client.completions.create(prompt="a", n=2, **wrong)
 
 
 def test_a_client_that_leaves_ends_its_request(client, fleet):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from pipeline.gateway.errors import error_in_event, refusal_of, text_of_body
+from pipeline.gateway.errors import refusal_in_event, refusal_of, text_of_body
 
 SENTENCE = "max_tokens is -8; it must be at least 1"
 
@@ -70,6 +72,21 @@ def test_the_text_of_an_error_is_found_in_every_form(body):
 
 
 def test_an_event_is_an_error_only_where_it_begins_with_one():
-    assert error_in_event(b'data: {"error":"why"}\n\n') == "why"
-    assert error_in_event(b'data: {"text_output":"the \\"error\\""}\n\n') is None
-    assert error_in_event(b": comment\n\n") is None
+    found = refusal_in_event(b'data: {"error":"why"}\n\n', "id")
+    assert found is not None
+    assert (found.status, found.sentence) == (400, "why")
+    assert refusal_in_event(b'data: {"text_output":"the \\"error\\""}\n\n', "id") is None
+    assert refusal_in_event(b": comment\n\n", "id") is None
+
+
+@pytest.mark.parametrize(("status", "retry_after_s"), [(400, None), (503, 2)])
+def test_a_refusal_of_a_worker_is_found_and_text_of_the_model_is_none(status, retry_after_s):
+    data = {"engine_data": {"refusal": {"status": status, "message": "busy: why" if status == 503 else "why"}}}
+    event = b"data: " + json.dumps({"choices": [], "nvext": data}, separators=(",", ":")).encode() + b"\n\n"
+
+    found = refusal_in_event(event, "id")
+
+    assert found is not None
+    assert (found.status, found.retry_after_s) == (status, retry_after_s)
+    text = {"choices": [{"text": event.decode()}]}
+    assert refusal_in_event(b"data: " + json.dumps(text, separators=(",", ":")).encode() + b"\n\n", "id") is None

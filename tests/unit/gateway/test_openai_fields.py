@@ -22,7 +22,7 @@ def test_what_the_front_end_knows_stays_as_it_is():
     sent = for_front_end(BODY | {"seed": 3, "stream": True}, "chat")
 
     assert {name: value for name, value in sent.items() if name != "nvext"} == BODY | {"seed": 3, "stream": True}
-    assert sent["nvext"] == {"annotations": ["max_tokens:5"]}
+    assert sent["nvext"] == {"annotations": ["max_tokens:5"], "extra_fields": ["engine_data"]}
 
 
 @pytest.mark.parametrize(
@@ -70,12 +70,15 @@ def test_a_client_cannot_set_what_the_worker_counts_by():
     assert sent["nvext"]["annotations"] == ["strategy:trie", "max_tokens:5"]
 
 
-def test_statistics_are_asked_for_as_dynamo_returns_them():
-    sent = for_front_end(BODY | {"draft_statistics": True, "nvext": {"extra_fields": ["timing"]}}, "chat")
+def test_statistics_are_asked_for_in_either_way():
+    ours = for_front_end(BODY | {"draft_statistics": True, "nvext": {"extra_fields": ["timing"]}}, "chat")
+    dynamos = for_front_end(BODY | {"nvext": {"extra_fields": ["engine_data"]}}, "chat")
 
-    assert sent["nvext"]["extra_fields"] == ["engine_data", "timing"]
-    assert "draft_statistics" not in sent
-    assert "extra_fields" not in for_front_end(BODY, "chat")["nvext"]
+    assert ours["nvext"]["extra_fields"] == ["engine_data", "timing"]
+    assert "draft_statistics" not in ours
+    for sent in (ours, dynamos):
+        assert "draft_statistics:true" in sent["nvext"]["annotations"]
+    assert "draft_statistics" not in options()
 
 
 @pytest.mark.parametrize(
@@ -91,10 +94,14 @@ def test_statistics_are_asked_for_as_dynamo_returns_them():
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema must be"),
         ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "exclude each other"),
         ({"nvext": 3}, "nvext must be an object"),
+        ({"echo": True}, "echo is not supported"),
+        ({"best_of": 3}, "best_of is not supported"),
+        ({"suffix": "a"}, "suffix is not supported"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, r"messages\[0\].* type 'image_url'"),
         ({"nvext": {"annotations": "a"}}, "nvext.annotations must be a list"),
     ],
 )
-def test_a_field_of_a_wrong_type_is_named(wrong, sentence):
+def test_a_field_of_a_wrong_type_or_without_effect_is_named(wrong, sentence):
     with pytest.raises(RequestError, match=sentence):
         options(**wrong)
 

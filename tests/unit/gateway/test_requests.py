@@ -116,6 +116,7 @@ def test_the_openai_api_gets_the_tenants_namespace(alice):
         {
             "annotations": ["strategy:trie", "max_tokens:5", "namespace:alice/bob"],
             "greed": True,
+            "extra_fields": ["engine_data"],
         }
     ]
     assert checked.max_tokens == 5
