@@ -21,10 +21,9 @@ from pipeline.server.server import RunningServer, stop_server
 from pipeline.server.startup import PreparedServer, launch
 from pipeline.server.state import find_server
 from tests.integration.servers import PROMPT
+from tests.patience import PATIENCE_S
 from tests.servers import left_over, processes_of
 
-# A request that takes longer hangs: the server restarts within less.
-PATIENCE_S = 180.0
 WAYS = ("stop", "drain", "kill server", "kill guard", "kill gateway", "kill all")
 
 
@@ -86,7 +85,7 @@ def live(served: PreparedServer, where: Places, folder: Path, how: str, after_s:
 
     assert codes <= {0, 200, 400, 503, 504}
     assert find_server(folder) is None
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE_S
     marks = (server.state.server_id, server.state.gateway_id)
     while any(left_over(mark) for mark in marks) and time.monotonic() < deadline:
         time.sleep(0.1)

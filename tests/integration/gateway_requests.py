@@ -7,6 +7,7 @@ import httpx
 from pipeline.repository.names import FRONT_MODEL
 from pipeline.server.server import RunningServer
 from tests.integration.servers import PROMPT
+from tests.patience import PATIENCE_S
 
 
 def url_of(server: RunningServer, verb: str = "generate", model: str = FRONT_MODEL) -> str:
@@ -16,4 +17,4 @@ def url_of(server: RunningServer, verb: str = "generate", model: str = FRONT_MOD
 def works(server: RunningServer, key: str | None = None) -> bool:
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     body = {"text_input": PROMPT, "max_tokens": 4}
-    return httpx.post(url_of(server), json=body, headers=headers, timeout=60).status_code == 200
+    return httpx.post(url_of(server), json=body, headers=headers, timeout=PATIENCE_S).status_code == 200

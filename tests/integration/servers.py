@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+
+import httpx
 
 from pipeline.config.places import Places
 from pipeline.config.resolution import resolve_config
@@ -15,6 +18,7 @@ from pipeline.server.figures import read_metrics
 from pipeline.server.server import RunningServer
 from pipeline.server.startup import PreparedServer, launch, prepare
 from pipeline.server.state import ServerState
+from tests.patience import PATIENCE_S
 from tests.servers import FREE_PORTS, left_over
 
 # Some tests ask the inner models; what is closed to clients is tested in test_gateway.py.
@@ -48,14 +52,22 @@ def url_of(state: ServerState, protocol: Protocol) -> str:
 
 def ask(server: RunningServer, protocol: Protocol = "grpc", **fields: object) -> Completion:
     query = TextQuery(**({"text_input": PROMPT, "max_tokens": 24, "return_statistics": True} | fields))  # type: ignore[arg-type]
-    return complete(query, url_of(server.state, protocol), protocol, timeout_s=60)
+    return complete(query, url_of(server.state, protocol), protocol, timeout_s=PATIENCE_S)
 
 
-def settled_metrics(server: RunningServer) -> dict[str, float]:
-    """Metrics are entered a little after a request has ended, the engine's once a second: wait until they stand
-    still."""
+def num_cancelled(server: RunningServer) -> int:
+    """Requests whose client left, since the start of the server."""
+    text = httpx.get(server.state.metrics_url, timeout=PATIENCE_S).text
+    return sum(map(int, re.findall(r'^lookahead_requests_total\{outcome="cancelled",.*\} (\d+)', text, re.M)))
+
+
+def settled_metrics(server: RunningServer, **more_than: float) -> dict[str, float]:
+    """Metrics are entered a little after a request has ended, the engine's once a second: wait until those that are
+    named have risen above a value, and all stand still. Names are without the prefix `lookahead_`."""
     values, earlier = read_metrics(server.state.metrics_url), {}
-    while values != earlier:
+    deadline = time.monotonic() + PATIENCE_S
+    while values != earlier or not all(values[f"lookahead_{name}"] > value for name, value in more_than.items()):
+        assert time.monotonic() < deadline, values
         time.sleep(1.3)
         values, earlier = read_metrics(server.state.metrics_url), values
     return values

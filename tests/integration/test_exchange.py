@@ -23,6 +23,7 @@ from pipeline.server.switch import resolve_other, running_served
 from tests.integration.servers import TORCH, prepared
 from tests.integration.test_switch import ask
 from tests.own_places import own_places
+from tests.patience import PATIENCE_S
 from tests.servers import left_over
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
@@ -39,7 +40,7 @@ def keep_asking(ask_once: Callable[[], str], stop: threading.Event) -> list[str]
 
 def drafted(state: ServerState) -> Completion:
     query = TextQuery("a tea for two", 200, strategy="trie", end_id=-1, return_statistics=True)
-    return complete(query, state.grpc_url, "grpc", timeout_s=120)
+    return complete(query, state.grpc_url, "grpc", timeout_s=PATIENCE_S)
 
 
 def num_steps(answer: Completion) -> int:
@@ -52,7 +53,7 @@ def test_a_switch_under_load_loses_no_request(tmp_path: Path) -> None:
     base = tmp_path / "run"
     first = start_fleet(prepared(where, "server.openai=true", "drafting.planner=fixed"), where, base, detach=True)
     url = openai_url(base)
-    client = openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=120)
+    client = openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE_S)
 
     def chat() -> str:
         asked = client.chat.completions.create(
@@ -72,7 +73,7 @@ def test_a_switch_under_load_loses_no_request(tmp_path: Path) -> None:
         with ThreadPoolExecutor() as pool:
             clients = [pool.submit(keep_asking, one, stop) for one in (chat, over_grpc)]
             long = pool.submit(ask, first.state, 1500, "none", lambda text: long_text.set())
-            assert long_text.wait(60)
+            assert long_text.wait(PATIENCE_S)
             try:
                 notes: list[str] = []
                 new = switch_fleet(as_running(before, base), as_running(after, base), where, base, notes.append)

@@ -18,6 +18,7 @@ from pipeline.dynamo.fleet import Fleet, openai_url, start_fleet
 from pipeline.server.figures import read_metrics
 from pipeline.server.processes import marked_processes
 from tests.integration.servers import prepared
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 MODEL = "tiny-random-llama"
@@ -49,7 +50,7 @@ def shares(fleet: Fleet, before: list[float]) -> list[float]:
 
 
 def test_a_session_that_a_client_names_stays_on_one_server(fleet: Fleet) -> None:
-    client = openai.OpenAI(base_url=url_of(fleet), api_key="none", max_retries=0, timeout=60)
+    client = openai.OpenAI(base_url=url_of(fleet), api_key="none", max_retries=0, timeout=PATIENCE_S)
 
     def complete(prompt: str, session: str) -> None:
         headers = {"x-session-id": session}
@@ -68,7 +69,7 @@ def test_a_session_that_a_client_names_stays_on_one_server(fleet: Fleet) -> None
 
 
 def test_a_conversation_goes_on_where_it_was(fleet: Fleet) -> None:
-    client = openai.OpenAI(base_url=url_of(fleet), api_key="none", max_retries=0, timeout=60)
+    client = openai.OpenAI(base_url=url_of(fleet), api_key="none", max_retries=0, timeout=PATIENCE_S)
     messages: list[openai.types.chat.ChatCompletionMessageParam] = [
         {"role": "user", "content": "a long text"},
         {"role": "assistant", "content": "an answer"},

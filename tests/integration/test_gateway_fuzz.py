@@ -23,6 +23,7 @@ from pipeline.repository.names import FRONT_MODEL
 from pipeline.server.processes import model_processes
 from pipeline.server.server import RunningServer
 from tests.integration.servers import PROMPT, ask
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 QUICK = settings(
@@ -73,7 +74,7 @@ def test_requests_made_from_the_openapi_page(api: schemathesis.schemas.BaseSchem
                 case.body["max_tokens"] = min(case.body["max_tokens"], 8)  # the model writes no faster for being fuzzed
             if case.headers and is_soon(case.headers.get("x-request-timeout")):
                 case.headers["x-request-timeout"] = "60"  # a deadline that is missed is a 504, rightly
-            case.call_and_validate(checks=CHECKS, timeout=60)
+            case.call_and_validate(checks=CHECKS, timeout=PATIENCE_S)
 
         is_answered()
 
@@ -105,7 +106,7 @@ def test_bodies_of_any_json(server: RunningServer, body: dict[str, object], verb
     url = f"{server.state.http_url}/v2/models/{FRONT_MODEL}/{verb}"
     if type(body.get("max_tokens")) is int:
         body["max_tokens"] = min(int(str(body["max_tokens"])), 8)
-    answer = httpx.post(url, content=json.dumps(body).encode(errors="surrogatepass"), timeout=60)
+    answer = httpx.post(url, content=json.dumps(body).encode(errors="surrogatepass"), timeout=PATIENCE_S)
 
     assert answer.status_code in (200, 400)
     assert server.state.server_id not in answer.text
@@ -117,7 +118,7 @@ def test_bodies_of_any_bytes(server: RunningServer, content: bytes, length: str 
     headers = {} if length is None else {"inference-header-content-length": length}
     url = f"{server.state.http_url}/v2/models/{FRONT_MODEL}/infer"
 
-    assert httpx.post(url, content=content, headers=headers, timeout=60).status_code == 400
+    assert httpx.post(url, content=content, headers=headers, timeout=PATIENCE_S).status_code == 400
 
 
 TENSORS = st.builds(
@@ -137,7 +138,7 @@ def test_tensors_of_any_kind_by_grpc(server: RunningServer, pairs: list[tuple[ob
     if is_raw:
         request.raw_input_contents.extend(block for _, block in pairs)
     with triton.InferenceServerClient(server.state.grpc_url) as client:
-        answers = client._client_stub.ModelStreamInfer(iter([request]), timeout=60)
+        answers = client._client_stub.ModelStreamInfer(iter([request]), timeout=PATIENCE_S)
         for answer in answers:
             assert server.state.server_id not in answer.error_message
 

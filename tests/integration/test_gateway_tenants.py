@@ -17,6 +17,7 @@ from pipeline.server.state import is_ready
 from tests.integration.gateway_requests import url_of, works
 from tests.integration.servers import PROMPT, prepared, running
 from tests.own_places import own_places
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
@@ -54,7 +55,7 @@ def test_without_a_key_there_is_nothing_by_http_or_grpc(tenants):
 
 def ask_as(server: RunningServer, key: str, **fields: object) -> httpx.Response:
     body = {"text_input": PROMPT, "max_tokens": 24, "strategy": "trie"} | fields
-    return httpx.post(url_of(server), json=body, headers={"authorization": f"Bearer {key}"}, timeout=60)
+    return httpx.post(url_of(server), json=body, headers={"authorization": f"Bearer {key}"}, timeout=PATIENCE_S)
 
 
 def test_the_command_lines_key_comes_from_the_environment(tenants, monkeypatch):

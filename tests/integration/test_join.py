@@ -12,6 +12,7 @@ from pipeline.dynamo.fleet import Fleet, check_fleet, openai_url, start_fleet
 from pipeline.dynamo.spec import FILE_KV
 from pipeline.server.figures import read_metrics
 from tests.integration.servers import prepared
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
@@ -30,7 +31,9 @@ def test_a_machine_that_joins_gets_requests_and_may_leave(
     check_fleet(served.resolved, join=True)
     first = start_fleet(served, shared_where, tmp_path / "first")
     try:
-        client = openai.OpenAI(base_url=openai_url(tmp_path / "first"), api_key="none", max_retries=0, timeout=60)
+        client = openai.OpenAI(
+            base_url=openai_url(tmp_path / "first"), api_key="none", max_retries=0, timeout=PATIENCE_S
+        )
 
         def answers() -> list[str]:
             asked = {"model": "tiny-random-llama", "max_tokens": 8, "seed": 5}

@@ -17,6 +17,7 @@ from pipeline.dynamo.fleet import Fleet, find_replicas, openai_url, start_fleet,
 from pipeline.server.figures import read_metrics
 from pipeline.server.service import find_services
 from tests.integration.servers import ask, prepared
+from tests.patience import PATIENCE_S
 from tests.servers import left_over
 from tests.unit.test_deploy import dashboard_queries, metric_names
 
@@ -45,7 +46,7 @@ def fleet(shared_where: Places, tmp_path_factory: pytest.TempPathFactory) -> Ite
 def client(fleet: Fleet) -> openai.OpenAI:
     url = openai_url(fleet.servers[0].run_dir)
     assert url is not None
-    return openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60)
+    return openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE_S)
 
 
 def chat(client: openai.OpenAI, **more: object) -> openai.types.chat.ChatCompletion:
@@ -319,7 +320,7 @@ def test_a_client_that_leaves_ends_its_request(client, fleet):
     next(iter(stream))
     stream.close()
 
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     while (now := read_metrics(url)["lookahead_output_tokens_total"]) == before and time.monotonic() < deadline:
         time.sleep(0.05)
     assert 0 < now - before < 3500

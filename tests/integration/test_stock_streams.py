@@ -19,6 +19,7 @@ from tritonclient.utils import InferenceServerException
 from pipeline.server.client import TextQuery, complete
 from pipeline.server.server import RunningServer
 from tests.integration.stock_clients import NUM_TOKENS, ONCE, PROMPT, one, text_inputs, words
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
@@ -27,7 +28,7 @@ pytestmark = [pytest.mark.triton, pytest.mark.slow]
 def expected(server: RunningServer) -> str:
     """The output without the prompt."""
     query = TextQuery(PROMPT, NUM_TOKENS, stream=False, strategy="none")
-    return complete(query, server.state.grpc_url, "grpc", timeout_s=60).text
+    return complete(query, server.state.grpc_url, "grpc", timeout_s=PATIENCE_S).text
 
 
 @pytest.mark.parametrize("model", ONCE)
@@ -85,7 +86,7 @@ def test_both_kinds_of_model_draft_from_what_the_other_has_seen(server):
 
     def stream(namespace: str) -> dict[str, Any]:
         query = TextQuery(PROMPT, NUM_TOKENS, strategy="trie", namespace=namespace, return_statistics=True)
-        statistics = complete(query, server.state.grpc_url, "grpc", timeout_s=60).statistics
+        statistics = complete(query, server.state.grpc_url, "grpc", timeout_s=PATIENCE_S).statistics
         assert statistics is not None
         return statistics
 
@@ -102,7 +103,7 @@ def test_many_clients_of_all_kinds_at_once(server, stock, expected):
             return answer.as_numpy("text_output")[0].decode().removeprefix(PROMPT)
         strategy = ("none", "trie", "hybrid", "lookahead")[number // 2 % 4]
         query = TextQuery(PROMPT, NUM_TOKENS, stream=number % 3 > 0, strategy=strategy)
-        return complete(query, server.state.grpc_url, "grpc", timeout_s=60).text
+        return complete(query, server.state.grpc_url, "grpc", timeout_s=PATIENCE_S).text
 
     # Over HTTP, NVIDIA's client must not be used by two threads at once.
     with ThreadPoolExecutor(8 if stock.library is grpc else 1) as pool:
@@ -116,4 +117,4 @@ def test_clients_that_leave_make_room_for_others(server):
         for _ in range(12):  # more than the engine has places
             with pytest.raises(InferenceServerException, match="DEADLINE_EXCEEDED"):
                 client.infer("tensorrt_llm_bls", inputs, client_timeout=0.2)
-        assert client.infer("tensorrt_llm_bls", text_inputs(grpc), client_timeout=30) is not None
+        assert client.infer("tensorrt_llm_bls", text_inputs(grpc), client_timeout=PATIENCE_S) is not None

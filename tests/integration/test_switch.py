@@ -19,6 +19,7 @@ from pipeline.server.state import ServerState, find_server, is_ready
 from pipeline.server.switch import require_other, resolve_other, running_served, switch_server
 from tests.integration.servers import prepared
 from tests.own_places import own_places
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
@@ -27,7 +28,7 @@ def ask(
     state: ServerState, max_tokens: int, strategy: str = "none", on_text: Callable[[str], None] = lambda text: None
 ) -> Completion:
     query = TextQuery("the rat", max_tokens, strategy=strategy, end_id=-1, return_statistics=True)
-    return complete(query, state.grpc_url, "grpc", timeout_s=120, on_text=on_text)
+    return complete(query, state.grpc_url, "grpc", timeout_s=PATIENCE_S, on_text=on_text)
 
 
 def ask_until(state: ServerState, switched: Future[RunningServer]) -> None:
@@ -66,7 +67,7 @@ def test_a_server_takes_another_profile_and_keeps_the_old_one_if_that_fails(tmp_
                 asking.append(
                     clients.submit(ask, first.state, 500, strategy, on_text=lambda text, event=arrived: event.set())
                 )
-                assert arrived.wait(20)
+                assert arrived.wait(PATIENCE_S)
             switched = clients.submit(
                 switch_server, before, after, where, folder, lambda note: None, stop_server, launch
             )

@@ -16,6 +16,7 @@ import pytest
 from pipeline.config.places import Places
 from pipeline.dynamo.fleet import openai_url, start_fleet
 from tests.integration.servers import prepared
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
@@ -72,7 +73,7 @@ def test_a_request_is_one_trace_down_to_the_pass(shared_where: Places, tmp_path:
         annotations = {"nvext": {"annotations": ["strategy:trie", f"prediction:{PREDICTION}"]}}
         body = {"model": "tiny-random-llama", "prompt": PROMPT, "max_tokens": 8, "ignore_eos": True, **annotations}
         headers = {"traceparent": f"00-{TRACE_ID}-00f067aa0ba902b7-01"}
-        answer = httpx.post(f"{openai_url(tmp_path)}/completions", json=body, headers=headers, timeout=60)
+        answer = httpx.post(f"{openai_url(tmp_path)}/completions", json=body, headers=headers, timeout=PATIENCE_S)
         assert answer.status_code == 200
         assert httpx.post(f"{openai_url(tmp_path)}/completions", json=body | {"model": "x"}).status_code == 404
 

@@ -15,6 +15,8 @@ from typing import Any, ClassVar
 
 import pytest
 
+from tests.patience import PATIENCE_S
+
 COMMIT = "0123456789abcdef" * 2 + "01234567"
 TOKEN = "hf_token_of_a_test"
 
@@ -133,7 +135,7 @@ def fetch_all(wanted: list[tuple[str, ...]], tmp_path: Path, **environment: str)
     own = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     own |= {"HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1", **environment}
     command = [sys.executable, "-c", SCRIPT, json.dumps(wanted), str(tmp_path / "cache")]
-    done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     results: list[Any] = json.loads(done.stdout)
     return results

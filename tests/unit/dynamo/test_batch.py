@@ -14,6 +14,7 @@ import pytest
 from pipeline.dynamo import batch
 from pipeline.dynamo.batch import BatchRequest, journal_path, read_batch, run_batch
 from pipeline.errors import RequestError, ServerError
+from tests.patience import PATIENCE_S
 
 
 class Api:
@@ -69,7 +70,7 @@ def requests(*numbers: int) -> list[BatchRequest]:
 
 def run(asked: list[BatchRequest], out: Path, api: Api, concurrency: int = 4) -> int:
     return run_batch(
-        asked, out, api.url, api_key="k", concurrency=concurrency, timeout_s=20, on_done=lambda custom_id: None
+        asked, out, api.url, api_key="k", concurrency=concurrency, timeout_s=PATIENCE_S, on_done=lambda custom_id: None
     )
 
 

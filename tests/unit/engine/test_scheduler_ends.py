@@ -15,6 +15,7 @@ from pipeline.engine.scheduler import Scheduler
 from pipeline.engine.submission import StepEvent, Submission
 from pipeline.errors import BusyError
 from tests.fakes import VOCAB_SIZE, HostileSource, TableEngine, make_request, plain_decode
+from tests.patience import PATIENCE_S
 from tests.unit.engine.test_scheduler import make_scheduler
 
 
@@ -96,10 +97,10 @@ def test_a_failing_pass_ends_the_requests_in_it_with_the_error_and_the_server_li
     try:
         first, second = make_request(), make_request()
         scheduler.submit(Submission(first), on_event)
-        assert finished.wait(10)
+        assert finished.wait(PATIENCE_S)
         finished.clear()
         scheduler.submit(Submission(second), on_event)
-        assert finished.wait(10)
+        assert finished.wait(PATIENCE_S)
     finally:
         scheduler.close()
     assert isinstance(done[first.request_id].error, MemoryError)
@@ -162,7 +163,7 @@ def test_closing_tells_unfinished_requests() -> None:
     scheduler.start()
     scheduler.submit(Submission(make_request(max_new_tokens=200)), lambda event: ended.set() if event.done else None)
     scheduler.close()
-    assert ended.wait(10)
+    assert ended.wait(PATIENCE_S)
     with pytest.raises(BusyError, match="shutting down"):
         scheduler.submit(Submission(make_request()), lambda event: None)
 

@@ -18,6 +18,7 @@ from pipeline.engine.submission import StepEvent, Submission
 from pipeline.errors import RequestError
 from tests.fakes import HostileSource, TableEngine, make_request
 from tests.grammars import VOCAB_SIZE, vocabulary
+from tests.patience import PATIENCE_S
 from tests.unit.engine.grammar_requests import make_scheduler, regex, schema
 
 
@@ -58,7 +59,7 @@ def slow() -> Iterator[tuple[Scheduler, threading.Event]]:
     event = threading.Event()
 
     def load() -> object:
-        assert event.wait(10)
+        assert event.wait(PATIENCE_S)
         return vocabulary()
 
     scheduler = Scheduler(
@@ -89,11 +90,11 @@ def test_no_request_waits_for_another_ones_grammar(slow: tuple[Scheduler, thread
 
     for request in (guided, cancelled, other):
         scheduler.submit(Submission(request, "trie"), on_event)
-    assert finished[other.request_id].wait(10)
+    assert finished[other.request_id].wait(PATIENCE_S)
     scheduler.cancel(cancelled.request_id)
-    assert finished[cancelled.request_id].wait(10)
+    assert finished[cancelled.request_id].wait(PATIENCE_S)
     assert guided.request_id not in ended
     assert ended[cancelled.request_id].finish_reason is FinishReason.CANCELLED
     may_compile.set()
-    assert finished[guided.request_id].wait(10)
+    assert finished[guided.request_id].wait(PATIENCE_S)
     assert ended[guided.request_id].error is None

@@ -23,6 +23,7 @@ from pipeline.gateway.deployment import Deployments
 from pipeline.gateway.grpc_app import GrpcGateway, channel_options
 from pipeline.gateway.spec import DeploymentSpec, GatewaySpec, GatewayStatus, status_path
 from pipeline.gateway.tenants import Tenants
+from tests.patience import PATIENCE_S
 from tests.unit.gateway.gateways import Behind, client_of, deployment_of, events, json_answer, spec_of
 
 CHAT = "/v1/chat/completions"
@@ -134,7 +135,7 @@ def request_named(name: str) -> Any:
 
 
 async def until(is_so: Any) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_S
     while not is_so():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.01)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from pipeline.gateway.forward import create_client
+from tests.patience import PATIENCE_S
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
@@ -25,7 +26,7 @@ def test_an_answered_request_leaves_no_connection_open() -> None:
         port = server.sockets[0].getsockname()[1]
         async with create_client() as client:
             assert (await client.get(f"http://127.0.0.1:{port}/")).text == "ok"
-            ended = await asyncio.wait_for(rest, 5)  # while the client goes on
+            ended = await asyncio.wait_for(rest, PATIENCE_S)  # while the client goes on
         server.close()
         return ended
 

@@ -13,6 +13,7 @@ from pipeline.llmapi.llm_arguments import llm_arguments, with_speculation
 from pipeline.llmapi.service import LlmService
 from pipeline.llmapi.settings import DraftSettings, Method
 from pipeline.triton_models.tensors import Array
+from tests.patience import PATIENCE_S
 
 PROMPT = "one two three one two"
 
@@ -41,7 +42,7 @@ class Asked:
 
     @property
     def text(self) -> str:
-        assert self.done.wait(20)
+        assert self.done.wait(PATIENCE_S)
         assert self.error is None
         return bytes(self.answers[-1]["text_output"][0]).decode()
 
@@ -165,7 +166,7 @@ def test_bad_requests_get_a_sentence_and_harm_no_other(tensorrt_llm):
     service.submit({"text_input": np.asarray([b"a", b"b"], np.object_)}, two)
     bad += [(nothing, "text_input is missing"), (two, r"text_input has shape [2]")]
     for client, sentence in bad:
-        assert client.done.wait(20)
+        assert client.done.wait(PATIENCE_S)
         assert client.error is not None
         assert sentence in client.error
     assert len(ask(service).text) == 40
@@ -176,7 +177,7 @@ def test_a_fault_inside_the_model_fails_that_request_alone(tensorrt_llm, monkeyp
     service = service_of(tensorrt_llm, "ngram")
     monkeypatch.setattr(service._llm, "generate_async", lambda *a, **k: 1 / 0)
     client = ask(service)
-    assert client.done.wait(20)
+    assert client.done.wait(PATIENCE_S)
     assert client.error == "division by zero"
     monkeypatch.undo()
     service.close()
@@ -191,8 +192,8 @@ def test_a_client_that_leaves_or_stops_ends_its_request(tensorrt_llm, monkeypatc
         client.gone = True
     else:
         stopper = ask(service, request_id="r", stop=True)
-        assert stopper.done.wait(20)
-    assert client.done.wait(20)
+        assert stopper.done.wait(PATIENCE_S)
+    assert client.done.wait(PATIENCE_S)
     assert client.error == "the request was ended before its output was complete"
     assert not service._by_id
     service.close()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,15 +13,17 @@ from tritonclient.utils import InferenceServerException
 from pipeline.errors import RequestError, ServerError
 from pipeline.server import client
 from pipeline.server.client import TextQuery, complete
+from tests.patience import PATIENCE_S
 
 QUERY = TextQuery("the rat", 4)
 
 
 @pytest.fixture
-def closed_port() -> int:
+def closed_port() -> Iterator[int]:
+    """A port that nobody listens on, and that no other process can take meanwhile."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
+        yield int(taken.getsockname()[1])
 
 
 class BrokenClient:
@@ -44,14 +47,14 @@ class BrokenClient:
 
 def answer_of(monkeypatch: pytest.MonkeyPatch, reported: Exception | None, raised: Exception | None) -> None:
     monkeypatch.setattr(client.triton, "InferenceServerClient", lambda url, **options: BrokenClient(reported, raised))
-    complete(QUERY, "127.0.0.1:9", "grpc", timeout_s=2)
+    complete(QUERY, "127.0.0.1:9", "grpc", timeout_s=PATIENCE_S)
 
 
 def test_a_port_without_a_server_is_a_server_error_on_both_protocols(closed_port):
     with pytest.raises(ServerError, match=rf"127.0.0.1:{closed_port} cannot be reached"):
-        complete(QUERY, f"127.0.0.1:{closed_port}", "grpc", timeout_s=5)
+        complete(QUERY, f"127.0.0.1:{closed_port}", "grpc", timeout_s=PATIENCE_S)
     with pytest.raises(ServerError, match="cannot be reached"):
-        complete(QUERY, f"http://127.0.0.1:{closed_port}", "http", timeout_s=5)
+        complete(QUERY, f"http://127.0.0.1:{closed_port}", "http", timeout_s=PATIENCE_S)
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
@@ -61,12 +64,15 @@ def test_a_proxy_is_asked_for_other_machines_only(monkeypatch, closed_port, prot
         monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{proxy.getsockname()[1]}")
         scheme = "http://" if protocol == "http" else ""
         with pytest.raises(ServerError, match="cannot be reached"):
-            complete(QUERY, f"{scheme}127.0.0.1:{closed_port}", protocol, timeout_s=5)
+            complete(QUERY, f"{scheme}127.0.0.1:{closed_port}", protocol, timeout_s=PATIENCE_S)
         with pytest.raises(BlockingIOError):
             proxy.accept()
+        proxy.setblocking(True)
+        accepting = threading.Thread(target=lambda: proxy.accept()[0].close())
+        accepting.start()
         with pytest.raises(ServerError):
-            complete(QUERY, f"{scheme}host.invalid:80", protocol, timeout_s=0.5)
-        proxy.accept()[0].close()
+            complete(QUERY, f"{scheme}host.invalid:80", protocol, timeout_s=PATIENCE_S)
+        accepting.join()
 
 
 def test_a_stream_that_is_dead_before_the_request_is_sent_is_a_server_error(monkeypatch):
@@ -110,7 +116,7 @@ def test_a_refused_request_is_a_request_error_with_the_servers_sentence(monkeypa
 def test_what_a_tensor_cannot_hold_is_refused_before_anything_is_sent(wrong, sentence, protocol):
     query = TextQuery(**({"text_input": "the rat", "max_tokens": 4} | wrong))
     with pytest.raises(RequestError, match=sentence):
-        complete(query, "127.0.0.1:1" if protocol == "grpc" else "http://127.0.0.1:1", protocol, timeout_s=5)
+        complete(query, "127.0.0.1:1" if protocol == "grpc" else "http://127.0.0.1:1", protocol, timeout_s=PATIENCE_S)
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
@@ -119,7 +125,7 @@ def test_what_a_tensor_cannot_hold_is_refused_before_anything_is_sent(wrong, sen
 )
 def test_what_is_no_address_is_refused_with_a_sentence(url, protocol):
     with pytest.raises(ServerError, match=r"is no address of a server.*Write host:port"):
-        complete(QUERY, url, protocol, timeout_s=2)
+        complete(QUERY, url, protocol, timeout_s=PATIENCE_S)
 
 
 def test_the_key_of_the_environment_goes_with_every_request():

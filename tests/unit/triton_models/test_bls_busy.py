@@ -9,6 +9,7 @@ import pytest
 
 from pipeline.errors import BusyError
 from pipeline.triton_models.metrics import RequestMetrics
+from tests.patience import PATIENCE_S
 from tests.unit.triton_models.fakes import TableTarget, text_tensors
 from tests.unit.triton_models.test_bls import answers_of, expected_ids, letters, make_bls, run, run_in, text_of
 
@@ -67,7 +68,7 @@ def test_a_client_may_leave_while_the_engine_is_busy():
         while target.num_calls < 2:
             await asyncio.sleep(0)
         task.cancel()
-        await asyncio.wait([task], timeout=5)
+        await asyncio.wait([task], timeout=PATIENCE_S)
         assert task.cancelled()
 
     run(leave())

@@ -13,6 +13,7 @@ import pytest
 from pipeline.errors import RequestError
 from pipeline.triton_models.bls import Bls
 from pipeline.triton_models.token_bytes import TokenBytes
+from tests.patience import PATIENCE_S
 from tests.unit.triton_models.fakes import TableTarget, letter_codec, small_config, text_tensors
 from tests.unit.triton_models.test_bls import (
     answers_of,
@@ -130,7 +131,7 @@ def test_other_requests_go_on_while_a_long_text_is_tokenised(monkeypatch):
 
     def slow(text: str, *more: Any) -> Any:
         if len(text) > 200:
-            assert over.wait(10), "the short request waited for the long one"
+            assert over.wait(PATIENCE_S), "the short request waited for the long one"
         return encode(text, *more)
 
     monkeypatch.setattr(codec, "encode", slow)

@@ -12,6 +12,7 @@ from pipeline.errors import BusyError
 from pipeline.triton_models.bls import Bls
 from pipeline.triton_models.text_codec import TextCodec
 from tests.fakes import VOCAB_SIZE
+from tests.patience import PATIENCE_S
 from tests.unit.triton_models.fakes import (
     END_ID,
     LetterTokenizer,
@@ -135,7 +136,7 @@ def test_a_client_that_leaves_ends_the_engines_request():
         while target.engine.num_passes < 12:
             await asyncio.sleep(0)
         task.cancel()
-        await asyncio.wait([task], timeout=5)
+        await asyncio.wait([task], timeout=PATIENCE_S)
         assert task.cancelled()
 
     run(leave())

@@ -65,7 +65,7 @@ def test_closing_waits_for_what_runs_and_keeps_new_requests_out_meanwhile(reposi
             require_open_until_closed(one)
     assert not was_closed.wait(0.2)
     running.close()
-    assert was_closed.wait(5)
+    assert was_closed.wait(PATIENCE_S)
     thread.join()
     require_open(lock)
 

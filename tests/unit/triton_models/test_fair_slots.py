@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from pipeline.errors import BusyError
 from pipeline.triton_models.fair_slots import FairSlots, tenant_of
+from tests.patience import PATIENCE_S
 
 
 class Clock:
@@ -23,7 +24,7 @@ class Clock:
 
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:
-    return asyncio.run(asyncio.wait_for(work, 20))
+    return asyncio.run(asyncio.wait_for(work, PATIENCE_S))
 
 
 async def settle() -> None:

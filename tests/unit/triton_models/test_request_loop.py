@@ -14,6 +14,7 @@ import pytest
 from pipeline.errors import RequestError
 from pipeline.triton_models.request_loop import IncomingRequest, RequestLoop
 from pipeline.triton_models.triton import CallResponses, Client
+from tests.patience import PATIENCE_S
 
 FINAL = 1
 
@@ -73,7 +74,7 @@ def loop() -> Any:
 
 
 def answer(request: Request) -> tuple[Any, bool]:
-    return request.answers.get(timeout=10)
+    return request.answers.get(timeout=PATIENCE_S)
 
 
 def test_each_request_gets_its_own_answer_or_error(loop):
@@ -113,7 +114,7 @@ def test_a_request_that_is_stopped_before_it_began_is_answered(loop):
 
     request = Request(kind="endless")
     incoming = IncomingRequest({}, Client(request), "")
-    asyncio.run_coroutine_threadsafe(begin_and_stop(incoming), loop._loop).result(10)
+    asyncio.run_coroutine_threadsafe(begin_and_stop(incoming), loop._loop).result(PATIENCE_S)
 
     assert answer(request) == ([], True)
 
