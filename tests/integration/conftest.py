@@ -6,22 +6,27 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import openai
 import pytest
 import tritonclient.grpc as grpc
 import tritonclient.http as http
 
 from pipeline.backends.tensorrt_llm.strict import strict_profile
 from pipeline.config.places import Places
+from pipeline.dynamo.fleet import Fleet, find_replicas, openai_url, start_fleet
 from pipeline.engine.create import create_scheduler
 from pipeline.engine.submission import Submission
 from pipeline.engine.torch.load import load_engine
 from pipeline.server.server import RunningServer
+from pipeline.server.service import find_services
 from pipeline.server.startup import PreparedServer
 from pipeline.triton_models.text_codec import TextCodec, load_codec
 from tests.integration.servers import prepared, running
 from tests.integration.stock_clients import Stock
 from tests.integration.strict_repository import strict_repository
 from tests.own_places import own_places
+from tests.patience import PATIENCE_S
+from tests.servers import left_over
 
 
 @pytest.fixture(scope="package")
@@ -89,3 +94,26 @@ def stock(request: pytest.FixtureRequest, server: RunningServer) -> Iterator[Sto
         stock = Stock(http, server.state.http_url.removeprefix("http://"))
     yield stock
     stock.client.close()
+
+
+@pytest.fixture(scope="package")
+def openai_fleet(shared_where: Places, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """The tiny model behind the OpenAI API."""
+    folder = tmp_path_factory.mktemp("run")
+    settings = ("server.openai=true", "model.tool_call_parser=hermes")
+    fleet = start_fleet(prepared(shared_where, *settings), shared_where, folder)
+    try:
+        yield fleet
+    finally:
+        fleet.stop()
+    assert not find_services(folder)
+    assert not find_replicas(folder)
+    for state in (fleet.state, *(service.state for service in fleet.services)):
+        assert not left_over(state.server_id)
+
+
+@pytest.fixture(scope="package")
+def client(openai_fleet: Fleet) -> openai.OpenAI:
+    url = openai_url(openai_fleet.servers[0].run_dir)
+    assert url is not None
+    return openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE_S)

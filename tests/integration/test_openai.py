@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import openai
 import pytest
-from jsonschema import Draft202012Validator
 
-from pipeline.config.places import Places
-from pipeline.dynamo.fleet import Fleet, find_replicas, openai_url, start_fleet, stop_fleet
+from pipeline.dynamo.fleet import start_fleet, stop_fleet
 from pipeline.server.figures import read_metrics
 from pipeline.server.service import find_services
+from tests.integration.openai_requests import MESSAGES, MODEL, chat, text
 from tests.integration.servers import ask, prepared
 from tests.patience import PATIENCE_S
 from tests.servers import left_over
@@ -23,48 +21,14 @@ from tests.unit.test_deploy import dashboard_queries, metric_names
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
-MODEL = "tiny-random-llama"
-MESSAGES: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user", "content": "the rat at the tea"}]
-
-
-@pytest.fixture(scope="module")
-def fleet(shared_where: Places, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    folder = tmp_path_factory.mktemp("run")
-    settings = ("server.openai=true", "model.tool_call_parser=hermes")
-    fleet = start_fleet(prepared(shared_where, *settings), shared_where, folder)
-    try:
-        yield fleet
-    finally:
-        fleet.stop()
-    assert not find_services(folder)
-    assert not find_replicas(folder)
-    for state in (fleet.state, *(service.state for service in fleet.services)):
-        assert not left_over(state.server_id)
-
-
-@pytest.fixture(scope="module")
-def client(fleet: Fleet) -> openai.OpenAI:
-    url = openai_url(fleet.servers[0].run_dir)
-    assert url is not None
-    return openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE_S)
-
-
-def chat(client: openai.OpenAI, **more: object) -> openai.types.chat.ChatCompletion:
-    asked = {"model": MODEL, "messages": MESSAGES, "max_tokens": 24, "temperature": 0} | more
-    return client.chat.completions.create(**asked)  # type: ignore[call-overload,no-any-return]
-
-
-def text(client: openai.OpenAI, **more: object) -> str:
-    return chat(client, **more).choices[0].message.content or ""
-
 
 def test_the_model_is_listed(client):
     assert [model.id for model in client.models.list()] == [MODEL]
 
 
-def test_a_chat_is_answered_with_usage_and_the_text_of_triton_alone(client, fleet):
+def test_a_chat_is_answered_with_usage_and_the_text_of_triton_alone(client, openai_fleet):
     answer = chat(client)
-    direct = ask(fleet.servers[0], text_input=MESSAGES[0]["content"], use_chat_template=True)
+    direct = ask(openai_fleet.servers[0], text_input=MESSAGES[0]["content"], use_chat_template=True)
 
     assert answer.choices[0].message.content == direct.text
     assert answer.choices[0].finish_reason == {"length": "length", "end_token": "stop"}[direct.finish_reason or ""]
@@ -186,72 +150,6 @@ def test_a_schema_is_kept_with_any_strategy(client):
     assert json.loads(texts.pop())["a"] in (1, 22)
 
 
-CITY = {
-    "type": "object",
-    "properties": {"city": {"type": "string", "maxLength": 5}, "unit": {"enum": ["C", "F"]}},
-    "required": ["city", "unit"],
-    "additionalProperties": False,
-}
-TOOLS = [
-    {"type": "function", "function": {"name": "weather", "description": "Of a city.", "parameters": CITY}},
-    {"type": "function", "function": {"name": "now"}},
-]
-
-
-def calls_of(answer: openai.types.chat.ChatCompletion) -> list[tuple[str, dict[str, str]]]:
-    """Name and arguments of each call; the arguments match the schema of their function."""
-    assert answer.choices[0].finish_reason == "tool_calls"
-    found = []
-    for call in answer.choices[0].message.tool_calls or []:
-        assert call.type == "function"
-        arguments = json.loads(call.function.arguments)
-        schemas = {"weather": CITY, "now": {"type": "object", "maxProperties": 0}}
-        Draft202012Validator(schemas[call.function.name]).validate(arguments)
-        found.append((call.function.name, arguments))
-    return found
-
-
-def test_a_required_tool_call_matches_its_schema_with_any_strategy_and_streamed(client):
-    asked = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 150}
-
-    found = [calls_of(chat(client, extra_body={"strategy": strategy}, **asked)) for strategy in ("none", "hybrid")]
-
-    assert found[0] == found[1]
-    assert len(found[0]) == 1
-    chunks = client.chat.completions.create(model=MODEL, messages=MESSAGES, temperature=0, stream=True, **asked)
-    deltas = [call for chunk in chunks if chunk.choices for call in chunk.choices[0].delta.tool_calls or []]
-    assert "".join(delta.function.name or "" for delta in deltas) == found[0][0][0]
-    assert json.loads("".join(delta.function.arguments or "" for delta in deltas)) == found[0][0][1]
-
-
-def test_a_named_tool_is_called(client):
-    for name in ("weather", "now"):
-        choice = {"type": "function", "function": {"name": name}}
-        ((called, _),) = calls_of(chat(client, tools=TOOLS, tool_choice=choice, max_tokens=150))
-        assert called == name
-
-
-def test_with_auto_a_call_that_the_model_writes_is_read_back_and_text_stays_text(client):
-    written = r'<tool_call>\n\{"name": "weather", "arguments": \{"city": "[ab]{2}", "unit": "[CF]"\}\}\n</tool_call>'
-    ((name, arguments),) = calls_of(chat(client, tools=TOOLS, max_tokens=150, extra_body={"guided_regex": written}))
-    assert name == "weather"
-    assert set(arguments["city"]) <= {"a", "b"}
-
-    plain = chat(client, tools=TOOLS)
-    assert plain.choices[0].message.tool_calls is None
-    assert plain.choices[0].message.content
-
-
-def test_a_conversation_with_calls_and_results_goes_on(client):
-    call = {"id": "1", "type": "function", "function": {"name": "now", "arguments": "{}"}}
-    history = [
-        *MESSAGES,
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "1", "content": "noon"},
-    ]
-    assert chat(client, messages=history, tools=TOOLS).usage.completion_tokens == 24
-
-
 def test_fields_of_our_own_and_biases_reach_the_engine(client):
     answer = chat(client, logit_bias={"40": 100}, extra_body={"strategy": "trie", "draft_statistics": True})
 
@@ -260,10 +158,10 @@ def test_fields_of_our_own_and_biases_reach_the_engine(client):
     assert len(set(answer.choices[0].message.content or "")) == 1
 
 
-def test_completions_take_a_prompt_as_triton_does(client, fleet):
+def test_completions_take_a_prompt_as_triton_does(client, openai_fleet):
     answer = client.completions.create(model=MODEL, prompt="the rat", max_tokens=16, temperature=0)
 
-    assert answer.choices[0].text == ask(fleet.servers[0], text_input="the rat", max_tokens=16).text
+    assert answer.choices[0].text == ask(openai_fleet.servers[0], text_input="the rat", max_tokens=16).text
 
 
 def test_a_prediction_is_verified_and_counted(client):
@@ -307,8 +205,8 @@ def test_completions_and_streams_get_the_reason_too(client, stream):
         client.completions.create(prompt="a", n=2, **wrong)
 
 
-def test_a_client_that_leaves_ends_its_request(client, fleet):
-    url = fleet.state.metrics_url
+def test_a_client_that_leaves_ends_its_request(client, openai_fleet):
+    url = openai_fleet.state.metrics_url
     before = read_metrics(url)["lookahead_output_tokens_total"]
     stream = client.chat.completions.create(
         model=MODEL,
@@ -326,9 +224,9 @@ def test_a_client_that_leaves_ends_its_request(client, fleet):
     assert 0 < now - before < 3500
 
 
-def test_workers_count_drafts_under_the_names_of_vllm(client, fleet):
+def test_workers_count_drafts_under_the_names_of_vllm(client, openai_fleet):
     chat(client)
-    worker = next(service.state for service in fleet.services if service.name == "worker-1")
+    worker = next(service.state for service in openai_fleet.services if service.name == "worker-1")
 
     metrics = httpx.get(f"http://127.0.0.1:{worker.ports['metrics']}/metrics", trust_env=False).text
 
@@ -336,9 +234,9 @@ def test_workers_count_drafts_under_the_names_of_vllm(client, fleet):
         assert f"vllm:spec_decode_{name}_total{{" in metrics
 
 
-def test_every_metric_of_the_dashboard_is_exposed(client, fleet):
+def test_every_metric_of_the_dashboard_is_exposed(client, openai_fleet):
     chat(client)
-    text = httpx.get(fleet.state.metrics_url, trust_env=False).text
+    text = httpx.get(openai_fleet.state.metrics_url, trust_env=False).text
     exposed = {line.split("{")[0].split(" ")[0] for line in text.splitlines() if not line.startswith("#")}
 
     wanted = {name for query in dashboard_queries() for name in metric_names(query)}

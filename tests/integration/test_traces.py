@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
-import time
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +12,10 @@ import pytest
 
 from pipeline.config.places import Places
 from pipeline.dynamo.fleet import openai_url, start_fleet
+from tests.http_server import Handler, serving
 from tests.integration.servers import prepared
 from tests.patience import PATIENCE_S
+from tests.servers import wait_for
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
@@ -25,40 +24,26 @@ PREDICTION = "a guess that must stay here"
 PROMPT = "a prompt that must stay here"
 
 
-class Collector(BaseHTTPRequestHandler):
+class Collector(Handler):
     """Keeps what it is sent."""
 
     received: list[bytes]
     spans: list[dict[str, Any]]  # of those who send JSON
 
     def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["content-length"]))
-        type(self).received.append(body)
+        body = self.read()
+        self.received.append(body)
         if self.headers["content-type"] == "application/json":
             scopes = [scope for of in json.loads(body)["resourceSpans"] for scope in of["scopeSpans"]]
-            type(self).spans += [span for scope in scopes for span in scope["spans"]]
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        pass
+            self.spans.extend(span for scope in scopes for span in scope["spans"])
+        self.answer()
 
 
 @pytest.fixture
 def collector() -> Iterator[str]:
     Collector.received, Collector.spans = [], []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Collector)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-
-
-def within(seconds: float, condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + seconds
-    while not (holds := condition()) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    return holds
+    with serving(Collector) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 def figures(span: dict[str, Any]) -> dict[str, int]:
@@ -87,10 +72,10 @@ def test_a_request_is_one_trace_down_to_the_pass(shared_where: Places, tmp_path:
                 any(ids) and "lookahead_bls" in names and any(bytes.fromhex(TRACE_ID) in sent for sent in of_worker())
             )
 
-        assert within(30, is_whole)
+        assert wait_for(is_whole)
         request = next(span for span in Collector.spans if span["name"] == "lookahead_bls")
         parent = bytes.fromhex(request["parentSpanId"])
-        assert within(30, lambda: any(parent in sent for sent in of_worker()))
+        assert wait_for(lambda: any(parent in sent for sent in of_worker()))
         front_end = (tmp_path / "services" / "front-end" / "server.log").read_text()
     finally:
         fleet.stop()

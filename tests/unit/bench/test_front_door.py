@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -14,17 +12,18 @@ import pytest
 from pipeline.bench.front_door import GATEWAY, OPENAI, TRITON, cost_of, times_to_first_token, ways_to
 from pipeline.errors import ServerError
 from pipeline.server.state import ServerState
+from tests.http_server import Handler, serving
 
 DELAYS_S = {TRITON: 0.0, GATEWAY: 0.02, OPENAI: 0.06}
 
 
-class Server(BaseHTTPRequestHandler):
+class Server(Handler):
     """Streams an empty event, then a text after the delay of its way."""
 
     asked: list[tuple[str, dict[str, Any]]]
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        body = json.loads(self.read())
         way = OPENAI if self.path == "/v1/completions" else TRITON if self.headers["lookahead-key"] else GATEWAY
         type(self).asked.append((way, body))
         self.send_response(400 if body.get("model") == "wrong" else 200)
@@ -36,18 +35,12 @@ class Server(BaseHTTPRequestHandler):
         if way == OPENAI:
             self.wfile.write(b"data: [DONE]\n\n")
 
-    def log_message(self, *_: object) -> None:
-        pass
-
 
 @pytest.fixture
 def port() -> Iterator[int]:
     Server.asked = []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield server.server_port
-    server.shutdown()
-    server.server_close()
+    with serving(Server) as port:
+        yield port
 
 
 def state_at(port: int, key: str | None = "secret", model: str = "m") -> ServerState:

@@ -7,14 +7,13 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
+from tests.http_server import Handler, serving
 from tests.patience import PATIENCE_S
 
 COMMIT = "0123456789abcdef" * 2 + "01234567"
@@ -59,7 +58,7 @@ FILES = {
 }
 
 
-class Hub(BaseHTTPRequestHandler):
+class Hub(Handler):
     """Answers as the hub does for one public, one gated and one unknown repository."""
 
     asked: ClassVar[list[tuple[str, str | None]]] = []
@@ -88,7 +87,7 @@ class Hub(BaseHTTPRequestHandler):
         else:
             data = FILES[path.split(f"/resolve/{COMMIT}/")[1]]
             etag = hashlib.sha1(data).hexdigest()
-            self.answer(data, {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT})
+            self.answer(data, **{"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT})
 
     def send_config_alone(self, path: str) -> None:
         files = ("config.json", "pytorch_model.bin")
@@ -98,37 +97,20 @@ class Hub(BaseHTTPRequestHandler):
             siblings = [{"rfilename": name, "size": 1} for name in files]
             self.answer(json.dumps({"id": "some/pickled", "sha": COMMIT, "siblings": siblings}).encode())
         else:
-            self.answer(FILES["config.json"], {"ETag": '"1"', "X-Repo-Commit": COMMIT})
+            self.answer(FILES["config.json"], **{"ETag": '"1"', "X-Repo-Commit": COMMIT})
 
     def entry(self, name: str) -> dict[str, Any]:
         return {"type": "file", "path": name, "size": len(FILES[name]), "oid": hashlib.sha1(FILES[name]).hexdigest()}
 
     def refuse(self, status: int, code: str) -> None:
-        self.answer(b"{}", {"X-Error-Code": code, "X-Error-Message": code}, status)
-
-    def answer(self, data: bytes, headers: dict[str, str] | None = None, status: int = 200) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        for name, value in (headers or {}).items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(data)
-
-    def log_message(self, format: str, *arguments: object) -> None:
-        pass
+        self.answer(b"{}", status, **{"X-Error-Code": code, "X-Error-Message": code})
 
 
 @pytest.fixture
 def endpoint() -> Iterator[str]:
     Hub.asked.clear()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving(Hub) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 def fetch_all(wanted: list[tuple[str, ...]], tmp_path: Path, **environment: str) -> list[Any]:

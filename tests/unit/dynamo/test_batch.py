@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import pytest
 from pipeline.dynamo import batch
 from pipeline.dynamo.batch import BatchRequest, journal_path, read_batch, run_batch
 from pipeline.errors import RequestError, ServerError
+from tests.http_server import Handler, serving
 from tests.patience import PATIENCE_S
 
 
@@ -27,9 +26,9 @@ class Api:
         self.fails_at: int | None = None
         api = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Echo(Handler):
             def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                body = json.loads(self.read())
                 api.keys.add(self.headers["authorization"])
                 if api.fails_at == body["n"]:
                     return
@@ -39,29 +38,17 @@ class Api:
                     status = 503
                 else:
                     api.asked.append(body)
-                answer = json.dumps({"n": body["n"]}).encode()
-                self.send_response(status)
-                self.send_header("content-length", str(len(answer)))
-                self.end_headers()
-                self.wfile.write(answer)
+                self.answer(json.dumps({"n": body["n"]}).encode(), status)
 
-            def log_message(self, *arguments: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server.server_port}/v1"
+        self.handler, self.url = Echo, ""
 
 
 @pytest.fixture
 def api() -> Iterator[Api]:
     made = Api()
-    yield made
-    made.server.shutdown()
-    made.server.server_close()
+    with serving(made.handler) as port:
+        made.url = f"http://127.0.0.1:{port}/v1"
+        yield made
 
 
 def requests(*numbers: int) -> list[BatchRequest]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 from collections.abc import AsyncIterator, Callable
@@ -19,6 +20,7 @@ GENERATE = "/v2/models/lookahead_bls/generate"
 STREAM = "/v2/models/lookahead_bls/generate_stream"
 INFER = "/v2/models/lookahead_bls/infer"
 MAX_SEQ_LEN = 100
+METADATA = {"inputs": [{"name": n, "datatype": d} for n, d in (("namespace", "BYTES"), ("max_tokens", "INT32"))]}
 Handler = Callable[[httpx.Request], httpx.Response]
 
 
@@ -115,3 +117,22 @@ def client_of(
     tenants = tenants or Tenants(spec.api_keys, spec.config)
     app = HttpGateway(spec, tenants, onward, deployments or Deployments(spec.deployment)).app()
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway")  # type: ignore[arg-type]
+
+
+def behind(answer: Any = None) -> Behind:
+    """Answers requests for the model's metadata, and others with the given response."""
+
+    def act(request: httpx.Request) -> httpx.Response:
+        if request.method == "GET" and request.url.path == "/v2/models/lookahead_bls":
+            return httpx.Response(200, json=METADATA)
+        return answer(request) if callable(answer) else json_answer(200, {"text_output": "x"})
+
+    return Behind(act)
+
+
+def send(server: Behind, method: str, path: str, spec: Any = None, **options: Any) -> httpx.Response:
+    async def work() -> httpx.Response:
+        async with client_of(server, spec or spec_of()) as client:
+            return await client.request(method, path, **options)
+
+    return asyncio.run(work())

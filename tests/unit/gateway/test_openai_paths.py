@@ -1,0 +1,57 @@
+"""The OpenAI API behind the gateway's HTTP side, with a stand-in for the server behind it."""
+
+from __future__ import annotations
+
+import httpx
+
+from pipeline.gateway import forward, http_app
+from tests.unit.gateway.gateways import api_key, behind, json_answer, send, spec_of
+
+
+def test_openai_errors_have_openais_form():
+    answer = send(behind(), "POST", "/v1/chat/completions", spec_of(api_key("alice")), json={})
+
+    assert answer.json()["error"]["type"] == "authentication_error"
+    assert answer.json()["error"]["code"] == 401
+
+
+def test_a_session_of_a_client_is_none_of_another_tenants():
+    server = behind()
+    spec = spec_of(api_key("alice"), api_key("bob"))
+    for key, session in (("alice", "x"), ("alice", "x"), ("alice", "y"), ("bob", "x"), ("bob", None)):
+        headers = {"x-api-key": key, "x-dynamo-session-id": "guess"} | (
+            {} if session is None else {"x-session-id": session}
+        )
+        send(server, "POST", "/v1/completions", spec, json={}, headers=headers)
+
+    sent = [request.headers.get("x-dynamo-session-id") for request in server.requests]
+    assert sent[0] == sent[1]
+    assert len(set(sent)) == 4
+    assert sent[-1] is None
+    assert "guess" not in sent
+
+
+def no_worker(request: httpx.Request) -> httpx.Response:
+    return json_answer(500, {"message": "Failed to generate completions", "code": 500})
+
+
+def test_a_completion_is_sent_again_while_its_worker_cannot_be_reached(monkeypatch):
+    monkeypatch.setattr(forward, "_RETRY_PAUSE_S", 0.001)
+    back = behind(lambda request: no_worker(request) if len(back.requests) < 3 else json_answer(200, {"a": 1}))
+
+    answer = send(back, "POST", "/v1/chat/completions", json={"model": "m", "messages": []})
+
+    assert (answer.status_code, answer.json()) == (200, {"a": 1})
+    assert len(back.requests) == 3
+    assert len({request.content for request in back.requests}) == 1
+
+
+def test_a_completion_is_not_sent_again_for_ever_nor_for_another_error(monkeypatch):
+    monkeypatch.setattr(http_app, "_PATIENCE_S", 0.0)
+    back = behind(no_worker)
+    assert send(back, "POST", "/v1/chat/completions", json={"model": "m", "messages": []}).status_code == 500
+    assert len(back.requests) == 1
+    monkeypatch.setattr(http_app, "_PATIENCE_S", 60.0)
+    other = behind(lambda request: json_answer(500, {"message": "a fault", "code": 500}))
+    assert send(other, "POST", "/v1/chat/completions", json={"model": "m", "messages": []}).status_code == 500
+    assert len(other.requests) == 1
