@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from pipeline.backends.tensorrt_llm.plan import plan_for
 from pipeline.backends.tensorrt_llm.rules import check, faults_of
 from pipeline.config.loading import names_in
-from pipeline.config.places import places
+from pipeline.config.places import SHIPPED, places
+from pipeline.config.resolution import resolve_config
 from pipeline.errors import ConfigError
 from tests.trt_configs import SPECULATIONS, trt_config, trt_context
 
@@ -118,3 +122,40 @@ def test_a_recurrent_model_is_planned_without_reuse():
     assert faults_of(context) == []
     assert context.kv_cache_reuse("none") is False
     assert trt_context(".speculation=none").kv_cache_reuse("none") is True
+
+
+@pytest.mark.parametrize(("stated", "refused"), [({"alibi": False}, False), ({"alibi": True}, True), ({}, True)])
+def test_a_local_falcon_says_its_positions_in_config_json(stated, refused, tmp_path):
+    sizes = {"hidden_size": 4096, "num_hidden_layers": 4, "num_attention_heads": 32, "vocab_size": 65024}
+    config = {**sizes, "architectures": ["FalconForCausalLM"], "max_position_embeddings": 4096, **stated}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    overrides = (
+        "model.lookahead={default: {max_window_size: 4, max_ngram_size: 3, max_verification_set_size: 4}}",
+        "model.gpu_dtype=float16",
+    )
+    problems = faults_of(trt_context(*overrides, model=str(tmp_path)))
+    assert bool(problems) == refused
+    assert all("ALiBi" in problem.text for problem in problems)
+
+
+def test_lora_with_target_modules_is_taken():
+    modules = (".build_flags.lora_plugin=auto", ".build_flags.lora_target_modules=attn_qkv")
+    assert faults_of(trt_context(*modules)) == []
+
+
+def test_a_name_by_which_the_loader_knows_the_model_is_not_refused(tmp_path):
+    own = tmp_path / "exaone-8b.yaml"
+    own.write_text((SHIPPED / "configs/models/llama2-13b.yaml").read_text(encoding="utf-8"))
+    overrides = ("model.architecture=ExaoneForCausalLM", "model.trust_remote_code=true")
+    assert faults_of(trt_context(*overrides, model=str(own))) == []
+
+
+def test_one_sequence_at_a_time_gets_the_tokens_that_it_holds():
+    """The setting of the lookahead paper; trtllm-build would cap the number itself and warn."""
+    resolved = resolve_config("llama2-13b", "latency", ("backend=tensorrt_llm", "engine.max_batch_size=1"))
+    plan = plan_for(resolved)
+    flags = plan.engines[0].build.flags
+    assert flags["max_seq_len"] == flags["max_num_tokens"] == 4096 - 79
+    assert plan.engines[0].build.expected["max_num_tokens"] == 4096 - 79
+    assert plan.engines[0].instance.limits.longest_prompt == 4096 - 79
+    assert any("engine gets 4017" in note for note in plan.notes)
