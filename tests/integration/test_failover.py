@@ -88,7 +88,7 @@ def test_a_conversation_goes_on_where_it_was(fleet: Fleet) -> None:
 def spread(fleet: Fleet) -> list[float]:
     """Tokens that each server puts out for requests of eight sessions."""
     before = output_tokens(fleet)
-    client = openai.OpenAI(base_url=url_of(fleet), api_key="none", max_retries=0, timeout=60)
+    client = openai.OpenAI(base_url=url_of(fleet), api_key="none", max_retries=0, timeout=PATIENCE_S)
     for number in range(8):
         headers = {"x-session-id": f"{time.monotonic()} {number}"}
         client.completions.create(model=MODEL, prompt="a", max_tokens=8, temperature=0, extra_headers=headers)
@@ -104,7 +104,7 @@ def test_all_workers_serve_again_after_a_suspension(fleet: Fleet) -> None:
         os.kill(pid, signal.SIGCONT)
 
     time.sleep(5)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     while min(found := spread(fleet)) == 0 and time.monotonic() < deadline:
         time.sleep(1)
     assert min(found) > 0

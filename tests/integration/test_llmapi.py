@@ -47,7 +47,7 @@ def served(folder: Path, decoupled: bool) -> Iterator[RunningServer]:
         "import os\n", f"import os\nimport sys\nsys.path.insert(0, {str(STAND_INS)!r})\n", 1
     )
     code.write_text(text)
-    config = ServerConfig(http_port=0, grpc_port=0, metrics_port=0, startup_timeout_s=60)
+    config = ServerConfig(http_port=0, grpc_port=0, metrics_port=0, startup_timeout_s=PATIENCE_S)
     running = start_server(repository, folder / "run", config, places=places(), model="llama2-7b", profile="latency")
     yield running
     running.stop()
