@@ -26,6 +26,7 @@ from pipeline.cli.options import (
     Strategies,
     Temperature,
     limit_to,
+    resolve,
 )
 from pipeline.errors import UserError
 
@@ -109,20 +110,23 @@ def bench(
     if json_path is not None:
         require_writable(json_path)
     check_url(url, allow_remote)
+    resolved = resolve(model, profile, overrides)
+    names = None if strategies is None else words("--strategies", strategies)
     if grammar:
         if url is not None:
             raise UserError("--grammar measures in process; leave out --url.")
         sampling = SamplingParams(temperature=temperature, seed=seed)
         options = MeasureOptions(max_new_tokens, sampling=sampling, warmth=cast(Literal["cold", "warm"], warm))
-        bench_schemas(built_artifact(model, profile, overrides), data, strategies, limit, options, json_path)
+        chosen = choose_strategies(resolved.profile, ["hybrid"] if names is None else names)
+        bench_schemas(built_artifact(resolved), data, chosen, limit, options, json_path)
         return
     chosen_tasks = None if tasks is None else words("--tasks", tasks)
     only_the_curve = cost_curve and data is None
     rows = [] if only_the_curve else load_workload(data or DEFAULT_PROMPTS, limit, chosen_tasks)
     one_of("--turns", turns, ("first", "all"))
     levels = numbers("--concurrency", concurrency, MOST_REQUESTS) if concurrency else []
-    artifact = built_artifact(model, profile, overrides)
-    chosen = choose_strategies(artifact, None if strategies is None else words("--strategies", strategies))
+    chosen = choose_strategies(resolved.profile, names)
+    artifact = built_artifact(resolved)
     codec = codec_of(artifact)
     options = MeasureOptions(
         max_new_tokens=max_new_tokens,

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from pipeline.cli import output
-from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, Json, Model, Profile, Set
+from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, Json, Model, Profile, Set, resolve
 from pipeline.errors import ConfigError, UserError
 
 
@@ -118,7 +118,7 @@ def pass_times(
     from pipeline.engine.torch.lean.pass_times import pass_times as measure
     from pipeline.engine.torch.load import load_engine
 
-    artifact = built_artifact(model, profile, overrides)
+    artifact = built_artifact(resolve(model, profile, overrides))
     engine = load_engine(artifact)
     if not isinstance(engine, LeanEngine):
         raise UserError(

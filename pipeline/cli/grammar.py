@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import typer
 
 from pipeline.cli import output
-from pipeline.cli.list_options import words
 from pipeline.errors import UserError
 
 if TYPE_CHECKING:
@@ -39,13 +38,13 @@ def guide_file(path: Path) -> Guide:
 def bench_schemas(
     artifact: Artifact,
     data: Path | None,
-    strategies: str | None,
+    chosen: Sequence[str],
     limit: int | None,
     options: MeasureOptions,
     json_path: Path | None,
 ) -> None:
     """Measure JSON schemas with and without drafts and grammar. Raises typer.Exit with code 1 if an output is wrong."""
-    from pipeline.bench.contenders.in_process import choose_strategies, open_in_process
+    from pipeline.bench.contenders.in_process import open_in_process
     from pipeline.bench.grammar import (
         DEFAULT_SCHEMAS,
         GrammarRecord,
@@ -58,7 +57,6 @@ def bench_schemas(
     from pipeline.bench.report.results import save_rows
 
     rows = load_schemas(data or DEFAULT_SCHEMAS, limit)
-    chosen = choose_strategies(artifact, ["hybrid"] if strategies is None else words("--strategies", strategies))
     opened = open_in_process(artifact)
     options = replace(options, end_ids=opened.end_ids, raw=not artifact.resolved.model.chat_template)
     with output.steps("measuring", 2 * len(chosen) * len(rows)) as step:

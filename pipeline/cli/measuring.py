@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pipeline.cli import output
-from pipeline.cli.options import resolve
 
 if TYPE_CHECKING:
+    from pipeline.config.schema import ResolvedConfig
     from pipeline.engine.artifact import Artifact
 
 
-def built_artifact(model: str, profile: str, overrides: list[str] | None) -> Artifact:
+def built_artifact(resolved: ResolvedConfig) -> Artifact:
     """Return the engine; build it if it does not exist."""
-    resolved = resolve(model, profile, overrides)
     from pipeline.config.places import places
     from pipeline.tuning.planned_engine import planned_engine
 

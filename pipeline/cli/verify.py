@@ -103,15 +103,17 @@ def verify(
     if url is not None and not server:
         raise UserError("--url and --no-server contradict each other; leave one out.")
     check_url(url, allow_remote)
-    artifact = built_artifact(model, profile, overrides)
+    resolved = resolve(model, profile, overrides)
     names = None if strategies is None else words("--strategies", strategies)
-    if not backend_of(artifact.resolved.backend).in_process:
+    in_process = backend_of(resolved.backend).in_process
+    chosen = choose_strategies(resolved.profile, names) if in_process else []
+    artifact = built_artifact(resolved)
+    if not in_process:
         address = url or _server_of(artifact)
         if logits:
             raise UserError("--logits compares in process, and this engine runs in a server only; leave it out.")
         comparisons = _compare_through_server(artifact, address, names, rows, max_new_tokens, raw)
     else:
-        chosen = choose_strategies(artifact, names)
         if logits:
             _require_same_bits(artifact)
         if grammar is not None:

@@ -8,6 +8,7 @@ from typing import cast
 
 from pipeline.bench.contenders.contender import SchedulerContender
 from pipeline.bench.data.workload import Tokenizer
+from pipeline.config.schema.profile import ProfileConfig
 from pipeline.decoding.grammar.compiler import Compiler
 from pipeline.decoding.strategy import STRATEGIES, source_names
 from pipeline.engine.artifact import Artifact
@@ -63,10 +64,10 @@ def codec_of(artifact: Artifact) -> TextCodec:
     return load_codec(artifact.tokenizer_dir, artifact.engine_dir)
 
 
-def choose_strategies(artifact: Artifact, wanted: Sequence[str] | None) -> list[str]:
+def choose_strategies(profile: ProfileConfig, wanted: Sequence[str] | None) -> list[str]:
     """The strategies to measure, the baseline first. None: all that the profile has draft sources for. Raises UserError
     for one that is unknown or that would be plain decoding under this profile."""
-    available = [source.kind for source in artifact.resolved.profile.drafting.sources]
+    available = [source.kind for source in profile.drafting.sources]
     drafting = [name for name in STRATEGIES if name not in (BASELINE, "auto") and source_names(name, available)]
     if wanted is None:
         return [BASELINE, *drafting]
@@ -75,7 +76,7 @@ def choose_strategies(artifact: Artifact, wanted: Sequence[str] | None) -> list[
             raise UserError(f"There is no strategy {name!r}; --strategies takes {', '.join(STRATEGIES)}.")
         if name != BASELINE and not source_names(name, available):
             raise UserError(
-                f"Strategy {name!r} has no draft source in profile {artifact.resolved.profile.name}, so it would be "
-                f"plain decoding; add one to drafting.sources, or choose among {', '.join([BASELINE, *drafting])}."
+                f"Strategy {name!r} has no draft source in profile {profile.name}, so it would be plain decoding; "
+                f"add one to drafting.sources, or choose among {', '.join([BASELINE, *drafting])}."
             )
     return [BASELINE, *(name for name in wanted if name != BASELINE)]

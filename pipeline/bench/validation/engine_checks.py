@@ -127,7 +127,7 @@ def drafts(opened: InProcess, options: CheckOptions) -> Values:
     """Tokens and speed of every strategy against plain decoding."""
     rows = load_workload(DEFAULT_PROMPTS, options.num_prompts)
     columns, verdicts, different = _verify(opened, rows, options.max_new_tokens)
-    contenders = [opened.contender(name) for name in choose_strategies(opened.artifact, None)]
+    contenders = [opened.contender(name) for name in choose_strategies(opened.artifact.resolved.profile, None)]
     chat = opened.artifact.resolved.model.chat_template
     settings = MeasureOptions(options.max_new_tokens, opened.end_ids, repeats=2, raw=not chat)
     records = measure(contenders, rows, opened.tokenizer, settings)
@@ -194,7 +194,9 @@ def _open_model(name: str, device: Device, places: Places, note: Note) -> InProc
 
 def _verify(opened: InProcess, rows: Sequence[WorkloadRow], max_new_tokens: int) -> tuple[Any, Any, bool]:
     """Columns and rows of the table of verdicts, and whether anything differs."""
-    reference, *contenders = [opened.contender(name) for name in choose_strategies(opened.artifact, None)]
+    reference, *contenders = [
+        opened.contender(name) for name in choose_strategies(opened.artifact.resolved.profile, None)
+    ]
     prompts = first_prompts(opened.tokenizer, rows, not opened.artifact.resolved.model.chat_template)
     options = MeasureOptions(max_new_tokens, opened.end_ids)
     found, _ = verify_in_process(opened.engine, "float32", reference, contenders, prompts, options)

@@ -218,3 +218,13 @@ def test_python_dash_m_is_the_same_program() -> None:
         env=dict(os.environ),
     )
     assert (done.returncode, done.stdout) == (0, "0.1.0\n")
+
+
+@pytest.mark.parametrize("command", [("bench",), ("bench", "--grammar"), ("verify",)])
+def test_a_strategy_that_does_not_exist_is_refused_before_an_engine_is_built(
+    command: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*command, "--model", "tiny-random-llama", "--strategies", "none,magic") == 2
+
+    assert "There is no strategy 'magic'" in capsys.readouterr().err
+    assert not places().engines.exists()
