@@ -228,3 +228,27 @@ def test_first_rows_say_what_follows_a_token_of_which_the_table_says_nothing() -
     ]
     assert grown.said[:, -1].tolist() == pytest.approx([0.5, 0.2, 0.7])
     assert not grown.num_orders.any()
+
+
+def test_the_buffer_holds_every_token_that_proposals_and_tables_name():
+    """All of them differ, so that a gap between two nodes of the buffer is one node too many."""
+    num_tokens, num_proposed, max_nodes = 12, 8, 4
+    table = empty_table(1, 64, 2)
+    for token in range(num_tokens):
+        row = np.asarray([8, 9], np.int32), np.asarray([0.6, 0.3], np.float32)
+        store(table, KEY, np.asarray([token], np.int32), *row)
+    first = FirstRows(
+        np.tile(np.asarray([10, 11], np.int32), (num_tokens, 1)), np.full((num_tokens, 2), 0.4, np.float32)
+    )
+    proposals = Proposals(
+        np.arange(num_proposed, dtype=np.int32),
+        np.full(num_proposed, -1, np.int32),
+        np.full(num_proposed, 0.1, np.float32),
+        np.zeros(num_proposed, np.int32),
+        np.zeros(num_proposed, np.bool_),
+    )
+    weights = np.tile(np.asarray([0.8, 1.0, -0.5], np.float32), (2, 4, 1))
+
+    grown = grow(np.asarray([0], np.int32), proposals, table, KEY, first, 1, weights, max_nodes, max_nodes)
+
+    assert len(grown.token_ids) == max_nodes
