@@ -214,6 +214,6 @@ def _cost_curve(artifact: Artifact, progress: Progress) -> list[CostRow]:
             f"{1000 * point.seconds:.1f} ms"
         )
 
-    stored = measure_cost_curve(artifact, fine=True, on_point=note_point)
+    stored = measure_cost_curve(artifact, on_point=note_point)
     progress.on_note(f"cost curve: {cost_curve_path(artifact)}, {stored.to_text()}")
     return list(stored.points)

@@ -57,7 +57,7 @@ def tune(
     chosen = candidates(resolved)
     artifact = build_engine(resolved, places(), note=output.note).artifact
     output.note("measuring the cost of passes")
-    stored = measure_cost_curve(artifact, fine=True)
+    stored = measure_cost_curve(artifact)
     output.note(f"cost curve: {stored.to_text()}")
     critical_len = critical_decoding_length(stored.curve.points)
     opened = open_in_process(artifact)

@@ -70,7 +70,8 @@ def measure(
 
     Repeats of the different sizes alternate, so that a slow moment of the machine does not fall on one size alone; of
     the repeats the least time counts, as disturbances only add. max_seconds: no pass starts later, so that on a slow
-    machine there are fewer repeats, then fewer sizes; two sizes of one sequence are always measured."""
+    machine there are fewer repeats, then fewer sizes, then no long contexts; two sizes of one sequence are always
+    measured."""
     random = np.random.default_rng(seed)
     points: list[CostPoint] = []
     groups = groups_that_fit(engine.limits, grid)
@@ -81,7 +82,8 @@ def measure(
             break
         # Groups share the time that is left.
         until = now + (deadline - now) / (len(groups) - number)
-        times = _measure_batch(engine, batch_size, context_len, sizes, grid.num_repeats, random, until)
+        prefill_until = until if number else math.inf
+        times = _measure_batch(engine, batch_size, context_len, sizes, grid.num_repeats, random, until, prefill_until)
         for size, seconds in zip(sizes, times, strict=False):  # not all sizes, if time was short
             points.append(CostPoint(size * batch_size, batch_size, context_len, seconds))
             on_point(points[-1])
@@ -123,8 +125,10 @@ def _measure_batch(
     num_repeats: int,
     random: np.random.Generator,
     until: float,
+    prefill_until: float,
 ) -> list[float]:
-    """Seconds by size, of the first sizes if time is short. until: on the monotonic clock, when to stop."""
+    """Seconds by size, of the first sizes if time is short, and of none if it ends before the context is computed.
+    until, prefill_until: on the monotonic clock, when to stop."""
     vocab_size = engine.limits.vocab_size
 
     def tokens(count: int) -> IntArray:
@@ -149,7 +153,8 @@ def _measure_batch(
     try:
         for _ in range(batch_size):
             sequences.append(engine.open(context))  # the same for all, so that only the first is computed
-            _prefill(engine, sequences[-1])
+            if not _prefill(engine, sequences[-1], prefill_until):
+                return []
         for size in sizes:
             if len(times) >= MIN_SIZES and time.monotonic() >= until:
                 break
@@ -167,8 +172,11 @@ def _measure_batch(
     return times
 
 
-def _prefill(engine: Engine, sequence: EngineSequence) -> None:
-    """Compute all pending tokens and append one more, so that exactly one is pending."""
+def _prefill(engine: Engine, sequence: EngineSequence, until: float) -> bool:
+    """Compute all pending tokens and append one more, so that exactly one is pending. False if time is up before."""
     while sequence.pending:
+        if time.monotonic() >= until:
+            return False
         engine.verify([VerifyItem(sequence, num_pending=min(len(sequence.pending), engine.limits.max_num_tokens))])
     engine.commit(sequence, [], [0])
+    return True

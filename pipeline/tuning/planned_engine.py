@@ -4,7 +4,8 @@ planner, and the first rows of token recycling computed."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from pipeline.config.places import Places
@@ -14,6 +15,7 @@ from pipeline.decoding.first_rows import NO_FIRST_ROWS, FirstRows
 from pipeline.engine.artifact import Artifact
 from pipeline.engine.backend import Note, backend_of
 from pipeline.engine.build import BuildResult, build_engine
+from pipeline.engine.compilation import ensure_compiled
 from pipeline.engine.contract import Engine
 from pipeline.engine.cost_curve import CostCurveFile, load_cost_curve, save_cost_curve
 from pipeline.engine.first_rows import StoredRows, compute_first_rows, load_first_rows, save_first_rows
@@ -22,6 +24,7 @@ from pipeline.errors import BuildError
 from pipeline.tuning.conversation_opening import opening_of
 from pipeline.tuning.cost_curve import CostGrid, grid_for, measure
 
+OnPoint = Callable[[CostPoint], None]
 # How long measuring in passing takes at most, the last pass and the loading of the engine aside.
 MAX_SECONDS = 12.0
 # Longest sequence of an engine that is measured: the longest context of a grid, and the tokens that its passes leave.
@@ -30,6 +33,7 @@ MEASURED_SEQ_LEN = 1280
 # engine aside. 8192 of 49152 tokens brought four fifths of what all of them bring.
 MOST_ROWS = 8192
 MAX_ROW_SECONDS = 20.0
+LOADING = "loading the engine, to measure it"
 COMPUTING = "computing the first rows, for token recycling"
 MEASURING = "measuring what passes cost, for the draft planner"
 
@@ -47,10 +51,17 @@ def planned_engine(
     machine is idle now, and compute rows that there was no time for. Raises CheckpointError
     and BuildError."""
     result = build_engine(resolved, places, force=force, note=note)
-    if needs_first_rows(result.artifact, retake):
-        compute_in_passing(result.artifact, note)
-    if needs_cost_curve(result.artifact, retake):
-        measure_in_passing(result.artifact, note)
+    artifact = result.artifact
+    known, wants_curve = _rows_to_continue(artifact, retake), needs_cost_curve(artifact, retake)
+    if known is not None or wants_curve:
+        ensure_compiled(note)
+        note(LOADING)
+        grid = grid_for(resolved.device, fine=False)
+        with _measured(artifact, grid, grid.batch_sizes if wants_curve else [1]) as engine:
+            if known is not None:
+                _compute_in_passing(artifact, engine, known, note)
+            if wants_curve:
+                _measure_in_passing(artifact, engine, grid, note)
     return result
 
 
@@ -63,31 +74,26 @@ def needs_cost_curve(artifact: Artifact, retake: bool = False) -> bool:
     return stored is None or (retake and stored.load.busy and not machine_load().busy)
 
 
-def needs_first_rows(artifact: Artifact, retake: bool = False) -> bool:
-    """Whether the profile recycles tokens on an engine in process, and the rows to begin with are not there. retake: or
-    not all of them."""
+def _rows_to_continue(artifact: Artifact, retake: bool) -> FirstRows | None:
+    """The first rows that there are, if the profile recycles tokens on an engine in process and there are none; None if
+    none are to be computed. retake: or not all of them."""
     resolved = artifact.resolved
     recycles = any(source.kind == "recycling" for source in resolved.profile.drafting.sources)
     if not recycles or not backend_of(resolved.backend).in_process:
-        return False
+        return None
     stored = load_first_rows(artifact)
-    return stored is None or (retake and len(stored.rows.ids) < min(MOST_ROWS, stored.vocab_size))
+    if stored is None:
+        return NO_FIRST_ROWS
+    return stored.rows if retake and len(stored.rows.ids) < min(MOST_ROWS, stored.vocab_size) else None
 
 
-def compute_in_passing(artifact: Artifact, note: Note = lambda text: None) -> FirstRows:
-    """Compute and store rows of the first tokens of the vocabulary: those stored already, and as many more up to
+def _compute_in_passing(artifact: Artifact, engine: Engine, known: FirstRows, note: Note) -> None:
+    """Compute and store rows of the first tokens of the vocabulary: those known already, and as many more up to
     `MOST_ROWS` as `MAX_ROW_SECONDS` allow."""
     note(COMPUTING)
-    engine = _load_measured(artifact, grid_for(artifact.resolved.device, fine=False), [1])
-    try:
-        stored = load_first_rows(artifact)
-        known = NO_FIRST_ROWS if stored is None else stored.rows
-        rows = compute_first_rows(engine, opening_of(artifact), known, MOST_ROWS, MAX_ROW_SECONDS)
-    finally:
-        _close(engine)
+    rows = compute_first_rows(engine, opening_of(artifact), known, MOST_ROWS, MAX_ROW_SECONDS)
     save_first_rows(artifact, StoredRows(rows, engine.limits.vocab_size))
     note(f"{COMPUTING}: rows of {len(rows.ids)} tokens done")
-    return rows
 
 
 def plans_by_cost(resolved: ResolvedConfig) -> bool:
@@ -100,7 +106,7 @@ def stored_cost_curve(artifact: Artifact) -> CostCurveFile | None:
     return load_cost_curve(artifact) if plans_by_cost(artifact.resolved) else None
 
 
-def measure_in_passing(artifact: Artifact, note: Note = lambda text: None) -> CostCurveFile:
+def _measure_in_passing(artifact: Artifact, engine: Engine, grid: CostGrid, note: Note) -> None:
     """Measure a coarse curve within `MAX_SECONDS` and store it; `lookahead bench --cost-curve` puts a finer one in its
     place."""
     note(MEASURING)
@@ -111,46 +117,49 @@ def measure_in_passing(artifact: Artifact, note: Note = lambda text: None) -> Co
             done.add(point.batch_size)
             note(f"{MEASURING}: passes of {point.batch_size} sequence{'s' if point.batch_size > 1 else ''} done")
 
-    return measure_cost_curve(artifact, fine=False, max_seconds=MAX_SECONDS, on_point=on_point)
+    _measure_and_save(artifact, engine, grid, MAX_SECONDS, on_point)
 
 
-def measure_cost_curve(
-    artifact: Artifact,
-    *,
-    fine: bool,
-    max_seconds: float = math.inf,
-    on_point: Callable[[CostPoint], None] = lambda point: None,
+def measure_cost_curve(artifact: Artifact, on_point: OnPoint = lambda point: None) -> CostCurveFile:
+    """Measure the passes of an artefact's weights finely and store what they cost, with the load of the machine
+    meanwhile. The limits of its profile do not count, so that all profiles find what they need."""
+    grid = grid_for(artifact.resolved.device, fine=True)
+    with _measured(artifact, grid, grid.batch_sizes) as engine:
+        return _measure_and_save(artifact, engine, grid, math.inf, on_point)
+
+
+def _measure_and_save(
+    artifact: Artifact, engine: Engine, grid: CostGrid, max_seconds: float, on_point: OnPoint
 ) -> CostCurveFile:
-    """Measure the passes of an artefact's weights and store what they cost, with the load of the machine meanwhile. The
-    limits of its profile do not count, so that all profiles find what they need."""
-    grid = grid_for(artifact.resolved.device, fine=fine)
-    engine = _load_measured(artifact, grid, sorted(grid.batch_sizes, reverse=True))
-    try:
-        meter = LoadMeter()
-        points = measure(engine, grid, max_seconds=max_seconds, on_point=on_point)
-        return save_cost_curve(artifact, tuple(points), meter.read())
-    finally:
-        _close(engine)
+    meter = LoadMeter()
+    points = measure(engine, grid, max_seconds=max_seconds, on_point=on_point)
+    return save_cost_curve(artifact, tuple(points), meter.read())
 
 
-def _close(engine: Engine) -> None:
-    """End the processes of an engine that has several: the caller's own engine needs the line between them."""
+@contextmanager
+def _measured(artifact: Artifact, grid: CostGrid, batch_sizes: Sequence[int]) -> Iterator[Engine]:
+    """The engine with limits that hold a grid's passes: of the largest of the batch sizes whose KV cache fits into
+    memory. The processes of an engine that has several end with it: the caller's own engine needs the line between
+    them."""
     from pipeline.engine.parallel import ParallelEngine
 
-    if isinstance(engine, ParallelEngine):
-        engine.close()
+    engine = _load(artifact, grid, sorted(batch_sizes, reverse=True))
+    try:
+        yield engine
+    finally:
+        if isinstance(engine, ParallelEngine):
+            engine.close()
 
 
-def _load_measured(artifact: Artifact, grid: CostGrid, batch_sizes: Sequence[int]) -> Engine:
-    """The engine with limits that hold a grid's passes: of the largest of the batch sizes whose KV cache fits into
-    memory. batch_sizes: descending."""
+def _load(artifact: Artifact, grid: CostGrid, batch_sizes: Sequence[int]) -> Engine:
+    """batch_sizes: descending."""
     try:
         limited = with_measured_limits(artifact, grid, batch_sizes[0])
         return backend_of(artifact.resolved.backend).load_engine(limited)
     except BuildError:
         if len(batch_sizes) == 1:
             raise
-        return _load_measured(artifact, grid, batch_sizes[1:])
+        return _load(artifact, grid, batch_sizes[1:])
 
 
 def with_measured_limits(artifact: Artifact, grid: CostGrid, batch_size: int) -> Artifact:

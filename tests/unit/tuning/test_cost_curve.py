@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import pytest
@@ -141,3 +142,11 @@ def test_on_a_slow_machine_there_are_fewer_sizes_and_always_two(monkeypatch: pyt
     points = measure(slower, GRID, max_seconds=40.0)
     assert [(p.num_tokens, p.batch_size) for p in points] == [(1, 1), (2, 1)]
     assert not slower.held
+
+
+def test_a_context_that_cannot_be_computed_in_time_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Timed(monkeypatch, 1.0, max_num_tokens=16)
+    points = measure(engine, replace(GRID, batch_sizes=(1,), context_lengths=(16, 90)), max_seconds=80.0)
+    assert {p.context_len for p in points} == {16}
+    assert engine.now <= 80.0 + 16.0
+    assert not engine.held

@@ -24,7 +24,14 @@ from pipeline.engine.torch.load import load_engine
 from pipeline.tuning import planned_engine as module
 from pipeline.tuning.conversation_opening import opening_of
 from pipeline.tuning.cost_curve import COARSE
-from pipeline.tuning.planned_engine import COMPUTING, MEASURING, MOST_ROWS, planned_engine, with_measured_limits
+from pipeline.tuning.planned_engine import (
+    COMPUTING,
+    LOADING,
+    MEASURING,
+    MOST_ROWS,
+    planned_engine,
+    with_measured_limits,
+)
 
 
 def tiny(*overrides: str, profile: str = "latency") -> ResolvedConfig:
@@ -53,6 +60,13 @@ def test_progress_is_shown_by_batch_size(where: Places, tmp_path: Path) -> None:
     notes: list[str] = []
     planned_engine(tiny(), replace(where, engines=tmp_path), note=notes.append)
     assert sum(note.startswith(MEASURING) for note in notes) == 1 + len(COARSE.batch_sizes)
+
+
+def test_the_engine_is_loaded_once_for_the_rows_and_the_curve(where: Places, tmp_path: Path) -> None:
+    notes: list[str] = []
+    planned_engine(tiny(), replace(where, engines=tmp_path), note=notes.append)
+    stages = [note for note in notes if note in (LOADING, COMPUTING, MEASURING)]
+    assert stages == [LOADING, COMPUTING, MEASURING]
 
 
 def test_what_was_measured_on_a_busy_machine_is_measured_again_when_asked_for_and_idle(
