@@ -20,7 +20,7 @@ from dynamo.llm.exceptions import EngineShutdown, HttpError, InvalidArgument
 from tokenizers import Tokenizer
 
 from pipeline.dynamo.entries import Entries
-from pipeline.dynamo.metrics import PREFIX, DraftMetrics
+from pipeline.dynamo.metrics import PREFIX, DraftMetrics, speculative_decoding
 from pipeline.dynamo.request_tensors import TokenRequest, takes_engine_data, token_request
 from pipeline.dynamo.servers import TritonServers
 from pipeline.dynamo.spec import FILE_KV, NAMESPACE, TRITON_KEYS, WorkerSpec
@@ -28,6 +28,7 @@ from pipeline.dynamo.triton_stream import TokenChunk, TritonStream
 from pipeline.errors import BusyError, EngineError, RequestError, ServerError
 from pipeline.gateway.annotations import ENGINE_DATA, REFUSAL, STATISTICS, annotation
 from pipeline.gateway.annotations import NAMESPACE as DRAFT_NAMESPACE
+from pipeline.gateway.draft_figures import FIELD
 
 # Dynamo's block size has no meaning for our KV cache; it is the unit of its prefix routing.
 KV_BLOCK_SIZE = 16
@@ -211,7 +212,8 @@ class TritonEngine(LLMEngine):
                 },
             }
         if wanted.returns_statistics:
-            made[ENGINE_DATA] = {STATISTICS: statistics}
+            figures = {FIELD: speculative_decoding(statistics)} if has_figures else {}
+            made[ENGINE_DATA] = {STATISTICS: statistics} | figures
         return made
 
 

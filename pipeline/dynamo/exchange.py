@@ -126,8 +126,8 @@ def _hand_over(old: ServerState, fleet: Fleet, after: PreparedServer, base: Path
     spec = GatewaySpec.model_validate_json(path.read_bytes())
     triton = Listening(LOOPBACK, LOOPBACK, Ports(new.http_port, new.grpc_port, new.metrics_port), new.triton_key)
     profile = after.resolved.profile
-    repository, max_seq_len = after.repository.folder, profile.engine.max_seq_len
-    deployment = deployment_spec(repository, profile.server, triton, max_seq_len, fleet.front_end_port)
+    repository, name, max_seq_len = after.repository.folder, after.resolved.model.name, profile.engine.max_seq_len
+    deployment = deployment_spec(repository, profile.server, triton, name, max_seq_len, fleet.front_end_port)
     write_whole(path, spec.model_copy(update={"deployment": deployment}).model_dump_json(), private=True)
     try:
         _wait(lambda: _status(new_dir).triton_http == deployment.triton_http, _FOLLOW_S)

@@ -40,3 +40,19 @@ class DraftMetrics:
     def _counter(self, name: str, description: str, model: str) -> Any:
         counter = Counter(f"{PREFIX}spec_decode_{name}", description, ("model_name",), registry=self.registry)
         return counter.labels(model)
+
+
+def speculative_decoding(statistics: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures of one request as vLLM's answers have them. statistics: as `lookahead_bls` returns them. The first
+    step computes the prompt and is not counted; tokens that a grammar forced count as accepted."""
+    accepted = [length - 1 for length in statistics["acceptance_lengths"][1:]]
+    num_accepted, num_steps = sum(accepted), len(accepted)
+    num_drafted = max(statistics["num_draft_tokens"], num_accepted)
+    return {
+        "mean_acceptance_length": 1 + num_accepted / max(num_steps, 1),
+        "draft_acceptance_rate": num_accepted / max(num_drafted, 1),
+        "acceptance_histogram": [accepted.count(number) for number in range(max(accepted, default=0) + 1)],
+        "num_accepted_draft_tokens": num_accepted,
+        "num_draft_tokens": num_drafted,
+        "num_spec_steps": num_steps,
+    }

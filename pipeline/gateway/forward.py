@@ -28,6 +28,8 @@ _LONGEST_EVENT_BYTES = 1 << 20
 # Dynamo's messages when it cannot reach the chosen worker (a dead worker may still be listed), or has none just now. No
 # worker has received the request then.
 _NO_WORKER = (b"Failed to generate completions", b"is not ready to serve requests yet", b"No workers available")
+# Its message when its list of workers is empty, and for a name that nobody has.
+_NO_MODEL = b"Model not found"
 _RETRY_PAUSE_S = 0.1
 _PASSED_HEADERS = ("content-type", "inference-header-content-length", "retry-after")
 
@@ -43,7 +45,8 @@ class Upstream:
 @dataclass(frozen=True, slots=True)
 class Onward:
     """A request as it is forwarded. timeout_s: time limit in total. patience_s: time for retries while the server
-    behind cannot reach its own worker; nothing has been computed or answered then."""
+    behind cannot reach its own worker; nothing has been computed or answered then. is_served: whether the server behind
+    has the requested model, so that "not found" passes."""
 
     target: Upstream
     method: str
@@ -53,6 +56,7 @@ class Onward:
     timeout_s: float
     request_id: str
     patience_s: float = 0.0
+    is_served: bool = False
 
 
 def create_client() -> httpx.AsyncClient:
@@ -115,9 +119,9 @@ async def _attempt(
     """Send a request and forward its response. Returns False, with nothing forwarded, if a retry may help."""
     response = await client.send(request, stream=True)
     try:
-        if may_retry and response.status_code in (500, 503):
+        if may_retry and response.status_code in (404, 500, 503):
             start = await _start_of(response.aiter_raw())
-            if any(words in start for words in _NO_WORKER):
+            if any(words in start for words in _NO_WORKER) or (onward.is_served and _NO_MODEL in start):
                 return False
             raise refusal_of(response.status_code, text_of_body(start), onward.request_id)
         await _pass_on(response, onward.request_id, answer)

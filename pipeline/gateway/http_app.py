@@ -17,6 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 from pipeline.gateway.bodies import Disconnected, read_body
 from pipeline.gateway.choices import forward_choices
 from pipeline.gateway.deployment import Deployment, Deployments
+from pipeline.gateway.draft_figures import DraftFigures
 from pipeline.gateway.errors import unavailable
 from pipeline.gateway.forward import Onward, Upstream, forward
 from pipeline.gateway.generate_body import checked_generate
@@ -25,7 +26,7 @@ from pipeline.gateway.input_types import Types, types_of
 from pipeline.gateway.openai_body import checked_openai
 from pipeline.gateway.openai_fields import Endpoint
 from pipeline.gateway.refusal import Refusal
-from pipeline.gateway.response_writer import ResponseWriter, Style
+from pipeline.gateway.response_writer import Responder, ResponseWriter, Style
 from pipeline.gateway.spec import GatewaySpec
 from pipeline.gateway.tenants import Tenant, Tenants, bearer_key
 
@@ -179,14 +180,15 @@ class HttpGateway:
         # The front end makes a seed of the id of a request without one.
         ids = [request_id, *(secrets.token_hex(16) for _ in checked.bodies[1:])]
         deployment = self._deployments.current
+        path, is_served = request.url.path, checked.model == deployment.spec.model
         onwards = [
-            Onward(_openai(deployment), "POST", request.url.path, sent, headers, timeout_s, own_id, _PATIENCE_S)
+            Onward(_openai(deployment), "POST", path, sent, headers, timeout_s, own_id, _PATIENCE_S, is_served)
             for sent, own_id in zip(checked.bodies, ids, strict=True)
         ]
         max_seq_len = deployment.spec.max_seq_len
         with deployment.in_use(), self._tenants.admit(tenant, len(body), checked.max_tokens, max_seq_len, len(onwards)):
             if len(onwards) == 1:
-                await self._pass_on(request, answer, onwards[0])
+                await self._pass_on(request, DraftFigures(answer) if checked.with_figures else answer, onwards[0])
             else:
                 await forward_choices(self._client, onwards, request.receive, answer)
 
@@ -198,7 +200,7 @@ class HttpGateway:
         path, target = "/".join(["/v1/models", *names]), _openai(self._deployments.current)
         await self._pass_on(request, answer, Onward(target, "GET", path, b"", {}, _SHORT_S, request_id))
 
-    async def _pass_on(self, request: Request, answer: ResponseWriter, onward: Onward) -> None:
+    async def _pass_on(self, request: Request, answer: Responder, onward: Onward) -> None:
         await forward(self._client, onward, request.receive, answer)
 
     def _tenant(self, request: Request) -> Tenant:

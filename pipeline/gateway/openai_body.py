@@ -19,11 +19,14 @@ _PREFIX = annotation(NAMESPACE, "")
 
 class CheckedChoices(NamedTuple):
     """A request as it is forwarded, once for each choice. max_tokens: limit of the output of one choice, None if the
-    request sets none. conversation: the same for all later turns of a conversation, None for its first one."""
+    request sets none. model: its name as the client has it. conversation: the same for all later turns of a
+    conversation, None for its first one. with_figures: whether the client asks for figures of the drafts."""
 
     bodies: list[bytes]
     max_tokens: int | None
+    model: object
     conversation: str | None = None
+    with_figures: bool = False
 
 
 def checked_openai(body: bytes, endpoint: Endpoint, tenant: Tenant) -> CheckedChoices:
@@ -49,7 +52,10 @@ def checked_openai(body: bytes, endpoint: Endpoint, tenant: Tenant) -> CheckedCh
     named = {name: value for name, value in extension.items() if name != "cache_salt"}
     sent["nvext"] = named | {"annotations": kept}
     requests = choice_requests(sent, num_choices)
-    return CheckedChoices([write_json(request) for request in requests], max_tokens, _conversation(value))
+    bodies = [write_json(request) for request in requests]
+    return CheckedChoices(
+        bodies, max_tokens, value.get("model"), _conversation(value), bool(value.get("draft_statistics"))
+    )
 
 
 def _conversation(value: Json) -> str | None:

@@ -22,6 +22,7 @@ class DeploymentSpec(Frozen):
     triton_metrics: str = Field(description="host:port of Triton's metrics.")
     triton_key: str = Field(description="Value of TRITON_KEY_HEADER that Triton asks for.")
     openai_http: str | None = Field(description="host:port of the OpenAI front end.")
+    model: str = Field(description="Model that the OpenAI front end serves.")
     public_models: tuple[str, ...] = Field(description="Models that clients may call.")
     tenant_models: tuple[str, ...] = Field(description="Those of them that take a namespace.")
     max_seq_len: int

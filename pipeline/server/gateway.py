@@ -36,11 +36,13 @@ def gateway_service(
     server: ServerConfig,
     public: Ports,
     triton: Listening,
+    model: str,
     max_seq_len: int,
     openai: OpenAIPorts | None,
 ) -> Service:
     """The gateway in front of a Triton server. public: its addresses for clients. triton: Triton's addresses.
-    max_seq_len: of the engine. openai: ports of the OpenAI API, if there is one."""
+    model: its name for clients of the OpenAI API. max_seq_len: of the engine. openai: its ports, if
+    there is one."""
     front_end = None if openai is None else openai.front_end
     spec = GatewaySpec(
         host=server.host,
@@ -49,7 +51,7 @@ def gateway_service(
         metrics_host=LOOPBACK if server.side_channel_safe else server.host,
         metrics_port=public.metrics,
         openai_port=None if openai is None else openai.public,
-        deployment=deployment_spec(repository, server, triton, max_seq_len, front_end),
+        deployment=deployment_spec(repository, server, triton, model, max_seq_len, front_end),
         api_keys=server.api_keys,
         config=server.gateway,
         json_logs=server.json_logs,
@@ -69,7 +71,7 @@ def gateway_service(
 
 
 def deployment_spec(
-    repository: Path, server: ServerConfig, triton: Listening, max_seq_len: int, front_end: int | None
+    repository: Path, server: ServerConfig, triton: Listening, model: str, max_seq_len: int, front_end: int | None
 ) -> DeploymentSpec:
     """What stands behind a gateway. front_end: port of the OpenAI front end on the loopback device."""
     assert triton.key is not None, "behind a gateway Triton asks for a key"
@@ -80,6 +82,7 @@ def deployment_spec(
         triton_metrics=f"{triton.metrics_host}:{triton.ports.metrics}",
         triton_key=triton.key,
         openai_http=None if front_end is None else f"{LOOPBACK}:{front_end}",
+        model=model,
         public_models=models if server.gateway.inner_models else public_models(models, not server.api_keys),
         tenant_models=(FRONT_MODEL, STOCK_FRONT_MODEL),
         max_seq_len=max_seq_len,

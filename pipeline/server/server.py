@@ -157,7 +157,7 @@ def start_server(
             command = make_command(listening, server_id)
             gateway = None
             if server.gateway.enabled and with_gateway:
-                service = gateway_service(repository, run_dir, server, ports, listening, max_seq_len, openai)
+                service = gateway_service(repository, run_dir, server, ports, listening, model, max_seq_len, openai)
                 # Detached in any case: it ends with the server, or goes on before another one.
                 gateway = start_service(service, run_dir, CODE, detach=True, ends_with=server_id)
             else:

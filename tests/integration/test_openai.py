@@ -155,6 +155,8 @@ def test_fields_of_our_own_and_biases_reach_the_engine(client):
 
     statistics = answer.nvext["engine_data"]["draft_statistics"]  # type: ignore[attr-defined]
     assert statistics["strategy"] == "trie"
+    figures = answer.metrics["speculative_decoding"]  # type: ignore[attr-defined]  # where AIPerf reads them
+    assert figures["num_spec_steps"] == statistics["num_steps"] - 1
     assert len(set(answer.choices[0].message.content or "")) == 1
 
 

@@ -45,6 +45,7 @@ def deployment_of(number: int = 1) -> DeploymentSpec:
         triton_metrics="triton:4",
         triton_key="secret",
         openai_http=f"front:{number}",
+        model="m",
         public_models=("lookahead_bls",),
         tenant_models=("lookahead_bls",),
         max_seq_len=MAX_SEQ_LEN,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import httpx
+import pytest
 
 from pipeline.gateway import forward, http_app
 from tests.unit.gateway.gateways import api_key, behind, json_answer, send, spec_of
@@ -35,15 +36,26 @@ def no_worker(request: httpx.Request) -> httpx.Response:
     return json_answer(500, {"message": "Failed to generate completions", "code": 500})
 
 
-def test_a_completion_is_sent_again_while_its_worker_cannot_be_reached(monkeypatch):
+def no_model(request: httpx.Request) -> httpx.Response:
+    return json_answer(404, {"error": {"message": "Model not found", "code": 404}})
+
+
+@pytest.mark.parametrize("absent", [no_worker, no_model])
+def test_a_completion_is_sent_again_while_its_worker_cannot_be_reached(monkeypatch, absent):
     monkeypatch.setattr(forward, "_RETRY_PAUSE_S", 0.001)
-    back = behind(lambda request: no_worker(request) if len(back.requests) < 3 else json_answer(200, {"a": 1}))
+    back = behind(lambda request: absent(request) if len(back.requests) < 3 else json_answer(200, {"a": 1}))
 
     answer = send(back, "POST", "/v1/chat/completions", json={"model": "m", "messages": []})
 
     assert (answer.status_code, answer.json()) == (200, {"a": 1})
     assert len(back.requests) == 3
     assert len({request.content for request in back.requests}) == 1
+
+
+def test_a_completion_for_a_model_that_nobody_has_is_not_sent_again():
+    back = behind(no_model)
+    assert send(back, "POST", "/v1/chat/completions", json={"model": "other", "messages": []}).status_code == 404
+    assert len(back.requests) == 1
 
 
 def test_a_completion_is_not_sent_again_for_ever_nor_for_another_error(monkeypatch):

@@ -1,0 +1,78 @@
+"""Figures of drafts where vLLM has them, in whole responses and in streams."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from pipeline.gateway.draft_figures import DraftFigures
+from pipeline.gateway.refusal import Refusal
+
+FIGURES = {"num_spec_steps": 2}
+SENT: dict[str, Any] = {"id": "x", "nvext": {"engine_data": {"draft_statistics": 1, "speculative_decoding": FIGURES}}}
+SHOWN = {"id": "x", "nvext": {"engine_data": {"draft_statistics": 1}}, "metrics": {"speculative_decoding": FIGURES}}
+
+
+class Answer:
+    """Keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.headers: dict[str, str] = {}
+        self.body = b""
+        self.ended = False
+
+    async def start(self, status: int, headers: Mapping[str, str], is_stream: bool = False) -> None:
+        self.headers = dict(headers)
+
+    async def piece(self, data: bytes) -> None:
+        self.body += data
+
+    async def end(self) -> None:
+        self.ended = True
+
+    async def refuse(self, refusal: Refusal, closes: bool = False) -> None:
+        self.body = refusal.sentence.encode()
+
+
+def forwarded(pieces: list[bytes], is_stream: bool) -> Answer:
+    answer = Answer()
+
+    async def run() -> None:
+        figures = DraftFigures(answer)
+        await figures.start(200, {"content-length": str(sum(map(len, pieces)))}, is_stream)
+        for piece in pieces:
+            await figures.piece(piece)
+        await figures.end()
+
+    asyncio.run(run())
+    assert answer.ended
+    return answer
+
+
+def test_a_whole_response_has_them_at_its_root() -> None:
+    body = json.dumps(SENT).encode()
+    answer = forwarded([body[:9], body[9:]], is_stream=False)
+
+    assert json.loads(answer.body) == SHOWN
+    assert answer.headers["content-length"] == str(len(answer.body))
+
+
+def test_a_stream_has_them_in_the_event_that_brought_them() -> None:
+    first, last = b'data: {"id":"x"}\n\n', b"data: [DONE]\n\n"
+    answer = forwarded([first + b"data: " + json.dumps(SENT).encode() + b"\n\n", last], is_stream=True)
+
+    assert answer.body.startswith(first)
+    assert answer.body.endswith(last)
+    assert json.loads(answer.body[len(first) + 6 : -len(last)]) == SHOWN
+
+
+@pytest.mark.parametrize("value", [{"text": '"speculative_decoding"'}, {"nvext": None, "x": "speculative_decoding"}])
+def test_a_text_with_their_name_stays_as_it_is(value: dict[str, Any]) -> None:
+    body = json.dumps(value).encode()
+
+    assert json.loads(forwarded([body], is_stream=False).body) == value
+    assert json.loads(forwarded([b"data: " + body + b"\n\n"], is_stream=True).body[6:]) == value
