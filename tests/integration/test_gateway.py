@@ -178,7 +178,7 @@ def test_a_deadline_ends_a_request_and_frees_its_place(closed):
 
 
 def test_behind_eight_long_streams_a_short_request_waits_for_a_slice(closed):
-    stop, begun = threading.Event(), threading.Semaphore(0)
+    stop, begun, ended = threading.Event(), threading.Semaphore(0), []
 
     def long(number: int) -> None:
         while not stop.is_set():
@@ -187,17 +187,20 @@ def test_behind_eight_long_streams_a_short_request_waits_for_a_slice(closed):
                 if place == 0:
                     begun.release()
                 if stop.is_set():
-                    break
+                    return
+            ended.append(number)
 
     with ThreadPoolExecutor(8) as pool:
         streams = [pool.submit(long, number) for number in range(8)]
         for _ in streams:
             assert begun.acquire(timeout=PATIENCE_S)
-        short = complete(TextQuery("short", 4, strategy="none"), closed.state.grpc_url, "grpc", timeout_s=PATIENCE_S)
+        num_before = len(ended)
+        complete(TextQuery("short", 4, strategy="none"), closed.state.grpc_url, "grpc", timeout_s=PATIENCE_S)
+        num_meanwhile = len(ended) - num_before
         stop.set()
         for stream in streams:
             stream.result()
-    assert short.total_s < 20
+    assert num_meanwhile <= 16  # twice as many as can stand before it
 
 
 def test_a_stream_that_hands_its_place_on_brings_the_same_text(closed):
