@@ -16,7 +16,7 @@ import numpy.typing as npt
 from numba import carray
 
 from pipeline.engine.torch.lean.compilation import kernel
-from pipeline.engine.torch.lean.crew import fetch_add, finish
+from pipeline.engine.torch.lean.crew import shared
 from pipeline.engine.torch.lean.rows import exp_row, float_pointer, largest
 from pipeline.engine.torch.lean.tiles import MAX_BLOCKS, MAX_ROWS, float32_tile
 from pipeline.engine.torch.lean.vectors import LANES
@@ -72,15 +72,13 @@ def attend(
     num_segments = len(segments) - 1
     num_tasks = segments[num_segments, FIRST_TASK]
     size = max(1, NUM_QUERIES // group)
-    segment = completed = 0
-    task = fetch_add(counter, 1)
-    while task < num_tasks:
+    segment = 0
+    for task in shared(counter, num_tasks, 1):
         while task >= segments[segment + 1, FIRST_TASK]:
             segment += 1
         number = task - segments[segment, FIRST_TASK]
         first = number // num_kv_heads * size
         last = min(first + size, segments[segment, LENGTH])
-        head = number % num_kv_heads
         _attend_task(
             layer,
             window,
@@ -96,11 +94,8 @@ def attend(
             scratch[thread],
             first,
             last,
-            head,
+            number % num_kv_heads,
         )
-        completed += 1
-        task = fetch_add(counter, 1)
-    finish(counter, completed, num_tasks)
 
 
 @kernel
@@ -125,7 +120,6 @@ def _attend_task(
     start, cached, slot = segment[START], segment[CACHED], segment[SLOT]
     count = (last - first) * group
     padded = keys.shape[4]
-    width = keys.shape[3] * LANES
     floats = 4 * LANES * MAX_BLOCKS
     ones, zeros = scratch.ctypes.data, scratch.ctypes.data + 2 * floats
     queries = scratch[floats : floats + count * padded]
@@ -147,87 +141,21 @@ def _attend_task(
             least = min(least, rows[start + row, 1])
         begin = max(0, least - window + 1) // LANES * LANES
     num_blocks = (end - begin + LANES - 1) // LANES
+    width = num_blocks * LANES
     key = keys[layer, slot, head].ctypes.data + begin * padded * 4
-    block = 0
-    while block < num_blocks:
-        blocks = MAX_BLOCKS if num_blocks - block >= MAX_BLOCKS else 1
-        for query in range(0, count, MAX_ROWS):
-            float32_tile(
-                queries.ctypes.data + 4 * query * padded,
-                4 * padded,
-                key + 4 * LANES * padded * block,
-                4 * LANES * padded,
-                4 * LANES,
-                dim,
-                0,
-                0,
-                zeros,
-                0,
-                zeros,
-                0,
-                scores.ctypes.data + 4 * (query * width + LANES * block),
-                4 * width,
-                0,
-                0,
-                min(MAX_ROWS, count - query),
-                blocks,
-            )
-        block += blocks
+    left, out, weights = queries.ctypes.data, results.ctypes.data, scores.ctypes.data
+    _product(left, 4 * padded, count, key, 4 * LANES * padded, 4 * LANES, dim, num_blocks, weights, 4 * width, zeros)
     for row in range(first, last):
         position = rows[start + row, 1]
         for query in range((row - first) * group, (row - first + 1) * group):
-            line = scores[query * width : query * width + num_blocks * LANES]
+            line = scores[query * width : (query + 1) * width]
             _hide(line, row, position, begin, start, segment, window, rows, visible)
             exp_row(line.ctypes.data, num_blocks, largest(line.ctypes.data, num_blocks))
     value = values[layer, slot, head].ctypes.data + begin * padded * 4
-    for query in range(0, count, MAX_ROWS):
-        size = min(MAX_ROWS, count - query)
-        weights = scores.ctypes.data + 4 * query * width
-        block = 0
-        while block < padded // LANES:
-            blocks = MAX_BLOCKS if padded // LANES - block >= MAX_BLOCKS else 1
-            float32_tile(
-                weights,
-                4 * width,
-                value + 4 * LANES * block,
-                4 * LANES,
-                4 * padded,
-                end - begin,
-                0,
-                0,
-                zeros,
-                0,
-                zeros,
-                0,
-                results.ctypes.data + 4 * (query * padded + LANES * block),
-                4 * padded,
-                0,
-                0,
-                size,
-                blocks,
-            )
-            block += blocks
-        # The sum of the weights, in the order of the weighted sum; the queries are not needed any more.
-        float32_tile(
-            weights,
-            4 * width,
-            ones,
-            0,
-            0,
-            end - begin,
-            0,
-            0,
-            zeros,
-            0,
-            zeros,
-            0,
-            queries.ctypes.data + 4 * query * padded,
-            4 * padded,
-            0,
-            0,
-            size,
-            1,
-        )
+    seen, blocks = end - begin, padded // LANES
+    _product(weights, 4 * width, count, value, 4 * LANES, 4 * padded, seen, blocks, out, 4 * padded, zeros)
+    # The sum of the weights, in the order of the weighted sum; the queries are not needed any more.
+    _product(weights, 4 * width, count, ones, 0, 0, seen, 1, left, 4 * padded, zeros)
     for row in range(first, last):
         address = attended[0] + (start + row) * attended[1] + 4 * dim * group * head
         line = carray(float_pointer(address), dim * group)
@@ -236,6 +164,50 @@ def _attend_task(
             factor = np.float32(1) / queries[place]
             for index in range(dim):
                 line[query * dim + index] = results[place + index] * factor
+
+
+@kernel
+def _product(
+    left: int,
+    left_stride: int,
+    count: int,
+    right: int,
+    block_stride: int,
+    step_stride: int,
+    steps: int,
+    num_blocks: int,
+    out: int,
+    out_stride: int,
+    zeros: int,
+) -> None:
+    """out [count, num_blocks * 16] = left [count, steps] times right, whose strides lead from one block of 16 columns
+    to the next and from one step to the next. Addresses and strides in bytes. zeros: address of a block of them."""
+    block = 0
+    while block < num_blocks:
+        width = MAX_BLOCKS if num_blocks - block >= MAX_BLOCKS else 1
+        column = right + block * block_stride
+        for row in range(0, count, MAX_ROWS):
+            float32_tile(
+                left + row * left_stride,
+                left_stride,
+                column,
+                block_stride,
+                step_stride,
+                steps,
+                0,
+                0,
+                zeros,
+                0,
+                zeros,
+                0,
+                out + row * out_stride + 4 * LANES * block,
+                out_stride,
+                column,
+                0,
+                min(MAX_ROWS, count - row),
+                width,
+            )
+        block += width
 
 
 @kernel

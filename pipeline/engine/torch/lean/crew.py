@@ -8,7 +8,7 @@ thread spins for a moment and then yields its core.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -57,12 +57,20 @@ def yield_core(typing: Any) -> Any:
 
 
 @kernel
-def finish(counter: int, completed: int, total: int) -> None:
-    """Report completed units of a phase, and wait until all of its units are. counter: the phase's; the count of
-    completed units lies behind it."""
+def shared(counter: int, count: int, chunk: int) -> Iterator[int]:
+    """The units of a phase that fall to this thread, of 0 .. count - 1, `chunk` at a time; ends when all threads have
+    completed theirs. counter: the phase's; the count of completed units lies behind it."""
+    completed = 0
+    first = fetch_add(counter, chunk)
+    while first < count:
+        last = min(first + chunk, count)
+        for unit in range(first, last):  # noqa: UP028 - numba knows no `yield from`
+            yield unit
+        completed += last - first
+        first = fetch_add(counter, chunk)
     fetch_add(counter + COUNTER_BYTES, completed)
     spins = 0
-    while read(counter + COUNTER_BYTES) < total:
+    while read(counter + COUNTER_BYTES) < count:
         spins += 1
         if spins > _SPINS:
             yield_core()

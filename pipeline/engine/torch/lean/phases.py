@@ -11,7 +11,7 @@ import numpy.typing as npt
 from numba import carray
 
 from pipeline.engine.torch.lean.compilation import kernel
-from pipeline.engine.torch.lean.crew import fetch_add, finish
+from pipeline.engine.torch.lean.crew import shared
 from pipeline.engine.torch.lean.rows import (
     float_pointer,
     gate_row,
@@ -60,7 +60,7 @@ from pipeline.engine.torch.lean.vectors import LANES
 Longs = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 
-# Tasks per thread of a phase.
+# A phase is cut into so many tasks per thread.
 _TASKS_PER_THREAD = 8
 
 
@@ -89,15 +89,8 @@ def quantize_rows(sizes: Longs, buffers: Longs, counter: int) -> None:
     num_rows = sizes[NUM_ROWS]
     blocks = _blocks(sizes[NUM_HEADS] * sizes[HEAD_DIM])
     source, target, scale = buffers[ATTENDED], buffers[BYTES], buffers[ROW_SCALE]
-    chunk = _chunk(num_rows, sizes[NUM_THREADS])
-    completed = 0
-    first = fetch_add(counter, chunk)
-    while first < num_rows:
-        for row in range(first, min(first + chunk, num_rows)):
-            _quantize_row(source[0] + row * source[1], target[0] + row * target[1], scale[0] + 4 * row, blocks)
-        completed += min(chunk, num_rows - first)
-        first = fetch_add(counter, chunk)
-    finish(counter, completed, num_rows)
+    for row in shared(counter, num_rows, _chunk(num_rows, sizes[NUM_THREADS])):
+        _quantize_row(source[0] + row * source[1], target[0] + row * target[1], scale[0] + 4 * row, blocks)
 
 
 @kernel
@@ -114,19 +107,12 @@ def norm_rows(
 ) -> None:
     """Norm of rows of X into H, for int8 quantised too. places: the rows to take; none: the first num_rows."""
     x, h, target, scale = buffers[X], buffers[H], buffers[BYTES], buffers[ROW_SCALE]
-    chunk = _chunk(num_rows, sizes[NUM_THREADS])
-    completed = 0
-    first = fetch_add(counter, chunk)
-    while first < num_rows:
-        for row in range(first, min(first + chunk, num_rows)):
-            source = x[0] + (places[row] if len(places) else row) * x[1]
-            result = h[0] + row * h[1]
-            _norm(source, weight, result, sizes[HIDDEN], epsilon)
-            if sizes[KIND] == INT8:
-                _quantize_row(result, target[0] + row * target[1], scale[0] + 4 * row, _blocks(sizes[HIDDEN]))
-        completed += min(chunk, num_rows - first)
-        first = fetch_add(counter, chunk)
-    finish(counter, completed, num_rows)
+    for row in shared(counter, num_rows, _chunk(num_rows, sizes[NUM_THREADS])):
+        source = x[0] + (places[row] if len(places) else row) * x[1]
+        result = h[0] + row * h[1]
+        _norm(source, weight, result, sizes[HIDDEN], epsilon)
+        if sizes[KIND] == INT8:
+            _quantize_row(result, target[0] + row * target[1], scale[0] + 4 * row, _blocks(sizes[HIDDEN]))
 
 
 @kernel
@@ -135,19 +121,12 @@ def gate_rows(sizes: Longs, buffers: Longs, counter: int) -> None:
     num_rows = sizes[NUM_ROWS]
     blocks = _blocks(sizes[INTERMEDIATE])
     gates, gated, target, scale = buffers[GATE_UP_OUT], buffers[GATED], buffers[GATED_BYTES], buffers[ROW_SCALE]
-    chunk = _chunk(num_rows, sizes[NUM_THREADS])
-    completed = 0
-    first = fetch_add(counter, chunk)
-    while first < num_rows:
-        for row in range(first, min(first + chunk, num_rows)):
-            gate = gates[0] + row * gates[1]
-            result = gated[0] + row * gated[1]
-            gate_row(gate, gate + 4 * LANES * blocks, result, blocks)
-            if sizes[KIND] == INT8:
-                _quantize_row(result, target[0] + row * target[1], scale[0] + 4 * row, blocks)
-        completed += min(chunk, num_rows - first)
-        first = fetch_add(counter, chunk)
-    finish(counter, completed, num_rows)
+    for row in shared(counter, num_rows, _chunk(num_rows, sizes[NUM_THREADS])):
+        gate = gates[0] + row * gates[1]
+        result = gated[0] + row * gated[1]
+        gate_row(gate, gate + 4 * LANES * blocks, result, blocks)
+        if sizes[KIND] == INT8:
+            _quantize_row(result, target[0] + row * target[1], scale[0] + 4 * row, blocks)
 
 
 @kernel
@@ -164,58 +143,50 @@ def multiply(
 ) -> None:
     """target = base + rows of source times a matrix; each buffer by address and bytes per row. maxima: where the
     largest entry of each task's columns goes, or address 0."""
-    num_blocks, block_bytes, steps = matrix[NUM_BLOCKS], matrix[BLOCK_BYTES], matrix[STEPS]
+    num_blocks, block_bytes = matrix[NUM_BLOCKS], matrix[BLOCK_BYTES]
     num_tasks = (num_blocks + MAX_BLOCKS - 1) // MAX_BLOCKS
     num_tiles = (num_rows + MAX_ROWS - 1) // MAX_ROWS
-    chunk = _chunk(num_tasks, sizes[NUM_THREADS])
-    completed = 0
-    first, following = fetch_add(counter, chunk), fetch_add(counter, chunk)
-    while first < num_tasks:
-        end = min(first + chunk, num_tasks)
-        for task in range(first, end):
-            last = min(task * MAX_BLOCKS + MAX_BLOCKS, num_blocks)
-            # Each tile fetches its part of the weights of this thread's next task.
-            next_task = task + 1 if task + 1 < end else following
-            ahead = matrix[WEIGHT] + min(next_task, num_tasks - 1) * MAX_BLOCKS * block_bytes
-            block = task * MAX_BLOCKS
-            while block < last:
-                width = MAX_BLOCKS if last - block == MAX_BLOCKS else 1
-                column = 4 * LANES * block
-                for tile in range(num_tiles):
-                    number = tile * num_rows // num_tiles
-                    arguments = (
-                        source[0] + number * source[1],
-                        source[1],
-                        matrix[WEIGHT] + block * block_bytes,
-                        block_bytes,
-                        4 * LANES,
-                        steps,
-                        matrix[START] + column,
-                        matrix[SCALE] + column,
-                        matrix[BIAS] + column,
-                        buffers[ROW_SCALE, 0] + 4 * number,
-                        base[0] + number * base[1] + column,
-                        base[1],
-                        target[0] + number * target[1] + column,
-                        target[1],
-                        ahead + tile * block_bytes // num_tiles,
-                        4 * LANES // num_tiles,
-                        (tile + 1) * num_rows // num_tiles - number,
-                        width,
-                    )
-                    if sizes[KIND] == INT8:
-                        int8_tile(*arguments)
-                    else:
-                        float32_tile(*arguments)
-                block += width
-            if maxima[0]:
-                block = task * MAX_BLOCKS
-                for number in range(num_rows):
-                    best = largest(target[0] + number * target[1] + 4 * LANES * block, last - block)
-                    store_float(maxima[0] + number * maxima[1] + 4 * task, best)
-        completed += end - first
-        first, following = following, fetch_add(counter, chunk)
-    finish(counter, completed, num_tasks)
+    num_threads = sizes[NUM_THREADS]
+    chunk = _chunk(num_tasks, num_threads)
+    for task in shared(counter, num_tasks, chunk):
+        # While a tile is computed, its part of the weights of this thread's next task comes from memory: the next one
+        # of its chunk, or the first of the chunk behind those that the other threads are at.
+        following = task + 1 if (task + 1) % chunk else task + 1 + chunk * (num_threads - 1)
+        ahead = matrix[WEIGHT] + following * MAX_BLOCKS * block_bytes
+        width = MAX_BLOCKS if (task + 1) * MAX_BLOCKS <= num_blocks else 1
+        for block in range(task * MAX_BLOCKS, min((task + 1) * MAX_BLOCKS, num_blocks), width):
+            column = 4 * LANES * block
+            for tile in range(num_tiles):
+                row = tile * num_rows // num_tiles
+                arguments = (
+                    source[0] + row * source[1],
+                    source[1],
+                    matrix[WEIGHT] + block * block_bytes,
+                    block_bytes,
+                    4 * LANES,
+                    matrix[STEPS],
+                    matrix[START] + column,
+                    matrix[SCALE] + column,
+                    matrix[BIAS] + column,
+                    buffers[ROW_SCALE, 0] + 4 * row,
+                    base[0] + row * base[1] + column,
+                    base[1],
+                    target[0] + row * target[1] + column,
+                    target[1],
+                    ahead + tile * block_bytes // num_tiles,
+                    4 * LANES // num_tiles,
+                    (tile + 1) * num_rows // num_tiles - row,
+                    width,
+                )
+                if sizes[KIND] == INT8:
+                    int8_tile(*arguments)
+                else:
+                    float32_tile(*arguments)
+        if maxima[0]:
+            width = min(MAX_BLOCKS, num_blocks - task * MAX_BLOCKS)
+            for row in range(num_rows):
+                best = largest(target[0] + row * target[1] + 4 * LANES * MAX_BLOCKS * task, width)
+                store_float(maxima[0] + row * maxima[1] + 4 * task, best)
 
 
 @kernel
@@ -235,34 +206,27 @@ def rotate_rows(
     num_rows, dim = sizes[NUM_ROWS], sizes[HEAD_DIM]
     num_heads, num_kv_heads = sizes[NUM_HEADS], sizes[NUM_KV_HEADS]
     half = dim // 2
-    chunk = _chunk(num_rows, sizes[NUM_THREADS])
-    completed = 0
-    first = fetch_add(counter, chunk)
-    while first < num_rows:
-        for row in range(first, min(first + chunk, num_rows)):
-            address = buffers[QKV_OUT, 0] + row * buffers[QKV_OUT, 1]
-            line = carray(float_pointer(address), dim * (num_heads + 2 * num_kv_heads))
-            slot, position, place = rows[row, ROW_SLOT], rows[row, ROW_POSITION], rows[row, ROW_PLACE]
-            cosine, sine = rotation[0, position], rotation[1, position]
-            block, lane = place // LANES, place % LANES
-            for head in range(num_heads + num_kv_heads):
-                start = dim * head
-                weight = norms[Q_NORM] if head < num_heads else norms[K_NORM]
-                if weight:
-                    _norm(address + 4 * start, weight, address + 4 * start, dim, epsilon)
-                for index in range(half):
-                    left, right = line[start + index], line[start + half + index]
-                    line[start + index] = left * cosine[index] - right * sine[index]
-                    line[start + half + index] = right * cosine[index] + left * sine[index]
-                if head >= num_heads:
-                    key = keys[layer, slot, head - num_heads, block]
-                    for index in range(dim):
-                        key[index, lane] = line[start + index]
-            for head in range(num_kv_heads):
-                start = dim * (num_heads + num_kv_heads + head)
-                value = values[layer, slot, head, place]
+    for row in shared(counter, num_rows, _chunk(num_rows, sizes[NUM_THREADS])):
+        address = buffers[QKV_OUT, 0] + row * buffers[QKV_OUT, 1]
+        line = carray(float_pointer(address), dim * (num_heads + 2 * num_kv_heads))
+        slot, position, place = rows[row, ROW_SLOT], rows[row, ROW_POSITION], rows[row, ROW_PLACE]
+        cosine, sine = rotation[0, position], rotation[1, position]
+        block, lane = place // LANES, place % LANES
+        for head in range(num_heads + num_kv_heads):
+            start = dim * head
+            weight = norms[Q_NORM] if head < num_heads else norms[K_NORM]
+            if weight:
+                _norm(address + 4 * start, weight, address + 4 * start, dim, epsilon)
+            for index in range(half):
+                left, right = line[start + index], line[start + half + index]
+                line[start + index] = left * cosine[index] - right * sine[index]
+                line[start + half + index] = right * cosine[index] + left * sine[index]
+            if head >= num_heads:
+                key = keys[layer, slot, head - num_heads, block]
                 for index in range(dim):
-                    value[index] = line[start + index]
-        completed += min(chunk, num_rows - first)
-        first = fetch_add(counter, chunk)
-    finish(counter, completed, num_rows)
+                    key[index, lane] = line[start + index]
+        for head in range(num_kv_heads):
+            start = dim * (num_heads + num_kv_heads + head)
+            value = values[layer, slot, head, place]
+            for index in range(dim):
+                value[index] = line[start + index]
