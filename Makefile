@@ -80,7 +80,7 @@ profiles: setup ## List the profiles
 validate-gpu: setup ## Run everything once on this machine's GPU and write a report: ARGS="--out report"
 	$(LOOKAHEAD) validate-gpu $(ARGS)
 
-versions: setup-dev ## List the TensorRT-LLM version of each container; ARGS=--write updates the docs
+versions: setup-dev ## List the TensorRT-LLM version of each container
 	$(LOOKAHEAD) dev versions $(ARGS)
 
 test: setup-dev test-kernels ## Run all tests, including those against a real server
@@ -102,16 +102,14 @@ check: setup-dev ## Check lint, format, types, schemas and generated tables
 	$(VENV)/bin/mypy
 	@# One at a time: Triton wants every model's code to be named model.py.
 	for model in $$(find triton_repo -name model.py); do $(VENV)/bin/mypy --strict "$$model" || exit 1; done
-	$(LOOKAHEAD) dev schema --check
-	$(LOOKAHEAD) dev architectures --check
-	$(LOOKAHEAD) dev versions --check
+	$(LOOKAHEAD) dev generate --check
 
 format: setup-dev ## Format the code and sort imports
 	$(VENV)/bin/ruff check --select I --fix pipeline research tests triton_repo docs
 	$(VENV)/bin/ruff format pipeline research tests triton_repo docs
 
-schema: setup-dev ## Write the JSON schemas of the configs
-	$(LOOKAHEAD) dev schema $(ARGS)
+schema: setup-dev ## Write the JSON schemas of the configs and the generated pages
+	$(LOOKAHEAD) dev generate
 
 docs: setup-dev ## Build the documentation site into build/site
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'

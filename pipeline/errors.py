@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 
 class UserError(Exception):
     """A mistake that the user can fix. The text says what is wrong, where, what was found and what to do."""
@@ -40,3 +42,12 @@ class RequestError(UserError):
 
 class BusyError(RequestError):
     """The engine's queue is full; the request may be sent again later."""
+
+
+def error_number(error: Exception) -> int | None:
+    """The operating system's number of an error, if it has one. Libraries written in Rust have error classes of their
+    own, with the number in the text."""
+    if isinstance(error, OSError):
+        return error.errno
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    return int(found[1]) if found else None

@@ -1,13 +1,11 @@
-"""Atomic writing of files, files at URLs, the end of a log, the cache folder, and error numbers of the operating
-system."""
+"""Reading and writing of files: whole ones, at paths or URLs, and the end of a log."""
 
 from __future__ import annotations
 
 import errno
 import os
-import re
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -81,19 +79,3 @@ def log_tail(path: Path, num_lines: int = 20) -> str:
         return "\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-num_lines:])
     except FileNotFoundError:
         return ""
-
-
-def cache_folder(environment: Mapping[str, str]) -> str:
-    """Folder for downloads and compiled code, with `~` not expanded: LOOKAHEAD_CACHE, else a folder in XDG_CACHE_HOME,
-    else one in ~/.cache."""
-    cache = environment.get("XDG_CACHE_HOME") or "~/.cache"
-    return environment.get("LOOKAHEAD_CACHE") or os.path.join(cache, "lookahead")
-
-
-def error_number(error: Exception) -> int | None:
-    """The operating system's number of an error, if it has one. Libraries written in Rust have error classes of their
-    own, with the number in the text."""
-    if isinstance(error, OSError):
-        return error.errno
-    found = re.search(r"\(os error (\d+)\)", str(error))
-    return int(found[1]) if found else None

@@ -15,7 +15,7 @@ from pipeline.config.rules import uses_window
 from pipeline.config.schema import Device, ProfileConfig, ResolvedConfig
 from pipeline.engine.backend import Note
 from pipeline.engine.command import MakeCommand, StartCommand
-from pipeline.engine.finding import Finding, Table
+from pipeline.engine.finding import Finding, VersionTable
 from pipeline.engine.fingerprint import Fingerprint
 from pipeline.engine.traits import TargetTraits
 from pipeline.errors import ServerError
@@ -124,7 +124,7 @@ class InProcessBackend(ABC):
     def findings(self) -> Iterable[Finding]:
         return ()
 
-    def version_tables(self) -> Sequence[Table]:
+    def version_tables(self) -> Sequence[VersionTable]:
         return ()
 
     def environment(self) -> Mapping[str, Any]:

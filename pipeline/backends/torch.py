@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pipeline.backends.in_process import InProcessBackend
-from pipeline.checkpoint.checkpoint import Checkpoint
 from pipeline.config.faults import Fault, fault
 from pipeline.config.hardware import Hardware
 from pipeline.config.schema import Device, ProfileConfig, ResolvedConfig
-from pipeline.engine.backend import Backend, Note, Runtime, backend_of
-from pipeline.engine.fingerprint import Fingerprint, device_architecture, library_versions
+from pipeline.engine.backend import Backend, Runtime, backend_of
+from pipeline.engine.fingerprint import device_architecture, library_versions
 from pipeline.engine.torch import build
 from pipeline.engine.traits import TargetTraits
 from pipeline.errors import ServerError
@@ -47,29 +45,16 @@ class TorchBackend(InProcessBackend):
         yield from faults_of_ranks(resolved)
         yield from super().faults(resolved)
 
-    def check(self, resolved: ResolvedConfig) -> None:
-        build.check(resolved)
-
-    def check_config(self, resolved: ResolvedConfig, folder: Path) -> object:
-        return build.check_config(resolved, folder)
-
-    def plan(self, resolved: ResolvedConfig) -> Mapping[str, Any]:
-        return build.plan(resolved)
-
-    def fingerprint(self, resolved: ResolvedConfig, checkpoint_hash: str) -> Fingerprint:
-        return build.fingerprint(resolved, checkpoint_hash)
-
-    def files_digest(self, fingerprint: Fingerprint) -> str:
-        return build.files_digest(fingerprint)
+    check = staticmethod(build.check)
+    check_config = staticmethod(build.check_config)
+    plan = staticmethod(build.plan)
+    fingerprint = staticmethod(build.fingerprint)
+    files_digest = staticmethod(build.files_digest)
+    require_resources = staticmethod(build.require_resources)
+    write_engine = staticmethod(build.write_engine)
 
     def runtime(self, resolved: ResolvedConfig) -> Runtime:
         return Runtime(library_versions("torch", build.LIBRARIES), device_architecture(resolved.device))
-
-    def require_resources(self, resolved: ResolvedConfig, folder: Path) -> None:
-        build.require_resources(resolved, folder)
-
-    def write_engine(self, resolved: ResolvedConfig, checkpoint: Checkpoint, note: Note, folder: Path) -> None:
-        build.write_engine(resolved, checkpoint, note, folder)
 
     def load_engine(self, artifact: Artifact) -> Engine:
         from pipeline.engine.torch.load import load_engine

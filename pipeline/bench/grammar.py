@@ -187,7 +187,6 @@ def summary_table(records: Sequence[GrammarRecord]) -> tuple[tuple[str, ...], li
 
 
 def speed(records: Sequence[GrammarRecord]) -> float:
-    """Tokens per second over all records."""
     return sum(record.tokens for record in records) / max(sum(record.seconds for record in records), 1e-9)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from pipeline.bench.contenders.contender import Contender, MeasuredRequest
 from pipeline.bench.data.workload import Prompt, Tokenizer, Turns, WorkloadRow, prompt_ids_of
@@ -115,49 +115,22 @@ def _measure_row(
         generations: dict[int, MeasuredRequest] = {}
         for index in order:
             generations[index] = contenders[index].generate(make_request(options, prompt_ids), prompt)
-        baseline = generations[0]
-        record_id = turn_id(row, number)
+        baseline_ids = generations[0].output_ids
         records += [
-            record_of(
-                record_id, row.task, contenders[index].name, repeat, prompt_ids, generations[index], baseline.output_ids
+            RequestRecord(
+                id=turn_id(row, number),
+                task=row.task,
+                strategy=contender.name,
+                repeat=repeat,
+                prompt_ids=prompt_ids.tolist(),
+                identical=generations[index].output_ids == baseline_ids,
+                **asdict(generations[index]),
             )
-            for index in range(len(contenders))
+            for index, contender in enumerate(contenders)
         ]
-        messages.append(tokenizer.decode(baseline.output_ids, skip_special_tokens=True))
+        messages.append(tokenizer.decode(baseline_ids, skip_special_tokens=True))
     return records
 
 
 def turn_id(row: WorkloadRow, number: int) -> str:
-    """Record id of a turn; turns count from 0."""
     return row.row_id if number == 0 else f"{row.row_id}#{number + 1}"
-
-
-def record_of(
-    row_id: str,
-    task: str,
-    strategy: str,
-    repeat: int,
-    prompt_ids: IntArray,
-    generation: MeasuredRequest,
-    baseline_ids: Sequence[int],
-) -> RequestRecord:
-    """A record of a request, compared with the baseline's output."""
-    return RequestRecord(
-        id=row_id,
-        task=task,
-        strategy=strategy,
-        repeat=repeat,
-        prompt_ids=prompt_ids.tolist(),
-        output_ids=generation.output_ids,
-        steps=generation.steps,
-        draft_tokens=generation.draft_tokens,
-        accepted_tokens=generation.accepted_tokens,
-        accepted_by_source=generation.accepted_by_source,
-        reliability=generation.reliability,
-        acceptance_lengths=generation.acceptance_lengths,
-        seconds=generation.seconds,
-        ttft_s=generation.ttft_s,
-        draft_seconds=generation.draft_seconds,
-        finish_reason=generation.finish_reason,
-        identical=list(generation.output_ids) == list(baseline_ids),
-    )

@@ -1,15 +1,13 @@
-"""Generates docs/architectures.md from the list that the engine and its tests use."""
+"""Text of docs/architectures.md from the list that the engine and its tests use."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 from pipeline.checkpoint.architectures import ARCHITECTURES, MOVING_ROPE, REFUSED
 
 _HEAD = """# Architectures of the torch engine
 
-Written by `lookahead dev architectures --write` from `pipeline/checkpoint/architectures.py`; `make check` and a test
-fail when it is stale.
+Written by `lookahead dev generate` from `pipeline/checkpoint/architectures.py`; `make check` and a test fail when it is
+stale.
 
 For each row `tests/unit/engine/torch/test_architectures.py` makes a tiny random model and compares prompts in chunks,
 draft trees and the cache after a commit with transformers' own plain passes, path by path; windows are shorter than the
@@ -35,7 +33,6 @@ A class that stands in neither table is refused as not tested.
 
 
 def architecture_page() -> str:
-    """Text of the page."""
     rows = [
         f"| {known.name} | {known.family} | {known.attention} | {'lean' if known.lean else 'transformers'} | "
         f"{'yes' if known.unquantized is None else 'no'} |"
@@ -53,8 +50,3 @@ def architecture_page() -> str:
             reasons.setdefault(known.unquantized, []).append(known.name)
     plain = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
     return "\n".join([_HEAD.strip(), *rows, "", f"No int8: {plain}.", _REFUSED.rstrip(), *refused, ""])
-
-
-def architecture_file(home: Path) -> Path:
-    """Path of the page."""
-    return home / "docs" / "architectures.md"

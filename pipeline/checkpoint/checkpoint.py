@@ -21,5 +21,4 @@ class Checkpoint:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the weights on disk."""
         return sum(path.stat().st_size for path in self.weight_files)

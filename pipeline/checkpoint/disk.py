@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pipeline.errors import UserError
-from pipeline.files import error_number
+from pipeline.errors import UserError, error_number
 
 # Space left free for everything else on the disk.
 _SPARE_BYTES = 256 << 20
@@ -99,7 +98,6 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 
 def is_full(error: Exception) -> bool:
-    """Whether a disk, or the user's quota, was full."""
     return error_number(error) in (errno.ENOSPC, errno.EDQUOT)
 
 

@@ -60,7 +60,6 @@ def check_settings(path: Path, architecture: str) -> int | None:
 
 
 def num_weights(path: Path) -> int:
-    """Number of tensors that are weights of the model."""
     from gguf import GGUFReader
 
     return sum(tensor.name not in _ROPE_FACTORS for tensor in GGUFReader(path).tensors)

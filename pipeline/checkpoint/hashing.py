@@ -19,7 +19,6 @@ _MAX_REMEMBERED = 4096
 
 
 def file_sha256(path: Path) -> str:
-    """Hash of a file's bytes, in hex."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):

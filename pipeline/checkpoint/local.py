@@ -56,7 +56,6 @@ def open_folder(
 
 
 def tokenizer_files(folder: Path) -> tuple[Path, ...]:
-    """Files of a checkpoint that belong to its tokenizer."""
     return tuple(folder / name for name in _TOKENIZER_FILES if (folder / name).is_file())
 
 

@@ -36,7 +36,7 @@ from typer.models import CommandInfo, TyperInfo
 PLUGINS = "lookahead.commands"
 
 GROUPS = (
-    *("models", "doctor", "build", "server", "key", "clients", "batch"),
+    *("models", "doctor", "build", "repo", "server", "key", "clients", "batch"),
     *("bench", "front_door", "verify", "tune", "trie", "validate", "dev"),
 )
 
@@ -51,7 +51,6 @@ PANELS = {
 
 
 def build_app() -> typer.Typer:
-    """Build the application with all groups registered."""
     app = typer.Typer(
         name="lookahead",
         help="Lossless low-latency LLM serving on Triton: checkpoint -> engine -> model repository -> server.",

@@ -151,7 +151,6 @@ def _piped_text() -> str:
 
 
 def _show(query: TextQuery, url: str, protocol: Literal["grpc", "http"], quiet: bool = False) -> Completion:
-    """Send a query and print the text as it arrives."""
     from pipeline.server.client import complete
 
     def show(text: str) -> None:

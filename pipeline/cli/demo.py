@@ -94,7 +94,6 @@ def _both(query: TextQuery, state: ServerState, drafts_first: bool) -> dict[str,
 
 
 def _ask(query: TextQuery, way: _Way, state: ServerState, show: bool = False) -> Completion:
-    """Return one completion over one protocol."""
 
     def write(text: str) -> None:
         if show:

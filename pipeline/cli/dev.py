@@ -1,4 +1,4 @@
-"""The commands below `lookahead dev`: generated files (schema, architectures, versions) and pass times."""
+"""The commands below `lookahead dev`: generated files, lists of what is served, and pass times."""
 
 from __future__ import annotations
 
@@ -12,91 +12,55 @@ from pipeline.errors import ConfigError, UserError
 
 
 def register(app: typer.Typer) -> None:
-    dev = typer.Typer(help="Generated files of the repository, and what passes cost.", no_args_is_help=True)
-    for command in (schema, architectures, versions, pass_times):
+    dev = typer.Typer(help="Generated files, architectures, versions and pass times.", no_args_is_help=True)
+    for command in (generate, architectures, versions, pass_times):
         dev.command()(command)
     app.add_typer(dev, name="dev")
 
 
-def schema(
+def generate(
     check: Annotated[
-        bool, typer.Option("--check", help="Check the files without writing; exit code 2 if they are out of date.")
+        bool, typer.Option("--check", help="Check the files without writing; exit code 2 if one is out of date.")
     ] = False,
 ) -> None:
-    """Write the JSON schemas of models, profiles and resolved configs, with which editors complete and check YAML."""
+    """Write the generated files: JSON schemas, with which editors check YAML, and tables in the documentation."""
+    from pipeline.cli.generated import generated_files, stale_files
     from pipeline.config.places import places
-    from pipeline.config.schema_files import stale_schemas, write_schemas
 
-    folder = places().home / "configs" / "schema"
-    if check:
-        if stale := stale_schemas(folder):
-            raise ConfigError(f"Out of date in {folder}: {', '.join(stale)}. Run `lookahead dev schema`.")
-        output.say("schemas are fresh")
-        return
-    for path in write_schemas(folder):
-        output.say(str(path))
+    files = generated_files(places().home)
+    stale = stale_files(files)
+    if check and stale:
+        raise ConfigError(f"Out of date: {', '.join(map(str, stale))}. Run `lookahead dev generate`.")
+    for path in stale:
+        path.write_text(files[path], encoding="utf-8")
+    output.say("\n".join(map(str, stale)) or "all generated files are fresh")
 
 
-def architectures(
-    write: Annotated[bool, typer.Option("--write", help="Write docs/architectures.md.")] = False,
-    check: Annotated[
-        bool, typer.Option("--check", help="Check the page without writing; exit code 2 if it is out of date.")
-    ] = False,
-    as_json: Json = False,
-) -> None:
+def architectures(as_json: Json = False) -> None:
     """List the model architectures that the torch engine serves, and those that it refuses, with the reason."""
     from dataclasses import asdict
 
-    from pipeline.checkpoint.architecture_page import architecture_file, architecture_page
     from pipeline.checkpoint.architectures import ARCHITECTURES, REFUSED
-    from pipeline.config.places import places
 
-    page = architecture_file(places().home)
-    if check:
-        if not page.is_file() or page.read_text(encoding="utf-8") != architecture_page():
-            raise ConfigError(f"{page} is out of date. Run `lookahead dev architectures --write`.")
-        output.say("the page of architectures is fresh")
-    elif write:
-        page.write_text(architecture_page(), encoding="utf-8")
-        output.say(str(page))
-    elif as_json:
+    if as_json:
         output.print_json({"served": [asdict(known) for known in ARCHITECTURES], "refused": REFUSED})
-    else:
-        rows = [(k.name, k.family, k.attention, "no" if k.unquantized else "yes") for k in ARCHITECTURES]
-        output.table(["architecture", "family", "attention", "int8"], rows)
-        output.table(["refused", "because"], list(REFUSED.items()))
+        return
+    rows = [(k.name, k.family, k.attention, "no" if k.unquantized else "yes") for k in ARCHITECTURES]
+    output.table(["architecture", "family", "attention", "int8"], rows)
+    output.table(["refused", "because"], list(REFUSED.items()))
 
 
-def versions(
-    write: Annotated[bool, typer.Option("--write", help="Write the tables into docs/how-to/tensorrt-llm.md.")] = False,
-    check: Annotated[
-        bool, typer.Option("--check", help="Check the tables without writing; exit code 2 if they are out of date.")
-    ] = False,
-    as_json: Json = False,
-) -> None:
+def versions(as_json: Json = False) -> None:
     """List the TensorRT-LLM version of each Triton container, and the requirements of the backend."""
-    from pipeline.cli.version_page import is_fresh, version_page, write_page
-    from pipeline.config.places import places
     from pipeline.config.registry import backend_names
     from pipeline.engine.backend import backend_of
-    from pipeline.errors import ConfigError
 
     tables = {name: found for name in backend_names() if (found := backend_of(name).version_tables())}
-    if check or write:
-        for name in tables:
-            page = version_page(places().home, name)
-            if check and not is_fresh(page, name):
-                raise ConfigError(
-                    f"The version tables in {page} are out of date. Run `lookahead dev versions --write`."
-                )
-            if write:
-                write_page(page, name)
-            output.say(f"{page}: {'fresh' if check else 'written'}")
-    elif as_json:
+    if as_json:
         output.print_json({name: [table._asdict() for table in found] for name, found in tables.items()})
-    else:
-        for table in [table for found in tables.values() for table in found]:
-            output.table(table.columns, table.rows)
+        return
+    for table in [table for found in tables.values() for table in found]:
+        output.table(table.columns, table.rows)
 
 
 def pass_times(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import errno
 import os
 
-from pipeline.files import error_number
+from pipeline.errors import error_number
 
 _SPACE = "Free some, or point LOOKAHEAD_CACHE, LOOKAHEAD_ENGINES or TMPDIR to a larger disk"
 _ACCESS = "Name folders that you may write to in LOOKAHEAD_CACHE, LOOKAHEAD_ENGINES or TMPDIR, or fix the permissions"

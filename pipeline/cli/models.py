@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
@@ -11,7 +12,12 @@ from pipeline.cli import output
 from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, Json, Model
 
 if TYPE_CHECKING:
+    from pipeline.config.places import Places
+    from pipeline.config.schema import Frozen, ModelConfig, ProfileConfig
     from pipeline.server.memory_fit import MemoryFit
+
+Entry = TypeVar("Entry", bound="Frozen")
+Cells = tuple[object, ...]
 
 
 def register(app: typer.Typer) -> None:
@@ -25,30 +31,18 @@ def models(as_json: Json = False) -> None:
     from pipeline.config.loading import names_in
     from pipeline.config.places import places
     from pipeline.config.resolution import load_model
-    from pipeline.engine.memory import available_bytes
-    from pipeline.server.memory_fit import memory_fit
 
-    where, available = places(), available_bytes()
+    where = places()
+
+    def cells(model: ModelConfig, fit: Cells) -> Cells:
+        source = describe_source(model)
+        built = _built(where.engines / model.name)
+        return (model.name, _count(model.num_parameters), model.max_position_embeddings, *fit, source, built)
+
     found = [load_model(name, where) for name in names_in(where.models)]
-    fits = [memory_fit(model.name, DEFAULT_PROFILE, where, available) for model in found]
-    if as_json:
-        output.print_json(
-            [model.model_dump(mode="json") | fit._asdict() for model, fit in zip(found, fits, strict=True)]
-        )
-        return
-    rows = [
-        (
-            m.name,
-            _count(m.num_parameters),
-            m.max_position_embeddings,
-            *_fit_cells(fit),
-            describe_source(m),
-            _built(where.engines / m.name),
-        )
-        for m, fit in zip(found, fits, strict=True)
-    ]
-    output.table(["model", "parameters", "context", "memory", "fits here", "checkpoint", "built for"], rows)
-    output.note(_explanation(f"profile {DEFAULT_PROFILE}", available))
+    columns = ("model", "parameters", "context", "memory", "fits here", "checkpoint", "built for")
+    pairs = [(model.name, DEFAULT_PROFILE) for model in found]
+    _show(found, pairs, where, columns, cells, f"profile {DEFAULT_PROFILE}", as_json)
 
 
 def profiles(model: Model = DEFAULT_MODEL, as_json: Json = False) -> None:
@@ -56,54 +50,51 @@ def profiles(model: Model = DEFAULT_MODEL, as_json: Json = False) -> None:
     from pipeline.config.loading import names_in
     from pipeline.config.places import places
     from pipeline.config.resolution import load_profile
+
+    where = places()
+
+    def cells(profile: ProfileConfig, fit: Cells) -> Cells:
+        engine, drafting = profile.engine, profile.drafting
+        sizes = engine.max_batch_size, engine.max_seq_len, drafting.strategy, drafting.max_draft_tokens
+        return (profile.name, *sizes, *fit, profile.description)
+
+    found = [load_profile(name, where) for name in names_in(where.profiles)]
+    columns = ("profile", "batch", "context", "strategy", "draft tokens", "memory", "fits here", "")
+    _show(found, [(model, profile.name) for profile in found], where, columns, cells, f"model {model}", as_json)
+
+
+def _show(
+    found: Sequence[Entry],
+    pairs: Sequence[tuple[str, str]],
+    where: Places,
+    columns: Sequence[str],
+    cells: Callable[[Entry, Cells], Cells],
+    of: str,
+    as_json: bool,
+) -> None:
+    """Print configs with the memory that each needs. pairs: model and profile of each. cells: of a row, from a config
+    and the two cells about memory. of: what the estimate holds for."""
+    from pipeline.checkpoint.disk import gigabytes
     from pipeline.engine.memory import available_bytes
     from pipeline.server.memory_fit import memory_fit
 
-    where, available = places(), available_bytes()
-    found = [load_profile(name, where) for name in names_in(where.profiles)]
-    fits = [memory_fit(model, profile.name, where, available) for profile in found]
+    available = available_bytes()
+    rows = [(entry, memory_fit(*pair, where, available)) for entry, pair in zip(found, pairs, strict=True)]
     if as_json:
-        output.print_json(
-            [profile.model_dump(mode="json") | fit._asdict() for profile, fit in zip(found, fits, strict=True)]
-        )
+        output.print_json([entry.model_dump(mode="json") | fit._asdict() for entry, fit in rows])
         return
-    rows = [
-        (
-            p.name,
-            p.engine.max_batch_size,
-            p.engine.max_seq_len,
-            p.drafting.strategy,
-            p.drafting.max_draft_tokens,
-            *_fit_cells(fit),
-            p.description,
-        )
-        for p, fit in zip(found, fits, strict=True)
-    ]
-    output.table(["profile", "batch", "context", "strategy", "draft tokens", "memory", "fits here", ""], rows)
-    output.note(_explanation(f"model {model}", available))
+    output.table(columns, [cells(entry, (gigabytes(fit.needed_bytes), _fits(fit))) for entry, fit in rows])
+    output.note(f"memory: estimate for the torch engine on a CPU, {of}; {gigabytes(available)} are available here")
 
 
-def _fit_cells(fit: MemoryFit) -> tuple[str, str]:
-    from pipeline.checkpoint.disk import gigabytes
-
-    fits = "no" if fit.setting is None else f"with --set {fit.setting}" if fit.setting else "yes"
-    return gigabytes(fit.needed_bytes), fits
-
-
-def _explanation(of: str, available: int) -> str:
-    from pipeline.checkpoint.disk import gigabytes
-
-    return f"memory: estimate for the torch engine on a CPU, {of}; {gigabytes(available)} are available here"
+def _fits(fit: MemoryFit) -> str:
+    return "no" if fit.setting is None else f"with --set {fit.setting}" if fit.setting else "yes"
 
 
 def _count(number: int) -> str:
-    return (
-        f"{number / 1e9:.1f} B"
-        if number >= 1e9
-        else f"{number / 1e6:.0f} M"
-        if number >= 1e6
-        else f"{number / 1e3:.0f} K"
-    )
+    if number >= 1e9:
+        return f"{number / 1e9:.1f} B"
+    return f"{number / 1e6:.0f} M" if number >= 1e6 else f"{number / 1e3:.0f} K"
 
 
 def _built(folder: Path) -> str:

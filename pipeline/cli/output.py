@@ -34,7 +34,6 @@ notes = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def say(text: str) -> None:
-    """Print a line of the result."""
     console.print(text, markup=False)
 
 
@@ -52,7 +51,6 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str |
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON document on stdout."""
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
@@ -64,7 +62,6 @@ class LineProgress(Progress):
         self._printed_at = time.monotonic()
 
     def update(self, *arguments: Any, **fields: Any) -> None:
-        """Print a line if the last one is old enough."""
         super().update(*arguments, **fields)
         now = time.monotonic()
         if now - self._printed_at >= SECONDS_PER_LINE:

@@ -1,65 +1,27 @@
-"""The commands for the server's lifecycle: repo, serve, stop, status, switch."""
+"""The commands for the server's lifecycle: serve, stop, status, switch."""
 
 from __future__ import annotations
 
 import json
 import signal
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from pipeline.cli import output
 from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, DryRun, Json, Model, Profile, Set, Verbose, resolve
-from pipeline.errors import BuildError, ConfigError, ServerError
+from pipeline.errors import BuildError, ServerError
 
 if TYPE_CHECKING:
-    from pipeline.config.schema import ResolvedConfig, ServerConfig
+    from pipeline.config.schema import ServerConfig
     from pipeline.dynamo.fleet import Fleet
     from pipeline.server.state import ServerState
 
 
 def register(app: typer.Typer) -> None:
-    for command in (repo, serve, stop, status, switch):
+    for command in (serve, stop, status, switch):
         app.command()(command)
-
-
-def repo(
-    model: Model = DEFAULT_MODEL,
-    profile: Profile = DEFAULT_PROFILE,
-    overrides: Set = None,
-    out: Annotated[str | None, typer.Option("--out", help="Output folder; default: beside the engine.")] = None,
-    llmapi: Annotated[
-        str | None,
-        typer.Option(
-            "--llmapi",
-            metavar="DRAFTS",
-            help="Write a repository for TensorRT-LLM's LLM API, without an engine. Draft source: auto "
-            "(suffix_automaton where the release has it, else trie), suffix_automaton, trie, ngram or none.",
-        ),
-    ] = None,
-    decoupled: Annotated[
-        bool, typer.Option("--decoupled", help="With --llmapi: a model that streams, and does not take `infer`.")
-    ] = False,
-    as_json: Json = False,
-) -> None:
-    """Write the Triton model repository; build the engine first if needed."""
-    from pipeline.config.places import places
-    from pipeline.server.startup import prepare
-
-    resolved = resolve(model, profile, overrides)
-    if decoupled and llmapi is None:
-        raise ConfigError("--decoupled belongs to --llmapi: the other repositories have models of both kinds.")
-    if llmapi is not None:
-        _write_llmapi(resolved, llmapi, None if out is None else Path(out).resolve(), decoupled, as_json)
-        return
-    with output.working("building the engine and the repository") as note:
-        served = prepare(resolved, places(), None if out is None else Path(out).resolve(), note)
-    if as_json:
-        output.print_json({"folder": str(served.repository.folder), "models": list(served.repository.models)})
-    else:
-        output.say(str(served.repository.folder))
 
 
 def serve(
@@ -105,9 +67,8 @@ def serve(
     check_fleet(resolved, join)
     if open_to_all(resolved.profile.server):
         output.note(
-            f"open to every client that reaches {resolved.profile.server.host}: there are no server.api_keys. "
-            "Make them "
-            "with `lookahead key TENANT`."
+            f"open to every client that reaches {resolved.profile.server.host}: there are no server.api_keys. Make "
+            "them with `lookahead key TENANT`."
         )
     with output.working("preparing the server") as note:
         ensure_compiled(note)
@@ -124,7 +85,6 @@ def serve(
 
 
 def open_to_all(server: ServerConfig) -> bool:
-    """Whether clients on other machines are served without a key."""
     return not server.api_keys and not server.host.startswith("127.")
 
 
@@ -258,21 +218,6 @@ def switch(
     else:
         _announce(state, openai_url(run_dir(where)))
         output.note(f"switched in {seconds:.1f} s")
-
-
-def _write_llmapi(resolved: ResolvedConfig, method: str, out: Path | None, decoupled: bool, as_json: bool) -> None:
-    from pipeline.config.places import places
-    from pipeline.llmapi.repository import MODEL, render_llmapi
-    from pipeline.llmapi.settings import method_named
-
-    where = places()
-    target = out or where.engines / resolved.model.name / f"llmapi-{resolved.profile.name}"
-    folder = render_llmapi(resolved, method_named(method), target, where.home / "triton_repo", decoupled)
-    if as_json:
-        output.print_json({"folder": str(folder), "models": [MODEL]})
-    else:
-        output.say(str(folder))
-        output.note("checked against the documented contract only; not run with TensorRT-LLM")
 
 
 def leave(number: int, frame: object) -> NoReturn:

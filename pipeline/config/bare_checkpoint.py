@@ -24,7 +24,6 @@ _INDEX = "model.safetensors.index.json"
 
 
 def is_repository(name: str) -> bool:
-    """Whether a name has the form owner/name."""
     return _REPOSITORY.fullmatch(name) is not None
 
 

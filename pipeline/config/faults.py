@@ -54,12 +54,10 @@ class Fault:
 
 
 def fault(key: str, reason: str, remedy: str = "", uses: tuple[str, ...] = (), fixes: tuple[str, ...] = ()) -> Fault:
-    """A fault of the setting with a dotted key."""
     return Fault(tuple(key.split(".")), reason, remedy, uses, fixes)
 
 
 def raise_faults(faults: Sequence[Fault]) -> None:
-    """Raise ConfigError with all faults, if there are any."""
     if not faults:
         return
     lines = "\n".join(f"  {each}" for each in faults)

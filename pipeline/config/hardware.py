@@ -17,7 +17,6 @@ class Hardware:
 
 
 def detect_hardware() -> Hardware:
-    """Ask the CUDA driver, then torch."""
     has_tensorrt_llm = importlib.util.find_spec("tensorrt_llm") is not None
     if not _has_cuda_driver():
         return Hardware(None, 0, has_tensorrt_llm)

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.cache_folder import cache_folder
 from pipeline.errors import ConfigError
-from pipeline.files import cache_folder
 
 # The folder on the import path that contains this package.
 CODE = Path(__file__).resolve().parents[2]
@@ -34,7 +34,6 @@ class Places:
 
     @property
     def profiles(self) -> tuple[Path, ...]:
-        """Folders of profile configs, the first match wins."""
         return self._configs("profiles")
 
     def _configs(self, kind: str) -> tuple[Path, ...]:

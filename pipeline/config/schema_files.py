@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 from pipeline.config.schema import Frozen, ModelConfig, ProfileConfig, ResolvedConfig
@@ -15,25 +14,9 @@ _SCHEMAS: dict[str, type[Frozen]] = {
 }
 
 
-def write_schemas(folder: Path) -> list[Path]:
-    """Write all schemas and return their paths."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in _SCHEMAS:
-        (folder / name).write_text(_text(name), encoding="utf-8")
-    return [folder / name for name in _SCHEMAS]
-
-
-def stale_schemas(folder: Path) -> list[str]:
-    """Names of the schemas that are missing or out of date."""
-    return [
-        name
-        for name in _SCHEMAS
-        if not (folder / name).is_file() or (folder / name).read_text(encoding="utf-8") != _text(name)
-    ]
-
-
-def _text(name: str) -> str:
-    return json.dumps(_schema_of(_SCHEMAS[name]), indent=2, ensure_ascii=False) + "\n"
+def schema_texts() -> dict[str, str]:
+    """Content of each schema file by its name."""
+    return {name: json.dumps(_schema_of(kind), indent=2, ensure_ascii=False) + "\n" for name, kind in _SCHEMAS.items()}
 
 
 def _schema_of(kind: type[Frozen]) -> dict[str, Any]:

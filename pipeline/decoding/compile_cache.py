@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
-from pipeline.files import cache_folder
+from pipeline.cache_folder import cache_folder
 
 PACKAGE = Path(__file__).parents[1]
 # Environment variable of the first folder to read, and to write if possible.

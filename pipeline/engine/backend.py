@@ -17,7 +17,7 @@ from pipeline.config.places import Places
 from pipeline.config.registry import load_backend
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.command import MakeCommand, StartCommand
-from pipeline.engine.finding import Finding, Table
+from pipeline.engine.finding import Finding, VersionTable
 from pipeline.engine.fingerprint import Fingerprint
 from pipeline.engine.traits import TargetTraits
 
@@ -121,8 +121,8 @@ class Backend(BackendSettings, Protocol):
     def findings(self) -> Iterable[Finding]:
         """Findings about this machine for `lookahead doctor`."""
 
-    def version_tables(self) -> Sequence[Table]:
-        """Which versions go together, for `lookahead versions` and docs/how-to/<name>.md."""
+    def version_tables(self) -> Sequence[VersionTable]:
+        """Which versions go together, for `lookahead dev versions` and docs/how-to/<name>.md."""
 
     def environment(self) -> Mapping[str, Any]:
         """Versions and devices for a report, as JSON values."""

@@ -18,7 +18,7 @@ class Finding(NamedTuple):
     remedy: str = ""
 
 
-class Table(NamedTuple):
+class VersionTable(NamedTuple):
     """rows: one text per column."""
 
     title: str

@@ -101,7 +101,6 @@ def _metrics(metrics: Any) -> Mapping[str, Array]:
 
 
 def _nanoseconds(duration: Any) -> int:
-    """Nanoseconds of a timedelta."""
     return round(float(duration.total_seconds()) * 1e9)
 
 

@@ -102,7 +102,6 @@ def ngram_config(settings: DraftSettings) -> dict[str, Any]:
 
 
 def suffix_automaton_arguments(settings: DraftSettings) -> dict[str, Any]:
-    """Arguments of SADecodingConfig."""
     return {
         "max_draft_len": settings.max_draft_len,
         "max_matching_ngram_size": LONGEST_MATCH,

@@ -67,7 +67,6 @@ def python_target(
 
 
 def preprocessing(resolved: ResolvedConfig, artifact: Artifact) -> pb.ModelConfig:
-    """Text to token ids."""
     contract = model_contract("preprocessing", engine_dtypes(resolved))
     config = _config("preprocessing", resolved, contract.inputs, contract.outputs)
     set_batching(config, resolved)
@@ -78,7 +77,6 @@ def preprocessing(resolved: ResolvedConfig, artifact: Artifact) -> pb.ModelConfi
 
 
 def postprocessing(resolved: ResolvedConfig, artifact: Artifact) -> pb.ModelConfig:
-    """Token ids to text."""
     contract = model_contract("postprocessing", engine_dtypes(resolved))
     config = _config("postprocessing", resolved, contract.inputs, contract.outputs)
     config.dynamic_batching.SetInParent()
@@ -160,7 +158,6 @@ def parse(text: str, where: str) -> pb.ModelConfig:
 
 
 def read(path: Path) -> pb.ModelConfig:
-    """Read the config.pbtxt at path."""
     try:
         return parse(path.read_text(encoding="utf-8"), str(path))
     except OSError as error:

@@ -38,7 +38,6 @@ class ModelRepository:
 
 
 def repository_dir(artifact: Artifact) -> Path:
-    """Default folder for the repository of an artefact."""
     return artifact.folder / REPOSITORY
 
 
@@ -55,7 +54,6 @@ def render(resolved: ResolvedConfig, artifact: Artifact, out_dir: Path, source: 
 
 
 def model_configs(resolved: ResolvedConfig, artifact: Artifact) -> list[pb.ModelConfig]:
-    """The configs of all models of a repository."""
     backend = backend_of(resolved.backend)
     targets = backend.target_configs(resolved, artifact)
     front = model_config.lookahead_bls(resolved, artifact, vocab_size(backend.vocab_dir(artifact)))

@@ -60,7 +60,6 @@ def find_installation(environment: Mapping[str, str] = os.environ, container: Pa
 
 
 def backends_dir(executable: Path) -> Path:
-    """Folder of a tritonserver's backends."""
     return executable.resolve().parents[1] / "backends"
 
 

@@ -23,13 +23,11 @@ def write_end(path: Path, stopped: bool, reason: str) -> None:
 
 
 def write_restart(path: Path, number: int, reason: str) -> None:
-    """Append a line about a restart."""
     with path.open("a", encoding="utf-8") as file:
         file.write(f"\nlookahead: restart {number} ({reason})\n")
 
 
 def was_stopped(path: Path) -> bool:
-    """Whether the run of a log ended on request."""
     if not path.is_file():
         return False
     with path.open("rb") as file:

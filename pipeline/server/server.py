@@ -91,7 +91,6 @@ class RunningServer:
         return self._guard.wait()
 
     def poll(self) -> int | None:
-        """Exit code if the server or its gateway has ended, else None."""
         code = self._guard.poll()
         return self.gateway.poll() if code is None and self.gateway is not None else code
 

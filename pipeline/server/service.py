@@ -86,7 +86,6 @@ class RunningService:
         (self.folder / READY_FILE).touch()
 
     def poll(self) -> int | None:
-        """Exit code if the service has ended, else None."""
         return self._guard.poll()
 
     def stop(self) -> None:

@@ -20,10 +20,8 @@ def serving_dir(base: Path) -> Path:
 
 
 def free_dir(base: Path) -> Path:
-    """The other run folder."""
     return base if serving_dir(base) != base else base / _SECOND
 
 
 def set_serving(base: Path, folder: Path) -> None:
-    """Name the run folder that serves from now on."""
     write_whole(base / _SERVING, ("" if folder == base else _SECOND) + "\n")

@@ -71,7 +71,6 @@ def reachable(host: str) -> str:
 
 
 def service_state_path(run_dir: Path, name: str) -> Path:
-    """State file of a service beside the server."""
     return run_dir / SERVICES / name / SERVICE_STATE
 
 
@@ -110,7 +109,6 @@ def find_server(run_dir: Path) -> ServerState | None:
 
 
 def is_ready(state: ServerState) -> bool:
-    """Whether all models are ready."""
     try:  # on this machine, so without the environment's proxy
         return httpx.get(f"{state.http_url}{READY}", timeout=2.0, trust_env=False).status_code == 200
     except httpx.HTTPError:

@@ -36,10 +36,11 @@ from pipeline.triton_models.learned import LearnedState
 from pipeline.triton_models.metrics import RequestMetrics, TrieMetrics
 from pipeline.triton_models.piece import Piece, output_of
 from pipeline.triton_models.routing import offered, route_of
+from pipeline.triton_models.sequences import TextAnswer
 from pipeline.triton_models.side_channel import in_fixed_chunks, require_no_figures, without_figures
 from pipeline.triton_models.steps import tree_budget
 from pipeline.triton_models.target import Target
-from pipeline.triton_models.tensors import Array, Tensors
+from pipeline.triton_models.tensors import Array, Tensors, float_tensor, int_tensor
 from pipeline.triton_models.text_codec import TextCodec, load_codec
 from pipeline.triton_models.text_request import TextRequest, text_request
 
@@ -47,14 +48,6 @@ from pipeline.triton_models.text_request import TextRequest, text_request
 _SHORT_TEXT = 4096
 _WORD_BYTES = 32
 OnEnd = Callable[[RequestMetrics, TrieMetrics], None]
-
-
-@dataclass(frozen=True, slots=True)
-class TextAnswer:
-    """One response. tensors: outputs. last: nothing follows."""
-
-    tensors: dict[str, Array]
-    last: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,14 +209,14 @@ def _last_tensors(generation: Generation, started: float, is_safe: bool) -> dict
     tensors = {"finish_reason": _string(generation.finish_reason.value)}
     drafted, accepted = statistics.num_draft_tokens, statistics.num_accepted_tokens
     if request.return_perf_metrics:
-        tensors["acceptance_rate"] = np.asarray([[accepted / drafted if drafted else 0.0]], np.float32)
-        tensors["total_accepted_draft_tokens"] = _int(accepted)
-        tensors["total_draft_tokens"] = _int(drafted)
+        tensors["acceptance_rate"] = float_tensor(accepted / drafted if drafted else 0.0)
+        tensors["total_accepted_draft_tokens"] = int_tensor(accepted)
+        tensors["total_draft_tokens"] = int_tensor(drafted)
     if request.return_num_input_tokens:
         num_input = len(request.generation.prompt_ids) - request.generation.num_resumed_tokens
-        tensors["num_input_tokens"] = _int(num_input)
+        tensors["num_input_tokens"] = int_tensor(num_input)
     if request.return_num_output_tokens:
-        tensors["num_output_tokens"] = _int(generation.num_output_tokens)
+        tensors["num_output_tokens"] = int_tensor(generation.num_output_tokens)
     if request.return_statistics:
         figures = _statistics(generation, started)
         tensors["statistics"] = _string(json.dumps(without_figures(figures) if is_safe else figures))
@@ -282,13 +275,9 @@ def _request_metrics(generation: Generation, outcome: str, started: float) -> Re
 
 def _index() -> dict[str, Array]:
     """One beam of one request."""
-    return {"batch_index": _int(0), "sequence_index": _int(0)}
+    return {"batch_index": int_tensor(0), "sequence_index": int_tensor(0)}
 
 
 def _string(value: str) -> Array:
     """[1] text, as TensorRT-LLM's models send it. Triton takes text as bytes objects only."""
     return np.asarray([value.encode()], np.object_)
-
-
-def _int(value: int) -> Array:
-    return np.asarray([[value]], np.int32)

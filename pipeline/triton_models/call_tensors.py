@@ -12,7 +12,7 @@ from pipeline.engine.traits import TargetTraits
 from pipeline.triton_models.guide_tensors import guide_tensors, wanted_tensors
 from pipeline.triton_models.spans import TRACEPARENT
 from pipeline.triton_models.steps import Step
-from pipeline.triton_models.tensors import Array, pack_word_list
+from pipeline.triton_models.tensors import Array, float_tensor, int_tensor, pack_word_list, text_tensor
 from pipeline.triton_models.text_codec import TextCodec
 from pipeline.triton_models.text_request import TextRequest
 
@@ -38,23 +38,23 @@ def call_tensors(
     num_missing = max(0, wanted.min_new_tokens - len(session.output_ids))
     tensors: dict[str, Array] = {
         "input_ids": context[None].astype(np.int32),
-        "input_lengths": _int(len(context)),
-        "request_output_len": _int(step.num_tokens),
-        "min_tokens": _int(min(num_missing, step.num_tokens)),
+        "input_lengths": int_tensor(len(context)),
+        "request_output_len": int_tensor(step.num_tokens),
+        "min_tokens": int_tensor(min(num_missing, step.num_tokens)),
         "exclude_input_in_output": np.asarray([[True]]),
         "return_perf_metrics": np.asarray([[True]]),
-        "temperature": _float(1.0 if params.greedy else params.temperature),
-        "runtime_top_k": _int(1 if params.greedy else params.top_k),
-        "repetition_penalty": _float(params.repetition_penalty),
-        "presence_penalty": _float(params.presence_penalty),
-        "frequency_penalty": _float(params.frequency_penalty),
+        "temperature": float_tensor(1.0 if params.greedy else params.temperature),
+        "runtime_top_k": int_tensor(1 if params.greedy else params.top_k),
+        "repetition_penalty": float_tensor(params.repetition_penalty),
+        "presence_penalty": float_tensor(params.presence_penalty),
+        "frequency_penalty": float_tensor(params.frequency_penalty),
         "seed": np.asarray([[_seed(params.seed, call_number, traits.keyed_noise)]], np.uint64),
     }
     if not params.greedy:
-        tensors["runtime_top_p"] = _float(params.top_p)
+        tensors["runtime_top_p"] = float_tensor(params.top_p)
     bad_words = params.bad_words
     if wanted.end_ids:
-        tensors["end_id"] = _int(first_end_id(wanted.end_ids, codec))
+        tensors["end_id"] = int_tensor(first_end_id(wanted.end_ids, codec))
     if late := late_ids(wanted, len(session.output_ids), codec):
         if traits.extended:
             tensors["late_ids"] = np.asarray([late], np.int32)
@@ -72,14 +72,14 @@ def call_tensors(
         tensors["draft_input_ids"] = step.tree.token_ids[None]
     if lookahead is not None:
         names = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size")
-        tensors |= {name: _int(value) for name, value in zip(names, lookahead.sizes, strict=True)}
+        tensors |= {name: int_tensor(value) for name, value in zip(names, lookahead.sizes, strict=True)}
     if wanted.guide is not None:
         tensors |= guide_tensors(wanted.guide)
     if traits.extended:
         tensors |= _extended_tensors(request, step.tree, strategy)
         tensors |= wanted_tensors(request.wanted, of_prompt=call_number == 0)
         if wanted.guide is not None:
-            tensors["num_resumed_tokens"] = _int(len(session.output_ids))
+            tensors["num_resumed_tokens"] = int_tensor(len(session.output_ids))
             if len(wanted.end_ids) > 1:
                 tensors["end_ids"] = np.asarray([sorted(wanted.end_ids)], np.int32)
         tensors["to_be_continued"] = np.asarray([[step.num_tokens < session.num_remaining_tokens]])
@@ -114,18 +114,18 @@ def _end_tokens(request: GenerationRequest, codec: TextCodec) -> list[tuple[int,
 def _extended_tensors(request: TextRequest, tree: DraftTree, strategy: str) -> dict[str, Array]:
     # If the trie has no drafts under "trie", the engine decodes plainly, except for tokens forced by a grammar.
     strategy = "none" if strategy == "trie" and not len(tree) and request.generation.guide is None else strategy
-    tensors: dict[str, Array] = {"draft_strategy": np.asarray([[strategy.encode()]], np.object_)}
+    tensors: dict[str, Array] = {"draft_strategy": text_tensor(strategy)}
     params = request.generation.sampling
     if params.min_p and not params.greedy:
-        tensors["runtime_min_p"] = _float(params.min_p)
+        tensors["runtime_min_p"] = float_tensor(params.min_p)
     if params.prompt_ignore_length:
-        tensors["prompt_ignore_length"] = _int(params.prompt_ignore_length)
+        tensors["prompt_ignore_length"] = int_tensor(params.prompt_ignore_length)
     if request.generation.namespace:
-        tensors["draft_namespace"] = np.asarray([[request.generation.namespace.encode()]], np.object_)
+        tensors["draft_namespace"] = text_tensor(request.generation.namespace)
     if request.traceparent is not None:
         tensors[TRACEPARENT] = np.asarray([[request.traceparent.encode()]], np.object_)
     if request.max_draft_tokens is not None:
-        tensors["max_draft_tokens"] = _int(request.max_draft_tokens)
+        tensors["max_draft_tokens"] = int_tensor(request.max_draft_tokens)
     if len(tree):
         tensors["draft_parents"] = tree.parents[None]
         if tree.probabilities is not None:
@@ -136,11 +136,3 @@ def _extended_tensors(request: TextRequest, tree: DraftTree, strategy: str) -> d
 def _seed(seed: int, call_number: int, keyed_noise: bool) -> int:
     """The request's, or one per call where the target draws the same noise anew in each."""
     return seed if keyed_noise else (seed + call_number * _SEED_STEP) % (1 << 64)
-
-
-def _int(value: int) -> Array:
-    return np.asarray([[value]], np.int32)
-
-
-def _float(value: float) -> Array:
-    return np.asarray([[value]], np.float32)

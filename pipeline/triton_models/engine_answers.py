@@ -14,7 +14,7 @@ import numpy as np
 from pipeline.engine.submission import StepEvent, Submission
 from pipeline.triton_models.guide_tensors import LogitOutputs
 from pipeline.triton_models.request_spans import PassSpans
-from pipeline.triton_models.tensors import Array
+from pipeline.triton_models.tensors import Array, float_tensor, int_tensor, text_tensor
 
 STEP = "step"
 # The torch engine keeps whole sequences; in its figures they are counted in blocks of TensorRT-LLM's default size.
@@ -65,7 +65,7 @@ class EngineCall:
             output = prompt + self.emitted
         tensors: dict[str, Array] = {
             "output_ids": np.asarray([[output]], np.int32).reshape(1, 1, -1),
-            "sequence_length": _int(len(output)),
+            "sequence_length": int_tensor(len(output)),
             **self._logits.tensors(len(new) if self.streaming else len(self.emitted)),
         }
         return tensors | self._asked_tensors(event, len(output)) | self._own_tensors(event)
@@ -75,21 +75,21 @@ class EngineCall:
         in it, which is TensorRT-LLM's length of the output."""
         tensors: dict[str, Array] = {}
         if self.return_num_input_tokens:
-            tensors["num_input_tokens"] = _int(len(self.submission.request.prompt_ids))
+            tensors["num_input_tokens"] = int_tensor(len(self.submission.request.prompt_ids))
         if self.return_num_output_tokens:
-            tensors["num_output_tokens"] = _int(num_tokens if self.strict else len(self.emitted))
+            tensors["num_output_tokens"] = int_tensor(num_tokens if self.strict else len(self.emitted))
         return tensors | self._perf_metrics(event) if self.return_perf_metrics else tensors
 
     def _own_tensors(self, event: StepEvent) -> dict[str, Array]:
         """TensorRT-LLM numbers rows only if there are several, and does not return why an output ends."""
         if self.strict:
-            return {"batch_index": _int(self.row)} if self.num_rows > 1 else {}
-        tensors = {"batch_index": _int(self.row), "sequence_index": _int(self.sequence)}
+            return {"batch_index": int_tensor(self.row)} if self.num_rows > 1 else {}
+        tensors = {"batch_index": int_tensor(self.row), "sequence_index": int_tensor(self.sequence)}
         if event.done:
             reason = STEP if event.finish_reason is None else event.finish_reason.value
-            tensors["finish_reason"] = np.asarray([[reason.encode()]], np.object_)
+            tensors["finish_reason"] = text_tensor(reason)
             if self.return_perf_metrics:
-                tensors["num_steps"] = _int(event.statistics.num_steps)
+                tensors["num_steps"] = int_tensor(event.statistics.num_steps)
         return tensors
 
     def _perf_metrics(self, event: StepEvent) -> dict[str, Array]:
@@ -100,21 +100,17 @@ class EngineCall:
         num_reused = statistics.num_reused_tokens // TOKENS_PER_BLOCK
         waited_until = self._first_token_ns - int(statistics.time_to_first_token_s * 1e9)
         return {
-            "kv_cache_alloc_new_blocks": _int(num_blocks - num_reused),
-            "kv_cache_reused_blocks": _int(num_reused),
-            "kv_cache_alloc_total_blocks": _int(num_blocks),
+            "kv_cache_alloc_new_blocks": int_tensor(num_blocks - num_reused),
+            "kv_cache_reused_blocks": int_tensor(num_reused),
+            "kv_cache_alloc_total_blocks": int_tensor(num_blocks),
             "arrival_time_ns": _time(self._arrival_ns),
             "first_scheduled_time_ns": _time(max(waited_until, self._arrival_ns)),
             "first_token_time_ns": _time(self._first_token_ns),
             "last_token_time_ns": _time(self._last_token_ns),
-            "acceptance_rate": np.asarray([[accepted / drafted if drafted else 0.0]], np.float32),
-            "total_accepted_draft_tokens": _int(accepted),
-            "total_draft_tokens": _int(drafted),
+            "acceptance_rate": float_tensor(accepted / drafted if drafted else 0.0),
+            "total_accepted_draft_tokens": int_tensor(accepted),
+            "total_draft_tokens": int_tensor(drafted),
         }
-
-
-def _int(value: int) -> Array:
-    return np.asarray([[value]], np.int32)
 
 
 def _time(value: int) -> Array:

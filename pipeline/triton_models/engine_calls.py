@@ -7,7 +7,8 @@ ignored.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 from pydantic import ValidationError
@@ -115,36 +116,28 @@ def rows_of(tensors: Tensors) -> list[Tensors]:
     return [{name: value[row : row + 1] for name, value in tensors.items()} for row in range(num_rows)]
 
 
-def sampling_params(
-    *,
-    temperature: float | None,
-    top_k: int | None,
-    top_p: float | None,
-    min_p: float | None = None,
-    repetition_penalty: float | None = None,
-    presence_penalty: float | None = None,
-    frequency_penalty: float | None = None,
-    prompt_ignore_length: int | None = None,
-    seed: int | None = None,
-    bad_words: Sequence[tuple[int, ...]] = (),
-    embedding_bias: FloatArray | None = None,
+def sampling_of(
+    tensors: Tensors, prefix: str = "", *, bad_words: Sequence[tuple[int, ...]], embedding_bias: FloatArray | None
 ) -> SamplingParams:
-    """TensorRT-LLM's reading of the sampling tensors, None standing for "not sent".
+    """TensorRT-LLM's reading of the sampling tensors of one row. prefix: of the names of top_k, top_p and min_p.
 
     Greedy: top_k 1, temperature 0, neither top_k nor top_p nor temperature sent, or top_k 0 together with top_p 0.
-    Else temperature is 1 unless sent, and a top_k or top_p of 0 is off."""
-    if top_k is not None and top_k < 0:
-        raise RequestError(f"top_k is {top_k}; it must be >= 0")
-    if top_p is not None and not 0 <= top_p <= 1:
-        raise RequestError(f"top_p is {top_p:g}; it must be in 0 .. 1")
-    if min_p is not None and not 0 <= min_p <= 1:
-        raise RequestError(f"min_p is {min_p:g}; it must be in 0 .. 1")
-    if temperature is not None and temperature < 0:
-        raise RequestError(f"temperature is {temperature:g}; it must be >= 0")
-    if prompt_ignore_length is not None and prompt_ignore_length < 0:
-        raise RequestError(f"prompt_ignore_length is {prompt_ignore_length}; it must be >= 0")
-    if seed is not None and seed < 0:
-        raise RequestError(f"seed is {seed}; it must be >= 0")
+    Else temperature is 1 unless sent, and a top_k or top_p of 0 is off. Raises RequestError for a value out of its
+    range."""
+    temperature, top_k = number(tensors, "temperature"), integer(tensors, f"{prefix}top_k")
+    top_p, min_p = number(tensors, f"{prefix}top_p"), number(tensors, f"{prefix}min_p")
+    repetition_penalty = number(tensors, "repetition_penalty")
+    prompt_ignore_length, seed = integer(tensors, "prompt_ignore_length"), integer(tensors, "seed")
+    for name, value, most in (
+        ("top_k", top_k, None),
+        ("top_p", top_p, 1),
+        ("min_p", min_p, 1),
+        ("temperature", temperature, None),
+        ("prompt_ignore_length", prompt_ignore_length, None),
+        ("seed", seed, None),
+    ):
+        if value is not None and (value < 0 or (most is not None and value > most)):
+            raise RequestError(f"{name} is {value:g}; it must be {'>= 0' if most is None else f'in 0 .. {most}'}")
     greedy = (
         top_k == 1
         or temperature == 0
@@ -157,31 +150,12 @@ def sampling_params(
         top_p=1.0 if greedy else top_p or 1.0,
         min_p=0.0 if greedy else min_p or 0.0,
         repetition_penalty=1.0 if repetition_penalty is None else repetition_penalty,
-        presence_penalty=presence_penalty or 0.0,
-        frequency_penalty=frequency_penalty or 0.0,
+        presence_penalty=number(tensors, "presence_penalty") or 0.0,
+        frequency_penalty=number(tensors, "frequency_penalty") or 0.0,
         prompt_ignore_length=prompt_ignore_length or 0,
         bad_words=tuple(bad_words),
         embedding_bias=embedding_bias,
         seed=seed or 0,
-    )
-
-
-def sampling_of(
-    tensors: Tensors, prefix: str = "", *, bad_words: Sequence[tuple[int, ...]], embedding_bias: FloatArray | None
-) -> SamplingParams:
-    """Read the sampling tensors of one row. prefix: of the names of top_k, top_p and min_p."""
-    return sampling_params(
-        temperature=number(tensors, "temperature"),
-        top_k=integer(tensors, f"{prefix}top_k"),
-        top_p=number(tensors, f"{prefix}top_p"),
-        min_p=number(tensors, f"{prefix}min_p"),
-        repetition_penalty=number(tensors, "repetition_penalty"),
-        presence_penalty=number(tensors, "presence_penalty"),
-        frequency_penalty=number(tensors, "frequency_penalty"),
-        prompt_ignore_length=integer(tensors, "prompt_ignore_length"),
-        seed=integer(tensors, "seed"),
-        bad_words=bad_words,
-        embedding_bias=embedding_bias,
     )
 
 
@@ -269,12 +243,18 @@ def _are_probabilities(values: FloatArray, count: int) -> bool:
     return len(values) == count and bool(((values >= 0) & (values <= 1)).all())
 
 
-def refuse_unsupported(tensors: Tensors) -> None:
-    """Raise RequestError if the tensors request something that the torch engine does not support."""
-    for name in _UNSUPPORTED:
-        if name in tensors and tensors[name].size and np.any(tensors[name]):
-            raise RequestError(f"{name} is not supported by the torch engine; leave it out")
-    for name, value in _FIXED.items():
+def refuse_unsupported(
+    tensors: Tensors,
+    names: Sequence[str] = _UNSUPPORTED,
+    fixed: Mapping[str, int] = MappingProxyType(_FIXED),
+    by: str = "the torch engine",
+) -> None:
+    """Raise RequestError for a tensor that would change the answer and that is not supported. names: those of which
+    only zeros and nothing may be sent. fixed: the one value of others."""
+    for name in names:
+        if name in tensors and tensors[name].size and any(tensors[name].reshape(-1).tolist()):
+            raise RequestError(f"{name} is not supported by {by}; leave it out")
+    for name, value in fixed.items():
         sent = number(tensors, name)
         if sent is not None and sent != value:
-            raise RequestError(f"{name} is {sent:g}; the torch engine supports {value:g} only")
+            raise RequestError(f"{name} is {sent:g}; {by} supports {value:g} only")

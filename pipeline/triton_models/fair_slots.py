@@ -36,7 +36,6 @@ class FairSlots:
 
     @property
     def is_contended(self) -> bool:
-        """Whether a request waits."""
         return bool(self._waiting)
 
     @asynccontextmanager

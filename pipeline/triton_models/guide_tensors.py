@@ -11,7 +11,7 @@ from pipeline.decoding.grammar.guide import Guide, check_guide
 from pipeline.decoding.log_probs import LogitsWanted, TokenLogProbs, check_wanted, prompt_log_probs
 from pipeline.decoding.tree import FloatArray, IntArray
 from pipeline.errors import RequestError
-from pipeline.triton_models.tensors import Array, Tensors, flag, integer, text
+from pipeline.triton_models.tensors import Array, Tensors, flag, float_tensor, int_tensor, integer, text, text_tensor
 
 GUIDE_TYPE, GUIDE = "guided_decoding_guide_type", "guided_decoding_guide"
 # Outputs that come once, with the first tokens.
@@ -32,8 +32,8 @@ def guide_of(tensors: Tensors) -> Guide | None:
 
 def guide_tensors(guide: Guide) -> dict[str, Array]:
     """The tensors that `guide_of` reads."""
-    tensors = {GUIDE_TYPE: np.asarray([[guide.kind.encode()]], np.object_)}
-    return tensors | {GUIDE: np.asarray([[guide.text.encode()]], np.object_)} if guide.text else tensors
+    tensors = {GUIDE_TYPE: text_tensor(guide.kind)}
+    return tensors | {GUIDE: text_tensor(guide.text)} if guide.text else tensors
 
 
 def wanted_of(tensors: Tensors) -> LogitsWanted:
@@ -58,7 +58,7 @@ def wanted_tensors(wanted: LogitsWanted, of_prompt: bool) -> dict[str, Array]:
         "return_context_logits": wanted.context_logits and of_prompt,
     }
     tensors: dict[str, Array] = {name: np.asarray([[True]]) for name, value in flags.items() if value}
-    return tensors | {"num_top_logprobs": np.asarray([[wanted.num_top]], np.int32)} if wanted.num_top else tensors
+    return tensors | {"num_top_logprobs": int_tensor(wanted.num_top)} if wanted.num_top else tensors
 
 
 def wanted_outputs(wanted: LogitsWanted, of_prompt: bool) -> tuple[str, ...]:
@@ -90,7 +90,6 @@ class LogitOutputs:
     _total: float = 0.0
 
     def take(self, log_probs: TokenLogProbs | None, prompt_rows: list[FloatArray] | None) -> None:
-        """Add what a step brought."""
         if log_probs is not None:
             self._pending.extend(log_probs)
         if prompt_rows is not None:
@@ -105,7 +104,7 @@ class LogitOutputs:
         if self.wanted.log_probs:
             self._total += sum(pending.values)
             tensors["output_log_probs"] = np.asarray([[pending.values]], np.float32).reshape(1, 1, -1)
-            tensors["cum_log_probs"] = np.asarray([[self._total]], np.float32)
+            tensors["cum_log_probs"] = float_tensor(self._total)
             tensors |= _top("", pending, self.wanted.num_top)
         if self.wanted.generation_logits:
             tensors["generation_logits"] = _stacked(pending.rows)[None, None]

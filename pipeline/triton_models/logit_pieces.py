@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pipeline.triton_models.guide_tensors import PROMPT_OUTPUTS
-from pipeline.triton_models.tensors import Array, Tensors
+from pipeline.triton_models.tensors import Array, Tensors, float_tensor
 
 # Outputs with a row per token, and the axis of the tokens.
 _AXES = {"output_log_probs": 2, "generation_logits": 2, "top_logprob_ids": 1, "top_logprobs": 1}
@@ -40,7 +40,7 @@ class LogitPieces:
                 self._kept[name] = value.take(range(num_tokens, value.shape[axis]), axis=axis)
         if "output_log_probs" in taken:
             self.total += float(taken["output_log_probs"].sum())
-            taken["cum_log_probs"] = np.asarray([[self.total]], np.float32)
+            taken["cum_log_probs"] = float_tensor(self.total)
         return taken
 
 

@@ -37,7 +37,6 @@ class ModelCaller:
         return outputs_of_call(responses)
 
     async def stop(self, outputs: Sequence[str], request_id: str) -> None:
-        """End the request with this id."""
         await self._responses(self._stop, outputs, request_id)
 
     async def _responses(self, tensors: Mapping[str, Array], outputs: Sequence[str], request_id: str) -> list[Any]:

@@ -26,7 +26,6 @@ class Piece(NamedTuple):
 
 
 def output_of(pieces: Sequence[Piece], tokens_only: bool) -> dict[str, Array]:
-    """The output tensors of some pieces together."""
     output = joined([piece.logits for piece in pieces])
     if tokens_only:
         output["output_ids"] = np.asarray([[token for piece in pieces for token in piece.token_ids]], np.int32)

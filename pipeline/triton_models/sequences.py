@@ -8,29 +8,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import replace
-from typing import Protocol, TypeVar
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from pipeline.errors import RequestError
-from pipeline.triton_models.tensors import Array, Tensors, flag, integer
+from pipeline.triton_models.tensors import Array, Tensors, flag, int_tensor, integer
 
 NUM_SEQUENCES = "num_return_sequences"
 MAX_SEQUENCES = 64
 
 
-class Answer(Protocol):
+@dataclass(frozen=True, slots=True)
+class TextAnswer:
     """One response. tensors: outputs. last: nothing follows."""
 
-    @property
-    def tensors(self) -> dict[str, Array]: ...
-
-    @property
-    def last(self) -> bool: ...
-
-
-A = TypeVar("A", bound=Answer)
+    tensors: dict[str, Array]
+    last: bool
 
 
 def num_sequences(tensors: Tensors) -> int:
@@ -42,12 +36,10 @@ def num_sequences(tensors: Tensors) -> int:
 
 
 def sequence_seed(seed: int, index: int) -> int:
-    """The seed of output `index`."""
     return (seed + index) % (1 << 64)
 
 
 def sequence_of(tensors: Tensors, index: int) -> Tensors:
-    """The request for output `index` alone."""
     alone = {name: value for name, value in tensors.items() if name != NUM_SEQUENCES}
     if index:
         seed = sequence_seed(integer(tensors, "seed") or 0, index)
@@ -55,13 +47,15 @@ def sequence_of(tensors: Tensors, index: int) -> Tensors:
     return alone
 
 
-async def answer_all(answer: Callable[[Tensors], AsyncGenerator[A, None]], tensors: Tensors) -> AsyncGenerator[A, None]:
+async def answer_all(
+    answer: Callable[[Tensors], AsyncGenerator[TextAnswer, None]], tensors: Tensors
+) -> AsyncGenerator[TextAnswer, None]:
     """The answers to all outputs of a request, each marked with its `sequence_index`; the last one of all is `last`.
 
     In a stream the others begin when the first has answered, so that they find the prompt in the KV cache. Leaving the
     iteration early cancels all of them; so does an error of one, which is raised."""
     count = num_sequences(tensors)
-    queue: asyncio.Queue[tuple[int, A | Exception]] = asyncio.Queue()
+    queue: asyncio.Queue[tuple[int, TextAnswer | Exception]] = asyncio.Queue()
 
     async def run(index: int) -> None:
         try:
@@ -81,8 +75,8 @@ async def answer_all(answer: Callable[[Tensors], AsyncGenerator[A, None]], tenso
                 raise item
             tasks += [asyncio.create_task(run(other)) for other in range(len(tasks), count)]
             num_ended += item.last
-            item.tensors["sequence_index"] = np.asarray([[index]], np.int32)
-            yield replace(item, last=num_ended == count)  # type: ignore[type-var]
+            item.tensors["sequence_index"] = int_tensor(index)
+            yield replace(item, last=num_ended == count)
     finally:
         for task in tasks:
             task.cancel()

@@ -74,7 +74,6 @@ class StreamingCaller(ModelCaller):
             responses.cancel()
 
     async def close(self) -> None:
-        """Close the connection."""
         if self._client is not None:
             await self._client.close()
 

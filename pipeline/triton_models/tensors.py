@@ -19,6 +19,21 @@ Array = npt.NDArray[Any]
 Tensors = Mapping[str, Array]
 
 
+def int_tensor(value: int) -> Array:
+    """[1, 1] int32."""
+    return np.asarray([[value]], np.int32)
+
+
+def float_tensor(value: float) -> Array:
+    """[1, 1] float32."""
+    return np.asarray([[value]], np.float32)
+
+
+def text_tensor(value: str) -> Array:
+    """[1, 1] text. Triton takes text as bytes objects only."""
+    return np.asarray([[value.encode()]], np.object_)
+
+
 def require_one_row(tensors: Tensors) -> None:
     """Raises RequestError if a tensor holds several requests."""
     for name, value in tensors.items():

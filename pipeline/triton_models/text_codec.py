@@ -59,7 +59,6 @@ class TextCodec:
         return str(text)
 
     def encode_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Token sequences of stop or bad words."""
         return tuple(tuple(self.encode(word, add_special_tokens=False).tolist()) for word in words if word)
 
     def special_words(self, words: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:

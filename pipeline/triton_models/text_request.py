@@ -13,7 +13,7 @@ from pipeline.decoding.strategy import check_strategy
 from pipeline.decoding.tree import FloatArray, IntArray
 from pipeline.engine.admission import check_prediction
 from pipeline.errors import RequestError
-from pipeline.triton_models.engine_calls import lookahead_config, sampling_of
+from pipeline.triton_models.engine_calls import lookahead_config, refuse_unsupported, sampling_of
 from pipeline.triton_models.guide_tensors import guide_of, wanted_of
 from pipeline.triton_models.spans import TRACEPARENT
 from pipeline.triton_models.tensors import Tensors, flag, integer, require_one_row, scalar, text, texts, token_ids
@@ -29,8 +29,8 @@ _UNSUPPORTED = (
     "lora_task_id",
     "lora_weights",
     "lora_config",
+    "use_draft_logits",
 )
-_UNSUPPORTED_FLAGS = ("use_draft_logits",)
 # Several outputs are separate requests, see `sequences`.
 _FIXED = {"beam_width": 1, "num_return_sequences": 1}
 # A request's words, each list of them: more would take other requests' time at every token.
@@ -76,7 +76,7 @@ def text_request(
     """Read a request. longest_prompt: limit of the prompt in tokens, if known. Raises RequestError, one sentence, if it
     is invalid or requests something unsupported."""
     require_one_row(tensors)
-    _refuse_unsupported(tensors)
+    refuse_unsupported(tensors, _UNSUPPORTED, _FIXED, "lookahead_bls")
     strategy = text(tensors, "strategy") or default_strategy
     check_strategy(strategy)
     max_tokens = integer(tensors, "max_tokens")
@@ -179,7 +179,6 @@ def _num_bytes(text: str) -> int:
 
 
 def _prompt(codec: TextCodec, tensors: Tensors, longest: int | None) -> tuple[IntArray, str]:
-    """Token ids and text of the prompt."""
     prompt = text(tensors, "text_input") or ""
     messages, system = text(tensors, "messages"), text(tensors, "system_prompt")
     if "input_ids" in tensors:
@@ -249,16 +248,3 @@ def _end_ids(codec: TextCodec, tensors: Tensors) -> frozenset[int]:
     if not -1 <= end_id < codec.vocab_size:
         raise RequestError(f"end_id is {end_id}; it must be in -1 (none) .. {codec.vocab_size - 1}")
     return frozenset() if end_id < 0 else frozenset({end_id})
-
-
-def _refuse_unsupported(tensors: Tensors) -> None:
-    for name in _UNSUPPORTED:
-        if name in tensors and tensors[name].size and any(tensors[name].reshape(-1).tolist()):
-            raise RequestError(f"{name} is not supported by lookahead_bls; leave it out")
-    for name in _UNSUPPORTED_FLAGS:
-        if flag(tensors, name):
-            raise RequestError(f"{name} is not supported by lookahead_bls; leave it out or send false")
-    for name, value in _FIXED.items():
-        sent = integer(tensors, name)
-        if sent is not None and sent != value:
-            raise RequestError(f"{name} is {sent}; lookahead_bls supports {value} only")

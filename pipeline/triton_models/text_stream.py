@@ -63,7 +63,6 @@ class TextStream:
         return isinstance(token, str) and _BYTE_TOKEN.fullmatch(token) is not None
 
     def _decoded(self, end: int) -> str:
-        """Text of the tokens that are not shown yet."""
         before = self._codec.decode(self._ids[self._context : self._shown], self._skip_special_tokens)
         whole = self._codec.decode(self._ids[self._context : end], self._skip_special_tokens)
         return whole[len(before) :]

@@ -5,7 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from pipeline.errors import RequestError
-from pipeline.triton_models.tensors import Array, Tensors, integer, pack_word_list, require_one_row, text, texts
+from pipeline.triton_models.tensors import (
+    Array,
+    Tensors,
+    int_tensor,
+    integer,
+    pack_word_list,
+    require_one_row,
+    text,
+    texts,
+)
 from pipeline.triton_models.text_codec import TextCodec
 
 _IMAGES = ("IMAGE_BYTES", "IMAGE_URL", "IMAGE_SIZES", "VIDEO_BYTES")
@@ -25,16 +34,16 @@ def preprocess(codec: TextCodec, tensors: Tensors, add_special_tokens: bool) -> 
     bad, stop = (codec.encode_words(texts(tensors, name)) for name in ("BAD_WORDS_DICT", "STOP_WORDS_DICT"))
     return {
         "INPUT_ID": ids[None],
-        "REQUEST_INPUT_LEN": _one(len(ids)),
+        "REQUEST_INPUT_LEN": int_tensor(len(ids)),
         # A tensor must not be empty; the length shows that the value does not count.
-        "DECODER_INPUT_ID": decoder_ids[None] if len(decoder_ids) else _one(codec.pad_id),
-        "REQUEST_DECODER_INPUT_LEN": _one(len(decoder_ids)),
+        "DECODER_INPUT_ID": decoder_ids[None] if len(decoder_ids) else int_tensor(codec.pad_id),
+        "REQUEST_DECODER_INPUT_LEN": int_tensor(len(decoder_ids)),
         "BAD_WORDS_IDS": pack_word_list(bad)[None],
         "STOP_WORDS_IDS": pack_word_list(stop)[None],
         "EMBEDDING_BIAS": (np.zeros(codec.vocab_size, np.float32) if bias is None else bias)[None],
         "REQUEST_OUTPUT_LEN": tensors["REQUEST_OUTPUT_LEN"].astype(np.int32),
-        "OUT_END_ID": _one(codec.end_id if end_id is None else end_id),
-        "OUT_PAD_ID": _one(codec.pad_id if pad_id is None else pad_id),
+        "OUT_END_ID": int_tensor(codec.end_id if end_id is None else end_id),
+        "OUT_PAD_ID": int_tensor(codec.pad_id if pad_id is None else pad_id),
         "OUT_PROMPT_TABLE_EXTRA_IDS": np.zeros((1, 1), np.uint64),
     }
 
@@ -62,7 +71,3 @@ def _decoded(codec: TextCodec, beam: Array, length: int, skip_special_tokens: bo
     if any(token < 0 for token in ids):
         raise RequestError(f"TOKENS_BATCH holds the token {min(ids)} within the first {length}; tokens are at least 0")
     return codec.decode(ids, skip_special_tokens).encode()
-
-
-def _one(value: int) -> Array:
-    return np.asarray([[value]], np.int32)

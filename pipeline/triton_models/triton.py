@@ -112,7 +112,6 @@ def hide_torch() -> None:
 
 
 def tensors_of(request: Any) -> dict[str, Array]:
-    """Input tensors of a request by name."""
     return {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
 
 
@@ -149,7 +148,6 @@ def error_response(error: Exception) -> Any:
 
 
 def request_error(error: Any) -> RequestError:
-    """The error of a response to a call of ours."""
     import triton_python_backend_utils as pb_utils
 
     return refusal(error.message(), error.code() == pb_utils.TritonError.UNAVAILABLE)

@@ -12,8 +12,8 @@ from typing import Any, get_args
 
 import numpy as np
 
+from lookahead_research.known_outputs import ALL_TASKS, ReplayRow
 from lookahead_research.replay import replay
-from pipeline.bench.data.known_outputs import ALL_TASKS, ReplayRow
 from pipeline.config.schema import LookaheadConfig, Retrieval, TrieDraftConfig, WindowDraftConfig
 from pipeline.decoding.drafter import Drafter
 from pipeline.decoding.planner import FixedPlanner

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from lookahead_research.experiments import OnRow, Row, by_lookahead_sizes
-from pipeline.bench.data.known_outputs import ReplayRow
+from lookahead_research.known_outputs import ReplayRow
 from pipeline.config.schema import LookaheadConfig
 from pipeline.decoding.split import split_tree
 from pipeline.decoding.tree import IntArray

@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
 
-from pipeline.bench.data.known_outputs import ALL_TASKS, ReplayRow
+from lookahead_research.known_outputs import ALL_TASKS, ReplayRow
 from pipeline.config.schema import SOURCE_ROWS, LookaheadConfig, PromptDraftConfig, TrieDraftConfig, kinds_for
 from pipeline.decoding.create import create_drafter
 from pipeline.decoding.drafter import Drafter

@@ -6,9 +6,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lookahead_research.known_outputs import ReplayRow
 from lookahead_research.recorded_engine import RecordedEngine
 from lookahead_research.recorded_rows import RecordedRows
-from pipeline.bench.data.known_outputs import ReplayRow
 from pipeline.config.schema import LookaheadConfig, RecyclingDraftConfig, SuppliedDraftConfig, TrieDraftConfig
 from pipeline.decoding.create import create_drafter
 from pipeline.decoding.first_rows import FirstRows

@@ -16,7 +16,7 @@ from pipeline.config.schema import Device, ProfileConfig, ResolvedConfig
 from pipeline.engine.backend import Backend, Note, Runtime
 from pipeline.engine.chains import Mode
 from pipeline.engine.command import MakeCommand, StartCommand
-from pipeline.engine.finding import Finding, Table
+from pipeline.engine.finding import Finding, VersionTable
 from pipeline.engine.fingerprint import Fingerprint
 from pipeline.engine.traits import TargetTraits
 from pipeline.errors import UserError
@@ -124,7 +124,7 @@ class TensorRTLLMBackend:
 
         return examine_tensorrt_llm()
 
-    def version_tables(self) -> Sequence[Table]:
+    def version_tables(self) -> Sequence[VersionTable]:
         from pipeline.backends.tensorrt_llm.versions import version_tables
 
         return version_tables()

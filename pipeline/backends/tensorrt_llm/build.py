@@ -27,7 +27,6 @@ from pipeline.errors import BuildError
 
 
 def plan(resolved: ResolvedConfig) -> Mapping[str, Any]:
-    """The plan in short."""
     return summary(plan_for(resolved))
 
 
@@ -82,7 +81,6 @@ def require_resources(resolved: ResolvedConfig, folder: Path) -> None:
 
 
 def write_engine(resolved: ResolvedConfig, checkpoint: Checkpoint, note: Note, folder: Path) -> None:
-    """Write folder/engine and folder/tokenizer."""
     execute(plan_for(resolved, checkpoint_hash=checkpoint.content_hash), resolved, checkpoint, note, folder)
 
 

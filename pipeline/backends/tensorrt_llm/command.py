@@ -138,7 +138,6 @@ def shown_commands(resolved: ResolvedConfig, repository: Path, places: Places) -
 def make_tensorrt_llm_command(
     resolved: ResolvedConfig, options: LaunchOptions, site: Site, places: Places
 ) -> MakeCommand:
-    """The command of a server with this engine."""
 
     def make(listening: Listening, server_id: str) -> StartCommand:
         chosen = replace(

@@ -49,12 +49,10 @@ def docker_argv(
 
 
 def serving_image(tag: str) -> str:
-    """Name of the image made from the container of a tag."""
     return f"lookahead-serving:{tag}"
 
 
 def build_image_argv(tag: str, home: Path) -> tuple[str, ...]:
-    """The `docker build` command of the serving image."""
     folder = home / "docker"
     return (
         "docker", "build", "--build-arg", f"BASE={image_of(tag)}", "--tag", serving_image(tag),
@@ -81,7 +79,6 @@ def ensure_image(tag: str, home: Path, run_dir: Path) -> None:
 
 
 def container_name(server_id: str) -> str:
-    """Name of a server's container."""
     return f"lookahead-{server_id}"
 
 

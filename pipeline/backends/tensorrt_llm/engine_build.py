@@ -37,7 +37,6 @@ class EngineBuild:
 
 
 def build_of(context: BuildContext, mode: Mode, checkpoint: Path, output: Path) -> EngineBuild:
-    """The build of one engine. checkpoint, output: folders."""
     flags = build_flags_of(context, mode, checkpoint, output)
     return EngineBuild(
         flags=flags,

@@ -53,7 +53,6 @@ class Launch:
 
 
 def launch_of(options: LaunchOptions) -> Launch:
-    """The command."""
     assert options.use_mpi or options.world_size == 1, "mpirun starts ranks besides the first"
     spawns = options.orchestrator and options.spawn_processes
     assert not spawns or options.world_size == 1, "an orchestrator that spawns its ranks is one process"

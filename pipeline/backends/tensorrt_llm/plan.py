@@ -95,7 +95,6 @@ class Plan:
     notes: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values only."""
         plan: dict[str, Any] = json.loads(json.dumps(asdict(self), default=str))
         return plan
 

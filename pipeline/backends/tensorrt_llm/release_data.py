@@ -78,12 +78,10 @@ class Container:
 
     @property
     def release(self) -> tuple[int, int] | None:
-        """First two numbers of the version."""
         return release_of(self.trtllm) if self.trtllm else None
 
 
 def image_of(tag: str) -> str:
-    """Image of a container tag."""
     return f"nvcr.io/nvidia/tritonserver:{tag}-trtllm-python-py3"
 
 
@@ -170,7 +168,6 @@ def script_flags(family: str) -> Mapping[str, Mapping[str, Any]]:
 
 
 def compute_capabilities() -> tuple[int, ...]:
-    """GPU generations that the release line supports."""
     return tuple(data()["compute_capabilities"])
 
 

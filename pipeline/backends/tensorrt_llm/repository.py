@@ -47,7 +47,6 @@ def target_configs(resolved: ResolvedConfig, artifact: Artifact) -> list[pb.Mode
 
 
 def engine_dirs(artifact: Artifact) -> list[Path]:
-    """Folders of the engines of an artefact."""
     return [folder for _, folder in _instances(build_context_of(artifact.resolved), artifact)]
 
 

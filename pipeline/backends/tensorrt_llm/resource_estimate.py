@@ -64,7 +64,6 @@ def kv_bytes_per_token(context: BuildContext, shape: ModelShape) -> int:
 
 
 def gpu_need(context: BuildContext, shape: ModelShape) -> GpuNeed:
-    """Memory that one GPU needs to serve."""
     ranks, engines = context.model.parallelism, len(context.modes)
     per_rank = weight_bytes(context, shape) // (ranks.tensor * ranks.pipeline)
     width = 4 * shape.hidden_size + 3 * -(-shape.intermediate_size // ranks.tensor)
@@ -103,7 +102,6 @@ def kv_tokens_of(context: BuildContext, shape: ModelShape, mode: Mode) -> int:
 
 
 def estimate_of(context: BuildContext, shape: ModelShape) -> Estimate:
-    """All of it."""
     source = int(context.model.num_parameters * min(_BYTES_OF_DTYPE[context.resolved.dtype], 2.0))
     converted = weight_bytes(context, shape)
     engines = converted * len(context.modes)

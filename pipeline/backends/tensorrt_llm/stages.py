@@ -70,7 +70,6 @@ def run_conversion(
 
 
 def run_build(plan: Plan, stage: EngineStage, note: Note, run: Run = run_process) -> None:
-    """One engine."""
     if is_done(stage.folder, stage.digest):
         note(f"engine '{stage.instance.mode}': reused ({stage.output})")
         return
@@ -111,7 +110,6 @@ def write_source(checkpoint: Checkpoint, dtype: Dtype, folder: Path) -> dict[str
 
 
 def is_done(folder: Path, digest: str) -> bool:
-    """Whether a stage was finished with this fingerprint."""
     try:
         found = json.loads((folder / STAGE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -120,7 +118,6 @@ def is_done(folder: Path, digest: str) -> bool:
 
 
 def begin(folder: Path) -> None:
-    """An empty folder for a stage."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
 

@@ -12,7 +12,7 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 
 from pipeline.backends.tensorrt_llm import release_data
-from pipeline.engine.finding import Table
+from pipeline.engine.finding import VersionTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,6 @@ class Requirement:
 
 @cache
 def requirements() -> tuple[Requirement, ...]:
-    """Requirements of release line 1.2."""
     return tuple(Requirement(**entry) for entry in _data()["requirements"])
 
 
@@ -74,13 +73,13 @@ def matrix_rows() -> list[tuple[str, ...]]:
     ]  # fmt: skip
 
 
-def version_tables() -> tuple[Table, ...]:
+def version_tables() -> tuple[VersionTable, ...]:
     """Requirements of the release line, and the matrix of containers."""
     needs = tuple((need.name, need.range, need.why) for need in requirements())
     columns = ("container", "TensorRT-LLM", "TensorRT", "torch", "CUDA", "driver", "served by this pipeline")
     return (
-        Table(f"Release line {release_data.RELEASE_LINE} needs", ("part", "version", "what for"), needs),
-        Table(f"Containers (`{release_data.image_of('TAG')}`)", columns, tuple(matrix_rows())),
+        VersionTable(f"Release line {release_data.RELEASE_LINE} needs", ("part", "version", "what for"), needs),
+        VersionTable(f"Containers (`{release_data.image_of('TAG')}`)", columns, tuple(matrix_rows())),
     )
 
 

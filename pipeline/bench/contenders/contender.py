@@ -16,7 +16,7 @@ from pipeline.engine.submission import GenerationResult, OnEvent, Submission
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRequest:
-    """One request as it ran; the fields are those of `results.RequestRecord`."""
+    """One request as it ran. The fields are part of `results.RequestRecord`."""
 
     output_ids: list[int]
     steps: int

@@ -36,7 +36,6 @@ class InProcess:
 
     @property
     def end_ids(self) -> frozenset[int]:
-        """Tokens that end an output."""
         return self.codec.end_ids
 
     def decode(self, output_ids: Sequence[int]) -> str:

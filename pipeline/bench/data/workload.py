@@ -172,7 +172,6 @@ def _text_of(tokenizer: Tokenizer, prompt: Prompt) -> str:
 
 
 def first_prompts(tokenizer: Tokenizer, rows: Sequence[WorkloadRow], raw: bool) -> list[NamedPrompt]:
-    """The first turn of each row."""
     prompts = [row.first_prompt(raw) for row in rows]
     return [
         NamedPrompt(row.row_id, prompt_ids_of(tokenizer, prompt), prompt)

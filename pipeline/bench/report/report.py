@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from pipeline.bench.report.results import OVERALL, BenchResults, SummaryRow
+from pipeline.markdown import markdown_table
 
 # Load average per CPU above which a report marks the machine as busy.
 BUSY_SHARE = 0.5
@@ -226,7 +227,6 @@ def cost_table(results: BenchResults) -> Table:
 
 
 def definitions(results: BenchResults) -> str:
-    """Definitions of the terms in the tables."""
     warmth = (
         "emptied before every prompt"
         if results.warmth == "cold"
@@ -248,13 +248,12 @@ def markdown_of(results: BenchResults) -> str:
         if section.text:
             parts += [section.text, ""]
         if section.table is not None:
-            parts += [*_markdown_table(section.table), ""]
+            parts += [markdown_table(section.table.columns, section.table.rows), ""]
     parts += ["## Manifest", "", "```json", json.dumps(results.manifest, indent=2, ensure_ascii=False), "```", ""]
     return "\n".join(parts)
 
 
 def title_of(results: BenchResults) -> str:
-    """The report's title: model and profile."""
     config = results.manifest.get("config", {})
     model, profile = config.get("model", "unknown model"), config.get("profile", "unknown profile")
     return f"Lookahead bench: {model}, profile {profile}"
@@ -282,10 +281,3 @@ def _manifest_table(manifest: dict[str, Any]) -> Table:
     # The resolved config is long and stands in the manifest below.
     add("", {key: value for key, value in manifest.items() if key != "resolved"})
     return Table(("key", "value"), rows)
-
-
-def _markdown_table(table: Table) -> list[str]:
-    def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
-
-    return [line(table.columns), "|" + " --- |" * len(table.columns), *(line(row) for row in table.rows)]

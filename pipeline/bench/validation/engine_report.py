@@ -11,6 +11,7 @@ from typing import Any
 from pipeline.bench.report.manifest import manifest_of
 from pipeline.bench.validation.engine_checks import CheckOptions
 from pipeline.files import write_whole
+from pipeline.markdown import markdown_table
 
 REPORT_JSON, REPORT_MARKDOWN = "engine.json", "engine.md"
 
@@ -35,13 +36,13 @@ def _lines(report: Mapping[str, Any]) -> Iterator[str]:
         "created": report["created"],
     }
     yield "# Torch engine on this device\n"
-    yield from _table(("", ""), list(fields.items()))
+    yield markdown_table(("", ""), list(fields.items()))
     yield "\n## Checks\n"
     rows = [
         (check["name"], "passed" if check["passed"] else f"FAILED: {check['error']}", f"{check['seconds']:.1f}")
         for check in report["checks"]
     ]
-    yield from _table(("check", "result", "seconds"), rows)
+    yield markdown_table(("check", "result", "seconds"), rows)
     for check in report["checks"]:
         yield f"\n## {check['name']}\n"
         yield from _details(check)
@@ -55,18 +56,11 @@ def _details(check: Mapping[str, Any]) -> Iterator[str]:
         )
         yield ""
     if "columns" in check:
-        yield from _table(check["columns"], check["rows"])
+        yield markdown_table(check["columns"], check["rows"])
     for key in ("speeds", "points", "table"):
         if rows := check.get(key):
             yield ""
-            yield from _table(tuple(rows[0]), [tuple(row.values()) for row in rows])
+            yield markdown_table(tuple(rows[0]), [tuple(row.values()) for row in rows])
     if "summary" in check:
         yield ""
-        yield from _table(tuple(check["summary"]), [tuple(check["summary"].values())])
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Iterator[str]:
-    yield f"| {' | '.join(columns)} |"
-    yield f"| {' | '.join('---' for _ in columns)} |"
-    for row in rows:
-        yield f"| {' | '.join(f'{cell:.3g}' if isinstance(cell, float) else str(cell) for cell in row)} |"
+        yield markdown_table(tuple(check["summary"]), [tuple(check["summary"].values())])

@@ -83,7 +83,6 @@ class ValidationPlan:
 
 
 def stages_of(plan: ValidationPlan, out_dir: Path) -> tuple[Stage, ...]:
-    """The stages, in order."""
     which = ("--model", plan.model, "--profile", plan.profile, *_set(plan.settings))
     strategies = ",".join(plan.strategies)
     amount = ("--max-new-tokens", str(plan.max_new_tokens))
@@ -156,7 +155,6 @@ def private_places(places: Places, out_dir: Path) -> tuple[Places, dict[str, str
 
 
 def has_passed(results: Sequence[StageResult]) -> bool:
-    """Whether every stage passed."""
     return all(result.outcome == "passed" for result in results)
 
 

@@ -15,6 +15,7 @@ from pipeline.bench.validation.validation import StageResult, ValidationPlan, ha
 from pipeline.engine.backend import backend_of
 from pipeline.errors import UserError
 from pipeline.files import write_whole
+from pipeline.markdown import markdown_table
 
 REPORT_JSON, REPORT_MARKDOWN, BENCH_JSON = "report.json", "report.md", "bench.json"
 
@@ -33,7 +34,6 @@ def report_of(plan: ValidationPlan, results: Sequence[StageResult]) -> dict[str,
 
 
 def write_report(out_dir: Path, report: dict[str, Any]) -> tuple[Path, Path]:
-    """report.md and report.json in out_dir."""
     markdown, data = out_dir / REPORT_MARKDOWN, out_dir / REPORT_JSON
     write_whole(data, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
     write_whole(markdown, report_markdown(report, out_dir / BENCH_JSON))
@@ -56,11 +56,17 @@ def report_markdown(report: dict[str, Any], bench: Path) -> str:
         "commit": report["commit"] or "-",
         "created": report["created"],
     }
-    lines = ["# Validation", "", "| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in fields.items())]
-    lines += ["", "## Stages", "", "| stage | purpose | outcome | seconds |", "| --- | --- | --- | --- |"]
-    for stage in report["stages"]:
-        outcome = stage["outcome"] + (f" ({stage['reason']})" if stage["reason"] else "")
-        lines.append(f"| {stage['name']} | {stage['purpose']} | {outcome} | {stage['seconds']:.1f} |")
+    stages = [
+        (
+            stage["name"],
+            stage["purpose"],
+            stage["outcome"] + (f" ({stage['reason']})" if stage["reason"] else ""),
+            f"{stage['seconds']:.1f}",
+        )
+        for stage in report["stages"]
+    ]
+    lines = ["# Validation", "", markdown_table(("", ""), list(fields.items())), "", "## Stages", ""]
+    lines.append(markdown_table(("stage", "purpose", "outcome", "seconds"), stages))
     for stage in report["stages"]:
         if stage["outcome"] == "failed":
             lines += ["", f"## Failed: {stage['name']}", "", f"`{stage['command']}`", ""]

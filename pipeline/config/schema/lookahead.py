@@ -27,12 +27,10 @@ class LookaheadConfig(Frozen):
 
     @classmethod
     def of(cls, w: int, n: int, g: int, origin: str = "unstated") -> LookaheadConfig:
-        """W, N and G in this order."""
         return cls(max_window_size=w, max_ngram_size=n, max_verification_set_size=g, origin=origin)
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """W, N and G."""
         return self.max_window_size, self.max_ngram_size, self.max_verification_set_size
 
     def exceeds(self, limits: LookaheadConfig) -> bool:

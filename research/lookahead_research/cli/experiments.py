@@ -13,7 +13,7 @@ from pipeline.cli.options import DEFAULT_PROFILE, Outputs, Profile, Set, limit_t
 from pipeline.errors import UserError
 
 if TYPE_CHECKING:
-    from pipeline.bench.data.known_outputs import ReplayRow
+    from lookahead_research.known_outputs import ReplayRow
     from pipeline.config.schema import LookaheadConfig, ResolvedConfig
     from pipeline.engine.torch.load import LoadedEngine
 
@@ -52,7 +52,7 @@ def experiments(
 ) -> None:
     """Acceptance length against decoding length, branch length, trie memory and, with --model, W, N and G, or ranks."""
     from lookahead_research.experiments import require_fit
-    from pipeline.bench.data.known_outputs import load_replay_rows
+    from lookahead_research.known_outputs import load_replay_rows
     from pipeline.bench.report.results import require_writable
 
     chosen = [_size("--sizes", part) for part in sizes.split(";")]

@@ -39,11 +39,11 @@ def record(
     limit: Annotated[int | None, limit_to("rows")] = None,
 ) -> None:
     """Record the model's candidates after known outputs and after the drafts of hybrid, for `replay --rows`."""
+    from lookahead_research.known_outputs import load_replay_rows
     from lookahead_research.recorded_rows import RecordedRows, load_rows, save_rows
     from lookahead_research.recording import LiveRows, text_rows
     from lookahead_research.replay import replay
     from pipeline.bench.contenders.in_process import open_in_process
-    from pipeline.bench.data.known_outputs import load_replay_rows
     from pipeline.bench.report.results import require_writable
     from pipeline.config.places import places
     from pipeline.decoding.first_rows import NO_FIRST_ROWS

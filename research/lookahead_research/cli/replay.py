@@ -43,10 +43,10 @@ def replay(
     """Count the verify steps that known outputs would have taken with a draft source."""
     from functools import partial
 
+    from lookahead_research.known_outputs import load_replay_rows
     from lookahead_research.recorded_rows import load_rows
     from lookahead_research.replay import replay as run_replay
     from lookahead_research.replay import result_rows, source_parts
-    from pipeline.bench.data.known_outputs import load_replay_rows
     from pipeline.bench.report.results import require_writable, save_rows
     from pipeline.decoding.first_rows import NO_FIRST_ROWS
 

@@ -24,9 +24,9 @@ def step_time(
     limit: Annotated[int | None, limit_to("rows")] = None,
 ) -> None:
     """Processor time of a step of hybrid beyond the model's pass, per sequence."""
+    from lookahead_research.known_outputs import load_replay_rows
     from lookahead_research.recorded_rows import load_rows
     from lookahead_research.step_time import measure_step_time
-    from pipeline.bench.data.known_outputs import load_replay_rows
 
     budgets, batches = numbers("--budget", budget, MOST_DRAFT_TOKENS), numbers("--batch", batch, 256)
     rows = load_replay_rows(outputs)[:limit]

@@ -195,7 +195,7 @@ def test_models_and_profiles_as_json(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_schema_check(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("dev", "schema", "--check") == 0
+    assert run("dev", "generate", "--check") == 0
     assert "fresh" in capsys.readouterr().out
 
 

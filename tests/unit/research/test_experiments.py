@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from lookahead_research.experiment_plots import plot_capacity, plot_compression, plot_lengths
 from lookahead_research.experiments import by_branch_length, by_capacity, by_decoding_length, by_lookahead_sizes
+from lookahead_research.known_outputs import ReplayRow
 
-from pipeline.bench.data.known_outputs import ReplayRow
 from pipeline.config.schema import LookaheadConfig
 from pipeline.decoding.request import GenerationRequest
 from pipeline.errors import UserError

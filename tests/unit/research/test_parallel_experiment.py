@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from lookahead_research.experiment_plots import plot_ranks
+from lookahead_research.known_outputs import ReplayRow
 from lookahead_research.parallel_experiment import by_ranks
 
-from pipeline.bench.data.known_outputs import ReplayRow
 from pipeline.config.schema import LookaheadConfig
 from pipeline.decoding.request import GenerationRequest
 from pipeline.engine.contract import EngineLimits

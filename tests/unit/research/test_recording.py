@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from lookahead_research.known_outputs import ReplayRow
 from lookahead_research.recorded_rows import RecordedRows, load_rows, save_rows
 from lookahead_research.recording import LiveRows, text_rows
 from lookahead_research.replay import TargetRows, replay
 
-from pipeline.bench.data.known_outputs import ReplayRow
 from pipeline.config.schema import LookaheadConfig, RecyclingDraftConfig, SuppliedDraftConfig, TrieDraftConfig
 from pipeline.decoding.create import create_drafter
 from pipeline.decoding.planner import FixedPlanner

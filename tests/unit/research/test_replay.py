@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from lookahead_research.known_outputs import ReplayRow, load_replay_rows
 from lookahead_research.replay import replay, result_rows, source_parts
 
-from pipeline.bench.data.known_outputs import ReplayRow, load_replay_rows
 from pipeline.decoding.request import StepResult
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.sources.prompt import PromptSource

@@ -175,7 +175,7 @@ def test_a_detached_server_ends_with_the_process_that_owns_it(fake, tmp_path, mo
     owner.wait()
     server.wait()
 
-    assert "was stopped (the command that owns it is gone)" in server.log_path.read_text()
+    assert "was stopped (the command that owns it has ended)" in server.log_path.read_text()
     assert_gone(server)
 
 

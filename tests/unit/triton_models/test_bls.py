@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 import pytest
 
 from pipeline.errors import BusyError
-from pipeline.triton_models.bls import Bls, TextAnswer
+from pipeline.triton_models.bls import Bls
 from pipeline.triton_models.metrics import RequestMetrics, TrieMetrics
+from pipeline.triton_models.sequences import TextAnswer
 from pipeline.triton_models.text_codec import TextCodec
 from tests.fakes import make_request, plain_decode
 from tests.unit.triton_models.fakes import END_ID, TableTarget, letter_codec, small_config, text_tensors

@@ -8,7 +8,7 @@ from pipeline.decoding.session import GenerationStatistics
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.engine.submission import StepEvent
 from pipeline.errors import RequestError
-from pipeline.triton_models.engine_calls import engine_call, rows_of, sampling_params
+from pipeline.triton_models.engine_calls import engine_call, rows_of, sampling_of
 from pipeline.triton_models.tensors import pack_word_list
 
 
@@ -35,7 +35,8 @@ def event(*token_ids: int, reason: FinishReason | None = None, done: bool = Fals
     ],
 )
 def test_greedy_follows_from_what_was_sent_as_in_tensorrt_llm(sent, greedy):
-    params = sampling_params(**({"temperature": None, "top_k": None, "top_p": None} | sent))
+    tensors = {name: np.asarray([[value]]) for name, value in sent.items()}
+    params = sampling_of(tensors, bad_words=(), embedding_bias=None)
 
     assert params.greedy is greedy
     if not greedy:

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from pipeline.errors import RequestError
-from pipeline.triton_models.bls import TextAnswer
-from pipeline.triton_models.sequences import answer_all, sequence_seed
+from pipeline.triton_models.sequences import TextAnswer, answer_all, sequence_seed
 from pipeline.triton_models.single_response import WORKING_MODELS, passed_on
 from tests.unit.triton_models.fakes import TableTarget
 from tests.unit.triton_models.test_bls import make_bls, run, run_in

@@ -12,12 +12,12 @@ import triton_python_backend_utils as pb_utils
 
 from pipeline.config.places import places
 from pipeline.repository.names import LOOKAHEAD_MODEL, TARGET_MODEL, TARGET_PARAMETERS
-from pipeline.triton_models.bls import TextAnswer, load_bls
+from pipeline.triton_models.bls import load_bls
 from pipeline.triton_models.drain_lock import DrainLock
 from pipeline.triton_models.metrics import Metrics
 from pipeline.triton_models.request_loop import IncomingRequest, RequestLoop
 from pipeline.triton_models.request_spans import traced
-from pipeline.triton_models.sequences import answer_all
+from pipeline.triton_models.sequences import TextAnswer, answer_all
 from pipeline.triton_models.single_response import ENGINE_STOP
 from pipeline.triton_models.spans import tracer_of
 from pipeline.triton_models.stream_calls import StreamingCaller

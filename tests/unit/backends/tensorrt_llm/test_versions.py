@@ -6,9 +6,6 @@ import pytest
 
 from pipeline.backends.tensorrt_llm import environment, release_data
 from pipeline.backends.tensorrt_llm.versions import container_status, requirements, version_tables
-from pipeline.cli.version_page import BEGIN, END, is_fresh, version_page, write_page
-from pipeline.config.places import places
-from pipeline.errors import ConfigError
 
 
 def test_every_container_that_counts_as_served_meets_the_requirements():
@@ -57,24 +54,3 @@ def test_the_tables_hold_every_container_and_requirement():
     assert [row[1] for row in needs.rows] == [requirement.range for requirement in requirements()]
     for requirement in requirements():
         assert requirement.part in (*environment.PACKAGES, "driver")
-
-
-def test_the_tables_in_the_documentation_are_those_of_the_data():
-    assert is_fresh(version_page(places().home, "tensorrt_llm"), "tensorrt_llm"), "run `lookahead dev versions --write`"
-
-
-def test_stale_tables_are_found_and_written_again_and_the_rest_stays(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text(f"before\n{BEGIN}\n\nstale words\n\n{END}\nafter\n")
-    assert not is_fresh(page, "tensorrt_llm")
-    write_page(page, "tensorrt_llm")
-    assert is_fresh(page, "tensorrt_llm")
-    text = page.read_text()
-    assert text.startswith("before\n")
-    assert text.endswith("\nafter\n")
-    assert "stale words" not in text
-
-
-def test_a_page_without_marks_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="lacks the marks"):
-        is_fresh(tmp_path / "missing.md", "tensorrt_llm")

@@ -1,0 +1,46 @@
+"""Files of the repository that are written from the code: JSON schemas, the page of architectures, version tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from pipeline.checkpoint.architecture_page import architecture_page
+from pipeline.config.registry import backend_names
+from pipeline.config.schema_files import schema_texts
+from pipeline.engine.backend import backend_of
+from pipeline.engine.finding import VersionTable
+from pipeline.errors import ConfigError
+from pipeline.markdown import markdown_table
+
+# The version tables of a backend stand between these lines of docs/how-to/<backend>.md.
+BEGIN = "<!-- versions: written by `lookahead dev generate` -->"
+END = "<!-- end of versions -->"
+
+
+def generated_files(home: Path) -> dict[Path, str]:
+    """Path and up-to-date content of each file below home. Raises ConfigError for a page without marks for its
+    tables."""
+    docs = home / "docs"
+    files = {home / "configs" / "schema" / name: text for name, text in schema_texts().items()}
+    files[docs / "architectures.md"] = architecture_page()
+    for name in backend_names():
+        if tables := backend_of(name).version_tables():
+            page = docs / "how-to" / f"{name.replace('_', '-')}.md"
+            files[page] = page_with(page, tables)
+    return files
+
+
+def stale_files(files: dict[Path, str]) -> list[Path]:
+    """Files that are missing or differ from their content in `files`."""
+    return [path for path, text in files.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
+
+
+def page_with(page: Path, tables: Iterable[VersionTable]) -> str:
+    """The text of a page with these tables between its marks. Raises ConfigError for a page without the marks."""
+    text = page.read_text(encoding="utf-8") if page.is_file() else ""
+    begin, end = text.find(BEGIN), text.find(END)
+    if begin < 0 or end < begin:
+        raise ConfigError(f"{page} lacks the marks {BEGIN} and {END} that hold the version tables. Put them back.")
+    parts = [f"{table.title}:\n\n{markdown_table(table.columns, table.rows)}" for table in tables]
+    return text[:begin] + "\n\n".join([BEGIN, *parts, END]) + text[end + len(END) :]

@@ -1,0 +1,72 @@
+"""The command `repo`, which writes model repositories."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pipeline.cli import output
+from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, Json, Model, Profile, Set, resolve
+from pipeline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pipeline.config.schema import ResolvedConfig
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(repo)
+
+
+def repo(
+    model: Model = DEFAULT_MODEL,
+    profile: Profile = DEFAULT_PROFILE,
+    overrides: Set = None,
+    out: Annotated[str | None, typer.Option("--out", help="Output folder; default: beside the engine.")] = None,
+    llmapi: Annotated[
+        str | None,
+        typer.Option(
+            "--llmapi",
+            metavar="DRAFTS",
+            help="Write a repository for TensorRT-LLM's LLM API, without an engine. Draft source: auto "
+            "(suffix_automaton where the release has it, else trie), suffix_automaton, trie, ngram or none.",
+        ),
+    ] = None,
+    decoupled: Annotated[
+        bool, typer.Option("--decoupled", help="With --llmapi: a model that streams, and does not take `infer`.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Write the Triton model repository; build the engine first if needed."""
+    from pipeline.config.places import places
+    from pipeline.server.startup import prepare
+
+    resolved = resolve(model, profile, overrides)
+    target = None if out is None else Path(out).resolve()
+    if llmapi is not None:
+        folder, models = _write_llmapi(resolved, llmapi, target, decoupled)
+    elif decoupled:
+        raise ConfigError("--decoupled belongs to --llmapi: the other repositories have models of both kinds.")
+    else:
+        with output.working("building the engine and the repository") as note:
+            repository = prepare(resolved, places(), target, note).repository
+        folder, models = repository.folder, repository.models
+    if as_json:
+        output.print_json({"folder": str(folder), "models": list(models)})
+    else:
+        output.say(str(folder))
+
+
+def _write_llmapi(
+    resolved: ResolvedConfig, method: str, out: Path | None, decoupled: bool
+) -> tuple[Path, tuple[str, ...]]:
+    """Write a repository for the LLM API; return its folder and models."""
+    from pipeline.config.places import places
+    from pipeline.llmapi.repository import MODEL, render_llmapi
+    from pipeline.llmapi.settings import method_named
+
+    where = places()
+    target = out or where.engines / resolved.model.name / f"llmapi-{resolved.profile.name}"
+    output.note("checked against the documented contract only; not run with TensorRT-LLM")
+    return render_llmapi(resolved, method_named(method), target, where.home / "triton_repo", decoupled), (MODEL,)
