@@ -85,7 +85,7 @@ def measure_concurrency(
     measurement each request also has its own namespace, so that it cannot draft from the others through the trie. The
     first contender is the baseline: speedups are relative to it at the same level, and outputs are compared with its
     outputs at level 1."""
-    reference = _outputs_alone(contenders[0], prompts, options)
+    reference = _run(contenders[0], prompts, 1, options).outputs
     runs: dict[tuple[int, str], list[ClosedLoop]] = {}
     for repeat in range(options.repeats):
         for turn, level in enumerate(levels):
@@ -98,12 +98,6 @@ def measure_concurrency(
         for level in levels
         for contender in contenders
     ]
-
-
-def _outputs_alone(
-    contender: SchedulerContender, prompts: Sequence[NamedPrompt], options: MeasureOptions
-) -> list[list[int]]:
-    return _run(contender, prompts, 1, options).outputs
 
 
 def _run(

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.bench.contenders.remote import Ask, RemoteResponse
+from pipeline.bench.contenders.remote import Ask
 from pipeline.errors import RequestError, ServerError
+from pipeline.server.client import Completion
 
 # Limit of stored distinct error messages.
 MAX_ERROR_KINDS = 20
@@ -49,13 +50,14 @@ class LoadResult:
     token_s: list[float] = field(default_factory=list)
     errors: Counter[str] = field(default_factory=Counter)
 
-    def add(self, answer: RemoteResponse) -> None:
+    def add(self, answer: Completion) -> None:
         """Count a finished request."""
-        num_tokens = len(answer.statistics.get("output_ids", ()))
+        statistics = answer.statistics or {}
+        num_tokens = len(statistics.get("output_ids", ()))
         self.num_requests += 1
         self.output_tokens += num_tokens
-        self.steps += int(answer.statistics.get("num_steps", 0))
-        self.latency_s.append(answer.seconds)
+        self.steps += int(statistics.get("num_steps", 0))
+        self.latency_s.append(answer.total_s)
         if answer.arrivals_s:
             first, last = answer.arrivals_s[0], answer.arrivals_s[-1]
             self.ttft_s.append(first)
@@ -69,7 +71,7 @@ class LoadResult:
 
 
 def run_load(
-    generate: Callable[[Ask, float], RemoteResponse],
+    generate: Callable[[Ask, float], Completion],
     asks: Sequence[Ask],
     plan: LoadPlan,
     on_answer: Callable[[LoadResult], None] = lambda result: None,

@@ -16,8 +16,8 @@ from pipeline.dynamo.spec import FILE_KV, NAMESPACE, TRITON_KEYS, WorkerSpec
 from pipeline.engine.backend import backend_of
 from pipeline.errors import ServerError
 from pipeline.server.ports import free_port
-from pipeline.server.service import Service, answers
-from pipeline.server.state import SERVICES, ServerState, reachable
+from pipeline.server.service import Service
+from pipeline.server.state import SERVICES, ServerState, answers, reachable
 
 FRONT_END, WORKER = "front-end", "worker"
 DISCOVERY = "discovery"

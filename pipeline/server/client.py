@@ -90,12 +90,14 @@ class TextChunk:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A whole output, and its time in seconds."""
+    """A whole output, and its time in seconds. arrivals_s: arrival of each part of the text, relative to the
+    request."""
 
     text: str
     finish_reason: str | None
     statistics: dict[str, Any] | None
     total_s: float
+    arrivals_s: tuple[float, ...] = ()
 
 
 def key_headers(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -120,11 +122,15 @@ def complete(
     """Join all responses to one request. on_text: called with each piece of text as it arrives."""
     started = time.perf_counter()
     parts: list[str] = []
+    arrivals: list[float] = []
     last = TextChunk("")
     for last in stream_text(query, url, protocol, timeout_s):
-        parts.append(last.text)
+        if last.text:
+            parts.append(last.text)
+            arrivals.append(time.perf_counter() - started)
         on_text(last.text)
-    return Completion("".join(parts), last.finish_reason, last.statistics, time.perf_counter() - started)
+    seconds = time.perf_counter() - started
+    return Completion("".join(parts), last.finish_reason, last.statistics, seconds, tuple(arrivals))
 
 
 def _stream_http(query: TextQuery, url: str, timeout_s: float) -> Iterator[TextChunk]:

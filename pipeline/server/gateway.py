@@ -15,8 +15,8 @@ from pipeline.gateway.spec import DeploymentSpec, GatewaySpec, status_path
 from pipeline.repository.names import FRONT_MODEL, STOCK_FRONT_MODEL, public_models
 from pipeline.repository.render import check_repository
 from pipeline.server.ports import LOOPBACK
-from pipeline.server.service import Service, answers
-from pipeline.server.state import GATEWAY, SERVICES
+from pipeline.server.service import Service
+from pipeline.server.state import GATEWAY, SERVICES, answers
 
 SPEC = "gateway.json"
 # Name of the gateway's port for OpenAI clients.

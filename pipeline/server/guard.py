@@ -91,6 +91,16 @@ def start_guard(spec: GuardSpec, path: Path, home: Path) -> subprocess.Popen[byt
     )
 
 
+def stop_guard(guard: subprocess.Popen[bytes]) -> None:
+    """Let a guard that this process started stop its server, and wait for its end. A second call does nothing."""
+    if guard.poll() is None:
+        guard.send_signal(signal.SIGTERM)
+    with suppress(subprocess.TimeoutExpired):
+        guard.wait(STOP_SECONDS + 10)
+    if guard.stdin is not None:
+        guard.stdin.close()
+
+
 def shm_files(prefix: str) -> list[Path]:
     """Shared memory regions whose names start with prefix."""
     return [Path(name) for name in glob.glob(f"/dev/shm/{glob.escape(prefix)}*")]

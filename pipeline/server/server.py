@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import fcntl
 import secrets
-import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-
-import psutil
 
 from pipeline.config.places import CODE, Places
 from pipeline.config.schema import EngineConfig, ServerConfig
@@ -28,10 +25,10 @@ from pipeline.server.failure import explain_failure, passing_failure
 from pipeline.server.gateway import OpenAIPorts, gateway_service
 from pipeline.server.guard import (
     DRAIN_SECONDS,
-    STOP_SECONDS,
     GuardSpec,
     owner,
     start_guard,
+    stop_guard,
 )
 from pipeline.server.installation import prepare_backends, server_environment, usable_installation
 from pipeline.server.log import LOG, keep_previous, was_stopped, write_end
@@ -44,6 +41,7 @@ from pipeline.server.state import (
     SERVICES,
     STATE,
     ServerState,
+    end_guard,
     find_server,
     has_gateway,
     is_ready,
@@ -102,12 +100,7 @@ class RunningServer:
 
     def stop(self) -> None:
         """Stop the server and all its processes. A second call does nothing."""
-        if self._guard.poll() is None:
-            self._guard.send_signal(signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            self._guard.wait(STOP_SECONDS + 10)
-        if self._guard.stdin is not None:
-            self._guard.stdin.close()
+        stop_guard(self._guard)
         if self.gateway is not None and has_gateway(self.state, self.run_dir):
             self.gateway.stop()
         sweep(self.state, self.run_dir)
@@ -229,14 +222,9 @@ def stop_server(run_dir: Path, drain: bool = False) -> ServerState | None:
     if state is None:
         _stop_orphan(run_dir)
         return None
-    with ExitStack() as stack, suppress(psutil.NoSuchProcess):
-        guard = psutil.Process(state.guard_pid)
-        if drain:
-            stack.enter_context(drain_lock.drained(Path(state.repository), DRAIN_SECONDS))
+    with drain_lock.drained(Path(state.repository), DRAIN_SECONDS) if drain else nullcontext():
         # Requests to other models are single calls, which Triton itself lets finish.
-        guard.send_signal(signal.SIGUSR1 if drain else signal.SIGTERM)
-        with suppress(psutil.TimeoutExpired):
-            guard.wait((DRAIN_SECONDS if drain else STOP_SECONDS) + 10)
+        end_guard(state.guard_pid, drain)
     if has_gateway(state, run_dir):
         stop_service(run_dir, GATEWAY)
     sweep(state, run_dir)

@@ -7,26 +7,22 @@ holds its state file and its log. A later command finds the services by these fo
 from __future__ import annotations
 
 import secrets
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
-import psutil
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from pipeline.config.schema import Frozen
 from pipeline.engine.backend import Note
 from pipeline.errors import ServerError
 from pipeline.files import log_tail, write_whole
-from pipeline.server.guard import DRAIN_SECONDS, STOP_SECONDS, GuardSpec, start_guard
+from pipeline.server.guard import GuardSpec, start_guard, stop_guard
 from pipeline.server.log import LOG, keep_previous, was_stopped
 from pipeline.server.processes import MARK
-from pipeline.server.state import SERVICE_STATE, SERVICES, end_leftovers, is_guard
+from pipeline.server.state import SERVICE_STATE, SERVICES, end_guard, end_leftovers, is_guard, read_state
 
 STATE, SPEC, READY_FILE = SERVICE_STATE, "guard.json", "ready"
 _POLL_S = 0.05
@@ -90,12 +86,7 @@ class RunningService:
 
     def stop(self) -> None:
         """Stop the service and all its processes. A second call does nothing."""
-        if self._guard.poll() is None:
-            self._guard.send_signal(signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            self._guard.wait(STOP_SECONDS + 10)
-        if self._guard.stdin is not None:
-            self._guard.stdin.close()
+        stop_guard(self._guard)
         end_leftovers(self.state.server_id, (), self.folder / STATE)
 
 
@@ -169,14 +160,8 @@ def wait_until_ready(services: Iterable[RunningService], note: Note = lambda tex
 def find_service(folder: Path) -> ServiceState | None:
     """The service that runs from a folder. What a killed one left behind is removed on the way."""
     path = folder / STATE
-    try:
-        state = ServiceState.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except ValidationError:  # of another version of this program
-        path.unlink(missing_ok=True)
-        return None
-    if is_guard(state.guard_pid, state.server_id):
+    state = read_state(path, ServiceState)
+    if state is None or is_guard(state.guard_pid, state.server_id):
         return state
     end_leftovers(state.server_id, (), path)
     return None
@@ -194,17 +179,6 @@ def stop_service(run_dir: Path, name: str, drain: bool = False) -> ServiceState 
     folder = run_dir / SERVICES / name
     if (state := find_service(folder)) is None:
         return None
-    with suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
-        guard = psutil.Process(state.guard_pid)
-        guard.send_signal(signal.SIGUSR1 if drain else signal.SIGTERM)
-        guard.wait((DRAIN_SECONDS if drain else STOP_SECONDS) + 10)
+    end_guard(state.guard_pid, drain)
     end_leftovers(state.server_id, (), folder / STATE)
     return state
-
-
-def answers(url: str) -> bool:
-    """Whether a GET of a URL of this machine returns 200."""
-    try:
-        return httpx.get(url, timeout=2.0, trust_env=False).status_code == 200
-    except httpx.HTTPError:
-        return False

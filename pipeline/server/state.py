@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 import httpx
 import psutil
@@ -13,10 +15,11 @@ from pydantic import Field, ValidationError
 
 from pipeline.config.schema import Frozen
 from pipeline.errors import ServerError
-from pipeline.server.guard import remove_shm, run_clean_up
+from pipeline.server.guard import DRAIN_SECONDS, STOP_SECONDS, remove_shm, run_clean_up
 from pipeline.server.ports import LOOPBACK
 from pipeline.server.processes import MARK, marked_processes
 
+State = TypeVar("State", bound=Frozen)
 STATE = "server.json"
 READY = "/v2/health/ready"
 SERVICES, SERVICE_STATE, GATEWAY = "services", "service.json", "gateway"
@@ -94,25 +97,43 @@ def require_server(run_dir: Path, takes_url: bool = False) -> ServerState:
 
 def find_server(run_dir: Path) -> ServerState | None:
     """The server that runs from run_dir, if any. Leftovers of a killed server are removed."""
-    path = run_dir / STATE
-    try:
-        state = ServerState.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except ValidationError:
-        path.unlink(missing_ok=True)  # written by another version of this program
-        return None
-    if is_guard(state.guard_pid, state.server_id):
+    state = read_state(run_dir / STATE, ServerState)
+    if state is None or is_guard(state.guard_pid, state.server_id):
         return state
     sweep(state, run_dir)
     return None
 
 
+def read_state(path: Path, kind: type[State]) -> State | None:
+    """The content of a state file; None if there is none. A file of another version of this program is removed."""
+    try:
+        return kind.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValidationError:
+        path.unlink(missing_ok=True)
+        return None
+
+
 def is_ready(state: ServerState) -> bool:
-    try:  # on this machine, so without the environment's proxy
-        return httpx.get(f"{state.http_url}{READY}", timeout=2.0, trust_env=False).status_code == 200
+    return answers(f"{state.http_url}{READY}")
+
+
+def answers(url: str) -> bool:
+    """Whether a GET of a URL of this machine returns 200."""
+    try:  # without the environment's proxy
+        return httpx.get(url, timeout=2.0, trust_env=False).status_code == 200
     except httpx.HTTPError:
         return False
+
+
+def end_guard(pid: int, drain: bool) -> None:
+    """Let a guard stop what it supervises, and wait for its end. drain: running requests may finish first, for up to
+    DRAIN_SECONDS."""
+    with suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
+        guard = psutil.Process(pid)
+        guard.send_signal(signal.SIGUSR1 if drain else signal.SIGTERM)
+        guard.wait((DRAIN_SECONDS if drain else STOP_SECONDS) + 10)
 
 
 def is_guard(pid: int, server_id: str) -> bool:

@@ -8,7 +8,6 @@ import json
 import socket
 import time
 from dataclasses import dataclass, field
-from typing import Any
 
 from pipeline.bench.contenders.contender import MeasuredRequest
 from pipeline.bench.data.workload import NamedPrompt, Prompt, conversation_of
@@ -16,7 +15,7 @@ from pipeline.decoding.request import GenerationRequest, SamplingParams
 from pipeline.decoding.tree import IntArray
 from pipeline.errors import ServerError
 from pipeline.repository.names import FRONT_MODEL
-from pipeline.server.client import TextChunk, TextQuery, stream_text
+from pipeline.server.client import Completion, TextQuery, complete
 
 TIMEOUT_S = 600.0
 _namespace_numbers = itertools.count()
@@ -33,31 +32,10 @@ class Ask:
     namespace: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteResponse:
-    """A whole response. arrivals_s: arrival of each part of the text, relative to the request. statistics: the server's
-    counts, with the token ids."""
-
-    text: str
-    arrivals_s: tuple[float, ...]
-    seconds: float
-    finish_reason: str | None
-    statistics: dict[str, Any]
-
-
-def generate(url: str, ask: Ask, timeout_s: float = TIMEOUT_S) -> RemoteResponse:
+def generate(url: str, ask: Ask, timeout_s: float = TIMEOUT_S) -> Completion:
     """The whole answer to one request, streamed over gRPC. Raises RequestError with the server's sentence, and
     ServerError if it cannot be reached or does not answer in time."""
-    started = time.perf_counter()
-    parts: list[str] = []
-    arrivals: list[float] = []
-    last = TextChunk("")
-    for last in stream_text(_query(ask), url, "grpc", timeout_s):
-        if last.text:
-            parts.append(last.text)
-            arrivals.append(time.perf_counter() - started)
-    seconds = time.perf_counter() - started
-    return RemoteResponse("".join(parts), tuple(arrivals), seconds, last.finish_reason, last.statistics or {})
+    return complete(_query(ask), url, "grpc", timeout_s)
 
 
 def _query(ask: Ask) -> TextQuery:
@@ -104,10 +82,10 @@ def fresh_namespace() -> str:
     return f"bench-{time.time_ns():x}-{next(_namespace_numbers)}"
 
 
-def measured_request(answer: RemoteResponse, prompt_ids: IntArray) -> MeasuredRequest:
+def measured_request(answer: Completion, prompt_ids: IntArray) -> MeasuredRequest:
     """The server's counts with the client's times. prompt_ids: [prompt_len] the prompt by the local tokenizer. Raises
     ServerError if the server's tokens differ, or it returns no counts."""
-    counted = answer.statistics
+    counted = answer.statistics or {}
     missing = [name for name in ("prompt_ids", "output_ids", "num_steps", "num_draft_tokens") if name not in counted]
     if missing:
         raise ServerError(
@@ -125,8 +103,8 @@ def measured_request(answer: RemoteResponse, prompt_ids: IntArray) -> MeasuredRe
         draft_tokens=int(counted["num_draft_tokens"]),
         accepted_tokens=int(counted.get("num_accepted_tokens", 0)),
         acceptance_lengths=list(counted.get("acceptance_lengths", [])),
-        seconds=answer.seconds,
-        ttft_s=answer.arrivals_s[0] if answer.arrivals_s else answer.seconds,
+        seconds=answer.total_s,
+        ttft_s=answer.arrivals_s[0] if answer.arrivals_s else answer.total_s,
         draft_seconds=float(counted.get("draft_seconds", 0.0)),
         finish_reason=answer.finish_reason,
     )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -109,7 +109,7 @@ def curve(shape: str, device: Device) -> tuple[Values, CostCurve]:
     config = SHAPES[shape]()
     model = random_model(config, device, torch.float32 if device == "cpu" else torch.bfloat16)
     num_bytes = bytes_read(model)
-    engine = TorchEngine(model, _limits(config.vocab_size), num_slots=_LIMITS.max_batch_size)
+    engine = TorchEngine(model, replace(_LIMITS, vocab_size=config.vocab_size), num_slots=_LIMITS.max_batch_size)
     floor = num_bytes / bandwidth(device)
     points = measure_curve(engine, GRID)
     found = CostCurve(tuple(points))
@@ -207,7 +207,9 @@ def _verify(opened: InProcess, rows: Sequence[WorkloadRow], max_new_tokens: int)
 def _tree_gap(device: Device, dtype: torch.dtype) -> float:
     """Largest difference between logits of a random tree's nodes and those of each path alone."""
     config = SHAPES[TINY]()
-    engine = TorchEngine(random_model(config, device, dtype), _limits(config.vocab_size), num_slots=2)
+    engine = TorchEngine(
+        random_model(config, device, dtype), replace(_LIMITS, vocab_size=config.vocab_size), num_slots=2
+    )
     random = np.random.default_rng(0)
     prompt = random.integers(0, config.vocab_size, 40).astype(np.int32)
     tokens = random.integers(0, config.vocab_size, 24).tolist()
@@ -239,10 +241,3 @@ def _cost_ratio(costs: CostCurve, num_tokens: int) -> float:
 def _draft_len(candidate: Candidate) -> int:
     assert candidate.lookahead is not None, "only candidates with a window are passed"
     return candidate.lookahead.max_draft_len
-
-
-def _limits(vocab_size: int) -> EngineLimits:
-    sizes = _LIMITS
-    return EngineLimits(
-        sizes.max_batch_size, sizes.max_seq_len, sizes.max_num_tokens, sizes.max_draft_tokens, vocab_size
-    )

@@ -21,7 +21,7 @@ LOGITS = "logits"
 
 
 @dataclass(slots=True, eq=False)
-class RecordedSequence:
+class HashedSequence:
     """rows: hash of the logits that chose the token at a position, prompt tokens counted."""
 
     own: EngineSequence
@@ -48,7 +48,7 @@ class RecordingEngine:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._recorded: list[RecordedSequence] = []
+        self._recorded: list[HashedSequence] = []
 
     @property
     def limits(self) -> EngineLimits:
@@ -58,19 +58,19 @@ class RecordingEngine:
     def reuse(self) -> ReuseCounters:
         return self._engine.reuse
 
-    def take(self) -> list[RecordedSequence]:
+    def take(self) -> list[HashedSequence]:
         """The sequences that have committed something since the last call, in the order in which they were opened."""
         taken = [sequence for sequence in self._recorded if sequence.rows]
         self._recorded = []
         return taken
 
-    def open(self, token_ids: IntArray, reuse: bool = True) -> RecordedSequence:
-        opened = RecordedSequence(self._engine.open(token_ids, reuse), np.asarray(token_ids).tolist())
+    def open(self, token_ids: IntArray, reuse: bool = True) -> HashedSequence:
+        opened = HashedSequence(self._engine.open(token_ids, reuse), np.asarray(token_ids).tolist())
         self._recorded.append(opened)
         return opened
 
     def verify(self, items: Sequence[VerifyItem]) -> list[NodeLogits | None]:
-        sequences = [_recorded(item.sequence) for item in items]
+        sequences = [_hashed(item.sequence) for item in items]
         for sequence in sequences:
             sequence.first_position = sequence.num_cached_tokens + len(sequence.pending)
         results = self._engine.verify(
@@ -84,7 +84,7 @@ class RecordingEngine:
         return results
 
     def commit(self, sequence: EngineSequence, nodes: Sequence[int], token_ids: Sequence[int]) -> None:
-        recorded = _recorded(sequence)
+        recorded = _hashed(sequence)
         assert recorded.pass_logits is not None, "tokens are committed after a pass"
         for number, node in enumerate((-1, *nodes)):
             recorded.rows[recorded.first_position + number] = row_hash(recorded.pass_logits, node + 1)
@@ -92,7 +92,7 @@ class RecordingEngine:
         self._engine.commit(recorded.own, nodes, token_ids)
 
     def release(self, sequence: EngineSequence) -> None:
-        self._engine.release(_recorded(sequence).own)
+        self._engine.release(_hashed(sequence).own)
 
     def forget_cached(self) -> None:
         self._engine.forget_cached()
@@ -104,7 +104,7 @@ def row_hash(logits: NodeLogits, row: int) -> bytes:
 
 
 def rows_by_prompt(
-    sequences: Sequence[RecordedSequence], prompts: Mapping[str, Sequence[int]]
+    sequences: Sequence[HashedSequence], prompts: Mapping[str, Sequence[int]]
 ) -> dict[str, list[dict[int, bytes]]]:
     """The recorded rows of each prompt's sequences. prompts: token ids by prompt id. A sequence begins with its prompt;
     a sequence that continued after an interruption, with the prompt and some output. If two prompts match, the longer
@@ -124,6 +124,6 @@ def first_other_bits(expected: dict[int, bytes], found: dict[int, bytes], prompt
     return len(shared), None if different is None else different - prompt_len
 
 
-def _recorded(sequence: EngineSequence) -> RecordedSequence:
-    assert isinstance(sequence, RecordedSequence), "the sequence belongs to another engine"
+def _hashed(sequence: EngineSequence) -> HashedSequence:
+    assert isinstance(sequence, HashedSequence), "the sequence belongs to another engine"
     return sequence

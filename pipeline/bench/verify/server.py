@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from pipeline.bench.contenders.remote import Ask, RemoteResponse, fresh_namespace, generate, measured_request
+from pipeline.bench.contenders.remote import Ask, fresh_namespace, generate, measured_request
 from pipeline.bench.data.workload import NamedPrompt
 from pipeline.bench.measure import MeasureOptions, make_request
 from pipeline.bench.verify.verify import Comparison, compare, decodings
 from pipeline.config.schema import Dtype
 from pipeline.engine.contract import Engine
+from pipeline.server.client import Completion
 
 # Requests in flight while all strategies are mixed.
 NUM_CLIENTS = 8
@@ -62,7 +63,7 @@ def verify_server(
     return comparisons
 
 
-def _at_once(url: str, asks: Sequence[tuple[NamedPrompt, Ask]]) -> list[tuple[NamedPrompt, Ask, RemoteResponse]]:
+def _at_once(url: str, asks: Sequence[tuple[NamedPrompt, Ask]]) -> list[tuple[NamedPrompt, Ask, Completion]]:
     with ThreadPoolExecutor(NUM_CLIENTS) as clients:
         answers = clients.map(lambda entry: generate(url, entry[1]), asks)
         return [(prompt, ask, answer) for (prompt, ask), answer in zip(asks, answers, strict=True)]

@@ -9,19 +9,20 @@ import time
 import numpy as np
 import pytest
 
-from pipeline.bench.contenders.remote import Ask, RemoteResponse, check_address, measured_request
+from pipeline.bench.contenders.remote import Ask, check_address, measured_request
 from pipeline.bench.data.workload import Prompt
 from pipeline.bench.load import MAX_ERROR_KINDS, LoadPlan, LoadResult, percentiles, run_load, summary_of
 from pipeline.errors import RequestError, ServerError
+from pipeline.server.client import Completion
 from tests.patience import PATIENCE_S
 
 PROMPT_IDS = np.asarray([7, 8], np.int32)
 ASKS = [Ask(Prompt((text,)), 4) for text in ("a", "b", "c")]
 
 
-def answer(**statistics: object) -> RemoteResponse:
+def answer(**statistics: object) -> Completion:
     counted = {"output_ids": [1, 2, 3], "num_steps": 2, "num_draft_tokens": 4} | statistics
-    return RemoteResponse("abc", (0.1, 0.2, 0.4), 0.5, "length", counted)
+    return Completion("abc", "length", counted, 0.5, (0.1, 0.2, 0.4))
 
 
 class FakeServer:
@@ -33,7 +34,7 @@ class FakeServer:
         self._fails = fails
         self._together = threading.Barrier(num_clients)
 
-    def generate(self, ask: Ask, timeout_s: float) -> RemoteResponse:
+    def generate(self, ask: Ask, timeout_s: float) -> Completion:
         self.asked.append(ask.prompt.messages[0])
         self.timeouts.append(timeout_s)
         number = len(self.asked)
@@ -65,7 +66,7 @@ def test_no_request_may_take_longer_than_duration_and_grace() -> None:
 
 
 def test_a_bug_in_a_client_is_not_swallowed() -> None:
-    def broken(ask: Ask, timeout_s: float) -> RemoteResponse:
+    def broken(ask: Ask, timeout_s: float) -> Completion:
         raise KeyError("bug")
 
     with pytest.raises(KeyError):
@@ -111,7 +112,7 @@ def test_a_generation_takes_counts_from_the_server_and_times_from_the_client() -
 
 def test_a_server_that_does_not_count_is_another_version() -> None:
     with pytest.raises(ServerError, match="output_ids, num_steps"):
-        measured_request(RemoteResponse("", (), 0.1, None, {"num_draft_tokens": 0}), PROMPT_IDS)
+        measured_request(Completion("", None, {"num_draft_tokens": 0}, 0.1), PROMPT_IDS)
 
 
 def test_a_server_of_another_model_is_refused() -> None:

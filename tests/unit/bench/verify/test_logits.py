@@ -12,7 +12,7 @@ import pytest
 from pipeline.bench.contenders.contender import SchedulerContender
 from pipeline.bench.data.workload import NamedPrompt, Prompt
 from pipeline.bench.measure import MeasureOptions
-from pipeline.bench.verify.logits import RecordedSequence, RecordingEngine, first_other_bits, rows_by_prompt
+from pipeline.bench.verify.logits import HashedSequence, RecordingEngine, first_other_bits, rows_by_prompt
 from pipeline.bench.verify.verify import Comparison, is_lossless, verdict_sentence, verdict_table, verify_in_process
 from pipeline.decoding.drafter import Drafter
 from pipeline.decoding.planner import FixedPlanner
@@ -118,7 +118,7 @@ def test_first_other_bits_counts_from_the_output() -> None:
 def test_a_sequence_belongs_to_the_longest_prompt_that_it_begins_with() -> None:
     engine = TableEngine()
     sequences = [
-        RecordedSequence(engine.open(np.asarray(tokens, np.int32)), tokens, {place: b"row"})
+        HashedSequence(engine.open(np.asarray(tokens, np.int32)), tokens, {place: b"row"})
         for place, tokens in enumerate([[1, 2], [1, 2, 3], [1, 2, 9]])
     ]
     assert rows_by_prompt(sequences, {"short": [1, 2], "long": [1, 2, 3]}) == {
