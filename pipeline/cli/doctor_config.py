@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from pipeline.cli.options import resolve
 from pipeline.config.places import places
-from pipeline.config.schema import ResolvedConfig
+from pipeline.engine.artifact import artifact_dir
+from pipeline.engine.backend import backend_of
 from pipeline.engine.finding import Finding
 from pipeline.errors import ConfigError, UserError
+from pipeline.server.startup import check_start
 
 
 def examine_config(model: str, profile: str, overrides: Sequence[str]) -> Iterator[Finding]:
@@ -23,28 +25,19 @@ def examine_config(model: str, profile: str, overrides: Sequence[str]) -> Iterat
             yield Finding(key or subject, "fail", text, "Correct it in the YAML, or with --set.")
         return
     yield Finding(subject, "ok", f"settings hold for backend {resolved.backend}")
-    yield _build(resolved)
-    yield _serve(resolved)
+    backend = backend_of(resolved.backend)
+    folder = artifact_dir(places(), resolved.model.name, resolved.profile.name)
+
+    def check_build() -> str:
+        backend.require_resources(resolved, folder)
+        return "tools, disk and memory suffice"
+
+    yield _tried("build here", check_build)
+    yield _tried("serve here", lambda: check_start(resolved, places()))
 
 
-def _build(resolved: ResolvedConfig) -> Finding:
-    from pipeline.engine.artifact import artifact_dir
-    from pipeline.engine.backend import backend_of
-
+def _tried(part: str, check: Callable[[], str]) -> Finding:
     try:
-        backend_of(resolved.backend).require_resources(
-            resolved, artifact_dir(places(), resolved.model.name, resolved.profile.name)
-        )
+        return Finding(part, "ok", check())
     except UserError as error:
-        return Finding("build here", "fail", "refused", str(error))
-    return Finding("build here", "ok", "tools, disk and memory suffice")
-
-
-def _serve(resolved: ResolvedConfig) -> Finding:
-    from pipeline.server.startup import check_start
-
-    try:
-        found = check_start(resolved, places())
-    except UserError as error:
-        return Finding("serve here", "fail", "refused", str(error))
-    return Finding("serve here", "ok", found)
+        return Finding(part, "fail", "refused", str(error))

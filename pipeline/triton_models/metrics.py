@@ -49,32 +49,29 @@ class Metrics:
         self._pb = pb_utils
         self._families: list[Any] = []  # a family must outlive its metrics
         self._requests: dict[tuple[str, str], Any] = {}
-        kinds = pb_utils.MetricFamily
-        self._request_family = self._family(
-            "lookahead_requests_total", "Requests by strategy and outcome.", kinds.COUNTER
+        self._request_family = self._family("requests_total", "Requests by strategy and outcome.", "COUNTER")
+        self._steps = self._metric("steps_total", "Verify steps.", "COUNTER")
+        self._output = self._metric("output_tokens_total", "Tokens generated.", "COUNTER")
+        self._drafted = self._metric("draft_tokens_total", "Draft tokens verified.", "COUNTER")
+        self._accepted = self._metric("accepted_tokens_total", "Draft tokens accepted.", "COUNTER")
+        self._calls = self._metric("engine_calls_total", "Calls from the BLS model to the engine.", "COUNTER")
+        self._plain_calls = self._metric(
+            "engine_calls_without_draft_total", "Such calls without a draft tree.", "COUNTER"
         )
-        self._steps = self._counter("lookahead_steps_total", "Verify steps.")
-        self._output = self._counter("lookahead_output_tokens_total", "Tokens generated.")
-        self._drafted = self._counter("lookahead_draft_tokens_total", "Draft tokens verified.")
-        self._accepted = self._counter("lookahead_accepted_tokens_total", "Draft tokens accepted.")
-        self._calls = self._counter("lookahead_engine_calls_total", "Calls from the BLS model to the engine.")
-        self._plain_calls = self._counter(
-            "lookahead_engine_calls_without_draft_total", "Such calls without a draft tree."
+        self._off_share = self._metric("speculation_off_share", "Share of engine calls without a draft tree.", "GAUGE")
+        self._acceptance = self._metric(
+            "acceptance_length", "Tokens emitted per verify step.", "HISTOGRAM", ACCEPTANCE_BUCKETS
         )
-        self._off_share = self._gauge("lookahead_speculation_off_share", "Share of engine calls without a draft tree.")
-        self._acceptance = self._histogram(
-            "lookahead_acceptance_length", "Tokens emitted per verify step.", ACCEPTANCE_BUCKETS
+        self._first = self._metric(
+            "time_to_first_token_seconds", "From a request's arrival to its first token.", "HISTOGRAM", SECONDS_BUCKETS
         )
-        self._first = self._histogram(
-            "lookahead_time_to_first_token_seconds", "From a request's arrival to its first token.", SECONDS_BUCKETS
+        self._between = self._metric(
+            "inter_token_seconds", "Between the tokens of consecutive steps, per token.", "HISTOGRAM", SECONDS_BUCKETS
         )
-        self._between = self._histogram(
-            "lookahead_inter_token_seconds", "Between the tokens of consecutive steps, per token.", SECONDS_BUCKETS
-        )
-        self._trie_nodes = self._gauge("lookahead_trie_nodes", "Nodes of the shared trie in use.")
-        self._trie_bytes = self._gauge("lookahead_trie_bytes", "Memory of the shared trie.")
-        self._failures = self._gauge(
-            "lookahead_draft_source_failures", "Failed calls to draft sources since the start."
+        self._trie_nodes = self._metric("trie_nodes", "Nodes of the shared trie in use.", "GAUGE")
+        self._trie_bytes = self._metric("trie_bytes", "Memory of the shared trie.", "GAUGE")
+        self._failures = self._metric(
+            "draft_source_failures", "Failed calls to draft sources since the start.", "GAUGE"
         )
         self._num_calls = self._num_plain_calls = 0
         self._closing = False
@@ -123,17 +120,12 @@ class Metrics:
         self._trie_bytes.set(trie.num_bytes)
         self._failures.set(trie.num_failures)
 
-    def _family(self, name: str, description: str, kind: Any) -> Any:
-        family = self._pb.MetricFamily(name=name, description=description, kind=kind)
+    def _family(self, name: str, description: str, kind: str) -> Any:
+        families = self._pb.MetricFamily
+        family = families(name=f"lookahead_{name}", description=description, kind=getattr(families, kind))
         self._families.append(family)
         return family
 
-    def _counter(self, name: str, description: str) -> Any:
-        return self._family(name, description, self._pb.MetricFamily.COUNTER).Metric()
-
-    def _gauge(self, name: str, description: str) -> Any:
-        return self._family(name, description, self._pb.MetricFamily.GAUGE).Metric()
-
-    def _histogram(self, name: str, description: str, buckets: Sequence[float]) -> Any:
-        family = self._family(name, description, self._pb.MetricFamily.HISTOGRAM)
-        return family.Metric(buckets=[float(bucket) for bucket in buckets])
+    def _metric(self, name: str, description: str, kind: str, buckets: Sequence[float] = ()) -> Any:
+        options = {"buckets": [float(bucket) for bucket in buckets]} if buckets else {}
+        return self._family(name, description, kind).Metric(**options)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from pipeline.bench.contenders.contender import Contender, MeasuredRequest
+from pipeline.bench.contenders.contender import Contender, MeasuredRequest, greedy_measurement
 from pipeline.bench.data.workload import Prompt
 from pipeline.config.schema import Device, Dtype
 from pipeline.decoding.request import GenerationRequest
@@ -54,17 +54,7 @@ class HuggingFaceBaseline:
             output_ids = output[0, prompt_ids.shape[1] :].tolist()
             seconds = time.perf_counter() - started
         lengths = watch.acceptance_lengths(len(output_ids))
-        return MeasuredRequest(
-            output_ids=output_ids,
-            steps=watch.num_passes,
-            draft_tokens=watch.num_draft_tokens,
-            accepted_tokens=len(output_ids) - watch.num_passes,
-            acceptance_lengths=lengths,
-            seconds=seconds,
-            ttft_s=watch.first_pass_s,
-            draft_seconds=0.0,
-            finish_reason="end_token" if output_ids and output_ids[-1] in request.end_ids else "length",
-        )
+        return greedy_measurement(request, output_ids, lengths, watch.num_draft_tokens, seconds, watch.first_pass_s)
 
 
 class _PassWatch:

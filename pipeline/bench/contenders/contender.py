@@ -96,6 +96,30 @@ class SchedulerContender:
         return replace(generation_of(result, seconds), reliability=self.scheduler.drafter.reliability.take())
 
 
+def greedy_measurement(
+    request: GenerationRequest,
+    output_ids: list[int],
+    acceptance_lengths: list[int],
+    draft_tokens: int,
+    seconds: float,
+    ttft_s: float,
+) -> MeasuredRequest:
+    """The measurement of another library's greedy output. acceptance_lengths: tokens that each of its passes
+    brought."""
+    steps = len(acceptance_lengths)
+    return MeasuredRequest(
+        output_ids=output_ids,
+        steps=steps,
+        draft_tokens=draft_tokens,
+        accepted_tokens=len(output_ids) - steps,
+        acceptance_lengths=acceptance_lengths,
+        seconds=seconds,
+        ttft_s=ttft_s,
+        draft_seconds=0.0,
+        finish_reason="end_token" if output_ids and output_ids[-1] in request.end_ids else "length",
+    )
+
+
 def generation_of(result: GenerationResult, seconds: float) -> MeasuredRequest:
     """Convert the scheduler's counts. seconds: wall time, measured from outside."""
     statistics = result.statistics

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.bench.contenders.contender import Contender, MeasuredRequest
+from pipeline.bench.contenders.contender import Contender, MeasuredRequest, greedy_measurement
 from pipeline.bench.data.workload import Prompt
 from pipeline.checkpoint.fetch import describe_source, fetch
 from pipeline.config.schema import GgufCheckpoint, ModelConfig, WheelCheckpoint
@@ -109,14 +109,4 @@ class LlamaCppBaseline:
         finally:
             llama.eval = evaluate
         seconds = time.perf_counter() - started
-        return MeasuredRequest(
-            output_ids=output_ids,
-            steps=len(lengths),
-            draft_tokens=sum(drafts),
-            accepted_tokens=len(output_ids) - len(lengths),
-            acceptance_lengths=lengths,
-            seconds=seconds,
-            ttft_s=ttft_s,
-            draft_seconds=0.0,
-            finish_reason="end_token" if output_ids and output_ids[-1] in request.end_ids else "length",
-        )
+        return greedy_measurement(request, output_ids, lengths, sum(drafts), seconds, ttft_s)

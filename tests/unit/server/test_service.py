@@ -15,12 +15,12 @@ from pipeline.server.ports import bind_ports
 from pipeline.server.service import (
     RunningService,
     Service,
-    answers,
     find_services,
     start_service,
     stop_service,
     wait_until_ready,
 )
+from pipeline.server.state import answers
 from tests.patience import PATIENCE_S
 from tests.servers import left_over, processes_of
 

@@ -15,11 +15,11 @@ from tests.patience import PATIENCE_S
 
 
 class Pb:
-    """Counts what is entered by metric name; `gate` holds every call until it is opened."""
+    """Counts what is entered by metric name; calls wait until `opened` is set."""
 
     def __init__(self) -> None:
         self.values: Counter[str] = Counter()
-        self.gate = threading.Event()
+        self.opened = threading.Event()
         pb = self
 
         class Family:
@@ -30,7 +30,7 @@ class Pb:
 
             def Metric(self, **options: Any) -> Any:  # Triton's name
                 def add(value: float) -> None:
-                    pb.gate.wait(10)
+                    pb.opened.wait(10)
                     pb.values[self.name] += value
 
                 return SimpleNamespace(increment=add, set=add, observe=add)
@@ -55,7 +55,7 @@ def request() -> RequestMetrics:
 
 def test_an_ended_request_is_entered():
     pb = Pb()
-    pb.gate.set()
+    pb.opened.set()
     metrics = Metrics(pb)
     metrics.record(request(), TrieMetrics(5, 100, 0))
     deadline = time.monotonic() + PATIENCE_S
@@ -76,7 +76,7 @@ def test_an_unloaded_model_does_not_wait_for_its_metrics():
     closing = threading.Thread(target=metrics.close)
     closing.start()
     time.sleep(0.05)
-    pb.gate.set()
+    pb.opened.set()
     closing.join(10)
     assert not closing.is_alive()
     assert pb.values["lookahead_requests_total"] <= 1
@@ -84,7 +84,7 @@ def test_an_unloaded_model_does_not_wait_for_its_metrics():
 
 def test_what_the_engine_found_in_its_cache_is_entered_once():
     pb = Pb()
-    pb.gate.set()
+    pb.opened.set()
     metrics = EngineMetrics(pb)
     metrics.record(ReuseCounters(num_hits=1, num_opened=2, num_reused_tokens=30, num_prompt_tokens=50), 0)
     metrics.record(ReuseCounters(num_hits=1, num_opened=3, num_reused_tokens=30, num_prompt_tokens=57), 2)

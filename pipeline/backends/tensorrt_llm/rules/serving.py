@@ -23,6 +23,7 @@ SET_ELSEWHERE = {
     "kv_cache_host_memory_bytes": "tensorrt_llm.kv_cache_host_memory_bytes",
     "enable_kv_cache_reuse": "tensorrt_llm.enable_kv_cache_reuse",
     "enable_chunked_context": "tensorrt_llm.enable_chunked_context",
+    "participant_ids": "the pipeline: the ranks of an orchestrator that spawns no processes",
     "exclude_input_in_output": "each request; clients of the stock loop need the default",
 }
 _OF_NO_USE = {
@@ -102,8 +103,7 @@ def parameters_have_what_they_need(context: BuildContext) -> Iterator[Fault]:
 
 
 def ranks_are_those_that_are_started(context: BuildContext) -> Iterator[Fault]:
-    """participant_ids: the MPI ranks of one Triton model, so one text cannot name those of two. gpu_device_ids: one GPU
-    per rank, commas inside an instance and semicolons between instances."""
+    """gpu_device_ids: one GPU per rank, commas inside an instance and semicolons between instances."""
     if not context.trt.spawn_processes and not context.trt.orchestrator:
         reason = "it belongs to tensorrt_llm.orchestrator = true"
         yield wrong(setting("spawn_processes"), False, reason, "Remove it, or set that.")
@@ -111,22 +111,6 @@ def ranks_are_those_that_are_started(context: BuildContext) -> Iterator[Fault]:
     if gpus is not None and any(len(ids.split(",")) != context.world_size for ids in str(gpus).split(";")):
         reason = f"the engine has {context.world_size} rank(s), and each instance needs as many GPUs"
         yield wrong(parameter("gpu_device_ids"), gpus, reason, "List that many, or change model.parallelism.")
-    found = context.parameter("participant_ids")
-    if found is None:
-        return
-    right = [context.participant_ids(index) for index in range(len(context.modes))]
-    if not context.names_ranks:
-        reason = (
-            "only an orchestrator that spawns no processes tells models their ranks (tensorrt_llm.orchestrator = true, "
-            "tensorrt_llm.spawn_processes = false)"
-        )
-        yield wrong(parameter("participant_ids"), found, reason, "Remove it.")
-    elif [str(found).replace(" ", "")] != right:
-        reason = (
-            f"rank 0 is the orchestrator's, and each engine has {context.world_size} of its own: "
-            f"{' and '.join(map(repr, right))}"
-        )
-        yield wrong(parameter("participant_ids"), found, reason, "Remove it; the pipeline sets it.")
 
 
 def strict_mode_is_of_the_torch_engine(context: BuildContext) -> Iterator[Fault]:

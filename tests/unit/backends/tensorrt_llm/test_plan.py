@@ -212,7 +212,6 @@ def test_ranks_reach_workers_and_mapping():
         ((".orchestrator=true",), 1, [None]),
         ((".orchestrator=true", ".speculation=both"), 1, [None, None]),
         ((".orchestrator=true", ".spawn_processes=false"), 3, ["1,2"]),
-        ((".orchestrator=true", ".spawn_processes=false", ".parameters.participant_ids='1,2'"), 3, ["1,2"]),
         ((".orchestrator=true", ".spawn_processes=false", ".speculation=both"), 5, ["1,2", "3,4"]),
     ],
 )

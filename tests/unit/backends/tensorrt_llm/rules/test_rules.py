@@ -102,13 +102,6 @@ def test_one_fault_is_reported_in_one_sentence(override, text):
         [".orchestrator=true", ".speculation=both", "model.parallelism.tensor=2"],
         [".orchestrator=true", ".spawn_processes=false", "model.parallelism.tensor=2"],
         [".orchestrator=true", ".spawn_processes=false", ".speculation=both"],
-        [".orchestrator=true", ".spawn_processes=false", ".parameters.participant_ids=1"],
-        [
-            ".orchestrator=true",
-            ".spawn_processes=false",
-            ".parameters.participant_ids='1, 2'",
-            "model.parallelism.tensor=2",
-        ],
         ["model.architecture=InternLM2ForCausalLM", "model.trust_remote_code=true"],
         [".parameters.cuda_graph_mode=true", ".parameters.max_tokens_in_paged_kv_cache=100000"],
     ],
