@@ -99,10 +99,10 @@ def load_artifact(folder: Path, cache_dir: Path, *, check_runnable: bool = True)
     Every file's size and SHA-256 are compared; the hash of a large file is cached in cache_dir while the file is
     unchanged (see `hashing`). check_runnable: also compare its libraries and device with those of this machine.
     """
-    mend = f"Build it with `lookahead engine --model {folder.parent.name} --profile {folder.name}`."
+    remedy = f"Build it with `lookahead engine --model {folder.parent.name} --profile {folder.name}`."
     if not (folder / MANIFEST).is_file():
-        raise BuildError(f"There is no engine in {folder}. {mend}")
-    manifest = _read_manifest(folder, mend)
+        raise BuildError(f"There is no engine in {folder}. {remedy}")
+    manifest = _read_manifest(folder, remedy)
     again = f"Build it again with `lookahead engine --model {manifest.model} --profile {manifest.profile} --force`."
     _check_files(folder, manifest, cache_dir, again)
     try:
@@ -110,7 +110,9 @@ def load_artifact(folder: Path, cache_dir: Path, *, check_runnable: bool = True)
     except ConfigError as error:
         raise BuildError(f"{folder / RESOLVED} was written by another version of this program. {again}") from error
     if (manifest.model, manifest.profile) != (resolved.model.name, resolved.profile.name):
-        raise BuildError(f"{folder / MANIFEST} was changed: it names another model or profile than {RESOLVED}. {mend}")
+        raise BuildError(
+            f"{folder / MANIFEST} was changed: it names another model or profile than {RESOLVED}. {remedy}"
+        )
     if check_runnable:
         _check_runnable(folder, manifest.fingerprint, resolved, again)
     return Artifact(folder, manifest, resolved)
@@ -168,39 +170,43 @@ def build_lock(places: Places, model: str, on_wait: Callable[[str], None]) -> It
                 folder.rmdir()
 
 
-def _read_manifest(folder: Path, mend: str) -> Manifest:
+def _read_manifest(folder: Path, remedy: str) -> Manifest:
     path = folder / MANIFEST
     try:
         manifest = Manifest.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
-        raise BuildError(f"{path} cannot be read or was written by another version of this program. {mend}") from error
+        raise BuildError(
+            f"{path} cannot be read or was written by another version of this program. {remedy}"
+        ) from error
     if manifest.fingerprint_digest != manifest.fingerprint.digest:
-        raise BuildError(f"{path} was changed: its fingerprint does not match its digest. {mend}")
+        raise BuildError(f"{path} was changed: its fingerprint does not match its digest. {remedy}")
     return manifest
 
 
-def _check_files(folder: Path, manifest: Manifest, cache_dir: Path, mend: str) -> None:
+def _check_files(folder: Path, manifest: Manifest, cache_dir: Path, remedy: str) -> None:
     expected = {entry.path: entry for entry in manifest.files}
     present = {path.relative_to(folder).as_posix() for path in _files(folder)}
     if missing := sorted(expected.keys() - present):
-        raise BuildError(f"The engine in {folder} lacks {', '.join(missing)}. {mend}")
+        raise BuildError(f"The engine in {folder} lacks {', '.join(missing)}. {remedy}")
     if unknown := sorted(present - expected.keys()):
-        raise BuildError(f"The engine in {folder} holds {', '.join(unknown)}, which its manifest does not know. {mend}")
+        raise BuildError(
+            f"The engine in {folder} holds {', '.join(unknown)}, which its manifest does not know. {remedy}"
+        )
     for name, entry in expected.items():
         path = folder / name
         if path.stat().st_size != entry.size:
-            raise BuildError(f"{path} has {path.stat().st_size} bytes; it was built with {entry.size}. {mend}")
+            raise BuildError(f"{path} has {path.stat().st_size} bytes; it was built with {entry.size}. {remedy}")
         if remembered_sha256(path, cache_dir) != entry.sha256:
-            raise BuildError(f"{path} was changed after the build: its SHA-256 differs from the manifest. {mend}")
+            raise BuildError(f"{path} was changed after the build: its SHA-256 differs from the manifest. {remedy}")
 
 
-def _check_runnable(folder: Path, fingerprint: Fingerprint, resolved: ResolvedConfig, mend: str) -> None:
+def _check_runnable(folder: Path, fingerprint: Fingerprint, resolved: ResolvedConfig, remedy: str) -> None:
     libraries, device = backend_of(fingerprint.backend).runtime(resolved)
     here = fingerprint.model_copy(
         update={"format": Fingerprint.model_fields["format"].default, "libraries": libraries, "device": device}
     )
     if reasons := list(fingerprint.differences(here)):
-        raise BuildError(f"The engine in {folder} was built for another environment: {'; '.join(reasons)}. {mend}")
+        raise BuildError(f"The engine in {folder} was built for another environment: {'; '.join(reasons)}. {remedy}")
 
 
 def _describe(folder: Path, resolved: ResolvedConfig, fingerprint: Fingerprint, cache_dir: Path) -> None:
