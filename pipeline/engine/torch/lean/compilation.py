@@ -18,6 +18,11 @@ def kernel(function: Function) -> Function:
     return cast(Function, njit(cache=True, nogil=True, error_model="numpy")(function))
 
 
+def generator(function: Function) -> Function:
+    """Compile a generator with each of its callers: numba cannot use one whose machine code comes from disk."""
+    return cast(Function, njit(nogil=True, error_model="numpy")(function))
+
+
 def generated(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile calls into the LLVM code that the function generates: from the types of the arguments it returns a
     signature and a generator."""

@@ -15,7 +15,7 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from pipeline.engine.torch.lean.compilation import generated, kernel
+from pipeline.engine.torch.lean.compilation import generated, generator
 from pipeline.engine.torch.lean.vectors import I32, I64, call
 
 # Bytes between two counters, so that no two share a cache line.
@@ -56,7 +56,7 @@ def yield_core(typing: Any) -> Any:
     return types.void(), generate
 
 
-@kernel
+@generator
 def shared(counter: int, count: int, chunk: int) -> Iterator[int]:
     """The units of a phase that fall to this thread, of 0 .. count - 1, `chunk` at a time; ends when all threads have
     completed theirs. counter: the phase's; the count of completed units lies behind it."""
