@@ -12,7 +12,7 @@ from pipeline.decoding.tree import EMPTY_TREE, DraftTree, tree_from_lists
 
 # Weight of a candidate against the next more recent one, and of none of them being right.
 RECENCY = 0.7
-ESCAPE = 0.5
+ESCAPE = 3.0
 
 
 class NgramPool:

@@ -23,7 +23,7 @@ FANS: dict[Retrieval, tuple[int, int]] = {
 LEARNING_RATE = 0.3
 # First doubts, as logarithms: of a suffix of one token seen once; for each token more; in the shared trie; of a suffix
 # with several next tokens; of a match.
-FIRST_DOUBT, DOUBT_PER_TOKEN, SHARED_DOUBT, AMBIGUOUS_DOUBT, LONG_MATCH_DOUBT = 0.2, -0.3, 1.2, 2.0, -1.0
+FIRST_DOUBT, DOUBT_PER_TOKEN, SHARED_DOUBT, AMBIGUOUS_DOUBT, LONG_MATCH_DOUBT = 0.2, -0.1, 1.2, 2.0, 0.0
 
 
 class Estimator:

@@ -33,7 +33,7 @@ MATCH_CLASSES = 4
 # Bonus count of the latest token after a suffix.
 RECENT = float32(0.5)
 # Children of a node that are read.
-MAX_CHILDREN = 12
+MAX_CHILDREN = 64
 
 
 class Evidence(NamedTuple):

@@ -9,7 +9,7 @@ from pipeline.decoding.tree import IntArray
 from pipeline.decoding.trie.arrays import BUCKETS_PER_NODE, TrieArrays, slot_of
 
 # Number of children with the highest counts that keep their place before those that were seen last.
-NUM_FREQUENT = 6
+NUM_FREQUENT = 16
 
 
 @subkernel

@@ -9,6 +9,7 @@ import pytest
 
 from pipeline.decoding.mixing import HIGHEST_PROBABILITY, LOWEST_PROBABILITY, OTHERS, WEIGHT_RATE, learn, logit
 from pipeline.decoding.mixing import mixed_probability as mixed
+from pipeline.decoding.mixing_prior import prior_weights
 
 # [3 channels and the bias, (weight, offset, penalty)], all different, so that each exchange shows.
 WEIGHTS = np.asarray([[0.5, 0.2, -0.3], [2.0, -0.4, -0.7], [1.5, 0.9, -1.1], [-0.6, 0.0, 0.0]], np.float64)
@@ -25,6 +26,12 @@ def log_odds(probability: float) -> float:
 @pytest.mark.parametrize("probability", [0.001, 0.25, 0.5, 0.9])
 def test_logit_of_a_probability(probability: float) -> None:
     assert logit(probability) == pytest.approx(log_odds(probability))
+
+
+@pytest.mark.parametrize("probability", [0.002, 0.3, 0.9])
+def test_without_a_table_an_estimate_begins_as_it_is(probability: float) -> None:
+    said = np.asarray([probability, 0.0], np.float32)
+    assert mixed(said, prior_weights(1, 0)[0]) == pytest.approx(probability, rel=1e-4)
 
 
 def test_certain_channels_are_clipped_to_finite_logits() -> None:

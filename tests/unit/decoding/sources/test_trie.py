@@ -10,7 +10,7 @@ from pipeline.decoding.request import StepResult
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.sources.prompt import PromptSource
 from pipeline.decoding.sources.trie import TrieSource
-from pipeline.decoding.tree import EMPTY_TREE, chain
+from pipeline.decoding.tree import EMPTY_TREE, agreeing_path, chain
 from pipeline.decoding.trie import Trie
 from pipeline.decoding.trie.snapshot import save_trie
 from pipeline.errors import ConfigError, UserError
@@ -34,7 +34,8 @@ def drafted(source: TrieSource | PromptSource, request_id: str, context: list[in
 @pytest.mark.parametrize("source", [trie_source(), PromptSource(PromptDraftConfig())])
 def test_the_prompt_is_used_whole_also_behind_an_end_token(source):
     source.start("r", PROMPT, "")
-    assert drafted(source, "r", PROMPT.tolist(), 4) == [12, 13, 14, 15]
+    tree = source.propose("r", PROMPT, DraftBudget(8, 6))
+    assert len(agreeing_path(tree, [12, 13, 14, 15])) == 4
 
 
 @pytest.mark.parametrize("source", [trie_source(), PromptSource(PromptDraftConfig())])

@@ -102,6 +102,15 @@ def test_a_repeated_text_is_followed_to_the_full_depth():
     assert tree.token_ids[:5].tolist() == [110, 111, 112, 113, 114]
 
 
+def test_behind_an_unknown_token_all_frequent_tokens_are_drafted():
+    shared, frequent = Trie(4), [*range(100, 114)]
+    shared.insert(ids(frequent * 3))
+    shared.insert(ids([*range(200, 260)]))
+    tree = Estimator(4).grow(Trie(4), shared, "", ids([999]), 60, 1)
+    assert len(tree) == 60
+    assert set(frequent) <= set(tree.token_ids.tolist())
+
+
 def test_tenants_do_not_see_each_other():
     shared = Trie(BRANCH, 1 << 16)
     shared.insert(ids([1, 2, 3, 4, 5]), "one")

@@ -1,5 +1,5 @@
-"""Draft trees of recorded runs, as the trie gave them when every string was a node of its own: joining the nodes of one
-edge changed none of them. The texts are words of a licence and a random chain with repetitions."""
+"""Draft trees of recorded runs, as the trie gave them with 64 children read of a node and the doubts of decision 057.
+The texts are words of a licence and a random chain with repetitions."""
 
 from __future__ import annotations
 
