@@ -58,6 +58,8 @@ class ServiceState(Frozen):
     ports: dict[str, int] = Field(description="Ports by what they are for.")
     ends_with: str = Field("", description="Id of the server with which it ends; empty for none.")
     started: float = Field(description="Seconds since the epoch.")
+    restarts: int = Field(0, description="Times that the guard started it again.")
+    restart_reason: str = Field("", description="Why, the last time.")
 
 
 class RunningService:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -61,6 +63,18 @@ def test_services_are_found_by_name_and_stopped_each_by_itself(run_dir):
     assert find_services(run_dir) == [back.state]
     assert not left_over(door.state.server_id)
     assert back.service.is_ready()
+
+
+def test_a_service_that_its_guard_started_again_is_still_found(run_dir):
+    (door,) = start(run_dir, replace(service(), max_restarts=1))
+    (child,) = (one for one in processes_of(door.state.server_id) if one.pid != door.state.guard_pid)
+    child.kill()
+
+    deadline = time.monotonic() + PATIENCE_S
+    while (states := find_services(run_dir)) == [door.state] and time.monotonic() < deadline:
+        time.sleep(0.05)
+    (found,) = states
+    assert (found.server_id, found.restarts, found.restart_reason) == (door.state.server_id, 1, "exit code -9")
 
 
 def test_a_stopped_service_leaves_nothing_behind(run_dir):
