@@ -10,7 +10,7 @@ from pipeline.decoding.growth import Proposals
 from pipeline.decoding.tree import DraftTree, FloatArray, IntArray
 
 # Conditional probability of nodes that a source gives no estimate for.
-UNKNOWN_PROBABILITY = 0.25
+UNKNOWN_PROBABILITY = 0.67
 
 
 def joined_proposals(trees: Sequence[tuple[int, DraftTree]], own_nodes: dict[int, slice]) -> Proposals:
