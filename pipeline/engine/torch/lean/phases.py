@@ -60,7 +60,7 @@ from pipeline.engine.torch.lean.vectors import LANES
 Longs = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 
-# A phase is cut into so many tasks per thread.
+# Tasks of a phase per thread.
 _TASKS_PER_THREAD = 8
 
 
