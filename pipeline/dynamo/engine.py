@@ -26,9 +26,8 @@ from pipeline.dynamo.servers import TritonServers
 from pipeline.dynamo.spec import FILE_KV, NAMESPACE, TRITON_KEYS, WorkerSpec
 from pipeline.dynamo.triton_stream import TokenChunk, TritonStream
 from pipeline.errors import BusyError, EngineError, RequestError, ServerError
-from pipeline.gateway.annotations import ENGINE_DATA, REFUSAL, STATISTICS, annotation
+from pipeline.gateway.annotations import ENGINE_DATA, FIGURES, REFUSAL, STATISTICS, annotation
 from pipeline.gateway.annotations import NAMESPACE as DRAFT_NAMESPACE
-from pipeline.gateway.draft_figures import FIELD
 
 # Dynamo's block size has no meaning for our KV cache; it is the unit of its prefix routing.
 KV_BLOCK_SIZE = 16
@@ -212,7 +211,7 @@ class TritonEngine(LLMEngine):
                 },
             }
         if wanted.returns_statistics:
-            figures = {FIELD: speculative_decoding(statistics)} if has_figures else {}
+            figures = {FIGURES: speculative_decoding(statistics)} if has_figures else {}
             made[ENGINE_DATA] = {STATISTICS: statistics} | figures
         return made
 

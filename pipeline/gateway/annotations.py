@@ -42,6 +42,8 @@ NAMES = (
 )
 # Field of `nvext` that the front end passes through from the worker to the client.
 ENGINE_DATA = "engine_data"
+# Its member with the figures of a request's drafts in the form of vLLM.
+FIGURES = "speculative_decoding"
 # Its member with which a worker refuses a request: {"status": 400, "message": "..."}. An exception of a worker reaches
 # the client with its message in whole responses of the chat API only.
 REFUSAL = "refusal"

@@ -16,7 +16,7 @@ import pydantic_core
 from pipeline.gateway.bodies import Json, Receive, write_json
 from pipeline.gateway.forward import Onward, events_of, pass_on, until_disconnect
 from pipeline.gateway.refusal import Refusal
-from pipeline.gateway.response_writer import ResponseWriter
+from pipeline.gateway.response_writer import Responder
 
 # The API's own limit.
 MAX_CHOICES = 128
@@ -36,7 +36,7 @@ def choice_requests(sent: Json, num_choices: int) -> list[Json]:
 
 
 async def forward_choices(
-    client: httpx.AsyncClient, onwards: Sequence[Onward], receive: Receive, answer: ResponseWriter
+    client: httpx.AsyncClient, onwards: Sequence[Onward], receive: Receive, answer: Responder
 ) -> None:
     """Send the requests of all choices on and answer with their responses as one. If one of them fails, or the client
     leaves, all end."""
@@ -54,7 +54,7 @@ async def forward_choices(
 class _Joined:
     """The one response to the client."""
 
-    def __init__(self, answer: ResponseWriter, num_choices: int) -> None:
+    def __init__(self, answer: Responder, num_choices: int) -> None:
         self.refusal: Refusal | None = None
         self.bodies: list[Json] = [{}] * num_choices
         self.usages: list[Json | None] = [None] * num_choices

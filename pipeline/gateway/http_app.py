@@ -17,7 +17,6 @@ from starlette.types import Message, Receive, Scope, Send
 from pipeline.gateway.bodies import Disconnected, read_body
 from pipeline.gateway.choices import forward_choices
 from pipeline.gateway.deployment import Deployment, Deployments
-from pipeline.gateway.draft_figures import DraftFigures
 from pipeline.gateway.errors import unavailable
 from pipeline.gateway.forward import Onward, Upstream, forward
 from pipeline.gateway.generate_body import checked_generate
@@ -27,6 +26,7 @@ from pipeline.gateway.openai_body import checked_openai
 from pipeline.gateway.openai_fields import Endpoint
 from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.response_writer import Responder, ResponseWriter, Style
+from pipeline.gateway.rewriting import RewritingResponder
 from pipeline.gateway.spec import GatewaySpec
 from pipeline.gateway.tenants import Tenant, Tenants, bearer_key
 
@@ -187,10 +187,13 @@ class HttpGateway:
         ]
         max_seq_len = deployment.spec.max_seq_len
         with deployment.in_use(), self._tenants.admit(tenant, len(body), checked.max_tokens, max_seq_len, len(onwards)):
+            to_client: Responder = answer
+            for rewrite in checked.rewrites:
+                to_client = RewritingResponder(to_client, rewrite)
             if len(onwards) == 1:
-                await self._pass_on(request, DraftFigures(answer) if checked.with_figures else answer, onwards[0])
+                await self._pass_on(request, to_client, onwards[0])
             else:
-                await forward_choices(self._client, onwards, request.receive, answer)
+                await forward_choices(self._client, onwards, request.receive, to_client)
 
     async def _models(self, request: Request, answer: ResponseWriter, request_id: str) -> None:
         self._tenant(request)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from pipeline.errors import RequestError
@@ -12,6 +13,7 @@ from pipeline.gateway.choices import MAX_CHOICES, choice_requests
 from pipeline.gateway.generate_body import positive
 from pipeline.gateway.openai_fields import Endpoint, for_front_end
 from pipeline.gateway.refusal import Refusal
+from pipeline.gateway.rewriting import DRAFT_FIGURES, LOG_PROBS, Rewrite
 from pipeline.gateway.tenants import Tenant
 
 _PREFIX = annotation(NAMESPACE, "")
@@ -20,13 +22,13 @@ _PREFIX = annotation(NAMESPACE, "")
 class CheckedChoices(NamedTuple):
     """A request as it is forwarded, once for each choice. max_tokens: limit of the output of one choice, None if the
     request sets none. model: its name as the client has it. conversation: the same for all later turns of a
-    conversation, None for its first one. with_figures: whether the client asks for figures of the drafts."""
+    conversation, None for its first one. rewrites: changes to the response."""
 
     bodies: list[bytes]
     max_tokens: int | None
     model: object
     conversation: str | None = None
-    with_figures: bool = False
+    rewrites: Sequence[Rewrite] = ()
 
 
 def checked_openai(body: bytes, endpoint: Endpoint, tenant: Tenant) -> CheckedChoices:
@@ -53,9 +55,10 @@ def checked_openai(body: bytes, endpoint: Endpoint, tenant: Tenant) -> CheckedCh
     sent["nvext"] = named | {"annotations": kept}
     requests = choice_requests(sent, num_choices)
     bodies = [write_json(request) for request in requests]
-    return CheckedChoices(
-        bodies, max_tokens, value.get("model"), _conversation(value), bool(value.get("draft_statistics"))
-    )
+    rewrites = [LOG_PROBS] if endpoint == "completions" and value.get("logprobs") else []
+    if value.get("draft_statistics") and num_choices == 1:
+        rewrites.append(DRAFT_FIGURES)
+    return CheckedChoices(bodies, max_tokens, value.get("model"), _conversation(value), rewrites)
 
 
 def _conversation(value: Json) -> str | None:

@@ -160,6 +160,18 @@ def test_fields_of_our_own_and_biases_reach_the_engine(client):
     assert len(set(answer.choices[0].message.content or "")) == 1
 
 
+@pytest.mark.parametrize("num_choices", [1, 2])
+def test_completions_have_alternatives_by_token(client, num_choices):
+    answer = client.completions.create(model=MODEL, prompt="the rat", max_tokens=4, logprobs=2, n=num_choices, seed=3)
+
+    assert len(answer.choices) == num_choices
+    for choice in answer.choices:
+        alternatives = choice.logprobs.top_logprobs
+        assert len(alternatives) == 4
+        # The chosen token is one more where it is not among them. Parts of a character share one text.
+        assert all(0 < len(place) <= 3 and max(place.values()) <= 0 for place in alternatives), alternatives
+
+
 def test_completions_take_a_prompt_as_triton_does(client, openai_fleet):
     answer = client.completions.create(model=MODEL, prompt="the rat", max_tokens=16, temperature=0)
 

@@ -1,4 +1,4 @@
-"""Figures of drafts where vLLM has them, in whole responses and in streams."""
+"""Changed responses, whole ones and streams: figures of drafts where vLLM has them, log probabilities as OpenAI's."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.gateway.draft_figures import DraftFigures
 from pipeline.gateway.refusal import Refusal
+from pipeline.gateway.rewriting import DRAFT_FIGURES, LOG_PROBS, Rewrite, RewritingResponder
 
 FIGURES = {"num_spec_steps": 2}
 SENT: dict[str, Any] = {"id": "x", "nvext": {"engine_data": {"draft_statistics": 1, "speculative_decoding": FIGURES}}}
@@ -38,15 +38,15 @@ class Answer:
         self.body = refusal.sentence.encode()
 
 
-def forwarded(pieces: list[bytes], is_stream: bool) -> Answer:
+def forwarded(pieces: list[bytes], is_stream: bool, rewrite: Rewrite = DRAFT_FIGURES) -> Answer:
     answer = Answer()
 
     async def run() -> None:
-        figures = DraftFigures(answer)
-        await figures.start(200, {"content-length": str(sum(map(len, pieces)))}, is_stream)
+        responder = RewritingResponder(answer, rewrite)
+        await responder.start(200, {"content-length": str(sum(map(len, pieces)))}, is_stream)
         for piece in pieces:
-            await figures.piece(piece)
-        await figures.end()
+            await responder.piece(piece)
+        await responder.end()
 
     asyncio.run(run())
     assert answer.ended
@@ -76,3 +76,17 @@ def test_a_text_with_their_name_stays_as_it_is(value: dict[str, Any]) -> None:
 
     assert json.loads(forwarded([body], is_stream=False).body) == value
     assert json.loads(forwarded([b"data: " + body + b"\n\n"], is_stream=True).body[6:]) == value
+
+
+def test_alternatives_of_completions_become_objects_from_token_to_log_probability() -> None:
+    alternatives = [[{"token": "a", "logprob": -1.0, "bytes": [97]}, {"token": "a", "logprob": -2.0}], []]
+    sent = {"choices": [{"text": "ab", "logprobs": {"tokens": ["a", "b"], "top_logprobs": alternatives}}]}
+    shown = {"choices": [{"text": "ab", "logprobs": {"tokens": ["a", "b"], "top_logprobs": [{"a": -1.0}, {}]}}]}
+    body = json.dumps(sent).encode()
+
+    assert json.loads(forwarded([body], False, LOG_PROBS).body) == shown
+    streamed = forwarded([b"data: " + body + b"\n\ndata: [DONE]\n\n"], True, LOG_PROBS).body
+    assert json.loads(streamed.removeprefix(b"data: ").partition(b"\n\n")[0]) == shown
+    assert streamed.endswith(b"\n\ndata: [DONE]\n\n")
+    none = b'{"choices":[{"text":"\\"top_logprobs\\"","logprobs":null}]}'
+    assert forwarded([none], False, LOG_PROBS).body == none

@@ -1,0 +1,99 @@
+"""Changes to the front end's responses, for clients that expect OpenAI's or vLLM's form.
+
+draft_figures    the front end returns what a worker adds in `nvext.engine_data` only; vLLM has it in
+                 `metrics.speculative_decoding`, where load generators such as AIPerf read it
+log_probs        alternatives in the completions API are an object from token to log probability; the front end sends
+                 lists, as in the chat API
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import pydantic_core
+
+from pipeline.gateway.annotations import FIGURES
+from pipeline.gateway.bodies import Json, write_json
+from pipeline.gateway.forward import events_of
+from pipeline.gateway.refusal import Refusal
+from pipeline.gateway.response_writer import Responder
+
+_DATA = b"data: "
+
+
+class Rewrite(NamedTuple):
+    """mark: what a response must contain to be changed. change: of the whole response, or of one event."""
+
+    mark: bytes
+    change: Callable[[Json], Json]
+
+
+class RewritingResponder:
+    """Forwards one response to `answer`, rewritten."""
+
+    def __init__(self, answer: Responder, rewrite: Rewrite) -> None:
+        self._answer = answer
+        self._rewrite = rewrite
+        self._status, self._headers = 200, dict[str, str]()
+        self._is_stream = False
+        self._body = b""
+
+    async def start(self, status: int, headers: Mapping[str, str], is_stream: bool = False) -> None:
+        self._is_stream = is_stream
+        if is_stream:
+            await self._answer.start(status, headers, is_stream=True)
+        else:
+            self._status, self._headers = status, dict(headers)
+
+    async def piece(self, data: bytes) -> None:
+        if not self._is_stream:
+            self._body += data
+        elif self._rewrite.mark in data:
+            await self._answer.piece(b"".join(map(self._rewritten_event, events_of(data))))
+        else:
+            await self._answer.piece(data)
+
+    async def end(self) -> None:
+        if not self._is_stream:
+            body = self._rewritten(self._body)
+            await self._answer.start(self._status, self._headers | {"content-length": str(len(body))})
+            await self._answer.piece(body)
+        await self._answer.end()
+
+    async def refuse(self, refusal: Refusal, closes: bool = False) -> None:
+        await self._answer.refuse(refusal, closes)
+
+    def _rewritten_event(self, event: bytes) -> bytes:
+        if not event.startswith(_DATA + b"{"):
+            return event
+        return _DATA + self._rewritten(event.removeprefix(_DATA)).removesuffix(b"\n\n") + b"\n\n"
+
+    def _rewritten(self, body: bytes) -> bytes:
+        if self._rewrite.mark not in body:
+            return body
+        return write_json(self._rewrite.change(pydantic_core.from_json(body)))
+
+
+def _move_figures(body: Json) -> Json:
+    """The figures at the root. A text may have the mark without being figures."""
+    engine_data = (body.get("nvext") or {}).get("engine_data") or {}
+    if (figures := engine_data.pop(FIGURES, None)) is None:
+        return body
+    return body | {"metrics": {FIGURES: figures}}
+
+
+def _alternatives_by_token(body: Json) -> Json:
+    """Of two tokens with one text the more probable one counts: alternatives come in the order of their probability."""
+    for choice in body.get("choices") or []:
+        log_probs = choice.get("logprobs") or {}
+        for place, alternatives in enumerate(log_probs.get("top_logprobs") or []):
+            if isinstance(alternatives, list):
+                log_probs["top_logprobs"][place] = {
+                    entry["token"]: entry["logprob"] for entry in reversed(alternatives)
+                }
+    return body
+
+
+DRAFT_FIGURES = Rewrite(f'"{FIGURES}"'.encode(), _move_figures)
+LOG_PROBS = Rewrite(b'"top_logprobs"', _alternatives_by_token)
