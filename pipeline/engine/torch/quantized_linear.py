@@ -17,6 +17,7 @@ from torch.nn import functional
 
 _LARGEST = 127
 _VECTOR = 32
+_FLOAT32_ROWS = 6
 
 
 class Quantized(NamedTuple):
@@ -56,7 +57,8 @@ class QuantizedLinear(nn.Module):
 class _Float32Packed(nn.Module):
     """float32 activations. FBGEMM keeps the weight as float16, which holds these integers exactly, and multiplies in
     float32: half the memory traffic of float32 weights, at most the time, and nothing lost beside the rounding to
-    int8."""
+    int8. Its AVX2 kernels for one and two rows sum in another order than those for three to six, so that rows are
+    padded to a multiple of six: each is then computed by the same kernel, alone or with others."""
 
     def __init__(self, linear: QuantizedLinear) -> None:
         super().__init__()
@@ -64,8 +66,10 @@ class _Float32Packed(nn.Module):
         self._scale, self._bias = linear.quantized.scale, linear.bias
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = torch.ops.quantized.linear_dynamic_fp16(rows, self._packed)
-        result.mul_(self._scale)
+        flat = rows.reshape(-1, rows.shape[-1])
+        padded = functional.pad(flat, (0, 0, 0, -len(flat) % _FLOAT32_ROWS))
+        result: torch.Tensor = torch.ops.quantized.linear_dynamic_fp16(padded, self._packed)[: len(flat)]
+        result = result.view(*rows.shape[:-1], -1).mul_(self._scale)
         return result if self._bias is None else result.add_(self._bias)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.backends.torch import TorchBackend
 from pipeline.checkpoint.fetch import fetch
 from pipeline.config.places import Places, places
 from pipeline.config.resolution import resolve_config
@@ -197,7 +198,7 @@ def test_missing_resources_are_reported_before_a_download(where: Places, monkeyp
     def refuse(resolved: ResolvedConfig, folder: Path) -> None:
         raise BuildError("too little memory")
 
-    monkeypatch.setattr(torch_build, "require_resources", refuse)
+    monkeypatch.setattr(TorchBackend, "require_resources", staticmethod(refuse))
     notes: list[str] = []
     with pytest.raises(BuildError, match="too little memory"):
         build_engine(tiny(), where, note=notes.append)
@@ -205,5 +206,6 @@ def test_missing_resources_are_reported_before_a_download(where: Places, monkeyp
 
 
 def test_what_is_built_needs_no_room(built: Path, where: Places, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_build, "require_resources", lambda resolved, folder: pytest.fail("nothing is built"))
+    fail = staticmethod(lambda resolved, folder: pytest.fail("nothing is built"))
+    monkeypatch.setattr(TorchBackend, "require_resources", fail)
     assert build_engine(tiny(), where).outcome == "reused"
