@@ -13,14 +13,15 @@ from pathlib import Path
 
 import grpc
 import uvicorn
+import uvloop
 from pydantic import ValidationError
 
 from pipeline.files import write_whole
 from pipeline.gateway.connections import by_port, uvicorn_options
 from pipeline.gateway.deployment import Deployments
-from pipeline.gateway.forward import create_client
 from pipeline.gateway.grpc_app import GrpcGateway, channel_options
 from pipeline.gateway.http_app import HttpGateway
+from pipeline.gateway.plain_transport import PlainTransport
 from pipeline.gateway.spec import GatewaySpec, GatewayStatus, status_path
 from pipeline.gateway.tenants import Tenants
 
@@ -39,14 +40,13 @@ async def serve(spec: GatewaySpec, spec_path: Path) -> None:
     grpc_server.add_insecure_port(f"{spec.host}:{spec.grpc_port}")
     await grpc_server.start()
     watching = asyncio.create_task(_follow_spec(deployments, spec_path))
-    async with create_client() as client:
-        gateway = HttpGateway(spec, tenants, client, deployments)
-        app = by_port(gateway.app(), {spec.metrics_port: gateway.metrics_app()})
-        options = uvicorn_options(config.header_timeout_s, config.max_connections)
-        server = uvicorn.Server(uvicorn.Config(app, **options))
-        ports = [port for port in (spec.http_port, spec.openai_port) if port is not None]
-        addresses = [*((spec.host, port) for port in ports), (spec.metrics_host, spec.metrics_port)]
-        await server.serve([_listening(host, port) for host, port in addresses])
+    gateway = HttpGateway(spec, tenants, PlainTransport(), deployments)
+    app = by_port(gateway.app(), {spec.metrics_port: gateway.metrics_app()})
+    options = uvicorn_options(config.header_timeout_s, config.max_connections)
+    server = uvicorn.Server(uvicorn.Config(app, **options))
+    ports = [port for port in (spec.http_port, spec.openai_port) if port is not None]
+    addresses = [*((spec.host, port) for port in ports), (spec.metrics_host, spec.metrics_port)]
+    await server.serve([_listening(host, port) for host, port in addresses])
     watching.cancel()
     await grpc_server.stop(_GRACE_S)
     await deployments.close()
@@ -107,7 +107,7 @@ def main() -> int:
     spec = GatewaySpec.model_validate_json(path.read_bytes())
     _configure_logging(spec.json_logs)
     try:
-        asyncio.run(serve(spec, path))
+        uvloop.run(serve(spec, path))
     except OSError as error:
         print(f"The gateway cannot listen on {spec.host}: {error}.", file=sys.stderr)
         return 2

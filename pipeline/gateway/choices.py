@@ -36,7 +36,7 @@ def choice_requests(sent: Json, num_choices: int) -> list[Json]:
 
 
 async def forward_choices(
-    client: httpx.AsyncClient, onwards: Sequence[Onward], receive: Receive, answer: Responder
+    transport: httpx.AsyncBaseTransport, onwards: Sequence[Onward], receive: Receive, answer: Responder
 ) -> None:
     """Send the requests of all choices on and answer with their responses as one. If one of them fails, or the client
     leaves, all end."""
@@ -44,7 +44,7 @@ async def forward_choices(
     async with until_disconnect(receive):
         async with anyio.create_task_group() as tasks:
             for number, onward in enumerate(onwards):
-                tasks.start_soon(pass_on, client, onward, _Choice(joined, number, tasks.cancel_scope))
+                tasks.start_soon(pass_on, transport, onward, _Choice(joined, number, tasks.cancel_scope))
         if joined.refusal is not None:
             await answer.refuse(joined.refusal)
         else:

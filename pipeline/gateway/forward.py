@@ -21,7 +21,6 @@ from pipeline.gateway.errors import (
 from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.response_writer import Responder
 
-_CONNECT_TIMEOUT_S = 2.0
 _LONGEST_ERROR_BYTES = 1 << 16
 # Longest event that is buffered until it is complete; longer ones are forwarded unparsed.
 _LONGEST_EVENT_BYTES = 1 << 20
@@ -59,22 +58,10 @@ class Onward:
     is_served: bool = False
 
 
-def create_client() -> httpx.AsyncClient:
-    """The client that forwards requests. Each request sets its own time limit.
-
-    It keeps no idle connections. A Triton that is shutting down waits for every open HTTP connection, idle ones too,
-    before it finalizes its models, so it would be killed before they have saved their learned state.
-    """
-    limits = httpx.Limits(max_keepalive_connections=0)
-    timeout = httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S)
-    headers = {"accept-encoding": "identity", "user-agent": "lookahead-gateway"}
-    return httpx.AsyncClient(limits=limits, timeout=timeout, trust_env=False, headers=headers)
-
-
-async def forward(client: httpx.AsyncClient, onward: Onward, receive: Receive, answer: Responder) -> None:
+async def forward(transport: httpx.AsyncBaseTransport, onward: Onward, receive: Receive, answer: Responder) -> None:
     """Forward a request and its response. If the client disconnects, the request is cancelled behind too."""
     async with until_disconnect(receive):
-        await pass_on(client, onward, answer)
+        await pass_on(transport, onward, answer)
 
 
 @asynccontextmanager
@@ -92,9 +79,9 @@ async def until_disconnect(receive: Receive) -> AsyncGenerator[None, None]:
         tasks.cancel_scope.cancel()
 
 
-async def pass_on(client: httpx.AsyncClient, onward: Onward, answer: Responder) -> None:
+async def pass_on(transport: httpx.AsyncBaseTransport, onward: Onward, answer: Responder) -> None:
     """Forward a request and its response."""
-    request = client.build_request(
+    request = httpx.Request(
         onward.method,
         onward.target.url + onward.path,
         content=onward.body or None,
@@ -103,7 +90,7 @@ async def pass_on(client: httpx.AsyncClient, onward: Onward, answer: Responder) 
     try:
         with anyio.fail_after(onward.timeout_s):
             patient_until = anyio.current_time() + onward.patience_s
-            while not await _attempt(client, request, onward, answer, anyio.current_time() < patient_until):
+            while not await _attempt(transport, request, onward, answer, anyio.current_time() < patient_until):
                 await anyio.sleep(_RETRY_PAUSE_S)
     except TimeoutError:
         await answer.refuse(Refusal(504, f"the request took longer than {onward.timeout_s:g} s"))
@@ -114,31 +101,33 @@ async def pass_on(client: httpx.AsyncClient, onward: Onward, answer: Responder) 
 
 
 async def _attempt(
-    client: httpx.AsyncClient, request: httpx.Request, onward: Onward, answer: Responder, may_retry: bool
+    transport: httpx.AsyncBaseTransport, request: httpx.Request, onward: Onward, answer: Responder, may_retry: bool
 ) -> bool:
     """Send a request and forward its response. Returns False, with nothing forwarded, if a retry may help."""
-    response = await client.send(request, stream=True)
+    response = await transport.handle_async_request(request)
+    stream = response.stream
+    assert isinstance(stream, httpx.AsyncByteStream), "that of an asynchronous transport"
     try:
         if may_retry and response.status_code in (404, 500, 503):
-            start = await _start_of(response.aiter_raw())
+            start = await _start_of(aiter(stream))
             if any(words in start for words in _NO_WORKER) or (onward.is_served and _NO_MODEL in start):
                 return False
             raise refusal_of(response.status_code, text_of_body(start), onward.request_id)
-        await _pass_on(response, onward.request_id, answer)
+        await _pass_on(response, aiter(stream), onward.request_id, answer)
         return True
     finally:
         # Closing an unfinished response closes its connection, which cancels the request behind.
         with anyio.CancelScope(shield=True):
-            await response.aclose()
+            await stream.aclose()
 
 
-async def _pass_on(response: httpx.Response, request_id: str, answer: Responder) -> None:
+async def _pass_on(response: httpx.Response, chunks: AsyncIterator[bytes], request_id: str, answer: Responder) -> None:
+    """chunks: of the response's body."""
     status = response.status_code
     headers = {name: response.headers[name] for name in _PASSED_HEADERS if name in response.headers}
     if status >= 400:
-        raise refusal_of(status, text_of_body(await _start_of(response.aiter_raw())), request_id)
+        raise refusal_of(status, text_of_body(await _start_of(chunks)), request_id)
     if not headers.get("content-type", "").startswith("text/event-stream"):
-        chunks = response.aiter_raw()
         first = await anext(chunks, b"")
         if first.startswith(b'{"error"'):  # Triton answers 200 and then sends the error
             raise refusal_of(400, text_of_body(first + await _start_of(chunks)), request_id)
@@ -154,7 +143,7 @@ async def _pass_on(response: httpx.Response, request_id: str, answer: Responder)
         return
     headers |= {"cache-control": "no-cache", "x-accel-buffering": "no"}
     started = False
-    async with aclosing(events(response.aiter_raw())) as stream:
+    async with aclosing(events(chunks)) as stream:
         async for event in stream:
             if (refusal := refusal_in_event(event, request_id)) is not None:
                 raise refusal

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from importlib.resources import files
 
+import anyio
 import httpx
 from starlette.requests import Request
 from starlette.routing import Route, Router
@@ -73,14 +74,14 @@ class Handler:
 
 
 class HttpGateway:
-    """Serves the HTTP requests of all tenants. client: forwards them."""
+    """Serves the HTTP requests of all tenants. transport: forwards them."""
 
     def __init__(
-        self, spec: GatewaySpec, tenants: Tenants, client: httpx.AsyncClient, deployments: Deployments
+        self, spec: GatewaySpec, tenants: Tenants, transport: httpx.AsyncBaseTransport, deployments: Deployments
     ) -> None:
         self._spec = spec
         self._tenants = tenants
-        self._client = client
+        self._transport = transport
         self._deployments = deployments
         self._page = files("pipeline.gateway").joinpath("openapi.json").read_bytes()
 
@@ -114,11 +115,9 @@ class HttpGateway:
         deployment = self._deployments.current
         path = "/v2/health/live" if request.url.path.endswith("/live") else _path(request, deployment, "/ready")
         try:
-            triton = deployment.triton
-            response = await self._client.get(triton.url + path, headers=triton.headers, timeout=_SHORT_S)
-            status = response.status_code
-        except httpx.HTTPError:
-            status = 503
+            status = (await self._ask(deployment, path)).status_code
+        except Refusal as refusal:
+            status = refusal.status
         await answer.start(status if status < 500 else 503, {"content-length": "0"})
         await answer.end()
 
@@ -161,14 +160,22 @@ class HttpGateway:
     async def _types(self, deployment: Deployment, model: str) -> Types:
         """Datatypes of a model's inputs, cached."""
         if model not in deployment.known_types:
-            try:
-                url = f"{deployment.triton.url}/v2/models/{model}"
-                response = await self._client.get(url, headers=deployment.triton.headers, timeout=_SHORT_S)
-                response.raise_for_status()
-            except httpx.HTTPError as error:
-                raise unavailable() from error
+            response = await self._ask(deployment, f"/v2/models/{model}")
+            if response.status_code != 200:
+                raise unavailable()
             deployment.known_types[model] = types_of(response.json())
         return deployment.known_types[model]
+
+    async def _ask(self, deployment: Deployment, path: str) -> httpx.Response:
+        """Triton's whole answer to a question of our own. Raises Refusal (503) if there is none."""
+        request = httpx.Request("GET", deployment.triton.url + path, headers=deployment.triton.headers)
+        try:
+            with anyio.fail_after(_SHORT_S):
+                response = await self._transport.handle_async_request(request)
+                await response.aread()
+        except (httpx.HTTPError, TimeoutError) as error:
+            raise unavailable() from error
+        return response
 
     async def _completion(self, request: Request, answer: ResponseWriter, request_id: str) -> None:
         tenant = self._tenant(request)
@@ -193,7 +200,7 @@ class HttpGateway:
             if len(onwards) == 1:
                 await self._pass_on(request, to_client, onwards[0])
             else:
-                await forward_choices(self._client, onwards, request.receive, to_client)
+                await forward_choices(self._transport, onwards, request.receive, to_client)
 
     async def _models(self, request: Request, answer: ResponseWriter, request_id: str) -> None:
         self._tenant(request)
@@ -204,7 +211,7 @@ class HttpGateway:
         await self._pass_on(request, answer, Onward(target, "GET", path, b"", {}, _SHORT_S, request_id))
 
     async def _pass_on(self, request: Request, answer: Responder, onward: Onward) -> None:
-        await forward(self._client, onward, request.receive, answer)
+        await forward(self._transport, onward, request.receive, answer)
 
     def _tenant(self, request: Request) -> Tenant:
         key = bearer_key(request.headers.get("authorization")) or request.headers.get("x-api-key")

@@ -114,7 +114,7 @@ def client_of(
     behind: Behind, spec: GatewaySpec, tenants: Tenants | None = None, deployments: Deployments | None = None
 ) -> httpx.AsyncClient:
     """A client of a gateway that runs in the test's own event loop."""
-    onward = httpx.AsyncClient(transport=httpx.MockTransport(behind))
+    onward = httpx.MockTransport(behind)
     tenants = tenants or Tenants(spec.api_keys, spec.config)
     app = HttpGateway(spec, tenants, onward, deployments or Deployments(spec.deployment)).app()
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway")  # type: ignore[arg-type]

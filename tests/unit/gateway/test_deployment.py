@@ -220,7 +220,7 @@ def test_metrics_have_a_port_of_their_own():
 
     async def work() -> tuple[httpx.Response, httpx.Response]:
         spec = spec_of()
-        onward = httpx.AsyncClient(transport=httpx.MockTransport(act))
+        onward = httpx.MockTransport(act)
         served = gateway.HttpGateway(spec, Tenants((), spec.config), onward, Deployments(spec.deployment))
         app = gateway.by_port(served.app(), {9: served.metrics_app()})
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app)) as client:  # type: ignore[arg-type]

@@ -1,0 +1,98 @@
+"""The transport with which the gateway reaches the servers behind it, against real connections."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import httpx
+import pytest
+
+from pipeline.gateway.plain_transport import PlainTransport
+from tests.patience import PATIENCE_S
+
+OK = b"HTTP/1.1 200 OK\r\n"
+Work = Callable[[str], Awaitable[object]]
+
+
+def against(work: Work, *pieces: bytes, ends: bool = False) -> tuple[object, bytes]:
+    """What `work` returns for the URL of a server that sends these pieces, one in a write, and what the server had read
+    when its client closed the connection. ends: the server closes it first."""
+
+    async def run() -> tuple[object, bytes]:
+        read: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            request = await reader.readuntil(b"\r\n\r\n")
+            for piece in pieces:
+                writer.write(piece)
+                await asyncio.sleep(0.01)
+            if not ends:
+                request += await reader.read()  # returns when the client closes
+            read.set_result(request)
+            writer.close()
+
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            result = await work(f"http://127.0.0.1:{port}/a?b=1")
+            return result, await asyncio.wait_for(read, PATIENCE_S)  # while this loop goes on
+
+    return asyncio.run(run())
+
+
+async def pieces_of(url: str, body: bytes = b"") -> list[bytes]:
+    response = await PlainTransport().handle_async_request(httpx.Request("POST", url, content=body or None))
+    assert isinstance(response.stream, httpx.AsyncByteStream)
+    found = [piece async for piece in response.stream]
+    await response.stream.aclose()
+    return found
+
+
+def test_an_answered_request_leaves_no_connection_open() -> None:
+    """A Triton that is shutting down waits for idle connections before its models can save anything."""
+    found, read = against(lambda url: pieces_of(url, b"asked"), OK + b"content-length: 2\r\n\r\nok")
+
+    assert found == [b"ok"]
+    assert read.startswith(b"POST /a?b=1 HTTP/1.1\r\n")
+    assert read.endswith(b"\r\n\r\nasked")
+
+
+def test_pieces_come_as_they_were_sent() -> None:
+    found, _ = against(pieces_of, OK + b"transfer-encoding: chunked\r\n\r\n", b"1\r\na\r\n", b"2\r\nbc\r\n0\r\n\r\n")
+
+    assert found == [b"a", b"bc"]
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"HTTP/1.1 ",
+        b"SSH-2.0-OpenSSH\r\n\r\n",
+        b"HTTP/1.1 100 Continue\r\n\r\n",
+        OK + b"content-length: 9\r\n\r\nok",
+        OK + b"transfer-encoding: chunked\r\n\r\n5\r\nab",
+    ],
+)
+def test_a_server_that_breaks_off_is_an_error(sent: bytes) -> None:
+    with pytest.raises(httpx.RemoteProtocolError):
+        against(pieces_of, sent, ends=True)
+
+
+def test_a_server_that_is_not_there_is_an_error() -> None:
+    with pytest.raises(httpx.ConnectError):
+        asyncio.run(pieces_of("http://127.0.0.1:1/"))
+
+
+def test_a_stream_that_is_left_closes_its_connection() -> None:
+    """Which cancels the request behind."""
+
+    async def first(url: str) -> int:
+        response = await PlainTransport().handle_async_request(httpx.Request("GET", url))
+        assert isinstance(response.stream, httpx.AsyncByteStream)
+        async for _ in response.stream:
+            break
+        await response.stream.aclose()
+        return response.status_code
+
+    assert against(first, OK + b"content-length: 1000\r\n\r\na")[0] == 200
