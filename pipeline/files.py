@@ -3,30 +3,45 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import glob
 import os
 import secrets
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 
 def write_whole(path: Path, content: str | Iterable[bytes], private: bool = False) -> None:
     """Write a file atomically (text as UTF-8): write a temporary file beside it, flush it to disk, rename it. Readers
-    find the old file or the new one. private: only the owner can read it. Raises OSError and then leaves no temporary
-    file."""
+    find the old file or the new one. private: only the owner can read it. Temporary files of killed writers are
+    removed. Raises OSError and then leaves no temporary file."""
     partial = partial_path(path)
     mode = 0o600 if private else 0o666
     try:
         with open(partial, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX)
+            _remove_abandoned(path)
             for piece in [content.encode()] if isinstance(content, str) else content:
                 file.write(piece)
             file.flush()
             os.fsync(file.fileno())
-        partial.replace(path)
+            partial.replace(path)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove the temporary files of killed writers of path. A running writer holds a lock on its file, which it takes
+    while that is empty."""
+    for found in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
+        with suppress(OSError), found.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(file.fileno()).st_size:
+                found.unlink()
 
 
 def is_url(location: str | Path) -> bool:

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -32,6 +34,45 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path)
     assert list(tmp_path.iterdir()) == [path]
     with pytest.raises(FileNotFoundError):
         write_whole(tmp_path / "none" / "file", "new")
+
+
+def stopped_writer(path: Path) -> int:
+    """A process that has begun to write a file and is stopped in the middle of it."""
+
+    def pieces() -> Iterator[bytes]:
+        yield b"new" * 10_000
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    if (child := os.fork()) == 0:
+        write_and_end(path, pieces())
+    assert os.WIFSTOPPED(os.waitpid(child, os.WUNTRACED)[1])
+    return child
+
+
+def write_and_end(path: Path, pieces: Iterator[bytes]) -> NoReturn:
+    try:
+        write_whole(path, pieces)
+    finally:
+        os._exit(0)
+
+
+def test_what_a_killed_writer_left_goes_with_the_next_write_and_a_running_one_is_let_be(tmp_path: Path) -> None:
+    path, other = tmp_path / "file[1]", tmp_path / "other"
+    killed, running = stopped_writer(path), stopped_writer(path)
+    os.kill(killed, signal.SIGKILL)
+    os.waitpid(killed, 0)
+    (tmp_path / ".other.0.partial").write_text("of another file")
+    assert len(list(tmp_path.iterdir())) == 3
+
+    write_whole(path, "mine")
+
+    assert path.read_text() == "mine"
+    assert len(list(tmp_path.iterdir())) == 3  # without the one of the killed writer
+    os.kill(running, signal.SIGCONT)
+    assert os.waitpid(running, 0)[1] == 0
+    assert path.read_bytes() == b"new" * 10_000
+    write_whole(other, "text")
+    assert sorted(tmp_path.iterdir()) == [path, other]
 
 
 def test_the_file_has_the_mode_that_the_user_s_mask_gives(tmp_path: Path) -> None:
