@@ -21,9 +21,9 @@ from pipeline.gateway.connections import by_port, uvicorn_options
 from pipeline.gateway.deployment import Deployments
 from pipeline.gateway.grpc_app import GrpcGateway, channel_options
 from pipeline.gateway.http_app import HttpGateway
-from pipeline.gateway.plain_transport import PlainTransport
 from pipeline.gateway.spec import GatewaySpec, GatewayStatus, status_path
 from pipeline.gateway.tenants import Tenants
+from pipeline.gateway.upstream import request
 
 _GRACE_S = 5.0
 _BACKLOG = 512
@@ -40,7 +40,7 @@ async def serve(spec: GatewaySpec, spec_path: Path) -> None:
     grpc_server.add_insecure_port(f"{spec.host}:{spec.grpc_port}")
     await grpc_server.start()
     watching = asyncio.create_task(_follow_spec(deployments, spec_path))
-    gateway = HttpGateway(spec, tenants, PlainTransport(), deployments)
+    gateway = HttpGateway(spec, tenants, request, deployments)
     app = by_port(gateway.app(), {spec.metrics_port: gateway.metrics_app()})
     options = uvicorn_options(config.header_timeout_s, config.max_connections)
     server = uvicorn.Server(uvicorn.Config(app, **options))

@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import anyio
-import httpx
 import pydantic_core
 
 from pipeline.gateway.bodies import Json, Receive, write_json
-from pipeline.gateway.forward import Onward, events_of, pass_on, until_disconnect
+from pipeline.gateway.forward import events_of, pass_on, until_disconnect
 from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.response_writer import Responder
+from pipeline.gateway.upstream import Onward, Transport
 
 # The API's own limit.
 MAX_CHOICES = 128
@@ -35,9 +35,7 @@ def choice_requests(sent: Json, num_choices: int) -> list[Json]:
     return [sent | {"seed": seed} for seed in seeds]
 
 
-async def forward_choices(
-    transport: httpx.AsyncBaseTransport, onwards: Sequence[Onward], receive: Receive, answer: Responder
-) -> None:
+async def forward_choices(transport: Transport, onwards: Sequence[Onward], receive: Receive, answer: Responder) -> None:
     """Send the requests of all choices on and answer with their responses as one. If one of them fails, or the client
     leaves, all end."""
     joined = _Joined(answer, len(onwards))

@@ -11,9 +11,9 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2_grpc
 
-from pipeline.gateway.forward import Upstream
 from pipeline.gateway.input_types import Types
 from pipeline.gateway.spec import TRITON_GRPC_KEY, TRITON_KEY_HEADER, DeploymentSpec
+from pipeline.gateway.upstream import Upstream
 
 
 @dataclass(slots=True)
@@ -72,8 +72,8 @@ def create_deployment(spec: DeploymentSpec) -> Deployment:
     channel = grpc.aio.insecure_channel(spec.triton_grpc, options=_channel_options())
     return Deployment(
         spec,
-        Upstream(f"http://{spec.triton_http}", {TRITON_KEY_HEADER: spec.triton_key}),
-        None if spec.openai_http is None else Upstream(f"http://{spec.openai_http}", {}),
+        Upstream(spec.triton_http, {TRITON_KEY_HEADER: spec.triton_key}),
+        None if spec.openai_http is None else Upstream(spec.openai_http, {}),
         channel,
         service_pb2_grpc.GRPCInferenceServiceStub(channel),
         ((TRITON_GRPC_KEY, spec.triton_key),),

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
 
 import anyio
-import httpx
 
 from pipeline.gateway.bodies import Receive
 from pipeline.gateway.errors import (
@@ -20,6 +18,7 @@ from pipeline.gateway.errors import (
 )
 from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.response_writer import Responder
+from pipeline.gateway.upstream import Onward, Response, Transport, Unreachable
 
 _LONGEST_ERROR_BYTES = 1 << 16
 # Longest event that is buffered until it is complete; longer ones are forwarded unparsed.
@@ -33,32 +32,7 @@ _RETRY_PAUSE_S = 0.1
 _PASSED_HEADERS = ("content-type", "inference-header-content-length", "retry-after")
 
 
-@dataclass(frozen=True, slots=True)
-class Upstream:
-    """A server behind the gateway. url: without a path. headers: sent with every request."""
-
-    url: str
-    headers: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Onward:
-    """A request as it is forwarded. timeout_s: time limit in total. patience_s: time for retries while the server
-    behind cannot reach its own worker; nothing has been computed or answered then. is_served: whether the server behind
-    has the requested model, so that "not found" passes."""
-
-    target: Upstream
-    method: str
-    path: str
-    body: bytes
-    headers: Mapping[str, str]
-    timeout_s: float
-    request_id: str
-    patience_s: float = 0.0
-    is_served: bool = False
-
-
-async def forward(transport: httpx.AsyncBaseTransport, onward: Onward, receive: Receive, answer: Responder) -> None:
+async def forward(transport: Transport, onward: Onward, receive: Receive, answer: Responder) -> None:
     """Forward a request and its response. If the client disconnects, the request is cancelled behind too."""
     async with until_disconnect(receive):
         await pass_on(transport, onward, answer)
@@ -79,51 +53,35 @@ async def until_disconnect(receive: Receive) -> AsyncGenerator[None, None]:
         tasks.cancel_scope.cancel()
 
 
-async def pass_on(transport: httpx.AsyncBaseTransport, onward: Onward, answer: Responder) -> None:
+async def pass_on(transport: Transport, onward: Onward, answer: Responder) -> None:
     """Forward a request and its response."""
-    request = httpx.Request(
-        onward.method,
-        onward.target.url + onward.path,
-        content=onward.body or None,
-        headers={**onward.headers, **onward.target.headers, "x-request-id": onward.request_id},
-    )
     try:
         with anyio.fail_after(onward.timeout_s):
             patient_until = anyio.current_time() + onward.patience_s
-            while not await _attempt(transport, request, onward, answer, anyio.current_time() < patient_until):
+            while not await _attempt(transport, onward, answer, anyio.current_time() < patient_until):
                 await anyio.sleep(_RETRY_PAUSE_S)
     except TimeoutError:
         await answer.refuse(Refusal(504, f"the request took longer than {onward.timeout_s:g} s"))
     except Refusal as refusal:
         await answer.refuse(refusal)
-    except httpx.HTTPError:
+    except Unreachable:
         await answer.refuse(unavailable())
 
 
-async def _attempt(
-    transport: httpx.AsyncBaseTransport, request: httpx.Request, onward: Onward, answer: Responder, may_retry: bool
-) -> bool:
+async def _attempt(transport: Transport, onward: Onward, answer: Responder, may_retry: bool) -> bool:
     """Send a request and forward its response. Returns False, with nothing forwarded, if a retry may help."""
-    response = await transport.handle_async_request(request)
-    stream = response.stream
-    assert isinstance(stream, httpx.AsyncByteStream), "that of an asynchronous transport"
-    try:
-        if may_retry and response.status_code in (404, 500, 503):
-            start = await _start_of(aiter(stream))
+    async with transport(onward) as response:
+        if may_retry and response.status in (404, 500, 503):
+            start = await _start_of(response.chunks)
             if any(words in start for words in _NO_WORKER) or (onward.is_served and _NO_MODEL in start):
                 return False
-            raise refusal_of(response.status_code, text_of_body(start), onward.request_id)
-        await _pass_on(response, aiter(stream), onward.request_id, answer)
+            raise refusal_of(response.status, text_of_body(start), onward.request_id)
+        await _pass_on(response, onward.request_id, answer)
         return True
-    finally:
-        # Closing an unfinished response closes its connection, which cancels the request behind.
-        with anyio.CancelScope(shield=True):
-            await stream.aclose()
 
 
-async def _pass_on(response: httpx.Response, chunks: AsyncIterator[bytes], request_id: str, answer: Responder) -> None:
-    """chunks: of the response's body."""
-    status = response.status_code
+async def _pass_on(response: Response, request_id: str, answer: Responder) -> None:
+    status, chunks = response.status, response.chunks
     headers = {name: response.headers[name] for name in _PASSED_HEADERS if name in response.headers}
     if status >= 400:
         raise refusal_of(status, text_of_body(await _start_of(chunks)), request_id)

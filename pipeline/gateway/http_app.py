@@ -10,16 +10,15 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 import anyio
-import httpx
 from starlette.requests import Request
 from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
-from pipeline.gateway.bodies import Disconnected, read_body
+from pipeline.gateway.bodies import Disconnected, parse_json, read_body
 from pipeline.gateway.choices import forward_choices
 from pipeline.gateway.deployment import Deployment, Deployments
 from pipeline.gateway.errors import unavailable
-from pipeline.gateway.forward import Onward, Upstream, forward
+from pipeline.gateway.forward import forward
 from pipeline.gateway.generate_body import checked_generate
 from pipeline.gateway.infer_body import checked_infer
 from pipeline.gateway.input_types import Types, types_of
@@ -30,6 +29,7 @@ from pipeline.gateway.response_writer import Responder, ResponseWriter, Style
 from pipeline.gateway.rewriting import RewritingResponder
 from pipeline.gateway.spec import GatewaySpec
 from pipeline.gateway.tenants import Tenant, Tenants, bearer_key
+from pipeline.gateway.upstream import Onward, Transport, Unreachable, Upstream
 
 TIMEOUT_HEADER, SESSION_HEADER = "x-request-timeout", "x-session-id"
 _DYNAMO_SESSION = "x-dynamo-session-id"
@@ -76,9 +76,7 @@ class Handler:
 class HttpGateway:
     """Serves the HTTP requests of all tenants. transport: forwards them."""
 
-    def __init__(
-        self, spec: GatewaySpec, tenants: Tenants, transport: httpx.AsyncBaseTransport, deployments: Deployments
-    ) -> None:
+    def __init__(self, spec: GatewaySpec, tenants: Tenants, transport: Transport, deployments: Deployments) -> None:
         self._spec = spec
         self._tenants = tenants
         self._transport = transport
@@ -115,7 +113,7 @@ class HttpGateway:
         deployment = self._deployments.current
         path = "/v2/health/live" if request.url.path.endswith("/live") else _path(request, deployment, "/ready")
         try:
-            status = (await self._ask(deployment, path)).status_code
+            status, _ = await self._ask(deployment, path, request_id)
         except Refusal as refusal:
             status = refusal.status
         await answer.start(status if status < 500 else 503, {"content-length": "0"})
@@ -128,7 +126,7 @@ class HttpGateway:
         await self._pass_on(request, answer, Onward(deployment.triton, "GET", path, b"", {}, _SHORT_S, request_id))
 
     async def _metrics(self, request: Request, answer: ResponseWriter, request_id: str) -> None:
-        metrics = Upstream(f"http://{self._deployments.current.spec.triton_metrics}", {})
+        metrics = Upstream(self._deployments.current.spec.triton_metrics, {})
         await self._pass_on(request, answer, Onward(metrics, "GET", "/metrics", b"", {}, _SHORT_S, request_id))
 
     async def _openapi(self, request: Request, answer: ResponseWriter, request_id: str) -> None:
@@ -145,7 +143,7 @@ class HttpGateway:
         deployment = self._deployments.current
         with deployment.in_use():
             path = _path(request, deployment, f"/{verb}")
-            types = await self._types(deployment, request.path_params["model"])
+            types = await self._types(deployment, request.path_params["model"], request_id)
             headers = _JSON | _trace(request)
             if verb == "infer":
                 checked = checked_infer(body, request.headers.get(_HEADER_LENGTH), tenant, types)
@@ -157,25 +155,24 @@ class HttpGateway:
             with self._tenants.admit(tenant, len(body), checked.max_tokens, deployment.spec.max_seq_len):
                 await self._pass_on(request, answer, onward)
 
-    async def _types(self, deployment: Deployment, model: str) -> Types:
+    async def _types(self, deployment: Deployment, model: str, request_id: str) -> Types:
         """Datatypes of a model's inputs, cached."""
         if model not in deployment.known_types:
-            response = await self._ask(deployment, f"/v2/models/{model}")
-            if response.status_code != 200:
+            status, body = await self._ask(deployment, f"/v2/models/{model}", request_id)
+            if status != 200:
                 raise unavailable()
-            deployment.known_types[model] = types_of(response.json())
+            deployment.known_types[model] = types_of(parse_json(body))
         return deployment.known_types[model]
 
-    async def _ask(self, deployment: Deployment, path: str) -> httpx.Response:
-        """Triton's whole answer to a question of our own. Raises Refusal (503) if there is none."""
-        request = httpx.Request("GET", deployment.triton.url + path, headers=deployment.triton.headers)
+    async def _ask(self, deployment: Deployment, path: str, request_id: str) -> tuple[int, bytes]:
+        """Status and body of Triton's response to a request of our own. Raises Refusal (503) if there is none."""
+        onward = Onward(deployment.triton, "GET", path, b"", {}, _SHORT_S, request_id)
         try:
-            with anyio.fail_after(_SHORT_S):
-                response = await self._transport.handle_async_request(request)
-                await response.aread()
-        except (httpx.HTTPError, TimeoutError) as error:
+            with anyio.fail_after(onward.timeout_s):
+                async with self._transport(onward) as response:
+                    return response.status, b"".join([chunk async for chunk in response.chunks])
+        except (Unreachable, TimeoutError) as error:
             raise unavailable() from error
-        return response
 
     async def _completion(self, request: Request, answer: ResponseWriter, request_id: str) -> None:
         tenant = self._tenant(request)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
@@ -15,6 +16,7 @@ from pipeline.gateway.deployment import Deployments
 from pipeline.gateway.http_app import HttpGateway
 from pipeline.gateway.spec import DeploymentSpec, GatewaySpec
 from pipeline.gateway.tenants import Tenants
+from pipeline.gateway.upstream import Onward, Response
 
 GENERATE = "/v2/models/lookahead_bls/generate"
 STREAM = "/v2/models/lookahead_bls/generate_stream"
@@ -77,6 +79,16 @@ class Behind:
         self.requests.append(request)
         return self.answer(request)
 
+    @asynccontextmanager
+    async def transport(self, onward: Onward) -> AsyncGenerator[Response, None]:
+        """In place of `upstream.request`."""
+        headers = {**onward.headers, **onward.target.headers, "x-request-id": onward.request_id}
+        url = f"http://{onward.target.address}{onward.path}"
+        answer = self(httpx.Request(onward.method, url, headers=headers, content=onward.body))
+        found = answer if isinstance(answer, httpx.Response) else await answer
+        assert isinstance(found.stream, httpx.AsyncByteStream)
+        yield Response(found.status_code, dict(found.headers), aiter(found.stream))
+
     @property
     def body(self) -> Any:
         """JSON of the last request."""
@@ -114,9 +126,8 @@ def client_of(
     behind: Behind, spec: GatewaySpec, tenants: Tenants | None = None, deployments: Deployments | None = None
 ) -> httpx.AsyncClient:
     """A client of a gateway that runs in the test's own event loop."""
-    onward = httpx.MockTransport(behind)
     tenants = tenants or Tenants(spec.api_keys, spec.config)
-    app = HttpGateway(spec, tenants, onward, deployments or Deployments(spec.deployment)).app()
+    app = HttpGateway(spec, tenants, behind.transport, deployments or Deployments(spec.deployment)).app()
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway")  # type: ignore[arg-type]
 
 

@@ -12,6 +12,7 @@ import pytest
 from pipeline.gateway import http_app
 from pipeline.gateway.choices import choice_requests, joined_usage
 from pipeline.gateway.tenants import Tenants
+from pipeline.gateway.upstream import Unreachable
 from tests.unit.gateway.gateways import Behind, api_key, client_of, events, json_answer, spec_of
 
 CHAT = "/v1/chat/completions"
@@ -115,7 +116,7 @@ def test_one_choice_that_fails_is_the_answer():
 def test_a_stream_in_which_a_choice_fails_ends_with_the_error():
     def failing(request: httpx.Request) -> httpx.Response:
         if json.loads(request.content)["seed"] == 8:
-            return events(event({"choices": [{"index": 0, "delta": {}}]}), httpx.ReadError("gone"))
+            return events(event({"choices": [{"index": 0, "delta": {}}]}), Unreachable("gone"))
         return streamed(request)
 
     last = ask(Behind(failing), stream=True).text.removesuffix("\n\n").split("\n\n")[-1]

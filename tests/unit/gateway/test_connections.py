@@ -14,8 +14,8 @@ from pipeline.gateway.__main__ import _listening
 from pipeline.gateway.connections import uvicorn_options
 from pipeline.gateway.deployment import Deployments
 from pipeline.gateway.http_app import HttpGateway
-from pipeline.gateway.plain_transport import PlainTransport
 from pipeline.gateway.tenants import Tenants
+from pipeline.gateway.upstream import request
 from tests.patience import PATIENCE_S
 from tests.unit.gateway.gateways import GENERATE, spec_of
 
@@ -87,7 +87,7 @@ def test_the_rest_of_a_refused_body_is_not_read():
 
     async def work() -> None:
         spec = spec_of(max_body_bytes=2000)
-        behind = HttpGateway(spec, Tenants((), spec.config), PlainTransport(), Deployments(spec.deployment))
+        behind = HttpGateway(spec, Tenants((), spec.config), request, Deployments(spec.deployment))
         async with serving(behind.app()) as address:
             reader, writer = await asyncio.open_connection(*address)
             writer.write(b"POST " + GENERATE.encode() + b" HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n")

@@ -220,8 +220,8 @@ def test_metrics_have_a_port_of_their_own():
 
     async def work() -> tuple[httpx.Response, httpx.Response]:
         spec = spec_of()
-        onward = httpx.MockTransport(act)
-        served = gateway.HttpGateway(spec, Tenants((), spec.config), onward, Deployments(spec.deployment))
+        tenants, deployments = Tenants((), spec.config), Deployments(spec.deployment)
+        served = gateway.HttpGateway(spec, tenants, Behind(act).transport, deployments)
         app = gateway.by_port(served.app(), {9: served.metrics_app()})
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app)) as client:  # type: ignore[arg-type]
             return await client.get("http://gateway:9/metrics"), await client.get("http://gateway:8/metrics")

@@ -11,6 +11,7 @@ import pytest
 
 from pipeline.gateway.spec import TRITON_KEY_HEADER
 from pipeline.gateway.tenants import Tenants
+from pipeline.gateway.upstream import Unreachable
 from tests.unit.gateway.gateways import (
     GENERATE,
     INFER,
@@ -156,7 +157,7 @@ def test_a_stream_comes_piece_by_piece_as_it_was_sent():
         (lambda r: json_answer(500, {"error": "internal error: KeyError()"}), 500, "its log says why"),
         (lambda r: events(b'data: {"error":"top_k is -1"}\n\n'), 400, "top_k is -1"),
         (lambda r: events(b'data: {"error":"Stub process is not healthy"}\n\n'), 503, "starting again"),
-        (lambda r: events(httpx.ReadError("gone")), 503, "starting again"),
+        (lambda r: events(Unreachable("gone")), 503, "starting again"),
     ],
 )
 def test_errors_have_the_status_that_they_mean(answer, status, sentence):
@@ -171,7 +172,7 @@ def test_errors_have_the_status_that_they_mean(answer, status, sentence):
     ("last", "sentence"),
     [
         (b'data: {"error":"Stub process is not healthy"}\n\n', "starting again"),
-        (httpx.ReadError("gone"), "starting again"),
+        (Unreachable("gone"), "starting again"),
     ],
 )
 def test_an_error_in_a_stream_that_has_begun_is_its_last_event(last, sentence):
@@ -186,7 +187,7 @@ def test_an_error_in_a_stream_that_has_begun_is_its_last_event(last, sentence):
 
 def test_a_server_that_is_not_there_is_503_with_retry_after():
     def refuse(request: httpx.Request) -> httpx.Response:
-        raise httpx.ConnectError("refused")
+        raise Unreachable("refused")
 
     for method, path in (("POST", GENERATE), ("GET", "/v2"), ("POST", "/v1/completions"), ("GET", "/v1/models")):
         answer = send(Behind(refuse), method, path, json={})
@@ -228,7 +229,7 @@ def test_an_admission_ends_with_its_request_however_it_ends():
             [
                 json_answer(200, {}),
                 json_answer(500, {"error": "x"}),
-                events(b"data: {}\n\n", httpx.ReadError("gone")),
+                events(b"data: {}\n\n", Unreachable("gone")),
                 json_answer(200, {}),
             ]
         )

@@ -10,8 +10,8 @@ from starlette.routing import Route
 
 from pipeline.gateway.deployment import Deployments
 from pipeline.gateway.http_app import HttpGateway
-from pipeline.gateway.plain_transport import PlainTransport
 from pipeline.gateway.tenants import Tenants
+from pipeline.gateway.upstream import request
 from tests.unit.gateway.gateways import spec_of
 
 PAGE = json.loads(files("pipeline.gateway").joinpath("openapi.json").read_text(encoding="utf-8"))
@@ -22,7 +22,7 @@ _LEFT_OUT = ("/openapi.json", "/v1/models/{name}", "/v1/models/{owner}/{name}")
 def test_the_page_has_every_path_and_method_and_no_other():
     async def gateway() -> HttpGateway:
         spec = spec_of()
-        return HttpGateway(spec, Tenants((), spec.config), PlainTransport(), Deployments(spec.deployment))
+        return HttpGateway(spec, Tenants((), spec.config), request, Deployments(spec.deployment))
 
     routes = {
         (route.path, method)

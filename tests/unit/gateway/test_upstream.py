@@ -1,14 +1,14 @@
-"""The transport with which the gateway reaches the servers behind it, against real connections."""
+"""Requests of the gateway to servers behind it, over real connections."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
 
-import httpx
+import h11
 import pytest
 
-from pipeline.gateway.plain_transport import PlainTransport
+from pipeline.gateway.upstream import Onward, Unreachable, Upstream, request
 from tests.patience import PATIENCE_S
 
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -16,8 +16,8 @@ Work = Callable[[str], Awaitable[object]]
 
 
 def against(work: Work, *pieces: bytes, ends: bool = False) -> tuple[object, bytes]:
-    """What `work` returns for the URL of a server that sends these pieces, one in a write, and what the server had read
-    when its client closed the connection. ends: the server closes it first."""
+    """What `work` returns for the address of a server that sends these pieces, one in a write, and what the server has
+    read when its client closes the connection. ends: the server closes it first."""
 
     async def run() -> tuple[object, bytes]:
         read: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -34,27 +34,29 @@ def against(work: Work, *pieces: bytes, ends: bool = False) -> tuple[object, byt
 
         async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
-            result = await work(f"http://127.0.0.1:{port}/a?b=1")
+            result = await work(f"127.0.0.1:{port}")
             return result, await asyncio.wait_for(read, PATIENCE_S)  # while this loop goes on
 
     return asyncio.run(run())
 
 
-async def pieces_of(url: str, body: bytes = b"") -> list[bytes]:
-    response = await PlainTransport().handle_async_request(httpx.Request("POST", url, content=body or None))
-    assert isinstance(response.stream, httpx.AsyncByteStream)
-    found = [piece async for piece in response.stream]
-    await response.stream.aclose()
-    return found
+def onward(address: str, body: bytes = b"") -> Onward:
+    return Onward(Upstream(address, {"key": "secret"}), "POST", "/a?b=1", body, {"a": "b"}, 1.0, "id")
+
+
+async def pieces_of(address: str) -> list[bytes]:
+    async with request(onward(address, b"asked")) as response:
+        return [piece async for piece in response.chunks]
 
 
 def test_an_answered_request_leaves_no_connection_open() -> None:
     """A Triton that is shutting down waits for idle connections before its models can save anything."""
-    found, read = against(lambda url: pieces_of(url, b"asked"), OK + b"content-length: 2\r\n\r\nok")
+    found, read = against(pieces_of, OK + b"content-length: 2\r\n\r\nok")
 
     assert found == [b"ok"]
-    assert read.startswith(b"POST /a?b=1 HTTP/1.1\r\n")
-    assert read.endswith(b"\r\n\r\nasked")
+    head, *headers, end, body = read.split(b"\r\n")
+    assert (head, end, body) == (b"POST /a?b=1 HTTP/1.1", b"", b"asked")
+    assert {b"key: secret", b"a: b", b"x-request-id: id", b"content-length: 5"} < set(headers)
 
 
 def test_pieces_come_as_they_were_sent() -> None:
@@ -75,24 +77,27 @@ def test_pieces_come_as_they_were_sent() -> None:
     ],
 )
 def test_a_server_that_breaks_off_is_an_error(sent: bytes) -> None:
-    with pytest.raises(httpx.RemoteProtocolError):
+    with pytest.raises(Unreachable):
         against(pieces_of, sent, ends=True)
 
 
 def test_a_server_that_is_not_there_is_an_error() -> None:
-    with pytest.raises(httpx.ConnectError):
-        asyncio.run(pieces_of("http://127.0.0.1:1/"))
+    with pytest.raises(Unreachable):
+        asyncio.run(pieces_of("127.0.0.1:1"))
 
 
 def test_a_stream_that_is_left_closes_its_connection() -> None:
     """Which cancels the request behind."""
 
-    async def first(url: str) -> int:
-        response = await PlainTransport().handle_async_request(httpx.Request("GET", url))
-        assert isinstance(response.stream, httpx.AsyncByteStream)
-        async for _ in response.stream:
-            break
-        await response.stream.aclose()
-        return response.status_code
+    async def first(address: str) -> int:
+        async with request(onward(address)) as response:
+            async for _ in response.chunks:
+                break
+            return response.status
 
     assert against(first, OK + b"content-length: 1000\r\n\r\na")[0] == 200
+
+
+def test_a_header_cannot_begin_another_one() -> None:
+    with pytest.raises(h11.LocalProtocolError):
+        against(lambda address: pieces_of(f"{address}\r\nx: y"))
