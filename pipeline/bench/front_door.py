@@ -58,7 +58,8 @@ def ways_to(state: ServerState, openai_url: str | None) -> list[Way]:
 def times_to_first_token(
     ways: list[Way], num_requests: int, step: Callable[[str], None] = lambda name: None, seed: int = 0
 ) -> dict[str, list[float]]:
-    """Milliseconds for each request by the name of the way, warm-up left out. Raises ServerError if one fails."""
+    """Milliseconds for each request by the name of the way, warm-up and answers without text left out. Raises
+    ServerError if one fails, or if a way brings no text at all."""
     words = random.Random(seed)
     times: dict[str, list[float]] = {way.name: [] for way in ways}
     with httpx.Client(timeout=_TIMEOUT_S, trust_env=False) as client:
@@ -69,8 +70,12 @@ def times_to_first_token(
                 prompt = f"{words.randrange(10**6)} " + " ".join(words.choices(_WORDS, k=_NUM_WORDS))
                 elapsed_ms = _first_token_ms(client, way, prompt)
                 if number >= 0:
-                    times[way.name].append(elapsed_ms)
                     step(way.name)
+                    if elapsed_ms is not None:
+                        times[way.name].append(elapsed_ms)
+    for way in ways:
+        if not times[way.name]:
+            raise ServerError(f"{way.url} answered without any text.")
     return times
 
 
@@ -87,7 +92,8 @@ def cost_of(times: Mapping[str, list[float]]) -> dict[str, dict[str, float]]:
     }
 
 
-def _first_token_ms(client: httpx.Client, way: Way, prompt: str) -> float:
+def _first_token_ms(client: httpx.Client, way: Way, prompt: str) -> float | None:
+    """None if there is no text: a small model may begin with parts of characters, or end at once."""
     started = time.perf_counter()
     elapsed_ms = None
     try:
@@ -100,8 +106,6 @@ def _first_token_ms(client: httpx.Client, way: Way, prompt: str) -> float:
                     elapsed_ms = 1000 * (time.perf_counter() - started)
     except httpx.HTTPError as error:
         raise ServerError(f"{way.url} cannot be reached: {error!r}. Is it running? See `lookahead status`.") from error
-    if elapsed_ms is None:
-        raise ServerError(f"{way.url} answered without any text.")
     return elapsed_ms
 
 

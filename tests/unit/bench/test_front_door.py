@@ -21,6 +21,7 @@ class Server(Handler):
     """Streams an empty event, then a text after the delay of its way."""
 
     asked: list[tuple[str, dict[str, Any]]]
+    mute: tuple[str, ...] = ()
 
     def do_POST(self) -> None:
         body = json.loads(self.read())
@@ -29,7 +30,8 @@ class Server(Handler):
         self.send_response(400 if body.get("model") == "wrong" else 200)
         self.end_headers()
         time.sleep(DELAYS_S[way])
-        for text in ("", "x"):
+        is_silent = (body.get("prompt") or body["text_input"]).startswith(type(self).mute)
+        for text in ("", "" if is_silent else "x"):
             event = {"choices": [{"text": text}]} if way == OPENAI else {"text_output": text}
             self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
         if way == OPENAI:
@@ -74,6 +76,17 @@ def test_the_cost_of_a_way_is_what_its_median_adds_to_tritons():
 
 def test_without_a_gateway_and_an_openai_api_there_is_one_way(port):
     assert [way.name for way in ways_to(state_at(port, key=None), None)] == [TRITON]
+
+
+def test_answers_without_text_are_left_out(port, monkeypatch):
+    monkeypatch.setattr(Server, "mute", ("1", "2", "3", "4", "5"))  # about half of the prompts begin so
+
+    times = times_to_first_token(ways_to(state_at(port), None), 12)
+
+    assert all(0 < len(values) < 12 for values in times.values())
+    monkeypatch.setattr(Server, "mute", ("",))
+    with pytest.raises(ServerError, match="without any text"):
+        times_to_first_token(ways_to(state_at(port), None), 1)
 
 
 def test_a_refusal_is_said(port):
