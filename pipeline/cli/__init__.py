@@ -9,18 +9,34 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from typing import NoReturn
 
 from pipeline.config.threads import WAIT_POLICY
 from pipeline.errors import UserError
 
+_report_dropped = sys.unraisablehook
+
+
+def leave_on_sigterm() -> None:
+    """Clean up after `kill` as after Ctrl-C, wherever the signal is handled."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    sys.unraisablehook = _send_again
+
+
+def _send_again(dropped: sys.UnraisableHookArgs) -> None:
+    """Send SIGTERM again: Python drops what is raised in a finalizer or a callback, also for a signal handled there."""
+    if isinstance(dropped.exc_value, SystemExit | KeyboardInterrupt):
+        threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    else:
+        _report_dropped(dropped)
+
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run one command and exit the process with its code."""
     os.environ.setdefault(*WAIT_POLICY)
-    # Clean up after `kill` as after Ctrl-C.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    leave_on_sigterm()
     try:
         from pipeline.cli.app import build_app
 
