@@ -1,9 +1,11 @@
-"""The trie as plain dicts: every string, how often it was seen, and where its latest occurrence starts."""
+"""The trie as plain dicts (every string, how often it was seen, where its latest occurrence starts), and plain counts
+of what followed the suffixes of a context."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count
+from typing import NamedTuple
 
 
 class ReferenceStream:
@@ -61,3 +63,37 @@ class ReferenceTrie:
     def remove(self, namespace: str) -> None:
         if self.strings.pop(namespace, None) is not None:
             self.epoch += 1
+
+
+class Suffix(NamedTuple):
+    """A suffix of a context in a text. cell: its order and class, the place of its doubt. total: what the shares of its
+    followers refer to. latest: follower of its last occurrence, if any."""
+
+    cell: tuple[int, int]
+    total: int
+    followers: list[int]
+    latest: int | None
+
+    @property
+    def differ(self) -> bool:
+        return len(set(self.followers)) > 1
+
+
+def suffixes_in(text: list[int], context: list[int], branch_length: int) -> Iterator[Suffix]:
+    """The suffixes that tell something, from the longest down."""
+    seen = 0
+    for order in range(min(len(context), branch_length - 1), -1, -1):
+        suffix = context[len(context) - order :]
+        ends = [at + order for at in range(len(text) - order + 1) if text[at : at + order] == suffix]
+        times = len(ends) if order else len(text)
+        if not ends or (order and times == seen):
+            continue
+        seen = times
+        followers = [text[end] for end in ends if end < len(text)]
+        if not followers:
+            continue
+        differ = len(set(followers)) > 1
+        total = times if differ else len(followers)
+        size = 0 if total <= 1 else 1 if total <= 2 else 2 if total <= 4 else 3
+        latest = text[-1] if order == 0 else text[ends[-1]] if ends[-1] < len(text) else None
+        yield Suffix((order, size + 4 * differ), total, followers, latest)

@@ -10,6 +10,7 @@ from pipeline.decoding.trie import Trie
 from pipeline.decoding.trie.estimator import Estimator
 from pipeline.decoding.trie.next_tokens import RECENT
 from tests.kernel_examples import examples
+from tests.unit.decoding.trie.reference import suffixes_in
 
 BRANCH = 6
 
@@ -21,29 +22,15 @@ def ids(tokens: list[int]) -> np.ndarray:
 def plain_estimate(text: list[int], context: list[int], doubts: np.ndarray) -> dict[int, float]:
     """What one trie that holds `text` says of the next token, from plain counts."""
     result: dict[int, float] = {}
-    escape, seen = 1.0, 0
-    for order in range(min(len(context), BRANCH - 1), -1, -1):
-        suffix = context[len(context) - order :]
-        ends = [at + order for at in range(len(text) - order + 1) if text[at : at + order] == suffix]
-        times = len(text) if order == 0 else len(ends)
-        if not ends or (order and times == seen):
-            continue
-        seen = times
-        followers = [text[end] for end in ends if end < len(text)]
-        if not followers:
-            continue
-        kinds = set(followers)
-        total = times if len(kinds) > 1 else len(followers)
-        size = 0 if total <= 1 else 1 if total <= 2 else 2 if total <= 4 else 3
-        doubt = float(doubts[0, order, size + 4 * (len(kinds) > 1)])
-        # The latest occurrence of the context tells most, if it went on at all.
-        latest = followers[-1] if ends[-1] < len(text) else None
-        if order == 0:
-            latest = text[-1]
-        for token in kinds:
-            share = followers.count(token) + (0.5 if len(kinds) > 1 and token == latest else 0.0)
-            result[token] = result.get(token, 0.0) + escape * share / (total + doubt)
-        escape *= doubt / (total + doubt)
+    escape = 1.0
+    for suffix in suffixes_in(text, context, BRANCH):
+        doubt = float(doubts[0][suffix.cell])
+        for token in set(suffix.followers):
+            # The latest occurrence of the context tells most, if it went on at all.
+            bonus = 0.5 if suffix.differ and token == suffix.latest else 0.0
+            share = suffix.followers.count(token) + bonus
+            result[token] = result.get(token, 0.0) + escape * share / (suffix.total + doubt)
+        escape *= doubt / (suffix.total + doubt)
     return result
 
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 import transformers
 from transformers import PreTrainedModel
 
 from pipeline.checkpoint.architectures import ARCHITECTURES, SUPPORTED_ARCHITECTURES
-from pipeline.decoding.tree import path_to, tree_from_lists
-from pipeline.engine.contract import EngineLimits, VerifyItem
+from pipeline.engine.contract import EngineLimits
 from pipeline.engine.torch.engine import TorchEngine
+from tests.unit.engine.torch.plain_passes import worst_difference
 
 VOCAB_SIZE = 40
 LIMITS = EngineLimits(max_batch_size=2, max_seq_len=96, max_num_tokens=96, max_draft_tokens=16, vocab_size=VOCAB_SIZE)
@@ -79,32 +77,10 @@ def tiny_model(architecture: str) -> PreTrainedModel:
     return model.to(torch.float32 if has_experts else torch.float64).eval()
 
 
-def reference_row(model: PreTrainedModel, tokens: list[int]) -> npt.NDArray[np.float64]:
-    with torch.inference_mode():
-        logits: npt.NDArray[np.float64] = model(torch.tensor([tokens]), use_cache=False).logits[0, -1].numpy()
-    return logits
-
-
 @pytest.mark.parametrize("architecture", SUPPORTED_ARCHITECTURES)
 def test_chunks_trees_and_commits_equal_plain_passes(architecture: str) -> None:
-    reference = tiny_model(architecture)
     engine = TorchEngine(tiny_model(architecture), LIMITS)
-    random = np.random.default_rng(0)
-    tokens = random.integers(1, VOCAB_SIZE, 20).tolist()
-    sequence = engine.open(np.asarray(tokens))
-    engine.verify([VerifyItem(sequence, num_pending=9)])
-    for _ in range(3):
-        tree = tree_from_lists(random.integers(1, VOCAB_SIZE, 8).tolist(), [-1, -1, 0, 1, 1, 2, 4, 6])
-        (logits,) = engine.verify([VerifyItem(sequence, tree)])
-        assert logits is not None
-        for node in range(-1, len(tree)):
-            path = tree.token_ids[path_to(tree, node)].tolist() if node >= 0 else []
-            expected = reference_row(reference, tokens + path)
-            np.testing.assert_allclose(logits.row(node + 1), expected, rtol=0, atol=1e-4 * np.abs(expected).max())
-        path = path_to(tree, 6)
-        kept = [*tree.token_ids[path].tolist(), int(random.integers(1, VOCAB_SIZE))]
-        engine.commit(sequence, path, kept)
-        tokens += kept
+    assert worst_difference(engine, tiny_model(architecture)) <= 1e-4
 
 
 @pytest.mark.parametrize("architecture", [known.name for known in ARCHITECTURES if "sliding" in known.attention])

@@ -8,7 +8,6 @@ import socket
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import transformers
@@ -17,41 +16,20 @@ from transformers import AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 
 from pipeline.checkpoint.architectures import SUPPORTED_ARCHITECTURES
-from pipeline.decoding.tree import path_to, tree_from_lists
-from pipeline.engine.contract import VerifyItem
 from pipeline.engine.torch.engine import TorchEngine
 from pipeline.engine.torch.load_transformers import head_shards
 from tests.patience import PATIENCE_S
-from tests.unit.engine.torch.test_architectures import LIMITS, VOCAB_SIZE, reference_row, tiny_model
+from tests.unit.engine.torch.plain_passes import worst_difference
+from tests.unit.engine.torch.test_architectures import LIMITS, tiny_model
 
 PLANNED = [name for name in SUPPORTED_ARCHITECTURES if getattr(transformers, name).config_class.base_model_tp_plan]
 
 
-def worst_difference(architecture: str, folder: Path) -> float:
-    """Largest difference of a logit from that of a plain pass, relative to the largest logit."""
-    reference = tiny_model(architecture).float()
+def spread_engine(folder: Path) -> TorchEngine:
     spread = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, distributed_config=DistributedConfig(tp_size=2, tp_plan="auto")
     )
-    engine = TorchEngine(spread, LIMITS, num_shards=head_shards(spread.config, 2))
-    random = np.random.default_rng(0)
-    tokens = random.integers(1, VOCAB_SIZE, 20).tolist()
-    sequence = engine.open(np.asarray(tokens))
-    engine.verify([VerifyItem(sequence, num_pending=9)])
-    worst = 0.0
-    for _ in range(2):
-        tree = tree_from_lists(random.integers(1, VOCAB_SIZE, 8).tolist(), [-1, -1, 0, 1, 1, 2, 4, 6])
-        (logits,) = engine.verify([VerifyItem(sequence, tree)])
-        assert logits is not None
-        for node in range(-1, len(tree)):
-            path = tree.token_ids[path_to(tree, node)].tolist() if node >= 0 else []
-            expected = reference_row(reference, tokens + path)
-            worst = max(worst, float(np.abs(logits.row(node + 1) - expected).max() / np.abs(expected).max()))
-        path = path_to(tree, 6)
-        kept = [*tree.token_ids[path].tolist(), 3]
-        engine.commit(sequence, path, kept)
-        tokens += kept
-    return worst
+    return TorchEngine(spread, LIMITS, num_shards=head_shards(spread.config, 2))
 
 
 def one_of_two(rank: int, port: int, folder: Path, results: Connection) -> None:
@@ -60,7 +38,7 @@ def one_of_two(rank: int, port: int, folder: Path, results: Connection) -> None:
     distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
     for name in PLANNED:
-        results.send((name, worst_difference(name, folder / name)))
+        results.send((name, worst_difference(spread_engine(folder / name), tiny_model(name).float())))
     distributed.destroy_process_group()
 
 

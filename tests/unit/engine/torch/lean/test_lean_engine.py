@@ -9,12 +9,13 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from pipeline.decoding.tree import chain, path_to, tree_from_lists
+from pipeline.decoding.tree import chain
 from pipeline.engine.contract import VerifyItem
 from pipeline.engine.torch.lean.layout import load_model, save_lean
 from pipeline.engine.torch.quantized_linear import dequantize, quantize
 from pipeline.errors import BuildError, RequestError
 from tests.unit.engine.torch.lean.models import LIMITS, VARIANTS, VOCAB_SIZE, lean_engine, tiny_model
+from tests.unit.engine.torch.plain_passes import row_of, worst_difference
 
 
 class ExactInt8(torch.nn.Module):
@@ -44,11 +45,6 @@ def as_int8(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-def row_of(model: PreTrainedModel, tokens: list[int]) -> np.ndarray:
-    with torch.inference_mode():
-        return model(torch.tensor([tokens]), use_cache=False).logits[0, -1].numpy()
-
-
 @pytest.mark.parametrize("kind", ["float32", "int8"])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_chunks_trees_and_commits_equal_plain_passes(variant: str, kind: str, tmp_path: Path) -> None:
@@ -56,24 +52,7 @@ def test_chunks_trees_and_commits_equal_plain_passes(variant: str, kind: str, tm
     reference = tiny_model(variant) if kind == "float32" else as_int8(tiny_model(variant))
     # A value near the middle between two integers may be rounded either way by another order of sums.
     tolerance = 1e-4 if kind == "float32" else 0.1
-    random = np.random.default_rng(0)
-    tokens = random.integers(1, VOCAB_SIZE, 40).tolist()
-    sequence = engine.open(np.asarray(tokens))
-    engine.verify([VerifyItem(sequence, num_pending=23)])
-    for _ in range(3):
-        tree = tree_from_lists(random.integers(1, VOCAB_SIZE, 8).tolist(), [-1, -1, 0, 1, 1, 2, 4, 6])
-        (logits,) = engine.verify([VerifyItem(sequence, tree)])
-        assert logits is not None
-        for node in range(-1, len(tree)):
-            path = tree.token_ids[path_to(tree, node)].tolist() if node >= 0 else []
-            expected = row_of(reference, tokens + path)
-            difference = np.abs(logits.row(node + 1) - expected).max()
-            assert difference <= tolerance * np.abs(expected).max(), node
-            assert logits.choices[node + 1] == logits.row(node + 1).argmax()
-        path = path_to(tree, 6)
-        kept = [*tree.token_ids[path].tolist(), int(random.integers(1, VOCAB_SIZE))]
-        engine.commit(sequence, path, kept)
-        tokens += kept
+    assert worst_difference(engine, reference, num_tokens=40, num_first=23) <= tolerance
 
 
 @pytest.mark.parametrize("variant", ["llama", "qwen2", "qwen3", "biases"])
