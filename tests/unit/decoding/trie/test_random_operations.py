@@ -97,7 +97,7 @@ def test_tries_stay_whole_whatever_is_done_to_them(operations, branch_length, ti
 
 def test_a_trie_without_a_limit_grows_in_place():
     trie = Trie(3)
-    text = np.random.default_rng(0).integers(0, 1000, 5000).astype(np.int32)
+    text = np.random.default_rng(0).integers(0, 1000, 1500).astype(np.int32)
     first = len(trie.arrays.nodes)
     for begin in range(0, len(text), 250):
         trie.insert(text[begin : begin + 250])

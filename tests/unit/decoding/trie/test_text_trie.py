@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -11,13 +8,7 @@ from hypothesis import strategies as st
 from pipeline.decoding.trie import Trie
 from pipeline.decoding.trie.arrays import bytes_for
 from tests.kernel_examples import examples
-
-_spec = importlib.util.spec_from_file_location("trie_reference", Path(__file__).with_name("reference.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_reference = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_reference)
-ReferenceTrie = _reference.ReferenceTrie
+from tests.unit.decoding.trie.reference import ReferenceTrie
 
 TOKENS = st.lists(st.integers(0, 2), min_size=0, max_size=12)
 NAMES = st.sampled_from(["", "a"])
@@ -103,30 +94,30 @@ def test_a_full_trie_forgets_exactly_the_least_recently_used(texts, branch_lengt
 
 
 def test_memory_never_exceeds_the_limit_and_the_newest_text_stays():
-    trie = Trie(12, 1 << 18)
+    trie = Trie(12, 1 << 15)
     rng = np.random.default_rng(0)
-    text = rng.integers(0, 500, 60_000).astype(np.int32)
-    for begin in range(0, len(text), 600):
-        trie.insert(text[begin : begin + 600])
-        assert trie.statistics.num_bytes <= 1 << 18
+    text = rng.integers(0, 500, 7_500).astype(np.int32)
+    for begin in range(0, len(text), 75):
+        trie.insert(text[begin : begin + 75])
+        assert trie.statistics.num_bytes <= 1 << 15
     trie.check()
     assert trie.statistics.num_forgotten > 0
-    assert all(trie.count(text[at : at + 8]) for at in range(len(text) - 600, len(text) - 8, 7))
+    assert all(trie.count(text[at : at + 8]) for at in range(len(text) - 75, len(text) - 8, 7))
     assert not any(trie.count(text[at : at + 8]) for at in range(0, 1000, 7))
 
 
 def test_streams_that_take_turns_are_whole_again_and_bounded():
-    trie = Trie(8, 1 << 16)
+    trie = Trie(8, 1 << 15)
     rng = np.random.default_rng(1)
-    texts = [rng.integers(0, 300, 400).astype(np.int32) for _ in range(8)]
+    texts = [rng.integers(0, 300, 130).astype(np.int32) for _ in range(8)]
     streams = [trie.open("tenant" if index % 2 else "") for index in range(8)]
-    for begin in range(0, 400, 3):
+    for begin in range(0, 130, 3):
         for stream, text in zip(streams, texts, strict=True):
             stream.append(text[begin : begin + 3])
         trie.check()
     for index, text in enumerate(texts):
-        assert trie.count(text[392:400], "tenant" if index % 2 else "")
-        assert not trie.count(text[392:400], "" if index % 2 else "tenant")
+        assert trie.count(text[122:], "tenant" if index % 2 else "")
+        assert not trie.count(text[122:], "" if index % 2 else "tenant")
 
 
 @settings(max_examples=examples(60))
