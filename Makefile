@@ -84,7 +84,8 @@ versions: setup-dev ## List the TensorRT-LLM version of each container
 	$(LOOKAHEAD) dev versions $(ARGS)
 
 test: setup-dev test-kernels ## Run all tests, including those against a real server
-	$(VENV)/bin/python -m pytest $(ARGS)
+	$(VENV)/bin/python -m pytest -n 2 --dist loadfile tests/unit $(ARGS)
+	$(VENV)/bin/python -m pytest tests/integration $(ARGS)
 
 test-kernels: setup-dev ## Run the compiled loops with index checks, and small examples as plain Python
 	NUMBA_BOUNDSCHECK=1 timeout 900 $(VENV)/bin/python -m pytest -q tests/unit/decoding

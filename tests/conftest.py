@@ -15,8 +15,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 from pipeline.config.places import Places
 from tests.own_places import own_places
 
-# Examples take longer on a busy machine.
-hypothesis.settings.register_profile("lookahead", deadline=None)
+# Examples take longer on a busy machine. `--hypothesis-profile=thorough` runs many more where a test names no number.
+hypothesis.settings.register_profile("lookahead", deadline=None, max_examples=60)
+hypothesis.settings.register_profile("thorough", deadline=None, max_examples=2000)
 hypothesis.settings.load_profile("lookahead")
 
 

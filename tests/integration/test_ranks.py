@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from pipeline.config.hardware import Hardware
 from pipeline.config.places import Places, places
@@ -17,13 +18,14 @@ from pipeline.config.schema import ResolvedConfig
 from pipeline.decoding.request import SamplingParams
 from pipeline.engine.artifact import Artifact
 from pipeline.engine.contract import VerifyItem
+from pipeline.engine.cost_curve import cost_curve_path, load_cost_curve
 from pipeline.engine.create import create_scheduler
 from pipeline.engine.parallel import ParallelEngine
 from pipeline.engine.submission import Submission
 from pipeline.engine.torch.load import load_engine
 from pipeline.errors import BuildError, EngineError, ServerError
 from pipeline.server.startup import prepare
-from pipeline.tuning.planned_engine import planned_engine
+from pipeline.tuning.planned_engine import MEASURING, planned_engine
 from tests.fakes import make_request
 
 CPU = Hardware(gpu=None, compute_capability=0, has_tensorrt_llm=False)
@@ -78,6 +80,25 @@ def test_a_model_spread_over_two_processes_gives_the_same_tokens(where: Places) 
     assert result.outcome == "built"  # by transformers' modelling code: the lean pass runs in one process
     # Steps may differ: its probabilities, by which drafts are chosen, are rounded otherwise.
     assert generate(result.artifact)[0] == one[0]
+
+
+def test_each_number_of_processes_has_a_curve_of_its_own_and_leaves_the_engine_to_be_loaded(where: Places) -> None:
+    def planned(*overrides: str) -> Artifact:
+        return planned_engine(tiny("drafting.planner=adaptive", *overrides), where, note=notes.append).artifact
+
+    notes: list[str] = []
+    threads = torch.get_num_threads()
+    plain = planned()
+    notes.clear()
+    parallel, again = (planned("engine.lookahead_parallel=2") for _ in range(2))
+
+    assert notes.count(MEASURING) == 1
+    assert cost_curve_path(plain) != cost_curve_path(parallel)
+    assert load_cost_curve(plain) != load_cost_curve(parallel)
+    assert torch.get_num_threads() == threads
+    engine = load_engine(again)
+    assert isinstance(engine, ParallelEngine)
+    engine.close()
 
 
 def test_a_model_without_a_plan_is_not_spread(where: Places) -> None:

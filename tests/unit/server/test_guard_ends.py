@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,7 @@ from pipeline.server.processes import model_processes
 from pipeline.server.server import stop_server
 from pipeline.server.state import STATE, find_server, is_ready
 from tests.patience import PATIENCE_S
-from tests.servers import processes_of, wait_for, wait_for_guard
+from tests.servers import left_over, processes_of, wait_for, wait_for_guard
 from tests.unit.server.fake_server import FREE, assert_gone, start, write
 
 # Takes its time after SIGTERM, as Triton does while requests run.
@@ -154,15 +153,14 @@ def test_what_outlives_the_processes_is_removed_by_its_command(fake, tmp_path):
 def test_the_server_ends_with_the_process_that_started_it(fake, tmp_path):
     script = (
         "import os, pathlib, sys; from tests.unit.server.fake_server import start;"
-        "start(pathlib.Path(sys.argv[1])); os.kill(os.getpid(), 9)"
+        "server = start(pathlib.Path(sys.argv[1])); print(server.state.server_id, flush=True); os.kill(os.getpid(), 9)"
     )
     command = [sys.executable, "-c", script, str(tmp_path)]
-    assert subprocess.run(command, cwd=places().home, timeout=PATIENCE_S).returncode == -signal.SIGKILL
-    state = find_server(tmp_path / "run")
-    deadline = time.monotonic() + PATIENCE_S
-    while state is not None and processes_of(state.server_id) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert state is None or not processes_of(state.server_id)
+    done = subprocess.run(command, cwd=places().home, stdout=subprocess.PIPE, text=True, timeout=PATIENCE_S)
+    assert done.returncode == -signal.SIGKILL
+    server_id = done.stdout.strip()
+    assert server_id
+    wait_for(lambda: not left_over(server_id))
     assert find_server(tmp_path / "run") is None
 
 

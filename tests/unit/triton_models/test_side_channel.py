@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import count, islice
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +11,14 @@ from hypothesis import strategies as st
 from pipeline.triton_models.piece import Piece
 from pipeline.triton_models.side_channel import CHUNK_CHARS, CHUNK_TOKENS, in_fixed_chunks
 
-PIECES = st.lists(st.builds(Piece, st.text("ab日", max_size=90), st.lists(st.integers(0, 9), max_size=20)), max_size=12)
+TEXT = "".join(chr(first + place) for place in range(540) for first in (ord("A"), 0x4E00))
+SIZES = st.lists(st.tuples(st.integers(0, 90), st.integers(0, 20)), max_size=12)
+
+
+def pieces_of(sizes: list[tuple[int, int]]) -> list[Piece]:
+    """Pieces of these numbers of characters and tokens, all different."""
+    characters, tokens = iter(TEXT), count()
+    return [Piece("".join(islice(characters, size)), list(islice(tokens, num_ids))) for size, num_ids in sizes]
 
 
 def chunks_of(pieces: list[Piece], tokens_only: bool) -> list[Piece]:
@@ -24,14 +32,15 @@ def chunks_of(pieces: list[Piece], tokens_only: bool) -> list[Piece]:
     return asyncio.run(collect())
 
 
-@given(PIECES, st.booleans())
-def test_chunks_are_the_output_in_pieces_of_one_size(pieces, tokens_only):
+@given(SIZES, st.booleans())
+def test_chunks_are_the_output_in_pieces_of_one_size(sizes, tokens_only):
+    pieces = pieces_of(sizes)
     chunks = chunks_of(pieces, tokens_only)
 
     assert "".join(chunk.text for chunk in chunks) == "".join(piece.text for piece in pieces)
     assert [token for c in chunks for token in c.token_ids] == [token for p in pieces for token in p.token_ids]
-    sizes = [len(chunk.token_ids) if tokens_only else len(chunk.text) for chunk in chunks]
-    assert set(sizes[:-1]) <= {CHUNK_TOKENS if tokens_only else CHUNK_CHARS}
+    lengths = [len(chunk.token_ids) if tokens_only else len(chunk.text) for chunk in chunks]
+    assert set(lengths[:-1]) <= {CHUNK_TOKENS if tokens_only else CHUNK_CHARS}
 
 
 @given(st.text("ab", min_size=1, max_size=300), st.lists(st.integers(1, 40), max_size=20), st.lists(st.integers(1, 40)))

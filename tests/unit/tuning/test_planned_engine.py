@@ -7,19 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from transformers import AutoTokenizer
 
 from pipeline.config.places import Places
 from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import ResolvedConfig
 from pipeline.decoding.sources.recycling import RecyclingSource
-from pipeline.engine.artifact import load_artifact
-from pipeline.engine.cost_curve import cost_curve_path, load_cost_curve, save_cost_curve
+from pipeline.engine.cost_curve import load_cost_curve, save_cost_curve
 from pipeline.engine.create import create_scheduler
 from pipeline.engine.first_rows import load_first_rows
 from pipeline.engine.machine_load import MachineLoad
-from pipeline.engine.parallel import ParallelEngine
 from pipeline.engine.torch.load import load_engine
 from pipeline.tuning import planned_engine as module
 from pipeline.tuning.conversation_opening import opening_of
@@ -100,23 +97,6 @@ def test_the_engine_that_is_measured_holds_the_grid_and_no_more(where: Places) -
     limits = with_measured_limits(artifact, COARSE, 4).resolved.profile.engine
     assert (limits.max_batch_size, limits.max_num_tokens, limits.max_draft_tokens) == (4, 128, 64)
     assert limits.max_seq_len <= artifact.resolved.model.max_position_embeddings
-
-
-def test_each_number_of_processes_has_a_curve_of_its_own_and_leaves_the_engine_to_be_loaded(where: Places) -> None:
-    planned_engine(tiny(), where)
-    threads = torch.get_num_threads()
-    folder, parallel = measured(where, "engine.lookahead_parallel=2")
-    plain = planned_engine(tiny(), where).artifact
-    _, again = measured(where, "engine.lookahead_parallel=2")
-    artifact = load_artifact(folder, where.cache)
-
-    assert (parallel, again) == (True, False)
-    assert cost_curve_path(plain) != cost_curve_path(artifact)
-    assert load_cost_curve(plain) != load_cost_curve(artifact)
-    assert torch.get_num_threads() == threads
-    engine = load_engine(artifact)
-    assert isinstance(engine, ParallelEngine)
-    engine.close()
 
 
 def test_the_scheduler_plans_by_it(where: Places) -> None:

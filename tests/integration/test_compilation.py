@@ -74,6 +74,6 @@ print(*sorted(loop.__name__ for loop in loops() if sum(loop.stats.cache_misses.v
 def test_no_request_has_to_wait_for_a_loop_to_be_compiled() -> None:
     ensure_compiled(print)
     assert is_complete()
-    root = Path(__file__).parents[3]
+    root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", COMPILED_LATER], cwd=root, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
