@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -6,9 +8,12 @@ from hypothesis import strategies as st
 from pipeline.decoding.tree import (
     EMPTY_TREE,
     DraftTree,
+    agreeing_path,
     ancestor_mask,
     chain,
     check_tree,
+    child_with,
+    children_of,
     depths,
     limit_tree,
     path_to,
@@ -58,18 +63,39 @@ def test_selected_nodes_keep_their_paths(tree: DraftTree, data: st.DataObject) -
     assert [subtree.token_ids[path_to(subtree, node)].tolist() for node in range(len(subtree))] == paths
 
 
-@given(trees(), st.integers(0, 14), st.integers(0, 6))
-def test_a_limited_tree_holds_the_most_probable_nodes_within_the_limits(
-    tree: DraftTree, nodes: int, depth: int
+@given(trees(), st.integers(0, 14), st.integers(0, 6), st.integers(0, 4), st.booleans())
+def test_a_limited_tree_holds_the_fixed_and_then_the_most_probable_nodes_within_the_limits(
+    tree: DraftTree, max_nodes: int, max_depth: int, num_fixed: int, rated: bool
 ) -> None:
-    limited = limit_tree(tree, nodes, depth)
+    num_fixed = min(num_fixed, len(tree))
+    numbers = np.arange(len(tree), dtype=np.int32)
+    tree = replace(tree, probabilities=tree.probabilities if rated else None, sources=numbers, num_fixed=num_fixed)
+
+    def rank(node: int) -> tuple[bool, float, int]:
+        is_rated = tree.probabilities is not None and node >= num_fixed
+        return node >= num_fixed, -tree.probabilities[node] if is_rated else 0.0, node
+
+    shallow = [node for node in range(len(tree)) if len(path_to(tree, node)) <= max_depth]
+    expected = sorted(sorted(shallow, key=rank)[:max_nodes])
+    limited = limit_tree(tree, max_nodes, max_depth)
     check_tree(limited)
-    shallow = depths(tree) <= depth
-    assert len(limited) == min(nodes, int(shallow.sum())) if depth and nodes else len(limited) == 0
-    assert len(limited) == 0 or depths(limited).max() <= depth
-    if len(limited) and limited.probabilities is not None and tree.probabilities is not None:
-        best = np.sort(tree.probabilities[shallow])[::-1][: len(limited)]
-        np.testing.assert_allclose(np.sort(limited.probabilities)[::-1], best)
+    assert limited.token_ids.tolist() == tree.token_ids[expected].tolist()
+    if expected:
+        assert limited.sources is not None
+        assert limited.sources.tolist() == expected
+        assert (limited.probabilities is None) is not rated
+    assert limited.num_fixed == (num_fixed if set(range(num_fixed)) <= set(expected) else 0)
+
+
+def test_children_are_found_by_their_tokens_of_siblings_with_one_token_the_first() -> None:
+    tree = tree_from_lists([5, 6, 5, 7, 6], [-1, 0, -1, 2, 0])
+    assert children_of(tree) == {-1: {5: 0}, 0: {6: 1}, 2: {7: 3}}
+    assert [child_with(tree, node, token) for node, token in ((-1, 5), (0, 6), (2, 7), (0, 7))] == [0, 1, 3, None]
+
+
+@pytest.mark.parametrize(("future", "nodes"), [([5, 7, 8], [0, 2]), ([5, 9], [0]), ([9, 5], []), ([], [])])
+def test_the_agreeing_path_goes_as_far_as_the_tokens_are_in_the_tree(future: list[int], nodes: list[int]) -> None:
+    assert agreeing_path(tree_from_lists([5, 6, 7], [-1, 0, 0]), future) == nodes
 
 
 @pytest.mark.parametrize(
@@ -94,19 +120,6 @@ def test_the_empty_tree_is_a_tree() -> None:
     check_tree(EMPTY_TREE, 1)
     assert depths(EMPTY_TREE).shape == (0,)
     assert ancestor_mask(EMPTY_TREE).shape == (0, 0)
-
-
-def test_a_limit_keeps_fixed_nodes_however_improbable_they_are() -> None:
-    tree = DraftTree(
-        np.asarray([1, 2, 3, 4], np.int32),
-        np.asarray([-1, 0, -1, 2], np.int32),
-        np.asarray([0.01, 0.001, 0.9, 0.8], np.float32),
-        None,
-        2,
-    )
-    limited = limit_tree(tree, 3, 4)
-    assert limited.token_ids.tolist() == [1, 2, 3]
-    assert limited.num_fixed == 2
 
 
 def test_token_zero_is_in_the_vocabulary() -> None:
