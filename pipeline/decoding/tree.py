@@ -150,8 +150,6 @@ def select_nodes(tree: DraftTree, keep: BoolArray) -> DraftTree:
 
 def limit_tree(tree: DraftTree, max_nodes: int, max_depth: int) -> DraftTree:
     """The most probable `max_nodes` nodes (the first ones, if probabilities are unknown) no deeper than `max_depth`."""
-    if max_nodes <= 0 or max_depth <= 0 or not len(tree):
-        return EMPTY_TREE
     keep = depths(tree) <= max_depth
     if keep.sum() > max_nodes:
         # Path probabilities never grow downwards, so with a stable order a kept node's parent is kept as well.
@@ -159,7 +157,7 @@ def limit_tree(tree: DraftTree, max_nodes: int, max_depth: int) -> DraftTree:
         rank = np.where(np.arange(len(tree)) < tree.num_fixed, -np.inf, rank)
         order = np.argsort(np.where(keep, rank, np.inf), kind="stable")
         keep = np.zeros(len(tree), np.bool_)
-        keep[order[:max_nodes]] = True
+        keep[order[: max(max_nodes, 0)]] = True
     return select_nodes(tree, keep)
 
 

@@ -15,11 +15,13 @@ import importlib.util
 import json
 import os
 import random
+import resource
 import signal
 import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
+from math import ceil
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -38,8 +40,10 @@ from tests.mutation.mutants import Mutant, mutants_of
 from tests.mutation.targets import TARGETS, Target
 
 EQUIVALENT = Path(__file__).with_name("equivalent.json")
-# A mutant that runs this much longer than the unchanged module counts as noticed: it does not end.
+# A mutant that takes this much more processor time than the unchanged module counts as noticed: it does not end. One
+# that waits for ever is ended after so many times as many seconds, which a busy machine does not reach.
 _SLOWER, _GRACE_S = 4.0, 10.0
+_MOST_WAITING = 20.0
 
 
 class Outcome(NamedTuple):
@@ -104,13 +108,12 @@ def _sample(targets: Iterable[Target], size: int, seed: int) -> list[tuple[Targe
 
 
 def _limit(target: Target) -> float:
-    """Seconds that a mutant may take. Raises SystemExit if the unchanged module fails its tests."""
-    started = time.monotonic()
-    pid = _fork(target, None)
-    if os.waitpid(pid, 0)[1] != 0:
+    """Seconds of processor time that a mutant may take. Raises SystemExit if the unchanged module fails its tests."""
+    _, status, used = os.wait4(_fork(target, None), 0)
+    if status:
         raise SystemExit(f"{target.module}: its tests fail without any change")
-    seconds = time.monotonic() - started
-    print(f"{target.module}: tests take {seconds:.1f} s", flush=True)
+    seconds = used.ru_utime + used.ru_stime
+    print(f"{target.module}: tests take {seconds:.1f} s of a processor", flush=True)
     return _SLOWER * seconds + _GRACE_S
 
 
@@ -120,7 +123,8 @@ def _run_all(chosen: list[tuple[Target, Mutant]], limits: dict[Target, float], n
     while todo or running:
         while todo and len(running) < num_jobs:
             target, mutant = todo.pop()
-            running[_fork(target, mutant)] = (target, mutant, time.monotonic() + limits[target])
+            deadline = time.monotonic() + _MOST_WAITING * limits[target]
+            running[_fork(target, mutant, limits[target])] = (target, mutant, deadline)
         time.sleep(0.02)
         for pid, (target, mutant, deadline) in list(running.items()):
             ended, status = os.waitpid(pid, os.WNOHANG)
@@ -131,18 +135,21 @@ def _run_all(chosen: list[tuple[Target, Mutant]], limits: dict[Target, float], n
                 os.killpg(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
             del running[pid]
-            result = "timeout" if not ended else "survived" if status == 0 else "killed"
+            out_of_time = not ended or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU)
+            result = "timeout" if out_of_time else "survived" if status == 0 else "killed"
             yield Outcome(target.module, mutant.name, result)
 
 
-def _fork(target: Target, mutant: Mutant | None) -> int:
-    """Pid of a process that runs a target's tests; its status is 0 if all pass."""
+def _fork(target: Target, mutant: Mutant | None, limit: float | None = None) -> int:
+    """Pid of a process that runs a target's tests; its status is 0 if all pass. limit: seconds of processor time."""
     pid = os.fork()
     if pid:
         return pid
     status = 1
     try:
         os.setpgid(0, 0)
+        if limit is not None:
+            resource.setrlimit(resource.RLIMIT_CPU, (ceil(limit), ceil(limit) + 5))
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, 1)
         os.dup2(null, 2)

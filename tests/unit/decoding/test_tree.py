@@ -63,7 +63,7 @@ def test_selected_nodes_keep_their_paths(tree: DraftTree, data: st.DataObject) -
     assert [subtree.token_ids[path_to(subtree, node)].tolist() for node in range(len(subtree))] == paths
 
 
-@given(trees(), st.integers(0, 14), st.integers(0, 6), st.integers(0, 4), st.booleans())
+@given(trees(), st.integers(-1, 14), st.integers(-1, 6), st.integers(0, 4), st.booleans())
 def test_a_limited_tree_holds_the_fixed_and_then_the_most_probable_nodes_within_the_limits(
     tree: DraftTree, max_nodes: int, max_depth: int, num_fixed: int, rated: bool
 ) -> None:
@@ -76,7 +76,7 @@ def test_a_limited_tree_holds_the_fixed_and_then_the_most_probable_nodes_within_
         return node >= num_fixed, -tree.probabilities[node] if is_rated else 0.0, node
 
     shallow = [node for node in range(len(tree)) if len(path_to(tree, node)) <= max_depth]
-    expected = sorted(sorted(shallow, key=rank)[:max_nodes])
+    expected = sorted(sorted(shallow, key=rank)[: max(max_nodes, 0)])
     limited = limit_tree(tree, max_nodes, max_depth)
     check_tree(limited)
     assert limited.token_ids.tolist() == tree.token_ids[expected].tolist()
@@ -124,3 +124,8 @@ def test_the_empty_tree_is_a_tree() -> None:
 
 def test_token_zero_is_in_the_vocabulary() -> None:
     check_tree(chain([0, 1]), vocab_size=2)
+
+
+def test_lists_that_are_no_tree_are_refused() -> None:
+    with pytest.raises(ValueError, match="node 0 has parent 0"):
+        tree_from_lists([1], [0])
