@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
+from pipeline.backends.tensorrt_llm import release_data
 from pipeline.backends.tensorrt_llm.build_context import BuildContext, build_context_of
 from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import ResolvedConfig
 
+# All facts about the release, those besides that only tests need.
+RELEASE_FACTS: dict[str, Any] = json.loads(Path(release_data.__file__).with_suffix(".json").read_text())
 SPECULATIONS = ("lookahead", "trie", "none", "both")
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pipeline.backends.in_process_rules import faults_of_sizes, faults_of_window
 from pipeline.config.faults import Fault
@@ -13,10 +12,8 @@ from pipeline.config.hardware import Hardware
 from pipeline.config.places import Places
 from pipeline.config.rules import uses_window
 from pipeline.config.schema import Device, ProfileConfig, ResolvedConfig
-from pipeline.engine.backend import Note
+from pipeline.engine.backend import Backend, Note
 from pipeline.engine.command import MakeCommand, StartCommand
-from pipeline.engine.finding import Finding, VersionTable
-from pipeline.engine.fingerprint import Fingerprint
 from pipeline.engine.traits import TargetTraits
 from pipeline.errors import ServerError
 from pipeline.repository.names import TARGET_MODEL
@@ -25,10 +22,9 @@ if TYPE_CHECKING:
     from tritonclient.grpc import model_config_pb2 as pb
 
     from pipeline.engine.artifact import Artifact
-    from pipeline.engine.contract import Engine
 
 
-class InProcessBackend(ABC):
+class InProcessBackend(Backend):
     """Base of backends that run in process. A backend adds name, `fingerprint`, `runtime`, `write_engine` and
     `load_engine`."""
 
@@ -46,28 +42,6 @@ class InProcessBackend(ABC):
     def faults(self, resolved: ResolvedConfig) -> Iterable[Fault]:
         return faults_of_window(resolved) if uses_window(resolved.profile) else ()
 
-    def check(self, resolved: ResolvedConfig) -> None:
-        return None
-
-    def check_config(self, resolved: ResolvedConfig, folder: Path) -> object:
-        return None
-
-    def plan(self, resolved: ResolvedConfig) -> Mapping[str, Any]:
-        return {}
-
-    def full_plan(self, resolved: ResolvedConfig, places: Places) -> None:
-        return None
-
-    def files_digest(self, fingerprint: Fingerprint) -> str:
-        return fingerprint.digest
-
-    def require_resources(self, resolved: ResolvedConfig, folder: Path) -> None:
-        return None
-
-    @abstractmethod
-    def load_engine(self, artifact: Artifact) -> Engine:
-        """The engine of an artefact, loaded."""
-
     def traits(self, resolved: ResolvedConfig) -> tuple[TargetTraits, ...]:
         return (
             TargetTraits(
@@ -79,16 +53,10 @@ class InProcessBackend(ABC):
             ),
         )
 
-    def logits_dtype(self, resolved: ResolvedConfig) -> str:
-        return "TYPE_FP32"
-
     def target_configs(self, resolved: ResolvedConfig, artifact: Artifact) -> list[pb.ModelConfig]:
         from pipeline.repository.model_config import python_target
 
         return [python_target(resolved, artifact)]
-
-    def vocab_dir(self, artifact: Artifact) -> Path:
-        return artifact.engine_dir
 
     def check_served(self, resolved: ResolvedConfig) -> None:
         if resolved.profile.engine.lookahead_parallel > 1:
@@ -120,15 +88,3 @@ class InProcessBackend(ABC):
         backends = None if installation.wheel_dir is None else run_dir(places) / BACKENDS
         make = single_process(installation, backends, repository, {})
         return [make(shown_listening(resolved.profile.server), SHOWN_ID)]
-
-    def findings(self) -> Iterable[Finding]:
-        return ()
-
-    def version_tables(self) -> Sequence[VersionTable]:
-        return ()
-
-    def environment(self) -> Mapping[str, Any]:
-        return {}
-
-    def validation_settings(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        return (), ()

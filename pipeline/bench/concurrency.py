@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.bench.contenders.contender import SchedulerContender, SchedulerLike
+from pipeline.bench.contenders.contender import SchedulerContender
 from pipeline.bench.data.workload import NamedPrompt
 from pipeline.bench.measure import MeasureOptions, make_request, rotated
 from pipeline.bench.report.results import ConcurrencyRow
+from pipeline.engine.scheduler import Scheduler
 from pipeline.engine.submission import StepEvent, Submission
 
 
@@ -36,7 +37,7 @@ class ClosedLoop(NamedTuple):
     steps: list[int]
 
 
-def run_closed_loop(scheduler: SchedulerLike, submissions: Sequence[Submission], concurrency: int) -> ClosedLoop:
+def run_closed_loop(scheduler: Scheduler, submissions: Sequence[Submission], concurrency: int) -> ClosedLoop:
     """Serve submissions in order with `concurrency` of them in flight. Raises the first error of a request."""
     todo = deque(submissions)
     flights: dict[str, _InFlight] = {}

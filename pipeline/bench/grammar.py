@@ -20,6 +20,7 @@ from pipeline.bench.contenders.in_process import InProcess
 from pipeline.bench.data.json_lines import json_rows, reading
 from pipeline.bench.data.workload import Prompt, prompt_ids_of
 from pipeline.bench.measure import MeasureOptions, make_request, rotated
+from pipeline.bench.report.report import Table
 from pipeline.decoding.grammar.guide import Guide
 from pipeline.decoding.request import FinishReason
 from pipeline.engine.submission import Submission
@@ -151,39 +152,33 @@ def matches(schema: Any, text: str) -> bool:
         return False
 
 
-def summary_table(records: Sequence[GrammarRecord]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Columns and rows: per strategy, with and without the grammar."""
-    columns = (
-        *("strategy", "grammar", "outputs", "finished", "valid", "identical", "tokens", "tokens/s", "speedup"),
-        *("tokens/step", "forced", "ms/step", "mask ms/step", "cut ms/step"),
-    )
+def summary_table(records: Sequence[GrammarRecord]) -> Table:
+    """Per strategy, with and without the grammar."""
     groups: dict[tuple[str, bool], list[GrammarRecord]] = {}
     for record in records:
         groups.setdefault((record.strategy, record.guided), []).append(record)
     first = records[0].strategy
-    baseline = {guided: speed(group) for (strategy, guided), group in groups.items() if strategy == first}
-    rows: list[tuple[str, ...]] = []
-    for (strategy, guided), group in groups.items():
+
+    def row(strategy: str, guided: bool, group: Sequence[GrammarRecord]) -> dict[str, str]:
         steps, tokens = sum(record.steps for record in group), sum(record.tokens for record in group)
-        rows.append(
-            (
-                strategy,
-                "yes" if guided else "no",
-                str(len(group)),
-                str(sum(record.finish_reason == FinishReason.END_TOKEN.value for record in group)),
-                str(sum(record.valid for record in group)),
-                str(sum(record.identical for record in group)),
-                str(tokens),
-                f"{speed(group):.1f}",
-                f"{speed(group) / baseline[guided]:.2f}",
-                f"{tokens / steps:.2f}",
-                str(sum(record.forced_tokens for record in group)),
-                f"{1000 * sum(record.seconds for record in group) / steps:.1f}",
-                f"{1000 * sum(record.mask_s for record in group) / steps:.3f}",
-                f"{1000 * sum(record.guide_s for record in group) / steps:.3f}",
-            )
-        )
-    return columns, rows
+        return {
+            "strategy": strategy,
+            "grammar": "yes" if guided else "no",
+            "outputs": str(len(group)),
+            "finished": str(sum(record.finish_reason == FinishReason.END_TOKEN.value for record in group)),
+            "valid": str(sum(record.valid for record in group)),
+            "identical": str(sum(record.identical for record in group)),
+            "tokens": str(tokens),
+            "tokens/s": f"{speed(group):.1f}",
+            "speedup": f"{speed(group) / speed(groups[first, guided]):.2f}",
+            "tokens/step": f"{tokens / steps:.2f}",
+            "forced": str(sum(record.forced_tokens for record in group)),
+            "ms/step": f"{1000 * sum(record.seconds for record in group) / steps:.1f}",
+            "mask ms/step": f"{1000 * sum(record.mask_s for record in group) / steps:.3f}",
+            "cut ms/step": f"{1000 * sum(record.guide_s for record in group) / steps:.3f}",
+        }
+
+    return Table.of(row(*key, group) for key, group in groups.items())
 
 
 def speed(records: Sequence[GrammarRecord]) -> float:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 
-from pipeline.bench.contenders.contender import Contender, MeasuredRequest
+from pipeline.bench.contenders.contender import Contender
 from pipeline.bench.data.workload import Prompt, Tokenizer, Turns, WorkloadRow, prompt_ids_of
-from pipeline.bench.report.results import RequestRecord, Warmth
+from pipeline.bench.report.results import MeasuredRequest, RequestRecord, Warmth
 from pipeline.decoding.grammar.guide import Guide
 from pipeline.decoding.request import GenerationRequest, SamplingParams
 from pipeline.decoding.tree import IntArray
@@ -124,7 +124,7 @@ def _measure_row(
                 repeat=repeat,
                 prompt_ids=prompt_ids.tolist(),
                 identical=generations[index].output_ids == baseline_ids,
-                **asdict(generations[index]),
+                **dict(generations[index]),
             )
             for index, contender in enumerate(contenders)
         ]

@@ -156,7 +156,7 @@ def _compare_in_process(
     from pipeline.bench.data.workload import first_prompts
     from pipeline.bench.measure import MeasureOptions
     from pipeline.bench.verify.logits import RecordingEngine
-    from pipeline.bench.verify.server import verify_server
+    from pipeline.bench.verify.remote import verify_server
     from pipeline.bench.verify.verify import verify_in_process
     from pipeline.decoding.request import SamplingParams
 

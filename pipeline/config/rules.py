@@ -4,20 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from ipaddress import IPv4Address
-from typing import NamedTuple
 
 from pipeline.config.faults import Fault, fault
 from pipeline.config.schema import SOURCE_ROWS, LookaheadConfig, ModelConfig, ProfileConfig, carries
 
 LOOKAHEAD_OFF = LookaheadConfig.of(1, 1, 0, origin="off: not tuned for this model")
-
-
-class Conflict(NamedTuple):
-    """key: starts with "model." for settings of the model. uses: the settings whose combination is wrong."""
-
-    key: str
-    uses: tuple[str, ...]
-    text: str
 
 
 def lookahead_for(model: ModelConfig, profile_name: str) -> LookaheadConfig:

@@ -39,7 +39,8 @@ class Runtime(NamedTuple):
 
 
 class Backend(BackendSettings, Protocol):
-    """One way to build and serve an engine. Its module imports on every machine."""
+    """One way to build and serve an engine. Its module imports on every machine. A method with a body is the default of
+    backends that derive from this class."""
 
     @property
     def name(self) -> str:
@@ -53,29 +54,35 @@ class Backend(BackendSettings, Protocol):
 
     def check(self, resolved: ResolvedConfig) -> None:
         """Raise ConfigError or BuildError for what cannot work, before anything is downloaded or written."""
+        return
 
     def check_config(self, resolved: ResolvedConfig, folder: Path) -> object:
         """Raise CheckpointError for a checkpoint's config.json that this backend does not serve. The folder may hold
         nothing else yet: called before a long download."""
+        return None
 
     def plan(self, resolved: ResolvedConfig) -> Mapping[str, Any]:
         """Description of a build, one line of text per entry. Uses no network and no files, and works on any
         machine."""
+        return {}
 
     def full_plan(self, resolved: ResolvedConfig, places: Places) -> tuple[str, Mapping[str, Any]] | None:
         """Every call of a build and of a start: as text, and as JSON values. None if `plan` is all there is."""
+        return None
 
     def fingerprint(self, resolved: ResolvedConfig, checkpoint_hash: str) -> Fingerprint:
         """The fingerprint of an engine built here and now. Raises BuildError if the backend is not installed."""
 
     def files_digest(self, fingerprint: Fingerprint) -> str:
         """Hash of what the engine's files depend on; profiles that agree in it share the files on disk."""
+        return fingerprint.digest
 
     def runtime(self, resolved: ResolvedConfig) -> Runtime:
         """Libraries and device that a built engine would run on here. Raises BuildError if they are missing."""
 
     def require_resources(self, resolved: ResolvedConfig, folder: Path) -> None:
         """Raise BuildError if disk, memory or GPU memory does not suffice."""
+        return
 
     def write_engine(self, resolved: ResolvedConfig, checkpoint: Checkpoint, note: Note, folder: Path) -> None:
         """Write folder/engine and folder/tokenizer. `folder` exists, is empty, and is removed if this raises."""
@@ -93,15 +100,18 @@ class Backend(BackendSettings, Protocol):
 
     def logits_dtype(self, resolved: ResolvedConfig) -> str:
         """Triton's type of logits that leave the engine, e.g. TYPE_FP32."""
+        return "TYPE_FP32"
 
     def target_configs(self, resolved: ResolvedConfig, artifact: Artifact) -> list[pb.ModelConfig]:
         """Triton configs of the models in `traits`, in that order."""
 
     def vocab_dir(self, artifact: Artifact) -> Path:
         """Folder whose config.json states vocab_size."""
+        return artifact.engine_dir
 
     def check_served(self, resolved: ResolvedConfig) -> None:
         """Raise ServerError for settings that no server can have."""
+        return
 
     def check_start(self, resolved: ResolvedConfig, places: Places) -> str:
         """Name of the program that would serve. Raises ServerError for anything that prevents serving; called before an
@@ -120,16 +130,20 @@ class Backend(BackendSettings, Protocol):
 
     def findings(self) -> Iterable[Finding]:
         """Findings about this machine for `lookahead doctor`."""
+        return ()
 
     def version_tables(self) -> Sequence[VersionTable]:
         """Which versions go together, for `lookahead dev versions` and docs/how-to/<name>.md."""
+        return ()
 
     def environment(self) -> Mapping[str, Any]:
         """Versions and devices for a report, as JSON values."""
+        return {}
 
     def validation_settings(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Overrides with which this machine is validated: for all profiles, and besides for the first. Raises
         BuildError if the backend cannot run here."""
+        return (), ()
 
 
 def backend_of(name: str) -> Backend:

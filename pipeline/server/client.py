@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import httpx
 import numpy as np
@@ -21,7 +22,6 @@ from tritonclient.utils import InferenceServerException
 
 from pipeline.errors import RequestError, ServerError
 from pipeline.repository.names import FRONT_MODEL
-from pipeline.server.proxies import is_behind_proxy
 from pipeline.triton_models.tensors import Array
 from pipeline.triton_models.text_codec import check_text
 
@@ -131,6 +131,22 @@ def complete(
         on_text(last.text)
     seconds = time.perf_counter() - started
     return Completion("".join(parts), last.finish_reason, last.statistics, seconds, tuple(arrivals))
+
+
+def is_behind_proxy(url: str) -> bool:
+    """Whether the environment's proxy, if any, applies: never for a server on this machine. url: host:port or
+    http://host:port. Raises ServerError if it is neither."""
+    reason = "there is no host in it"
+    try:
+        parts = urlsplit(url if "//" in url else f"//{url}")
+        host, _ = parts.hostname, parts.port  # the port is checked when it is parsed
+    except ValueError as error:
+        host, reason = None, str(error)
+    if not host or ("[" in url and ":" not in host) or any(character.isspace() for character in url):
+        raise ServerError(
+            f"{url!r} is no address of a server: {reason}. Write host:port for gRPC and http://host:port for HTTP."
+        )
+    return not (host in ("localhost", "::1") or host.startswith("127."))
 
 
 def _stream_http(query: TextQuery, url: str, timeout_s: float) -> Iterator[TextChunk]:

@@ -29,7 +29,7 @@ from pipeline.engine.backend import backend_of
 from pipeline.engine.traits import TargetTraits
 from pipeline.errors import RepositoryError, RequestError
 from pipeline.triton_models.call_costs import CallCosts
-from pipeline.triton_models.engine_binding import EngineBinding
+from pipeline.triton_models.engine_binding import EngineBinding, Target
 from pipeline.triton_models.fair_slots import FairSlots, HeldSlot, tenant_of
 from pipeline.triton_models.generation import Generation
 from pipeline.triton_models.learned import LearnedState
@@ -39,7 +39,6 @@ from pipeline.triton_models.routing import offered, route_of
 from pipeline.triton_models.sequences import TextAnswer
 from pipeline.triton_models.side_channel import in_fixed_chunks, require_no_figures, without_figures
 from pipeline.triton_models.steps import tree_budget
-from pipeline.triton_models.target import Target
 from pipeline.triton_models.tensors import Array, Tensors, float_tensor, int_tensor
 from pipeline.triton_models.text_codec import TextCodec, load_codec
 from pipeline.triton_models.text_request import TextRequest, text_request

@@ -2,19 +2,54 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Protocol
 
 from pipeline.config.schema import LookaheadConfig
 from pipeline.engine.traits import TargetTraits
 from pipeline.errors import BusyError
 from pipeline.triton_models.call_costs import CallCosts
-from pipeline.triton_models.patience import Patience
 from pipeline.triton_models.steps import PIECE_TOKENS
-from pipeline.triton_models.target import Target
 from pipeline.triton_models.tensors import Array, Tensors
+
+# The first pause before a retry; each pause is twice as long as the one before.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.5
+BUSY_PATIENCE_S = 30.0
+
+
+class Target(Protocol):
+    """A model such as `tensorrt_llm`, called from the BLS model. `call` and `stream` raise RequestError with the
+    target's words if it refuses the request, BusyError if it is too busy."""
+
+    def connect(self) -> None:
+        """Get ready for `stream`. Raises ServerError if the server has no interface for it."""
+
+    async def call(self, tensors: Mapping[str, Array], outputs: Sequence[str], request_id: str) -> Tensors:
+        """The response to one request; cancelling it cancels the request."""
+
+    def stream(
+        self, tensors: Mapping[str, Array], outputs: Sequence[str], request_id: str
+    ) -> AsyncGenerator[Tensors, None]:
+        """The responses to one request, each as it comes; closing the generator early cancels the request."""
+
+
+class Patience:
+    """Pauses of one call. has_begun: whether the request has had an answer; one that has not is refused at once."""
+
+    def __init__(self, has_begun: bool) -> None:
+        self._until = time.perf_counter() + BUSY_PATIENCE_S if has_begun else 0.0
+        self._pause = _FIRST_PAUSE_S
+
+    async def wait(self, error: BusyError) -> None:
+        """Wait before the call is made again. Raises error when it is time to give up."""
+        if time.perf_counter() + self._pause > self._until:
+            raise error
+        await asyncio.sleep(self._pause)
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE_S)
 
 
 @dataclass(frozen=True, slots=True)

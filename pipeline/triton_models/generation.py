@@ -28,8 +28,7 @@ from pipeline.triton_models.call_tensors import call_tensors, first_end_id, late
 from pipeline.triton_models.engine_binding import EngineBinding
 from pipeline.triton_models.fair_slots import HeldSlot
 from pipeline.triton_models.guide_tensors import wanted_outputs
-from pipeline.triton_models.logit_pieces import LogitPieces
-from pipeline.triton_models.piece import Piece
+from pipeline.triton_models.piece import LogitPieces, Piece
 from pipeline.triton_models.steps import (
     CHUNK_TOKENS,
     FORCED_TOKENS,

@@ -1,15 +1,66 @@
-"""A part of an output, as the BLS model gets it from one call and sends it on."""
+"""Parts of one output that comes in several calls: their text and tokens, and their log probabilities and logits."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.triton_models.logit_pieces import joined
-from pipeline.triton_models.tensors import Array
+from pipeline.triton_models.guide_tensors import PROMPT_OUTPUTS
+from pipeline.triton_models.tensors import Array, Tensors, float_tensor
+
+# Outputs with a row per token, and the axis of the tokens.
+_AXES = {"output_log_probs": 2, "generation_logits": 2, "top_logprob_ids": 1, "top_logprobs": 1}
+
+
+@dataclass(slots=True)
+class LogitPieces:
+    """Rows that are not returned yet, as tokens may be kept back that belong to a stop word. total: sum of the log
+    probabilities returned so far."""
+
+    total: float = 0.0
+    _kept: dict[str, Array] = field(default_factory=dict)
+
+    def add(self, response: Tensors, num_tokens: int) -> None:
+        """Store a response's logits outputs of the num_tokens tokens that it adds to the output, and of the prompt."""
+        found = {name: response[name] for name in PROMPT_OUTPUTS if name in response}
+        found |= {name: _first(response[name], num_tokens, axis) for name, axis in _AXES.items() if name in response}
+        self._kept = joined([self._kept, found])
+
+    def take(self, num_tokens: int) -> dict[str, Array]:
+        """Outputs of the next num_tokens tokens, and of the prompt if it was not returned yet."""
+        taken: dict[str, Array] = {}
+        kept, self._kept = self._kept, {}
+        for name, value in kept.items():
+            axis = _AXES.get(name)
+            taken[name] = value if axis is None else _first(value, num_tokens, axis)
+            if axis is not None and value.shape[axis] > num_tokens:
+                self._kept[name] = value.take(range(num_tokens, value.shape[axis]), axis=axis)
+        if "output_log_probs" in taken:
+            self.total += float(taken["output_log_probs"].sum())
+            taken["cum_log_probs"] = float_tensor(self.total)
+        return taken
+
+
+def _first(value: Array, count: int, axis: int) -> Array:
+    return value.take(range(min(count, value.shape[axis])), axis=axis)
+
+
+def joined(pieces: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+    """Concatenate pieces of one output."""
+    result: dict[str, Array] = {}
+    for piece in pieces:
+        for name, value in piece.items():
+            axis = _AXES.get(name)
+            whole = result.get(name)
+            if axis is None or whole is None or not whole.size:
+                result[name] = value
+            elif value.size:
+                result[name] = np.concatenate([whole, value], axis=axis)
+    return result
 
 
 class Piece(NamedTuple):

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.backends.tensorrt_llm import build, rules
 from pipeline.backends.tensorrt_llm.build_context import BuildContext, build_context_of, modes_of
-from pipeline.backends.tensorrt_llm.environment import engine_device, engine_version, gpus, package_versions
+from pipeline.backends.tensorrt_llm.environment import (
+    engine_device,
+    engine_version,
+    gpus,
+    package_versions,
+    validation_settings,
+)
 from pipeline.config.faults import Fault
 from pipeline.config.hardware import Hardware
 from pipeline.config.places import Places
@@ -17,7 +23,6 @@ from pipeline.engine.backend import Backend, Note, Runtime
 from pipeline.engine.chains import Mode
 from pipeline.engine.command import MakeCommand, StartCommand
 from pipeline.engine.finding import Finding, VersionTable
-from pipeline.engine.fingerprint import Fingerprint
 from pipeline.engine.traits import TargetTraits
 from pipeline.errors import UserError
 from pipeline.repository.names import LOOKAHEAD_MODEL, TARGET_MODEL
@@ -38,7 +43,7 @@ _STRATEGIES: dict[Mode, frozenset[str]] = {
 _LOGITS = {"float32": "TYPE_FP32", "float16": "TYPE_FP16"}
 
 
-class TensorRTLLMBackend:
+class TensorRTLLMBackend(Backend):
     """An engine per speculative mode, converted and built by stages that run here or in NVIDIA's container."""
 
     name = "tensorrt_llm"
@@ -57,18 +62,12 @@ class TensorRTLLMBackend:
     def check(self, resolved: ResolvedConfig) -> None:
         rules.check(resolved)
 
-    def check_config(self, resolved: ResolvedConfig, folder: Path) -> object:
-        return None  # the converters decide what they read, and in which formats
-
     plan = staticmethod(build.plan)
     full_plan = staticmethod(build.full_plan)
     fingerprint = staticmethod(build.fingerprint)
     require_resources = staticmethod(build.require_resources)
     write_engine = staticmethod(build.write_engine)
     profile_faults = staticmethod(rules.faults_of_profile)
-
-    def files_digest(self, fingerprint: Fingerprint) -> str:
-        return fingerprint.digest  # sizes are built into the engine
 
     def runtime(self, resolved: ResolvedConfig) -> Runtime:
         return Runtime({"tensorrt_llm": engine_version(resolved)}, engine_device(resolved))
@@ -98,9 +97,6 @@ class TensorRTLLMBackend:
         from pipeline.backends.tensorrt_llm.repository import engine_dirs
 
         return engine_dirs(artifact)[0]
-
-    def check_served(self, resolved: ResolvedConfig) -> None:
-        pass  # every engine that is built can be served
 
     def check_start(self, resolved: ResolvedConfig, places: Places) -> str:
         from pipeline.backends.tensorrt_llm.command import check_start
@@ -133,10 +129,7 @@ class TensorRTLLMBackend:
         devices = [f"{gpu.name} ({gpu.memory_mib / 1024:.0f} GiB, driver {gpu.driver})" for gpu in gpus()]
         return {"versions": dict(package_versions()), "devices": devices}
 
-    def validation_settings(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        from pipeline.backends.tensorrt_llm.validation import validation_settings
-
-        return validation_settings()
+    validation_settings = staticmethod(validation_settings)
 
 
 def _traits(resolved: ResolvedConfig, mode: Mode, model: str) -> TargetTraits:

@@ -30,14 +30,14 @@ def plan(resolved: ResolvedConfig) -> Mapping[str, Any]:
     return summary(plan_for(resolved))
 
 
-def full_plan(resolved: ResolvedConfig, where: Places) -> tuple[str, Mapping[str, Any]]:
+def full_plan(resolved: ResolvedConfig, places: Places) -> tuple[str, Mapping[str, Any]]:
     """Every call of a build and of a start: as text, and as JSON values."""
     from pipeline.backends.tensorrt_llm.command import shown_commands
     from pipeline.repository.render import REPOSITORY  # brings tritonclient
 
-    whole = plan_for(resolved, where)
-    repository = artifact_dir(where, resolved.model.name, resolved.profile.name) / REPOSITORY
-    commands = shown_commands(resolved, repository, where)
+    whole = plan_for(resolved, places)
+    repository = artifact_dir(places, resolved.model.name, resolved.profile.name) / REPOSITORY
+    commands = shown_commands(resolved, repository, places)
     *before, server = commands
     launch = {
         "before": [list(command.argv) for command in before],

@@ -68,7 +68,7 @@ class BuildContext:
 
     @cached_property
     def traits(self) -> frozenset[release_data.Trait]:
-        return release_data.traits(self.model.architecture)
+        return release_data.release().traits(self.model.architecture)
 
     @property
     def positions(self) -> str | None:
@@ -78,7 +78,7 @@ class BuildContext:
             return "alibi"
         if shape is None:
             return None
-        if release_data.model_class(self.model.architecture) == "BaichuanForCausalLM":
+        if release_data.release().model_map.get(self.model.architecture) == "BaichuanForCausalLM":
             return "rope" if shape.num_attention_heads == release_data.BAICHUAN_ROPE_HEADS else "alibi"
         is_known = "maybe_alibi" not in self.traits or "position_embedding" in shape.model_fields_set
         return shape.position_embedding if is_known else None
@@ -135,7 +135,7 @@ class BuildContext:
 
     def flag(self, name: str) -> FlagValue | None:
         """An option of trtllm-build as the user set it, else its default there."""
-        default: FlagValue | None = release_data.build_flags()[name].default
+        default: FlagValue | None = release_data.release().build_flags[name].default
         return self.trt.build_flags.get(name, default)
 
     def enabled(self, name: str) -> bool:

@@ -52,7 +52,7 @@ def method_of(context: BuildContext) -> Method:
 
 def known_script_flags(family: str) -> frozenset[str]:
     """Options that a family's script is known to have."""
-    return frozenset(release_data.script_flags(family)) or frozenset(_COMMON_FLAGS)
+    return frozenset(release_data.release().convert_flags.get(family, {})) or frozenset(_COMMON_FLAGS)
 
 
 class ScriptNeed(NamedTuple):
@@ -138,7 +138,7 @@ def conversion_of(context: BuildContext, source: Path, output: Path, request: Pa
     call: dict[str, Any] = {
         "method": method,
         "architecture": context.model.architecture,
-        "model_class": release_data.model_class(context.model.architecture),
+        "model_class": release_data.release().model_map.get(context.model.architecture),
         "hf_model_dir": str(source),
         "output_dir": str(output),
         "dtype": context.resolved.dtype,
@@ -159,9 +159,9 @@ def conversion_of(context: BuildContext, source: Path, output: Path, request: Pa
 
 
 def _convert_argv(context: BuildContext, source: Path, output: Path) -> tuple[str, ...]:
-    family = release_data.family(context.model.architecture)
+    family = release_data.release().family(context.model.architecture)
     assert family is not None, "the rules refuse architectures without a script"
-    script = f"{EXAMPLES_ROOT}/{release_data.script_folder(family)}/convert_checkpoint.py"
+    script = f"{EXAMPLES_ROOT}/{release_data.release().script_dirs[family]}/convert_checkpoint.py"
     known, ranks, trt = known_script_flags(family), context.model.parallelism, context.trt
     values: dict[str, object] = {
         "model_dir": source,
@@ -171,11 +171,11 @@ def _convert_argv(context: BuildContext, source: Path, output: Path) -> tuple[st
     }
     sizes = {name: size for name, size in mapping_arguments(context).items() if name not in ("world_size", "tp_size")}
     values |= {name: size for name, size in sizes.items() if size > 1 or (size == 1 and name.startswith("moe"))}
-    if (kind := release_data.data()["script_kind_options"].get(family)) is not None:
+    if (kind := release_data.release().script_kind_options.get(family)) is not None:
         values[kind] = "hf"  # the script reads several kinds of checkpoint
     if "workers" in known:
         values["workers"] = context.world_size
-    spelling = release_data.data()["script_spellings"].get(family, {})
+    spelling = release_data.release().script_spellings.get(family, {})
     options = [word for name, value in values.items() for word in (f"--{spelling.get(name, name)}", str(value))]
     if trt.quantization in _WEIGHT_ONLY_PRECISION:
         options += ["--use_weight_only", "--weight_only_precision", _WEIGHT_ONLY_PRECISION[trt.quantization]]

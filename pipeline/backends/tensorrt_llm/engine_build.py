@@ -86,7 +86,7 @@ def build_flags_of(context: BuildContext, mode: Mode, checkpoint: Path, output: 
 def _build_config(flags: Mapping[str, FlagValue], dtype: str) -> dict[str, Any]:
     """Options of the command line as BuildConfig in its JSON form, with PluginConfig inside. dtype: what "auto" means
     there."""
-    known = release_data.build_flags()
+    known = release_data.release().build_flags
     config: dict[str, Any] = {}
     plugins: dict[str, Any] = {"dtype": dtype}
     for name, value in flags.items():
@@ -96,12 +96,12 @@ def _build_config(flags: Mapping[str, FlagValue], dtype: str) -> dict[str, Any]:
         elif name in _SEVERAL_FIELDS:
             config |= dict.fromkeys(_SEVERAL_FIELDS[name], value)
         elif name == "speculative_decoding_mode":
-            config[name] = release_data.mode_number(str(value).upper())
+            config[name] = release_data.release().speculative_decoding_modes[str(value).upper()]
         elif name not in _NOT_IN_BUILD_CONFIG and known[name].group != "lora":
             config[_FIELD_OF_FLAG.get(name, name)] = value
     if flags.get("fast_build"):
         plugins["manage_weights"] = True
-    config.setdefault("speculative_decoding_mode", release_data.mode_number("NONE"))
+    config.setdefault("speculative_decoding_mode", release_data.release().speculative_decoding_modes["NONE"])
     config.setdefault("max_draft_len", 0)
     return {**config, "plugin_config": plugins}
 
@@ -119,7 +119,7 @@ def _gemm_plugin(context: BuildContext) -> str:
 
 
 def _arguments(flags: Mapping[str, FlagValue]) -> list[str]:
-    known = release_data.build_flags()
+    known = release_data.release().build_flags
     words: list[str] = []
     for name, value in flags.items():
         if known[name].type != "store_true":

@@ -118,7 +118,7 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
 
 def engine_version(resolved: ResolvedConfig) -> str:
     """TensorRT-LLM that builds and runs the engine: the installed one, else that of the container."""
-    container = release_data.containers()[resolved.profile.tensorrt_llm.container_tag]
+    container = release_data.release().containers[resolved.profile.tensorrt_llm.container_tag]
     return package_versions().get("tensorrt_llm") or container.trtllm or "unknown"
 
 
@@ -165,3 +165,25 @@ def require_ready(found: Environment, resolved: ResolvedConfig, world_size: int)
     else:
         return
     raise BuildError(text)
+
+
+def validation_settings() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Overrides that fit the first GPU, and those of the first profile besides. Raises BuildError where there is no
+    GPU, or nothing to build with."""
+    found = detect()
+    if not found.gpus:
+        raise BuildError(
+            "nvidia-smi shows no GPU, and the TensorRT-LLM backend needs one; run this on the GPU machine, or try the "
+            "same stages on the CPU with --backend torch."
+        )
+    if found.where == "nowhere":
+        raise BuildError(
+            "Neither TensorRT-LLM nor docker was found; work in NVIDIA's container, or install docker with the NVIDIA "
+            "container toolkit (docs/how-to/validate-on-gpu.md)."
+        )
+    gpu = found.gpus[0]
+    memory = f"tensorrt_llm.gpu_memory_gib={gpu.memory_mib / 1024:.0f}"
+    # Plain decoding, lookahead and trie on one server, so that they can be compared.
+    modes = "both" if gpu.compute_capability < release_data.UNTESTED_GPUS else "trie"
+    of_gpu = (f"tensorrt_llm.compute_capability={gpu.compute_capability}", memory)
+    return of_gpu, (f"tensorrt_llm.speculation={modes}",)

@@ -39,7 +39,7 @@ def notes_of(context: BuildContext) -> Iterator[str]:
         )
     if (texts := calibration_folder(context)) is not None:
         yield from _of_calibration(context, texts)
-    if release_data.model_class(name) == "RecurrentGemmaForCausalLM":
+    if release_data.release().model_map.get(name) == "RecurrentGemmaForCausalLM":
         yield (
             "The conversion script imports flax, orbax and recurrentgemma, which the container lacks: install the "
             "requirements.txt beside the script where it runs."
@@ -69,7 +69,7 @@ def _of_lookahead(context: BuildContext) -> Iterator[str]:
         yield "G = 0 cannot be given to the LLM API's LookaheadDecodingConfig; through Triton it can."
     if (drafts := context.max_draft_len("lookahead")) > 512:
         yield f"{drafts} draft tokens per step; vendors warn above 512."
-    if context.trt.compute_capability not in release_data.lookahead_tested_on():
+    if context.trt.compute_capability not in release_data.release().lookahead_tested_on:
         yield f"NVIDIA's lookahead tests do not name compute capability {context.trt.compute_capability}."
     if context.trt.enable_kv_cache_reuse:
         yield "KV reuse together with lookahead decoding is not tested by NVIDIA."

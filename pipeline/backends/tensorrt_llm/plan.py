@@ -11,7 +11,7 @@ after a failed one, starts where it can. `plan_for` touches no network and runs 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -45,15 +45,12 @@ _NOT_FETCHED = "known once the checkpoint is fetched"
 
 
 @dataclass(frozen=True, slots=True)
-class ConversionStage:
-    """folder: of the stage. source: normalised checkpoint. output: TensorRT-LLM checkpoint. request: file that holds
-    conversion.call. docker_argv: the same call in the container. expected: keys that its config.json must have."""
+class Stage:
+    """folder: of the stage; output: what it makes there. docker_argv: its call in the container. expected: keys that
+    the output's config.json must have. digest: hash of the fingerprint."""
 
     folder: Path
-    source: Path
     output: Path
-    request: Path
-    conversion: Conversion
     docker_argv: tuple[str, ...]
     expected: dict[str, Any]
     fingerprint: dict[str, Any]
@@ -61,18 +58,24 @@ class ConversionStage:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineStage:
-    """One engine and the Triton model that serves it. output: engine folder. expected: keys that its config.json must
-    have."""
+class ConversionStage(Stage):
+    """Makes a TensorRT-LLM checkpoint. source: normalised checkpoint. request: file that holds conversion.call."""
 
-    folder: Path
-    output: Path
+    source: Path
+    request: Path
+    conversion: Conversion
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStage(Stage):
+    """Makes one engine. instance: the Triton model that serves it."""
+
     instance: Instance
     build: EngineBuild
-    docker_argv: tuple[str, ...]
-    expected: dict[str, Any]
-    fingerprint: dict[str, Any]
-    digest: str
+
+
+# The call in the container: of a call, in a folder, with further folders that it reads.
+InDocker = Callable[[tuple[str, ...], Path, Sequence[Path]], tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,20 +105,24 @@ class Plan:
 def plan_for(resolved: ResolvedConfig, where: Places | None = None, checkpoint_hash: str | None = None) -> Plan:
     """The plan of a config. checkpoint_hash: content of the checkpoint, if it has been fetched. Raises ConfigError with
     everything that is wrong."""
-    where = where or places()
+    used = where or places()
     context = check(resolved)
     assert context.shape is not None, "the rules refuse models of unknown shape"
-    stages = where.engines / resolved.model.name / STAGES
+    stages = used.engines / resolved.model.name / STAGES
     _refuse_sniffed(stages, resolved)
     content = checkpoint_hash or known_content_hash(resolved.model) or _NOT_FETCHED
     # The package itself, for the call in the container; nothing else of the caller's environment matters there.
     environment = {"PYTHONPATH": str(CODE)}
     image = release_data.image_of(resolved.profile.tensorrt_llm.container_tag)
-    conversion = _conversion_stage(context, stages, content, image, environment, where)
-    engines = tuple(
-        _engine_stage(context, index, conversion, stages, image, environment, where)
-        for index in range(len(context.modes))
-    )
+
+    def in_docker(argv: tuple[str, ...], folder: Path, inputs: Sequence[Path]) -> tuple[str, ...]:
+        readable = [CODE, *inputs]
+        return docker_argv(
+            image, argv, writable=[used.engines], readable=readable, work_dir=folder, environment=environment
+        )
+
+    conversion = _conversion_stage(context, stages, content, in_docker)
+    engines = tuple(_engine_stage(context, index, conversion, stages, in_docker) for index in range(len(context.modes)))
     return Plan(
         model=resolved.model.name,
         profile=resolved.profile.name,
@@ -133,9 +140,7 @@ def plan_for(resolved: ResolvedConfig, where: Places | None = None, checkpoint_h
     )
 
 
-def _conversion_stage(
-    context: BuildContext, stages: Path, content: str, image: str, environment: dict[str, str], where: Places
-) -> ConversionStage:
+def _conversion_stage(context: BuildContext, stages: Path, content: str, in_docker: InDocker) -> ConversionStage:
     trt, dtype, ranks = context.trt, context.resolved.dtype, context.model.parallelism
     name = f"checkpoint-{dtype}-{trt.quantization}-kv-{trt.kv_cache_dtype}-tp{ranks.tensor}-pp{ranks.pipeline}"
     name += f"-cp{trt.context_parallel}" if trt.context_parallel > 1 else ""
@@ -162,7 +167,7 @@ def _conversion_stage(
         output=output,
         request=request,
         conversion=conversion,
-        docker_argv=_in_docker(image, conversion.argv, folder, environment, where, [texts] if texts else []),
+        docker_argv=in_docker(conversion.argv, folder, [texts] if texts else []),
         expected=_expected_checkpoint(context),
         fingerprint=fingerprint,
         digest=digest_of(fingerprint),
@@ -192,9 +197,7 @@ def _engine_stage(
     index: int,
     conversion: ConversionStage,
     stages: Path,
-    image: str,
-    environment: dict[str, str],
-    where: Places,
+    in_docker: InDocker,
 ) -> EngineStage:
     mode = context.modes[index]
     folder = stages / f"engine-{context.resolved.profile.name}-{mode}"
@@ -214,7 +217,7 @@ def _engine_stage(
         output=output,
         instance=instance,
         build=build,
-        docker_argv=_in_docker(image, build.argv, folder, environment, where),
+        docker_argv=in_docker(build.argv, folder, []),
         expected={
             # The checkpoint's config goes into the engine; only the type of the logits is an option of the build.
             "pretrained_config": {**conversion.expected, "logits_dtype": context.trt.logits_dtype},
@@ -222,20 +225,6 @@ def _engine_stage(
         },
         fingerprint=fingerprint,
         digest=digest_of(fingerprint),
-    )
-
-
-def _in_docker(
-    image: str,
-    argv: tuple[str, ...],
-    folder: Path,
-    environment: dict[str, str],
-    where: Places,
-    inputs: Sequence[Path] = (),
-) -> tuple[str, ...]:
-    readable = [CODE, *inputs]
-    return docker_argv(
-        image, argv, writable=[where.engines], readable=readable, work_dir=folder, environment=environment
     )
 
 

@@ -1,13 +1,14 @@
-"""Data about TensorRT-LLM's release line 1.2: options, architectures, containers. Source: `release_data.json`."""
+"""Data about TensorRT-LLM's release line 1.2: options, architectures, versions. Source: `release_data.json`."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Any, Literal
+
+from packaging.version import InvalidVersion, Version
+
+from pipeline.config.schema import Frozen
 
 RELEASE_LINE = "1.2"
 # The first release whose Triton backend reads W, N and G.
@@ -26,6 +27,8 @@ NEEDED_PATH_WORDS = {
 LOADER_SWITCH = "TRTLLM_DISABLE_UNIFIED_CONVERTER"
 # The converter takes a Baichuan model with this many heads for the 7B with RoPE, and all others for the 13B with ALiBi.
 BAICHUAN_ROPE_HEADS = 32
+# NVIDIA's lookahead tests are skipped on GPUs from this compute capability on.
+UNTESTED_GPUS = 100
 
 Trait = Literal[
     "alibi",
@@ -42,33 +45,28 @@ Trait = Literal[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Flag:
+class Flag(Frozen):
     """An option of trtllm-build. type: str, int or store_true. field: of PluginConfig, for the plugin group."""
 
-    name: str
     type: str
     default: Any
-    choices: tuple[str, ...]
-    field: str | None
     group: str
+    choices: tuple[str, ...] = ()
+    field: str | None = None
+    nargs: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
+class Parameter(Frozen):
     """A parameter of the served model. type: int, uint, float, bool, string, csv int or tree text."""
 
-    name: str
     type: str
     default: Any
-    values: tuple[str, ...]
+    values: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Container:
+class Container(Frozen):
     """A Triton container. trtllm: the version of TensorRT-LLM in it; None where no source confirms one."""
 
-    tag: str
     trtllm: str | None
     tensorrt: str | None
     torch: str | None
@@ -76,9 +74,70 @@ class Container:
     driver: str | None
     engine_backend: bool
 
+
+class Requirement(Frozen):
+    """A range of versions. part: key among the versions of a machine."""
+
+    part: str
+    name: str
+    at_least: str
+    below: str | None
+    why: str
+
     @property
-    def release(self) -> tuple[int, int] | None:
-        return release_of(self.trtllm) if self.trtllm else None
+    def range(self) -> str:
+        return f"{self.at_least} or newer" if self.below is None else f"{self.at_least} up to below {self.below}"
+
+    def is_met_by(self, version: str) -> bool:
+        """Whether a version is in the range; a pre-release counts as the release it leads to."""
+        try:
+            found = Version(Version(version).base_version)
+        except InvalidVersion:
+            return False
+        return found >= Version(self.at_least) and (self.below is None or found < Version(self.below))
+
+
+class ReleaseData(Frozen, extra="ignore"):
+    """build_flags: options of trtllm-build, by name without dashes. parameters: of the C++ backend's `tensorrt_llm`
+    model. flags_, parameters_: those that the pipeline or another setting sets, and those that are not to be used, with
+    the reason. model_map: TensorRT-LLM's class for each architecture that it has engines for. model_traits: differences
+    of an architecture from a plain decoder with rotary positions. not_in_engine_backend: well-known architectures that
+    only the later PyTorch path has. families: example folder whose script converts a class. convert_flags: options of a
+    family's convert_checkpoint.py, where a source lists them. lookahead_tested_on: compute capabilities of NVIDIA's own
+    tests. containers: by tag, the oldest first."""
+
+    build_flags: dict[str, Flag]
+    flags_set_elsewhere: dict[str, str]
+    flags_of_no_use: dict[str, str]
+    parameters: dict[str, Parameter]
+    parameters_set_elsewhere: dict[str, str]
+    parameters_of_no_use: dict[str, str]
+    speculative_decoding_modes: dict[str, int]
+    model_map: dict[str, str]
+    model_traits: dict[str, frozenset[Trait]]
+    not_in_engine_backend: tuple[str, ...]
+    families: dict[str, str]
+    script_dirs: dict[str, str]
+    script_spellings: dict[str, dict[str, str]]
+    script_kind_options: dict[str, str]
+    convert_flags: dict[str, dict[str, Any]]
+    compute_capabilities: tuple[int, ...]
+    lookahead_tested_on: tuple[int, ...]
+    requirements: tuple[Requirement, ...]
+    containers: dict[str, Container]
+
+    def traits(self, architecture: str) -> frozenset[Trait]:
+        return self.model_traits.get(architecture, frozenset())
+
+    def family(self, architecture: str) -> str | None:
+        """Example folder whose script converts an architecture; None if there is none."""
+        return self.families.get(self.model_map.get(architecture, ""))
+
+
+@cache
+def release() -> ReleaseData:
+    text = resources.files(__package__).joinpath("release_data.json").read_text(encoding="utf-8")
+    return ReleaseData.model_validate_json(text)
 
 
 def image_of(tag: str) -> str:
@@ -91,93 +150,9 @@ def release_of(version: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-@cache
-def build_flags() -> Mapping[str, Flag]:
-    """All options of trtllm-build, by name without dashes."""
-    return {
-        name: Flag(
-            name, entry["type"], entry["default"], tuple(entry.get("choices", ())), entry.get("field"), entry["group"]
-        )
-        for name, entry in data()["build_flags"].items()
-    }
-
-
-@cache
-def parameters() -> Mapping[str, Parameter]:
-    """All parameters of the C++ backend's `tensorrt_llm` model."""
-    return {
-        name: Parameter(name, entry["type"], entry["default"], tuple(entry.get("values", ())))
-        for name, entry in data()["parameters"].items()
-    }
-
-
-@cache
-def containers() -> Mapping[str, Container]:
-    """The version matrix, by container tag."""
-    return {entry["tag"]: Container(**entry) for entry in data()["containers"]}
-
-
-def mode_number(name: str) -> int:
-    """The number that an engine's config.json holds for a speculative mode, e.g. LOOKAHEAD_DECODING -> 8."""
-    return int(data()["speculative_decoding_modes"][name])
-
-
-def model_class(architecture: str) -> str | None:
-    """TensorRT-LLM's class for an architecture; None if the engine backend has none."""
-    found: str | None = data()["model_map"].get(architecture)
-    return found
-
-
-def architectures() -> tuple[str, ...]:
-    return tuple(data()["model_map"])
-
-
-def traits(architecture: str) -> frozenset[Trait]:
-    """Differences of an architecture from a plain decoder with rotary positions."""
-    return frozenset(data()["model_traits"].get(architecture, ()))
-
-
 def misleading_words(architecture: str, path: str) -> tuple[str, ...]:
     """Words in a path by which the Llama loader takes a checkpoint for another kind of model."""
-    if model_class(architecture) != "LLaMAForCausalLM":
+    if release().model_map.get(architecture) != "LLaMAForCausalLM":
         return ()
     right = NEEDED_PATH_WORDS.get(architecture)
     return tuple(word for word in _SNIFFED_PATH_WORDS if word in path.lower() and word != right)
-
-
-def only_without_engines() -> tuple[str, ...]:
-    """Well-known architectures that only the later PyTorch path has."""
-    return tuple(data()["not_in_engine_backend"])
-
-
-def family(architecture: str) -> str | None:
-    """Example folder whose script converts an architecture; None if there is none."""
-    found: str | None = data()["families"].get(model_class(architecture) or "")
-    return found
-
-
-def script_folder(family: str) -> str:
-    """Folder of a family's convert_checkpoint.py below the examples."""
-    return str(data()["script_dirs"][family])
-
-
-def script_flags(family: str) -> Mapping[str, Mapping[str, Any]]:
-    """Options of a family's convert_checkpoint.py by name without dashes; empty where no source lists them."""
-    flags: Mapping[str, Mapping[str, Any]] = data()["convert_flags"].get(family, {})
-    return flags
-
-
-def compute_capabilities() -> tuple[int, ...]:
-    return tuple(data()["compute_capabilities"])
-
-
-def lookahead_tested_on() -> tuple[int, ...]:
-    """GPU generations on which NVIDIA's own tests run lookahead decoding."""
-    return tuple(data()["lookahead_tested_on"])
-
-
-@cache
-def data() -> dict[str, Any]:
-    text = resources.files(__package__).joinpath("release_data.json").read_text(encoding="utf-8")
-    found: dict[str, Any] = json.loads(text)
-    return found

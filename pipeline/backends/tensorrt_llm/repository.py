@@ -14,7 +14,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from pipeline.backends.tensorrt_llm.build_context import BuildContext, build_context_of
 from pipeline.backends.tensorrt_llm.instance import Instance, engine_dir, instance_of
-from pipeline.backends.tensorrt_llm.release_data import parameters
+from pipeline.backends.tensorrt_llm.release_data import release
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.artifact import Artifact
 from pipeline.repository import model_config
@@ -75,7 +75,9 @@ def parameter_values(context: BuildContext, instance: Instance, engine: Path, to
     """Parameters of an instance, typed. Parameters that the profile leaves out get the backend's own defaults."""
     trt = context.trt
     values: dict[str, Value] = {
-        name: entry.default for name, entry in parameters().items() if entry.default is not None and name not in UNSET
+        name: entry.default
+        for name, entry in release().parameters.items()
+        if entry.default is not None and name not in UNSET
     }
     values |= {
         # Without these four the backend does not load.

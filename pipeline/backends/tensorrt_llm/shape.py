@@ -74,7 +74,7 @@ def _positions(config: Mapping[str, Any], architecture: str) -> str | None:
         return "alibi"
     if architecture in _LEARNED:
         return "learned_absolute"
-    may_be_alibi = release_data.traits(architecture) & {"alibi", "maybe_alibi"}
+    may_be_alibi = release_data.release().traits(architecture) & {"alibi", "maybe_alibi"}
     return None if may_be_alibi and "alibi" not in config else "rope"
 
 

@@ -20,7 +20,7 @@ from pipeline.backends.tensorrt_llm.build_context import BuildContext
 from pipeline.config.schema import LookaheadConfig, ResolvedConfig, SuppliedDraftConfig, WindowDraftConfig
 from pipeline.decoding.request import GenerationRequest, SamplingParams
 from pipeline.decoding.sources.base import DraftBudget
-from pipeline.decoding.tree import EMPTY_TREE, DraftTree, IntArray, chain
+from pipeline.decoding.tree import EMPTY_TREE, IntArray, chain
 from pipeline.engine.chains import Mode, RuntimeLimits
 from pipeline.engine.submission import Submission
 from pipeline.engine.traits import REQUIRED_OUTPUTS
@@ -86,7 +86,15 @@ def strict_call(tensors: Tensors, request_id: str, engine: StrictEngine, exclude
         tree, strategy, budget = EMPTY_TREE, "none", DraftBudget(0, 0)
         if lookahead is not None and not lookahead.is_off:
             strategy, budget = "lookahead", DraftBudget(engine.limits.max_draft_len, engine.limits.max_draft_len)
-    submission = _submission(request, tree, strategy, budget, lookahead, engine)
+    submission = Submission(
+        request,
+        strategy,
+        budget,
+        supplied=tree,
+        lookahead=lookahead if strategy == "lookahead" else None,
+        max_steps=1 if len(tree) else None,
+        reuse=engine.kv_cache_reuse,
+    )
     return call_of(tensors, submission, exclude_input, strict=True)
 
 
@@ -105,27 +113,6 @@ def _refuse_logits(tensors: Tensors) -> None:
     for name in ("return_log_probs", "return_context_logits", "return_generation_logits"):
         if flag(tensors, name):
             raise RequestError(f"{name} is not supported by the double of TensorRT-LLM; leave it out or send false")
-
-
-def _submission(
-    request: GenerationRequest,
-    tree: DraftTree,
-    strategy: str,
-    budget: DraftBudget,
-    lookahead: LookaheadConfig | None,
-    engine: StrictEngine,
-) -> Submission:
-    steps = 1 if len(tree) else None
-    window = lookahead if strategy == "lookahead" else None
-    return Submission(
-        request,
-        strategy,
-        budget,
-        supplied=tree,
-        lookahead=window,
-        max_steps=steps,
-        reuse=engine.kv_cache_reuse,
-    )
 
 
 def _with_sampling(request: GenerationRequest, tensors: Tensors, engine: StrictEngine) -> GenerationRequest:

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from pipeline.bench.contenders.contender import Contender, MeasuredRequest, greedy_measurement
+from pipeline.bench.contenders.contender import Contender, greedy_measurement
 from pipeline.bench.data.workload import Prompt
+from pipeline.bench.report.results import MeasuredRequest
 from pipeline.config.schema import Device, Dtype
 from pipeline.decoding.request import GenerationRequest
 from pipeline.engine.torch.lean.plan import read_plan

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.bench.contenders.contender import Contender, MeasuredRequest, greedy_measurement
+from pipeline.bench.contenders.contender import Contender, greedy_measurement
 from pipeline.bench.data.workload import Prompt
+from pipeline.bench.report.results import MeasuredRequest
 from pipeline.checkpoint.fetch import describe_source, fetch
 from pipeline.config.schema import GgufCheckpoint, ModelConfig, WheelCheckpoint
 from pipeline.decoding.request import GenerationRequest

@@ -9,8 +9,8 @@ import socket
 import time
 from dataclasses import dataclass, field
 
-from pipeline.bench.contenders.contender import MeasuredRequest
 from pipeline.bench.data.workload import NamedPrompt, Prompt, conversation_of
+from pipeline.bench.report.results import MeasuredRequest
 from pipeline.decoding.request import GenerationRequest, SamplingParams
 from pipeline.decoding.tree import IntArray
 from pipeline.errors import ServerError

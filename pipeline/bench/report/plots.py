@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import matplotlib
+import numpy as np
 from matplotlib.figure import Figure
 
 from pipeline.bench.report.results import OVERALL, BenchResults
@@ -45,26 +47,19 @@ def _speedup_by_task(results: BenchResults, ink: str = "black") -> str:
     strategies = [name for name in colours if name != results.baseline]
     tasks = list(dict.fromkeys(row.task for row in results.summary))
     figure, axes = _figure(max(6.0, 0.9 * len(tasks) + 2))
-    width = 0.8 / max(1, len(strategies))
-    for number, strategy in enumerate(strategies):
-        places, heights, below, above = [], [], [], []
-        for place, task in enumerate(tasks):
-            for row in results.summary:
-                if (row.task, row.strategy) == (task, strategy) and row.speedup is not None:
-                    places.append(place + (number - (len(strategies) - 1) / 2) * width)
-                    heights.append(row.speedup)
-                    # The point estimate may be slightly outside of a percentile interval.
-                    below.append(max(0.0, row.speedup - (row.speedup if row.speedup_low is None else row.speedup_low)))
-                    above.append(
-                        max(0.0, (row.speedup if row.speedup_high is None else row.speedup_high) - row.speedup)
-                    )
+    for strategy, shift, width in _groups(strategies):
+        rows = [row for row in results.summary if row.strategy == strategy and row.speedup is not None]
+        values = np.array([(row.speedup, row.speedup_low, row.speedup_high) for row in rows], np.float64)
+        speedups, low, high = values.reshape(-1, 3).T
+        # The estimate may be slightly outside of a percentile interval; a single run has none.
+        margins = np.nan_to_num(np.maximum(0.0, [speedups - low, high - speedups]))
         axes.bar(
-            places,
-            heights,
+            [tasks.index(row.task) + shift for row in rows],
+            speedups,
             width,
             label=strategy,
             color=colours[strategy],
-            yerr=[below, above],
+            yerr=margins,
             capsize=2,
             error_kw={"linewidth": 0.8, "ecolor": ink},
         )
@@ -98,19 +93,17 @@ def _acceptance_histogram(results: BenchResults) -> str:
     figure, axes = _figure()
     colours = _colours(results)
     strategies = [name for name in colours if any(r.draft_tokens for r in results.requests if r.strategy == name)]
-    width = 0.8 / max(1, len(strategies))
-    for number, strategy in enumerate(strategies):
+    steps = range(1, LONGEST_SHOWN_STEP + 1)
+    for strategy, shift, width in _groups(strategies):
         lengths = [
             min(length, LONGEST_SHOWN_STEP)
             for record in results.requests
             if record.strategy == strategy
             for length in record.acceptance_lengths
         ]
-        shares = [lengths.count(length) / max(1, len(lengths)) for length in range(1, LONGEST_SHOWN_STEP + 1)]
-        places = [length + (number - (len(strategies) - 1) / 2) * width for length in range(1, LONGEST_SHOWN_STEP + 1)]
-        axes.bar(places, shares, width, label=strategy, color=colours[strategy])
-    labels = [str(length) for length in range(1, LONGEST_SHOWN_STEP)] + [f"{LONGEST_SHOWN_STEP}+"]
-    axes.set_xticks(range(1, LONGEST_SHOWN_STEP + 1), labels)
+        shares = [lengths.count(length) / max(1, len(lengths)) for length in steps]
+        axes.bar([length + shift for length in steps], shares, width, label=strategy, color=colours[strategy])
+    axes.set_xticks(steps, [*map(str, steps[:-1]), f"{LONGEST_SHOWN_STEP}+"])
     axes.set_xlabel("tokens emitted by a step")
     axes.set_ylabel("share of steps")
     axes.legend(frameon=False)
@@ -171,6 +164,13 @@ def _colours(results: BenchResults) -> dict[str, str]:
     """A colour per strategy, the same in all plots."""
     names = [row.strategy for row in results.summary] + [row.strategy for row in results.concurrency]
     return {name: f"C{number}" for number, name in enumerate(dict.fromkeys(names))}
+
+
+def _groups(strategies: Sequence[str]) -> Iterator[tuple[str, float, float]]:
+    """Each strategy, with shift and width of its bar among those of a place."""
+    width = 0.8 / max(1, len(strategies))
+    for number, strategy in enumerate(strategies):
+        yield strategy, (number - (len(strategies) - 1) / 2) * width, width
 
 
 def _figure(width: float = 7.0) -> tuple[Figure, Any]:

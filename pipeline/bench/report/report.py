@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pipeline.bench.report.results import OVERALL, BenchResults, SummaryRow
@@ -19,6 +19,12 @@ class Table(NamedTuple):
 
     columns: tuple[str, ...]
     rows: list[tuple[str, ...]]
+
+    @classmethod
+    def of(cls, rows: Iterable[Mapping[str, str]]) -> Table:
+        """rows: texts by the head of their column, the same heads in all."""
+        listed = list(rows)
+        return cls(tuple(listed[0]) if listed else (), [tuple(row.values()) for row in listed])
 
 
 class Section(NamedTuple):
@@ -114,39 +120,24 @@ def busy_note(results: BenchResults) -> list[str]:
 
 def summary_table(results: BenchResults, tasks: Sequence[str]) -> Table:
     """Rows of the named tasks."""
-    columns = (
-        "task",
-        "strategy",
-        "prompts",
-        "acceptance length",
-        "tokens/s",
-        f"vs {results.baseline}",
-        "95% interval",
-        "drafts/step",
-        "accepted",
-        "TTFT ms",
-        "retrieval ms/step",
-        "identical",
-    )
-    rows: list[tuple[str, ...]] = [
-        (
-            row.task,
-            row.strategy,
-            str(row.num_prompts),
-            f"{row.acceptance_length:.3f}",
-            f"{row.tokens_per_s:.2f}",
-            "-" if row.speedup is None else f"{row.speedup:.3f}",
-            _interval(row).strip(" ()") or "-",
-            f"{row.draft_tokens_per_step:.1f}",
-            f"{100 * row.acceptance_rate:.1f}%" if row.draft_tokens_per_step else "-",
-            f"{row.ttft_ms:.1f}",
-            f"{row.draft_ms_per_step:.3f} ({100 * row.draft_share:.1f}%)",
-            f"{row.num_identical}/{row.num_requests}",
-        )
+    return Table.of(
+        {
+            "task": row.task,
+            "strategy": row.strategy,
+            "prompts": str(row.num_prompts),
+            "acceptance length": f"{row.acceptance_length:.3f}",
+            "tokens/s": f"{row.tokens_per_s:.2f}",
+            f"vs {results.baseline}": "-" if row.speedup is None else f"{row.speedup:.3f}",
+            "95% interval": _interval(row).strip(" ()") or "-",
+            "drafts/step": f"{row.draft_tokens_per_step:.1f}",
+            "accepted": f"{100 * row.acceptance_rate:.1f}%" if row.draft_tokens_per_step else "-",
+            "TTFT ms": f"{row.ttft_ms:.1f}",
+            "retrieval ms/step": f"{row.draft_ms_per_step:.3f} ({100 * row.draft_share:.1f}%)",
+            "identical": f"{row.num_identical}/{row.num_requests}",
+        }
         for row in results.summary
         if row.task in tasks
-    ]
-    return Table(columns, rows)
+    )
 
 
 def source_table(results: BenchResults) -> Table:
@@ -171,47 +162,35 @@ def reliability_table(results: BenchResults) -> Table:
             key = (record.strategy, source, low, high)
             nodes, promised, accepted = (old + new for old, new in zip(sums.get(key, (0, 0.0, 0)), counts, strict=True))
             sums[key] = (int(nodes), promised, int(accepted))
-    rows: list[tuple[str, ...]] = [
-        (
-            strategy,
-            source,
-            f"{low:g} - {high:g}",
-            str(nodes),
-            f"{promised:.1f}",
-            str(accepted),
-            f"{accepted / promised:.2f}" if promised else "-",
-        )
+    return Table.of(
+        {
+            "strategy": strategy,
+            "source": source,
+            "estimate": f"{low:g} - {high:g}",
+            "tokens": str(nodes),
+            "promised": f"{promised:.1f}",
+            "accepted": str(accepted),
+            "accepted / promised": f"{accepted / promised:.2f}" if promised else "-",
+        }
         for (strategy, source, low, high), (nodes, promised, accepted) in sorted(sums.items())
-    ]
-    return Table(("strategy", "source", "estimate", "tokens", "promised", "accepted", "accepted / promised"), rows)
+    )
 
 
 def concurrency_table(results: BenchResults) -> Table:
     """A row per strategy and number of requests in flight."""
-    columns = (
-        "in flight",
-        "strategy",
-        "tokens/s",
-        f"vs {results.baseline}",
-        "acceptance length",
-        "TTFT p50 ms",
-        "TTFT p95 ms",
-        "identical",
-    )
-    rows: list[tuple[str, ...]] = [
-        (
-            str(row.concurrency),
-            row.strategy,
-            f"{row.tokens_per_s:.2f}",
-            "-" if row.speedup is None else f"{row.speedup:.3f}",
-            f"{row.acceptance_length:.3f}",
-            f"{row.ttft_p50_ms:.1f}",
-            f"{row.ttft_p95_ms:.1f}",
-            f"{row.num_identical}/{row.num_requests}",
-        )
+    return Table.of(
+        {
+            "in flight": str(row.concurrency),
+            "strategy": row.strategy,
+            "tokens/s": f"{row.tokens_per_s:.2f}",
+            f"vs {results.baseline}": "-" if row.speedup is None else f"{row.speedup:.3f}",
+            "acceptance length": f"{row.acceptance_length:.3f}",
+            "TTFT p50 ms": f"{row.ttft_p50_ms:.1f}",
+            "TTFT p95 ms": f"{row.ttft_p95_ms:.1f}",
+            "identical": f"{row.num_identical}/{row.num_requests}",
+        }
         for row in results.concurrency
-    ]
-    return Table(columns, rows)
+    )
 
 
 def cost_table(results: BenchResults) -> Table:

@@ -23,14 +23,9 @@ class _Value(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class RequestRecord(_Value):
-    """One request as it ran. seconds: wall time from hand-over to the last token, prompt included."""
+class MeasuredRequest(_Value):
+    """What a contender did with a request. seconds: wall time from hand-over to the last token, prompt included."""
 
-    id: str
-    task: str
-    strategy: str
-    repeat: int = Field(0, ge=0, description="Which pass over the workload.")
-    prompt_ids: list[int]
     output_ids: list[int]
     steps: int = Field(ge=0, description="Passes of the target that emitted tokens; the prefill counts as one.")
     draft_tokens: int = Field(ge=0)
@@ -47,6 +42,16 @@ class RequestRecord(_Value):
     ttft_s: float = Field(ge=0)
     draft_seconds: float = Field(ge=0, description="Time in retrieval: drafting and learning.")
     finish_reason: str | None
+
+
+class RequestRecord(MeasuredRequest):
+    """One request as it ran, and what it was."""
+
+    id: str
+    task: str
+    strategy: str
+    repeat: int = Field(0, ge=0, description="Which pass over the workload.")
+    prompt_ids: list[int]
     identical: bool = Field(description="Output equal to that of the baseline for the same prompt and repeat.")
 
 

@@ -9,7 +9,7 @@ together.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -107,21 +107,14 @@ def _draws(repeats: Seconds, random: np.random.Generator) -> Seconds:
     return medians
 
 
-def _by_prompt(records: Iterable[RequestRecord]) -> dict[str, list[RequestRecord]]:
+def _tokens_per_s(records: Sequence[RequestRecord]) -> float:
+    """Over prompts, each with its mean tokens and its median time."""
     groups: dict[str, list[RequestRecord]] = {}
     for record in records:
         groups.setdefault(record.id, []).append(record)
-    return groups
-
-
-def _tokens(records: Sequence[RequestRecord]) -> float:
-    return float(np.mean([len(record.output_ids) for record in records]))
-
-
-def _tokens_per_s(records: Sequence[RequestRecord]) -> float:
-    groups = _by_prompt(records).values()
-    seconds = sum(float(np.median([record.seconds for record in group])) for group in groups)
-    return _ratio(sum(map(_tokens, groups)), seconds)
+    tokens = sum(float(np.mean([len(record.output_ids) for record in group])) for group in groups.values())
+    seconds = sum(float(np.median([record.seconds for record in group])) for group in groups.values())
+    return _ratio(tokens, seconds)
 
 
 def _ratio(numerator: float, denominator: float) -> float:

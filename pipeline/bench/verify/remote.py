@@ -1,13 +1,15 @@
-"""Losslessness of an engine that runs in a server only: every strategy's greedy tokens against those without drafts.
+"""Losslessness through a running server: token ids and text of every strategy, one by one and many at once.
 
-Both come from the same server, so that the same kernels computed them. In 16 bit the first difference of a pair is
-judged by the scores of a second engine that runs in this process (see `verify`); it is loaded when it is needed.
-Sampled outputs are not compared: this backend's noise depends on the steps that a request took.
+`verify_server` compares with outputs of the same engine in process. `verify_remote` is for an engine that runs in a
+server only: it compares with plain decoding through the same server, so that the same kernels computed both. In 16 bit
+the first difference of a pair is judged by the scores of a second engine that runs in this process (see `verify`); it
+is loaded when it is needed. Sampled outputs of such an engine are not compared: its noise depends on the steps that a
+request took.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -15,16 +17,20 @@ from pipeline.bench.contenders.in_process import BASELINE
 from pipeline.bench.contenders.remote import Ask, fresh_namespace, generate, measured_request
 from pipeline.bench.data.workload import NamedPrompt
 from pipeline.bench.measure import MeasureOptions, make_request
-from pipeline.bench.verify.server import NUM_CLIENTS
-from pipeline.bench.verify.verify import Comparison, compare, first_difference
+from pipeline.bench.verify.verify import Comparison, compare, decodings, first_difference
 from pipeline.config.schema import Dtype, ResolvedConfig
 from pipeline.decoding.request import SamplingParams
 from pipeline.decoding.strategy import STRATEGIES
 from pipeline.engine.backend import backend_of
 from pipeline.engine.contract import Engine
 from pipeline.errors import UserError
+from pipeline.server.client import Completion
 from pipeline.triton_models.routing import offered
 
+# Requests in flight while all strategies are mixed.
+NUM_CLIENTS = 8
+
+References = Mapping[tuple[str, str], list[int]]
 # Gives the engine that judges differences, and the type in which the other one computes.
 Judge = Callable[[], tuple[Engine, Dtype]]
 
@@ -43,6 +49,33 @@ def remote_strategies(resolved: ResolvedConfig, wanted: Sequence[str] | None) ->
     return [BASELINE, *(name for name in (wanted or there) if name != BASELINE)]
 
 
+def verify_server(
+    url: str,
+    engine: Engine,
+    dtype: Dtype,
+    references: References,
+    decode: Callable[[Sequence[int]], str],
+    strategies: Sequence[str],
+    prompts: Sequence[NamedPrompt],
+    options: MeasureOptions,
+    on_comparison: Callable[[Comparison], None] = lambda comparison: None,
+) -> list[Comparison]:
+    """Comparisons of every strategy (plain decoding too) with the reference outputs by (prompt id, decoding), which
+    come from an engine in process. decode: their text, without the end token; the streamed text must equal it."""
+    comparisons: list[Comparison] = []
+    for decoding_options in decodings(options):
+        for where, prompt, ask, answer in answers_of(url, _asks(prompts, strategies, decoding_options)):
+            request = make_request(decoding_options, prompt.prompt_ids)
+            expected = references[prompt.prompt_id, "greedy" if request.sampling.greedy else "seeded"]
+            found = measured_request(answer, prompt.prompt_ids).output_ids
+            comparison = compare(engine, dtype, request, expected, found, prompt.prompt_id, str(ask.strategy), where)
+            if comparison.verdict == "identical" and answer.text != decode(expected):
+                comparison = replace(comparison, verdict="different", where=f"{where} (text)")
+            comparisons.append(comparison)
+            on_comparison(comparison)
+    return comparisons
+
+
 def verify_remote(
     url: str,
     judge: Judge,
@@ -53,33 +86,45 @@ def verify_remote(
 ) -> list[Comparison]:
     """Comparisons of every strategy, one request at a time and many at once. strategies: plain decoding first."""
     greedy = replace(options, sampling=SamplingParams())
-    namespace = fresh_namespace()
-
-    def ask(prompt: NamedPrompt, strategy: str) -> list[int]:
-        asked = Ask(prompt.prompt, options.max_new_tokens, strategy, greedy.sampling, namespace)
-        return without_end(measured_request(generate(url, asked), prompt.prompt_ids).output_ids, options.end_ids)
-
-    references = {prompt.prompt_id: ask(prompt, strategies[0]) for prompt in prompts}
-    pairs = [(prompt, strategy) for strategy in strategies[1:] for prompt in prompts]
-    outputs = [("server", *pair, ask(*pair)) for pair in pairs]
-    everything = [(prompt, strategies[0]) for prompt in prompts] + pairs
-    with ThreadPoolExecutor(NUM_CLIENTS) as clients:
-        found = clients.map(lambda pair: ask(*pair), everything)
-        outputs += [("server batch", *pair, tokens) for pair, tokens in zip(everything, found, strict=True)]
+    # Plain decoding comes first, one request at a time: those are the reference outputs.
+    answers = list(answers_of(url, _asks(prompts, strategies, greedy)))
+    outputs = [
+        without_end(measured_request(answer, prompt.prompt_ids).output_ids, options.end_ids)
+        for _, prompt, _, answer in answers
+    ]
+    references = {prompt.prompt_id: tokens for prompt, tokens in zip(prompts, outputs, strict=False)}
     comparisons = []
-    for where, prompt, strategy, tokens in outputs:
-        expected = references[prompt.prompt_id]
-        if first_difference(expected, tokens) is None:
-            comparison = Comparison(prompt.prompt_id, strategy, "greedy", where, "identical", len(tokens))
+    for (where, prompt, ask, _), tokens in list(zip(answers, outputs, strict=True))[len(prompts) :]:
+        prompt_id, strategy = prompt.prompt_id, str(ask.strategy)
+        if first_difference(references[prompt_id], tokens) is None:
+            comparison = Comparison(prompt_id, strategy, "greedy", where, "identical", len(tokens))
         else:
-            engine, dtype = judge()
-            request = make_request(greedy, prompt.prompt_ids)
-            comparison = compare(
-                engine, dtype, request, expected, tokens, prompt_id=prompt.prompt_id, strategy=strategy, where=where
-            )
+            request, place = make_request(greedy, prompt.prompt_ids), (prompt_id, strategy, where)
+            comparison = compare(*judge(), request, references[prompt_id], tokens, *place)
         comparisons.append(comparison)
         on_comparison(comparison)
     return comparisons
+
+
+def answers_of(url: str, asks: Sequence[tuple[NamedPrompt, Ask]]) -> Iterator[tuple[str, NamedPrompt, Ask, Completion]]:
+    """The answers to requests one at a time, then to all of them at once, with the name of the way."""
+    for prompt, ask in asks:
+        yield "server", prompt, ask, generate(url, ask)
+    with ThreadPoolExecutor(NUM_CLIENTS) as clients:
+        answers = clients.map(lambda asked: generate(url, asked[1]), asks)
+        for (prompt, ask), answer in zip(asks, answers, strict=True):
+            yield "server batch", prompt, ask, answer
+
+
+def _asks(
+    prompts: Sequence[NamedPrompt], strategies: Sequence[str], options: MeasureOptions
+) -> list[tuple[NamedPrompt, Ask]]:
+    namespace = fresh_namespace()
+    return [
+        (prompt, Ask(prompt.prompt, options.max_new_tokens, strategy, options.sampling, namespace))
+        for strategy in strategies
+        for prompt in prompts
+    ]
 
 
 def without_end(tokens: Sequence[int], end_ids: Collection[int]) -> list[int]:

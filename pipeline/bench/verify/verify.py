@@ -9,6 +9,7 @@ so close below the best one that rounding can explain it (`near_tie_threshold`),
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -19,6 +20,7 @@ from pipeline.bench.concurrency import run_closed_loop
 from pipeline.bench.contenders.contender import SchedulerContender
 from pipeline.bench.data.workload import NamedPrompt
 from pipeline.bench.measure import MeasureOptions, make_request
+from pipeline.bench.report.report import Table
 from pipeline.bench.verify.logits import LOGITS, RecordingEngine, first_other_bits, rows_by_prompt
 from pipeline.config.schema import Dtype
 from pipeline.decoding.request import GenerationRequest, SamplingParams, as_token_ids
@@ -97,7 +99,6 @@ def compare(
     request: GenerationRequest,
     expected: Sequence[int],
     found: Sequence[int],
-    *,
     prompt_id: str,
     strategy: str,
     where: str,
@@ -144,9 +145,7 @@ def verify_in_process(
         # These scores must not use KV that a strategy left behind.
         reference.forget_cached()
         expected = references[prompt_id, "greedy" if request.sampling.greedy else "seeded"]
-        comparison = compare(
-            engine, dtype, request, expected, found, prompt_id=prompt_id, strategy=strategy, where=where
-        )
+        comparison = compare(engine, dtype, request, expected, found, prompt_id, strategy, where)
         comparisons.append(comparison)
         on_comparison(comparison)
 
@@ -214,25 +213,26 @@ def is_lossless(comparisons: Sequence[Comparison]) -> bool:
     return all(comparison.verdict != "different" for comparison in comparisons)
 
 
-def verdict_table(comparisons: Sequence[Comparison]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Columns and rows: outputs, tokens and verdicts by strategy, way of decoding and place."""
+def verdict_table(comparisons: Sequence[Comparison]) -> Table:
+    """Outputs, tokens and verdicts by strategy, way of decoding and place."""
     groups: dict[tuple[str, str, str], list[Comparison]] = {}
     for comparison in comparisons:
         groups.setdefault((comparison.strategy, comparison.decoding, comparison.where), []).append(comparison)
-    columns = ("strategy", "decoding", "where", "outputs", "tokens", "identical", "near-ties", "different")
-    rows = [
-        (
-            *key,
-            str(len(group)),
-            str(sum(comparison.num_tokens for comparison in group)),
-            *(
-                str(sum(comparison.verdict == verdict for comparison in group))
-                for verdict in ("identical", "near_tie", "different")
-            ),
-        )
-        for key, group in groups.items()
-    ]
-    return columns, rows
+
+    def row(strategy: str, decoding: str, where: str, group: Sequence[Comparison]) -> dict[str, str]:
+        verdicts = Counter(comparison.verdict for comparison in group)
+        return {
+            "strategy": strategy,
+            "decoding": decoding,
+            "where": where,
+            "outputs": str(len(group)),
+            "tokens": str(sum(comparison.num_tokens for comparison in group)),
+            "identical": str(verdicts["identical"]),
+            "near-ties": str(verdicts["near_tie"]),
+            "different": str(verdicts["different"]),
+        }
+
+    return Table.of(row(*key, group) for key, group in groups.items())
 
 
 def verdict_sentence(comparison: Comparison) -> str:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from pipeline.bench.concurrency import measure_concurrency
-from pipeline.bench.contenders.contender import MeasuredRequest
 from pipeline.bench.data.workload import NamedPrompt, Prompt, WorkloadRow, prompt_ids_of
 from pipeline.bench.measure import WARM_UP_ROUNDS, MeasureOptions, measure
+from pipeline.bench.report.results import MeasuredRequest
 from pipeline.bench.report.summary import summarise
 from pipeline.decoding.request import GenerationRequest
 from pipeline.errors import RequestError, UserError
@@ -37,7 +37,17 @@ class Recorder:
     def generate(self, request: GenerationRequest, prompt: Prompt) -> MeasuredRequest:
         text = FakeTokenizer().decode(request.prompt_ids.tolist())
         self.log.append(f"{self.name}: {text}")
-        return MeasuredRequest(self.output, 2, 0, 0, [1, 1], 1.0, 0.5, 0.0, "length")
+        return MeasuredRequest(
+            output_ids=self.output,
+            steps=2,
+            draft_tokens=0,
+            accepted_tokens=0,
+            acceptance_lengths=[1, 1],
+            seconds=1.0,
+            ttft_s=0.5,
+            draft_seconds=0.0,
+            finish_reason="length",
+        )
 
 
 ROWS = [WorkloadRow("a", "t", ("1", "2")), WorkloadRow("b", "u", ("3",))]

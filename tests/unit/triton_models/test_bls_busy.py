@@ -47,7 +47,7 @@ def test_a_busy_engine_refuses_a_request_that_has_not_begun():
 
 
 def test_a_stream_does_not_wait_for_a_busy_engine_for_ever(monkeypatch):
-    monkeypatch.setattr("pipeline.triton_models.patience.BUSY_PATIENCE_S", 0.05)
+    monkeypatch.setattr("pipeline.triton_models.engine_binding.BUSY_PATIENCE_S", 0.05)
     target = BusyTarget()
     target.refused = range(1, 1000)
 

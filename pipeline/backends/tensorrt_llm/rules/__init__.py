@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from pipeline.backends.tensorrt_llm.build_context import BuildContext, build_context_of
-from pipeline.backends.tensorrt_llm.rules import device, draft_modes, flags, model, serving, sizes
+from pipeline.backends.tensorrt_llm.rules import device, draft_modes, flags, model, serving
 from pipeline.backends.tensorrt_llm.rules.problem import Rule, wrong
 from pipeline.config.faults import Fault, raise_faults
 from pipeline.config.hardware import Hardware
@@ -16,7 +16,6 @@ from pipeline.config.schema import ProfileConfig, ResolvedConfig
 RULES: tuple[Rule, ...] = (
     *model.RULES,
     *device.RULES,
-    *sizes.RULES,
     *draft_modes.RULES,
     *flags.RULES,
     *serving.RULES,

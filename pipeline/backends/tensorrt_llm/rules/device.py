@@ -1,4 +1,4 @@
-"""GPU generation, container and memory."""
+"""GPU generation, container and memory, and sizes of an engine that the builder would change unseen."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from pipeline.backends.tensorrt_llm.versions import container_status
 from pipeline.config.faults import Fault
 
 _GIB = 1 << 30
+# Room for a prompt and an answer below which an engine is of no use.
+_LEAST_SEQ_LEN = 16
 _KEY = "tensorrt_llm.compute_capability"
 # Formats by the first GPU that has them, and what to use on others.
 _FIRST_GPU = {"fp8": 89, "w4a8_awq": 89, "nvfp4": 100}
@@ -30,7 +32,7 @@ def gpu_has_the_formats(context: BuildContext) -> Iterator[Fault]:
     """The converter or the builder says so too, but after the download. FP8 from Ada (89) on, FP4 from Blackwell (100)
     on, integer formats up to Hopper."""
     gpu, weights, cache = context.trt.compute_capability, context.trt.quantization, context.trt.kv_cache_dtype
-    known = release_data.compute_capabilities()
+    known = release_data.release().compute_capabilities
     if gpu not in known:
         reason = f"TensorRT-LLM {release_data.RELEASE_LINE} supports {', '.join(map(str, known))}"
         yield wrong(_KEY, gpu, reason, "Set it to the target GPU's, or use backend: torch.")
@@ -52,8 +54,8 @@ def gpu_has_the_formats(context: BuildContext) -> Iterator[Fault]:
 def container_is_known(context: BuildContext) -> Iterator[Fault]:
     """Options and files differ between release lines; ours are those of one."""
     tag = context.trt.container_tag
-    *_, newest = release_data.containers()
-    found = release_data.containers().get(tag)
+    *_, newest = release_data.release().containers
+    found = release_data.release().containers.get(tag)
     status = "no container of that tag is known" if found is None else container_status(found)
     if not status.startswith("yes"):
         holds = f"it holds TensorRT-LLM {found.trtllm}, " if found is not None and found.trtllm else ""
@@ -99,9 +101,51 @@ def caches_hold_a_sequence(context: BuildContext) -> Iterator[Fault]:
         )
 
 
+def sizes_are_those_of_the_built_engine(context: BuildContext) -> Iterator[Fault]:
+    """engine.max_seq_len includes the drafts; the rest is what requests can use. With any speculative mode the builder
+    raises max_num_tokens to max_batch_size * (max_draft_len + 1)."""
+    engine = context.engine
+    for mode in context.modes:
+        drafts = context.max_draft_len(mode)
+        name = context.resolved.profile.name
+        key = "tensorrt_llm.max_external_draft_len" if mode == "trie" else f"model.lookahead.{name}"
+        if (left := context.asked_seq_len(mode)) < _LEAST_SEQ_LEN:
+            reason = f"the '{mode}' engine reserves {drafts} draft tokens, which leaves {left} for prompt and output"
+            yield wrong("engine.max_seq_len", engine.max_seq_len, reason, f"Raise it, or draft less ({key}).")
+        needed = engine.max_batch_size * (drafts + 1)
+        if mode != "none" and needed > engine.max_num_tokens:
+            yield wrong(
+                "engine.max_num_tokens",
+                engine.max_num_tokens,
+                f"the builder would raise it unseen to {needed} = engine.max_batch_size {engine.max_batch_size} x "
+                f"({drafts} drafts + 1) for the '{mode}' engine",
+                f"Raise it yourself, or lower engine.max_batch_size or {key}.",
+                f"engine.max_num_tokens={needed}",
+                f"engine.max_batch_size={max(1, engine.max_num_tokens // (drafts + 1))}",
+            )
+
+
+def external_prefix_fits_into_a_pass(context: BuildContext) -> Iterator[Fault]:
+    """Each step of external drafts sends prompt, output so far and drafts as one prompt."""
+    engine = context.engine
+    is_chunked = context.trt.enable_chunked_context
+    if "trie" in context.modes and not is_chunked and engine.max_num_tokens < engine.max_seq_len:
+        yield wrong(
+            "engine.max_num_tokens",
+            engine.max_num_tokens,
+            f"with tensorrt_llm.speculation = '{context.trt.speculation}' each step sends prompt, output and drafts "
+            f"again, up to engine.max_seq_len = {engine.max_seq_len} tokens in one pass",
+            "Raise it to that, or set tensorrt_llm.enable_chunked_context to true.",
+            f"engine.max_num_tokens={engine.max_seq_len}",
+            "tensorrt_llm.enable_chunked_context=true",
+        )
+
+
 RULES: tuple[Rule, ...] = (
     gpu_has_the_formats,
     container_is_known,
     engines_fit_into_the_gpu,
     caches_hold_a_sequence,
+    sizes_are_those_of_the_built_engine,
+    external_prefix_fits_into_a_pass,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pipeline.backends.tensorrt_llm import release_data
 from pipeline.backends.tensorrt_llm.build_context import BuildContext
 from pipeline.backends.tensorrt_llm.rules.problem import Rule, build_flag, setting, wrong
 from pipeline.config.faults import Fault, fault
@@ -12,8 +13,6 @@ from pipeline.config.faults import Fault, fault
 _MAX_QUERIES_PER_KV = 32
 _MAX_HEAD_SIZE = 256
 _TESTED_QUANTIZATIONS = ("none", "fp8")
-# NVIDIA's lookahead tests are skipped on GPUs from this compute capability on.
-UNTESTED_GPUS = 100
 _OPT_IN = "Set tensorrt_llm.allow_unvalidated to true to try it."
 _OTHER_MODES = ("tensorrt_llm.speculation=trie", "tensorrt_llm.speculation=none")
 
@@ -88,7 +87,7 @@ def lookahead_where_it_is_tested(context: BuildContext) -> Iterator[Fault]:
         remedy = f"Use 'none' or 'fp8', or tensorrt_llm.speculation = 'trie'. {_OPT_IN}"
         reason = "lookahead decoding is documented for 16-bit and FP8 weights"
         yield wrong(setting("quantization"), quantization, reason, remedy)
-    if (gpu := context.trt.compute_capability) >= UNTESTED_GPUS:
+    if (gpu := context.trt.compute_capability) >= release_data.UNTESTED_GPUS:
         yield wrong(
             setting("compute_capability"),
             gpu,

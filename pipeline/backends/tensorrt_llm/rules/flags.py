@@ -6,53 +6,23 @@ from collections.abc import Iterator
 
 from pipeline.backends.tensorrt_llm import release_data
 from pipeline.backends.tensorrt_llm.build_context import BuildContext, FlagValue
-from pipeline.backends.tensorrt_llm.rules.problem import Rule, build_flag, wrong
+from pipeline.backends.tensorrt_llm.rules.problem import Rule, build_flag, misplaced, wrong
 from pipeline.config.faults import Fault, did_you_mean, fault, one_of
 
 _FP8_ONLY = ("gemm_swiglu_plugin", "low_latency_gemm_plugin", "low_latency_gemm_swiglu_plugin")
-# Options that have a setting of their own, and where it is.
-SET_ELSEWHERE = {
-    "checkpoint_dir": "the pipeline, which converts the checkpoint",
-    "output_dir": "the pipeline, which keeps the artefact",
-    "output_timing_cache": "the pipeline, which keeps it beside the engine",
-    "dry_run": "`lookahead engine --dry-run`",
-    "max_batch_size": "engine.max_batch_size",
-    "max_seq_len": "engine.max_seq_len",
-    "max_decoder_seq_len": "engine.max_seq_len",
-    "max_num_tokens": "engine.max_num_tokens",
-    "speculative_decoding_mode": "tensorrt_llm.speculation",
-    "max_draft_len": "model.lookahead (W, N, G) or tensorrt_llm.max_external_draft_len",
-    "tokens_per_block": "tensorrt_llm.tokens_per_block",
-    "logits_dtype": "tensorrt_llm.logits_dtype",
-    "workers": "model.parallelism",
-}
-# Options that make no engine which could be served here.
-_OF_NO_USE = {
-    "build_config": "its plugin settings would be discarded and ours ignored; use the profile",
-    "model_config": "it builds without weights",
-    "model_cls_file": "the architecture comes from the model config",
-    "model_cls_name": "the architecture comes from the model config",
-    "paged_kv_cache": "it is deprecated; use kv_cache_type",
-    "strip_plan": "the engine would hold no weights",
-    "max_encoder_input_len": "only decoder models are served",
-    "max_prompt_embedding_table_size": "only text is served",
-    "max_multimodal_len": "only text is served",
-}
 
 
 def known_flags(context: BuildContext) -> Iterator[Fault]:
     """Unknown names, values of the wrong type, and options that have a place of their own. trtllm-build says the same,
     but after the download and the conversion."""
-    known = release_data.build_flags()
+    release = release_data.release()
     for name, value in context.trt.build_flags.items():
-        key = build_flag(name)
-        if name in SET_ELSEWHERE:
-            yield wrong(key, value, f"it is set by {SET_ELSEWHERE[name]}", "Remove it here.")
-        elif name in _OF_NO_USE:
-            yield wrong(key, value, f"not to be used here: {_OF_NO_USE[name]}", "Remove it.")
+        key, known = build_flag(name), release.build_flags
+        if found := misplaced(key, value, release.flags_set_elsewhere.get(name), release.flags_of_no_use.get(name)):
+            yield found
         elif name not in known:
-            release = f"is no option of trtllm-build {release_data.RELEASE_LINE}."
-            yield fault(key, f"{release}{did_you_mean(name, known)} Names are written without dashes in front.")
+            text = f"is no option of trtllm-build {release_data.RELEASE_LINE}."
+            yield fault(key, f"{text}{did_you_mean(name, known)} Names are written without dashes in front.")
         elif name != "kv_cache_type" and (right := _right_value(known[name], value)):  # that one has but one use here
             yield wrong(key, value, f"should be {right}")
 

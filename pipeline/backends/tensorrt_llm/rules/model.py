@@ -20,12 +20,12 @@ _ARCHITECTURE = "model.architecture"
 def architecture_has_an_engine(context: BuildContext) -> Iterator[Fault]:
     """The class must stand in the engine backend's map, and take and give text."""
     name = context.model.architecture
-    if release_data.model_class(name) is None:
-        if name in release_data.only_without_engines():
+    if release_data.release().model_map.get(name) is None:
+        if name in release_data.release().not_in_engine_backend:
             yield wrong(_ARCHITECTURE, name, "TensorRT-LLM serves it without engines only", "Use backend: torch.")
         else:
             text = f"found {name!r}; TensorRT-LLM {release_data.RELEASE_LINE} has no engine for it."
-            hint = did_you_mean(name, release_data.architectures())
+            hint = did_you_mean(name, release_data.release().model_map)
             yield fault(_ARCHITECTURE, f"{text}{hint}", "Use backend: torch, or another model.")
     for trait, what in (("multimodal", "also takes images or sound"), ("no_text", "does not generate text")):
         if trait in context.traits:
@@ -34,7 +34,7 @@ def architecture_has_an_engine(context: BuildContext) -> Iterator[Fault]:
 
 def shape_is_known(context: BuildContext) -> Iterator[Fault]:
     """Kernels, memory and ranks are judged by the sizes, before anything is downloaded."""
-    if context.shape is None and release_data.model_class(context.model.architecture) is not None:
+    if context.shape is None and release_data.release().model_map.get(context.model.architecture) is not None:
         positions = ", with position_embedding, as some have ALiBi" if "maybe_alibi" in context.traits else ""
         yield fault(
             "model.shape",
@@ -90,13 +90,13 @@ def converter_can_do_it(context: BuildContext) -> Iterator[Fault]:
             "Read it, pin its revision and set this to true (the tokenizer must work without code), or use a model "
             "that brings none.",
         )
-    model_class = release_data.model_class(name)
+    model_class = release_data.release().model_map.get(name)
     if model_class == "GrokForCausalLM" and context.trt.quantization != "none":
         reason = f"the converter of {name} takes no quantisation"
         yield wrong(setting("quantization"), context.trt.quantization, reason, "Use 'none'.")
     if method_of(context) != "convert_checkpoint.py" or model_class is None:
         return
-    family = release_data.family(name)
+    family = release_data.release().family(name)
     if family is None:
         yield wrong(_ARCHITECTURE, name, "neither class nor script converts it", "Use another.")
         return

@@ -16,6 +16,13 @@ def wrong(key: str, value: object, reason: str, remedy: str = "", *fixes: str) -
     return fault(key, f"found {found}; {reason}.", remedy, fixes=fixes)
 
 
+def misplaced(key: str, value: object, set_elsewhere: str | None, no_use: str | None) -> Fault | None:
+    """A fault of an option that something else sets, or that is not to be used; None for any other option."""
+    if set_elsewhere is not None:
+        return wrong(key, value, f"it is set by {set_elsewhere}", "Remove it here.")
+    return None if no_use is None else wrong(key, value, f"not to be used here: {no_use}", "Remove it.")
+
+
 def setting(name: str) -> str:
     """Key of a setting of the section `tensorrt_llm`."""
     return f"tensorrt_llm.{name}"

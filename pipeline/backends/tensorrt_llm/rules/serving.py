@@ -6,45 +6,18 @@ from collections.abc import Iterator
 
 from pipeline.backends.tensorrt_llm import release_data
 from pipeline.backends.tensorrt_llm.build_context import BuildContext
-from pipeline.backends.tensorrt_llm.rules.problem import Rule, parameter, setting, wrong
+from pipeline.backends.tensorrt_llm.rules.problem import Rule, misplaced, parameter, setting, wrong
 from pipeline.config.faults import Fault, did_you_mean, fault, one_of
-
-# Parameters that have a setting of their own, and where it is.
-SET_ELSEWHERE = {
-    "gpt_model_type": "the pipeline: in-flight batching",
-    "gpt_model_path": "the pipeline: the artefact's engine",
-    "tokenizer_dir": "the pipeline: the artefact's tokenizer",
-    "decoding_mode": "tensorrt_llm.speculation",
-    "lookahead_window_size": "model.lookahead",
-    "lookahead_ngram_size": "model.lookahead",
-    "lookahead_verification_set_size": "model.lookahead",
-    "batch_scheduler_policy": "tensorrt_llm.batch_scheduler_policy",
-    "kv_cache_free_gpu_mem_fraction": "tensorrt_llm.kv_cache_free_gpu_mem_fraction",
-    "kv_cache_host_memory_bytes": "tensorrt_llm.kv_cache_host_memory_bytes",
-    "enable_kv_cache_reuse": "tensorrt_llm.enable_kv_cache_reuse",
-    "enable_chunked_context": "tensorrt_llm.enable_chunked_context",
-    "participant_ids": "the pipeline: the ranks of an orchestrator that spawns no processes",
-    "exclude_input_in_output": "each request; clients of the stock loop need the default",
-}
-_OF_NO_USE = {
-    "enable_trt_overlap": "it has no effect any more",
-    "encoder_model_path": "only decoder models are served",
-    "cross_kv_cache_fraction": "only decoder models are served",
-    "medusa_choices": "Medusa engines are not built here",
-    "eagle_choices": "EAGLE engines are not built here",
-    "FORCE_CPU_ONLY_INPUT_TENSORS": "the C++ backend wants it as it is",
-}
 
 
 def known_parameters(context: BuildContext) -> Iterator[Fault]:
     """Unknown names, values that the backend would drop without a word, and settings that have a place of their own."""
-    known = release_data.parameters()
+    release = release_data.release()
+    set_elsewhere, of_no_use = release.parameters_set_elsewhere, release.parameters_of_no_use
     for name, value in context.trt.parameters.items():
-        key = parameter(name)
-        if name in SET_ELSEWHERE:
-            yield wrong(key, value, f"it is set by {SET_ELSEWHERE[name]}", "Remove it here.")
-        elif name in _OF_NO_USE:
-            yield wrong(key, value, f"not to be used: {_OF_NO_USE[name]}", "Remove it.")
+        key, known = parameter(name), release.parameters
+        if found := misplaced(key, value, set_elsewhere.get(name), of_no_use.get(name)):
+            yield found
         elif name not in known:
             yield fault(key, f"is no parameter of the tensorrtllm backend.{did_you_mean(name, known)}")
         elif right := _right_value(known[name], value):

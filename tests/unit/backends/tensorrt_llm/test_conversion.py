@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.backends.tensorrt_llm import release_data
 from pipeline.backends.tensorrt_llm.conversion import calibration_folder, conversion_of, method_of
-from tests.trt_configs import trt_context
+from tests.trt_configs import RELEASE_FACTS, trt_context
 
 SOURCE, OUTPUT, REQUEST = Path("/s"), Path("/o"), Path("/r.json")
 
@@ -116,10 +116,10 @@ def test_script_calls_use_options_that_the_script_has(overrides, script, expecte
     given = options(found.argv)
     assert expected.items() <= given.items()
     family = script.split("/")[1]
-    known = release_data.script_flags(family) or {"model_dir", "output_dir", "dtype", "tp_size"}
+    known = release_data.release().convert_flags.get(family, {}) or {"model_dir", "output_dir", "dtype", "tp_size"}
     assert set(given) <= set(known)
     for name, value in given.items():
-        choices = release_data.script_flags(family).get(name, {}).get("choices")
+        choices = release_data.release().convert_flags.get(family, {}).get(name, {}).get("choices")
         assert not choices or value in choices
 
 
@@ -161,8 +161,8 @@ def test_calibration_texts_are_a_name_or_a_folder(written, folder, tmp_path, mon
 def test_the_quantisation_script_gets_options_that_it_has(quantization):
     found = convert(f".quantization={quantization}", ".kv_cache_dtype=int8", ".speculation=none")
     given = options(found.argv)
-    assert set(given) <= set(release_data.data()["quantize_flags"])
+    assert set(given) <= set(RELEASE_FACTS["quantize_flags"])
     for name, value in given.items():
-        choices = release_data.data()["quantize_flags"][name].get("choices")
+        choices = RELEASE_FACTS["quantize_flags"][name].get("choices")
         assert not choices or value in choices, name
     assert (given["qformat"], given["kv_cache_dtype"]) == (quantization, "int8")

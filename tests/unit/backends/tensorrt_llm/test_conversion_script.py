@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.backends.tensorrt_llm import release_data
 from pipeline.backends.tensorrt_llm.conversion import conversion_of
 from pipeline.backends.tensorrt_llm.conversion_script import convert, main
 from pipeline.config.places import places
 from tests.patience import PATIENCE_S
-from tests.trt_configs import trt_context
+from tests.trt_configs import RELEASE_FACTS, trt_context
 
 
 class Model:
@@ -57,10 +56,7 @@ def mapping(world_size=1, rank=0, gpus_per_node=8, *, cp_size=1, tp_size=1, pp_s
 def tensorrt_llm(monkeypatch):
     algos = enum.Enum(
         "QuantAlgo",
-        {
-            name: name
-            for name in sorted({*release_data.data()["quant_algos"], *release_data.data()["kv_cache_quant_algos"]})
-        },
+        {name: name for name in sorted({*RELEASE_FACTS["quant_algos"], *RELEASE_FACTS["kv_cache_quant_algos"]})},
     )
     modules = {
         "tensorrt_llm": {},

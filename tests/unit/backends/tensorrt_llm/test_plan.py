@@ -15,7 +15,7 @@ from pipeline.config.places import places
 from pipeline.engine.backend import backend_of
 from pipeline.engine.plan import write_plan
 from pipeline.errors import ConfigError
-from tests.trt_configs import SPECULATIONS, trt_config, trt_context
+from tests.trt_configs import RELEASE_FACTS, SPECULATIONS, trt_config, trt_context
 
 SIZES = ("max_batch_size", "max_seq_len", "max_num_tokens", "max_input_len", "max_beam_width", "opt_num_tokens")
 
@@ -23,12 +23,12 @@ SIZES = ("max_batch_size", "max_seq_len", "max_num_tokens", "max_input_len", "ma
 def build_parser() -> argparse.ArgumentParser:
     """trtllm-build's options as the release data lists them."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
-    for flag in release_data.build_flags().values():
+    for name, flag in release_data.release().build_flags.items():
         if flag.type == "store_true":
-            parser.add_argument(f"--{flag.name}", action="store_true")
+            parser.add_argument(f"--{name}", action="store_true")
         else:
             kind = int if flag.type == "int" else str
-            parser.add_argument(f"--{flag.name}", type=kind, choices=flag.choices or None, default=flag.default)
+            parser.add_argument(f"--{name}", type=kind, choices=flag.choices or None, default=flag.default)
     return parser
 
 
@@ -89,8 +89,8 @@ def test_every_shipped_plan_is_complete_and_keeps_the_rules(model, profile, spec
 def test_the_engines_config_is_expected_to_say_what_the_command_line_asks(speculation):
     for stage in plan(f".speculation={speculation}", ".build_flags.gather_generation_logits=true").engines:
         config, flags = stage.build.expected, stage.build.flags
-        assert set(config) - {"plugin_config"} <= set(release_data.data()["build_config_fields"])
-        assert set(config["plugin_config"]) <= set(release_data.data()["plugin_config_fields"])
+        assert set(config) - {"plugin_config"} <= set(RELEASE_FACTS["build_config_fields"])
+        assert set(config["plugin_config"]) <= set(RELEASE_FACTS["plugin_config_fields"])
         assert config["max_seq_len"] == flags["max_seq_len"] + stage.instance.max_draft_len
         assert config["speculative_decoding_mode"] == {"lookahead": 8, "trie": 2, "none": 1}[stage.instance.mode]
         assert config["plugin_config"]["use_paged_context_fmha"] is True

@@ -14,7 +14,7 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from pipeline.backends.tensorrt_llm.release_data import parameters
+from pipeline.backends.tensorrt_llm.release_data import release
 from pipeline.backends.tensorrt_llm.repository import UNSET
 from pipeline.config.loading import names_in
 from pipeline.config.places import places
@@ -76,7 +76,9 @@ def test_every_repository_keeps_the_contract_tensor_by_tensor(tmp_path, model, p
         assert set(values(config)) <= contract.parameters
         assert contract.required_parameters <= set(values(config))
         # What has a default is stated, so that nothing depends on the container.
-        assert {n for n, entry in parameters().items() if entry.default is not None} - UNSET <= set(values(config))
+        assert {n for n, entry in release().parameters.items() if entry.default is not None} - UNSET <= set(
+            values(config)
+        )
         assert list((tmp_path / "repository" / name / "1").iterdir()) == []
     front = values(configs["lookahead_bls"])
     assert front["tensorrt_llm_model_name"] == "tensorrt_llm_engine"
@@ -110,7 +112,7 @@ def test_values_have_the_types_that_the_backend_reads(tmp_path):
     target = values(rendered(tmp_path, trt_config("llama2-13b", "latency"))["tensorrt_llm_engine"])
     readers = {"bool": lambda text: {"true": 1, "false": 0}[text], "int": int, "uint": int, "float": float}
     for name, text in target.items():
-        entry = parameters()[name]
+        entry = release().parameters[name]
         readers.get(entry.type.split(";")[0].split(" ")[0], str)(text)
         assert not entry.values or text == "" or text in map(str, entry.values), name
     for name in ("guided_decoding_backend", "xgrammar_tokenizer_info_path"):

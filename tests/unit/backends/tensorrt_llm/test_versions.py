@@ -5,15 +5,16 @@ from __future__ import annotations
 import pytest
 
 from pipeline.backends.tensorrt_llm import environment, release_data
-from pipeline.backends.tensorrt_llm.versions import container_status, requirements, version_tables
+from pipeline.backends.tensorrt_llm.versions import container_status, version_tables
 
 
 def test_every_container_that_counts_as_served_meets_the_requirements():
-    served = [entry for entry in release_data.containers().values() if container_status(entry).startswith("yes")]
-    assert [entry.tag for entry in served] == ["26.03", "26.04", "26.05", "26.06", "26.07"]
-    for entry in served:
+    containers = release_data.release().containers
+    served = {tag: entry for tag, entry in containers.items() if container_status(entry).startswith("yes")}
+    assert list(served) == ["26.03", "26.04", "26.05", "26.06", "26.07"]
+    for entry in served.values():
         found = {"tensorrt_llm": entry.trtllm, "tensorrt": entry.tensorrt, "torch": entry.torch}
-        needs = [need for need in requirements() if found.get(need.part)]
+        needs = [need for need in release_data.release().requirements if found.get(need.part)]
         assert all(need.is_met_by(str(found[need.part])) for need in needs)
 
 
@@ -35,12 +36,12 @@ def test_every_container_that_counts_as_served_meets_the_requirements():
     ],
 )
 def test_a_version_lies_in_its_range_or_not(part, version, met):
-    (requirement,) = (need for need in requirements() if need.part == part)
+    (requirement,) = (need for need in release_data.release().requirements if need.part == part)
     assert requirement.is_met_by(version) is met
 
 
 def test_each_status_has_its_reason():
-    status = {tag: container_status(entry) for tag, entry in release_data.containers().items()}
+    status = {tag: container_status(entry) for tag, entry in release_data.release().containers.items()}
     assert status["26.07"] == "yes"
     assert status["26.03"] == "yes, a release candidate"
     assert status["25.03"] == "not confirmed"
@@ -50,7 +51,7 @@ def test_each_status_has_its_reason():
 
 def test_the_tables_hold_every_container_and_requirement():
     needs, matrix = version_tables()
-    assert [row[0] for row in matrix.rows] == list(reversed(release_data.containers()))
-    assert [row[1] for row in needs.rows] == [requirement.range for requirement in requirements()]
-    for requirement in requirements():
+    assert [row[0] for row in matrix.rows] == list(reversed(release_data.release().containers))
+    assert [row[1] for row in needs.rows] == [requirement.range for requirement in release_data.release().requirements]
+    for requirement in release_data.release().requirements:
         assert requirement.part in (*environment.PACKAGES, "driver")
