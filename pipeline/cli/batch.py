@@ -10,6 +10,7 @@ import typer
 
 from pipeline.cli import output
 from pipeline.cli.options import Json
+from pipeline.config.places import places
 from pipeline.errors import RequestError
 
 
@@ -59,7 +60,6 @@ def batch(
 
 
 def _url() -> str:
-    from pipeline.config.places import places
     from pipeline.dynamo.fleet import openai_url
     from pipeline.errors import ServerError
     from pipeline.server.startup import run_dir

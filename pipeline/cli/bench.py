@@ -28,6 +28,7 @@ from pipeline.cli.options import (
     limit_to,
     resolve,
 )
+from pipeline.config.places import places
 from pipeline.errors import UserError
 
 if TYPE_CHECKING:
@@ -196,7 +197,6 @@ def load(
     from pipeline.bench.contenders.remote import Ask, generate
     from pipeline.bench.data.workload import DEFAULT_PROMPTS, load_workload
     from pipeline.bench.load import LoadPlan, run_load, summary_of
-    from pipeline.config.places import places
     from pipeline.decoding.request import SamplingParams
     from pipeline.server.startup import run_dir
     from pipeline.server.state import require_server

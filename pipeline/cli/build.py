@@ -10,6 +10,7 @@ import typer
 
 from pipeline.cli import output
 from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, DryRun, Json, Model, Profile, Set, Verbose, resolve
+from pipeline.config.places import places
 
 if TYPE_CHECKING:
     from pipeline.config.schema import ResolvedConfig
@@ -31,7 +32,6 @@ def engine(
 ) -> None:
     """Fetch the checkpoint and build the engine. A finished engine is not built again."""
     resolved = resolve(model, profile, overrides)
-    from pipeline.config.places import places
 
     if dry_run:
         _show_plan(resolved, as_json, verbose)
@@ -66,7 +66,6 @@ def engine(
 
 def _show_plan(resolved: ResolvedConfig, as_json: bool, verbose: bool) -> None:
     """Print the plan; with `verbose` also the whole config. A plan with external commands is also written to a file."""
-    from pipeline.config.places import places
     from pipeline.config.resolution import dump_resolved
     from pipeline.engine.backend import backend_of
     from pipeline.engine.plan import engine_plan, write_plan
@@ -96,7 +95,6 @@ def clean(
     dry_run: DryRun = False,
 ) -> None:
     """Remove built engines."""
-    from pipeline.config.places import places
     from pipeline.engine.removal import folder_bytes, removable, remove, require_unused
     from pipeline.server.startup import run_dir
     from pipeline.server.state import find_server

@@ -11,6 +11,7 @@ import typer
 
 from pipeline.cli import output
 from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, Json, Model, Profile, Set, resolve
+from pipeline.config.places import places
 from pipeline.errors import RequestError
 
 if TYPE_CHECKING:
@@ -136,7 +137,6 @@ def demo(
     """Build, serve, query over gRPC and HTTP, compare the speed with and without drafts, and stop the server."""
     from pipeline.cli.demo import run_demo
     from pipeline.cli.server import leave
-    from pipeline.config.places import places
 
     signal.signal(signal.SIGTERM, leave)
     ports = [f"server.{name}_port=0" for name in ("http", "grpc", "metrics")]
@@ -175,7 +175,6 @@ def _summary(completion: Completion) -> str:
 def _url(url: str | None, protocol: Literal["grpc", "http"]) -> str:
     if url is not None:
         return url
-    from pipeline.config.places import places
     from pipeline.server.startup import run_dir
     from pipeline.server.state import require_server
 

@@ -8,6 +8,7 @@ import typer
 
 from pipeline.cli import output
 from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, Json, Model, Profile, Set, resolve
+from pipeline.config.places import places
 from pipeline.errors import ConfigError, UserError
 
 
@@ -25,7 +26,6 @@ def generate(
 ) -> None:
     """Write the generated files: JSON schemas, with which editors check YAML, and tables in the documentation."""
     from pipeline.cli.generated import generated_files, stale_files
-    from pipeline.config.places import places
 
     files = generated_files(places().home)
     stale = stale_files(files)

@@ -8,6 +8,7 @@ import typer
 
 from pipeline.cli import output
 from pipeline.cli.options import Json
+from pipeline.config.places import places
 
 
 def register(app: typer.Typer) -> None:
@@ -22,7 +23,6 @@ def front_door(
 
     The ways take turns, one request at a time. LOOKAHEAD_API_KEY is sent as the API key."""
     from pipeline.bench.front_door import cost_of, times_to_first_token, ways_to
-    from pipeline.config.places import places
     from pipeline.dynamo.fleet import openai_url
     from pipeline.server.startup import run_dir
     from pipeline.server.state import require_server

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pipeline.cli import output
+from pipeline.config.places import places
 
 if TYPE_CHECKING:
     from pipeline.config.schema import ResolvedConfig
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
 
 def built_artifact(resolved: ResolvedConfig) -> Artifact:
     """Return the engine; build it if it does not exist."""
-    from pipeline.config.places import places
     from pipeline.tuning.planned_engine import planned_engine
 
     with output.working("opening the engine") as note:

@@ -10,6 +10,7 @@ import typer
 
 from pipeline.cli import output
 from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, Json, Model
+from pipeline.config.places import places
 
 if TYPE_CHECKING:
     from pipeline.config.places import Places
@@ -29,7 +30,6 @@ def models(as_json: Json = False) -> None:
     """List the models that --model can name, with the memory that each needs on this machine's CPU."""
     from pipeline.checkpoint.fetch import describe_source
     from pipeline.config.loading import names_in
-    from pipeline.config.places import places
     from pipeline.config.resolution import load_model
 
     where = places()
@@ -48,7 +48,6 @@ def models(as_json: Json = False) -> None:
 def profiles(model: Model = DEFAULT_MODEL, as_json: Json = False) -> None:
     """List the profiles that --profile can name, with the memory that each needs for a model on this machine's CPU."""
     from pipeline.config.loading import names_in
-    from pipeline.config.places import places
     from pipeline.config.resolution import load_profile
 
     where = places()

@@ -9,6 +9,7 @@ import typer
 
 from pipeline.cli import output
 from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, Json, Model, Profile, Set, resolve
+from pipeline.config.places import places
 from pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ def repo(
     as_json: Json = False,
 ) -> None:
     """Write the Triton model repository; build the engine first if needed."""
-    from pipeline.config.places import places
     from pipeline.server.startup import prepare
 
     resolved = resolve(model, profile, overrides)
@@ -62,7 +62,6 @@ def _write_llmapi(
     resolved: ResolvedConfig, method: str, out: Path | None, decoupled: bool
 ) -> tuple[Path, tuple[str, ...]]:
     """Write a repository for the LLM API; return its folder and models."""
-    from pipeline.config.places import places
     from pipeline.llmapi.repository import MODEL, render_llmapi
     from pipeline.llmapi.settings import method_named
 

@@ -11,6 +11,7 @@ import typer
 
 from pipeline.cli import output
 from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, DryRun, Json, Model, Profile, Set, Verbose, resolve
+from pipeline.config.places import places
 from pipeline.errors import BuildError, ServerError
 
 if TYPE_CHECKING:
@@ -42,7 +43,6 @@ def serve(
 ) -> None:
     """Start the server and wait until it is ready; build the engine and the repository first if needed."""
     resolved = resolve(model, profile, overrides)
-    from pipeline.config.places import places
     from pipeline.dynamo.fleet import check_fleet, openai_url, start_fleet, without_openai
     from pipeline.dynamo.services import INSTALL, has_dynamo
     from pipeline.engine.compilation import ensure_compiled
@@ -93,7 +93,6 @@ def stop(
     as_json: Json = False,
 ) -> None:
     """Stop the server and all its processes."""
-    from pipeline.config.places import places
     from pipeline.dynamo.fleet import stop_fleet
     from pipeline.server.slots import free_dir
     from pipeline.server.startup import base_dir, run_dir
@@ -109,7 +108,6 @@ def stop(
 
 def status(as_json: Json = False) -> None:
     """Print what is served and its counters. Exit code 2 if nothing is running."""
-    from pipeline.config.places import places
     from pipeline.dynamo.fleet import find_replicas, openai_url
     from pipeline.server.figures import read_figures
     from pipeline.server.log import LOG, crash_log, kept_log
@@ -165,7 +163,6 @@ def status(as_json: Json = False) -> None:
 
 def _costs_of(state: ServerState) -> str | None:
     """How the costs were measured by which the server plans drafts; None if it does not plan by costs."""
-    from pipeline.config.places import places
     from pipeline.engine.artifact import artifact_dir, load_artifact
     from pipeline.tuning.planned_engine import stored_cost_curve
 
@@ -192,7 +189,6 @@ def switch(
     The new server starts beside the old one, takes over when it is ready, and the old one ends when its requests have.
     Where the memory does not hold both, running requests finish, and new ones are refused until the new server is
     ready. It runs in the background."""
-    from pipeline.config.places import places
     from pipeline.dynamo.exchange import switch_fleet
     from pipeline.dynamo.fleet import as_running, openai_url
     from pipeline.server.startup import base_dir, prepare, run_dir

@@ -19,6 +19,7 @@ from pipeline.cli.options import (
     limit_to,
     resolve,
 )
+from pipeline.config.places import places
 
 if TYPE_CHECKING:
     from pipeline.bench.report.results import SummaryRow
@@ -47,7 +48,6 @@ def tune(
     from pipeline.bench.measure import MeasureOptions
     from pipeline.bench.tune import candidates, winners
     from pipeline.bench.tune import tune as measure_candidates
-    from pipeline.config.places import places
     from pipeline.engine.build import build_engine
     from pipeline.tuning.cost_curve import critical_decoding_length
     from pipeline.tuning.planned_engine import measure_cost_curve

@@ -10,6 +10,7 @@ import typer
 
 from pipeline.cli import output
 from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, Json, Model, Profile, Set, resolve
+from pipeline.config.places import places
 from pipeline.errors import UserError
 
 if TYPE_CHECKING:
@@ -109,7 +110,6 @@ def _check_engine(model: str, shapes: str | None, num_prompts: int, max_new_toke
     from pipeline.bench.validation.shapes import LARGE_SHAPES, SHAPES
     from pipeline.bench.validation.validation import private_places
     from pipeline.config.hardware import detect_hardware
-    from pipeline.config.places import places
 
     device: Device = "cpu" if detect_hardware().gpu is None else "cuda"
     default = LARGE_SHAPES if device == "cuda" else ("tiny",)
@@ -142,7 +142,6 @@ def _new_folder(out: Path | None) -> Path:
 def _run(plan: ValidationPlan, folder: Path) -> list[StageResult]:
     """Run all stages. Engines and server are created in the folder."""
     from pipeline.bench.validation.validation import private_places, run_stages, stages_of
-    from pipeline.config.places import places
     from pipeline.server.startup import run_dir
     from pipeline.server.state import find_server
 

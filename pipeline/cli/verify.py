@@ -28,6 +28,7 @@ from pipeline.cli.options import (
     Strategies,
     resolve,
 )
+from pipeline.config.places import places
 from pipeline.errors import ServerError, UserError
 
 if TYPE_CHECKING:
@@ -93,7 +94,6 @@ def verify(
 
     if failover:
         from pipeline.cli.failover import run_failover
-        from pipeline.config.places import places
 
         run_failover(resolve(model, profile, overrides), places(), num_kills, max_new_tokens, as_json)
         return
@@ -129,7 +129,6 @@ def verify(
 
 def _server_of(artifact: Artifact) -> str | None:
     """gRPC address of the server that `lookahead serve` started, if it serves this artifact."""
-    from pipeline.config.places import places
     from pipeline.server.startup import run_dir
     from pipeline.server.state import find_server
 
@@ -233,7 +232,6 @@ def _compare_through_server(
     def judge() -> tuple[Engine, Dtype]:
         import torch
 
-        from pipeline.config.places import places
         from pipeline.engine.build import build_engine
         from pipeline.engine.torch.load import load_engine
 

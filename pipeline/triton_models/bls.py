@@ -257,15 +257,12 @@ def _token_ids(generation: Generation) -> dict[str, object]:
 
 
 def _request_metrics(generation: Generation, outcome: str, started: float) -> RequestMetrics:
-    statistics = generation.statistics
     return RequestMetrics(
         strategy=generation.strategy,
         outcome=outcome,
         started=started,
         step_times=generation.step_times,
-        acceptance_lengths=statistics.acceptance_lengths,
-        num_draft_tokens=statistics.num_draft_tokens,
-        num_accepted_tokens=statistics.num_accepted_tokens,
+        statistics=generation.statistics,
         num_output_tokens=generation.num_output_tokens,
         num_calls=generation.num_calls,
         num_calls_without_draft=generation.num_calls_without_draft,

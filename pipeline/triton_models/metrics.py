@@ -1,19 +1,52 @@
-"""Metrics of the BLS model on Triton's metrics port.
+"""Metrics of the served models on Triton's metrics port.
 
-A metric call is a message to the server, so each request is recorded once, at its end, from a separate thread.
+A metric call is a message to the server. So the BLS model records each request once, at its end, from a separate
+thread, and the engine records its counters now and then.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-ACCEPTANCE_BUCKETS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
-SECONDS_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+from pipeline.decoding.session import GenerationStatistics
+from pipeline.engine.contract import ReuseCounters
+
+_SECONDS_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_BUCKETS = {
+    "acceptance_length": (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 12.0, 16.0),
+    "time_to_first_token_seconds": _SECONDS_BUCKETS,
+    "inter_token_seconds": _SECONDS_BUCKETS,
+}
+_REQUESTS = "requests_total"
+# Kind and description by name.
+_BLS_METRICS = {
+    _REQUESTS: ("COUNTER", "Requests by strategy and outcome."),
+    "steps_total": ("COUNTER", "Verify steps."),
+    "output_tokens_total": ("COUNTER", "Tokens generated."),
+    "draft_tokens_total": ("COUNTER", "Draft tokens verified."),
+    "accepted_tokens_total": ("COUNTER", "Draft tokens accepted."),
+    "engine_calls_total": ("COUNTER", "Calls from the BLS model to the engine."),
+    "engine_calls_without_draft_total": ("COUNTER", "Such calls without a draft tree."),
+    "speculation_off_share": ("GAUGE", "Share of engine calls without a draft tree."),
+    "acceptance_length": ("HISTOGRAM", "Tokens emitted per verify step."),
+    "time_to_first_token_seconds": ("HISTOGRAM", "From a request's arrival to its first token."),
+    "inter_token_seconds": ("HISTOGRAM", "Between the tokens of consecutive steps, per token."),
+    "trie_nodes": ("GAUGE", "Nodes of the shared trie in use."),
+    "trie_bytes": ("GAUGE", "Memory of the shared trie."),
+    "draft_source_failures": ("GAUGE", "Failed calls to draft sources since the start."),
+}
+_ENGINE_METRICS = {
+    "kv_sequences_total": ("COUNTER", "Sequences opened in the engine; each step of a request is one."),
+    "kv_prefix_hits_total": ("COUNTER", "Sequences of which a prefix was in the KV cache."),
+    "kv_prompt_tokens_total": ("COUNTER", "Tokens that sequences were opened with."),
+    "kv_reused_tokens_total": ("COUNTER", "Such tokens whose KV was in the cache."),
+    "engine_abandoned_total": ("COUNTER", "Requests that the engine ended as their client had left."),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +58,7 @@ class RequestMetrics:
     outcome: str
     started: float
     step_times: Sequence[float]
-    acceptance_lengths: Sequence[int]
-    num_draft_tokens: int
-    num_accepted_tokens: int
+    statistics: GenerationStatistics
     num_output_tokens: int
     num_calls: int
     num_calls_without_draft: int
@@ -43,36 +74,16 @@ class TrieMetrics:
 
 
 class Metrics:
-    """The metric families of this process. pb_utils: Triton's module."""
+    """The metrics of the BLS model. pb_utils: Triton's module."""
 
     def __init__(self, pb_utils: Any) -> None:
-        self._pb = pb_utils
-        self._families: list[Any] = []  # a family must outlive its metrics
+        self._families = _families(pb_utils, _BLS_METRICS)
+        self._metrics = {
+            name: family.Metric(**({"buckets": list(_BUCKETS[name])} if name in _BUCKETS else {}))
+            for name, family in self._families.items()
+            if name != _REQUESTS
+        }
         self._requests: dict[tuple[str, str], Any] = {}
-        self._request_family = self._family("requests_total", "Requests by strategy and outcome.", "COUNTER")
-        self._steps = self._metric("steps_total", "Verify steps.", "COUNTER")
-        self._output = self._metric("output_tokens_total", "Tokens generated.", "COUNTER")
-        self._drafted = self._metric("draft_tokens_total", "Draft tokens verified.", "COUNTER")
-        self._accepted = self._metric("accepted_tokens_total", "Draft tokens accepted.", "COUNTER")
-        self._calls = self._metric("engine_calls_total", "Calls from the BLS model to the engine.", "COUNTER")
-        self._plain_calls = self._metric(
-            "engine_calls_without_draft_total", "Such calls without a draft tree.", "COUNTER"
-        )
-        self._off_share = self._metric("speculation_off_share", "Share of engine calls without a draft tree.", "GAUGE")
-        self._acceptance = self._metric(
-            "acceptance_length", "Tokens emitted per verify step.", "HISTOGRAM", ACCEPTANCE_BUCKETS
-        )
-        self._first = self._metric(
-            "time_to_first_token_seconds", "From a request's arrival to its first token.", "HISTOGRAM", SECONDS_BUCKETS
-        )
-        self._between = self._metric(
-            "inter_token_seconds", "Between the tokens of consecutive steps, per token.", "HISTOGRAM", SECONDS_BUCKETS
-        )
-        self._trie_nodes = self._metric("trie_nodes", "Nodes of the shared trie in use.", "GAUGE")
-        self._trie_bytes = self._metric("trie_bytes", "Memory of the shared trie.", "GAUGE")
-        self._failures = self._metric(
-            "draft_source_failures", "Failed calls to draft sources since the start.", "GAUGE"
-        )
         self._num_calls = self._num_plain_calls = 0
         self._closing = False
         self._queue: queue.SimpleQueue[tuple[RequestMetrics, TrieMetrics] | None] = queue.SimpleQueue()
@@ -96,36 +107,64 @@ class Metrics:
             self._enter(*item)
 
     def _enter(self, request: RequestMetrics, trie: TrieMetrics) -> None:
-        key = request.strategy, request.outcome
+        key, statistics, metrics = (request.strategy, request.outcome), request.statistics, self._metrics
+        lengths = statistics.acceptance_lengths
         if key not in self._requests:
-            self._requests[key] = self._request_family.Metric(labels={"strategy": key[0], "outcome": key[1]})
+            labels = {"strategy": request.strategy, "outcome": request.outcome}
+            self._requests[key] = self._families[_REQUESTS].Metric(labels=labels)
         self._requests[key].increment(1)
-        self._steps.increment(len(request.acceptance_lengths))
-        self._output.increment(request.num_output_tokens)
-        self._drafted.increment(request.num_draft_tokens)
-        self._accepted.increment(request.num_accepted_tokens)
-        self._calls.increment(request.num_calls)
-        self._plain_calls.increment(request.num_calls_without_draft)
+        metrics["steps_total"].increment(len(lengths))
+        metrics["output_tokens_total"].increment(request.num_output_tokens)
+        metrics["draft_tokens_total"].increment(statistics.num_draft_tokens)
+        metrics["accepted_tokens_total"].increment(statistics.num_accepted_tokens)
+        metrics["engine_calls_total"].increment(request.num_calls)
+        metrics["engine_calls_without_draft_total"].increment(request.num_calls_without_draft)
         self._num_calls += request.num_calls
         self._num_plain_calls += request.num_calls_without_draft
         if self._num_calls:
-            self._off_share.set(self._num_plain_calls / self._num_calls)
-        for length in request.acceptance_lengths:
-            self._acceptance.observe(length)
+            metrics["speculation_off_share"].set(self._num_plain_calls / self._num_calls)
+        for length in lengths:
+            metrics["acceptance_length"].observe(length)
         if request.step_times:
-            self._first.observe(request.step_times[0] - request.started)
-        for (before, after), length in zip(pairwise(request.step_times), request.acceptance_lengths[1:], strict=False):
-            self._between.observe((after - before) / max(length, 1))
-        self._trie_nodes.set(trie.num_nodes)
-        self._trie_bytes.set(trie.num_bytes)
-        self._failures.set(trie.num_failures)
+            metrics["time_to_first_token_seconds"].observe(request.step_times[0] - request.started)
+        for (before, after), length in zip(pairwise(request.step_times), lengths[1:], strict=False):
+            metrics["inter_token_seconds"].observe((after - before) / max(length, 1))
+        metrics["trie_nodes"].set(trie.num_nodes)
+        metrics["trie_bytes"].set(trie.num_bytes)
+        metrics["draft_source_failures"].set(trie.num_failures)
 
-    def _family(self, name: str, description: str, kind: str) -> Any:
-        families = self._pb.MetricFamily
-        family = families(name=f"lookahead_{name}", description=description, kind=getattr(families, kind))
-        self._families.append(family)
-        return family
 
-    def _metric(self, name: str, description: str, kind: str, buckets: Sequence[float] = ()) -> Any:
-        options = {"buckets": [float(bucket) for bucket in buckets]} if buckets else {}
-        return self._family(name, description, kind).Metric(**options)
+class EngineMetrics:
+    """Prompt tokens reused from the KV cache, and cancelled requests. pb_utils: Triton's module. Used from one
+    thread."""
+
+    def __init__(self, pb_utils: Any) -> None:
+        self._families = _families(pb_utils, _ENGINE_METRICS)
+        self._metrics = {name: family.Metric() for name, family in self._families.items()}
+        self._entered = dict.fromkeys(self._metrics, 0)
+
+    def record(self, counters: ReuseCounters, num_abandoned: int) -> None:
+        """Enter what has come since the last time. Both count since the start."""
+        now = {
+            "kv_sequences_total": counters.num_opened,
+            "kv_prefix_hits_total": counters.num_hits,
+            "kv_prompt_tokens_total": counters.num_prompt_tokens,
+            "kv_reused_tokens_total": counters.num_reused_tokens,
+            "engine_abandoned_total": num_abandoned,
+        }
+        for name, count in now.items():
+            if count > self._entered[name]:
+                self._metrics[name].increment(count - self._entered[name])
+        self._entered = now
+
+    def close(self) -> None:
+        vars(self).clear()  # see `Metrics.close`
+
+
+def _families(pb_utils: Any, metrics: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
+    """A family per metric, which must outlive it."""
+    make = pb_utils.MetricFamily
+    return {
+        name: make(name=f"lookahead_{name}", description=description, kind=getattr(make, kind))
+        for name, (kind, description) in metrics.items()
+    }

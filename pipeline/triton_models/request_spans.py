@@ -42,11 +42,11 @@ def _request_span(context: SpanContext, parent: SpanContext, metrics: RequestMet
         {
             "lookahead.strategy": metrics.strategy,
             "lookahead.outcome": metrics.outcome,
-            "lookahead.steps": len(metrics.acceptance_lengths),
+            "lookahead.steps": len(metrics.statistics.acceptance_lengths),
             "lookahead.engine_calls": metrics.num_calls,
             "lookahead.tokens": metrics.num_output_tokens,
-            "lookahead.draft_tokens": metrics.num_draft_tokens,
-            "lookahead.accepted_tokens": metrics.num_accepted_tokens,
+            "lookahead.draft_tokens": metrics.statistics.num_draft_tokens,
+            "lookahead.accepted_tokens": metrics.statistics.num_accepted_tokens,
         },
     )
 

@@ -8,9 +8,9 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
+from pipeline.decoding.session import GenerationStatistics
 from pipeline.engine.contract import ReuseCounters
-from pipeline.triton_models.engine_metrics import EngineMetrics
-from pipeline.triton_models.metrics import Metrics, RequestMetrics, TrieMetrics
+from pipeline.triton_models.metrics import EngineMetrics, Metrics, RequestMetrics, TrieMetrics
 from tests.patience import PATIENCE_S
 
 
@@ -44,9 +44,7 @@ def request() -> RequestMetrics:
         outcome="length",
         started=0.0,
         step_times=[0.1, 0.2, 0.4],
-        acceptance_lengths=[1, 3, 2],
-        num_draft_tokens=8,
-        num_accepted_tokens=3,
+        statistics=GenerationStatistics(num_draft_tokens=8, num_accepted_tokens=3, acceptance_lengths=[1, 3, 2]),
         num_output_tokens=6,
         num_calls=3,
         num_calls_without_draft=1,

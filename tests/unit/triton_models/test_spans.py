@@ -27,7 +27,8 @@ from pipeline.triton_models.spans import (
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 SAMPLED = f"00-{TRACE}-{SPAN}-01"
-METRICS = RequestMetrics("trie", "length", 0.0, [0.5, 1.0], [3, 2], 9, 3, 5, 2, 0)
+STATISTICS = GenerationStatistics(num_draft_tokens=9, num_accepted_tokens=3, acceptance_lengths=[3, 2])
+METRICS = RequestMetrics("trie", "length", 0.0, [0.5, 1.0], STATISTICS, 5, 2, 0)
 TRIE = TrieMetrics(0, 0, 0)
 
 

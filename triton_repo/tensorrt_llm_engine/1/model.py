@@ -26,8 +26,8 @@ from pipeline.engine.submission import StepEvent, Submission
 from pipeline.errors import RequestError, UserError
 from pipeline.triton_models.engine_answers import EngineCall
 from pipeline.triton_models.engine_calls import engine_call, rows_of
-from pipeline.triton_models.engine_metrics import EngineMetrics
 from pipeline.triton_models.learned import LearnedState
+from pipeline.triton_models.metrics import EngineMetrics
 from pipeline.triton_models.request_spans import pass_spans
 from pipeline.triton_models.sequences import num_sequences, sequence_of
 from pipeline.triton_models.spans import tracer_of
