@@ -1,4 +1,4 @@
-"""The commands that measure: bench, load, report."""
+"""The commands that measure: bench, load, front-door, report."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import typer
 from pipeline.cli import output
 from pipeline.cli.grammar import bench_schemas
 from pipeline.cli.list_options import numbers, one_of, words
-from pipeline.cli.measuring import built_artifact, check_url
 from pipeline.cli.options import (
     DEFAULT_MODEL,
     DEFAULT_PROFILE,
@@ -25,6 +24,8 @@ from pipeline.cli.options import (
     Set,
     Strategies,
     Temperature,
+    built_artifact,
+    check_url,
     limit_to,
     resolve,
 )
@@ -69,6 +70,7 @@ Grammar = Annotated[
 def register(app: typer.Typer) -> None:
     app.command()(bench)
     app.command()(load)
+    app.command()(front_door)
     app.command()(report)
 
 
@@ -220,6 +222,32 @@ def load(
         output.table(["figure", "value"], [(name, _shown(value)) for name, value in summary.items()])
     if summary["errors"]:
         raise typer.Exit(1)
+
+
+def front_door(
+    num_requests: Annotated[int, typer.Option("--requests", min=1, help="Requests on each way.")] = 100,
+    as_json: Json = False,
+) -> None:
+    """Measure time to first token through the OpenAI API and the gateway against Triton itself, on the running server.
+
+    The ways take turns, one request at a time. LOOKAHEAD_API_KEY is sent as the API key."""
+    from pipeline.bench.front_door import cost_of, times_to_first_token, ways_to
+    from pipeline.dynamo.fleet import openai_url
+    from pipeline.server.startup import run_dir
+    from pipeline.server.state import require_server
+
+    folder = run_dir(places())
+    ways = ways_to(require_server(folder), openai_url(folder))
+    with output.steps("asking", num_requests * len(ways)) as step:
+        costs = cost_of(times_to_first_token(ways, num_requests, step))
+    if as_json:
+        output.print_json({"requests": num_requests, "ways": costs})
+        return
+    rows = [
+        (name, *(f"{cost[figure]:.1f}" for figure in ("median_ms", "p90_ms", "added_ms")))
+        for name, cost in costs.items()
+    ]
+    output.table(["time to first token", "median ms", "90 % below ms", "added ms"], rows)
 
 
 def report(

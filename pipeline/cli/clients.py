@@ -1,10 +1,12 @@
-"""The commands that call the running server: generate, chat, demo."""
+"""The commands that call the running server: generate, chat, demo, batch."""
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    for command in (generate, chat, demo):
+    for command in (generate, chat, demo, batch):
         app.command()(command)
 
 
@@ -143,6 +145,47 @@ def demo(
     run_demo(resolve(model, profile, [*ports, *(overrides or [])]), places(), max_tokens)
 
 
+def batch(
+    requests: Annotated[Path, typer.Argument(help="OpenAI batch file: JSON lines with custom_id, url and body.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Results as JSON lines, in the order of the requests.")],
+    url: Annotated[
+        str | None, typer.Option("--url", help="Base URL of an OpenAI API; that of `lookahead serve` if left out.")
+    ] = None,
+    concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Requests at once.")] = 16,
+    timeout_s: Annotated[float, typer.Option("--timeout", min=1, help="Seconds for one request.")] = 600.0,
+    as_json: Json = False,
+) -> None:
+    """Answer a file of requests at full load. After an interruption the same command continues where it stopped.
+
+    Each result that is not 200 stands in the output with its error; the exit code is then 1. OPENAI_API_KEY is sent as
+    the API key.
+    """
+    from pipeline.dynamo.batch import journal_path, read_batch, read_journal, run_batch
+
+    if not requests.is_file():
+        raise RequestError(f"{requests} is not a file. Name an OpenAI batch file.")
+    asked = read_batch(requests)
+    known = len(read_journal(out))
+    if known:
+        output.note(f"{known} requests are done already ({journal_path(out)})")
+    with output.steps("answering", len(asked) - known) as step:
+        num_failed = run_batch(
+            asked,
+            out,
+            url or _openai_url(),
+            api_key=os.environ.get("OPENAI_API_KEY", "none"),
+            concurrency=concurrency,
+            timeout_s=timeout_s,
+            on_done=step,
+        )
+    if as_json:
+        output.print_json({"out": str(out), "requests": len(asked), "failed": num_failed})
+    else:
+        output.say(f"{out}: {len(asked)} requests, {num_failed} failed")
+    if num_failed:
+        raise typer.Exit(1)
+
+
 def _piped_text() -> str:
     try:
         return sys.stdin.read()
@@ -180,3 +223,13 @@ def _url(url: str | None, protocol: Literal["grpc", "http"]) -> str:
 
     state = require_server(run_dir(places()), takes_url=True)
     return state.grpc_url if protocol == "grpc" else state.http_url
+
+
+def _openai_url() -> str:
+    from pipeline.dynamo.fleet import openai_url
+    from pipeline.errors import ServerError
+    from pipeline.server.startup import run_dir
+
+    if (url := openai_url(run_dir(places()))) is None:
+        raise ServerError("No OpenAI API is running. Start one with `lookahead serve --background`, or name it: --url.")
+    return url

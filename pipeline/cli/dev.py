@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from pipeline.cli import output
-from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, Json, Model, Profile, Set, resolve
+from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, Json, Model, Profile, Set, built_artifact, resolve
 from pipeline.config.places import places
 from pipeline.errors import ConfigError, UserError
 
@@ -76,7 +76,6 @@ def pass_times(
     from dataclasses import asdict
 
     from pipeline.cli.list_options import numbers
-    from pipeline.cli.measuring import built_artifact
     from pipeline.engine.machine_load import LoadMeter
     from pipeline.engine.torch.lean.engine import LeanEngine
     from pipeline.engine.torch.lean.pass_times import pass_times as measure

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from pipeline.checkpoint.architecture_page import architecture_page
 from pipeline.config.registry import backend_names
-from pipeline.config.schema_files import schema_texts
+from pipeline.config.schema import Frozen, ModelConfig, ProfileConfig, ResolvedConfig
 from pipeline.engine.backend import backend_of
 from pipeline.engine.finding import VersionTable
 from pipeline.errors import ConfigError
@@ -16,6 +18,12 @@ from pipeline.markdown import markdown_table
 # The version tables of a backend stand between these lines of docs/how-to/<backend>.md.
 BEGIN = "<!-- versions: written by `lookahead dev generate` -->"
 END = "<!-- end of versions -->"
+
+_SCHEMAS: dict[str, type[Frozen]] = {
+    "model.schema.json": ModelConfig,
+    "profile.schema.json": ProfileConfig,
+    "resolved.schema.json": ResolvedConfig,
+}
 
 
 def generated_files(home: Path) -> dict[Path, str]:
@@ -44,3 +52,19 @@ def page_with(page: Path, tables: Iterable[VersionTable]) -> str:
         raise ConfigError(f"{page} lacks the marks {BEGIN} and {END} that hold the version tables. Put them back.")
     parts = [f"{table.title}:\n\n{markdown_table(table.columns, table.rows)}" for table in tables]
     return text[:begin] + "\n\n".join([BEGIN, *parts, END]) + text[end + len(END) :]
+
+
+def schema_texts() -> dict[str, str]:
+    """Content of each JSON schema of the YAML files, with which editors complete and check them, by its name."""
+    return {name: json.dumps(_schema_of(kind), indent=2, ensure_ascii=False) + "\n" for name, kind in _SCHEMAS.items()}
+
+
+def _schema_of(kind: type[Frozen]) -> dict[str, Any]:
+    schema = kind.model_json_schema()
+    if kind is ResolvedConfig:
+        return schema
+    # In a file the name comes from the file name; a model may take other settings from its base.
+    schema["required"] = [] if kind is ModelConfig else [key for key in schema.get("required", []) if key != "name"]
+    if kind is ModelConfig:
+        schema["properties"]["base"] = {"type": "string", "description": "File with the settings of the family."}
+    return schema

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipeline.cli import output
+from pipeline.config.places import places
 
 if TYPE_CHECKING:
     from pipeline.config.schema import ResolvedConfig
+    from pipeline.engine.artifact import Artifact
 
 DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_PROFILE = "latency"
@@ -73,3 +75,18 @@ def resolve(model: str, profile: str, overrides: Sequence[str] | None = None) ->
     from pipeline.config.resolution import resolve_config
 
     return resolve_config(model, profile, tuple(overrides or ()), note=output.note)
+
+
+def built_artifact(resolved: ResolvedConfig) -> Artifact:
+    """Return the engine; build it if it does not exist."""
+    from pipeline.tuning.planned_engine import planned_engine
+
+    with output.working("opening the engine") as note:
+        return planned_engine(resolved, places(), note=note).artifact
+
+
+def check_url(url: str | None, allow_remote: bool) -> None:
+    if url is not None:
+        from pipeline.bench.contenders.remote import check_address
+
+        check_address(url, allow_remote)

@@ -12,7 +12,6 @@ import typer
 from pipeline.cli import output
 from pipeline.cli.grammar import guide_file, require_matching
 from pipeline.cli.list_options import words
-from pipeline.cli.measuring import built_artifact, check_url
 from pipeline.cli.options import (
     DEFAULT_MODEL,
     DEFAULT_PROFILE,
@@ -26,6 +25,8 @@ from pipeline.cli.options import (
     Seed,
     Set,
     Strategies,
+    built_artifact,
+    check_url,
     resolve,
 )
 from pipeline.config.places import places

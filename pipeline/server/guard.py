@@ -26,9 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.server.log import write_end, write_restart
-from pipeline.server.model_watch import ModelWatch
 from pipeline.server.processes import marked_processes, start_time
-from pipeline.server.start_watch import StartWatch
+from pipeline.server.watch import ModelWatch, StartWatch
 
 # Environment variable with the pid of a process. Servers started under it end with that process, detached ones too.
 OWNER = "LOOKAHEAD_OWNER_PID"

@@ -12,7 +12,9 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from pipeline.config.places import CODE, Places
 from pipeline.config.schema import EngineConfig, ServerConfig
@@ -61,24 +63,15 @@ _ATTEMPTS = 3
 GATEWAY_LEAD_S = 10.0
 
 
+@dataclass(slots=True, eq=False)
 class RunningServer:
     """Handle of a server that this process started."""
 
-    def __init__(
-        self,
-        state: ServerState,
-        run_dir: Path,
-        guard: subprocess.Popen[bytes],
-        gateway: RunningService | None = None,
-    ) -> None:
-        self.state = state
-        self.run_dir = run_dir
-        self.gateway = gateway
-        self._guard = guard
-
-    @property
-    def name(self) -> str:
-        return "The server"
+    state: ServerState
+    run_dir: Path
+    guard: subprocess.Popen[bytes]
+    gateway: RunningService | None = None
+    name: ClassVar[str] = "The server"
 
     @property
     def log_path(self) -> Path:
@@ -86,21 +79,21 @@ class RunningServer:
 
     def wait(self) -> int:
         """Block until the server has ended; return its exit code."""
-        return self._guard.wait()
+        return self.guard.wait()
 
     def poll(self) -> int | None:
-        code = self._guard.poll()
+        code = self.guard.poll()
         return self.gateway.poll() if code is None and self.gateway is not None else code
 
     def has_triton_ended(self, within_s: float = 0.0) -> bool:
         """Whether the guard of tritonserver has ended, or ends within some seconds."""
         with suppress(subprocess.TimeoutExpired):
-            self._guard.wait(within_s)
-        return self._guard.poll() is not None
+            self.guard.wait(within_s)
+        return self.guard.poll() is not None
 
     def stop(self) -> None:
         """Stop the server and all its processes. A second call does nothing."""
-        stop_guard(self._guard)
+        stop_guard(self.guard)
         if self.gateway is not None and has_gateway(self.state, self.run_dir):
             self.gateway.stop()
         sweep(self.state, self.run_dir)

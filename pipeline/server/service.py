@@ -15,14 +15,13 @@ from pathlib import Path
 
 from pydantic import Field
 
-from pipeline.config.schema import Frozen
 from pipeline.engine.backend import Note
 from pipeline.errors import ServerError
 from pipeline.files import log_tail, write_whole
 from pipeline.server.guard import GuardSpec, start_guard, stop_guard
 from pipeline.server.log import LOG, keep_previous, was_stopped
 from pipeline.server.processes import MARK
-from pipeline.server.state import SERVICE_STATE, SERVICES, end_guard, end_leftovers, is_guard, read_state
+from pipeline.server.state import SERVICE_STATE, SERVICES, GuardedState, end_guard, end_leftovers, is_guard, read_state
 
 STATE, SPEC, READY_FILE = SERVICE_STATE, "guard.json", "ready"
 _POLL_S = 0.05
@@ -48,28 +47,22 @@ class Service:
     leavings_path: str = ""
 
 
-class ServiceState(Frozen):
-    """State that later commands need; a file in its folder."""
+class ServiceState(GuardedState):
+    """State of a running service."""
 
     name: str
-    server_id: str = Field(description="Marks its processes.")
-    guard_pid: int
-    host: str
     ports: dict[str, int] = Field(description="Ports by what they are for.")
     ends_with: str = Field("", description="Id of the server with which it ends; empty for none.")
-    started: float = Field(description="Seconds since the epoch.")
-    restarts: int = Field(0, description="Times that the guard started it again.")
-    restart_reason: str = Field("", description="Why, the last time.")
 
 
+@dataclass(slots=True, eq=False)
 class RunningService:
     """Handle of a service that this process started."""
 
-    def __init__(self, service: Service, state: ServiceState, folder: Path, guard: subprocess.Popen[bytes]) -> None:
-        self.service = service
-        self.state = state
-        self.folder = folder
-        self._guard = guard
+    service: Service
+    state: ServiceState
+    folder: Path
+    guard: subprocess.Popen[bytes]
 
     @property
     def name(self) -> str:
@@ -84,11 +77,11 @@ class RunningService:
         (self.folder / READY_FILE).touch()
 
     def poll(self) -> int | None:
-        return self._guard.poll()
+        return self.guard.poll()
 
     def stop(self) -> None:
         """Stop the service and all its processes. A second call does nothing."""
-        stop_guard(self._guard)
+        stop_guard(self.guard)
         end_leftovers(self.state.server_id, (), self.folder / STATE)
 
 

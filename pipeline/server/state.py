@@ -25,21 +25,26 @@ READY = "/v2/health/ready"
 SERVICES, SERVICE_STATE, GATEWAY = "services", "service.json", "gateway"
 
 
-class ServerState(Frozen):
-    """State of a running server; a file in its run folder."""
+class GuardedState(Frozen):
+    """State of what a guard supervises; a file in its folder, which later commands read."""
 
     server_id: str = Field(description="Marks its processes and names its shared memory.")
     guard_pid: int
     host: str
+    started: float = Field(description="Seconds since the epoch.")
+    restarts: int = Field(0, description="Times that the guard started it again.")
+    restart_reason: str = Field("", description="Why, the last time.")
+
+
+class ServerState(GuardedState):
+    """State of a running server."""
+
     http_port: int
     grpc_port: int
     metrics_port: int
     repository: str
     model: str
     profile: str
-    started: float = Field(description="Seconds since the epoch.")
-    restarts: int = Field(0, description="Times that the guard started it again.")
-    restart_reason: str = Field("", description="Why, the last time.")
     clean_up: tuple[str, ...] = Field((), description="Command that removes its container, if it runs in one.")
     gateway_id: str = Field("", description="Marks the processes of its gateway; empty without one.")
     triton_http_port: int = Field(description="Triton's own HTTP port; behind a gateway on the loopback device only.")

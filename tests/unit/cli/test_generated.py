@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cli.generated import BEGIN, END, generated_files, page_with, stale_files
+from pipeline.cli.generated import BEGIN, END, generated_files, page_with, schema_texts, stale_files
 from pipeline.config.places import places
-from pipeline.config.schema_files import schema_texts
 from pipeline.engine.finding import VersionTable
 from pipeline.errors import ConfigError
 

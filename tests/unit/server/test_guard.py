@@ -14,8 +14,8 @@ import pytest
 
 from pipeline.server import guard
 from pipeline.server.guard import GuardSpec
-from pipeline.server.model_watch import ModelWatch
 from pipeline.server.processes import MARK, model_processes
+from pipeline.server.watch import ModelWatch
 from tests.patience import PATIENCE_S
 from tests.servers import wait_for, wait_for_guard
 
@@ -94,7 +94,7 @@ def test_a_model_that_one_check_missed_has_not_died(start_model, monkeypatch):
     watch = ModelWatch(SERVER)
     watch.dead_models(0.0)
     with monkeypatch.context() as context:
-        context.setattr("pipeline.server.model_watch.model_processes", lambda server_id: {})
+        context.setattr("pipeline.server.watch.model_processes", lambda server_id: {})
         assert watch.dead_models(PATIENCE_S) == ()
 
     assert watch.dead_models(0.0) == ()

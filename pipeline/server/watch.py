@@ -1,4 +1,5 @@
-"""Detects a server that hangs before it is ready. Standard library only, because the guard uses it."""
+"""Detects that a server hangs before it is ready, or that a process of its models died. Standard library only, because
+the guard uses it."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import time
 import urllib.request
 from contextlib import suppress
 
-from pipeline.server.processes import marked_processes, work_of
+from pipeline.server.processes import marked_processes, model_processes, work_of
 
 # Processor seconds plus megabytes read that idle processes use between two checks, at most.
 _IDLE_WORK = 0.5
@@ -35,6 +36,29 @@ class StartWatch:
         if work - self._work > _IDLE_WORK:
             self._work, self._since = work, time.monotonic()
         return time.monotonic() - self._since > self._hang_seconds
+
+
+class ModelWatch:
+    """Detects models whose process died. Triton does not restart such a process, still reports itself ready, and leaves
+    the model's requests unanswered."""
+
+    def __init__(self, server_id: str) -> None:
+        self._server_id = server_id
+        self._models: dict[int, str] = {}
+        self._lost_since: dict[int, float] = {}
+
+    def dead_models(self, patience: float) -> tuple[str, ...]:
+        """Models whose process was seen earlier and is gone, in the order in which that was seen; empty until one has
+        been gone for `patience` seconds. Call it often."""
+        alive, now = model_processes(self._server_id), time.monotonic()
+        # A process that is found again was not gone: one read of /proc can miss it.
+        self._lost_since = {pid: since for pid, since in self._lost_since.items() if pid not in alive}
+        for pid in sorted(self._models.keys() - alive.keys()):
+            self._lost_since.setdefault(pid, now)
+        self._models |= alive
+        if not any(now - since >= patience for since in self._lost_since.values()):
+            return ()
+        return tuple(dict.fromkeys(self._models[pid] for pid in self._lost_since))
 
 
 def _answers(url: str) -> bool:
