@@ -11,7 +11,6 @@ from pipeline.backends.tensorrt_llm.conversion import calibration_folder
 from pipeline.backends.tensorrt_llm.environment import detect, engine_version, require_ready
 from pipeline.backends.tensorrt_llm.instance import engine_dir
 from pipeline.backends.tensorrt_llm.plan import Plan, plan_for
-from pipeline.backends.tensorrt_llm.shape import shape_of
 from pipeline.backends.tensorrt_llm.stages import Run, run_build, run_conversion, run_process
 from pipeline.backends.tensorrt_llm.text import full_text, summary
 from pipeline.checkpoint.checkpoint import Checkpoint
@@ -97,8 +96,7 @@ def execute(
     With two engines, engine/ holds one folder per Triton model. run: function that runs calls. Raises BuildError with
     the end of the stage's log if one fails, or with the differences if the result is not what was requested.
     """
-    shape = shape_of(resolved.model)
-    assert shape is not None, "the rules refuse models of unknown shape"
+    shape = build_context_of(resolved).known_shape
     write_tokenizer(checkpoint, folder / TOKENIZER)  # first, as it may turn out that only code can read it
     run_conversion(whole, checkpoint, resolved.dtype, shape, note, run)
     for stage in whole.engines:

@@ -71,6 +71,12 @@ class BuildContext:
         return release_data.release().traits(self.model.architecture)
 
     @property
+    def known_shape(self) -> ModelShape:
+        """The sizes, where the rules have refused models of unknown ones."""
+        assert self.shape is not None, "the rules refuse models of unknown shape"
+        return self.shape
+
+    @property
     def positions(self) -> str | None:
         """Kind of position embedding; None if the family has several and the model does not state its own."""
         shape = self.shape

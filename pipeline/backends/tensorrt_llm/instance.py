@@ -45,9 +45,7 @@ def instance_of(context: BuildContext, index: int) -> Instance:
         limits=limits,
         kv_cache_reuse=context.kv_cache_reuse(mode),
         kv_fraction=round(context.trt.kv_cache_free_gpu_mem_fraction * kv_share(context, mode), 4),
-        kv_tokens=None
-        if len(context.modes) == 1 or context.shape is None
-        else kv_tokens_of(context, context.shape, mode),
+        kv_tokens=None if len(context.modes) == 1 or context.shape is None else kv_tokens_of(context, mode),
         participant_ids=context.participant_ids(index),
     )
 

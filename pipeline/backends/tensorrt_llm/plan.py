@@ -107,7 +107,6 @@ def plan_for(resolved: ResolvedConfig, where: Places | None = None, checkpoint_h
     everything that is wrong."""
     used = where or places()
     context = check(resolved)
-    assert context.shape is not None, "the rules refuse models of unknown shape"
     stages = used.engines / resolved.model.name / STAGES
     _refuse_sniffed(stages, resolved)
     content = checkpoint_hash or known_content_hash(resolved.model) or _NOT_FETCHED
@@ -135,7 +134,7 @@ def plan_for(resolved: ResolvedConfig, where: Places | None = None, checkpoint_h
         world_size=context.world_size,
         conversion=conversion,
         engines=engines,
-        estimate=estimate_of(context, context.shape),
+        estimate=estimate_of(context),
         notes=tuple(notes_of(context)),
     )
 
@@ -176,8 +175,7 @@ def _conversion_stage(context: BuildContext, stages: Path, content: str, in_dock
 
 def _expected_checkpoint(context: BuildContext) -> dict[str, Any]:
     """Keys of the converted config.json that are known beforehand. Calibrated formats may add to `quantization`."""
-    shape = context.shape
-    assert shape is not None, "the rules refuse models of unknown shape"
+    shape = context.known_shape
     ranks = context.model.parallelism
     return {
         "dtype": context.resolved.dtype,

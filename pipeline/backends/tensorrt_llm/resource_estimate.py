@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from pipeline.backends.tensorrt_llm.build_context import BuildContext
 from pipeline.backends.tensorrt_llm.conversion import method_of
-from pipeline.config.schema import ModelShape
 from pipeline.engine.chains import Mode
 
 _BYTES_OF_DTYPE = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0}
@@ -45,33 +44,33 @@ class Estimate:
     kv_tokens: int
 
 
-def weight_bytes(context: BuildContext, shape: ModelShape) -> int:
+def weight_bytes(context: BuildContext) -> int:
     """Weights of all ranks together, as converted."""
     whole = _BYTES_OF_DTYPE[context.resolved.dtype]
-    num_embedding = 2 * shape.vocab_size * shape.hidden_size
+    num_embedding = 2 * context.known_shape.vocab_size * context.known_shape.hidden_size
     num_blocks = max(0, context.model.num_parameters - num_embedding)
     packed = _BYTES_OF_FORMAT.get(context.trt.quantization, whole)
     return int(num_blocks * packed + min(num_embedding, 2 * context.model.num_parameters) * whole)
 
 
-def kv_bytes_per_token(context: BuildContext, shape: ModelShape) -> int:
+def kv_bytes_per_token(context: BuildContext) -> int:
     """KV cache of one engine on one GPU. Heads are repeated if there are fewer than ranks."""
     ranks = context.model.parallelism
     size = _BYTES_OF_DTYPE[context.resolved.dtype] if context.trt.kv_cache_dtype == "auto" else 1.0
-    heads = max(1, -(-shape.num_key_value_heads // ranks.tensor))
-    layers = -(-shape.num_layers // ranks.pipeline)
-    return int(2 * layers * heads * shape.head_size * size)
+    heads = max(1, -(-context.known_shape.num_key_value_heads // ranks.tensor))
+    layers = -(-context.known_shape.num_layers // ranks.pipeline)
+    return int(2 * layers * heads * context.known_shape.head_size * size)
 
 
-def gpu_need(context: BuildContext, shape: ModelShape) -> GpuNeed:
+def gpu_need(context: BuildContext) -> GpuNeed:
     ranks, engines = context.model.parallelism, len(context.modes)
-    per_rank = weight_bytes(context, shape) // (ranks.tensor * ranks.pipeline)
-    width = 4 * shape.hidden_size + 3 * -(-shape.intermediate_size // ranks.tensor)
+    per_rank = weight_bytes(context) // (ranks.tensor * ranks.pipeline)
+    width = 4 * context.known_shape.hidden_size + 3 * -(-context.known_shape.intermediate_size // ranks.tensor)
     activations = int(context.engine.max_num_tokens * width * _BYTES_OF_DTYPE[context.resolved.dtype])
     # Logits of the tokens of a step: one row per sequence and draft token.
     rows = max(context.engine.max_batch_size * (context.max_draft_len(mode) + 1) for mode in context.modes)
-    logits = 4 * rows * shape.vocab_size
-    per_token = kv_bytes_per_token(context, shape)
+    logits = 4 * rows * context.known_shape.vocab_size
+    per_token = kv_bytes_per_token(context)
     return GpuNeed(
         weight_bytes=per_rank * engines,
         activation_bytes=(activations + logits) * engines,
@@ -80,9 +79,9 @@ def gpu_need(context: BuildContext, shape: ModelShape) -> GpuNeed:
     )
 
 
-def kv_tokens(context: BuildContext, shape: ModelShape) -> int:
+def kv_tokens(context: BuildContext) -> int:
     """Tokens that fit into the share of free GPU memory, over all instances."""
-    need = gpu_need(context, shape)
+    need = gpu_need(context)
     free = context.trt.gpu_memory_gib * (1 << 30) - need.weight_bytes - need.activation_bytes - _CONTEXT_BYTES
     tokens = int(free * context.trt.kv_cache_free_gpu_mem_fraction) // need.kv_bytes_per_token
     return max(0, tokens // context.trt.tokens_per_block * context.trt.tokens_per_block)
@@ -95,15 +94,15 @@ def kv_share(context: BuildContext, mode: Mode) -> float:
     return context.trt.lookahead_kv_share if mode == "lookahead" else 1.0 - context.trt.lookahead_kv_share
 
 
-def kv_tokens_of(context: BuildContext, shape: ModelShape, mode: Mode) -> int:
+def kv_tokens_of(context: BuildContext, mode: Mode) -> int:
     """Tokens that one engine's share of the KV cache holds, in whole blocks."""
     block = context.trt.tokens_per_block
-    return max(block, int(kv_tokens(context, shape) * kv_share(context, mode)) // block * block)
+    return max(block, int(kv_tokens(context) * kv_share(context, mode)) // block * block)
 
 
-def estimate_of(context: BuildContext, shape: ModelShape) -> Estimate:
+def estimate_of(context: BuildContext) -> Estimate:
     source = int(context.model.num_parameters * min(_BYTES_OF_DTYPE[context.resolved.dtype], 2.0))
-    converted = weight_bytes(context, shape)
+    converted = weight_bytes(context)
     engines = converted * len(context.modes)
     # Conversion holds the source beside the rank that is being made; a build holds its weights twice.
     converting = source + converted if method_of(context) == "from_hugging_face" else 2 * source
@@ -113,6 +112,6 @@ def estimate_of(context: BuildContext, shape: ModelShape) -> Estimate:
         converted_bytes=converted,
         engine_bytes=engines,
         host_bytes=max(converting, 2 * converted) + (4 << 30),
-        gpu=gpu_need(context, shape),
-        kv_tokens=kv_tokens(context, shape),
+        gpu=gpu_need(context),
+        kv_tokens=kv_tokens(context),
     )

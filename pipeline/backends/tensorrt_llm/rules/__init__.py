@@ -41,23 +41,14 @@ def check(resolved: ResolvedConfig) -> BuildContext:
 
 def faults_of_profile(profile: ProfileConfig, hardware: Hardware | None = None) -> Iterator[Fault]:
     """Settings of a profile that are for other backends."""
-    engine = profile.engine
-    for key, value, harmless, reason, remedy in (
-        ("device", profile.device, profile.device != "cpu", "backend tensorrt_llm needs a GPU", "on a CPU"),
-        (
-            "engine.quantization",
-            engine.quantization,
-            engine.quantization == "none",
-            "a format of the torch backend",
-            "or, for the same on TensorRT-LLM, 'none' and tensorrt_llm.quantization: int8_wo",
-        ),
-        (
-            "engine.lookahead_parallel",
-            engine.lookahead_parallel,
-            engine.lookahead_parallel == 1,
-            "TensorRT-LLM has no lookahead parallelism",
-            "or 1",
-        ),
-    ):
-        if not harmless:
-            yield replace(wrong(key, value, reason, f"Use backend: torch {remedy}."), uses=(key, "backend"))
+    engine, found = profile.engine, list[tuple[str, object, str, str]]()
+    if profile.device == "cpu":
+        found.append(("device", profile.device, "backend tensorrt_llm needs a GPU", "on a CPU"))
+    if engine.quantization != "none":
+        same = "or, for the same on TensorRT-LLM, 'none' and tensorrt_llm.quantization: int8_wo"
+        found.append(("engine.quantization", engine.quantization, "a format of the torch backend", same))
+    if engine.lookahead_parallel != 1:
+        reason = "TensorRT-LLM has no lookahead parallelism"
+        found.append(("engine.lookahead_parallel", engine.lookahead_parallel, reason, "or 1"))
+    for key, value, reason, remedy in found:
+        yield replace(wrong(key, value, reason, f"Use backend: torch {remedy}."), uses=(key, "backend"))

@@ -66,7 +66,7 @@ def engines_fit_into_the_gpu(context: BuildContext) -> Iterator[Fault]:
     """Weights, activations and the KV cache of one sequence of full length, by estimate."""
     if context.shape is None:
         return
-    need, have = gpu_need(context, context.shape).minimum_bytes, context.trt.gpu_memory_gib
+    need, have = gpu_need(context).minimum_bytes, context.trt.gpu_memory_gib
     if need > have * _GIB:
         yield wrong(
             setting("gpu_memory_gib"),
@@ -87,7 +87,7 @@ def caches_hold_a_sequence(context: BuildContext) -> Iterator[Fault]:
         reason = f"a KV cache must hold one sequence of engine.max_seq_len = {longest} tokens"
         yield wrong(parameter("max_tokens_in_paged_kv_cache"), limit, reason, "Raise it, or leave it out.")
     for mode in context.modes:
-        held = kv_tokens_of(context, context.shape, mode)
+        held = kv_tokens_of(context, mode)
         if held >= longest:
             continue
         name = "kv_cache_free_gpu_mem_fraction" if len(context.modes) == 1 else "lookahead_kv_share"
