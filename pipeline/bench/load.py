@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.bench.contenders.remote import Ask
 from pipeline.errors import RequestError, ServerError
-from pipeline.server.client import Completion
+from pipeline.server.client import Completion, TextQuery
 
 # Limit of stored distinct error messages.
 MAX_ERROR_KINDS = 20
@@ -71,12 +70,12 @@ class LoadResult:
 
 
 def run_load(
-    generate: Callable[[Ask, float], Completion],
-    asks: Sequence[Ask],
+    generate: Callable[[TextQuery, float], Completion],
+    queries: Sequence[TextQuery],
     plan: LoadPlan,
     on_answer: Callable[[LoadResult], None] = lambda result: None,
 ) -> LoadResult:
-    """Send the requests round robin with `generate(ask, timeout_s)`. Errors of requests are counted; any other
+    """Send the requests round robin with `generate(query, timeout_s)`. Errors of requests are counted; any other
     exception ends the run."""
     result = LoadResult()
     lock = threading.Lock()
@@ -95,7 +94,7 @@ def run_load(
                 # The n-th request is due at n / rate; a client that is early waits for its turn.
                 time.sleep(max(0.0, number / plan.max_rate - elapsed()))
             try:
-                answer = generate(asks[number % len(asks)], plan.duration_s + plan.grace_s - elapsed())
+                answer = generate(queries[number % len(queries)], plan.duration_s + plan.grace_s - elapsed())
             except (RequestError, ServerError) as error:
                 with lock:
                     result.add_error(str(error))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
@@ -196,7 +197,7 @@ def load(
 
     Exit code 1 if a request failed, or did not end within half a minute after the duration.
     """
-    from pipeline.bench.contenders.remote import Ask, generate
+    from pipeline.bench.contenders.remote import generate, query_of
     from pipeline.bench.data.workload import DEFAULT_PROMPTS, load_workload
     from pipeline.bench.load import LoadPlan, run_load, summary_of
     from pipeline.decoding.request import SamplingParams
@@ -208,14 +209,14 @@ def load(
     check_url(target, allow_remote)
     names: list[str | None] = [None] if strategies is None else [*words("--strategies", strategies)]
     sampling = SamplingParams(temperature=temperature, seed=seed)
-    asks = [Ask(row.first_prompt(raw), max_new_tokens, name, sampling) for row in rows for name in names]
+    queries = [query_of(row.first_prompt(raw), max_new_tokens, name, sampling) for row in rows for name in names]
     plan = LoadPlan(concurrency, duration, max_requests, rate)
     with output.steps("sending", max_requests) as step:
 
         def on_answer(result: LoadResult) -> None:
             step(f"{result.num_requests} done, {sum(result.errors.values())} errors")
 
-        summary = summary_of(run_load(lambda ask, timeout_s: generate(target, ask, timeout_s), asks, plan, on_answer))
+        summary = summary_of(run_load(partial(generate, target), queries, plan, on_answer))
     if as_json:
         output.print_json({"url": target, "concurrency": concurrency, **summary})
     else:

@@ -7,7 +7,6 @@ import itertools
 import json
 import socket
 import time
-from dataclasses import dataclass, field
 
 from pipeline.bench.data.workload import NamedPrompt, Prompt, conversation_of
 from pipeline.bench.report.results import MeasuredRequest
@@ -21,37 +20,33 @@ TIMEOUT_S = 600.0
 _namespace_numbers = itertools.count()
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """One request to the server."""
-
-    prompt: Prompt
-    max_new_tokens: int
-    strategy: str | None = None
-    sampling: SamplingParams = field(default_factory=SamplingParams)
-    namespace: str = ""
-
-
-def generate(url: str, ask: Ask, timeout_s: float = TIMEOUT_S) -> Completion:
-    """The whole answer to one request, streamed over gRPC. Raises RequestError with the server's sentence, and
-    ServerError if it cannot be reached or does not answer in time."""
-    return complete(_query(ask), url, "grpc", timeout_s)
-
-
-def _query(ask: Ask) -> TextQuery:
-    prompt, sampling = ask.prompt, ask.sampling
+def query_of(
+    prompt: Prompt,
+    max_new_tokens: int,
+    strategy: str | None = None,
+    sampling: SamplingParams | None = None,
+    namespace: str = "",
+) -> TextQuery:
+    """The request to the server for a prompt. sampling: None is greedy."""
+    sampling = sampling or SamplingParams()
     is_conversation = not prompt.raw and (len(prompt.messages) > 1 or bool(prompt.system))
     return TextQuery(
         text_input=prompt.raw_text if prompt.raw else prompt.messages[-1],
-        max_tokens=ask.max_new_tokens,
-        strategy=ask.strategy,
-        namespace=ask.namespace,
+        max_tokens=max_new_tokens,
+        strategy=strategy,
+        namespace=namespace,
         use_chat_template=not prompt.raw,
         messages=json.dumps(conversation_of(prompt)) if is_conversation else None,
         temperature=None if sampling.greedy else sampling.temperature,
         seed=sampling.seed,
         return_statistics=True,
     )
+
+
+def generate(url: str, query: TextQuery, timeout_s: float = TIMEOUT_S) -> Completion:
+    """The whole answer to one request, streamed over gRPC. Raises RequestError with the server's sentence, and
+    ServerError if it cannot be reached or does not answer in time."""
+    return complete(query, url, "grpc", timeout_s)
 
 
 class RemoteContender:
@@ -67,14 +62,14 @@ class RemoteContender:
         self._namespace = fresh_namespace()
 
     def generate(self, request: GenerationRequest, prompt: Prompt) -> MeasuredRequest:
-        ask = Ask(prompt, request.max_new_tokens, self.name, request.sampling, self._namespace)
-        return measured_request(generate(self._url, ask), request.prompt_ids)
+        query = query_of(prompt, request.max_new_tokens, self.name, request.sampling, self._namespace)
+        return measured_request(generate(self._url, query), request.prompt_ids)
 
 
 def require_server_of(url: str, prompt: NamedPrompt) -> None:
     """Ask for one token. Raises ServerError if the server is not there or is one of another model."""
-    ask = Ask(prompt.prompt, 1, "none", SamplingParams(), fresh_namespace())
-    measured_request(generate(url, ask), prompt.prompt_ids)
+    query = query_of(prompt.prompt, 1, "none", namespace=fresh_namespace())
+    measured_request(generate(url, query), prompt.prompt_ids)
 
 
 def fresh_namespace() -> str:

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from pipeline.bench.contenders.in_process import BASELINE
-from pipeline.bench.contenders.remote import Ask, fresh_namespace, generate, measured_request
+from pipeline.bench.contenders.remote import fresh_namespace, generate, measured_request, query_of
 from pipeline.bench.data.workload import NamedPrompt
 from pipeline.bench.measure import MeasureOptions, make_request
 from pipeline.bench.verify.verify import Comparison, compare, decodings, first_difference
@@ -24,7 +24,7 @@ from pipeline.decoding.strategy import STRATEGIES
 from pipeline.engine.backend import backend_of
 from pipeline.engine.contract import Engine
 from pipeline.errors import UserError
-from pipeline.server.client import Completion
+from pipeline.server.client import Completion, TextQuery
 from pipeline.triton_models.routing import offered
 
 # Requests in flight while all strategies are mixed.
@@ -64,11 +64,11 @@ def verify_server(
     come from an engine in process. decode: their text, without the end token; the streamed text must equal it."""
     comparisons: list[Comparison] = []
     for decoding_options in decodings(options):
-        for where, prompt, ask, answer in answers_of(url, _asks(prompts, strategies, decoding_options)):
+        for where, prompt, query, answer in answers_of(url, _queries(prompts, strategies, decoding_options)):
             request = make_request(decoding_options, prompt.prompt_ids)
             expected = references[prompt.prompt_id, "greedy" if request.sampling.greedy else "seeded"]
             found = measured_request(answer, prompt.prompt_ids).output_ids
-            comparison = compare(engine, dtype, request, expected, found, prompt.prompt_id, str(ask.strategy), where)
+            comparison = compare(engine, dtype, request, expected, found, prompt.prompt_id, str(query.strategy), where)
             if comparison.verdict == "identical" and answer.text != decode(expected):
                 comparison = replace(comparison, verdict="different", where=f"{where} (text)")
             comparisons.append(comparison)
@@ -87,15 +87,15 @@ def verify_remote(
     """Comparisons of every strategy, one request at a time and many at once. strategies: plain decoding first."""
     greedy = replace(options, sampling=SamplingParams())
     # Plain decoding comes first, one request at a time: those are the reference outputs.
-    answers = list(answers_of(url, _asks(prompts, strategies, greedy)))
+    answers = list(answers_of(url, _queries(prompts, strategies, greedy)))
     outputs = [
         without_end(measured_request(answer, prompt.prompt_ids).output_ids, options.end_ids)
         for _, prompt, _, answer in answers
     ]
     references = {prompt.prompt_id: tokens for prompt, tokens in zip(prompts, outputs, strict=False)}
     comparisons = []
-    for (where, prompt, ask, _), tokens in list(zip(answers, outputs, strict=True))[len(prompts) :]:
-        prompt_id, strategy = prompt.prompt_id, str(ask.strategy)
+    for (where, prompt, query, _), tokens in list(zip(answers, outputs, strict=True))[len(prompts) :]:
+        prompt_id, strategy = prompt.prompt_id, str(query.strategy)
         if first_difference(references[prompt_id], tokens) is None:
             comparison = Comparison(prompt_id, strategy, "greedy", where, "identical", len(tokens))
         else:
@@ -106,22 +106,24 @@ def verify_remote(
     return comparisons
 
 
-def answers_of(url: str, asks: Sequence[tuple[NamedPrompt, Ask]]) -> Iterator[tuple[str, NamedPrompt, Ask, Completion]]:
+def answers_of(
+    url: str, queries: Sequence[tuple[NamedPrompt, TextQuery]]
+) -> Iterator[tuple[str, NamedPrompt, TextQuery, Completion]]:
     """The answers to requests one at a time, then to all of them at once, with the name of the way."""
-    for prompt, ask in asks:
-        yield "server", prompt, ask, generate(url, ask)
+    for prompt, query in queries:
+        yield "server", prompt, query, generate(url, query)
     with ThreadPoolExecutor(NUM_CLIENTS) as clients:
-        answers = clients.map(lambda asked: generate(url, asked[1]), asks)
-        for (prompt, ask), answer in zip(asks, answers, strict=True):
-            yield "server batch", prompt, ask, answer
+        answers = clients.map(lambda each: generate(url, each[1]), queries)
+        for (prompt, query), answer in zip(queries, answers, strict=True):
+            yield "server batch", prompt, query, answer
 
 
-def _asks(
+def _queries(
     prompts: Sequence[NamedPrompt], strategies: Sequence[str], options: MeasureOptions
-) -> list[tuple[NamedPrompt, Ask]]:
+) -> list[tuple[NamedPrompt, TextQuery]]:
     namespace = fresh_namespace()
     return [
-        (prompt, Ask(prompt.prompt, options.max_new_tokens, strategy, options.sampling, namespace))
+        (prompt, query_of(prompt.prompt, options.max_new_tokens, strategy, options.sampling, namespace))
         for strategy in strategies
         for prompt in prompts
     ]

@@ -9,15 +9,15 @@ import time
 import numpy as np
 import pytest
 
-from pipeline.bench.contenders.remote import Ask, check_address, measured_request
+from pipeline.bench.contenders.remote import check_address, measured_request, query_of
 from pipeline.bench.data.workload import Prompt
 from pipeline.bench.load import MAX_ERROR_KINDS, LoadPlan, LoadResult, percentiles, run_load, summary_of
 from pipeline.errors import RequestError, ServerError
-from pipeline.server.client import Completion
+from pipeline.server.client import Completion, TextQuery
 from tests.patience import PATIENCE_S
 
 PROMPT_IDS = np.asarray([7, 8], np.int32)
-ASKS = [Ask(Prompt((text,)), 4) for text in ("a", "b", "c")]
+QUERIES = [query_of(Prompt((text,)), 4) for text in ("a", "b", "c")]
 
 
 def answer(**statistics: object) -> Completion:
@@ -34,8 +34,8 @@ class FakeServer:
         self._fails = fails
         self._together = threading.Barrier(num_clients)
 
-    def generate(self, ask: Ask, timeout_s: float) -> Completion:
-        self.asked.append(ask.prompt.messages[0])
+    def generate(self, query: TextQuery, timeout_s: float) -> Completion:
+        self.asked.append(query.text_input)
         self.timeouts.append(timeout_s)
         number = len(self.asked)
         self._together.wait(timeout=PATIENCE_S)
@@ -45,7 +45,7 @@ class FakeServer:
 
 
 def run(server: FakeServer, plan: LoadPlan) -> LoadResult:
-    return run_load(server.generate, ASKS, plan)
+    return run_load(server.generate, QUERIES, plan)
 
 
 def test_clients_send_the_prompts_in_turn_until_the_limit() -> None:
@@ -66,11 +66,11 @@ def test_no_request_may_take_longer_than_duration_and_grace() -> None:
 
 
 def test_a_bug_in_a_client_is_not_swallowed() -> None:
-    def broken(ask: Ask, timeout_s: float) -> Completion:
+    def broken(query: TextQuery, timeout_s: float) -> Completion:
         raise KeyError("bug")
 
     with pytest.raises(KeyError):
-        run_load(broken, ASKS, LoadPlan(1, duration_s=1))
+        run_load(broken, QUERIES, LoadPlan(1, duration_s=1))
 
 
 def test_errors_are_counted_by_sentence_and_the_kinds_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

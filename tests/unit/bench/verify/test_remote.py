@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.bench.contenders.remote import Ask
 from pipeline.bench.data.workload import NamedPrompt, Prompt
 from pipeline.bench.measure import MeasureOptions
 from pipeline.bench.verify import remote as module
 from pipeline.bench.verify.remote import judging_config, remote_strategies, verify_remote, without_end
 from pipeline.bench.verify.verify import is_lossless
 from pipeline.errors import UserError
-from pipeline.server.client import Completion
+from pipeline.server.client import Completion, TextQuery
 from tests.trt_configs import trt_config
 
 PROMPTS = [NamedPrompt(name, np.asarray([1, 2], np.int32), Prompt((name,), True)) for name in ("a", "b")]
@@ -25,8 +24,8 @@ END = 9
 def answer_with(outputs: dict[str, list[int]]) -> Any:
     """A server: its output by strategy, after the prompt's own letter."""
 
-    def generate(url: str, ask: Ask) -> Completion:
-        tokens = [ord(ask.prompt.messages[0]), *outputs[str(ask.strategy)]]
+    def generate(url: str, query: TextQuery) -> Completion:
+        tokens = [ord(query.text_input), *outputs[str(query.strategy)]]
         counted = {"prompt_ids": [1, 2], "output_ids": tokens, "num_steps": len(tokens), "num_draft_tokens": 0}
         return Completion("", "length", counted, 0.1)
 
