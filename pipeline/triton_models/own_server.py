@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +11,6 @@ from pathlib import Path
 from pipeline.errors import ServerError
 
 _EXECUTABLE = "tritonserver"
-_DEFAULT_PORT = "8001"
 # Addresses that stand for all of the machine's, by one that can be called.
 _ALL_ADDRESSES = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}
 # Key of a restricted interface in the metadata of a gRPC call.
@@ -40,35 +40,26 @@ def own_address() -> GrpcAddress:
 
 def address_of(words: Sequence[str]) -> GrpcAddress:
     """The address in a server's command line without its name."""
-    options = _options(words)
-    last = dict(options)
-    if _is(last.get("grpc-use-ssl", "0")) or not _is(last.get("allow-grpc", "1")):
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--grpc-address", default="0.0.0.0")
+    parser.add_argument("--grpc-port", default="8001")
+    parser.add_argument("--grpc-use-ssl", nargs="?", const="1", default="0")
+    parser.add_argument("--allow-grpc", nargs="?", const="1", default="1")
+    parser.add_argument("--grpc-restricted-protocol", action="append", default=[])
+    options, _ = parser.parse_known_args(words)
+    if _is(options.grpc_use_ssl) or not _is(options.allow_grpc):
         raise ServerError(
             "lookahead_bls streams from a TensorRT-LLM engine over its server's gRPC without TLS. Start tritonserver "
             "without --grpc-use-ssl and --allow-grpc=false; end TLS in front of it."
         )
-    host = last.get("grpc-address", "0.0.0.0")
     headers = {}
-    for name, value in options:
-        if name == "grpc-restricted-protocol":
-            interfaces, _, pair = value.partition(":")
-            if "inference" in interfaces.split(","):
-                key, _, secret = pair.partition("=")
-                headers[f"{_KEY_PREFIX}{key}"] = secret
-    return GrpcAddress(f"{_ALL_ADDRESSES.get(host, host)}:{last.get('grpc-port', _DEFAULT_PORT)}", headers)
-
-
-def _options(words: Sequence[str]) -> list[tuple[str, str]]:
-    """Options and values, written as --name=value or as --name value; a switch has the value "1"."""
-    found: list[tuple[str, str]] = []
-    for word, following in zip(words, [*words[1:], "--"], strict=False):
-        if not word.startswith("--"):
-            continue
-        name, separator, value = word[2:].partition("=")
-        if not separator:
-            value = "1" if following.startswith("--") or not following else following
-        found.append((name, value))
-    return found
+    for value in options.grpc_restricted_protocol:
+        interfaces, _, pair = value.partition(":")
+        if "inference" in interfaces.split(","):
+            key, _, secret = pair.partition("=")
+            headers[f"{_KEY_PREFIX}{key}"] = secret
+    host = options.grpc_address
+    return GrpcAddress(f"{_ALL_ADDRESSES.get(host, host)}:{options.grpc_port}", headers)
 
 
 def _is(value: str) -> bool:
