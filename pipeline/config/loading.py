@@ -176,27 +176,13 @@ def _merge(base: Draft, over: Draft) -> tuple[dict[str, Any], dict[KeyPath, str]
     origins = dict(base.origins) | {(): over.origins[()]}
 
     def merge(low: Any, high: Any, path: KeyPath) -> Any:
-        same_type = (
-            all(low.get(tag) == high.get(tag, low.get(tag)) for tag in ("source", "kind"))
-            if (isinstance(low, Mapping) and isinstance(high, Mapping))
-            else False
-        )
-        if not same_type:
-            for known in [known for known in origins if known[: len(path)] == path and known]:
-                del origins[known]
-            origins.update(
-                {known: where for known, where in over.origins.items() if known[: len(path)] == path and known}
-            )
-            return high
-        merged = dict(low)
-        for key, value in high.items():
-            if key in low:
-                merged[key] = merge(low[key], value, (*path, key))
-            else:
-                merged[key] = value
-                here = (*path, key)
-                origins.update({known: at for known, at in over.origins.items() if known[: len(here)] == here})
-        return merged
+        are_mappings = isinstance(low, Mapping) and isinstance(high, Mapping)
+        if are_mappings and all(low.get(tag) == high.get(tag, low.get(tag)) for tag in ("source", "kind")):
+            return {**low, **{key: merge(low.get(key), value, (*path, key)) for key, value in high.items()}}
+        for known in [known for known in origins if known[: len(path)] == path and known]:
+            del origins[known]
+        origins.update({known: at for known, at in over.origins.items() if known[: len(path)] == path and known})
+        return high
 
     return merge(base.data, over.data, ()), origins
 

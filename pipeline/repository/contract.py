@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
-from typing import Any
+
+from pydantic import TypeAdapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class ModelContract:
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     parameters: frozenset[str]
-    required_parameters: frozenset[str]
+    required_parameters: frozenset[str] = frozenset()
 
 
 # Element types that TensorRT-LLM takes from the engine, and the values for an engine with float32 logits.
@@ -50,30 +51,19 @@ def model_contract(model: str, dtypes: Mapping[str, str] = ENGINE_DTYPES) -> Mod
 
     dtypes: Triton type for each element type that depends on the engine. Raises KeyError for any other model.
     """
-    entry = _contracts()[model]
-    return ModelContract(
-        inputs=tuple(_tensor(tensor, dtypes) for tensor in entry["inputs"]),
-        outputs=tuple(_tensor(tensor, dtypes) for tensor in entry["outputs"]),
-        parameters=frozenset(entry["parameters"]),
-        required_parameters=frozenset(entry.get("required_parameters", ())),
+    contract = _contracts()[model]
+
+    def with_dtype(tensor: Tensor) -> Tensor:
+        return replace(tensor, dtype=dtypes[tensor.dtype]) if tensor.dtype.startswith("$") else tensor
+
+    return replace(
+        contract,
+        inputs=tuple(map(with_dtype, contract.inputs)),
+        outputs=tuple(map(with_dtype, contract.outputs)),
     )
 
 
 @cache
-def _contracts() -> dict[str, Any]:
+def _contracts() -> dict[str, ModelContract]:
     text = resources.files(__package__).joinpath("contract.json").read_text(encoding="utf-8")
-    models: dict[str, Any] = json.loads(text)["models"]
-    return models
-
-
-def _tensor(entry: Mapping[str, Any], dtypes: Mapping[str, str]) -> Tensor:
-    dtype = entry["dtype"]
-    reshape = entry.get("reshape")
-    return Tensor(
-        name=entry["name"],
-        dtype=dtypes[dtype] if dtype.startswith("$") else dtype,
-        dims=tuple(entry["dims"]),
-        optional=entry.get("optional", False),
-        reshape=None if reshape is None else tuple(reshape),
-        ragged=entry.get("ragged", False),
-    )
+    return TypeAdapter(dict[str, ModelContract]).validate_python(json.loads(text)["models"])

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import httpx
 import numpy as np
 import tritonclient.grpc as triton
-from tritonclient.utils import InferenceServerException
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from pipeline.errors import RequestError, ServerError
 from pipeline.repository.names import FRONT_MODEL
@@ -220,8 +220,8 @@ def _grpc_client(url: str) -> Iterator[Any]:
 def _grpc_inputs(query: TextQuery) -> list[Any]:
     inputs = []
     for name, value in query.sent().items():
-        array, dtype = _array(name, value)
-        tensor = triton.InferInput(name, list(array.shape), dtype)
+        array = _array(name, value)
+        tensor = triton.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
         tensor.set_data_from_numpy(array)
         inputs.append(tensor)
     return inputs
@@ -236,18 +236,13 @@ def _check_value(name: str, value: Any) -> None:
             raise RequestError(f"{name} is {value}; it must be in {bounds[0]} .. {bounds[-1]}")
 
 
-def _array(name: str, value: Any) -> tuple[Array, str]:
-    """Batch of one, and Triton's name of its type."""
+def _array(name: str, value: Any) -> Array:
+    """Batch of one."""
     row = value if isinstance(value, list) else [value]
-    if isinstance(row[0], bool):
-        return np.asarray([row], np.bool_), "BOOL"
     if isinstance(row[0], str):
-        return np.asarray([[item.encode() for item in row]], np.object_), "BYTES"
-    if name in _FLOATS:
-        return np.asarray([row], np.float32), "FP32"
-    if name == "seed":
-        return np.asarray([row], np.uint64), "UINT64"
-    return np.asarray([row], np.int32), "INT32"
+        return np.asarray([[item.encode() for item in row]], np.object_)
+    dtype = np.bool_ if isinstance(row[0], bool) else np.float32 if name in _FLOATS else np.int32
+    return np.asarray([row], np.uint64 if name == "seed" else dtype)
 
 
 def _named_error(error: Exception, url: str) -> Exception:

@@ -19,11 +19,12 @@ from pipeline.engine.chains import Mode
 # Options of the command line that BuildConfig spells otherwise.
 _FIELD_OF_FLAG = {"strip_plan": "use_strip_plan"}
 _SEVERAL_FIELDS = {"gather_all_token_logits": ("gather_context_logits", "gather_generation_logits")}
-# Options that choose no size or kernel, so that they stay out of BuildConfig.
-_NOT_IN_BUILD_CONFIG = ("checkpoint_dir", "output_dir", "workers", "log_level", "logits_dtype", "fast_build")
-
-# Fields of BuildConfig that do not describe the engine; they are not compared.
-_OF_THE_BUILD_ALONE = ("input_timing_cache", "output_timing_cache", "visualize_network")
+# Options that choose no size or kernel, so that they stay out of BuildConfig, and fields of it that do not describe the
+# engine.
+_NOT_EXPECTED = (
+    *("checkpoint_dir", "output_dir", "workers", "log_level", "logits_dtype", "fast_build"),
+    *("input_timing_cache", "output_timing_cache", "visualize_network"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +84,13 @@ def build_flags_of(context: BuildContext, mode: Mode, checkpoint: Path, output: 
     return flags
 
 
-def _build_config(flags: Mapping[str, FlagValue], dtype: str) -> dict[str, Any]:
-    """Options of the command line as BuildConfig in its JSON form, with PluginConfig inside. dtype: what "auto" means
-    there."""
+def _expected(context: BuildContext, mode: Mode, flags: Mapping[str, FlagValue]) -> dict[str, Any]:
+    """Expected build_config in the engine's config.json: options of the command line as BuildConfig in its JSON form,
+    with PluginConfig inside, and with the one change that the builder always makes. The rules refuse options that it
+    would change as well."""
     known = release_data.release().build_flags
     config: dict[str, Any] = {}
-    plugins: dict[str, Any] = {"dtype": dtype}
+    plugins: dict[str, Any] = {"dtype": context.resolved.dtype}
     for name, value in flags.items():
         field = known[name].field
         if field is not None:
@@ -97,13 +99,15 @@ def _build_config(flags: Mapping[str, FlagValue], dtype: str) -> dict[str, Any]:
             config |= dict.fromkeys(_SEVERAL_FIELDS[name], value)
         elif name == "speculative_decoding_mode":
             config[name] = release_data.release().speculative_decoding_modes[str(value).upper()]
-        elif name not in _NOT_IN_BUILD_CONFIG and known[name].group != "lora":
+        elif name not in _NOT_EXPECTED and known[name].group != "lora":
             config[_FIELD_OF_FLAG.get(name, name)] = value
     if flags.get("fast_build"):
         plugins["manage_weights"] = True
     config.setdefault("speculative_decoding_mode", release_data.release().speculative_decoding_modes["NONE"])
     config.setdefault("max_draft_len", 0)
-    return {**config, "plugin_config": plugins}
+    config["max_seq_len"] = int(config["max_seq_len"]) + context.max_draft_len(mode)
+    # In the place of "auto" the type may stand that it means.
+    return {**config, "plugin_config": {name: value for name, value in plugins.items() if value != "auto"}}
 
 
 def _plugin_value(flag: release_data.Flag, value: FlagValue) -> FlagValue | None:
@@ -127,16 +131,3 @@ def _arguments(flags: Mapping[str, FlagValue]) -> list[str]:
         elif value:
             words.append(f"--{name}")
     return words
-
-
-def _expected(context: BuildContext, mode: Mode, flags: Mapping[str, FlagValue]) -> dict[str, Any]:
-    """Expected build_config in the engine's config.json: all requested options, with the one change that the builder
-    always makes. The rules refuse options that it would change as well."""
-    config = _build_config(flags, context.resolved.dtype)
-    # In the place of "auto" the type may stand that it means.
-    plugins = {name: value for name, value in config["plugin_config"].items() if value != "auto"}
-    return {
-        **{name: value for name, value in config.items() if name not in _OF_THE_BUILD_ALONE},
-        "max_seq_len": int(config["max_seq_len"]) + context.max_draft_len(mode),
-        "plugin_config": plugins,
-    }
