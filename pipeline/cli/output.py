@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 import threading
@@ -22,8 +23,6 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Table
-
-from pipeline.cli.foreign_bars import foreign_bars
 
 # Interval of progress lines without a terminal.
 SECONDS_PER_LINE = 10.0
@@ -90,7 +89,7 @@ def _display(kind: type[Progress]) -> Progress:
     )
 
 
-class _Bars:
+class Bars:
     """Shows other packages' bars as further tasks of a display; without a terminal as part of its stage."""
 
     def __init__(self, bar: Progress) -> None:
@@ -108,6 +107,46 @@ class _Bars:
         if key in self._tasks:
             self._bar.remove_task(self._tasks.pop(key))
         self.text = ""
+
+
+class _Sink(io.StringIO):
+    """Receives what a bar prints. It is a terminal for bars that are off without one."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+    def isatty(self) -> bool:
+        return True
+
+
+@contextmanager
+def foreign_bars(display: Bars) -> Iterator[None]:
+    """Show every tqdm bar that begins in the block: transformers' conversions, downloads of the hub. The bars print
+    nothing themselves."""
+    from tqdm.std import tqdm
+
+    sink = _Sink()
+    begin, close = tqdm.__init__, tqdm.close
+
+    def begin_silently(bar: Any, *arguments: Any, **options: Any) -> None:
+        options["file"] = sink
+        begin(bar, *arguments, **options)
+
+    def show(bar: Any, msg: str | None = None, pos: int | None = None) -> bool:
+        display.show(id(bar), (bar.desc or "").rstrip(": "), bar.n, bar.total)
+        return True
+
+    def hide(bar: Any) -> None:
+        close(bar)
+        display.hide(id(bar))
+
+    original = {name: getattr(tqdm, name) for name in ("__init__", "display", "close")}
+    tqdm.__init__, tqdm.display, tqdm.close = begin_silently, show, hide
+    try:
+        yield
+    finally:
+        for name, method in original.items():
+            setattr(tqdm, name, method)
 
 
 @contextmanager
@@ -131,7 +170,7 @@ def working(what: str) -> Iterator[Callable[[str], None]]:
     done = threading.Event()
     lines = threading.Thread(target=print_lines, name="progress lines", daemon=True)
     with _display(Progress) as bar:
-        bars = _Bars(bar)
+        bars = Bars(bar)
         task = bar.add_task(what, total=None)
         if not notes.is_terminal:
             lines.start()

@@ -105,10 +105,12 @@ def validate_gpu(
 
 def _check_engine(model: str, shapes: str | None, num_prompts: int, max_new_tokens: int, out: Path | None) -> None:
     """Check the torch engine on this machine's GPU, else its CPU. The report is updated after each check."""
+    from dataclasses import asdict
+
     from pipeline.bench.validation.engine_checks import CheckOptions, run_checks
-    from pipeline.bench.validation.engine_report import write_engine_report
     from pipeline.bench.validation.shapes import LARGE_SHAPES, SHAPES
     from pipeline.bench.validation.validation import private_places
+    from pipeline.bench.validation.validation_report import write_engine_report
     from pipeline.config.hardware import detect_hardware
 
     device: Device = "cpu" if detect_hardware().gpu is None else "cuda"
@@ -122,7 +124,7 @@ def _check_engine(model: str, shapes: str | None, num_prompts: int, max_new_toke
     own, _ = private_places(places(), folder)
 
     def on_result(done: list[dict[str, Any]]) -> None:
-        write_engine_report(folder, options, done)
+        write_engine_report(folder, asdict(options), done)
 
     results = run_checks(options, own, output.note, on_result)
     rows = [(check["name"], "passed" if check["passed"] else "FAILED", check["seconds"]) for check in results]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from pipeline.bench.validation.engine_checks import CheckOptions, run_checks
-from pipeline.bench.validation.engine_report import write_engine_report
+from pipeline.bench.validation.validation_report import write_engine_report
 from pipeline.config.places import Places
 
 
@@ -17,7 +18,7 @@ def test_all_checks_pass_on_a_cpu_and_the_report_holds_what_they_found(where: Pl
 
     def on_result(results: list[dict[str, Any]]) -> None:
         counts.append(len(results))
-        write_engine_report(tmp_path, options, results)
+        write_engine_report(tmp_path, asdict(options), results)
 
     results = {result["name"]: result for result in run_checks(options, where, lambda text: None, on_result)}
 

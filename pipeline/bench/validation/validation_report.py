@@ -1,9 +1,9 @@
-"""The report of a validation run: Markdown to read and JSON to attach."""
+"""Reports of a validation run, and of the checks of the torch engine: Markdown to read and JSON to attach."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from pipeline.files import write_whole
 from pipeline.markdown import markdown_table
 
 REPORT_JSON, REPORT_MARKDOWN, BENCH_JSON = "report.json", "report.md", "bench.json"
+ENGINE_JSON, ENGINE_MARKDOWN = "engine.json", "engine.md"
 
 
 def report_of(plan: ValidationPlan, results: Sequence[StageResult]) -> dict[str, Any]:
@@ -81,3 +82,53 @@ def _bench_lines(bench: Path) -> list[str]:
         return ["", "## Bench", "", markdown_of(load_results(bench))]
     except UserError as error:  # a report of what else was found is worth more than none
         return ["", "## Bench", "", f"The results cannot be read: {error}"]
+
+
+def write_engine_report(folder: Path, options: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> Path:
+    """Write engine.md and engine.json with the results so far; returns the first. options: of the checks."""
+    report = {**manifest_of(None, dict(options)), "checks": list(results)}
+    write_whole(folder / ENGINE_JSON, json.dumps(report, indent=2) + "\n")
+    path = folder / ENGINE_MARKDOWN
+    write_whole(path, "\n".join(_engine_lines(report)) + "\n")
+    return path
+
+
+def _engine_lines(report: Mapping[str, Any]) -> Iterator[str]:
+    env, versions = report["env"], report["versions"]
+    fields = {
+        "device": env.get("gpu", env["cpu"]) if report["config"]["device"] == "cuda" else env["cpu"],
+        "versions": ", ".join(f"{name} {versions[name]}" for name in ("torch", "transformers") if name in versions),
+        "cuda": env.get("cuda", "-"),
+        "command": " ".join(report["command"]),
+        "commit": report["commit"] or "-",
+        "created": report["created"],
+    }
+    yield "# Torch engine on this device\n"
+    yield markdown_table(("", ""), list(fields.items()))
+    yield "\n## Checks\n"
+    rows = [
+        (check["name"], "passed" if check["passed"] else f"FAILED: {check['error']}", f"{check['seconds']:.1f}")
+        for check in report["checks"]
+    ]
+    yield markdown_table(("check", "result", "seconds"), rows)
+    for check in report["checks"]:
+        yield f"\n## {check['name']}\n"
+        yield from _details_of_check(check)
+
+
+def _details_of_check(check: Mapping[str, Any]) -> Iterator[str]:
+    if "largest_logit_gap" in check:
+        gaps = check["largest_logit_gap"].items()
+        yield "Largest difference of a node's logits, in a tree against its path alone: " + ", ".join(
+            f"{gap:.2g} in {dtype}" for dtype, gap in gaps
+        )
+        yield ""
+    if "columns" in check:
+        yield markdown_table(check["columns"], check["rows"])
+    for key in ("speeds", "points", "table"):
+        if rows := check.get(key):
+            yield ""
+            yield markdown_table(tuple(rows[0]), [tuple(row.values()) for row in rows])
+    if "summary" in check:
+        yield ""
+        yield markdown_table(tuple(check["summary"]), [tuple(check["summary"].values())])

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from pipeline.cli import output
-from pipeline.cli.foreign_bars import foreign_bars
+from pipeline.cli.output import foreign_bars
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_a_bar_is_a_task_with_its_total_until_it_is_closed() -> None:
     from tqdm.auto import tqdm
 
     shown = output._display(output.Progress)
-    with foreign_bars(output._Bars(shown)):
+    with foreign_bars(output.Bars(shown)):
         bar = tqdm(total=4, desc="download", mininterval=0)
         bar.update(3)
         (task,) = shown.tasks
