@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,7 +23,6 @@ from pipeline.repository.names import (
     TARGET_PARAMETERS,
     VERSION,
 )
-from pipeline.repository.vocabulary import vocab_size
 
 REPOSITORY = "repository"
 # Folder below triton_repo/ with the code of models whose folder has another name.
@@ -67,6 +67,19 @@ def model_configs(resolved: ResolvedConfig, artifact: Artifact) -> list[pb.Model
         model_config.single_response(STOCK_FRONT_MODEL, front, resolved),
         model_config.ensemble(resolved),
     ]
+
+
+def vocab_size(engine_dir: Path) -> int:
+    """Size of the vocabulary from an engine's config.json. Raises RepositoryError if the file does not state it."""
+    path = engine_dir / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RepositoryError(f"{path} cannot be read: {error}. Build the engine again with --force.") from error
+    for section in (config, config.get("text_config", {}), config.get("pretrained_config", {})):
+        if "vocab_size" in section:
+            return int(section["vocab_size"])
+    raise RepositoryError(f"{path} states no vocab_size. Build the engine again with --force.")
 
 
 def check_repository(folder: Path) -> tuple[str, ...]:
