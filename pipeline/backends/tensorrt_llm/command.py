@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.backends.tensorrt_llm.build_context import build_context_of
@@ -17,7 +17,7 @@ from pipeline.backends.tensorrt_llm.launch import CONTAINER_SERVER, Launch, Laun
 from pipeline.config.places import CODE, Places
 from pipeline.config.schema import ResolvedConfig, TrieDraftConfig
 from pipeline.engine.backend import Note
-from pipeline.engine.command import Listening, MakeCommand, Ports, StartCommand
+from pipeline.engine.command import Listening, MakeCommand, StartCommand
 from pipeline.errors import ServerError
 from pipeline.files import is_url
 from pipeline.server.command import SHOWN_ID, is_plain, plain_names, restricting_words, shown_listening
@@ -42,6 +42,9 @@ class Site:
     executable: Path | None
     has_mpirun: bool
 
+    def uses_mpi(self, num_processes: int) -> bool:
+        return self.has_mpirun or num_processes > 1
+
 
 def find_site(environment: Mapping[str, str] = os.environ, container: Path = Path(CONTAINER_SERVER)) -> Site:
     """A tritonserver of this machine with the TensorRT-LLM backend, else docker. Raises ServerError if neither is
@@ -59,27 +62,6 @@ def find_site(environment: Mapping[str, str] = os.environ, container: Path = Pat
     raise ServerError(
         f"{found}, and docker was not found. Work in NVIDIA's container with TensorRT-LLM, install docker with the "
         "NVIDIA container toolkit, or use --set backend=torch."
-    )
-
-
-def options_for(
-    resolved: ResolvedConfig, repository: Path, site: Site, verbose_log: Path | None = None
-) -> LaunchOptions:
-    """Launch options of a config, its ports as they stand there."""
-    context, server = build_context_of(resolved), resolved.profile.server
-    return LaunchOptions(
-        repository=repository,
-        ports=Ports(server.http_port, server.grpc_port, server.metrics_port),
-        tritonserver=CONTAINER_SERVER if site.executable is None else str(site.executable),
-        world_size=context.num_processes,
-        engine_models=tuple(instance_of(context, index).triton_model for index in range(len(context.modes))),
-        use_mpi=site.has_mpirun or context.num_processes > 1,
-        exit_timeout_s=round(DRAIN_SECONDS),
-        log_file=verbose_log,
-        orchestrator=context.trt.orchestrator,
-        spawn_processes=context.trt.spawn_processes,
-        gpus=tuple(range(max(len(gpus()), context.world_size))),
-        host=server.host,
     )
 
 
@@ -109,15 +91,14 @@ def start_here(
     resolved: ResolvedConfig, repository: Path, places: Places, run_dir: Path, log: Path | None, note: Note
 ) -> MakeCommand:
     """The command of a server on a repository, its image built if it runs in a container."""
-    site = startable_site(resolved)
-    options = options_for(resolved, repository, site, log)
+    site, num_ranks = startable_site(resolved), build_context_of(resolved).num_processes
     if site.executable is None:
         tag = resolved.profile.tensorrt_llm.container_tag
         note(f"server: in docker, image {serving_image(tag)}")
         ensure_image(tag, places.home, run_dir)
     else:
-        note(f"server: {site.executable}, {options.world_size} rank(s){' under mpirun' if options.use_mpi else ''}")
-    return make_tensorrt_llm_command(resolved, options, site, places)
+        note(f"server: {site.executable}, {num_ranks} rank(s){' under mpirun' if site.uses_mpi(num_ranks) else ''}")
+    return _command_maker(resolved, repository, site, places, log)
 
 
 def shown_commands(resolved: ResolvedConfig, repository: Path, places: Places) -> list[StartCommand]:
@@ -127,7 +108,7 @@ def shown_commands(resolved: ResolvedConfig, repository: Path, places: Places) -
         site = find_site()
     except ServerError:
         site = Site(Path(CONTAINER_SERVER), has_mpirun=True)
-    make = make_tensorrt_llm_command(resolved, options_for(resolved, repository, site), site, places)
+    make = _command_maker(resolved, repository, site, places)
     command = make(shown_listening(resolved.profile.server), SHOWN_ID)
     if site.executable is not None:
         return [command]
@@ -135,30 +116,46 @@ def shown_commands(resolved: ResolvedConfig, repository: Path, places: Places) -
     return [StartCommand(build, {}), command]
 
 
-def make_tensorrt_llm_command(
-    resolved: ResolvedConfig, options: LaunchOptions, site: Site, places: Places
+def _command_maker(
+    resolved: ResolvedConfig, repository: Path, site: Site, places: Places, verbose_log: Path | None = None
 ) -> MakeCommand:
+    context = build_context_of(resolved)
 
-    def make(listening: Listening, server_id: str) -> StartCommand:
-        chosen = replace(
-            options,
+    def launch(served: Path, listening: Listening, server_id: str) -> Launch:
+        """served: the repository, by the name that the server gets."""
+        options = LaunchOptions(
+            repository=served,
             ports=listening.ports,
+            tritonserver=str(site.executable or CONTAINER_SERVER),
+            world_size=context.num_processes,
+            engine_models=tuple(instance_of(context, index).triton_model for index in range(len(context.modes))),
+            use_mpi=site.uses_mpi(context.num_processes),
+            exit_timeout_s=round(DRAIN_SECONDS),
+            log_file=verbose_log,
+            orchestrator=context.trt.orchestrator,
+            spawn_processes=context.trt.spawn_processes,
+            gpus=tuple(range(max(len(gpus()), context.world_size))),
             host=listening.host,
             metrics_host=listening.metrics_host,
             restrictions=tuple(restricting_words(listening.key)),
             shm_prefix=server_id,
         )
+        return launch_of(options)
+
+    def make(listening: Listening, server_id: str) -> StartCommand:
         if site.executable is None:
-            if not is_plain(options.repository):
+            if not is_plain(repository):
                 raise ServerError(
-                    f"Triton's Python backend cannot open files in {options.repository}: the path has a blank or "
-                    "another character that a shell reads. Set LOOKAHEAD_ENGINES to a folder without."
+                    f"Triton's Python backend cannot open files in {repository}: the path has a blank or another "
+                    "character that a shell reads. Set LOOKAHEAD_ENGINES to a folder without."
                 )
-            return _in_container(resolved, launch_of(chosen), server_id, places)
-        names, links = plain_names(server_id, repository=options.repository)
-        launch = launch_of(replace(chosen, repository=names["repository"]))
+            return _in_container(resolved, launch(repository, listening, server_id), server_id, places)
+        names, links = plain_names(server_id, repository=repository)
+        started = launch(names["repository"], listening, server_id)
         environment = server_environment(places, Installation(site.executable, "TensorRT-LLM"))
-        return StartCommand(launch.argv, {**environment, **launch.environment}, shown=launch.environment, links=links)
+        return StartCommand(
+            started.argv, {**environment, **started.environment}, shown=started.environment, links=links
+        )
 
     return make
 
