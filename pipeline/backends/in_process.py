@@ -76,7 +76,8 @@ class InProcessBackend(Backend):
     ) -> MakeCommand:
         from pipeline.server.server import local_command
 
-        return local_command(repository, run_dir, places, log, note)
+        replicas = resolved.profile.server.replicas
+        return local_command(repository, run_dir, places, log, note, replicas=replicas)
 
     def shown_commands(self, resolved: ResolvedConfig, repository: Path, places: Places) -> Sequence[StartCommand]:
         from pipeline.server.command import SHOWN_ID, shown_listening, single_process

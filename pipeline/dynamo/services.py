@@ -12,6 +12,7 @@ import httpx
 
 from pipeline.config.places import CODE
 from pipeline.config.schema import ModelConfig, ResolvedConfig, ServerConfig
+from pipeline.config.threads import NUM_THREADS
 from pipeline.dynamo.spec import FILE_KV, NAMESPACE, TRITON_KEYS, WorkerSpec
 from pipeline.engine.backend import backend_of
 from pipeline.errors import ServerError
@@ -146,7 +147,7 @@ def _environment(
     result["DYN_DISCOVERY_BACKEND"] = server.discovery
     # Dynamo logs each request otherwise.
     result.setdefault("DYN_LOG", "warn")
-    result["OMP_NUM_THREADS"] = "1"
+    result[NUM_THREADS] = "1"
     if server.json_logs:
         result["DYN_LOGGING_JSONL"] = "true"
     if server.otlp_endpoint is not None:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from pipeline.config.places import CODE
 from pipeline.config.schema import ServerConfig
+from pipeline.config.threads import NUM_THREADS
 from pipeline.engine.command import Listening, Ports
 from pipeline.files import write_whole
 from pipeline.gateway.spec import DeploymentSpec, GatewaySpec, status_path
@@ -60,7 +61,7 @@ def gateway_service(
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, spec.model_dump_json(), private=True)
     status_path(path).unlink(missing_ok=True)
-    environment = {**os.environ, "PYTHONPATH": str(CODE), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(CODE), NUM_THREADS: "1"}
     host = LOOPBACK if server.host == "0.0.0.0" else server.host
     url = f"http://{host}:{public.http}/v2/health/live"
     ports = {"http": public.http, "grpc": public.grpc} | ({} if openai is None else {OPENAI: openai.public})

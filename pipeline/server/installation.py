@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.config.places import CODE, Places, expanded
-from pipeline.config.threads import WAIT_POLICY
+from pipeline.config.threads import NUM_THREADS, WAIT_POLICY
 from pipeline.decoding import compile_cache
 from pipeline.errors import ServerError
 
@@ -125,12 +125,12 @@ def check_paths(places: Places) -> None:
 
 
 def server_environment(
-    places: Places, installation: Installation, environment: Mapping[str, str] = os.environ
+    places: Places, installation: Installation, environment: Mapping[str, str] = os.environ, *, replicas: int = 1
 ) -> dict[str, str]:
-    """Environment of the server and its stubs.
+    """Environment of the server and its stubs. replicas: servers that share this machine's cores.
 
     The stubs find this interpreter, and so this package, through PATH, and its library through LD_LIBRARY_PATH. Some
-    also read PYTHONPATH, but the wheel's stub does not. One thread each: only the engine uses all cores.
+    also read PYTHONPATH, but the wheel's stub does not.
     """
     result = dict(environment)
     result["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", os.defpath)])
@@ -140,6 +140,7 @@ def server_environment(
         paths = [str(library.parent), environment.get("LD_LIBRARY_PATH", "")]
         result["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, paths))
     result.setdefault(*WAIT_POLICY)
+    result.setdefault(NUM_THREADS, str(max(1, len(os.sched_getaffinity(0)) // replicas)))
     # The stubs' interpreter may differ from the one in the virtual environment, where the loops were compiled.
     result[compile_cache.VARIABLE] = str(compile_cache.cache_path().parent)
     return result | served_variables(places)
@@ -152,7 +153,7 @@ def served_variables(places: Places) -> dict[str, str]:
         "LOOKAHEAD_CODE": str(CODE),
         "LOOKAHEAD_ENGINES": str(places.engines),
         "LOOKAHEAD_CACHE": str(places.cache),
-        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",  # numpy's; passes of an engine do not use it
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",
     }

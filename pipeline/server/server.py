@@ -231,12 +231,16 @@ def _stop_orphan(run_dir: Path) -> None:
         stop_service(run_dir, GATEWAY)
 
 
-def local_command(repository: Path, run_dir: Path, places: Places, verbose_log: Path | None, note: Note) -> MakeCommand:
-    """The command of one tritonserver on this machine."""
+def local_command(
+    repository: Path, run_dir: Path, places: Places, verbose_log: Path | None, note: Note, *, replicas: int = 1
+) -> MakeCommand:
+    """The command of one tritonserver of `replicas` on this machine."""
     installation = usable_installation(places)
     note(f"tritonserver: {installation.executable} ({installation.origin})")
     backends = prepare_backends(installation, run_dir / BACKENDS)
-    environment = server_environment(places, installation) | {handover.VARIABLE: str(run_dir / HANDOVER)}
+    environment = server_environment(places, installation, replicas=replicas) | {
+        handover.VARIABLE: str(run_dir / HANDOVER)
+    }
     return single_process(installation, backends, repository, environment, verbose_log)
 
 

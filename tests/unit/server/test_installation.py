@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,13 @@ import pytest
 
 from pipeline.config.places import places
 from pipeline.errors import ServerError
-from pipeline.server.installation import VARIABLE, check_paths, find_installation
+from pipeline.server.installation import (
+    VARIABLE,
+    Installation,
+    check_paths,
+    find_installation,
+    server_environment,
+)
 
 
 @pytest.mark.parametrize(("folder", "remedy"), [("home", "Move the project"), ("engines", "Set LOOKAHEAD_ENGINES")])
@@ -34,3 +41,13 @@ def test_the_variable_wins_over_the_container_and_that_over_the_path(tmp_path):
     del environment[VARIABLE]
     assert find_installation(environment, servers["container"]).executable == servers["container"]
     assert find_installation(environment, tmp_path / "none").executable == servers["path"]
+
+
+@pytest.mark.parametrize(("replicas", "num_threads"), [(1, 6), (2, 3), (9, 1)])
+def test_a_served_engine_computes_on_all_cores_which_replicas_share(replicas, num_threads, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)))
+    installation = Installation(Path("/opt/tritonserver"), "container")
+    found = server_environment(places(), installation, {}, replicas=replicas)
+    assert found["OMP_NUM_THREADS"] == str(num_threads)
+    asked = server_environment(places(), installation, {"OMP_NUM_THREADS": "2"}, replicas=replicas)
+    assert asked["OMP_NUM_THREADS"] == "2"
