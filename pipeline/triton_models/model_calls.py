@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
 from pipeline.triton_models.tensors import Array, Tensors
@@ -27,7 +27,7 @@ class ModelCaller:
     async def call(self, tensors: Mapping[str, Array], outputs: Sequence[str], request_id: str) -> Tensors:
         """Outputs of one request; cancelling it stops the request. Raises RequestError if the model refuses it,
         BusyError if the model is too busy."""
-        call = asyncio.ensure_future(self._responses(tensors, outputs, request_id))
+        call = asyncio.ensure_future(self._responses(self._begun(tensors, outputs, request_id)))
         try:
             responses = await asyncio.shield(call)
         except asyncio.CancelledError:
@@ -37,21 +37,25 @@ class ModelCaller:
         return outputs_of_call(responses)
 
     async def stop(self, outputs: Sequence[str], request_id: str) -> None:
-        await self._responses(self._stop, outputs, request_id)
+        await self._responses(self._begun(self._stop, outputs, request_id))
 
-    async def _responses(self, tensors: Mapping[str, Array], outputs: Sequence[str], request_id: str) -> list[Any]:
-        """All responses to one request. A thread waits for them, not the event loop."""
-        call = await self._request(tensors, outputs, request_id).async_exec(decoupled=True)
+    async def _responses(self, begun: Awaitable[Any]) -> list[Any]:
+        """All responses to a request that has begun. A thread waits for them, not the event loop."""
+        call = await begun
         responses = await asyncio.get_running_loop().run_in_executor(None, list, call)
         self._kept.keep(responses)
         return responses
 
-    def _request(self, tensors: Mapping[str, Array], outputs: Sequence[str], request_id: str) -> Any:
+    def _begun(self, tensors: Mapping[str, Array], outputs: Sequence[str], request_id: str) -> Awaitable[Any]:
+        """A request that a thread sends at once, before other tasks of the event loop run: the called model works while
+        they do."""
         import triton_python_backend_utils as pb_utils
 
-        return pb_utils.InferenceRequest(
+        request = pb_utils.InferenceRequest(
             model_name=self._model,
             request_id=request_id,
             requested_output_names=list(outputs),
             inputs=[pb_utils.Tensor(name, value) for name, value in tensors.items()],
         )
+        begun: Awaitable[Any] = request.async_exec(decoupled=True)
+        return begun
