@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from math import inf
 
 import numpy as np
+import numpy.typing as npt
+
+Times = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +24,7 @@ class CostPoint:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CostCurve:
     """Times of passes by number of tokens, measured at some batch sizes and context lengths.
 
@@ -41,42 +45,46 @@ class CostCurve:
         """Time of one pass."""
         return float(self.seconds_up_to(num_tokens, batch_size, context_len)[num_tokens])
 
-    def seconds_up_to(
-        self, num_tokens: int, batch_size: int, context_len: int
-    ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    def seconds_up_to(self, num_tokens: int, batch_size: int, context_len: int) -> Times:
         """[num_tokens + 1] times of passes of 0, 1, ... num_tokens tokens, never falling.
 
         Linear in the context length between the two nearest measured ones; of the batch sizes the nearest measured one
         counts, since what matters most is the number of tokens.
         """
-        sizes = sorted({point.batch_size for point in self.points})
-        size = min(sizes, key=lambda measured: (abs(measured - batch_size), measured))
-        lengths = sorted({point.context_len for point in self.points if point.batch_size == size})
-        above = int(np.searchsorted(lengths, context_len))
-        low, high = lengths[max(above - 1, 0)], lengths[min(above, len(lengths) - 1)]
-        share = 0.0 if high == low else (context_len - low) / (high - low)
-        at_low = self._line(size, low, num_tokens)
-        times = at_low if high == low else (1 - share) * at_low + share * self._line(size, high, num_tokens)
+        lines = self._lines[min(self._lines, key=lambda measured: (abs(measured - batch_size), measured))]
+        low = max((length for length in lines if length < context_len), default=min(lines))
+        high = min((length for length in lines if length >= context_len), default=low)
+        times = _along(lines[low], num_tokens)
+        if high > low:
+            share = (context_len - low) / (high - low)
+            times = (1 - share) * times + share * _along(lines[high], num_tokens)
         return np.maximum.accumulate(times)
 
-    def _line(self, batch_size: int, context_len: int, num_tokens: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        measured = sorted(
-            (point.num_tokens, point.seconds)
-            for point in self.points
-            if point.batch_size == batch_size and point.context_len == context_len
-        )
-        tokens = np.asarray([entry[0] for entry in measured], np.float64)
-        # A smaller pass that took longer than a larger one was disturbed.
-        times = np.minimum.accumulate(np.asarray([entry[1] for entry in reversed(measured)], np.float64))[::-1]
-        wanted = np.arange(num_tokens + 1, dtype=np.float64)
-        result = np.interp(wanted, tokens, times)
+    @cached_property
+    def _lines(self) -> dict[int, dict[int, tuple[Times, Times]]]:
+        """By batch size and context length: numbers of tokens, and times of the passes."""
+        lines: dict[int, dict[int, tuple[Times, Times]]] = {}
+        for size, length in sorted({(point.batch_size, point.context_len) for point in self.points}):
+            at = [point for point in self.points if (point.batch_size, point.context_len) == (size, length)]
+            measured = np.asarray(sorted((point.num_tokens, point.seconds) for point in at))
+            # A smaller pass that took longer than a larger one was disturbed.
+            times = np.minimum.accumulate(measured[::-1, 1])[::-1]
+            lines.setdefault(size, {})[length] = measured[:, 0].copy(), times.copy()
+        return lines
+
+
+def _along(line: tuple[Times, Times], num_tokens: int) -> Times:
+    """[num_tokens + 1] times of passes of 0, 1, ... tokens."""
+    tokens, times = line
+    wanted = np.arange(num_tokens + 1, dtype=np.float64)
+    result: Times = np.interp(wanted, tokens, times)
+    if num_tokens > tokens[-1]:
+        slope = times[-1] / tokens[-1]
+        if len(tokens) > 1:
+            slope = max(slope, (times[-1] - times[-2]) / (tokens[-1] - tokens[-2]))
         beyond = wanted > tokens[-1]
-        if beyond.any():
-            slope = times[-1] / tokens[-1]
-            if len(tokens) > 1:
-                slope = max(slope, (times[-1] - times[-2]) / (tokens[-1] - tokens[-2]))
-            result[beyond] = times[-1] + slope * (wanted[beyond] - tokens[-1])
-        return result
+        result[beyond] = times[-1] + slope * (wanted[beyond] - tokens[-1])
+    return result
 
 
 def cost_curve(rows: Iterable[tuple[int, int, int, float]]) -> CostCurve:

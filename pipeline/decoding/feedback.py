@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from pipeline.decoding.compiled import compiled
 from pipeline.decoding.request import StepResult
 from pipeline.decoding.tree import DraftTree, IntArray, child_with
 
@@ -14,15 +15,23 @@ def places_in(proposed: DraftTree, verified: DraftTree) -> IntArray:
     """[len(proposed)] node of `verified` that each proposed node became, -1 if it was left out."""
     if verified is proposed:
         return np.arange(len(proposed), dtype=np.int32)
-    children = {
-        (parent, token): node
-        for node, (parent, token) in enumerate(zip(verified.parents.tolist(), verified.token_ids.tolist(), strict=True))
-    }
     places = np.full(len(proposed), -1, np.int32)
-    for node, (parent, token) in enumerate(zip(proposed.parents.tolist(), proposed.token_ids.tolist(), strict=True)):
-        if parent < 0 or places[parent] >= 0:
-            places[node] = children.get((-1 if parent < 0 else int(places[parent]), token), -1)
+    _find_places(proposed.token_ids, proposed.parents, verified.token_ids, verified.parents, places)
     return places
+
+
+@compiled
+def _find_places(
+    token_ids: IntArray, parents: IntArray, verified_ids: IntArray, verified_parents: IntArray, places: IntArray
+) -> None:
+    for node in range(len(token_ids)):
+        above = -1 if parents[node] < 0 else places[parents[node]]
+        if parents[node] >= 0 and above < 0:
+            continue
+        for candidate in range(above + 1, len(verified_ids)):
+            if verified_parents[candidate] == above and verified_ids[candidate] == token_ids[node]:
+                places[node] = candidate
+                break
 
 
 def unsent_nodes(step: StepResult) -> IntArray:

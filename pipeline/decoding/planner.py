@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from pipeline.decoding.cost import CostCurve
+from pipeline.decoding.cost import CostCurve, Times
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree, select_nodes
 
 
@@ -82,9 +82,7 @@ class _Entry(NamedTuple):
     node: int
 
 
-def _best(
-    items: Sequence[PlanItem], kept: Sequence[bool], room: int, times: np.ndarray[tuple[int], np.dtype[np.float64]]
-) -> tuple[float, list[DraftTree]]:
+def _best(items: Sequence[PlanItem], kept: Sequence[bool], room: int, times: Times) -> tuple[float, list[DraftTree]]:
     """Find the number of nodes beside the kept windows with the most tokens per second. Returns that rate, and the
     trees. times: of passes by number of nodes, windows included."""
     num_fixed = _num_fixed(items, kept)

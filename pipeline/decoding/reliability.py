@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from pipeline.decoding.tree import DraftTree
+from pipeline.decoding.compiled import compiled
+from pipeline.decoding.tree import BoolArray, DraftTree, FloatArray, IntArray
 
 # Upper ends of the buckets of path probabilities; the last one holds what is above.
 BUCKET_ENDS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
@@ -38,14 +40,9 @@ class Reliability:
         fixed nodes of a window, which are verified whatever is promised."""
         if tree.probabilities is None or tree.sources is None or tree.num_fixed == len(tree):
             return
-        chosen = slice(tree.num_fixed, None)
         accepted = np.zeros(len(tree), np.bool_)
         accepted[nodes] = True
-        promised = tree.probabilities[chosen]
-        place = (tree.sources[chosen], np.searchsorted(BUCKET_ENDS, promised))
-        np.add.at(self._sums[0], place, 1.0)
-        np.add.at(self._sums[1], place, promised)
-        np.add.at(self._sums[2], place, accepted[chosen])
+        _add(self._sums, tree.probabilities, tree.sources, accepted, tree.num_fixed)
 
     def take(self) -> list[ReliabilityRow]:
         """Non-empty buckets by source. Resets the counts."""
@@ -65,3 +62,18 @@ class Reliability:
         ]
         self._sums[:] = 0.0
         return rows
+
+
+@compiled
+def _add(
+    sums: npt.NDArray[np.float64], promised: FloatArray, sources: IntArray, accepted: BoolArray, first: int
+) -> None:
+    for node in range(first, len(promised)):
+        if sources[node] < 0:  # a node that the grammar forces, which no source promised
+            continue
+        bucket = 0
+        while bucket < len(BUCKET_ENDS) and BUCKET_ENDS[bucket] < promised[node]:
+            bucket += 1
+        sums[0, sources[node], bucket] += 1.0
+        sums[1, sources[node], bucket] += promised[node]
+        sums[2, sources[node], bucket] += accepted[node]

@@ -75,24 +75,21 @@ def check_tree(tree: DraftTree, vocab_size: int | None = None) -> None:
         raise ValueError(
             f"draft tokens and parents must be two lists of one length, found {tokens.shape}, {parents.shape}"
         )
-    index = np.arange(len(tokens))
-    wrong = np.flatnonzero((parents < ROOT) | (parents >= index))
-    if len(wrong):
-        node = int(wrong[0])
-        raise ValueError(f"draft node {node} has parent {int(parents[node])}; it must lie in -1..{node - 1}")
+    for node, parent in enumerate(parents.tolist()):
+        if not ROOT <= parent < node:
+            raise ValueError(f"draft node {node} has parent {parent}; it must lie in -1..{node - 1}")
     if vocab_size is not None:
-        wrong = np.flatnonzero((tokens < 0) | (tokens >= vocab_size))
-        if len(wrong):
-            node = int(wrong[0])
-            raise ValueError(f"draft node {node} has token {int(tokens[node])}; the vocabulary has 0..{vocab_size - 1}")
+        for node, token in enumerate(tokens.tolist()):
+            if not 0 <= token < vocab_size:
+                raise ValueError(f"draft node {node} has token {token}; the vocabulary has 0..{vocab_size - 1}")
 
 
 def depths(tree: DraftTree) -> IntArray:
     """[n] distance from the root; its children have depth 1."""
-    result = np.zeros(len(tree), np.int32)
-    for node, parent in enumerate(tree.parents.tolist()):
-        result[node] = 1 if parent < 0 else result[parent] + 1
-    return result
+    result: list[int] = []
+    for parent in tree.parents.tolist():
+        result.append(1 if parent < 0 else result[parent] + 1)
+    return np.asarray(result, np.int32)
 
 
 def ancestor_mask(tree: DraftTree) -> BoolArray:

@@ -3,6 +3,7 @@ takes well under a second."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -35,9 +36,10 @@ def warm_up() -> None:
             tree = drafter.propose(request_id, text[:length], DraftBudget(8, 4))
             top_ids = np.tile(np.asarray([1, 2], np.int32), (len(tree) + 1, 1))
             top_probs = np.full(top_ids.shape, 0.4, np.float32)
+            verified = replace(tree)  # as if a planner had cut it
             drafter.update(
                 request_id,
-                StepResult(text[:length], tree, [], [int(text[length])], top_ids[:, 0].copy(), top_ids, top_probs),
+                StepResult(text[:length], verified, [], [int(text[length])], top_ids[:, 0].copy(), top_ids, top_probs),
             )
     for request_id in REQUESTS:
         drafter.stop(request_id)
