@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.config.places import CODE, Places, expanded
-from pipeline.config.threads import NUM_THREADS, WAIT_POLICY
+from pipeline.config.threads import NUM_THREADS, WAIT_POLICY, available_cores
 from pipeline.decoding import compile_cache
 from pipeline.errors import ServerError
 
@@ -140,7 +140,7 @@ def server_environment(
         paths = [str(library.parent), environment.get("LD_LIBRARY_PATH", "")]
         result["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, paths))
     result.setdefault(*WAIT_POLICY)
-    result.setdefault(NUM_THREADS, str(max(1, len(os.sched_getaffinity(0)) // replicas)))
+    result.setdefault(NUM_THREADS, str(max(1, available_cores() // replicas)))
     # The stubs' interpreter may differ from the one in the virtual environment, where the loops were compiled.
     result[compile_cache.VARIABLE] = str(compile_cache.cache_path().parent)
     return result | served_variables(places)

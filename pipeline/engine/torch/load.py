@@ -7,7 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Union
 
-from pipeline.config.threads import NUM_THREADS
+from pipeline.config.threads import NUM_THREADS, available_cores
 from pipeline.decoding.warm_up import warm_up
 from pipeline.engine.artifact import Artifact
 from pipeline.engine.contract import EngineLimits
@@ -74,9 +74,10 @@ def limits_of(artifact: Artifact, vocab_size: int) -> EngineLimits:
 
 
 def num_threads() -> int:
-    """Threads of a pass: torch's number where torch is loaded, else `NUM_THREADS`, else the cores of this process."""
+    """Threads of a pass: torch's number where torch is loaded, else `NUM_THREADS`, else the cores that this
+    process may use."""
     torch = sys.modules.get("torch")
     if torch is not None:
         return int(torch.get_num_threads())
     asked = os.environ.get(NUM_THREADS, "")
-    return int(asked) if asked.isdecimal() and int(asked) > 0 else len(os.sched_getaffinity(0))
+    return int(asked) if asked.isdecimal() and int(asked) > 0 else available_cores()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.distributed import DistributedConfig
 from transformers.utils import logging as transformers_logging
 
+from pipeline.config.threads import available_cores
 from pipeline.engine.artifact import Artifact
 from pipeline.engine.torch.engine import TorchEngine
 from pipeline.engine.torch.load import limits_of
@@ -22,7 +21,7 @@ def load_transformers(artifact: Artifact, rank: int) -> TorchEngine:
     Raises BuildError if the device or the kernels for int8 are missing."""
     resolved = artifact.resolved
     device = f"cuda:{rank}" if resolved.device == "cuda" else "cpu"
-    torch.set_num_threads(min(torch.get_num_threads(), len(os.sched_getaffinity(0))))
+    torch.set_num_threads(min(torch.get_num_threads(), available_cores()))
     transformers_logging.disable_progress_bar()  # the command shows its own progress
     sizes, dtype = resolved.profile.engine, getattr(torch, resolved.dtype)
     num_shards = resolved.model.parallelism.tensor

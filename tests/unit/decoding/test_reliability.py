@@ -42,11 +42,5 @@ def test_windows_and_trees_without_estimates_do_not_count() -> None:
 
 def test_nodes_that_a_grammar_forces_count_for_no_source() -> None:
     reliability = Reliability(("trie", "recycling"))
-    tree = DraftTree(
-        np.asarray([5, 6], np.int32),
-        np.asarray([-1, 0], np.int32),
-        np.asarray([0.6, 0.6], np.float32),
-        np.asarray([0, -1], np.int32),
-    )
-    reliability.add(tree, [0, 1])
+    reliability.add(tree([0.6, 0.6], [0, -1]), [0, 1])
     assert [(row.source, row.nodes, row.accepted) for row in reliability.take()] == [("trie", 1, 1)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,7 +44,7 @@ def test_the_variable_wins_over_the_container_and_that_over_the_path(tmp_path):
 
 @pytest.mark.parametrize(("replicas", "num_threads"), [(1, 6), (2, 3), (9, 1)])
 def test_a_served_engine_computes_on_all_cores_which_replicas_share(replicas, num_threads, monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)))
+    monkeypatch.setattr("pipeline.server.installation.available_cores", lambda: 6)
     installation = Installation(Path("/opt/tritonserver"), "container")
     found = server_environment(places(), installation, {}, replicas=replicas)
     assert found["OMP_NUM_THREADS"] == str(num_threads)
