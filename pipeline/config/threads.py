@@ -17,7 +17,7 @@ WAIT_POLICY = ("OMP_WAIT_POLICY", "PASSIVE")
 def available_cores(groups: Path = Path("/sys/fs/cgroup")) -> int:
     """Cores that this process may use: those it is bound to, or fewer where its container (control groups of version 2
     or 1) gets the time of fewer."""
-    return max(1, min(len(os.sched_getaffinity(0)), math.ceil(_quota(groups))))
+    return max(1, math.ceil(min(len(os.sched_getaffinity(0)), _quota(groups))))
 
 
 def _quota(groups: Path) -> float:
