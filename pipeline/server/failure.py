@@ -17,6 +17,7 @@ _CONFLICT = re.compile(r"already in use|Address already in use|failed to start (
 _DEAD_PROCESS = re.compile(r"Stub process '\S+' is not healthy")
 # Happens rarely, mostly on busy machines: https://github.com/triton-inference-server/server/issues/8882
 _BROKEN_LOCK = "boost::interprocess::lock_exception"
+_SMALL_SHM = re.compile(r"initialize shared memory key|increase the shared memory pool size")
 _MISSING_LIBRARY = re.compile(r"error while loading shared libraries: (?P<library>\S+):")
 TAIL_LINES = 15
 
@@ -46,6 +47,11 @@ def explain_failure(log_path: Path) -> str:
         return (
             "A port of the server was taken by another program. Stop that one, or take free ports: --set "
             f"server.http_port=0 --set server.grpc_port=0 --set server.metrics_port=0. Log: {log_path}"
+        )
+    if _SMALL_SHM.search(text):
+        return (
+            "/dev/shm has too little room for the server, which needs about 1 MB per model instance and more for "
+            f"requests. Make it larger (docker: --shm-size=1g), or remove what fills it. Log: {log_path}"
         )
     if found := _FAILED_MODEL.search(text):
         reason = found["reason"].replace("\\n", "\n").replace('\\"', '"')

@@ -1,4 +1,5 @@
-"""Commands that are killed at random moments leave whole files or none, and the next call does the work."""
+"""Commands that are killed at random moments leave whole files or none, and the next call does the work. Neither
+processes nor shared memory nor unfinished files stay behind."""
 
 from __future__ import annotations
 
@@ -7,18 +8,22 @@ import random
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from pipeline.config.places import CODE, Places
 from pipeline.decoding.trie import Trie
 from pipeline.decoding.trie.snapshot import load_trie, save_trie
 from pipeline.engine.artifact import artifact_dir, load_artifact
+from pipeline.server.processes import MARK
 from pipeline.server.server import stop_server
 from tests.own_places import own_places
-from tests.servers import FREE_PORTS
+from tests.patience import PATIENCE_S
+from tests.servers import FREE_PORTS, left_over
 from tests.soak.conftest import IS_LONG
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
@@ -49,6 +54,30 @@ def finish(where: Places, *words: str) -> bytes:
     return out
 
 
+def processes_in(where: Places) -> dict[psutil.Process, str]:
+    """Processes that commands with these places have started, with the ids of their servers."""
+    found = {}
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):  # not ours to look at, or gone
+            environment = process.environ()
+            if environment.get("LOOKAHEAD_ENGINES") == str(where.engines):
+                found[process] = environment.get(MARK, "")
+    return found
+
+
+def expect_nothing_runs(where: Places, server_ids: set[str]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while left := [*processes_in(where), *(thing for server in server_ids - {""} for thing in left_over(server))]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.2)
+
+
+def unfinished(where: Places) -> list[Path]:
+    """Files and folders that nobody will rename any more."""
+    folders, names = (where.engines, where.cache), ("*.partial", ".partial-*")
+    return [path for folder in folders for name in names for path in folder.rglob(name)]
+
+
 @pytest.mark.parametrize("number", range(20 if IS_LONG else 1))
 def test_builds_killed_at_any_moment_are_done_by_the_next_call(
     tmp_path: Path, chance: random.Random, number: int
@@ -61,21 +90,30 @@ def test_builds_killed_at_any_moment_are_done_by_the_next_call(
 
     artifact = load_artifact(artifact_dir(where, "tiny-random-llama", "latency"), where.cache)
     assert artifact.engine_dir.is_dir()
-    assert not list(where.engines.rglob("*.partial"))
+    expect_nothing_runs(where, set())
+    assert not unfinished(where)
 
 
 @pytest.mark.triton
-@pytest.mark.parametrize("number", range(20 if IS_LONG else 0))
+@pytest.mark.parametrize("number", range(20 if IS_LONG else 1))
 def test_starts_and_switches_killed_at_any_moment_leave_nothing_running(
     where: Places, chance: random.Random, number: int
 ) -> None:
-    ports = [word for setting in FREE_PORTS for word in ("--set", setting)]
+    serve = ["serve", "--background", *MODEL, *(word for setting in FREE_PORTS for word in ("--set", setting))]
+    if IS_LONG:
+        serve += ["--set", "server.openai=true"]
     try:
-        run_and_kill(where, chance.uniform(1.0, 20.0), "serve", "--background", *MODEL, *ports)
+        run_and_kill(where, chance.uniform(1.0, 20.0), *serve)
+        server_ids = {*processes_in(where).values()}
         finish(where, "stop")
-        finish(where, "serve", "--background", *MODEL, *ports)
-        run_and_kill(where, chance.uniform(1.0, 20.0), "switch", "--profile", "throughput")
-        finish(where, "stop")
+        expect_nothing_runs(where, server_ids)
+        if IS_LONG:
+            finish(where, *serve)
+            assert not unfinished(where)
+            run_and_kill(where, chance.uniform(1.0, 20.0), "switch", "--profile", "throughput")
+            server_ids = {*processes_in(where).values()}
+            finish(where, "stop")
+            expect_nothing_runs(where, server_ids)
     finally:
         stop_server(where.engines / ".run")
 

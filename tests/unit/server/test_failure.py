@@ -24,6 +24,11 @@ from pipeline.server.failure import explain_failure, passing_failure
         ),
         ("x: error while loading shared libraries: libre2.so.9: cannot open", "needs libre2.so.9"),
         ("failed to start HTTP service: Unavailable - Socket '127.0.0.1:8000' already in use", "A port of the server"),
+        (
+            "E11 m.cc:642] \"failed to load 'preprocessing' version 1: Internal: Unable to initialize shared "
+            "memory key 'la177-4a50' to requested size (1048576 bytes). Error: No space left on device\"",
+            "/dev/shm has too little room",
+        ),
         ("something else", "something else"),
     ],
 )
