@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 import numpy as np
-from tritonclient.grpc import InferInput
-from tritonclient.grpc.aio import InferenceServerClient
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from pipeline.errors import BusyError, EngineError, RequestError
 from pipeline.gateway.spec import TRITON_GRPC_KEY
@@ -28,7 +27,7 @@ _CHANNEL = [
     ("grpc.max_reconnect_backoff_ms", 500),
 ]
 # Asks Triton for the code of an error, not its text alone.
-_HEADERS = {"triton_grpc_error": "true"}
+_METADATA = (("triton_grpc_error", "true"),)
 _DTYPES = {
     np.dtype(np.int32): "INT32",
     np.dtype(np.uint64): "UINT64",
@@ -36,6 +35,8 @@ _DTYPES = {
     np.dtype(np.bool_): "BOOL",
     np.dtype(np.object_): "BYTES",
 }
+# Length of a text before it, in a tensor of texts.
+_LENGTH_BYTES = 4
 _BUSY = "busy"
 # Words of Triton for a model whose process died.
 _DEAD_MODEL = ("Stub process", "is not healthy")
@@ -58,18 +59,19 @@ class TritonStream:
 
     def __init__(self, url: str, key: str = "") -> None:
         """key: what Triton asks for; empty for none."""
-        self._client = InferenceServerClient(url, channel_args=_CHANNEL)
-        self._headers = _HEADERS | ({TRITON_GRPC_KEY: key} if key else {})
+        self._channel = grpc.aio.insecure_channel(url, options=_CHANNEL)
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._metadata = _METADATA + (((TRITON_GRPC_KEY, key),) if key else ())
 
     async def is_ready(self) -> bool:
         """Whether all models of the server answer."""
         try:
-            return bool(await self._client.is_server_ready())
-        except Exception:  # the client wraps each failure in another class
+            return bool((await self._stub.ServerReady(service_pb2.ServerReadyRequest())).ready)
+        except grpc.aio.AioRpcError:
             return False
 
     async def close(self) -> None:
-        await self._client.close()
+        await self._channel.close()
 
     async def generate(
         self, tensors: Mapping[str, Array], request_id: str, trace: Mapping[str, str]
@@ -81,13 +83,14 @@ class TritonStream:
         EngineError if the server is gone or going."""
         if TRACEPARENT in trace:
             tensors = {**tensors, TRACEPARENT: np.asarray([[trace[TRACEPARENT].encode()]], np.object_)}
-        call = self._client.stream_infer(_one(tensors, request_id), headers=self._headers | dict(trace))
+        metadata = (*self._metadata, *trace.items())
+        call = self._stub.ModelStreamInfer([_request(tensors, request_id)], metadata=metadata)
         finished, last = False, None
         try:
-            async for result, error in call:
-                if error is not None:
-                    raise _error(str(error), None)
-                chunk = _chunk(result)
+            async for response in call:
+                if response.error_message:
+                    raise _error(response.error_message, None)
+                chunk = _chunk(response.infer_response)
                 # The call is read to its end before the last chunk goes out: a call that is cancelled when its request
                 # has been answered keeps the server from stopping.
                 if chunk.finish_reason is None:
@@ -106,36 +109,41 @@ class TritonStream:
         yield last
 
 
-async def _one(tensors: Mapping[str, Array], request_id: str) -> AsyncIterator[dict[str, Any]]:
-    yield {"model_name": FRONT_MODEL, "inputs": _inputs(tensors), "request_id": request_id}
-
-
-def _inputs(tensors: Mapping[str, Array]) -> list[InferInput]:
-    inputs = []
+def _request(tensors: Mapping[str, Array], request_id: str) -> Any:
+    request = service_pb2.ModelInferRequest(model_name=FRONT_MODEL, id=request_id)
     for name, value in tensors.items():
-        tensor = InferInput(name, list(value.shape), _DTYPES[value.dtype])
-        tensor.set_data_from_numpy(value)
-        inputs.append(tensor)
-    return inputs
+        request.inputs.add(name=name, datatype=_DTYPES[value.dtype], shape=value.shape)
+        if value.dtype == np.object_:
+            content = b"".join(len(item).to_bytes(_LENGTH_BYTES, "little") + item for item in value.flat)
+        else:
+            content = value.tobytes()
+        request.raw_input_contents.append(content)
+    return request
 
 
-def _chunk(result: Any) -> TokenChunk:
-    ids = result.as_numpy("output_ids")
-    reason, statistics = result.as_numpy("finish_reason"), result.as_numpy("statistics")
+def _chunk(response: Any) -> TokenChunk:
+    """response: a ModelInferResponse, the texts in which are single ones."""
+    found = {output.name: raw for output, raw in zip(response.outputs, response.raw_output_contents, strict=True)}
+    reason, statistics = found.get("finish_reason"), found.get("statistics")
+    token_ids = np.frombuffer(found.get("output_ids", b""), np.int32).tolist()
+    log_probs = np.frombuffer(found.get("output_log_probs", b""), np.float32).tolist()
+    top_ids = np.frombuffer(found.get("top_logprob_ids", b""), np.int32)
+    top = np.frombuffer(found.get("top_logprobs", b""), np.float32)
     return TokenChunk(
-        [] if ids is None else ids.reshape(-1).tolist(),
-        None if reason is None else reason.reshape(-1)[0].decode(),
-        None if statistics is None else json.loads(statistics.reshape(-1)[0]),
-        () if (values := result.as_numpy("output_log_probs")) is None else tuple(values.reshape(-1).tolist()),
-        _top(result.as_numpy("top_logprob_ids"), result.as_numpy("top_logprobs")),
+        token_ids,
+        None if reason is None else reason[_LENGTH_BYTES:].decode(),
+        None if statistics is None else json.loads(statistics[_LENGTH_BYTES:]),
+        tuple(log_probs),
+        _top(top_ids, top, len(log_probs)),
     )
 
 
-def _top(ids: Array | None, values: Array | None) -> tuple[tuple[tuple[int, float], ...], ...]:
-    """ids, values: [1, tokens, alternatives]"""
-    if ids is None or values is None or not ids.size:
+def _top(ids: Array, values: Array, num_tokens: int) -> tuple[tuple[tuple[int, float], ...], ...]:
+    """ids, values: of the alternatives of one token after the other."""
+    if not ids.size:
         return ()
-    return tuple(tuple(zip(*row, strict=True)) for row in zip(ids[0].tolist(), values[0].tolist(), strict=True))
+    rows = zip(ids.reshape(num_tokens, -1).tolist(), values.reshape(num_tokens, -1).tolist(), strict=True)
+    return tuple(tuple(zip(*row, strict=True)) for row in rows)
 
 
 def _error(text: str, code: grpc.StatusCode | None) -> Exception:

@@ -19,6 +19,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -38,6 +39,7 @@ _PR_SET_PDEATHSIG = 1
 _CLEAN_UP_SECONDS = 30.0
 # Limit of restarts of a server that lost a model's process, or hangs while it starts.
 MAX_RESTARTS = 3
+_RESTART_WINDOW_S = 600.0
 HANG_SECONDS = 60.0
 # Interval between checks of the models' processes, and time for a server that lost one to end by itself.
 _WATCH_SECONDS = 1.0
@@ -50,9 +52,10 @@ class GuardSpec:
     watch_parent: end when standard input closes. clean_up: command that removes what outlives the processes. links:
     created first, named like shared memory, and removed with it. owner: pid and start time of a process with which the
     server ends. ready_url: returns 200 once the server is ready. hang_seconds: limit of inactivity before that.
-    ready_path: a file that exists once the server has been ready. max_restarts: limit of restarts. companions: state
-    files of the services that end with it, if they name it in `ends_with`. leavings_path: a file in which the server
-    lists patterns of files to remove at its end, such as its entries in a service registry."""
+    ready_path: a file that exists once the server has been ready. max_restarts: limit of restarts within
+    restart_window_s. companions: state files of the services that end with it, if they name it in `ends_with`.
+    leavings_path: a file in which the server lists patterns of files to remove at its end, such as its entries in a
+    service registry."""
 
     command: Sequence[str]
     environment: dict[str, str]
@@ -67,6 +70,7 @@ class GuardSpec:
     hang_seconds: float = HANG_SECONDS
     ready_path: str = ""
     max_restarts: int = MAX_RESTARTS
+    restart_window_s: float = _RESTART_WINDOW_S
     companions: Sequence[str] = ()
     leavings_path: str = ""
 
@@ -144,6 +148,7 @@ def main() -> int:
         signal.signal(number, lambda number, frame: None)
     log.write_bytes(b"")
     end, code, num_restarts = _End(), 1, 0
+    recent: list[float] = []  # when it was started again
     try:
         while True:
             try:
@@ -153,8 +158,11 @@ def main() -> int:
                 return 1
             end = _wait_for_end(server, wake_read, spec)
             code = _stop(server, end.patience)
-            if not end.restart or num_restarts == spec.max_restarts:
+            now = time.monotonic()
+            recent = [when for when in recent if now - when < spec.restart_window_s]
+            if not end.restart or len(recent) == spec.max_restarts:
                 return 1 if end.reason and not end.wanted else code
+            recent.append(now)
             num_restarts += 1
             _kill_rest(spec, server)
             reason = end.reason or f"exit code {code}"

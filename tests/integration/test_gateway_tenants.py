@@ -15,7 +15,7 @@ from pipeline.server.client import TextQuery, complete, stream_text
 from pipeline.server.server import RunningServer
 from pipeline.server.state import is_ready
 from tests.integration.gateway_requests import url_of, works
-from tests.integration.servers import PROMPT, prepared, running
+from tests.integration.servers import PROMPT, prepared, running, settled_metrics
 from tests.own_places import own_places
 from tests.patience import PATIENCE_S
 
@@ -96,6 +96,21 @@ def test_a_tenants_limits_are_its_own(tenants):
     refused = ask_as(tenants, ALICE, max_tokens=200_000)
     assert refused.status_code == 400
     assert "allows 100000 a minute" in refused.text
+
+
+def test_an_output_of_one_tenant_is_no_draft_for_another(tenants):
+    """By the metrics, which tenants do not see here. A stranger once read digits of another's output off them."""
+
+    def num_accepted(key: str) -> float:
+        before = settled_metrics(tenants)
+        assert ask_as(tenants, key, text_input="what alice alone may know: 4711 0815", end_id=-1).status_code == 200
+        after = settled_metrics(tenants, output_tokens_total=before["lookahead_output_tokens_total"])
+        return after["lookahead_accepted_tokens_total"] - before["lookahead_accepted_tokens_total"]
+
+    first, again, of_bob = num_accepted(ALICE), num_accepted(ALICE), num_accepted(BOB)
+
+    assert again > 10 + first  # of 24 tokens: she drafts from her own output
+    assert 2 * of_bob < again  # by chance one is right
 
 
 def test_tenants_cannot_call_the_ensemble(tenants):

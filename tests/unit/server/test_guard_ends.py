@@ -78,6 +78,16 @@ def test_a_server_that_was_ready_and_dies_is_started_again_so_often_and_then_sta
     assert_gone(server)
 
 
+def test_restarts_of_long_ago_do_not_count(fake, tmp_path, monkeypatch):
+    monkeypatch.setattr("pipeline.server.server.GuardSpec", partial(GuardSpec, restart_window_s=0.0))
+    server = start(tmp_path, FREE.model_copy(update={"max_restarts": 1}))
+    for number in (1, 2, 3):
+        wait_for(lambda: tritonserver_of(server, fake)).send_signal(signal.SIGKILL)
+        wait_for(lambda number=number: (s := find_server(server.run_dir)) and s.restarts == number and is_ready(s))
+    server.stop()
+    assert_gone(server)
+
+
 def test_a_server_that_dies_before_it_was_ready_is_not_started_again(fake, tmp_path):
     write(fake, 'print("begins", flush=True); sys.exit(3)')
 

@@ -1,0 +1,161 @@
+"""The worker's gRPC calls, against a stand-in for Triton."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeVar
+
+import grpc
+import numpy as np
+import pytest
+from tritonclient.grpc import InferResult, service_pb2, service_pb2_grpc
+
+from pipeline.dynamo.triton_stream import TokenChunk, TritonStream
+from pipeline.errors import BusyError, EngineError, RequestError
+from tests.patience import PATIENCE_S
+
+T = TypeVar("T")
+TENSORS = {
+    "text_input": np.asarray([["größer".encode()]], np.object_),
+    "input_ids": np.asarray([[5, 6, 7]], np.int32),
+    "seed": np.asarray([[2**64 - 1]], np.uint64),
+    "stop_words": np.asarray([[b"a", b"", b"bc"]], np.object_),
+    "stream": np.asarray([[True]]),
+}
+STATISTICS = {"num_draft_tokens": 3}
+
+
+def response(**values: Any) -> service_pb2.ModelStreamInferResponse:
+    """values: tensors by name, or the text of a single one."""
+    made = service_pb2.ModelInferResponse()
+    for name, value in values.items():
+        shape, raw = (value.shape, value.tobytes()) if isinstance(value, np.ndarray) else ((1,), value.encode())
+        made.outputs.add(name=name, shape=shape)
+        made.raw_output_contents.append(raw if isinstance(value, np.ndarray) else len(raw).to_bytes(4, "little") + raw)
+    return service_pb2.ModelStreamInferResponse(infer_response=made)
+
+
+class Triton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
+    """Sends the given responses; an exception is raised when it is its turn."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = answers
+        self.requests: list[Any] = []
+        self.metadata: dict[str, str] = {}
+        self.was_cancelled = asyncio.Event()
+
+    async def ServerReady(self, request: Any, context: Any) -> Any:
+        return service_pb2.ServerReadyResponse(ready=True)
+
+    async def ModelStreamInfer(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        self.metadata = dict(context.invocation_metadata())
+        self.requests = [request async for request in requests]
+        for answer in self.answers:
+            if isinstance(answer, grpc.StatusCode):
+                await context.abort(answer, "the reason")
+            if answer is None:
+                try:
+                    await asyncio.sleep(PATIENCE_S)
+                finally:
+                    self.was_cancelled.set()
+            yield answer
+
+
+def against(work: Callable[[TritonStream, Triton], Awaitable[T]], *answers: Any) -> T:
+    async def run() -> T:
+        triton, server = Triton(*answers), grpc.aio.server()
+        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(triton, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        stream = TritonStream(f"127.0.0.1:{port}", "secret")
+        try:
+            return await work(stream, triton)
+        finally:
+            await stream.close()
+            await server.stop(0)
+
+    return asyncio.run(run())
+
+
+async def chunks_of(stream: TritonStream, triton: Triton) -> list[TokenChunk]:
+    return [chunk async for chunk in stream.generate(TENSORS, "id", {"traceparent": "00-a-b-01"})]
+
+
+def test_a_request_arrives_with_all_its_tensors() -> None:
+    async def asked(stream: TritonStream, triton: Triton) -> Triton:
+        await chunks_of(stream, triton)
+        return triton
+
+    triton = against(asked, response(finish_reason="length"))
+
+    (request,) = triton.requests
+    read = InferResult(
+        service_pb2.ModelInferResponse(
+            outputs=[
+                service_pb2.ModelInferResponse.InferOutputTensor(name=t.name, datatype=t.datatype, shape=t.shape)
+                for t in request.inputs
+            ],
+            raw_output_contents=request.raw_input_contents,
+        )
+    )
+    for name, value in TENSORS.items():
+        np.testing.assert_array_equal(read.as_numpy(name), value)
+    assert read.as_numpy("traceparent").reshape(-1).tolist() == [b"00-a-b-01"]
+    assert (request.model_name, request.id) == ("lookahead_bls", "id")
+    assert triton.metadata["triton-grpc-protocol-lookahead-key"] == "secret"
+
+
+def test_chunks_come_with_all_that_belongs_to_their_tokens() -> None:
+    ids, log_probs = np.asarray([[[8, 9]]], np.int32), np.asarray([[[-0.5, -1.0]]], np.float32)
+    top_ids, top = np.asarray([[[8, 1], [9, 2]]], np.int32), np.asarray([[[-0.5, -2.0], [-1.0, -4.0]]], np.float32)
+
+    chunks = against(
+        chunks_of,
+        response(output_ids=ids),
+        response(output_ids=ids, output_log_probs=log_probs, top_logprob_ids=top_ids, top_logprobs=top),
+        response(output_ids=ids[..., :0], finish_reason="end_token", statistics=json.dumps(STATISTICS)),
+    )
+
+    tops = (((8, -0.5), (1, -2.0)), ((9, -1.0), (2, -4.0)))
+    assert chunks == [
+        TokenChunk([8, 9]),
+        TokenChunk([8, 9], log_probs=(-0.5, -1.0), top=tops),
+        TokenChunk([], "end_token", STATISTICS),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (grpc.StatusCode.INVALID_ARGUMENT, RequestError),
+        (grpc.StatusCode.UNAVAILABLE, EngineError),
+        (service_pb2.ModelStreamInferResponse(error_message="busy: 8 requests are waiting"), BusyError),
+        (service_pb2.ModelStreamInferResponse(error_message="Stub process 'x' is not healthy"), EngineError),
+        (response(output_ids=np.asarray([[1]], np.int32)), EngineError),  # and no more
+    ],
+)
+def test_errors_are_ours(answer: Any, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        against(chunks_of, answer)
+
+
+def test_leaving_a_stream_cancels_its_request() -> None:
+    async def leave(stream: TritonStream, triton: Triton) -> None:
+        chunks = stream.generate(TENSORS, "id", {})
+        await anext(chunks)
+        await chunks.aclose()
+        await asyncio.wait_for(triton.was_cancelled.wait(), PATIENCE_S)
+
+    against(leave, response(output_ids=np.asarray([[1]], np.int32)), None)
+
+
+def test_a_server_that_is_gone_is_not_ready() -> None:
+    async def ask(stream: TritonStream, triton: Triton) -> tuple[bool, bool]:
+        gone = TritonStream("127.0.0.1:1")
+        found = await stream.is_ready(), await gone.is_ready()
+        await gone.close()
+        return found
+
+    assert against(ask) == (True, False)
