@@ -162,11 +162,10 @@ def _read_yaml(path: Path) -> Draft:
     data = {} if found.data is None else found.data
     if not isinstance(data, dict):
         raise ConfigError(f"{shown(path)} should hold keys and values; found a {type(data).__name__}.")
-    origins: dict[KeyPath, str] = {(): shown(path)}
-    origins |= {key: f"{shown(path)}:{line}" for key, line in found.lines.items()}
-    repeated = (
-        Fault(key, "is written twice; remove one.", where=f"{shown(path)}:{line}") for key, line in found.repeated
-    )
+    file = shown(path)
+    origins: dict[KeyPath, str] = {(): file}
+    origins |= {key: f"{file}:{line}" for key, line in found.lines.items()}
+    repeated = (Fault(key, "is written twice; remove one.", where=f"{file}:{line}") for key, line in found.repeated)
     return Draft(data, origins, tuple(repeated))
 
 

@@ -41,7 +41,7 @@ def test_depths_and_mask_of_a_small_tree_are_as_drawn() -> None:
 
 def test_a_chain_is_a_tree_with_one_branch() -> None:
     tree = chain([7, 8, 9])
-    assert tree.parents.tolist() == [-1, 0, 1]
+    assert (tree.parents.tolist(), tree.num_fixed) == ([-1, 0, 1], 0)
     assert (ancestor_mask(tree) == np.tri(3, dtype=bool)).all()
 
 
