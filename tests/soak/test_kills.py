@@ -84,7 +84,7 @@ def test_builds_killed_at_any_moment_are_done_by_the_next_call(
 ) -> None:
     where = own_places(tmp_path)
     for _ in range(3 if IS_LONG else 1):
-        run_and_kill(where, chance.uniform(0.5, 15.0), "engine", *MODEL)
+        run_and_kill(where, chance.uniform(0.5, 15.0 if IS_LONG else 8.0), "engine", *MODEL)
 
     finish(where, "engine", *MODEL)
 
@@ -103,7 +103,7 @@ def test_starts_and_switches_killed_at_any_moment_leave_nothing_running(
     if IS_LONG:
         serve += ["--set", "server.openai=true"]
     try:
-        run_and_kill(where, chance.uniform(1.0, 20.0), *serve)
+        run_and_kill(where, chance.uniform(1.0, 20.0 if IS_LONG else 12.0), *serve)
         server_ids = {*processes_in(where).values()}
         finish(where, "stop")
         expect_nothing_runs(where, server_ids)
