@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -11,16 +10,16 @@ from typing import Any
 # Environment variable that marks every process of a server, to identify leftover processes.
 MARK = "LOOKAHEAD_SERVER_ID"
 # Name of the processes in which Triton runs Python models, as far as the kernel stores it.
-_MODEL_PROCESS = "triton_python_backend_stub"[:15]
+_MODEL_PROCESS = b"triton_python_backend_stub"[:15]
 
 
 def marked_processes(server_id: str) -> list[int]:
     """Processes of a server, including those in other sessions (below mpirun), without this one."""
     mark, found = f"{MARK}={server_id}".encode(), []
-    for path in glob.glob("/proc/[0-9]*/environ"):
+    for pid in _pids():
         with suppress(OSError):  # gone, or not ours to look at
-            if mark in Path(path).read_bytes().split(b"\0"):
-                found.append(int(path.split("/")[2]))
+            if mark in _read(pid, "environ").split(b"\0"):
+                found.append(pid)
     return [pid for pid in found if pid != os.getpid()]
 
 
@@ -28,17 +27,14 @@ def model_processes(server_id: str) -> dict[int, str]:
     """Pid and model of each process in which a server runs a Python model. A forked child of such a process looks the
     same until it runs another program; it is left out, because it may end at any time."""
     mark, found, parents = f"{MARK}={server_id}".encode(), {}, {}
-    for path in glob.glob("/proc/[0-9]*/comm"):
+    for pid in _pids():
         with suppress(OSError):  # gone, or of another user
-            folder = Path(path).parent
-            if Path(path).read_text().strip() != _MODEL_PROCESS:
-                continue
-            if mark in (folder / "environ").read_bytes().split(b"\0"):
-                arguments = (folder / "cmdline").read_text().split("\0")
+            if _read(pid, "comm").strip() == _MODEL_PROCESS and mark in _read(pid, "environ").split(b"\0"):
+                arguments = _read(pid, "cmdline").decode().split("\0")
                 code = next((Path(argument) for argument in arguments if argument.endswith("/model.py")), None)
                 if code is not None:  # otherwise it is ending
-                    parents[int(folder.name)] = _stat(int(folder.name))[1]
-                    found[int(folder.name)] = code.parts[-3]  # MODEL/VERSION/model.py
+                    parents[pid] = _stat(pid)[1]
+                    found[pid] = code.parts[-3]  # MODEL/VERSION/model.py
     return {pid: model for pid, model in found.items() if parents[pid] not in found}
 
 
@@ -60,7 +56,18 @@ def work_of(pid: int) -> float:
     return 0.0
 
 
+def _pids() -> list[int]:
+    """Of all processes."""
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+
+
+def _read(pid: int, name: str) -> bytes:
+    """A file of /proc/PID. A guard reads one of each process every second, which must not cost what a Path does."""
+    with open(f"/proc/{pid}/{name}", "rb", buffering=0) as file:
+        return file.read()
+
+
 def _stat(pid: int) -> list[Any]:
     """Fields of /proc/PID/stat after the name: state, parent, and so on."""
-    state, *numbers = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    state, *numbers = _read(pid, "stat").decode().rpartition(")")[2].split()
     return [state, *map(int, numbers)]
