@@ -183,9 +183,9 @@ def start_server(
                 triton_grpc_port=listening.ports.grpc,
                 triton_key=listening.key,
             )
-            write_whole(run_dir / STATE, state.model_dump_json(indent=2) + "\n", private=True)
             running_server = RunningServer(state, run_dir, guard, gateway)
             try:
+                write_whole(run_dir / STATE, state.model_dump_json(indent=2) + "\n", private=True)
                 _wait_until_ready(running_server, server.startup_timeout_s, note)
             except BaseException as error:
                 stopped = was_stopped(run_dir / LOG)  # by another process

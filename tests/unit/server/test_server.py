@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import threading
 import time
@@ -101,6 +102,19 @@ def test_a_server_that_ends_at_once_is_explained_and_leaves_nothing(fake, tmp_pa
     assert find_server(tmp_path / "run") is None
     (record,) = tmp_path.glob("*.json")  # by the server, which names it after its shared memory
     assert not left_over(record.stem)
+
+
+def test_a_server_that_a_full_disk_leaves_without_a_state_does_not_run_on(fake, tmp_path, monkeypatch):
+    def full(path: Path, *arguments: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("pipeline.server.server.write_whole", full)
+
+    with pytest.raises(OSError, match="No space"):
+        start(tmp_path, detach=True)
+
+    commands = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
+    assert not [command for command in commands if str(tmp_path) in command]  # neither its guard
 
 
 def test_a_server_that_never_gets_ready_is_stopped(fake, tmp_path):
