@@ -260,8 +260,8 @@ def test_metrics_of_a_request_add_up():
 
     (request, trie), expected = seen[0], expected_ids("bcd", 20)
     assert request.strategy == "trie"
-    assert sum(request.acceptance_lengths) == len(expected)
-    assert len(request.step_times) <= len(request.acceptance_lengths)
+    assert sum(request.statistics.acceptance_lengths) == len(expected)
+    assert len(request.step_times) <= len(request.statistics.acceptance_lengths)
     assert request.num_calls >= request.num_calls_without_draft
     assert trie.num_nodes > 0
     assert trie.num_failures == 0
