@@ -3,43 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import socket
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
-import torch
-import transformers
-from torch import distributed
-from transformers import AutoModelForCausalLM
-from transformers.distributed import DistributedConfig
 
-from pipeline.checkpoint.architectures import SUPPORTED_ARCHITECTURES
-from pipeline.engine.torch.engine import TorchEngine
-from pipeline.engine.torch.load_transformers import head_shards
+from tests.integration.one_of_two import PLANNED, one_of_two
 from tests.patience import PATIENCE_S
-from tests.unit.engine.torch.plain_passes import worst_difference
-from tests.unit.engine.torch.test_architectures import LIMITS, tiny_model
-
-PLANNED = [name for name in SUPPORTED_ARCHITECTURES if getattr(transformers, name).config_class.base_model_tp_plan]
-
-
-def spread_engine(folder: Path) -> TorchEngine:
-    spread = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, distributed_config=DistributedConfig(tp_size=2, tp_plan="auto")
-    )
-    return TorchEngine(spread, LIMITS, num_shards=head_shards(spread.config, 2))
-
-
-def one_of_two(rank: int, port: int, folder: Path, results: Connection) -> None:
-    torch.set_num_threads(1)
-    transformers.logging.disable_progress_bar()
-    distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
-    for name in PLANNED:
-        results.send((name, worst_difference(spread_engine(folder / name), tiny_model(name).float())))
-    distributed.destroy_process_group()
+from tests.unit.engine.torch.test_architectures import tiny_model
 
 
 @pytest.mark.slow
@@ -60,7 +31,7 @@ def test_two_processes_compute_what_one_does(tmp_path: Path) -> None:
     for mine, theirs in lines:
         theirs.close()
         for name in PLANNED:
-            assert mine.poll(120), "a process hangs"
+            assert mine.poll(PATIENCE_S), "a process hangs"
             found, difference = mine.recv()
             assert (found, difference < 1e-4) == (name, True), (found, difference)
     for process in processes:
