@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.decoding.compile_cache import is_complete
-from pipeline.decoding.tree import BoolArray, IntArray, ancestor_mask, depths
+from pipeline.decoding.tree import BoolArray, DraftTree, IntArray, ancestor_mask, depths
 from pipeline.engine.contract import EngineLimits, EngineSequence, NodeLogits, ReuseCounters, VerifyItem
 from pipeline.engine.torch.lean.attention import NUM_SEGMENT_FIELDS, rows_per_task
 from pipeline.engine.torch.lean.crew import Crew
@@ -53,14 +53,15 @@ class LeanEngine:
         starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         token_ids = np.empty(starts[-1], np.int32)
         rows = np.empty((starts[-1], 3), np.int64)
-        segments = np.zeros((len(items) + 1, NUM_SEGMENT_FIELDS), np.int64)
+        segments: list[tuple[int, ...]] = []
         masks: list[BoolArray] = [np.zeros(0, np.bool_)]
         wanted: list[int] = []
         num_tasks = mask_place = 0
-        for number, item in enumerate(items):
+        per_task = rows_per_task(self._plan.group_size)
+        for item, start, length in zip(items, starts[:-1].tolist(), lengths, strict=True):
             check_item(item, self.limits)
-            slot, num_pending, length = slot_of(item.sequence), _num_pending(item), lengths[number]
-            start, cached, tree = int(starts[number]), slot.num_cached_tokens, item.tree
+            slot, num_pending = slot_of(item.sequence), _num_pending(item)
+            cached, tree = slot.num_cached_tokens, item.tree
             whole = slice(start, start + length)
             token_ids[start : start + num_pending] = slot.tokens[cached : cached + num_pending]
             token_ids[start + num_pending : start + length] = tree.token_ids
@@ -68,17 +69,19 @@ class LeanEngine:
             rows[start : start + num_pending, 1] = np.arange(cached, cached + num_pending)
             rows[start + num_pending : start + length, 1] = cached + num_pending - 1 + depths(tree)
             rows[whole, 2] = np.arange(cached, cached + length)
-            is_chain = bool(np.array_equal(tree.parents, np.arange(-1, len(tree) - 1)))
-            if not is_chain:
-                masks.append(_mask(num_pending, item).ravel())
-            segments[number] = (start, length, cached, slot.index, is_chain, mask_place, num_tasks)
-            mask_place += 0 if is_chain else length * length
-            num_tasks += -(-length // rows_per_task(self._plan.group_size)) * self._plan.num_kv_heads
+            for first, count, is_chain in _parts(num_pending, tree, per_task):
+                if not is_chain:
+                    masks.append(_mask(count - len(tree), tree).ravel())
+                segments.append((start + first, count, cached + first, slot.index, is_chain, mask_place, num_tasks))
+                mask_place += 0 if is_chain else count * count
+                num_tasks += -(-count // per_task) * self._plan.num_kv_heads
             is_last = num_pending == slot.num_pending
             wanted += range(start + first_row(item, num_pending, is_last), start + length)
-        segments[len(items), -1] = num_tasks
+        segments.append((*[0] * (NUM_SEGMENT_FIELDS - 1), num_tasks))
         visible = np.concatenate(masks).view(np.uint8)
-        logits, maxima = self._runner.run(token_ids, rows, segments, visible, np.asarray(wanted, np.int64))
+        logits, maxima = self._runner.run(
+            token_ids, rows, np.asarray(segments, np.int64), visible, np.asarray(wanted, np.int64)
+        )
         choices = np.empty(len(logits), np.int32)
         largest_entries(logits, maxima, choices)
         results: list[NodeLogits | None] = []
@@ -116,9 +119,17 @@ def _num_pending(item: VerifyItem) -> int:
     return slot_of(item.sequence).num_pending if item.num_pending is None else item.num_pending
 
 
-def _mask(num_pending: int, item: VerifyItem) -> BoolArray:
+def _parts(num_pending: int, tree: DraftTree, rows_per_task: int) -> list[tuple[int, int, bool]]:
+    """Segments of an item: first row, rows, and whether these are a chain. A tree makes each task of its segment read
+    all places of it, so a prompt in front of the tree is a segment of its own."""
+    is_chain = bool(np.array_equal(tree.parents, np.arange(-1, len(tree) - 1)))
+    if is_chain or num_pending <= rows_per_task:
+        return [(0, num_pending + len(tree), is_chain)]
+    return [(0, num_pending, True), (num_pending, len(tree), False)]
+
+
+def _mask(num_pending: int, tree: DraftTree) -> BoolArray:
     """[rows, rows] which rows of its segment a row sees: pending tokens those before them, nodes their ancestors."""
-    length = num_pending + len(item.tree)
-    mask = np.tri(length, dtype=np.bool_)
-    mask[num_pending:, num_pending:] = ancestor_mask(item.tree)
+    mask = np.tri(num_pending + len(tree), dtype=np.bool_)
+    mask[num_pending:, num_pending:] = ancestor_mask(tree)
     return mask
