@@ -3,7 +3,8 @@
 A pass over a batch yields one token per sequence and, in expectation, the sum of the path probabilities of all draft
 nodes verified; it takes the time that the measured `CostCurve` gives for that many tokens. The planner takes nodes from
 the trees of all sequences together, most probable first, and stops where expected tokens per second are highest: long
-trees when a pass has room to spare, fewer nodes under load, and none when drafts do not pay.
+trees when a pass has room to spare, fewer nodes under load, and none when drafts do not pay. The time that the prompts
+in a pass take does not count, as it is the same for every plan.
 
 A plan follows from its arguments alone. It need not explore: the sources learn from accepted text whether or not they
 were asked, and whenever a pass has room to spare (which changes with the load) even improbable nodes are sent and
@@ -64,9 +65,12 @@ class AdaptivePlanner:
             return [EMPTY_TREE] * len(items)
         context_len = round(sum(item.context_len for item in items) / len(items))
         num_nodes = min(room, sum(len(item.tree) for item in items))
-        # Times of passes with 0, 1, 2 ... nodes.
-        times = self._curve.seconds_up_to(pending + num_nodes, len(items), context_len)[pending:]
-        plain = sum(item.yields_token for item in items) / times[0]
+        certain = sum(item.yields_token for item in items)
+        times = self._curve.seconds_up_to(pending + num_nodes, len(items), context_len)
+        # Times of passes with 0, 1, 2 ... nodes. A prompt's time is spent in any case and says nothing about what an
+        # accepted draft saves, which is a step of decoding: so it is left out.
+        times = times[pending:] - times[pending] + times[max(certain, 1)]
+        plain = certain / times[0]
         kept, num_fixed = _kept_windows(items, room)
         rate, trees = _best(items, kept, room, times)
         # A window earns nothing by itself, its n-grams do later; so it is sent while the nodes of this step pay for

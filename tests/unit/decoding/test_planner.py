@@ -155,13 +155,15 @@ def test_mean_context_decides_what_a_pass_costs() -> None:
         cost_curve([])
 
 
-def test_a_part_of_a_prompt_counts_as_cost_and_not_as_a_token() -> None:
-    # Two cheap draft tokens beside a dear prompt part: that part's time is spent anyway.
-    curve = cost_curve([(1, 1, 0, 0.1), (11, 1, 0, 1.1)])
-    prompt_part = PlanItem(EMPTY_TREE, 5, 0, yields_token=False)
+@pytest.mark.parametrize(("seconds", "num_sent"), [(0.15, 2), (1.1, 0)])
+def test_a_prompt_in_the_pass_changes_no_plan(seconds: float, num_sent: int) -> None:
+    """Its time is spent in any case, and a draft saves a step of decoding, however long the prompt is."""
+    planner = AdaptivePlanner(cost_curve([(1, 1, 0, 0.1), (11, 1, 0, seconds)]))
     drafting = item(0.3, 0.2)._replace(context_len=0)
-    assert [len(tree) for tree in AdaptivePlanner(curve).plan([drafting, prompt_part], 50)] == [2, 0]
-    assert [len(tree) for tree in AdaptivePlanner(curve).plan([drafting], 50)] == [0]
+    prompt_part = PlanItem(EMPTY_TREE, 5, 0, yields_token=False)
+    assert [len(tree) for tree in planner.plan([drafting], 50)] == [num_sent]
+    assert [len(tree) for tree in planner.plan([drafting, prompt_part], 50)] == [num_sent, 0]
+    assert [len(tree) for tree in planner.plan([drafting._replace(num_pending=9)], 50)] == [num_sent]
 
 
 def test_a_pass_is_planned_by_the_mean_context_length() -> None:
