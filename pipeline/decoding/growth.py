@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.decoding.compiled import Plain, compiled, inlined
+from pipeline.decoding.compiled import compiled, inlined
 from pipeline.decoding.continuations import ContinuationTable, extend_key, slot_of
 from pipeline.decoding.first_rows import FirstRows
 from pipeline.decoding.mixing import OTHERS, learn, mixed_probability
@@ -50,27 +50,16 @@ class Grown(NamedTuple):
     num_fixed: int
 
 
+@compiled
 def learn_from_step(weights: FloatArray, grown: Grown, verified: IntArray, accepted: BoolArray, rate: float) -> None:
     """Learn from every verified node whose parent was accepted. weights: [sets, channels + 1, 3]. verified: [n] -1
     where a grown node was not verified, else anything. accepted: [n] whether a grown node was accepted."""
-    _learn_from_step(weights, grown.parents, grown.said, grown.num_orders, verified, accepted, rate)
+    for node in range(len(grown.parents)):
+        if verified[node] >= 0 and (grown.parents[node] < 0 or accepted[grown.parents[node]]):
+            learn(weights[grown.num_orders[node]], grown.said[node], accepted[node], rate)
 
 
 @compiled
-def _learn_from_step(
-    weights: FloatArray,
-    parents: IntArray,
-    said: FloatArray,
-    num_orders: IntArray,
-    verified: IntArray,
-    accepted: BoolArray,
-    rate: float,
-) -> None:
-    for node in range(len(parents)):
-        if verified[node] >= 0 and (parents[node] < 0 or accepted[parents[node]]):
-            learn(weights[num_orders[node]], said[node], accepted[node], rate)
-
-
 def grow(
     context: IntArray,
     proposals: Proposals,
@@ -85,24 +74,6 @@ def grow(
     """Grow the tree. context: [len] tokens up to the root. table_key: `namespace_key` of the request.
     table_channel: channel of the table's first order; that of the first rows stands behind its last one. weights:
     [orders + 1, channels + 1, 3] see `mixed_probability`."""
-    sizes = table_channel, max_nodes, max_depth
-    return Grown(*_grow(context, tuple(proposals), tuple(table), table_key, tuple(first_rows), weights, *sizes))
-
-
-@compiled
-def _grow(
-    context: IntArray,
-    plain_proposals: Plain,
-    plain_table: Plain,
-    table_key: np.uint64,
-    plain_first_rows: Plain,
-    weights: FloatArray,
-    table_channel: int,
-    max_nodes: int,
-    max_depth: int,
-) -> Plain:
-    proposals, table = Proposals(*plain_proposals), ContinuationTable(*plain_table)
-    first_rows = FirstRows(*plain_first_rows)
     total = len(proposals.token_ids)
     orders, capacity, width = table.ids.shape
     num_channels = weights.shape[1] - 1
@@ -206,7 +177,9 @@ def _grow(
     places = np.empty(total, np.int32)
     for node in range(total):
         places[node] = rank[merged[node]]
-    return token[chosen], out_parents, path_probability[chosen], said[chosen], num_orders[chosen], places, num_fixed
+    return Grown(
+        token[chosen], out_parents, path_probability[chosen], said[chosen], num_orders[chosen], places, num_fixed
+    )
 
 
 @inlined

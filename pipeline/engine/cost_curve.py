@@ -8,7 +8,6 @@ processes. A profile's limits are no part of it, so all profiles of a model in o
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 from datetime import datetime, timezone
@@ -17,6 +16,7 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 
 from pipeline.config.schema import Frozen
+from pipeline.config.threads import available_cores
 from pipeline.decoding.cost import CostCurve, CostPoint, cost_curve
 from pipeline.engine.artifact import COSTS, Artifact
 from pipeline.engine.backend import backend_of
@@ -81,7 +81,7 @@ def cost_key(artifact: Artifact) -> CostKey:
         files=backend_of(fingerprint.backend).files_digest(fingerprint),
         device=fingerprint.device,
         processor=_processor(resolved.device == "cuda"),
-        num_cores=len(os.sched_getaffinity(0)),
+        num_cores=available_cores(),
         processes="1" if num_ranks == 1 else f"{setting} = {num_ranks}",
     )
 

@@ -41,7 +41,7 @@ from tests.mutation.targets import TARGETS, Target
 
 EQUIVALENT = Path(__file__).with_name("equivalent.json")
 # A mutant that takes this much more processor time than the unchanged module counts as noticed: it does not end. One
-# that waits for ever is ended after so many times as many seconds, which a busy machine does not reach.
+# that waits without end is stopped when its wall time is `_MOST_WAITING` times that limit, which load does not cause.
 _SLOWER, _GRACE_S = 4.0, 10.0
 _MOST_WAITING = 20.0
 

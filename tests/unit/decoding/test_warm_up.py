@@ -6,7 +6,7 @@ from pipeline.decoding.warm_up import warm_up
 
 
 def num_compiled() -> list[int]:
-    loops = growth._grow, growth._learn_from_step, feedback._find_places, reliability._add, store_step
+    loops = growth.grow, growth.learn_from_step, feedback._find_places, reliability._add, store_step
     return [len(loop.signatures) for loop in loops]  # type: ignore[attr-defined]
 
 

@@ -119,11 +119,13 @@ def _num_pending(item: VerifyItem) -> int:
     return slot_of(item.sequence).num_pending if item.num_pending is None else item.num_pending
 
 
-def _parts(num_pending: int, tree: DraftTree, rows_per_task: int) -> list[tuple[int, int, bool]]:
-    """Segments of an item: first row, rows, and whether these are a chain. A tree makes each task of its segment read
-    all places of it, so a prompt in front of the tree is a segment of its own."""
+def _parts(num_pending: int, tree: DraftTree, per_task: int) -> list[tuple[int, int, bool]]:
+    """Segments of an item: first row, rows, and whether these are a chain. per_task: rows that one task takes.
+
+    With a tree in it each task of a segment reads all of its places, so a prompt in front of a tree is a segment of its
+    own."""
     is_chain = bool(np.array_equal(tree.parents, np.arange(-1, len(tree) - 1)))
-    if is_chain or num_pending <= rows_per_task:
+    if is_chain or num_pending <= per_task:
         return [(0, num_pending + len(tree), is_chain)]
     return [(0, num_pending, True), (num_pending, len(tree), False)]
 
