@@ -17,7 +17,7 @@ from typing import Any
 from jsonschema import Draft202012Validator
 
 from pipeline.bench.contenders.in_process import InProcess
-from pipeline.bench.data.json_lines import json_rows, reading
+from pipeline.json_lines import json_rows, reading
 from pipeline.bench.data.workload import Prompt, prompt_ids_of
 from pipeline.bench.measure import MeasureOptions, make_request, rotated
 from pipeline.bench.report.report import Table

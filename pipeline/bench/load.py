@@ -92,7 +92,9 @@ def run_load(
                 return
             if plan.max_rate is not None:
                 # The n-th request is due at n / rate; a client that is early waits for its turn.
-                time.sleep(max(0.0, number / plan.max_rate - elapsed()))
+                if (due := number / plan.max_rate) >= plan.duration_s:
+                    return
+                time.sleep(max(0.0, due - elapsed()))
             try:
                 answer = generate(queries[number % len(queries)], plan.duration_s + plan.grace_s - elapsed())
             except (RequestError, ServerError) as error:

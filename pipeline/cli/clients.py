@@ -157,23 +157,24 @@ def batch(
 ) -> None:
     """Answer a file of requests at full load. After an interruption the same command continues where it stopped.
 
-    Each result that is not 200 stands in the output with its error; the exit code is then 1. OPENAI_API_KEY is sent as
-    the API key.
+    Each result that is not 200 stands in the output with its error; the exit code is then 1. LOOKAHEAD_API_KEY is sent
+    as the API key, else OPENAI_API_KEY.
     """
+    from pipeline.bench.report.results import require_writable
     from pipeline.dynamo.batch import journal_path, read_batch, read_journal, run_batch
+    from pipeline.server.client import KEY_VARIABLE
 
-    if not requests.is_file():
-        raise RequestError(f"{requests} is not a file. Name an OpenAI batch file.")
     asked = read_batch(requests)
-    known = len(read_journal(out))
-    if known:
+    require_writable(out)
+    journal = read_journal(out)
+    if known := sum(request.digest in journal for request in asked):
         output.note(f"{known} requests are done already ({journal_path(out)})")
     with output.steps("answering", len(asked) - known) as step:
         num_failed = run_batch(
             asked,
             out,
             url or _openai_url(),
-            api_key=os.environ.get("OPENAI_API_KEY", "none"),
+            api_key=os.environ.get(KEY_VARIABLE) or os.environ.get("OPENAI_API_KEY", "none"),
             concurrency=concurrency,
             timeout_s=timeout_s,
             on_done=step,

@@ -13,18 +13,20 @@ from pipeline.config.schema import ResolvedConfig
 from pipeline.dynamo.failover import FailoverReport, verify_failover
 from pipeline.dynamo.fleet import openai_url, start_fleet, with_server
 from pipeline.dynamo.services import require_dynamo
+from pipeline.server.ports import LOOPBACK
 from pipeline.server.startup import check_start, prepare
 
 # Limit of printed differences and failures.
 _SHOWN = 5
-_FREE = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "openai_port": 0}
+# Its clients run here, and have none of the profile's keys.
+_OWN = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "openai_port": 0, "host": LOOPBACK, "api_keys": ()}
 
 
 def run_failover(resolved: ResolvedConfig, places: Places, num_kills: int, max_tokens: int, as_json: bool) -> None:
     """Run the comparison. Raises typer.Exit with code 1 if an answer differs, fails or is missing."""
     require_dynamo()
     server = resolved.profile.server
-    settings = {"openai": True, "replicas": max(2, server.replicas), "max_restarts": num_kills, **_FREE}
+    settings = {"openai": True, "replicas": max(2, server.replicas), "max_restarts": num_kills, **_OWN}
     resolved = with_server(resolved, **settings)
     check_start(resolved, places)
     with tempfile.TemporaryDirectory(prefix="lookahead-failover-") as folder, output.working("failover") as note:

@@ -7,6 +7,7 @@ end the output is written atomically, in the order of the input, and the journal
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ import httpx
 
 from pipeline.errors import RequestError, ServerError
 from pipeline.files import write_whole
+from pipeline.json_lines import json_rows, reading
 
 _URLS = ("/v1/chat/completions", "/v1/completions")
 # First pause before a refused request is sent again; each pause is twice as long as the one before.
@@ -32,19 +34,24 @@ class BatchRequest(NamedTuple):
     url: str
     body: dict[str, Any]
 
+    @property
+    def digest(self) -> str:
+        """Names the request in the journal: one that was edited since is another."""
+        return hashlib.sha256(json.dumps(self).encode()).hexdigest()
+
 
 def read_batch(path: Path) -> list[BatchRequest]:
-    """The requests of a batch file. Raises RequestError with the line number for a line that is none."""
+    """The requests of a batch file. Raises UserError for a file that cannot be read, and with the line number for a line
+    that is no request."""
     requests: list[BatchRequest] = []
     seen: set[str] = set()
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        if not line.strip():
-            continue
-        request = _request(line, f"{path}, line {number}")
-        if request.custom_id in seen:
-            raise RequestError(f"{path}, line {number}: custom_id {request.custom_id!r} occurs twice.")
-        seen.add(request.custom_id)
-        requests.append(request)
+    with reading(path), path.open(encoding="utf-8") as file:
+        for where, value in json_rows(file, path):
+            request = _request(value, where)
+            if request.custom_id in seen:
+                raise RequestError(f"{where}: custom_id {request.custom_id!r} occurs twice.")
+            seen.add(request.custom_id)
+            requests.append(request)
     return requests
 
 
@@ -54,12 +61,12 @@ def journal_path(out: Path) -> Path:
 
 
 def read_journal(out: Path) -> dict[str, str]:
-    """Finished lines by custom_id. A last line that a kill cut off is left out."""
+    """Finished lines by the digest of their request. A last line that a kill cut off is left out."""
     try:
-        lines = journal_path(out).read_text(encoding="utf-8").split("\n")
+        lines = journal_path(out).read_bytes().split(b"\n")
     except FileNotFoundError:
         return {}
-    return {json.loads(line)["custom_id"]: line for line in lines[:-1] if line}
+    return dict(line.decode().split(" ", 1) for line in lines[:-1])
 
 
 def run_batch(
@@ -90,13 +97,13 @@ def run_batch(
                 stop.set()
                 raise
             with lock:
-                journal.write(line + "\n")
+                journal.write(f"{request.digest} {line}\n")
                 journal.flush()
-                done[request.custom_id] = line
+                done[request.digest] = line
                 on_done(request.custom_id)
 
         with ThreadPoolExecutor(concurrency) as pool:
-            futures = [pool.submit(work, request) for request in requests if request.custom_id not in done]
+            futures = [pool.submit(work, request) for request in requests if request.digest not in done]
             try:
                 for future in futures:
                     future.result()
@@ -104,7 +111,7 @@ def run_batch(
                 stop.set()
                 pool.shutdown(cancel_futures=True)
                 raise
-    lines = [done[request.custom_id] for request in requests]
+    lines = [done[request.digest] for request in requests]
     write_whole(out, "".join(f"{line}\n" for line in lines))
     journal_path(out).unlink()
     return sum(json.loads(line)["response"]["status_code"] != 200 for line in lines)
@@ -112,7 +119,7 @@ def run_batch(
 
 def _client(base_url: str, api_key: str, timeout_s: float) -> httpx.Client:
     limits = httpx.Limits(max_connections=None)
-    headers = {"authorization": f"Bearer {api_key}"}
+    headers = {"authorization": f"Bearer {api_key}", "content-type": "application/json"}
     return httpx.Client(
         base_url=base_url.removesuffix("/v1"), headers=headers, timeout=timeout_s, limits=limits, trust_env=False
     )
@@ -122,7 +129,8 @@ def _result(client: httpx.Client, request: BatchRequest, stop: threading.Event) 
     pause = _FIRST_PAUSE_S
     while True:
         try:
-            response = client.post(request.url, json=request.body)
+            # In ASCII: what is no character gets its own answer, as it would break the encoding of the whole batch.
+            response = client.post(request.url, content=json.dumps(request.body))
         except httpx.HTTPError as error:
             raise ServerError(
                 f"{client.base_url} did not answer {request.custom_id}: {error!r}. Run the command again to go on."
@@ -165,11 +173,7 @@ def _drop_cut_line(path: Path) -> None:
             file.truncate(len(whole))
 
 
-def _request(line: str, place: str) -> BatchRequest:
-    try:
-        value = json.loads(line)
-    except ValueError as error:
-        raise RequestError(f"{place}: no JSON ({error}).") from error
+def _request(value: Any, place: str) -> BatchRequest:
     if not isinstance(value, dict) or not isinstance(value.get("custom_id"), str):
         raise RequestError(f'{place}: not an object with "custom_id", "method", "url" and "body".')
     if value.get("method", "POST") != "POST" or value.get("url") not in _URLS:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.bench.data.json_lines import json_rows, reading
+from pipeline.json_lines import json_rows, reading
 from pipeline.bench.data.token_rows import bench_requests, token_list
 from pipeline.decoding.tree import FloatArray, IntArray
 from pipeline.errors import UserError

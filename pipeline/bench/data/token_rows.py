@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.bench.data.json_lines import json_rows, reading
+from pipeline.json_lines import json_rows, reading
 from pipeline.decoding.tree import IntArray
 from pipeline.errors import UserError
 

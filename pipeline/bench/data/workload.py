@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from jinja2 import TemplateError
 
-from pipeline.bench.data.json_lines import json_rows, reading
+from pipeline.json_lines import json_rows, reading
 from pipeline.bench.report.results import OVERALL
 from pipeline.decoding.request import as_token_ids
 from pipeline.decoding.tree import IntArray

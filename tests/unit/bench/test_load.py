@@ -59,6 +59,12 @@ def test_nothing_is_sent_after_the_duration() -> None:
     assert run(FakeServer(), LoadPlan(concurrency=2, duration_s=0.0)).num_requests == 0
 
 
+def test_a_request_that_is_due_after_the_duration_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    run(server := FakeServer(), LoadPlan(concurrency=1, duration_s=60, max_rate=0.01))
+    assert server.asked == ["a"]
+
+
 def test_no_request_may_take_longer_than_duration_and_grace() -> None:
     run(server := FakeServer(), LoadPlan(concurrency=1, duration_s=60, max_requests=3, grace_s=5))
     assert all(60 < timeout <= 65 for timeout in server.timeouts)

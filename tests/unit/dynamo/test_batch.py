@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.dynamo import batch
 from pipeline.dynamo.batch import BatchRequest, journal_path, read_batch, run_batch
-from pipeline.errors import RequestError, ServerError
+from pipeline.errors import ServerError, UserError
 from tests.http_server import Handler, serving
 from tests.patience import PATIENCE_S
 
@@ -85,14 +85,53 @@ def test_a_run_that_was_cut_off_goes_on(api, tmp_path):
         run(requests(*range(6)), out, api, concurrency=1)
     assert not out.exists()
     assert [body["n"] for body in api.asked] == [0, 1, 2]
-    with journal_path(out).open("a") as journal:
-        journal.write('{"custom_id": "r5", "resp')  # a kill in the middle of a line
+    with journal_path(out).open("ab") as journal:
+        journal.write(requests(5)[0].digest.encode() + b' {"text": "\xc3')  # a kill in the middle of a letter
 
     api.fails_at = None
     assert run(requests(*range(6)), out, api) == 0
 
     assert sorted(body["n"] for body in api.asked) == list(range(6))
     assert results(out) == [(f"r{number}", 200, number) for number in range(6)]
+
+
+def test_a_request_that_was_edited_since_is_sent_again(api, tmp_path):
+    out = tmp_path / "out.jsonl"
+    api.fails_at = 1
+    with pytest.raises(ServerError):
+        run(requests(0, 1), out, api, concurrency=1)
+
+    edited = [request._replace(body={"n": 7 + number}) for number, request in enumerate(requests(0, 1))]
+    assert run(edited, out, api) == 0
+
+    assert results(out) == [("r0", 200, 7), ("r1", 200, 8)]
+
+
+def test_separators_of_lines_in_a_text_end_no_line(tmp_path):
+    path = tmp_path / "in.jsonl"
+    body = {"prompt": "one\u2028two\x85three"}
+    line = {"custom_id": "a", "url": "/v1/completions", "body": body}
+    path.write_text(json.dumps(line, ensure_ascii=False) + "\n", encoding="utf-8")
+
+    assert [request.body for request in read_batch(path)] == [body]
+
+
+@pytest.mark.parametrize("content", [None, b'{"custom_id": "\xff"}'])
+def test_a_file_that_cannot_be_read_is_named(content, tmp_path):
+    path = tmp_path / "in.jsonl"
+    if content is not None:
+        path.write_bytes(content)
+
+    with pytest.raises(UserError, match=f"{path} cannot be read"):
+        read_batch(path)
+
+
+def test_what_is_no_character_is_left_to_the_server(api, tmp_path):
+    asked = [BatchRequest("a", "/v1/completions", {"n": 1, "prompt": "\ud800"})]
+
+    assert run(asked, tmp_path / "out.jsonl", api) == 0
+
+    assert api.asked == [{"n": 1, "prompt": "\ud800"}]
 
 
 def test_a_busy_server_is_asked_again_and_a_wrong_request_is_not(api, tmp_path, monkeypatch):
@@ -107,7 +146,7 @@ def test_a_busy_server_is_asked_again_and_a_wrong_request_is_not(api, tmp_path, 
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ("{", r"line 2: no JSON"),
+        ("{", r"line 2 is no JSON"),
         ("[]", r"line 2: not an object"),
         ('{"custom_id": "a", "url": "/v1/embeddings", "body": {}}', "line 2: method and url"),
         ('{"custom_id": "a", "url": "/v1/completions", "body": 3}', "line 2: body"),
@@ -119,5 +158,5 @@ def test_a_line_that_is_no_request_is_named(line, sentence, tmp_path):
     path = tmp_path / "in.jsonl"
     path.write_text('{"custom_id": "one", "method": "POST", "url": "/v1/completions", "body": {}}\n' + line + "\n")
 
-    with pytest.raises(RequestError, match=sentence):
+    with pytest.raises(UserError, match=sentence):
         read_batch(path)
