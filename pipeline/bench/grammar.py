@@ -17,7 +17,6 @@ from typing import Any
 from jsonschema import Draft202012Validator
 
 from pipeline.bench.contenders.in_process import InProcess
-from pipeline.json_lines import json_rows, reading
 from pipeline.bench.data.workload import Prompt, prompt_ids_of
 from pipeline.bench.measure import MeasureOptions, make_request, rotated
 from pipeline.bench.report.report import Table
@@ -25,6 +24,7 @@ from pipeline.decoding.grammar.guide import Guide
 from pipeline.decoding.request import FinishReason
 from pipeline.engine.submission import Submission
 from pipeline.errors import UserError
+from pipeline.json_lines import json_rows, reading
 
 # Forty schemas: forms, lists, enums, nested objects, free text.
 DEFAULT_SCHEMAS = Path(__file__).parent / "data" / "schemas.jsonl"

@@ -24,8 +24,8 @@ _KINDS = {".json": "json_schema", ".lark": "ebnf_grammar", ".gbnf": "ebnf_gramma
 def guide_file(path: Path) -> Guide:
     """Read a guide from a file; the suffix gives its kind. Raises UserError if it cannot be read or the suffix is
     unknown."""
-    from pipeline.json_lines import reading
     from pipeline.decoding.grammar.guide import Guide
+    from pipeline.json_lines import reading
 
     kind = _KINDS.get(path.suffix)
     if kind is None:

@@ -11,7 +11,8 @@ from pipeline.config.folder import LOOKAHEAD, config_values, json_object, model_
 from pipeline.config.loading import Draft, shown
 from pipeline.errors import ConfigError
 
-_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+# A path such as ./name or ../name is none.
+_REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 # Class of each GGUF architecture that is served. A "llama" file without a sliding window may hold a Mistral model: the
 # computation is the same.
 _GGUF_CLASSES = {

@@ -41,8 +41,8 @@ class BatchRequest(NamedTuple):
 
 
 def read_batch(path: Path) -> list[BatchRequest]:
-    """The requests of a batch file. Raises UserError for a file that cannot be read, and with the line number for a line
-    that is no request."""
+    """The requests of a batch file. Raises UserError for a file that cannot be read, and for a line that is no request,
+    with its number."""
     requests: list[BatchRequest] = []
     seen: set[str] = set()
     with reading(path), path.open(encoding="utf-8") as file:

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.json_lines import json_rows, reading
 from pipeline.bench.data.token_rows import bench_requests, token_list
 from pipeline.decoding.tree import FloatArray, IntArray
 from pipeline.errors import UserError
+from pipeline.json_lines import json_rows, reading
 
 # The name of all tasks together, beside those of the rows.
 ALL_TASKS = "all"

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.json_lines import json_rows, reading
 from pipeline.decoding.tree import IntArray
 from pipeline.errors import UserError
+from pipeline.json_lines import json_rows, reading
 
 # A trie stores a token as the next higher number, in 32 bits.
 MAX_TOKEN = (1 << 31) - 2

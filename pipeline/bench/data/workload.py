@@ -14,11 +14,11 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from jinja2 import TemplateError
 
-from pipeline.json_lines import json_rows, reading
 from pipeline.bench.report.results import OVERALL
 from pipeline.decoding.request import as_token_ids
 from pipeline.decoding.tree import IntArray
 from pipeline.errors import RequestError, UserError
+from pipeline.json_lines import json_rows, reading
 from pipeline.triton_models.text_codec import check_text
 
 Turns = Literal["first", "all"]
