@@ -40,10 +40,13 @@ def repo(
     as_json: Json = False,
 ) -> None:
     """Write the Triton model repository; build the engine first if needed."""
+    from pipeline.repository.render import require_replaceable
     from pipeline.server.startup import prepare
 
     resolved = resolve(model, profile, overrides)
     target = None if out is None else Path(out).resolve()
+    if target is not None:
+        require_replaceable(target)
     if llmapi is not None:
         folder, models = _write_llmapi(resolved, llmapi, target, decoupled)
     elif decoupled:

@@ -20,6 +20,13 @@ TARGET_PARAMETERS = {
 }
 
 ENSEMBLE = "ensemble"
+# All models that this program writes.
+MODELS = frozenset(
+    {
+        *(TARGET_MODEL, LOOKAHEAD_MODEL, FRONT_MODEL, STOCK_FRONT_MODEL, STOCK_TARGET_MODEL, ENSEMBLE),
+        *("preprocessing", "postprocessing"),
+    }
+)
 
 CONFIG = "config.pbtxt"
 VERSION = "1"

@@ -18,6 +18,7 @@ from pipeline.errors import RepositoryError
 from pipeline.repository import model_config
 from pipeline.repository.names import (
     CONFIG,
+    MODELS,
     STOCK_FRONT_MODEL,
     STOCK_TARGET_MODEL,
     TARGET_PARAMETERS,
@@ -39,6 +40,15 @@ class ModelRepository:
 
 def repository_dir(artifact: Artifact) -> Path:
     return artifact.folder / REPOSITORY
+
+
+def require_replaceable(folder: Path) -> None:
+    """Raise RepositoryError if a repository in a folder would replace anything but models of this program."""
+    if not folder.exists():
+        return
+    others = [path.name for path in folder.iterdir() if path.name not in MODELS] if folder.is_dir() else ["a file"]
+    if others:
+        raise RepositoryError(f"{folder} would be replaced, and holds {others[0]}. Name a new folder with --out.")
 
 
 def render(resolved: ResolvedConfig, artifact: Artifact, out_dir: Path, source: Path) -> ModelRepository:

@@ -107,3 +107,4 @@ def test_a_repository_of_the_hub_serves_as_model(tmp_path: Path, monkeypatch: py
     assert (model.name, model.architecture, model.num_parameters) == ("some-model", "Qwen2ForCausalLM", 500)
     assert model.chat_template
     assert "owner/other is not in the hub's cache" in faults_of(model="owner/other")
+    assert "There is no model './owner'" in faults_of(model="./owner")

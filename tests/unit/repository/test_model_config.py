@@ -25,7 +25,13 @@ from pipeline.repository.extensions import (
     TENSORRT_LLM_INPUTS,
     TENSORRT_LLM_OUTPUTS,
 )
-from pipeline.repository.render import check_repository, model_configs, render, repository_dir
+from pipeline.repository.render import (
+    check_repository,
+    model_configs,
+    render,
+    repository_dir,
+    require_replaceable,
+)
 
 # Of which of TensorRT-LLM's models each of ours is an extension.
 CONTRACT_OF = {
@@ -177,6 +183,23 @@ def test_rendering_again_replaces_what_was_there_and_a_failure_leaves_it(tmp_pat
         render(resolved, artifact, out, tmp_path / "nowhere")
 
     assert check_repository(out)
+
+
+def test_only_a_repository_of_this_program_is_replaced(tmp_path):
+    repository, folder, file = tmp_path / "repository", tmp_path / "folder", tmp_path / "file"
+    resolved = torch_config("tiny-random-llama", "latency")
+    render(resolved, fake_artifact(tmp_path / "artifact", resolved), repository, places().home / "triton_repo")
+    folder.mkdir()
+    file.touch()
+    for harmless in (repository, folder, tmp_path / "new"):
+        require_replaceable(harmless)
+
+    (repository / "my_own_model").mkdir()
+    (folder / "letter.txt").touch()
+
+    for path, found in ((repository, "my_own_model"), (folder, "letter.txt"), (file, "a file")):
+        with pytest.raises(RepositoryError, match=f"{path} would be replaced, and holds {found}"):
+            require_replaceable(path)
 
 
 def test_an_engine_without_vocab_size_is_refused(tmp_path):
