@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from pipeline.decoding.cost import CostCurve, CostPoint
 from pipeline.decoding.request import GenerationRequest, SamplingParams, StepResult
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree, IntArray, check_tree, path_to, tree_from_lists
@@ -20,6 +21,11 @@ def table_logits(context: Sequence[int], vocab_size: int = VOCAB_SIZE) -> np.nda
     """[vocab] logits that depend on the last three tokens only, so that drafts from earlier text are often right."""
     key = [token + 1 for token in context[-3:]]
     return np.random.default_rng(key).normal(scale=3.0, size=vocab_size).astype(np.float32)
+
+
+def cost_curve(rows: Sequence[tuple[int, int, int, float]]) -> CostCurve:
+    """A curve of the points (num_tokens, batch_size, context_len, seconds)."""
+    return CostCurve(tuple(CostPoint(*row) for row in rows))
 
 
 @dataclass

@@ -22,7 +22,7 @@ from pipeline.config.places import places
 from pipeline.decoding.cost import CostPoint
 from pipeline.engine.artifact import Artifact
 from pipeline.engine.backend import backend_of
-from pipeline.engine.cost_curve import CostRow, cost_curve_path
+from pipeline.engine.cost_curve import cost_curve_path
 from pipeline.engine.torch.load import num_threads
 from pipeline.engine.traits import TargetTraits
 from pipeline.errors import UserError
@@ -135,7 +135,7 @@ def run_bench(
         progress.on_note(f"this machine is busy (load average {load:.1f} on {num_cpus} CPUs): speeds will scatter")
     records: list[RequestRecord] = []
     concurrency: list[ConcurrencyRow] = []
-    points: list[CostRow] = []
+    points: list[CostPoint] = []
     if plan.url is not None:
         remotes = [RemoteContender(strategy, plan.url) for strategy in plan.strategies]
         records = _measure([*remotes], artifact, tokenizer, rows, plan, options, progress)
@@ -207,7 +207,7 @@ def _measure(
     return measure(contenders, rows, tokenizer, options, progress.on_record)
 
 
-def _cost_curve(artifact: Artifact, progress: Progress) -> list[CostRow]:
+def _cost_curve(artifact: Artifact, progress: Progress) -> list[CostPoint]:
     def note_point(point: CostPoint) -> None:
         progress.on_note(
             f"pass of {point.num_tokens} tokens, {point.batch_size} sequences, context {point.context_len}: "

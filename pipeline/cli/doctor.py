@@ -28,8 +28,7 @@ def doctor(
 
     With --model, --profile or --set it also reports what would be refused for them, e.g. --set backend=tensorrt_llm.
     """
-    from pipeline.cli.doctor_config import examine_config
-    from pipeline.cli.doctor_machine import examine_machine
+    from pipeline.cli.doctor_machine import examine_config, examine_machine
 
     findings = examine_machine()
     if model is not None or profile is not None or overrides:

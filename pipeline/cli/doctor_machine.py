@@ -1,4 +1,4 @@
-"""Findings of `lookahead doctor` about this machine. A finding for something missing says how to fix it."""
+"""Examination of this machine, and of a model's settings on it, for `lookahead doctor`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from packaging.requirements import Requirement
 
 from pipeline.checkpoint.disk import gigabytes
+from pipeline.cli.options import resolve
 from pipeline.config.places import Places, places
+from pipeline.engine.artifact import artifact_dir
+from pipeline.engine.backend import backend_of
 from pipeline.engine.finding import Finding
 from pipeline.engine.provenance import version_of
+from pipeline.errors import ConfigError, UserError
+from pipeline.server.startup import check_start
 
 _DISTRIBUTION = "lookahead-pipeline"
 
@@ -136,3 +141,33 @@ def _hub() -> Finding:
     offline = os.environ.get("HF_HUB_OFFLINE", "") not in ("", "0")
     token = "HF_TOKEN is set" if os.environ.get("HF_TOKEN") else "no HF_TOKEN: gated models cannot be fetched"
     return Finding("hub", "note", f"offline (HF_HUB_OFFLINE is set); {token}" if offline else token)
+
+
+def examine_config(model: str, profile: str, overrides: Sequence[str]) -> Iterator[Finding]:
+    """Findings for a model under a profile: its settings, and whether this machine can build and serve it. Status "ok"
+    where nothing is refused."""
+    subject = f"{model} ({profile})"
+    try:
+        resolved = resolve(model, profile, overrides)
+    except UserError as error:
+        faults = error.faults if isinstance(error, ConfigError) else ()
+        for key, text in faults or ((subject, str(error)),):
+            yield Finding(key or subject, "fail", text, "Correct it in the YAML, or with --set.")
+        return
+    yield Finding(subject, "ok", f"settings hold for backend {resolved.backend}")
+    backend = backend_of(resolved.backend)
+    folder = artifact_dir(places(), resolved.model.name, resolved.profile.name)
+
+    def check_build() -> str:
+        backend.require_resources(resolved, folder)
+        return "tools, disk and memory suffice"
+
+    yield _tried("build here", check_build)
+    yield _tried("serve here", lambda: check_start(resolved, places()))
+
+
+def _tried(part: str, check: Callable[[], str]) -> Finding:
+    try:
+        return Finding(part, "ok", check())
+    except UserError as error:
+        return Finding(part, "fail", "refused", str(error))

@@ -43,6 +43,8 @@ def tune(
 ) -> None:
     """Measure the cost of a pass, then draft budgets and W, N, G against plain decoding. Prints the settings to write,
     with their file."""
+    from dataclasses import asdict
+
     from pipeline.bench.contenders.in_process import open_in_process
     from pipeline.bench.data.workload import DEFAULT_PROMPTS, load_workload
     from pipeline.bench.measure import MeasureOptions
@@ -72,7 +74,7 @@ def tune(
     if as_json:
         output.print_json(
             {
-                "cost_curve": [point.model_dump() for point in stored.points],
+                "cost_curve": [asdict(point) for point in stored.points],
                 "critical_decoding_length": critical_len,
                 "summary": [row.model_dump() for row in summary],
                 "max_draft_tokens": max_draft_tokens,

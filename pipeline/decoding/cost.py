@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
@@ -23,10 +22,14 @@ class CostPoint:
     context_len: int
     seconds: float
 
+    def __post_init__(self) -> None:
+        if self.num_tokens < 1 or self.batch_size < 1 or self.context_len < 0 or not 0 < self.seconds < inf:
+            raise ValueError(f"{self} is no measurement: counts must be positive and the time above 0")
+
 
 @dataclass(frozen=True)
 class CostCurve:
-    """Times of passes by number of tokens, measured at some batch sizes and context lengths.
+    """Times of passes by number of tokens, measured at some batch sizes and context lengths, each pass once.
 
     Between two measured points the time is linear, below the first point constant. Beyond the last point it grows with
     the slope of the last two, and at least in proportion, so that sizes that were not measured are never too cheap.
@@ -37,9 +40,6 @@ class CostCurve:
     def __post_init__(self) -> None:
         if not self.points:
             raise ValueError("a cost curve needs at least one measured point")
-        for point in self.points:
-            if point.num_tokens < 1 or point.batch_size < 1 or point.context_len < 0 or not 0 < point.seconds < inf:
-                raise ValueError(f"{point} is no measurement: counts must be positive and the time above 0")
 
     def seconds(self, num_tokens: int, batch_size: int, context_len: int) -> float:
         """Time of one pass."""
@@ -85,13 +85,3 @@ def _along(line: tuple[Times, Times], num_tokens: int) -> Times:
         beyond = wanted > tokens[-1]
         result[beyond] = times[-1] + slope * (wanted[beyond] - tokens[-1])
     return result
-
-
-def cost_curve(rows: Iterable[tuple[int, int, int, float]]) -> CostCurve:
-    """A curve from rows (num_tokens, batch_size, context_len, seconds); where one pass was measured more than once, the
-    least time counts, as disturbances only add."""
-    best: dict[tuple[int, int, int], float] = {}
-    for num_tokens, batch_size, context_len, seconds in rows:
-        key = (num_tokens, batch_size, context_len)
-        best[key] = min(seconds, best.get(key, seconds))
-    return CostCurve(tuple(CostPoint(*key, seconds) for key, seconds in sorted(best.items())))

@@ -17,16 +17,15 @@ from numpy.typing import NDArray
 
 from pipeline.decoding.calibration import Calibration
 from pipeline.decoding.continuations import ContinuationTable, empty_table
-from pipeline.decoding.feedback import places_in, unsent_nodes
 from pipeline.decoding.first_rows import NO_FIRST_ROWS, FirstRows
 from pipeline.decoding.growth import Grown, Proposals, grow, learn_from_step
 from pipeline.decoding.learned_state import STATE, load_arrays, save_arrays
-from pipeline.decoding.mixing_prior import prior_weights
-from pipeline.decoding.proposals import joined_proposals
+from pipeline.decoding.mixing import prior_weights
+from pipeline.decoding.proposals import joined_proposals, places_in, unsent_nodes
 from pipeline.decoding.reliability import Reliability
 from pipeline.decoding.request import StepResult
 from pipeline.decoding.sources.base import DraftBudget, DraftSource
-from pipeline.decoding.tree import EMPTY_TREE, DraftTree, IntArray, check_tree, depths
+from pipeline.decoding.tree import EMPTY_TREE, DraftTree, IntArray, check_tree, depths, read_only
 from pipeline.errors import UserError
 
 T = TypeVar("T")
@@ -113,7 +112,7 @@ class Drafter:
     def start(self, request_id: str, prompt_ids: IntArray, namespace: str, names: frozenset[str]) -> None:
         """A request begins. names: the sources that take part; those that this drafter does not have are left out."""
         self._requests[request_id] = _Request(names)
-        prompt_ids = _read_only(prompt_ids)
+        prompt_ids = read_only(prompt_ids)
         for source in self._taking_part(names):
             self._guarded(source, None, source.start, request_id, prompt_ids, namespace)
 
@@ -129,7 +128,7 @@ class Drafter:
         request.grown, request.tree, request.own_nodes = None, EMPTY_TREE, {}
         if budget.max_nodes <= 0 or budget.max_depth <= 0:
             return EMPTY_TREE
-        context = _read_only(context)
+        context = read_only(context)
         trees: list[tuple[int, DraftTree]] = []
         for index, source in enumerate(self.sources):
             if source.name not in request.names or source is self._table_source:
@@ -176,7 +175,7 @@ class Drafter:
             learn_from_step(self._weights, grown, verified, accepted, LEARNING_RATE)
             self._calibration.learn(grown.probabilities, request.channels, verified, accepted)
             places = np.where(grown.places < 0, -1, verified[grown.places]) if len(verified) else grown.places
-        step = _to_look_at(step)
+        step = _read_only_copy(step)
         for index, source in enumerate(self.sources):
             if source.name in request.names:
                 nodes = places[request.own_nodes.get(index, slice(0, 0))]
@@ -282,14 +281,6 @@ class Drafter:
             return otherwise
 
 
-def _read_only(tokens: IntArray) -> IntArray:
-    """A view through which a source cannot change what has been generated. Kernels are compiled once more for such
-    arrays, so all that sources are given should be one."""
-    view = tokens.view()
-    view.setflags(write=False)
-    return view
-
-
-def _to_look_at(step: StepResult) -> StepResult:
-    """A step of which a source can change nothing that others use."""
-    return replace(step, context=_read_only(step.context), nodes=list(step.nodes), token_ids=list(step.token_ids))
+def _read_only_copy(step: StepResult) -> StepResult:
+    """A copy, so that a source cannot change the step that other sources receive."""
+    return replace(step, context=read_only(step.context), nodes=list(step.nodes), token_ids=list(step.token_ids))

@@ -50,6 +50,14 @@ class DraftTree:
 EMPTY_TREE = DraftTree(np.empty(0, np.int32), np.empty(0, np.int32))
 
 
+def read_only(tokens: IntArray) -> IntArray:
+    """A view that cannot be written. Kernels are compiled for such arrays and once more for others, so everything that
+    draft sources receive should be one."""
+    view = tokens.view()
+    view.setflags(write=False)
+    return view
+
+
 def tree_from_lists(
     token_ids: Sequence[int], parents: Sequence[int], probabilities: Sequence[float] | None = None
 ) -> DraftTree:

@@ -17,22 +17,13 @@ from pydantic import Field, ValidationError
 
 from pipeline.config.schema import Frozen
 from pipeline.config.threads import available_cores
-from pipeline.decoding.cost import CostCurve, CostPoint, cost_curve
+from pipeline.decoding.cost import CostCurve, CostPoint
 from pipeline.engine.artifact import COSTS, Artifact
 from pipeline.engine.backend import backend_of
 from pipeline.engine.fingerprint import digest_of
 from pipeline.engine.machine_load import MachineLoad
 from pipeline.errors import BuildError
 from pipeline.files import write_whole
-
-
-class CostRow(Frozen):
-    """One point: see `pipeline.decoding.cost.CostPoint`."""
-
-    num_tokens: int = Field(ge=1, description="Tokens of the pass over all sequences.")
-    batch_size: int = Field(ge=1)
-    context_len: int = Field(ge=0, description="Cached tokens of each sequence.")
-    seconds: float = Field(gt=0, description="Least time that the pass took.")
 
 
 class CostKey(Frozen):
@@ -52,7 +43,7 @@ class CostCurveFile(Frozen):
     key: CostKey
     created: str = Field(description="When, in UTC.")
     others: float = Field(ge=0)
-    points: tuple[CostRow, ...] = Field(min_length=1)
+    points: tuple[CostPoint, ...] = Field(min_length=1)
 
     @property
     def load(self) -> MachineLoad:
@@ -61,7 +52,7 @@ class CostCurveFile(Frozen):
 
     @property
     def curve(self) -> CostCurve:
-        return cost_curve((p.num_tokens, p.batch_size, p.context_len, p.seconds) for p in self.points)
+        return CostCurve(self.points)
 
     def to_text(self) -> str:
         """How it was measured, and what to do if that was at a bad time."""
@@ -93,12 +84,8 @@ def cost_curve_path(artifact: Artifact) -> Path:
 
 def save_cost_curve(artifact: Artifact, points: tuple[CostPoint, ...], load: MachineLoad) -> CostCurveFile:
     """Store a curve in place of an older one. load: of the machine meanwhile."""
-    rows = tuple(
-        CostRow(num_tokens=p.num_tokens, batch_size=p.batch_size, context_len=p.context_len, seconds=p.seconds)
-        for p in points
-    )
     created = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    content = CostCurveFile(key=cost_key(artifact), created=created, others=round(load.others, 2), points=rows)
+    content = CostCurveFile(key=cost_key(artifact), created=created, others=round(load.others, 2), points=points)
     path = cost_curve_path(artifact)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

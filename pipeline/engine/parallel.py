@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -40,10 +40,7 @@ class Leader(Protocol):
     def tell(self, orders: Sequence[Order]) -> None:
         """Send orders to all followers."""
 
-    def collect_ints(self, mine: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-        """Sum of this array over all ranks."""
-
-    def collect_floats(self, mine: FloatArray) -> FloatArray:
+    def collect(self, mine: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Sum of this array over all ranks."""
 
     def close(self) -> None: ...
@@ -125,7 +122,7 @@ class ParallelEngine:
             shares.append(Share(sequence.number, item.tree, sequence.num_cached_tokens, first_row, parts))
             num_rows += 0 if first_row is None else len(item.tree) + 1
         self._tell(Order("verify", (shares, num_rows)))
-        choices = self._leader.collect_ints(self._rank.verify(shares, num_rows))
+        choices = self._leader.collect(self._rank.verify(shares, num_rows))
         return [
             None
             if share.first_row is None
@@ -139,14 +136,14 @@ class ParallelEngine:
         if self._rank.owns(number, index):
             return self._rank.row(*arguments)
         self._tell(Order("row", arguments))
-        return self._leader.collect_floats(self._rank.row(*arguments))
+        return self._leader.collect(self._rank.row(*arguments))
 
     def top_k(self, number: int, k: int) -> tuple[IntArray, FloatArray]:
         """[n + 1, k] most probable tokens and their probabilities, of a sequence's last tree."""
         ids, bits = mine = self._rank.top_k(number, k)
         if not self._rank.owns(number):
             self._tell(Order("top_k", (number, k)))
-            ids, bits = self._leader.collect_ints(mine)
+            ids, bits = self._leader.collect(mine)
         return ids, bits.view(np.float32)
 
     def commit(self, sequence: EngineSequence, nodes: Sequence[int], token_ids: Sequence[int]) -> None:

@@ -3,15 +3,21 @@ planner, and the first rows of token recycling computed."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from typing import Any
+
+from jinja2 import TemplateError
 
 from pipeline.config.places import Places
 from pipeline.config.schema import ResolvedConfig
 from pipeline.decoding.cost import CostPoint
 from pipeline.decoding.first_rows import NO_FIRST_ROWS, FirstRows
+from pipeline.decoding.request import as_token_ids
+from pipeline.decoding.tree import IntArray
 from pipeline.engine.artifact import Artifact
 from pipeline.engine.backend import Note, backend_of
 from pipeline.engine.build import BuildResult, build_engine
@@ -21,7 +27,6 @@ from pipeline.engine.cost_curve import CostCurveFile, load_cost_curve, save_cost
 from pipeline.engine.first_rows import StoredRows, compute_first_rows, load_first_rows, save_first_rows
 from pipeline.engine.machine_load import LoadMeter, machine_load
 from pipeline.errors import BuildError
-from pipeline.tuning.conversation_opening import opening_of
 from pipeline.tuning.cost_curve import CostGrid, grid_for, measure
 
 OnPoint = Callable[[CostPoint], None]
@@ -175,3 +180,28 @@ def with_measured_limits(artifact: Artifact, grid: CostGrid, batch_size: int) ->
     )
     profile = resolved.profile.model_copy(update={"engine": limits})
     return replace(artifact, resolved=resolved.model_copy(update={"profile": profile}))
+
+
+def opening_of(artifact: Artifact) -> IntArray:
+    """[len >= 1] what the chat template puts in front of the model's answer; the model's first token where there is no
+    template, or one that refuses an empty message."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(artifact.tokenizer_dir)
+    if tokenizer.chat_template:
+        with suppress(ValueError, TemplateError):
+            ids = tokenizer.encode(_generation_prompt(tokenizer), add_special_tokens=False)
+            if tokenizer.bos_token_id is not None and ids[:1] != [tokenizer.bos_token_id]:
+                ids = [tokenizer.bos_token_id, *ids]
+            return as_token_ids(ids)
+    first = json.loads((artifact.engine_dir / "config.json").read_text(encoding="utf-8")).get("bos_token_id")
+    return as_token_ids([first if isinstance(first, int) else 0])
+
+
+def _generation_prompt(tokenizer: Any) -> str:
+    """What a template adds where the model is to speak; the whole conversation if it adds nothing at its end."""
+    message = [{"role": "user", "content": ""}]
+    before, whole = (
+        tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=adds) for adds in (False, True)
+    )
+    return str(whole).removeprefix(before) or str(whole)

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from pipeline.decoding.cost import CostPoint
 from pipeline.decoding.reliability import ReliabilityRow
-from pipeline.engine.cost_curve import CostRow
 from pipeline.errors import UserError
 from pipeline.files import partial_path, write_whole
 
@@ -98,7 +98,7 @@ class BenchResults(_Value):
     requests: list[RequestRecord]
     summary: list[SummaryRow]
     concurrency: list[ConcurrencyRow] = []
-    cost_curve: list[CostRow] = []
+    cost_curve: list[CostPoint] = []
     warmth: Warmth = "cold"
     baseline: str = "none"
 

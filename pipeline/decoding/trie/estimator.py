@@ -6,7 +6,7 @@ import numpy as np
 
 from pipeline.config.schema import Retrieval
 from pipeline.decoding.compiled import Plain
-from pipeline.decoding.tree import DraftTree, FloatArray, IntArray
+from pipeline.decoding.tree import DraftTree, FloatArray, IntArray, read_only
 from pipeline.decoding.trie.draft_tree import grow_draft_tree, new_buffers
 from pipeline.decoding.trie.learning import learn_tokens
 from pipeline.decoding.trie.next_tokens import MATCH_CLASSES, NUM_CLASSES
@@ -54,7 +54,7 @@ class Estimator:
             self._buffers = new_buffers(max_nodes)
         buffers = self._buffers
         num = grow_draft_tree(
-            pair, tuple(work), tuple(buffers), _read_only(context), self.doubts, max_nodes, max_depth, *self._fans
+            pair, tuple(work), tuple(buffers), read_only(context), self.doubts, max_nodes, max_depth, *self._fans
         )
         return DraftTree(
             buffers.token_ids[:num].copy(), buffers.parents[:num].copy(), buffers.path_probabilities[:num].copy()
@@ -63,7 +63,7 @@ class Estimator:
     def learn(self, own: Trie, shared: Trie | None, namespace: str, context: IntArray, tokens: IntArray) -> None:
         """Learn from the tokens that followed context, before they are inserted."""
         pair, work = self.pair(own, shared, namespace), self.workspace(len(tokens))
-        learn_tokens(pair, tuple(work), _read_only(context), tokens, self.doubts, LEARNING_RATE)
+        learn_tokens(pair, tuple(work), read_only(context), tokens, self.doubts, LEARNING_RATE)
 
     def pair(self, own: Trie, shared: Trie | None, namespace: str) -> Plain:
         """The tries as the kernels take them; good until one of them is written to."""
@@ -76,10 +76,3 @@ class Estimator:
         if num_rows > len(self._work.rows):
             self._work = new_workspace(num_rows, self._work.ends.shape[2])
         return self._work
-
-
-def _read_only(tokens: IntArray) -> IntArray:
-    """A view that cannot be written: kernels are compiled for such arrays, which is what drafters hand over."""
-    view = tokens.view()
-    view.setflags(write=False)
-    return view

@@ -15,12 +15,11 @@ from pipeline.engine.contract import EngineLimits, EngineSequence, NodeLogits, R
 from pipeline.engine.torch.attention import Segment, SlotAttention, segment_mask, segment_positions
 from pipeline.engine.torch.fusion import fuse_layers
 from pipeline.engine.torch.kv_cache import SlotCache
-from pipeline.engine.torch.largest import argmax, block_maxima
+from pipeline.engine.torch.largest import PassCandidates, argmax, block_maxima
 from pipeline.engine.torch.own_attention import use_attention
 from pipeline.engine.torch.packed_linear import can_pack, pack_linears
 from pipeline.engine.torch.quantized_linear import pack_quantized
 from pipeline.engine.torch.slots import Slot, SlotTable, check_item, check_tokens, first_row, slot_of
-from pipeline.engine.torch.top_k import PassCandidates
 
 _engine_numbers = itertools.count()
 # Passes have as many rows as one of these steps allows, the last rows being of no sequence: oneDNN makes and keeps a

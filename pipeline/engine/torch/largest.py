@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import torch
 
+from pipeline.decoding.tree import FloatArray, IntArray
+
 _LONGEST_BLOCK = 64
 
 
@@ -28,3 +30,30 @@ def top_k(logits: torch.Tensor, maxima: torch.Tensor, k: int) -> tuple[torch.Ten
     candidates = logits.view(num_rows, num_blocks, length).gather(1, blocks[:, :, None].expand(-1, -1, length))
     values, places = candidates.flatten(1).topk(k, dim=1)
     return values, blocks.gather(1, places // length) * length + places % length
+
+
+class PassCandidates:
+    """The most probable tokens after all rows of a pass, computed when the first sequence needs them.
+
+    A softmax over the vocabulary costs more than everything else between two passes. A token's share is therefore
+    relative to the sum over the maxima of blocks, not over all entries. It is exact where a few tokens hold the mass,
+    and too high by a bounded factor elsewhere. Draft sources calibrate it, so only the order must be exact, and it is.
+    """
+
+    def __init__(self, logits: torch.Tensor, maxima: torch.Tensor) -> None:
+        """logits: [rows, vocab]. maxima: their `block_maxima`."""
+        self._logits = logits
+        self._maxima = maxima
+        self._found: dict[int, tuple[IntArray, FloatArray]] = {}
+
+    def top_k(self, k: int) -> tuple[IntArray, FloatArray]:
+        """[rows, k] most probable tokens, best first, and the estimate of their probabilities, which falls along a row
+        and sums up to 1 at most."""
+        if k not in self._found:
+            values, ids = top_k(self._logits, self._maxima, k)
+            best = values[:, :1].float()
+            shares = (values.float() - best).exp_()
+            mass = (self._maxima.float() - best).exp_().sum(1, keepdim=True)
+            shares /= torch.maximum(mass, shares.sum(1, keepdim=True))
+            self._found[k] = ids.to(torch.int32).cpu().numpy(), shares.cpu().numpy()
+        return self._found[k]

@@ -17,7 +17,6 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import torch
 from torch import distributed
@@ -25,7 +24,6 @@ from transformers import AutoConfig
 
 from pipeline.config.schema import Device
 from pipeline.decoding.split import split_tree
-from pipeline.decoding.tree import FloatArray
 from pipeline.engine.artifact import Artifact
 from pipeline.engine.parallel import ParallelEngine, whole_tree
 from pipeline.engine.rank import Order, Rank, follow
@@ -62,11 +60,13 @@ class DistributedLeader:
         with self._told_of_losses():
             distributed.broadcast_object_list([list(orders)], src=0, device=self._device)
 
-    def collect_ints(self, mine: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-        return self._sum(mine)
-
-    def collect_floats(self, mine: FloatArray) -> FloatArray:
-        return self._sum(mine)
+    def collect(self, mine: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        total = torch.from_numpy(mine.copy()).to(self._device)
+        with self._told_of_losses():
+            distributed.reduce(total, dst=0)
+        self._idle = True
+        result: npt.NDArray[Any] = total.cpu().numpy()
+        return result
 
     def close(self) -> None:
         if self._closed:
@@ -83,14 +83,6 @@ class DistributedLeader:
         if distributed.is_initialized():
             distributed.destroy_process_group()
         torch.set_num_threads(self._num_threads)
-
-    def _sum(self, mine: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        total = torch.from_numpy(mine.copy()).to(self._device)
-        with self._told_of_losses():
-            distributed.reduce(total, dst=0)
-        self._idle = True
-        result: npt.NDArray[Any] = total.cpu().numpy()
-        return result
 
     @contextmanager
     def _told_of_losses(self) -> Iterator[None]:

@@ -1,7 +1,6 @@
 import pytest
 import transformers
 
-from pipeline.checkpoint.architecture_page import architecture_page
 from pipeline.checkpoint.architectures import (
     ARCHITECTURES,
     GGUF_ARCHITECTURES,
@@ -9,6 +8,7 @@ from pipeline.checkpoint.architectures import (
     SUPPORTED_ARCHITECTURES,
     check_architecture,
 )
+from pipeline.cli.generated import architecture_page
 from pipeline.errors import CheckpointError
 
 # What the product promises to serve or to refuse with a reason.

@@ -7,9 +7,16 @@ import math
 import numpy as np
 import pytest
 
-from pipeline.decoding.mixing import HIGHEST_PROBABILITY, LOWEST_PROBABILITY, OTHERS, WEIGHT_RATE, learn, logit
+from pipeline.decoding.mixing import (
+    HIGHEST_PROBABILITY,
+    LOWEST_PROBABILITY,
+    OTHERS,
+    WEIGHT_RATE,
+    learn,
+    logit,
+    prior_weights,
+)
 from pipeline.decoding.mixing import mixed_probability as mixed
-from pipeline.decoding.mixing_prior import prior_weights
 
 # [3 channels and the bias, (weight, offset, penalty)], all different, so that each exchange shows.
 WEIGHTS = np.asarray([[0.5, 0.2, -0.3], [2.0, -0.4, -0.7], [1.5, 0.9, -1.1], [-0.6, 0.0, 0.0]], np.float64)

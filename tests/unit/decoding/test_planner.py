@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.decoding.cost import cost_curve
 from pipeline.decoding.planner import AdaptivePlanner, FixedPlanner, PlanItem
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree, check_tree, tree_from_lists
+from tests.fakes import cost_curve
 
 FLAT = cost_curve([(1, 1, 0, 0.100), (100, 1, 0, 0.101)])
 STEEP = cost_curve([(1, 1, 0, 0.1), (100, 1, 0, 10.0)])

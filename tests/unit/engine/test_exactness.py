@@ -16,7 +16,6 @@ from pipeline.config.schema import (
     TrieDraftConfig,
     WindowDraftConfig,
 )
-from pipeline.decoding.cost import cost_curve
 from pipeline.decoding.create import create_drafter
 from pipeline.decoding.drafter import Drafter
 from pipeline.decoding.planner import AdaptivePlanner, FixedPlanner, Planner
@@ -26,7 +25,7 @@ from pipeline.decoding.tree import chain
 from pipeline.engine.contract import EngineLimits
 from pipeline.engine.scheduler import Scheduler
 from pipeline.engine.submission import Submission
-from tests.fakes import VOCAB_SIZE, HostileSource, TableEngine, make_request, plain_decode
+from tests.fakes import VOCAB_SIZE, HostileSource, TableEngine, cost_curve, make_request, plain_decode
 
 ALL_SOURCES: tuple[SourceConfig, ...] = (
     TrieDraftConfig(branch_length=6, max_bytes=1 << 18),

@@ -55,7 +55,7 @@ class ThreadLine:
         for line in self.orders:
             line.put(list(orders))
 
-    def collect_ints(self, mine: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def collect(self, mine: npt.NDArray[Any]) -> npt.NDArray[Any]:
         self.num_collected += 1
         parts = [self.given.get(timeout=PATIENCE_S) for _ in self.orders]
         for part in parts:
@@ -63,8 +63,6 @@ class ThreadLine:
             assert part.dtype == mine.dtype
             assert not ((part != 0) & (mine != 0)).any()
         return sum(parts, mine)
-
-    collect_floats = collect_ints
 
     def close(self) -> None:
         for line in self.orders:

@@ -19,13 +19,13 @@ from pipeline.engine.first_rows import load_first_rows
 from pipeline.engine.machine_load import MachineLoad
 from pipeline.engine.torch.load import load_engine
 from pipeline.tuning import planned_engine as module
-from pipeline.tuning.conversation_opening import opening_of
 from pipeline.tuning.cost_curve import COARSE
 from pipeline.tuning.planned_engine import (
     COMPUTING,
     LOADING,
     MEASURING,
     MOST_ROWS,
+    opening_of,
     planned_engine,
     with_measured_limits,
 )

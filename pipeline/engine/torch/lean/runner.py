@@ -11,9 +11,8 @@ from pipeline.engine.contract import EngineLimits
 from pipeline.engine.torch.lean import tables
 from pipeline.engine.torch.lean.attention import Floats, Longs, scratch_floats
 from pipeline.engine.torch.lean.crew import COUNTER_BYTES, Crew
-from pipeline.engine.torch.lean.forward import num_counters, run_pass
+from pipeline.engine.torch.lean.forward import multiply_all, num_counters, run_pass
 from pipeline.engine.torch.lean.kv_cache import LeanCache
-from pipeline.engine.torch.lean.matrices import multiply_all
 from pipeline.engine.torch.lean.node_logits import BLOCK
 from pipeline.engine.torch.lean.plan import LeanPlan
 from pipeline.engine.torch.lean.tiles import MAX_BLOCKS

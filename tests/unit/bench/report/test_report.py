@@ -19,7 +19,7 @@ from pipeline.bench.report.report import (
 )
 from pipeline.bench.report.results import OVERALL, BenchResults, ConcurrencyRow
 from pipeline.bench.report.summary import summarise
-from pipeline.engine.cost_curve import CostRow
+from pipeline.decoding.cost import CostPoint
 from pipeline.errors import UserError
 from tests.unit.bench.report.test_summary import record
 
@@ -45,7 +45,7 @@ def full_results() -> BenchResults:
         for level in (1, 4)
         for name in ("none", "trie")
     ]  # fmt: skip
-    curve = [CostRow(num_tokens=n, batch_size=1, context_len=8, seconds=0.001 * n) for n in (1, 2, 4)]
+    curve = [CostPoint(n, 1, 8, 0.001 * n) for n in (1, 2, 4)]
     return results(concurrency=rows, cost_curve=curve)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.bench.report.results import BenchResults, load_results, require_writable, save_json
-from pipeline.engine.cost_curve import CostRow
+from pipeline.decoding.cost import CostPoint
 from pipeline.errors import UserError
 from tests.unit.bench.report.test_summary import record
 
@@ -17,7 +17,7 @@ def results() -> BenchResults:
         manifest={"config": {"model": "m", "profile": "p"}, "env": {"cpu": "x"}},
         requests=[record("none"), record("trie", draft_tokens=4)],
         summary=[],
-        cost_curve=[CostRow(num_tokens=1, batch_size=1, context_len=8, seconds=0.01)],
+        cost_curve=[CostPoint(1, 1, 8, 0.01)],
     )
 
 
