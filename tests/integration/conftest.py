@@ -28,6 +28,17 @@ from tests.own_places import own_places
 from tests.patience import PATIENCE_S
 from tests.servers import left_over
 
+# Files that share one of these servers run in one process of two, so that each is started once.
+SHARED = ("server", "strict", "openai_fleet")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Groups of tests for `pytest -n 2 --dist loadgroup`: those with a server in common, else those of a file."""
+    for item in items:
+        fixtures = getattr(item, "fixturenames", ())
+        shared = next((name for name in SHARED if name in fixtures), None)
+        item.add_marker(pytest.mark.xdist_group(shared or item.path.stem))
+
 
 @pytest.fixture(scope="package")
 def shared_where(tmp_path_factory: pytest.TempPathFactory) -> Places:

@@ -26,7 +26,7 @@ PROMPT = "one two three one two"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def decoupled_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     yield from served(tmp_path_factory.mktemp("llmapi"), decoupled=True)
 
 
@@ -83,9 +83,9 @@ def ask(server: RunningServer, prompt: str, streaming: bool) -> list[dict[str, A
     return [{name: answer.as_numpy(name)[0].decode() for name in names} for answer in answers]
 
 
-def test_a_prompt_is_answered_whole_or_as_it_grows(server):
-    (whole,) = ask(server, PROMPT, streaming=False)
-    pieces = ask(server, PROMPT, streaming=True)
+def test_a_prompt_is_answered_whole_or_as_it_grows(decoupled_server):
+    (whole,) = ask(decoupled_server, PROMPT, streaming=False)
+    pieces = ask(decoupled_server, PROMPT, streaming=True)
 
     assert len(whole["text_output"]) == 40
     assert whole["finish_reason"] == "length"
@@ -94,17 +94,17 @@ def test_a_prompt_is_answered_whole_or_as_it_grows(server):
     assert len(pieces) < 40  # drafts were accepted, so a step brought several tokens
 
 
-def test_http_and_errors(server):
-    url = f"{server.state.http_url}/v2/models/{MODEL}/generate_stream"
+def test_http_and_errors(decoupled_server):
+    url = f"{decoupled_server.state.http_url}/v2/models/{MODEL}/generate_stream"
     answer = httpx.post(url, json={"text_input": PROMPT, "sampling_param_max_tokens": 0}, timeout=PATIENCE_S)
     assert "sampling_param_max_tokens is 0" in answer.text
     fine = httpx.post(url, json={"text_input": PROMPT, "sampling_param_max_tokens": 4}, timeout=PATIENCE_S)
     assert "text_output" in fine.text
 
 
-def test_the_stock_client_gets_its_answer_by_async_infer(server, stock_server):
+def test_the_stock_client_gets_its_answer_by_async_infer(decoupled_server, stock_server):
     """NVIDIA's llmapi_client.py sends its request so; its model answers once."""
-    (streamed,) = ask(server, PROMPT, streaming=False)
+    (streamed,) = ask(decoupled_server, PROMPT, streaming=False)
     answers: queue.Queue[Any] = queue.Queue()
     with triton.InferenceServerClient(stock_server.state.grpc_url) as client:
         for streaming in (False, True):

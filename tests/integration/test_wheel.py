@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.config.places import CODE
+from pipeline.decoding.compile_cache import VARIABLE, cache_path
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
@@ -49,7 +50,8 @@ def lookahead(python: Path, work: Path, *arguments: str) -> str:
     """Run the installed command in a folder; return what it prints."""
     hidden = ("PYTHONPATH", "LOOKAHEAD_HOME", "LOOKAHEAD_ENGINES")
     environment = {name: value for name, value in os.environ.items() if name not in hidden}
-    environment["LOOKAHEAD_CACHE"] = str(work / "cache")
+    # Machine code is found by a hash of the sources, so the wheel holds all of them and need not compile them again.
+    environment |= {"LOOKAHEAD_CACHE": str(work / "cache"), VARIABLE: str(cache_path().parent)}
     command = [str(python.with_name("lookahead")), *arguments]
     done = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, f"{arguments}: {done.stdout}{done.stderr}"
