@@ -9,10 +9,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pipeline.decoding.cost import CostCurve, CostPoint
+from pipeline.decoding.drafter import Drafter
+from pipeline.decoding.grammar.compiler import Compiler
+from pipeline.decoding.planner import FixedPlanner, Planner
 from pipeline.decoding.request import GenerationRequest, SamplingParams, StepResult
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree, IntArray, check_tree, path_to, tree_from_lists
-from pipeline.engine.contract import EngineLimits, ReuseCounters, VerifyItem
+from pipeline.engine.contract import Engine, EngineLimits, ReuseCounters, VerifyItem
+from pipeline.engine.scheduler import Scheduler
 
 VOCAB_SIZE = 24
 
@@ -204,3 +208,28 @@ class HostileSource:
     def update(self, request_id: str, step: StepResult, nodes: IntArray) -> None: ...
 
     def stop(self, request_id: str) -> None: ...
+
+
+def make_scheduler(
+    source: object | None = None,
+    *,
+    engine: Engine | None = None,
+    drafter: Drafter | None = None,
+    planner: Planner | None = None,
+    budget: tuple[int, int] = (10, 6),
+    max_queue_size: int = 64,
+    prefill_chunk: int = 16,
+    compiler: Compiler | None = None,
+) -> Scheduler:
+    """A scheduler over the table or another engine, with one draft source or a drafter; without both, hostile drafts.
+    budget: nodes and depth of a tree."""
+    engine = engine or TableEngine()  # type: ignore[assignment]
+    return Scheduler(
+        engine,
+        drafter or Drafter([source or HostileSource()], engine.limits.vocab_size),  # type: ignore[list-item]
+        planner or FixedPlanner(),
+        default_budget=DraftBudget(*budget),
+        max_queue_size=max_queue_size,
+        prefill_chunk=prefill_chunk,
+        compiler=compiler,
+    )

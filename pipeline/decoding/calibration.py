@@ -1,8 +1,9 @@
-"""Honest probabilities: estimates of paths corrected, upwards and downwards, by what was accepted of their like.
+"""Calibrates the estimated probabilities of paths by the share of similar nodes that were accepted.
 
-Estimates are compared with what came in cells: one row per channel (a draft source, or an order of the continuation
-table), and along it the logarithm of the estimate. An estimate between two cells belongs to both in parts, so that the
-correction is continuous (secondary estimation, as in data compressors of the PAQ family)."""
+Nodes are counted in cells: one row per channel (a draft source, or an order of the continuation table), and one cell
+per range of the estimate's logarithm. An estimate between two cells belongs to both in parts, so the correction is
+continuous (secondary estimation, as in data compressors of the PAQ family).
+"""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ class Calibration:
 
     def learn(self, estimates: FloatArray, channels: IntArray, verified: IntArray, accepted: BoolArray) -> None:
         """Take in the verdicts of a step. estimates: [n] before correction. verified: [n] below 0 where a node was not
-        verified, and so says nothing. accepted: [n]."""
+        verified and does not count. accepted: [n]."""
         _learn(self.promised, self.accepted, estimates, channels, verified, accepted)
 
 

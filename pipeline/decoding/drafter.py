@@ -99,7 +99,7 @@ class Drafter:
             self._channel_sources[len(sources) :] = self.sources.index(with_table[0])
 
     def begin_with(self, rows: FirstRows) -> None:
-        """Give the source that fills a table, if there is one, what the target says behind single tokens."""
+        """Give the source that fills a table, if there is one, the target's candidates after single tokens."""
         if self._table_source is not None:
             self._table_source.first_rows = rows
 
@@ -107,7 +107,7 @@ class Drafter:
         """Raise RuntimeError if a source has failed, for callers that must not continue without it."""
         failed = [f"{name} ({count} calls)" for name, count in self.failures.items() if count]
         if failed:
-            raise RuntimeError(f"draft sources failed: {', '.join(failed)}; the log says how")
+            raise RuntimeError(f"draft sources failed: {', '.join(failed)}; see the log for the reason")
 
     def start(self, request_id: str, prompt_ids: IntArray, namespace: str, names: frozenset[str]) -> None:
         """A request begins. names: the sources that take part; those that this drafter does not have are left out."""
@@ -146,7 +146,7 @@ class Drafter:
         if grown is None:
             grown = self._grown(context, proposals, NO_TABLE, np.uint64(0), NO_FIRST_ROWS, budget)
         request.grown = grown
-        request.channels = grown.said.argmax(axis=1)
+        request.channels = grown.channel_probs.argmax(axis=1)
         probabilities = self._calibration.corrected(grown.probabilities, request.channels, grown.parents)
         request.tree = DraftTree(
             grown.token_ids,

@@ -1,6 +1,7 @@
-"""What the target would say behind a single token: the rows that a `ContinuationTable` lacks until it has learnt.
+"""The target's candidates after single tokens, for a `ContinuationTable` that has not learnt them yet.
 
-They are computed once per model, hold no user's text, and never change."""
+They are computed once per model, hold no text of users, and never change.
+"""
 
 from __future__ import annotations
 

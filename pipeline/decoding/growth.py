@@ -1,11 +1,11 @@
-"""Growing one draft tree out of everything that the draft sources know.
+"""Grows one draft tree from the proposals of all draft sources.
 
-Proposals (trees of the sources) are laid over each other, so that shared prefixes exist once, and a `ContinuationTable`
-may continue any path. The tree is grown best first: of all candidates below the nodes taken so far, the one whose path
-is most likely to be accepted is taken next. How likely a candidate is, given that its parent was accepted, is a mix of
-what each *channel* (one per proposing source and one per order of the table) says: see `mixing`. There is one set of
-weights for each number of orders that the table knows behind the parent, as a source's word is worth more where the
-table knows little."""
+Proposals (trees of the sources) are merged, so that shared prefixes exist once. A `ContinuationTable` may continue any
+path. The tree grows best first: of all candidates below the nodes taken so far, it takes the one whose path is most
+likely to be accepted. A *channel* is a proposing source or an order of the table. The probability of a candidate, given
+its parent, mixes the probabilities of its channels (see `mixing`). There is one set of weights for each number of
+orders that have an entry after the parent: sources weigh more where the table has few.
+"""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ class Proposals(NamedTuple):
 
 
 class Grown(NamedTuple):
-    """token_ids, parents, probabilities: [n] the tree, in the order of growth. said: [n, channels] each channel's
-    probability of a node given its parent, 0 where it has no data after the parent, `OTHERS` where it lists only other
-    tokens there. num_orders: [n] number of orders that the table has after a node's parent. places: [total] node that
-    each proposed node became, -1 if it was not taken. num_fixed: number of fixed nodes, which come first."""
+    """token_ids, parents, probabilities: [n] the tree, in the order of growth. channel_probs: [n, channels] each
+    channel's probability of a node given its parent, 0 where it has no data after the parent, `OTHERS` where it lists
+    only other tokens there. num_orders: [n] number of orders that the table has after a node's parent. places: [total]
+    node that each proposed node became, -1 if it was not taken. num_fixed: number of fixed nodes, which come first."""
 
     token_ids: IntArray
     parents: IntArray
     probabilities: FloatArray
-    said: FloatArray
+    channel_probs: FloatArray
     num_orders: IntArray
     places: IntArray
     num_fixed: int
@@ -56,7 +56,7 @@ def learn_from_step(weights: FloatArray, grown: Grown, verified: IntArray, accep
     where a grown node was not verified, else anything. accepted: [n] whether a grown node was accepted."""
     for node in range(len(grown.parents)):
         if verified[node] >= 0 and (grown.parents[node] < 0 or accepted[grown.parents[node]]):
-            learn(weights[grown.num_orders[node]], grown.said[node], accepted[node], rate)
+            learn(weights[grown.num_orders[node]], grown.channel_probs[node], accepted[node], rate)
 
 
 @compiled
@@ -85,7 +85,7 @@ def grow(
     first_child = np.full(room, -1, np.int32)
     next_sibling = np.full(room, -1, np.int32)
     path_probability = np.zeros(room, np.float32)
-    said = np.zeros((room, num_channels), np.float32)
+    channel_probs = np.zeros((room, num_channels), np.float32)
     fixed = np.zeros(room, np.bool_)
     rank = np.full(room, -1, np.int32)
     num_orders = np.zeros(room, np.int32)
@@ -99,7 +99,9 @@ def grow(
         child = _child_of(token, parent, depth, first_child, next_sibling, size, above, proposals.token_ids[node])
         size = max(size, child + 1)
         merged[node] = child
-        said[child, proposals.channels[node]] = max(said[child, proposals.channels[node]], proposals.conditionals[node])
+        channel_probs[child, proposals.channels[node]] = max(
+            channel_probs[child, proposals.channels[node]], proposals.conditionals[node]
+        )
         fixed[child] |= proposals.fixed[node]
 
     taken = np.empty(max_nodes, np.int32)
@@ -129,7 +131,7 @@ def grow(
                         break
                     child = _child_of(token, parent, depth, first_child, next_sibling, size, current, candidate)
                     size = max(size, child + 1)
-                    said[child, table_channel + order] = table.probs[order, slot, k]
+                    channel_probs[child, table_channel + order] = table.probs[order, slot, k]
             if known and last[0] < len(first_rows.ids):
                 for k in range(first_rows.ids.shape[1]):
                     candidate = first_rows.ids[last[0], k]
@@ -137,11 +139,11 @@ def grow(
                         break
                     child = _child_of(token, parent, depth, first_child, next_sibling, size, current, candidate)
                     size = max(size, child + 1)
-                    said[child, table_channel + orders] = first_rows.probs[last[0], k]
+                    channel_probs[child, table_channel + orders] = first_rows.probs[last[0], k]
             _rate(
                 first_child[current],
                 next_sibling,
-                said,
+                channel_probs,
                 weights[num_known],
                 path_probability[current],
                 path_probability,
@@ -178,7 +180,13 @@ def grow(
     for node in range(total):
         places[node] = rank[merged[node]]
     return Grown(
-        token[chosen], out_parents, path_probability[chosen], said[chosen], num_orders[chosen], places, num_fixed
+        token[chosen],
+        out_parents,
+        path_probability[chosen],
+        channel_probs[chosen],
+        num_orders[chosen],
+        places,
+        num_fixed,
     )
 
 
@@ -225,24 +233,29 @@ def _last_tokens(token: IntArray, parent: IntArray, node: int, context: IntArray
 
 @inlined
 def _rate(
-    first: int, next_sibling: IntArray, said: FloatArray, weights: FloatArray, above: float, probability: FloatArray
+    first: int,
+    next_sibling: IntArray,
+    channel_probs: FloatArray,
+    weights: FloatArray,
+    above: float,
+    probability: FloatArray,
 ) -> None:
     """Estimate the path probability of each sibling from `first` on. above: path probability of their parent."""
-    for channel in range(said.shape[1]):
-        speaks = False
+    for channel in range(channel_probs.shape[1]):
+        names_one = False
         each = first
-        while each >= 0 and not speaks:
-            speaks = said[each, channel] > 0
+        while each >= 0 and not names_one:
+            names_one = channel_probs[each, channel] > 0
             each = next_sibling[each]
         each = first
-        while speaks and each >= 0:
-            if said[each, channel] == 0:
-                said[each, channel] = OTHERS
+        while names_one and each >= 0:
+            if channel_probs[each, channel] == 0:
+                channel_probs[each, channel] = OTHERS
             each = next_sibling[each]
     mass = 0.0
     each = first
     while each >= 0:
-        probability[each] = mixed_probability(said[each], weights)
+        probability[each] = mixed_probability(channel_probs[each], weights)
         mass += probability[each]
         each = next_sibling[each]
     scale = above / max(mass, 1.0)

@@ -27,28 +27,28 @@ def logit(probability: float) -> float:
 
 
 @compiled
-def mixed_probability(said: FloatArray, weights: FloatArray) -> float:
-    """The mix of the channels' values for one node [channels]. weights: [channels + 1, 3] weight, offset and penalty of
-    each channel; the last row holds the bias."""
+def mixed_probability(channel_probs: FloatArray, weights: FloatArray) -> float:
+    """The mixed probability of one node. channel_probs: [channels] see `growth.Grown`. weights: [channels + 1, 3]
+    weight, offset and penalty of each channel; the last row holds the bias."""
     score = weights[-1, 0]
-    for channel in range(len(said)):
-        if said[channel] > 0:
-            score += weights[channel, 0] * logit(said[channel]) + weights[channel, 1]
-        elif said[channel] < 0:
+    for channel in range(len(channel_probs)):
+        if channel_probs[channel] > 0:
+            score += weights[channel, 0] * logit(channel_probs[channel]) + weights[channel, 1]
+        elif channel_probs[channel] < 0:
             score += weights[channel, 2]
     return float(1.0 / (1.0 + np.exp(-score)))
 
 
 @compiled
-def learn(weights: FloatArray, said: FloatArray, was_accepted: bool, rate: float) -> None:
+def learn(weights: FloatArray, channel_probs: FloatArray, was_accepted: bool, rate: float) -> None:
     """One step of gradient descent on the log loss of one node whose parent was accepted."""
-    error = (1.0 if was_accepted else 0.0) - mixed_probability(said, weights)
+    error = (1.0 if was_accepted else 0.0) - mixed_probability(channel_probs, weights)
     weights[-1, 0] += rate * error
-    for channel in range(len(said)):
-        if said[channel] > 0:
-            weights[channel, 0] += WEIGHT_RATE * rate * error * logit(said[channel])
+    for channel in range(len(channel_probs)):
+        if channel_probs[channel] > 0:
+            weights[channel, 0] += WEIGHT_RATE * rate * error * logit(channel_probs[channel])
             weights[channel, 1] += rate * error
-        elif said[channel] < 0:
+        elif channel_probs[channel] < 0:
             weights[channel, 2] += rate * error
 
 

@@ -67,8 +67,8 @@ class AdaptivePlanner:
         num_nodes = min(room, sum(len(item.tree) for item in items))
         certain = sum(item.yields_token for item in items)
         times = self._curve.seconds_up_to(pending + num_nodes, len(items), context_len)
-        # Times of passes with 0, 1, 2 ... nodes. A prompt's time is spent in any case and says nothing about what an
-        # accepted draft saves, which is a step of decoding: so it is left out.
+        # Times of passes with 0, 1, 2 ... nodes. A prompt's time is spent in any case. An accepted draft
+        # saves a step of decoding, so the prompt's time is left out.
         times = times[pending:] - times[pending] + times[max(certain, 1)]
         plain = certain / times[0]
         kept, num_fixed = _kept_windows(items, room)

@@ -41,7 +41,7 @@ LOCKS = ".locks"
 STAGES = ".stages"
 # Beside the artefacts of a model: what its passes cost (see `pipeline.engine.cost_curve`).
 COSTS = ".costs"
-# Likewise: what it says behind single tokens (see `pipeline.engine.first_rows`).
+# Likewise: its candidates after single tokens (see `pipeline.engine.first_rows`).
 FIRST_ROWS = ".first_rows"
 
 

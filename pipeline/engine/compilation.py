@@ -41,20 +41,20 @@ def ensure_compiled(note: Callable[[str], None]) -> None:
 
 
 def main() -> None:
-    """Compile what is missing, and say how it goes."""
+    """Compile what is missing, and print the progress."""
     on_terminal = sys.stderr.isatty()
-    said = 0
+    num_notes = 0
 
     def note(text: str) -> None:
-        nonlocal said
-        said += 1
+        nonlocal num_notes
+        num_notes += 1
         if on_terminal:
             print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
-        elif said == 1:
+        elif num_notes == 1:
             print(text, file=sys.stderr, flush=True)
 
     ensure_compiled(note)
-    if said:
+    if num_notes:
         print(("\r\x1b[K" if on_terminal else "") + f"The compiled loops are in {cache_path()}.", file=sys.stderr)
 
 

@@ -8,8 +8,6 @@ processes. A profile's limits are no part of it, so all profiles of a model in o
 
 from __future__ import annotations
 
-import platform
-import re
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -22,6 +20,7 @@ from pipeline.engine.artifact import COSTS, Artifact
 from pipeline.engine.backend import backend_of
 from pipeline.engine.fingerprint import digest_of
 from pipeline.engine.machine_load import MachineLoad
+from pipeline.engine.provenance import cpu_name
 from pipeline.errors import BuildError
 from pipeline.files import write_whole
 
@@ -71,7 +70,7 @@ def cost_key(artifact: Artifact) -> CostKey:
     return CostKey(
         files=backend_of(fingerprint.backend).files_digest(fingerprint),
         device=fingerprint.device,
-        processor=_processor(resolved.device == "cuda"),
+        processor=_gpu_name() if resolved.device == "cuda" else cpu_name(),
         num_cores=available_cores(),
         processes="1" if num_ranks == 1 else f"{setting} = {num_ranks}",
     )
@@ -110,13 +109,7 @@ def load_cost_curve(artifact: Artifact) -> CostCurveFile | None:
         ) from error
 
 
-def _processor(is_cuda: bool) -> str:
-    if is_cuda:
-        import torch
+def _gpu_name() -> str:
+    import torch
 
-        return str(torch.cuda.get_device_name(0))
-    try:
-        names = re.findall(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        names = []
-    return names[0] if names else platform.processor()
+    return str(torch.cuda.get_device_name(0))

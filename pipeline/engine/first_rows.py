@@ -1,4 +1,4 @@
-"""The rows that token recycling begins with: what the model says behind single tokens, computed once per model.
+"""The first rows of token recycling: the model's candidates after single tokens, computed once per model.
 
     <engines>/<model>/.first_rows/<digest of the weights as they lie in the files>.npz
 

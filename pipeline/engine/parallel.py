@@ -4,12 +4,12 @@
                                  |  sent                      ^  collected
     follower                     +-> its part of every tree --+
 
-The ranks speak once per step: the leader sends what to verify (and what was accepted since), and collects the target's
-choice for every node. Only sampling, which needs whole rows of logits, and token recycling, which needs the runners-up,
-collect more. Each row of logits counts from one rank alone.
+The ranks communicate once per step. The leader sends the trees to verify (and what was accepted since), and collects
+the target's choice for every node. Only sampling (whole rows of logits) and token recycling (candidates) collect more.
+Each row of logits comes from one rank.
 
-A rank lacks the KV of accepted nodes that another one verified: they stay pending there and are part of its next pass.
-The leader is an `Engine` like any other; schedulers know nothing of ranks.
+A rank lacks the KV of accepted nodes that another one verified. They stay pending there and are part of its next pass.
+The leader is an `Engine` like any other; schedulers do not see ranks.
 
 With tensor parallelism each rank holds a shard of every layer instead, so all have to verify the whole tree
 (`whole_tree`), and the leader has all logits itself.
@@ -32,12 +32,12 @@ from pipeline.errors import RequestError
 
 
 class Leader(Protocol):
-    """The leader's end of the line to its followers."""
+    """The leader's connection to its followers."""
 
     @property
     def num_ranks(self) -> int: ...
 
-    def tell(self, orders: Sequence[Order]) -> None:
+    def send(self, orders: Sequence[Order]) -> None:
         """Send orders to all followers."""
 
     def collect(self, mine: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -47,7 +47,7 @@ class Leader(Protocol):
 
 
 class ParallelSequence:
-    """A sequence as one process would hold it; what each rank has computed of it is the rank's own affair."""
+    """A sequence as one process would hold it. Ranks may have computed less of it."""
 
     def __init__(self, number: int, token_ids: IntArray, num_reused_tokens: int) -> None:
         self.number = number
@@ -61,7 +61,7 @@ class ParallelSequence:
 
 
 class ParallelLogits:
-    """Rows of one tree, wherever they were computed."""
+    """Rows of one tree, computed by one rank or several."""
 
     def __init__(self, engine: ParallelEngine, number: int, choices: IntArray) -> None:
         self._engine = engine
@@ -97,7 +97,7 @@ class ParallelEngine:
         self._rank = Rank(engine, 0)
         self._leader = leader
         self._numbers = itertools.count()
-        self._orders: list[Order] = []  # that can wait until the followers are spoken to
+        self._orders: list[Order] = []  # sent with the next order whose result is collected
 
     def open(self, token_ids: IntArray, reuse: bool = True) -> ParallelSequence:
         if not reuse:
@@ -121,7 +121,7 @@ class ParallelEngine:
             parts = self._split(item.tree, self._leader.num_ranks)
             shares.append(Share(sequence.number, item.tree, sequence.num_cached_tokens, first_row, parts))
             num_rows += 0 if first_row is None else len(item.tree) + 1
-        self._tell(Order("verify", (shares, num_rows)))
+        self._send(Order("verify", (shares, num_rows)))
         choices = self._leader.collect(self._rank.verify(shares, num_rows))
         return [
             None
@@ -135,14 +135,14 @@ class ParallelEngine:
         arguments = (number, index, self.limits.vocab_size)
         if self._rank.owns(number, index):
             return self._rank.row(*arguments)
-        self._tell(Order("row", arguments))
+        self._send(Order("row", arguments))
         return self._leader.collect(self._rank.row(*arguments))
 
     def top_k(self, number: int, k: int) -> tuple[IntArray, FloatArray]:
         """[n + 1, k] most probable tokens and their probabilities, of a sequence's last tree."""
         ids, bits = mine = self._rank.top_k(number, k)
         if not self._rank.owns(number):
-            self._tell(Order("top_k", (number, k)))
+            self._send(Order("top_k", (number, k)))
             ids, bits = self._leader.collect(mine)
         return ids, bits.view(np.float32)
 
@@ -172,11 +172,11 @@ class ParallelEngine:
         return self._rank.engine.reuse
 
     def close(self) -> None:
-        """Let the followers go. Twice does nothing."""
+        """End the followers. Twice does nothing."""
         self._leader.close()
 
-    def _tell(self, order: Order) -> None:
-        self._leader.tell([*self._orders, order])
+    def _send(self, order: Order) -> None:
+        self._leader.send([*self._orders, order])
         self._orders.clear()
 
 

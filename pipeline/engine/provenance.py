@@ -1,8 +1,10 @@
-"""Version of this program: the commit of its checkout and the versions of installed packages."""
+"""Versions of this program and of installed packages, and the name of the processor."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import platform
+import re
 import subprocess
 from pathlib import Path
 
@@ -23,3 +25,12 @@ def version_of(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def cpu_name() -> str:
+    """Name of this machine's processor, as Linux reports it; else what Python knows of it."""
+    try:
+        names = re.findall(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        names = []
+    return names[0] if names else platform.processor() or platform.machine()

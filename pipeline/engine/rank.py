@@ -22,13 +22,13 @@ class Order(NamedTuple):
 
 
 class Follower(Protocol):
-    """A follower's end of the line to its leader."""
+    """A follower's connection to its leader."""
 
-    def hear(self) -> list[Order] | None:
-        """Yield the orders; None: the leader has gone."""
+    def receive(self) -> list[Order] | None:
+        """Wait for the next orders; None if the leader has ended."""
 
-    def give(self, mine: npt.NDArray[Any]) -> None:
-        """This rank's part of what the leader collects."""
+    def reply(self, mine: npt.NDArray[Any]) -> None:
+        """Send this rank's part of what the leader collects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +136,9 @@ class Rank:
 
 
 def follow(rank: Rank, line: Follower) -> None:
-    """Carry out the leader's orders until it goes. What an order returns, the leader collects."""
-    while (orders := line.hear()) is not None:
+    """Execute the leader's orders until it ends. The leader collects what an order returns."""
+    while (orders := line.receive()) is not None:
         for order in orders:
             result = getattr(rank, order.name)(*order.arguments)
             if isinstance(result, np.ndarray):
-                line.give(result)
+                line.reply(result)

@@ -199,7 +199,7 @@ def opening_of(artifact: Artifact) -> IntArray:
 
 
 def _generation_prompt(tokenizer: Any) -> str:
-    """What a template adds where the model is to speak; the whole conversation if it adds nothing at its end."""
+    """The text that a template adds before the model's answer; the whole conversation if it adds nothing at the end."""
     message = [{"role": "user", "content": ""}]
     before, whole = (
         tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=adds) for adds in (False, True)

@@ -21,15 +21,12 @@ from pipeline.config.schema import (
     LookaheadConfig, PromptDraftConfig, RecyclingDraftConfig, SuppliedDraftConfig, TrieDraftConfig, WindowDraftConfig
 )
 from pipeline.decoding.create import create_drafter
-from pipeline.decoding.planner import FixedPlanner
-from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.warm_up import warm_up
 from pipeline.engine.torch.lean.warm_up import warm_up_pass
 from pipeline.decoding.tree import tree_from_lists
 from pipeline.engine.contract import VerifyItem
-from pipeline.engine.scheduler import Scheduler
 from pipeline.engine.submission import Submission
-from tests.fakes import VOCAB_SIZE, TableEngine, make_request
+from tests.fakes import VOCAB_SIZE, make_request, make_scheduler
 from tests.unit.engine.torch.lean.models import lean_engine, tiny_model
 
 for package in (pipeline.decoding, pipeline.engine.torch.lean):
@@ -50,10 +47,7 @@ assert before
 sources = [TrieDraftConfig(), PromptDraftConfig(), RecyclingDraftConfig(), WindowDraftConfig(), SuppliedDraftConfig()]
 lookahead = LookaheadConfig.of(3, 3, 3)
 drafter = create_drafter(sources, lookahead, VOCAB_SIZE)
-budget = DraftBudget(16, 8)
-scheduler = Scheduler(
-    TableEngine(), drafter, FixedPlanner(), default_budget=budget, max_queue_size=8, prefill_chunk=64
-)
+scheduler = make_scheduler(drafter=drafter, budget=(16, 8), prefill_chunk=64)
 prediction = np.arange(8, dtype=np.int32)
 scheduler.run([Submission(make_request(namespace=name), "hybrid", prediction=prediction) for name in ("a", "b")])
 scheduler.run([Submission(make_request(np.random.default_rng(0).integers(0, VOCAB_SIZE, 120)), "trie")])

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.decoding.compile_cache import VARIABLE, cache_path
+
 pytestmark = pytest.mark.slow
 
 SOURCE = '''
@@ -92,9 +94,11 @@ def python(tmp_path: Path) -> Path:
 
 
 def output_of(python: Path, folder: Path, *arguments: object) -> str:
+    # The machine code of this environment: the package is the same.
+    settings = {"LOOKAHEAD_ENGINES": str(folder / "engines"), VARIABLE: str(cache_path().parent)}
     result = subprocess.run(
         [python, *map(str, arguments)],
-        env=os.environ | {"LOOKAHEAD_ENGINES": str(folder / "engines")},
+        env=os.environ | settings,
         capture_output=True,
         text=True,
         check=False,

@@ -145,10 +145,10 @@ def _turns_of(value: Any, key: str, where: str) -> tuple[str, list[str]]:
     if key == "messages":
         right = 'a list of {"role": "user" or "assistant", "content": "..."}, the first one\'s role perhaps "system"'
         messages = value if isinstance(value, list) and all(isinstance(entry, dict) for entry in value) else []
-        said = [(message.get("role"), message.get("content")) for message in messages]
-        system = [content for role, content in said[:1] if role == "system"]
-        roles_are_known = all(role in ("user", "assistant") for role, _ in said[len(system) :])
-        turns = [content for role, content in said if role == "user"] if roles_are_known else []
+        pairs = [(message.get("role"), message.get("content")) for message in messages]
+        system = [content for role, content in pairs[:1] if role == "system"]
+        roles_are_known = all(role in ("user", "assistant") for role, _ in pairs[len(system) :])
+        turns = [content for role, content in pairs if role == "user"] if roles_are_known else []
     if not isinstance(turns, list) or not turns or not all(isinstance(text, str) and text for text in system + turns):
         raise UserError(f"{where}: key '{key}' should be {right}, not empty; found {str(value)[:60]!r}.")
     return "".join(system), turns

@@ -6,14 +6,13 @@ import os
 import platform
 import sys
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
 import psutil
 
 from pipeline import __version__
 from pipeline.engine.artifact import Artifact
-from pipeline.engine.provenance import commit, version_of
+from pipeline.engine.provenance import commit, cpu_name, version_of
 
 PACKAGES = ("torch", "transformers", "numpy", "numba", "tokenizers", "safetensors", "tritonclient", "nvidia-pytriton")
 
@@ -43,7 +42,7 @@ def environment() -> dict[str, Any]:
     load = os.getloadavg()[0]
     found: dict[str, Any] = {
         "platform": platform.platform(),
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "num_cpus": os.cpu_count(),
         "usable_cpus": len(psutil.Process().cpu_affinity() or []) if hasattr(psutil.Process, "cpu_affinity") else None,
         "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
@@ -54,11 +53,3 @@ def environment() -> dict[str, Any]:
         found["gpu"] = torch.cuda.get_device_name(0)
         found["cuda"] = torch.version.cuda
     return found
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

@@ -1,15 +1,15 @@
-"""What may follow a context, as compiled loops.
+"""Estimates which tokens follow a context, as compiled loops.
 
-How likely a token is to follow a context is estimated as in PPM, interpolated: each suffix of the context that a trie
-knows was followed by T tokens; the longest speaks first, and what it leaves over goes to the next shorter one:
+The estimate is that of interpolated PPM. Each suffix of the context that a trie holds was followed by T tokens. The
+longest suffix takes its part of the probability; the next shorter one takes its part of the rest:
 
     p(token) = sum over suffixes, longest first, of  escape so far * T / (T + S) * share of the token behind the suffix
 
 S, the doubt, is learnt online (see `learning`) for each trie, order and class of suffix (how often seen, always with
-the same next token or not). A suffix that occurred as often as the longer one before it is the same place in the text
-and is passed over.
+the same next token or not). A suffix that occurred as often as the longer one before it stands for the same places in
+the text and is skipped.
 
-To ask for any context from other compiled code: `suffixes.find_context` for the request's context, then
+For any context, from other compiled code: `suffixes.find_context` for the request's context, then
 `suffixes.extend_context` for each drafted token, then `next_tokens` for the row:
 
     find_context(pair, work, context)

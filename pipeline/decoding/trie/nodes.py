@@ -72,14 +72,7 @@ def link(trie: TrieArrays, row: int, parent: int) -> None:
     while after and steps < NUM_FREQUENT and nodes[after].count > nodes[row].count:
         before, after = after, int64(nodes[after].next)
         steps += 1
-    nodes[row].previous = before
-    nodes[row].next = after
-    if before:
-        nodes[before].next = row
-    else:
-        nodes[parent].first_child = row
-    if after:
-        nodes[after].previous = row
+    _take_place(trie, row, parent, before, after)
 
 
 @subkernel

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from pipeline.decoding.tree import BoolArray, FloatArray, IntArray
-from pipeline.engine.contract import EngineLimits, EngineSequence, NodeLogits, ReuseCounters, VerifyItem
+from pipeline.engine.contract import EngineLimits, NodeLogits, VerifyItem
 from pipeline.engine.torch.attention import Segment, SlotAttention, segment_mask, segment_positions
 from pipeline.engine.torch.fusion import fuse_layers
 from pipeline.engine.torch.kv_cache import SlotCache
@@ -19,7 +19,7 @@ from pipeline.engine.torch.largest import PassCandidates, argmax, block_maxima
 from pipeline.engine.torch.own_attention import use_attention
 from pipeline.engine.torch.packed_linear import can_pack, pack_linears
 from pipeline.engine.torch.quantized_linear import pack_quantized
-from pipeline.engine.torch.slots import Slot, SlotTable, check_item, check_tokens, first_row, slot_of
+from pipeline.engine.torch.slots import Slot, SlotEngine, check_item, first_row, slot_of
 
 _engine_numbers = itertools.count()
 # Passes have as many rows as one of these steps allows, the last rows being of no sequence: oneDNN makes and keeps a
@@ -61,7 +61,7 @@ class TorchNodeLogits:
         return [] if self._pending is None else list(self._pending.float().cpu().numpy())
 
 
-class TorchEngine:
+class TorchEngine(SlotEngine):
     """See `pipeline.engine.contract.Engine`. Takes the model over: its linear layers are packed where the CPU gains."""
 
     def __init__(
@@ -70,7 +70,6 @@ class TorchEngine:
         """num_slots: rows of the KV cache; those beyond `limits.max_batch_size` keep finished sequences for reuse.
         num_shards: of a model that transformers has spread over ranks, the parts that its key/value heads are in; the
         layers of such a model stay as they are."""
-        self.limits = limits
         self._model = model.eval()
         config = model.config.get_text_config()
         parameter = next(model.parameters())
@@ -87,7 +86,7 @@ class TorchEngine:
             dtype=self._dtype,
             device=self._device,
         )
-        self._slots = SlotTable(self._cache, num_slots, limits.max_seq_len)
+        super().__init__(limits, self._cache, num_slots)
         self._sliding_window: int | None = getattr(config, "sliding_window", None) or None  # some say 0 for none
         self._attention = SlotAttention(self._cache)
         # Attention functions are looked up by name for the whole process, so each engine registers under its own.
@@ -97,13 +96,6 @@ class TorchEngine:
             if can_pack(model):
                 pack_linears(model)
             pack_quantized(model, self._dtype)
-
-    @property
-    def reuse(self) -> ReuseCounters:
-        return self._slots.counters
-
-    def open(self, token_ids: IntArray, reuse: bool = True) -> Slot:
-        return self._slots.claim(check_tokens(token_ids, self.limits.max_seq_len, self.limits.vocab_size), reuse)
 
     @torch.inference_mode()
     def verify(self, items: Sequence[VerifyItem]) -> list[NodeLogits | None]:
@@ -146,16 +138,6 @@ class TorchEngine:
             results.append(TorchNodeLogits(logits[nodes], choices[nodes], candidates, nodes, pending))
             row = nodes.stop
         return results
-
-    def commit(self, sequence: EngineSequence, nodes: Sequence[int], token_ids: Sequence[int]) -> None:
-        self._slots.commit(slot_of(sequence), nodes, token_ids)
-
-    def release(self, sequence: EngineSequence) -> None:
-        self._slots.release(slot_of(sequence))
-
-    def forget_cached(self) -> None:
-        """Drop the KV of released sequences, for measurements in which every prompt is to be computed anew."""
-        self._slots.forget()
 
     def _segment(self, slot: Slot, start: int, num_pending: int, item: VerifyItem) -> tuple[Segment, IntArray]:
         cached, length = slot.num_cached_tokens, num_pending + len(item.tree)

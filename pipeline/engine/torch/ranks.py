@@ -1,5 +1,5 @@
-"""The processes of lookahead and of tensor parallelism and the line between them: torch.distributed, with gloo on the
-CPU and NCCL on CUDA devices, one per process."""
+"""The processes of lookahead and tensor parallelism and their connection: torch.distributed, with gloo on the CPU and
+NCCL on CUDA devices, one per process."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ _ENDING_S = 10.0
 
 
 class DistributedLeader:
-    """Rank 0's end of the line. See `pipeline.engine.parallel.Leader`. It answers for the followers from their start
-    on, so that they end with it whatever happens."""
+    """Rank 0's connection. See `pipeline.engine.parallel.Leader`. It owns the followers from their start on, so they
+    always end with it."""
 
     def __init__(self, device: torch.device, followers: Sequence[BaseProcess], setting: str) -> None:
-        """setting: by which there are several ranks, for the messages."""
+        """setting: name of the setting that asks for several ranks, for messages."""
         self._device = device
         self._followers = followers
         self._setting = setting
@@ -55,14 +55,14 @@ class DistributedLeader:
     def num_ranks(self) -> int:
         return len(self._followers) + 1
 
-    def tell(self, orders: Sequence[Order]) -> None:
+    def send(self, orders: Sequence[Order]) -> None:
         self._idle = False
-        with self._told_of_losses():
+        with self._reporting_losses():
             distributed.broadcast_object_list([list(orders)], src=0, device=self._device)
 
     def collect(self, mine: npt.NDArray[Any]) -> npt.NDArray[Any]:
         total = torch.from_numpy(mine.copy()).to(self._device)
-        with self._told_of_losses():
+        with self._reporting_losses():
             distributed.reduce(total, dst=0)
         self._idle = True
         result: npt.NDArray[Any] = total.cpu().numpy()
@@ -85,18 +85,18 @@ class DistributedLeader:
         torch.set_num_threads(self._num_threads)
 
     @contextmanager
-    def _told_of_losses(self) -> Iterator[None]:
-        """Raises EngineError where the line breaks because a follower has ended."""
+    def _reporting_losses(self) -> Iterator[None]:
+        """Raises EngineError if the connection breaks because a follower has ended."""
         try:
             yield
         except RuntimeError as error:
             if not wait([process.sentinel for process in self._followers], timeout=_ENDING_S):
                 raise
             ended = [process for process in self._followers if process.exitcode is not None]
-            # A process that was killed has a negative exit code; those that went because of it have not.
+            # A killed process has a negative exit code; those that ended because of it have not.
             first = min(ended, key=lambda process: process.exitcode or 0)
             raise EngineError(
-                f"Process {first.name} of {self._setting} = {self.num_ranks} has ended in the middle of the work "
+                f"Process {first.name} of {self._setting} = {self.num_ranks} has ended during the work "
                 f"(exit code {first.exitcode}), so the engine has ended, too. Run the command again; if the system "
                 "killed the process for memory, with fewer processes."
             ) from error
@@ -109,15 +109,15 @@ class DistributedFollower:
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def hear(self) -> list[Order] | None:
-        heard: list[list[Order] | None] = [None]
+    def receive(self) -> list[Order] | None:
+        received: list[list[Order] | None] = [None]
         try:
-            distributed.broadcast_object_list(heard, src=0, device=self._device)
+            distributed.broadcast_object_list(received, src=0, device=self._device)
         except RuntimeError:
             sys.exit(1)
-        return heard[0]
+        return received[0]
 
-    def give(self, mine: npt.NDArray[Any]) -> None:
+    def reply(self, mine: npt.NDArray[Any]) -> None:
         part = torch.from_numpy(mine.copy()).to(self._device)
         try:
             distributed.reduce(part, dst=0)
@@ -180,9 +180,9 @@ def _start_followers(
 
 @contextmanager
 def _interrupts_held_back() -> Iterator[None]:
-    """Ctrl-C reaches all processes of a terminal. Those started here are deaf to it, as a process has the signals
-    blocked that its parent had: it is the leader that ends them."""
-    resource_tracker.ensure_running()  # first, as it takes the block away when it starts
+    """Processes started in the block ignore Ctrl-C, which reaches all processes of a terminal: the leader ends them. A
+    process inherits the blocked signals of its parent."""
+    resource_tracker.ensure_running()  # first, as it unblocks the signals when it starts
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -104,6 +104,31 @@ class SlotTable:
         slot.last_used = self._clock
 
 
+class SlotEngine:
+    """The part of the engine contract that concerns slots only. See `pipeline.engine.contract.Engine`."""
+
+    def __init__(self, limits: EngineLimits, storage: SlotStorage, num_slots: int) -> None:
+        """num_slots: rows of the KV cache; those beyond `limits.max_batch_size` keep finished sequences for reuse."""
+        self.limits = limits
+        self._slots = SlotTable(storage, num_slots, limits.max_seq_len)
+
+    @property
+    def reuse(self) -> ReuseCounters:
+        return self._slots.counters
+
+    def open(self, token_ids: IntArray, reuse: bool = True) -> Slot:
+        return self._slots.claim(check_tokens(token_ids, self.limits.max_seq_len, self.limits.vocab_size), reuse)
+
+    def commit(self, sequence: EngineSequence, nodes: Sequence[int], token_ids: Sequence[int]) -> None:
+        self._slots.commit(slot_of(sequence), nodes, token_ids)
+
+    def release(self, sequence: EngineSequence) -> None:
+        self._slots.release(slot_of(sequence))
+
+    def forget_cached(self) -> None:
+        self._slots.forget()
+
+
 def check_tokens(token_ids: IntArray, max_seq_len: int, vocab_size: int) -> IntArray:
     """token_ids as int32. Raises RequestError if there are none or too many, or one is outside the vocabulary."""
     tokens = np.asarray(token_ids)

@@ -7,27 +7,18 @@ from collections.abc import Sequence
 import numpy as np
 
 from pipeline.bench.contenders.contender import SchedulerContender
-from pipeline.decoding.drafter import Drafter
-from pipeline.decoding.planner import FixedPlanner
-from pipeline.decoding.sources.base import DraftBudget
-from pipeline.engine.contract import EngineLimits, VerifyItem
-from pipeline.engine.scheduler import Scheduler
-from tests.fakes import VOCAB_SIZE, HostileSource, TableEngine, TableLogits
+from pipeline.engine.contract import Engine, EngineLimits, VerifyItem
+from tests.fakes import VOCAB_SIZE, TableEngine, TableLogits, make_scheduler
 
 LIMITS = EngineLimits(4, 256, 128, 64, VOCAB_SIZE)
 
 
-def contender_over(engine: TableEngine, strategy: str) -> SchedulerContender:
+def contender_over(engine: Engine, strategy: str) -> SchedulerContender:
     """A strategy whose drafts come from a hostile source: mostly right, sometimes broken."""
 
-    def create() -> Scheduler:
-        drafter = Drafter([HostileSource()], VOCAB_SIZE)
-        budget = DraftBudget(8, 4)
-        return Scheduler(
-            engine, drafter, planner=FixedPlanner(), default_budget=budget, max_queue_size=64, prefill_chunk=32
-        )
-
-    return SchedulerContender(strategy, create, lambda: None)
+    return SchedulerContender(
+        strategy, lambda: make_scheduler(engine=engine, budget=(8, 4), prefill_chunk=32), engine.forget_cached
+    )
 
 
 class LyingEngine(TableEngine):

@@ -92,7 +92,7 @@ def rated(
         8,
         1,
     )
-    for token, words in zip(single.token_ids.tolist(), single.said.tolist(), strict=True):
+    for token, words in zip(single.token_ids.tolist(), single.channel_probs.tolist(), strict=True):
         entry = said.setdefault(token, [0.0] * NUM_CHANNELS)
         entry[TABLE_CHANNEL:] = [max(word, 0.0) for word in words[TABLE_CHANNEL:]]
     speaks = [any(entry[channel] > 0 for entry in said.values()) for channel in range(NUM_CHANNELS)]
@@ -226,7 +226,7 @@ def test_first_rows_say_what_follows_a_token_of_which_the_table_says_nothing() -
         (2, -1),
         (3, grown.token_ids.tolist().index(1)),
     ]
-    assert grown.said[:, -1].tolist() == pytest.approx([0.5, 0.2, 0.7])
+    assert grown.channel_probs[:, -1].tolist() == pytest.approx([0.5, 0.2, 0.7])
     assert not grown.num_orders.any()
 
 

@@ -6,15 +6,14 @@ import json
 
 import numpy as np
 
-from pipeline.decoding.drafter import Drafter
 from pipeline.decoding.grammar.guide import Guide
 from pipeline.decoding.grammar.translation import grammar_text
-from pipeline.decoding.planner import FixedPlanner
 from pipeline.decoding.request import GenerationRequest, StepResult
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import DraftTree, IntArray, tree_from_lists
 from pipeline.engine.scheduler import Scheduler
-from tests.fakes import HostileSource, TableEngine, table_logits
+from tests import fakes
+from tests.fakes import table_logits
 from tests.grammars import VOCAB_SIZE, compiler, plain_guided_decode, vocabulary
 
 COMPACT = {"item_separator": ",", "key_separator": ":", "whitespace_flexible": False}
@@ -54,15 +53,7 @@ class OracleSource:
 
 
 def make_scheduler(source: object | None = None) -> Scheduler:
-    return Scheduler(
-        TableEngine(),
-        Drafter([source or HostileSource()], VOCAB_SIZE),  # type: ignore[list-item]
-        FixedPlanner(),
-        default_budget=DraftBudget(10, 6),
-        max_queue_size=64,
-        prefill_chunk=16,
-        compiler=compiler(),
-    )
+    return fakes.make_scheduler(source, compiler=compiler())
 
 
 def grammar_of(guide: Guide) -> str:

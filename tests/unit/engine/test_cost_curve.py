@@ -65,7 +65,7 @@ def test_another_checkpoint_or_machine_has_a_curve_of_its_own(tmp_path: Path, mo
     save_cost_curve(mine, POINTS, IDLE)
     print_ = mine.manifest.fingerprint.model_copy(update={"checkpoint": "another"})
     assert load_cost_curve(replace(mine, manifest=mine.manifest.model_copy(update={"fingerprint": print_}))) is None
-    monkeypatch.setattr(cost_curve, "_processor", lambda is_cuda: "another")
+    monkeypatch.setattr(cost_curve, "cpu_name", lambda: "another")
     assert load_cost_curve(mine) is None
 
 

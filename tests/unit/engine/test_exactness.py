@@ -17,14 +17,13 @@ from pipeline.config.schema import (
     WindowDraftConfig,
 )
 from pipeline.decoding.create import create_drafter
-from pipeline.decoding.drafter import Drafter
 from pipeline.decoding.planner import AdaptivePlanner, FixedPlanner, Planner
 from pipeline.decoding.request import SamplingParams
-from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import chain
 from pipeline.engine.contract import EngineLimits
 from pipeline.engine.scheduler import Scheduler
 from pipeline.engine.submission import Submission
+from tests import fakes
 from tests.fakes import VOCAB_SIZE, HostileSource, TableEngine, cost_curve, make_request, plain_decode
 
 ALL_SOURCES: tuple[SourceConfig, ...] = (
@@ -56,14 +55,8 @@ def make_scheduler(
     window, ngram, verification = lookahead
     config = LookaheadConfig.of(window, ngram, verification, origin="test")
     limits = EngineLimits(max_batch_size, LIMITS.max_seq_len, LIMITS.max_num_tokens, 64, VOCAB_SIZE)
-    return Scheduler(
-        TableEngine(limits),
-        create_drafter(sources, config, VOCAB_SIZE),
-        planner or FixedPlanner(),
-        default_budget=DraftBudget(40, 8),
-        max_queue_size=64,
-        prefill_chunk=16,
-    )
+    drafter = create_drafter(sources, config, VOCAB_SIZE)
+    return fakes.make_scheduler(engine=TableEngine(limits), drafter=drafter, planner=planner, budget=(40, 8))
 
 
 def mixed_submissions(strategies: Sequence[str], prompts: Sequence[list[int]]) -> list[Submission]:
@@ -129,14 +122,7 @@ def test_all_sources_strategies_and_sampling_options_in_one_batch(
 
 
 def test_hostile_sources_cost_speed_only() -> None:
-    scheduler = Scheduler(
-        TableEngine(LIMITS),
-        Drafter([HostileSource(1, broken=0.5)], VOCAB_SIZE),
-        FixedPlanner(),
-        default_budget=DraftBudget(20, 6),
-        max_queue_size=64,
-        prefill_chunk=16,
-    )
+    scheduler = fakes.make_scheduler(HostileSource(1, broken=0.5), engine=TableEngine(LIMITS), budget=(20, 6))
     submissions = mixed_submissions(["trie"], [[1, 2, 3]])
     assert [result.output_ids for result in scheduler.run(submissions)] == [
         plain_decode(entry.request) for entry in submissions

@@ -15,15 +15,13 @@ from hypothesis import strategies as st
 
 from pipeline.config.schema import LookaheadConfig
 from pipeline.decoding.create import create_drafter
-from pipeline.decoding.planner import FixedPlanner
-from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import path_to, tree_from_lists
 from pipeline.engine.contract import Engine, EngineLimits, VerifyItem
 from pipeline.engine.parallel import ParallelEngine
 from pipeline.engine.rank import Order, Rank, follow, owners_of
 from pipeline.engine.scheduler import Scheduler
 from pipeline.engine.torch.engine import TorchEngine
-from tests.fakes import VOCAB_SIZE, TableEngine, TableSequence, make_request, plain_decode
+from tests.fakes import VOCAB_SIZE, TableEngine, TableSequence, make_request, make_scheduler, plain_decode
 from tests.patience import PATIENCE_S
 from tests.unit.engine.test_exactness import ALL_SOURCES, LIMITS, mixed_submissions
 from tests.unit.engine.torch.test_torch_engine import LIMITS as TORCH_LIMITS
@@ -47,11 +45,11 @@ class ThreadLine:
     num_ranks: int
     orders: list[Any] = field(default_factory=list)
     given: Any = field(default_factory=queue.Queue)
-    num_told: int = 0
+    num_sent: int = 0
     num_collected: int = 0
 
-    def tell(self, orders: Sequence[Order]) -> None:
-        self.num_told += 1
+    def send(self, orders: Sequence[Order]) -> None:
+        self.num_sent += 1
         for line in self.orders:
             line.put(list(orders))
 
@@ -74,10 +72,10 @@ class ThreadEnd:
     line: ThreadLine
     orders: Any
 
-    def hear(self) -> list[Order] | None:
+    def receive(self) -> list[Order] | None:
         return self.orders.get(timeout=PATIENCE_S)  # type: ignore[no-any-return]
 
-    def give(self, mine: npt.NDArray[Any]) -> None:
+    def reply(self, mine: npt.NDArray[Any]) -> None:
         self.line.given.put(mine)
 
 
@@ -107,9 +105,7 @@ def tables(num_ranks: int) -> list[Engine]:
 def scheduler_over(engine: ParallelEngine) -> Scheduler:
     lookahead = LookaheadConfig.of(4, 3, 4)
     drafter = create_drafter(ALL_SOURCES, lookahead, VOCAB_SIZE)
-    return Scheduler(
-        engine, drafter, FixedPlanner(), default_budget=DraftBudget(40, 8), max_queue_size=64, prefill_chunk=16
-    )
+    return make_scheduler(engine=engine, drafter=drafter, budget=(40, 8), prefill_chunk=16)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 5])
@@ -137,18 +133,12 @@ def test_greedy_ranks_speak_once_per_step() -> None:
     engines = tables(3)
     with parallel(engines) as (engine, line):
         sources = [source for source in ALL_SOURCES if source.kind == "window"]
-        scheduler = Scheduler(
-            engine,
-            create_drafter(sources, lookahead, VOCAB_SIZE),
-            FixedPlanner(),
-            default_budget=DraftBudget(40, 8),
-            max_queue_size=4,
-            prefill_chunk=64,
-        )
+        drafter = create_drafter(sources, lookahead, VOCAB_SIZE)
+        scheduler = make_scheduler(engine=engine, drafter=drafter, budget=(40, 8), prefill_chunk=64)
         request = make_request([1, 2, 3], 60)
         (result,) = scheduler.run([Submission(request, "lookahead")])
         assert result.output_ids == plain_decode(request)
-        assert line.num_told == line.num_collected == result.statistics.num_steps < 60
+        assert line.num_sent == line.num_collected == result.statistics.num_steps < 60
 
 
 def test_every_row_has_one_owner_that_verifies_it() -> None:

@@ -5,35 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.decoding.drafter import Drafter
-from pipeline.decoding.planner import FixedPlanner
 from pipeline.decoding.request import FinishReason, GenerationRequest, SamplingParams, StepResult
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import DraftTree, IntArray, chain, tree_from_lists
 from pipeline.engine.contract import EngineLimits
-from pipeline.engine.scheduler import Scheduler
 from pipeline.engine.submission import Submission
 from pipeline.errors import RequestError
-from tests.fakes import VOCAB_SIZE, HostileSource, TableEngine, make_request, plain_decode, table_logits
-
-
-def make_scheduler(
-    *, limits: EngineLimits | None = None, source: HostileSource | None = None, max_queue_size: int = 64
-) -> Scheduler:
-    engine = TableEngine() if limits is None else TableEngine(limits)
-    return Scheduler(
-        engine,
-        Drafter([source or HostileSource()], VOCAB_SIZE),
-        FixedPlanner(),
-        default_budget=DraftBudget(10, 6),
-        max_queue_size=max_queue_size,
-        prefill_chunk=16,
-    )
-
-
-def expected(request: GenerationRequest) -> list[int]:
-    return plain_decode(request)
-
+from tests.fakes import VOCAB_SIZE, HostileSource, TableEngine, make_request, make_scheduler, plain_decode, table_logits
 
 sampling_params = st.builds(
     SamplingParams,
@@ -78,7 +56,7 @@ def test_mixed_batches_with_hostile_drafts_emit_exactly_the_targets_tokens(
         for prompt, length, sampling, strategy in entries
     ]
     results = scheduler.run(submissions)
-    assert [result.output_ids for result in results] == [expected(entry.request) for entry in submissions]
+    assert [result.output_ids for result in results] == [plain_decode(entry.request) for entry in submissions]
     assert scheduler.engine.held == []  # type: ignore[attr-defined]
 
 
@@ -99,14 +77,7 @@ def test_a_supplied_tree_is_verified_in_one_step() -> None:
 
     request = make_request(max_new_tokens=4)
     target = plain_decode(request)
-    scheduler = Scheduler(
-        TableEngine(),
-        Drafter([SuppliedSource(SuppliedDraftConfig())], VOCAB_SIZE),
-        FixedPlanner(),
-        default_budget=DraftBudget(10, 10),
-        max_queue_size=4,
-        prefill_chunk=16,
-    )
+    scheduler = make_scheduler(SuppliedSource(SuppliedDraftConfig()), budget=(10, 10))
     wrong = (target[0] + 1) % VOCAB_SIZE
     tree = tree_from_lists([wrong, target[0], target[1]], [-1, -1, 1])
     (result,) = scheduler.run([Submission(request, "trie", supplied=tree, max_steps=1)])
@@ -214,7 +185,7 @@ def test_long_prompts_do_not_hold_up_running_requests() -> None:
 
 def test_short_prompts_do_not_hold_up_a_long_one() -> None:
     """Passes of 16 tokens and never fewer than three short prompts behind a long one: it is computed first."""
-    scheduler = make_scheduler(limits=EngineLimits(4, 256, 16, 0, VOCAB_SIZE))
+    scheduler = make_scheduler(engine=TableEngine(EngineLimits(4, 256, 16, 0, VOCAB_SIZE)))
     ended: list[str] = []
 
     def submit(request: GenerationRequest) -> None:

@@ -5,18 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline.decoding.drafter import Drafter
-from pipeline.decoding.planner import FixedPlanner
 from pipeline.decoding.request import FinishReason
-from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import IntArray
 from pipeline.engine.contract import EngineLimits
-from pipeline.engine.scheduler import Scheduler
 from pipeline.engine.submission import StepEvent, Submission
 from pipeline.errors import BusyError
-from tests.fakes import VOCAB_SIZE, HostileSource, TableEngine, make_request, plain_decode
+from tests.fakes import VOCAB_SIZE, HostileSource, TableEngine, make_request, make_scheduler, plain_decode
 from tests.patience import PATIENCE_S
-from tests.unit.engine.test_scheduler import make_scheduler
 
 
 @pytest.mark.parametrize("how", ["finished", "one step", "cancelled", "failed", "closed"])
@@ -45,7 +40,7 @@ def test_the_sources_forget_every_request_however_it_ends(how: str) -> None:
 
 
 def test_cancelling_ends_waiting_and_running_requests_and_frees_their_places() -> None:
-    scheduler = make_scheduler(limits=EngineLimits(1, 256, 128, 64, VOCAB_SIZE))
+    scheduler = make_scheduler(engine=TableEngine(EngineLimits(1, 256, 128, 64, VOCAB_SIZE)))
     events: dict[str, list[StepEvent]] = {}
 
     def on_event(event: StepEvent) -> None:
@@ -69,14 +64,7 @@ def test_cancelling_ends_waiting_and_running_requests_and_frees_their_places() -
 
 def test_a_failing_pass_ends_the_requests_in_it_with_the_error_and_the_server_lives() -> None:
     engine = TableEngine()
-    scheduler = Scheduler(
-        engine,
-        Drafter([HostileSource()], VOCAB_SIZE),
-        FixedPlanner(),
-        default_budget=DraftBudget(4, 4),
-        max_queue_size=8,
-        prefill_chunk=16,
-    )
+    scheduler = make_scheduler(engine=engine)
     verify, failures = engine.verify, iter([True])
 
     def fails_once(items: object) -> object:

@@ -7,17 +7,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from pipeline.decoding.drafter import Drafter
 from pipeline.decoding.grammar.compiler import Compiler
 from pipeline.decoding.grammar.guide import Guide
-from pipeline.decoding.planner import FixedPlanner
 from pipeline.decoding.request import FinishReason
-from pipeline.decoding.sources.base import DraftBudget
 from pipeline.engine.scheduler import Scheduler
 from pipeline.engine.submission import StepEvent, Submission
 from pipeline.errors import RequestError
-from tests.fakes import HostileSource, TableEngine, make_request
-from tests.grammars import VOCAB_SIZE, vocabulary
+from tests import fakes
+from tests.fakes import make_request
+from tests.grammars import vocabulary
 from tests.patience import PATIENCE_S
 from tests.unit.engine.grammar_requests import make_scheduler, regex, schema
 
@@ -62,15 +60,7 @@ def slow() -> Iterator[tuple[Scheduler, threading.Event]]:
         assert event.wait(PATIENCE_S)
         return vocabulary()
 
-    scheduler = Scheduler(
-        TableEngine(),
-        Drafter([HostileSource()], VOCAB_SIZE),
-        FixedPlanner(),
-        default_budget=DraftBudget(10, 6),
-        max_queue_size=64,
-        prefill_chunk=16,
-        compiler=Compiler(load),  # type: ignore[arg-type]
-    )
+    scheduler = fakes.make_scheduler(compiler=Compiler(load))  # type: ignore[arg-type]
     scheduler.start()
     yield scheduler, event
     event.set()

@@ -9,8 +9,7 @@ import numpy as np
 from pipeline.engine.contract import EngineLimits, VerifyItem
 from pipeline.engine.scheduler import Scheduler
 from pipeline.engine.submission import StepEvent, Submission
-from tests.fakes import TableEngine, TableLogits, make_request
-from tests.unit.engine.test_scheduler import VOCAB_SIZE, make_scheduler
+from tests.fakes import VOCAB_SIZE, TableEngine, TableLogits, make_request, make_scheduler
 
 
 class RecordingEngine(TableEngine):
@@ -27,7 +26,7 @@ class RecordingEngine(TableEngine):
 
 def recording_scheduler(max_num_tokens: int) -> tuple[Scheduler, RecordingEngine]:
     engine = RecordingEngine(EngineLimits(4, 256, max_num_tokens, 64, VOCAB_SIZE))
-    scheduler = make_scheduler(limits=engine.limits)
+    scheduler = make_scheduler(engine=TableEngine(engine.limits))
     scheduler._engine = scheduler._starter._engine = engine
     return scheduler, engine
 

@@ -8,14 +8,13 @@ from pipeline.engine.contract import EngineLimits
 from pipeline.engine.scheduler import Scheduler
 from pipeline.engine.submission import StepEvent, Submission
 from pipeline.errors import BusyError, RequestError
-from tests.fakes import VOCAB_SIZE, make_request, plain_decode
+from tests.fakes import VOCAB_SIZE, TableEngine, make_request, make_scheduler, plain_decode
 from tests.patience import PATIENCE_S
-from tests.unit.engine.test_scheduler import make_scheduler
 
 
 def test_a_full_queue_answers_busy() -> None:
     """A request that finds a place does not wait: three may, beside those for which the engine has room."""
-    scheduler = make_scheduler(limits=EngineLimits(2, 256, 128, 64, VOCAB_SIZE), max_queue_size=3)
+    scheduler = make_scheduler(engine=TableEngine(EngineLimits(2, 256, 128, 64, VOCAB_SIZE)), max_queue_size=3)
     for _ in range(2 + 3):
         scheduler.submit(Submission(make_request()), lambda event: None)
     for _ in range(2):  # before the first pass, and when two run
@@ -36,7 +35,7 @@ def stream_steps(scheduler: Scheduler, count: int, output: list[int]) -> None:
 
 def test_a_stream_of_steps_is_not_refused_for_new_requests_and_waits_for_none_of_them() -> None:
     """The one place is the stream's between its steps, too, while as many new requests wait as may."""
-    scheduler = make_scheduler(limits=EngineLimits(1, 256, 128, 64, VOCAB_SIZE), max_queue_size=2)
+    scheduler = make_scheduler(engine=TableEngine(EngineLimits(1, 256, 128, 64, VOCAB_SIZE)), max_queue_size=2)
     output: list[int] = []
     new: list[StepEvent] = []
     stream_steps(scheduler, 2, output)
@@ -50,7 +49,7 @@ def test_a_stream_of_steps_is_not_refused_for_new_requests_and_waits_for_none_of
 def test_new_requests_run_when_a_stream_of_steps_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr("pipeline.engine.scheduler.time.monotonic", lambda: now)
-    scheduler = make_scheduler(limits=EngineLimits(1, 256, 128, 64, VOCAB_SIZE))
+    scheduler = make_scheduler(engine=TableEngine(EngineLimits(1, 256, 128, 64, VOCAB_SIZE)))
     stream_steps(scheduler, 3, [])
     new: list[StepEvent] = []
     scheduler.submit(Submission(make_request(max_new_tokens=2), "none"), new.append)
@@ -62,7 +61,7 @@ def test_new_requests_run_when_a_stream_of_steps_has_ended(monkeypatch: pytest.M
 
 
 def test_no_place_is_held_for_a_stream_that_has_said_that_it_ends() -> None:
-    scheduler = make_scheduler(limits=EngineLimits(1, 256, 128, 64, VOCAB_SIZE))
+    scheduler = make_scheduler(engine=TableEngine(EngineLimits(1, 256, 128, 64, VOCAB_SIZE)))
     output: list[int] = []
     new: list[StepEvent] = []
     stream_steps(scheduler, 3, output)
@@ -74,7 +73,7 @@ def test_no_place_is_held_for_a_stream_that_has_said_that_it_ends() -> None:
 
 
 def test_a_hold_ends_by_itself_in_the_schedulers_thread() -> None:
-    scheduler = make_scheduler(limits=EngineLimits(1, 256, 128, 64, VOCAB_SIZE))
+    scheduler = make_scheduler(engine=TableEngine(EngineLimits(1, 256, 128, 64, VOCAB_SIZE)))
     prompt, output = [1, 2, 3], []
     done = threading.Semaphore(0)
 
@@ -95,7 +94,7 @@ def test_a_hold_ends_by_itself_in_the_schedulers_thread() -> None:
 
 def test_an_ended_request_is_continued_once() -> None:
     """Otherwise a client that repeats one prompt would always go first."""
-    scheduler = make_scheduler(limits=EngineLimits(1, 256, 128, 64, VOCAB_SIZE))
+    scheduler = make_scheduler(engine=TableEngine(EngineLimits(1, 256, 128, 64, VOCAB_SIZE)))
     output = [*plain_decode(make_request(max_new_tokens=1))]
     scheduler.run([Submission(make_request(max_new_tokens=1), "none")])
     order: list[str] = []

@@ -12,13 +12,11 @@ from lookahead_research.replay import TargetRows, replay
 
 from pipeline.config.schema import LookaheadConfig, RecyclingDraftConfig, SuppliedDraftConfig, TrieDraftConfig
 from pipeline.decoding.create import create_drafter
-from pipeline.decoding.planner import FixedPlanner
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import EMPTY_TREE, tree_from_lists
-from pipeline.engine.scheduler import Scheduler
 from pipeline.engine.submission import Submission
 from pipeline.errors import UserError
-from tests.fakes import VOCAB_SIZE, TableEngine, make_request, plain_decode, table_logits
+from tests.fakes import VOCAB_SIZE, TableEngine, make_request, make_scheduler, plain_decode, table_logits
 
 BUDGET = DraftBudget(8, 12)
 WIDTH = 8
@@ -51,8 +49,8 @@ def steps_with_the_model(rows: list[ReplayRow]) -> int:
     drafter = create_drafter(SOURCES, lookahead, VOCAB_SIZE)
     # A pass over a prompt has no room for drafts, as in a replay.
     limits = replace(TableEngine().limits, max_num_tokens=PROMPT_LEN)
-    scheduler = Scheduler(
-        TableEngine(limits), drafter, FixedPlanner(), default_budget=BUDGET, max_queue_size=1, prefill_chunk=64
+    scheduler = make_scheduler(
+        engine=TableEngine(limits), drafter=drafter, budget=(BUDGET.max_nodes, BUDGET.max_depth), prefill_chunk=64
     )
     total = 0
     for row in rows:

@@ -14,17 +14,14 @@ from pipeline.backends.tensorrt_llm.strict import StrictEngine, require_outputs,
 from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import ResolvedConfig, SuppliedDraftConfig
 from pipeline.decoding.drafter import Drafter
-from pipeline.decoding.planner import FixedPlanner
-from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.sources.supplied import SuppliedSource
 from pipeline.decoding.tree import chain
-from pipeline.engine.scheduler import Scheduler
 from pipeline.engine.submission import StepEvent
 from pipeline.triton_models.engine_answers import EngineCall
 from pipeline.triton_models.engine_calls import engine_call, rows_of
 from pipeline.triton_models.tensors import Array, Tensors
 from pipeline.triton_models.text_codec import TextCodec
-from tests.fakes import VOCAB_SIZE, TableEngine
+from tests.fakes import VOCAB_SIZE, TableEngine, make_scheduler
 from tests.grammars import compiler
 
 END_ID = 0
@@ -98,14 +95,8 @@ class TableTarget:
     ) -> AsyncGenerator[dict[str, Array], None]:
         self.calls.append(dict(tensors))
         drafter = Drafter([SuppliedSource(SuppliedDraftConfig())], VOCAB_SIZE)
-        scheduler = Scheduler(
-            self.engine,
-            drafter,
-            FixedPlanner(),
-            default_budget=DraftBudget(16, 12),
-            max_queue_size=8,
-            prefill_chunk=64,
-            compiler=compiler(),
+        scheduler = make_scheduler(
+            engine=self.engine, drafter=drafter, budget=(16, 12), prefill_chunk=64, compiler=compiler()
         )
         call = self._call(rows_of(tensors)[0], outputs, request_id)
         events: list[StepEvent] = []

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.decoding.compile_cache import is_complete
-from pipeline.decoding.tree import BoolArray, DraftTree, IntArray, ancestor_mask, depths
-from pipeline.engine.contract import EngineLimits, EngineSequence, NodeLogits, ReuseCounters, VerifyItem
+from pipeline.decoding.tree import BoolArray, DraftTree, ancestor_mask, depths
+from pipeline.engine.contract import EngineLimits, NodeLogits, VerifyItem
 from pipeline.engine.torch.lean.attention import NUM_SEGMENT_FIELDS, rows_per_task
 from pipeline.engine.torch.lean.crew import Crew
 from pipeline.engine.torch.lean.kv_cache import LeanCache
@@ -18,11 +18,11 @@ from pipeline.engine.torch.lean.plan import PLAN, WEIGHTS, read_plan
 from pipeline.engine.torch.lean.runner import Runner
 from pipeline.engine.torch.lean.warm_up import warm_up_pass
 from pipeline.engine.torch.lean.weights import map_weights
-from pipeline.engine.torch.slots import Slot, SlotTable, check_item, check_tokens, first_row, slot_of
+from pipeline.engine.torch.slots import SlotEngine, check_item, first_row, slot_of
 from pipeline.errors import BuildError
 
 
-class LeanEngine:
+class LeanEngine(SlotEngine):
     """See `pipeline.engine.contract.Engine`. Every row of a pass has the same bits whatever else is in the pass."""
 
     def __init__(self, folder: Path, limits: EngineLimits, num_threads: int, num_slots: int | None = None) -> None:
@@ -32,21 +32,13 @@ class LeanEngine:
         plan = read_plan(folder)
         if plan is None:
             raise BuildError(f"{folder} holds no {PLAN}; build the engine again with `lookahead engine --force`.")
-        self.limits = limits
         self._plan = plan
         num_slots = 2 * limits.max_batch_size if num_slots is None else num_slots
         self._cache = LeanCache(plan, num_slots, limits.max_seq_len)
-        self._slots = SlotTable(self._cache, num_slots, limits.max_seq_len)
+        super().__init__(limits, self._cache, num_slots)
         if num_threads > 1 and not is_complete():
             warm_up_pass()  # by one thread: numba fails where several compile a loop at its first call
         self._runner = Runner(plan, map_weights(folder / WEIGHTS), self._cache, limits, Crew(num_threads))
-
-    @property
-    def reuse(self) -> ReuseCounters:
-        return self._slots.counters
-
-    def open(self, token_ids: IntArray, reuse: bool = True) -> Slot:
-        return self._slots.claim(check_tokens(token_ids, self.limits.max_seq_len, self.limits.vocab_size), reuse)
 
     def verify(self, items: Sequence[VerifyItem]) -> list[NodeLogits | None]:
         lengths = [_num_pending(item) + len(item.tree) for item in items]
@@ -100,19 +92,9 @@ class LeanEngine:
             row = part.stop
         return results
 
-    def commit(self, sequence: EngineSequence, nodes: Sequence[int], token_ids: Sequence[int]) -> None:
-        self._slots.commit(slot_of(sequence), nodes, token_ids)
-
-    def release(self, sequence: EngineSequence) -> None:
-        self._slots.release(slot_of(sequence))
-
     def multiply(self, num_rows: int) -> None:
         """Compute only the matrices of a pass over `num_rows` rows, for measurements."""
         self._runner.multiply(num_rows)
-
-    def forget_cached(self) -> None:
-        """Drop the KV of released sequences, for measurements in which every prompt is to be computed anew."""
-        self._slots.forget()
 
 
 def _num_pending(item: VerifyItem) -> int:

@@ -9,18 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.bench.contenders.contender import SchedulerContender
 from pipeline.bench.data.workload import NamedPrompt, Prompt
 from pipeline.bench.measure import MeasureOptions
 from pipeline.bench.verify.logits import HashedSequence, RecordingEngine, first_other_bits, rows_by_prompt
 from pipeline.bench.verify.verify import Comparison, is_lossless, verdict_sentence, verdict_table, verify_in_process
-from pipeline.decoding.drafter import Drafter
-from pipeline.decoding.planner import FixedPlanner
-from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import chain
 from pipeline.engine.contract import Engine, VerifyItem
-from pipeline.engine.scheduler import Scheduler
-from tests.fakes import VOCAB_SIZE, HostileSource, TableEngine, TableLogits
+from tests.fakes import TableEngine, TableLogits
+from tests.unit.bench.bench_fakes import contender_over
 from tests.unit.engine.torch.lean import models
 
 PROMPTS = [NamedPrompt(f"p{i}", np.asarray([i + 1, i + 2, 3], np.int32), Prompt(("text",))) for i in range(3)]
@@ -37,27 +33,13 @@ class SignOfZero(TableEngine):
         return results
 
 
-def contender(engine: Engine, strategy: str, vocab_size: int = VOCAB_SIZE) -> SchedulerContender:
-    def create() -> Scheduler:
-        return Scheduler(
-            engine,
-            Drafter([HostileSource()], vocab_size),
-            planner=FixedPlanner(),
-            default_budget=DraftBudget(8, 4),
-            max_queue_size=64,
-            prefill_chunk=32,
-        )
-
-    return SchedulerContender(strategy, create, engine.forget_cached)
-
-
-def compared(engine: Engine, vocab_size: int = VOCAB_SIZE) -> list[Comparison]:
+def compared(engine: Engine) -> list[Comparison]:
     recorder = RecordingEngine(engine)
     comparisons, _ = verify_in_process(
         recorder,
         "float32",
-        contender(recorder, "none", vocab_size),
-        [contender(recorder, "trie", vocab_size)],
+        contender_over(recorder, "none"),
+        [contender_over(recorder, "trie")],
         PROMPTS,
         MeasureOptions(max_new_tokens=24),
         recorder=recorder,
@@ -94,7 +76,7 @@ def test_a_single_other_bit_is_a_fault_that_is_named() -> None:
 @pytest.mark.parametrize("kind", ["float32", "int8"])
 def test_the_lean_pass_gives_the_same_bits_in_the_strategies_own_trees(kind: str, tmp_path: Path) -> None:
     engine = models.lean_engine(models.tiny_model("llama"), kind, tmp_path, 2)  # type: ignore[arg-type]
-    comparisons = compared(engine, models.VOCAB_SIZE)
+    comparisons = compared(engine)
     assert is_lossless(comparisons)
     assert sum(comparison.num_tokens for comparison in comparisons) == 2 * 3 * (24 + 48)
 

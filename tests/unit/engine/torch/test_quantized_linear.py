@@ -9,12 +9,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from pipeline.checkpoint.architectures import SUPPORTED_ARCHITECTURES, UNQUANTIZED
-from pipeline.decoding.drafter import Drafter
-from pipeline.decoding.planner import FixedPlanner
 from pipeline.decoding.request import SamplingParams
-from pipeline.decoding.sources.base import DraftBudget
 from pipeline.engine.contract import EngineLimits
-from pipeline.engine.scheduler import Scheduler
 from pipeline.engine.submission import Submission
 from pipeline.engine.torch.engine import TorchEngine
 from pipeline.engine.torch.quantized_files import load_quantized, save_quantized
@@ -27,7 +23,7 @@ from pipeline.engine.torch.quantized_linear import (
     quantize,
 )
 from pipeline.errors import BuildError
-from tests.fakes import HostileSource, make_request
+from tests.fakes import HostileSource, make_request, make_scheduler
 from tests.unit.engine.torch.test_architectures import tiny_model
 
 needs_fbgemm = pytest.mark.skipif(not can_quantize(), reason="torch has no FBGEMM kernels for this CPU")
@@ -144,14 +140,7 @@ def test_drafts_change_no_token_of_the_quantised_model(engine: TorchEngine, temp
     prompts = [random.integers(1, 40, length).tolist() for length in (1, 5, 9, 17, 30)]
 
     def run(strategy: str) -> list[list[int]]:
-        scheduler = Scheduler(
-            engine,
-            Drafter([HostileSource(3)], 40),
-            FixedPlanner(),
-            default_budget=DraftBudget(12, 6),
-            max_queue_size=16,
-            prefill_chunk=8,
-        )
+        scheduler = make_scheduler(HostileSource(3), engine=engine, budget=(12, 6), prefill_chunk=8)
         sampling = SamplingParams(temperature=temperature, seed=5)
         submissions = [Submission(make_request(prompt, 20, sampling=sampling), strategy) for prompt in prompts]
         return [result.output_ids for result in scheduler.run(submissions)]

@@ -5,18 +5,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
-from pipeline.decoding.drafter import Drafter
-from pipeline.decoding.planner import FixedPlanner
 from pipeline.decoding.request import SamplingParams
-from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import DraftTree, chain, path_to, tree_from_lists
 from pipeline.engine.contract import EngineLimits, VerifyItem
-from pipeline.engine.scheduler import Scheduler
 from pipeline.engine.submission import Submission
 from pipeline.engine.torch import kv_cache
 from pipeline.engine.torch.engine import TorchEngine, num_rows
 from pipeline.errors import BuildError, BusyError, RequestError
-from tests.fakes import HostileSource, make_request
+from tests.fakes import HostileSource, make_request, make_scheduler
 
 VOCAB_SIZE = 24
 LIMITS = EngineLimits(max_batch_size=4, max_seq_len=96, max_num_tokens=256, max_draft_tokens=32, vocab_size=VOCAB_SIZE)
@@ -191,14 +187,7 @@ def test_generation_with_drafts_equals_plain_decoding(
     engine: TorchEngine, prompts: list[list[int]], temperature: float, seed: int
 ) -> None:
     def run(strategy: str) -> list[list[int]]:
-        scheduler = Scheduler(
-            engine,
-            Drafter([HostileSource(seed)], VOCAB_SIZE),
-            FixedPlanner(),
-            default_budget=DraftBudget(12, 6),
-            max_queue_size=16,
-            prefill_chunk=8,
-        )
+        scheduler = make_scheduler(HostileSource(seed), engine=engine, budget=(12, 6), prefill_chunk=8)
         sampling = SamplingParams(temperature=temperature, seed=seed)
         return [
             result.output_ids
@@ -211,14 +200,7 @@ def test_generation_with_drafts_equals_plain_decoding(
 
 
 def test_greedy_output_is_that_of_transformers(engine: TorchEngine, reference: PreTrainedModel) -> None:
-    scheduler = Scheduler(
-        engine,
-        Drafter([], VOCAB_SIZE),
-        FixedPlanner(),
-        default_budget=DraftBudget(0, 0),
-        max_queue_size=4,
-        prefill_chunk=8,
-    )
+    scheduler = make_scheduler(engine=engine, prefill_chunk=8)
     (result,) = scheduler.run([Submission(make_request([5, 6, 7], 20), "none")])
     assert result.output_ids == greedy(reference, [5, 6, 7], 20)
 
