@@ -197,7 +197,7 @@ def verdict(records: Sequence[GrammarRecord]) -> str:
 
 
 def is_sound(records: Sequence[GrammarRecord]) -> bool:
-    """Whether every finished guided output is valid, and every output that of plain decoding."""
+    """Whether every finished guided output matches its schema, and every output equals that of plain decoding."""
     return all(
         record.identical and (record.valid or not record.guided or record.finish_reason == FinishReason.LENGTH.value)
         for record in records

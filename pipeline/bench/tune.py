@@ -78,7 +78,7 @@ def tune(
     records = measure(contenders, rows, opened.tokenizer, options, on_record)
     different = sorted({record.strategy for record in records if not record.identical})
     if different:
-        raise UserError(f"{', '.join(different)} changed tokens; run `lookahead verify` and report what it says.")
+        raise UserError(f"{', '.join(different)} changed tokens; run `lookahead verify` and report its output.")
     return [row for row in summarise(records, BASELINE) if row.task == OVERALL]
 
 

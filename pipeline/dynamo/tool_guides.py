@@ -6,7 +6,7 @@
     auto          text, or <tool_call>\\n{"name": ..., "arguments": {...}}\\n</tool_call>   structural tag
 
 Dynamo's front end expects the first two forms whatever the model's parser. The third is that of its parser `hermes`; in
-the forms of other parsers calls are the model's own affair.
+for other parsers the model chooses the form of a call.
 """
 
 from __future__ import annotations

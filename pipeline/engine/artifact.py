@@ -165,7 +165,7 @@ def build_lock(places: Places, model: str, on_wait: Callable[[str], None]) -> It
         try:
             yield
         finally:
-            # A first build that failed leaves it empty; else it holds something, or is not there.
+            # Empty only after a first build that failed.
             with suppress(OSError):
                 folder.rmdir()
 

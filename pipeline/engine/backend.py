@@ -141,7 +141,7 @@ class Backend(BackendSettings, Protocol):
         return {}
 
     def validation_settings(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Overrides with which this machine is validated: for all profiles, and besides for the first. Raises
+        """Overrides for validating this machine: for all profiles, and further ones for the first. Raises
         BuildError if the backend cannot run here."""
         return (), ()
 

@@ -54,7 +54,7 @@ class CostCurveFile(Frozen):
         return CostCurve(self.points)
 
     def to_text(self) -> str:
-        """How it was measured, and what to do if that was at a bad time."""
+        """Whether the machine was busy during the measurement, and what to do then."""
         if not self.load.busy:
             return "measured on an idle machine"
         return (

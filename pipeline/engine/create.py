@@ -1,4 +1,4 @@
-"""From an artefact and its engine in memory to a scheduler that serves it."""
+"""Creates the scheduler of a loaded engine."""
 
 from __future__ import annotations
 

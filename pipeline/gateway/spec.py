@@ -44,7 +44,7 @@ class GatewaySpec(Frozen):
 
 
 class GatewayStatus(Frozen):
-    """What the gateway says of itself, in a file beside its spec, whenever it changes."""
+    """Status of the gateway, written to a file beside its spec at every change."""
 
     triton_http: str = Field(description="Where new requests go.")
     num_running_earlier: int = Field(description="Requests that run on the servers before.")

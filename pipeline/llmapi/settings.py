@@ -1,7 +1,7 @@
 """Settings of the served model: keyword arguments of `LLM()` (model.yaml) and our own settings (drafts.json).
 
 model.yaml alone is complete for the stock model, with NGram drafts where drafts are wanted at all. Ours replaces them
-by what drafts.json says: the suffix automaton of newer releases, which drafts on the GPU, or drafts from the trie.
+by drafts.json: the suffix automaton of newer releases, which drafts on the GPU, or drafts from the trie.
 """
 
 from __future__ import annotations

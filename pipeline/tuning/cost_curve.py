@@ -1,7 +1,5 @@
-"""Measuring the cost curve: time of a verify pass by tokens in the pass, sequences and context length.
-
-The planner needs the whole curve, as on a CPU there is no flat part, which would end at one number of tokens (see
-`critical_decoding_length`).
+"""Measures the cost curve: time of a verify pass by tokens in the pass, sequences and context length. The planner needs
+the whole curve, because on a CPU no part of it is flat (see `critical_decoding_length`).
 """
 
 from __future__ import annotations
@@ -37,12 +35,12 @@ COARSE = CostGrid((1, 2, 4, 8, 16, 24, 32, 64), (1, 4, 16), max_pass_tokens=128,
 WIDE = CostGrid(max_pass_tokens=2048)
 
 
-# Fewer than this would leave what more tokens cost unknown.
+# Sizes of a line that are always measured: one alone has no slope.
 MIN_SIZES = 2
 
 
 def grid_for(device: Device, *, fine: bool) -> CostGrid:
-    """What to measure on a device. fine: where the curve is asked for, rather than in passing at a build."""
+    """The grid for a device. fine: for a requested measurement; coarse during a build."""
     if device == "cuda":
         return WIDE
     return FINE if fine else COARSE
@@ -92,7 +90,7 @@ def measure(
 
 def groups_that_fit(limits: EngineLimits, grid: CostGrid) -> list[tuple[int, int, list[int]]]:
     """Sequences, context length and numbers of tokens per sequence that a grid measures within limits."""
-    # An engine of short sequences is measured in the middle of them.
+    # An engine with short sequences is measured at a quarter of their length.
     fitting = [length for length in grid.context_lengths if sizes_that_fit(limits, grid, 1, length)]
     lengths = fitting or [limits.max_seq_len // 4]
     groups = [
@@ -112,7 +110,7 @@ def sizes_that_fit(limits: EngineLimits, grid: CostGrid, batch_size: int, contex
         for size in grid.tokens_per_sequence
         if size - 1 <= limits.max_draft_tokens and size * batch_size <= longest
     ]
-    # Every pass, the one that warms up included, leaves one token behind.
+    # Every pass, including the warm-up, appends one token.
     room = limits.max_seq_len - context_len - 1
     return [size for number, size in enumerate(possible, 1) if number * (grid.num_repeats + 1) + size <= room]
 

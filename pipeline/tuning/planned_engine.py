@@ -1,5 +1,5 @@
-"""ResolvedConfig -> an engine that drafts well from the start: built, its passes measured on this machine for the draft
-planner, and the first rows of token recycling computed."""
+"""Builds an engine, measures its passes on this machine for the draft planner, and computes the first rows of token
+recycling."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from pipeline.errors import BuildError
 from pipeline.tuning.cost_curve import CostGrid, grid_for, measure
 
 OnPoint = Callable[[CostPoint], None]
-# How long measuring in passing takes at most, the last pass and the loading of the engine aside.
+# Time limit of a measurement during a build, without the last pass and the loading of the engine.
 MAX_SECONDS = 12.0
-# Longest sequence of an engine that is measured: the longest context of a grid, and the tokens that its passes leave.
+# Longest sequence during a measurement: the longest context of a grid and the tokens that its passes append.
 MEASURED_SEQ_LEN = 1280
 # Rows that token recycling begins with, and how long computing them takes at most, the last pass and the loading of the
 # engine aside. 8192 of 49152 tokens brought four fifths of what all of them bring.
@@ -107,7 +107,7 @@ def plans_by_cost(resolved: ResolvedConfig) -> bool:
 
 
 def stored_cost_curve(artifact: Artifact) -> CostCurveFile | None:
-    """What drafts of this engine are planned by; None if they are not planned by a curve."""
+    """The stored curve if drafts of this engine are planned by one, else None."""
     return load_cost_curve(artifact) if plans_by_cost(artifact.resolved) else None
 
 
@@ -126,8 +126,8 @@ def _measure_in_passing(artifact: Artifact, engine: Engine, grid: CostGrid, note
 
 
 def measure_cost_curve(artifact: Artifact, on_point: OnPoint = lambda point: None) -> CostCurveFile:
-    """Measure the passes of an artefact's weights finely and store what they cost, with the load of the machine
-    meanwhile. The limits of its profile do not count, so that all profiles find what they need."""
+    """Measure the passes of an artefact on a fine grid and store the curve, with the load of the machine meanwhile. The
+    limits of its profile do not apply, so that the curve serves all profiles."""
     grid = grid_for(artifact.resolved.device, fine=True)
     with _measured(artifact, grid, grid.batch_sizes) as engine:
         return _measure_and_save(artifact, engine, grid, math.inf, on_point)
@@ -144,8 +144,8 @@ def _measure_and_save(
 @contextmanager
 def _measured(artifact: Artifact, grid: CostGrid, batch_sizes: Sequence[int]) -> Iterator[Engine]:
     """The engine with limits that hold a grid's passes: of the largest of the batch sizes whose KV cache fits into
-    memory. The processes of an engine that has several end with it: the caller's own engine needs the line between
-    them."""
+    memory. The processes of an engine that has several end with it: the caller's own engine needs the connection
+    between them."""
     from pipeline.engine.parallel import ParallelEngine
 
     engine = _load(artifact, grid, sorted(batch_sizes, reverse=True))

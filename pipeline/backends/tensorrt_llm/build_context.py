@@ -72,7 +72,7 @@ class BuildContext:
 
     @property
     def known_shape(self) -> ModelShape:
-        """The sizes, where the rules have refused models of unknown ones."""
+        """The sizes of the model. The rules refuse models whose sizes are unknown."""
         assert self.shape is not None, "the rules refuse models of unknown shape"
         return self.shape
 

@@ -32,7 +32,7 @@ def _from_hugging_face(call: Mapping[str, Any]) -> None:
     optional = {"quant_config": _quant_config(call)} if call["quant_config"] else {}
     for rank in range(call["mapping"]["world_size"]):
         mapping = RankMapping(rank=rank, **call["mapping"])
-        # By place, because some families name the first argument otherwise.
+        # Positional, because the name of the first argument differs between families.
         model = model_class.from_hugging_face(call["hf_model_dir"], dtype=call["dtype"], mapping=mapping, **optional)
         model.save_checkpoint(str(output_dir), save_config=rank == 0)
         del model

@@ -61,7 +61,7 @@ def build_image_argv(tag: str, home: Path) -> tuple[str, ...]:
 
 
 def ensure_image(tag: str, home: Path, run_dir: Path) -> None:
-    """Build the image unless docker has it. Raises ServerError with the end of docker's words if that fails."""
+    """Build the image unless docker has it. Raises ServerError with the end of docker's output if that fails."""
     image = serving_image(tag)
     if subprocess.run(["docker", "image", "inspect", image], capture_output=True, check=False).returncode == 0:
         return

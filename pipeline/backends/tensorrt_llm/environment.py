@@ -168,7 +168,7 @@ def require_ready(found: Environment, resolved: ResolvedConfig, world_size: int)
 
 
 def validation_settings() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Overrides that fit the first GPU, and those of the first profile besides. Raises BuildError where there is no
+    """Overrides that fit the first GPU, and further ones for the first profile. Raises BuildError where there is no
     GPU, or nothing to build with."""
     found = detect()
     if not found.gpus:

@@ -1,8 +1,8 @@
 """`tensorrt_llm` as TensorRT-LLM's own C++ backend serves it: all tensors and parameters of release line 1.2.
 
 Every value comes from the config that the engine was planned with, so that engine, instance and requests agree on W, N
-and G. Parameters without a value are left out rather than written as holes; four must be there even if empty, or the
-backend does not load.
+and G. Parameters without a value are left out, except for four: the backend does not load without them, even if they
+are empty.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pipeline.engine.artifact import Artifact
 from pipeline.repository import model_config
 from pipeline.repository.contract import model_contract
 
-# Left out where the profile does not set them: unset is the value that is meant.
+# Left out if the profile does not set them: then the backend's defaults apply.
 UNSET = frozenset(
     {
         "encoder_model_path",  # decoder models only

@@ -112,7 +112,7 @@ def load_baselines(
     else:
         model = AutoModelForCausalLM.from_pretrained(engine_dir, dtype=getattr(torch, dtype), local_files_only=True)
     model = model.to(device).eval()
-    # A checkpoint's own sampling settings would only make warnings under greedy decoding.
+    # Under greedy decoding a checkpoint's own sampling settings only cause warnings.
     model.generation_config = type(model.generation_config)()
     gc.collect()
     lookup = {"hf": None, "hf-prompt-lookup": PROMPT_LOOKUP_NUM_TOKENS}

@@ -1,4 +1,4 @@
-"""From an artefact to contenders in this process: one engine, a scheduler per strategy, the transformers baselines."""
+"""Opens an artefact in this process: one engine, and a contender with its own scheduler per strategy."""
 
 from __future__ import annotations
 

@@ -59,7 +59,8 @@ def bench_requests(text: str, path: Path) -> Iterable[tuple[str, Any]] | None:
 
 
 def token_list(value: Any, where: str) -> IntArray:
-    """[len] token ids that stood in JSON. Raises UserError if they are none; where: as the sentence begins."""
+    """[len] token ids from a JSON value. Raises UserError if the value is not a list of token ids. where: start of the
+    message."""
     if not isinstance(value, list) or not all(type(token) is int and 0 <= token <= MAX_TOKEN for token in value):
         raise UserError(f"{where} must be a list of token ids, whole numbers from 0 to {MAX_TOKEN}.")
     return np.asarray(value, np.int32)

@@ -24,7 +24,8 @@ class _Value(BaseModel):
 
 
 class MeasuredRequest(_Value):
-    """What a contender did with a request. seconds: wall time from hand-over to the last token, prompt included."""
+    """Measurement of one request by one contender. seconds: wall time from hand-over to the last token, prompt
+    included."""
 
     output_ids: list[int]
     steps: int = Field(ge=0, description="Passes of the target that emitted tokens; the prefill counts as one.")
@@ -45,7 +46,7 @@ class MeasuredRequest(_Value):
 
 
 class RequestRecord(MeasuredRequest):
-    """One request as it ran, and what it was."""
+    """One request: what was asked, and what was measured."""
 
     id: str
     task: str

@@ -44,7 +44,7 @@ class HashedSequence:
 
 
 class RecordingEngine:
-    """See `pipeline.engine.contract.Engine`: another engine, whose logits are recorded."""
+    """Wraps an engine and records its logits. See `pipeline.engine.contract.Engine`."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

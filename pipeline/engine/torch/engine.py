@@ -22,8 +22,8 @@ from pipeline.engine.torch.quantized_linear import pack_quantized
 from pipeline.engine.torch.slots import Slot, SlotEngine, check_item, first_row, slot_of
 
 _engine_numbers = itertools.count()
-# Passes have as many rows as one of these steps allows, the last rows being of no sequence: oneDNN makes and keeps a
-# kernel (half a millisecond, half a megabyte) for each number of rows and each shape of weights. (up to, step)
+# Passes are padded to a number of rows that one of these steps allows, because oneDNN makes and keeps a kernel (half a
+# millisecond, half a megabyte) for each number of rows and each shape of weights. (up to, step)
 _ROW_STEPS = ((40, 1), (64, 4), (256, 16))
 _LARGE_STEP = 64
 

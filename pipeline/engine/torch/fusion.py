@@ -64,7 +64,7 @@ class RmsNorm(nn.Module):
 
 
 def fuse_layers(model: nn.Module) -> None:
-    """Fuse what can be fused; whatever does not have the expected form stays as it is."""
+    """Fuse the layers that have the expected form; leave all others unchanged."""
     for module in list(model.modules()):
         for names in _FUSED_GROUPS:
             linears = [getattr(module, name, None) for name in names]

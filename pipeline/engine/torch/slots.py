@@ -65,8 +65,8 @@ class SlotTable:
             ((_common_prefix(slot, token_ids), slot) for slot in self.slots), key=lambda match: match[0]
         )
         length = length if reuse else 0
-        # A sequence takes over the slot that it continues the greater part of; for a short shared head (a system
-        # prompt) the KV is copied instead, so that the older conversation stays available.
+        # A sequence takes over a slot if it continues more than half of it. For a short shared prefix (a system prompt)
+        # the KV is copied instead, so that the older conversation stays available.
         if not source.in_use and 2 * length >= source.num_cached_tokens:
             target = source
         else:

@@ -29,8 +29,8 @@ _SMALLER = (
 
 
 def gpu_has_the_formats(context: BuildContext) -> Iterator[Fault]:
-    """The converter or the builder says so too, but after the download. FP8 from Ada (89) on, FP4 from Blackwell (100)
-    on, integer formats up to Hopper."""
+    """The converter or the builder reports this too, but only after the download. FP8 from Ada (89) on, FP4 from
+    Blackwell (100) on, integer formats up to Hopper."""
     gpu, weights, cache = context.trt.compute_capability, context.trt.quantization, context.trt.kv_cache_dtype
     known = release_data.release().compute_capabilities
     if gpu not in known:

@@ -29,7 +29,7 @@ def lookahead_makes_drafts(context: BuildContext) -> Iterator[Fault]:
 
 
 def lookahead_has_a_kernel(context: BuildContext) -> Iterator[Fault]:
-    """Else the run fails with an error that names missing XQA kernels."""
+    """Lookahead decoding needs an XQA kernel for the model's heads; without one the run fails."""
     if "lookahead" not in context.modes:
         return
     for lack in _lacks_of_lookahead(context):

@@ -13,8 +13,8 @@ _FP8_ONLY = ("gemm_swiglu_plugin", "low_latency_gemm_plugin", "low_latency_gemm_
 
 
 def known_flags(context: BuildContext) -> Iterator[Fault]:
-    """Unknown names, values of the wrong type, and options that have a place of their own. trtllm-build says the same,
-    but after the download and the conversion."""
+    """Unknown names, values of the wrong type, and options that have a place of their own. trtllm-build reports the
+    same, but after the download and the conversion."""
     release = release_data.release()
     for name, value in context.trt.build_flags.items():
         key, known = build_flag(name), release.build_flags

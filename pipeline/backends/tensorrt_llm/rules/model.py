@@ -18,7 +18,7 @@ _ARCHITECTURE = "model.architecture"
 
 
 def architecture_has_an_engine(context: BuildContext) -> Iterator[Fault]:
-    """The class must stand in the engine backend's map, and take and give text."""
+    """The engine backend must know the class, and the model must read and write text."""
     name = context.model.architecture
     if release_data.release().model_map.get(name) is None:
         if name in release_data.release().not_in_engine_backend:
