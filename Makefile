@@ -9,6 +9,10 @@ ARGS    ?=
 PYTHON  ?=
 VENV    ?= .venv
 
+# Tests of decoding that run no compiled loop: `test-kernels` leaves them to the unit tests.
+WITHOUT_LOOPS := grammar $(addprefix test_,$(addsuffix .py,accept compile_cache cost log_probs lookahead planner pool \
+	sampling split strategy tree))
+
 LOOKAHEAD := $(VENV)/bin/lookahead
 WHICH     := --model "$(MODEL)" --profile "$(PROFILE)"
 
@@ -85,10 +89,11 @@ versions: setup-dev ## List the TensorRT-LLM version of each container
 
 test: setup-dev test-kernels ## Run all tests, including those against a real server
 	$(VENV)/bin/python -m pytest -n 2 --dist loadfile tests/unit $(ARGS)
-	$(VENV)/bin/python -m pytest tests/integration tests/soak/test_kills.py tests/soak/test_small_machine.py $(ARGS)
+	$(VENV)/bin/python -m pytest -n 2 --dist loadgroup tests/integration tests/soak/test_kills.py \
+		tests/soak/test_small_machine.py $(ARGS)
 
 test-kernels: setup-dev ## Run the compiled loops with index checks, and small examples as plain Python
-	NUMBA_BOUNDSCHECK=1 timeout 900 $(VENV)/bin/python -m pytest -q tests/unit/decoding
+	NUMBA_BOUNDSCHECK=1 timeout 900 $(VENV)/bin/python -m pytest -q tests/unit/decoding $(WITHOUT_LOOPS:%=--ignore=tests/unit/decoding/%)
 	NUMBA_DISABLE_JIT=1 timeout 900 $(VENV)/bin/python -m pytest -q -W ignore:overflow tests/unit/decoding/trie/test_random_operations.py
 
 mutation: setup-dev ## Change the core in small ways and list what no test notices: ARGS="--mutants 50"

@@ -32,6 +32,7 @@ from tests.servers import left_over
 SHARED = ("server", "strict", "openai_fleet")
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Groups of tests for `pytest -n 2 --dist loadgroup`: those with a server in common, else those of a file."""
     for item in items:

@@ -19,10 +19,10 @@ from pipeline.repository.names import FRONT_MODEL
 from pipeline.server.client import TextQuery, complete
 from pipeline.server.server import RunningServer, stop_server
 from pipeline.server.startup import PreparedServer, launch
-from pipeline.server.state import find_server
+from pipeline.server.state import find_server, is_ready
 from tests.integration.servers import PROMPT
 from tests.patience import PATIENCE_S
-from tests.servers import left_over, processes_of
+from tests.servers import left_over, processes_of, wait_for
 
 WAYS = ("stop", "drain", "kill server", "kill guard", "kill gateway", "kill all")
 
@@ -60,12 +60,7 @@ def end(server: RunningServer, how: str, where: Places) -> None:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     if how in ("kill server", "kill gateway"):
-        answer, deadline = 0, time.monotonic() + PATIENCE_S
-        while answer != 200 and time.monotonic() < deadline:  # it comes back by itself
-            with suppress(httpx.HTTPError):
-                answer = httpx.get(f"{server.state.http_url}/v2/health/ready", timeout=10).status_code
-            time.sleep(0.2)
-        assert answer == 200
+        wait_for(lambda: is_ready(server.state))  # it comes back by itself
     server.stop()
 
 
@@ -85,10 +80,7 @@ def live(served: PreparedServer, where: Places, folder: Path, how: str, after_s:
 
     assert codes <= {0, 200, 400, 503, 504}
     assert find_server(folder) is None
-    deadline = time.monotonic() + PATIENCE_S
     marks = (server.state.server_id, server.state.gateway_id)
-    while any(left_over(mark) for mark in marks) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not [left for mark in marks for left in left_over(mark)]
+    wait_for(lambda: not any(left_over(mark) for mark in marks))
     assert not list(folder.rglob("*.partial"))
     assert psutil.Process().num_fds() < 500

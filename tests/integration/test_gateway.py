@@ -213,37 +213,43 @@ def test_a_stream_that_hands_its_place_on_brings_the_same_text(closed):
     assert {future.result().text for future in together} == {alone}
 
 
-@pytest.mark.parametrize("victim", ["tritonserver", "engine", "gateway"])
-def test_what_dies_comes_back_and_clients_are_answered_meanwhile(shared_where, served, tmp_path, victim):
-    with running(served, shared_where, tmp_path) as server:
-        assert works(server)
-        assert server.gateway is not None
-        if victim == "gateway":
-            pids = [p.pid for p in processes_of(server.state.gateway_id) if "pipeline.gateway" in p.cmdline()]
-        elif victim == "engine":
-            pids = [pid for pid, model in model_processes(server.state.server_id).items() if model == TARGET_MODEL]
-        else:
-            pids = [p.pid for p in processes_of(server.state.server_id) if "tritonserver" in p.name()]
-        os.kill(pids[0], signal.SIGKILL)
+@pytest.fixture(scope="module")
+def mortal(shared_where, served, tmp_path_factory) -> Iterator[RunningServer]:
+    """A server whose processes are killed one after the other."""
+    with running(served, shared_where, tmp_path_factory.mktemp("mortal")) as server:
+        yield server
 
-        codes = set()
-        deadline = time.monotonic() + PATIENCE_S
-        while time.monotonic() < deadline:
-            try:
-                answer = httpx.post(url_of(server), json={"text_input": PROMPT, "max_tokens": 4}, timeout=PATIENCE_S)
-            except httpx.HTTPError:
-                codes.add(0)
-            else:
-                codes.add(answer.status_code)
-                assert answer.status_code in (200, 503)
-                if answer.status_code == 503:
-                    assert int(answer.headers["retry-after"]) > 0
-                elif len(codes) > 1 or not psutil.pid_exists(pids[0]):
-                    break
-            time.sleep(0.1)
-        assert 200 in codes
-        assert 0 not in codes or victim == "gateway"
-        assert is_ready(server.state)
+
+@pytest.mark.parametrize("victim", ["tritonserver", "engine", "gateway"])
+def test_what_dies_comes_back_and_clients_are_answered_meanwhile(mortal, victim):
+    assert works(mortal)
+    assert mortal.gateway is not None
+    if victim == "gateway":
+        pids = [p.pid for p in processes_of(mortal.state.gateway_id) if "pipeline.gateway" in p.cmdline()]
+    elif victim == "engine":
+        pids = [pid for pid, model in model_processes(mortal.state.server_id).items() if model == TARGET_MODEL]
+    else:
+        pids = [p.pid for p in processes_of(mortal.state.server_id) if "tritonserver" in p.name()]
+    os.kill(pids[0], signal.SIGKILL)
+
+    codes = set()
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        try:
+            answer = httpx.post(url_of(mortal), json={"text_input": PROMPT, "max_tokens": 4}, timeout=PATIENCE_S)
+        except httpx.HTTPError:
+            codes.add(0)
+        else:
+            codes.add(answer.status_code)
+            assert answer.status_code in (200, 503)
+            if answer.status_code == 503:
+                assert int(answer.headers["retry-after"]) > 0
+            elif len(codes) > 1 or not psutil.pid_exists(pids[0]):
+                break
+        time.sleep(0.1)
+    assert 200 in codes
+    assert 0 not in codes or victim == "gateway"
+    assert is_ready(mortal.state)
 
 
 def test_errors_of_one_request_leave_other_outputs_unchanged(closed):

@@ -27,6 +27,7 @@ from pipeline.errors import BuildError, EngineError, ServerError
 from pipeline.server.startup import prepare
 from pipeline.tuning.planned_engine import MEASURING, planned_engine
 from tests.fakes import make_request
+from tests.own_places import own_places
 
 CPU = Hardware(gpu=None, compute_capability=0, has_tensorrt_llm=False)
 
@@ -35,11 +36,6 @@ def tiny(*overrides: str) -> ResolvedConfig:
     return resolve_config(
         "tiny-random-llama", "latency", ("drafting.planner=fixed", *overrides), where=places({}), hardware=CPU
     )
-
-
-@pytest.fixture
-def where(tmp_path: Path) -> Places:
-    return Places(home=places({}).home, engines=tmp_path / "engines", cache=tmp_path / "cache")
 
 
 def generate(artifact: Artifact) -> tuple[list[list[int]], list[int]]:
@@ -166,9 +162,11 @@ def test_a_server_refuses_it(where: Places) -> None:
 
 
 def test_a_process_that_does_not_come_up_is_reported(
-    where: Places, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    artifact = planned_engine(tiny("engine.lookahead_parallel=2", "model.dtype=bfloat16"), where).artifact
+    artifact = planned_engine(
+        tiny("engine.lookahead_parallel=2", "model.dtype=bfloat16"), own_places(tmp_path)
+    ).artifact
     from pipeline.engine.torch import ranks
 
     whole = ranks.load_rank(artifact)

@@ -26,7 +26,7 @@ from pipeline.server.startup import launch
 from pipeline.server.state import find_server, is_ready
 from tests.integration.servers import PROMPT, TORCH, ask, with_settings
 from tests.patience import PATIENCE_S
-from tests.servers import left_over, wait_for_guard
+from tests.servers import left_over, wait_for, wait_for_guard
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
@@ -47,10 +47,7 @@ def test_after_kill_9_nothing_is_left_and_a_new_start_works(served, shared_where
     for process in (process for process in left_over(killed.state.server_id) if isinstance(process, psutil.Process)):
         if "tritonserver" in process.name():
             process.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + PATIENCE_S
-    while left_over(killed.state.server_id) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert not left_over(killed.state.server_id)
+    wait_for(lambda: not left_over(killed.state.server_id))
     assert find_server(tmp_path) is None
 
     again = launch(down, shared_where, tmp_path)
@@ -128,10 +125,7 @@ def test_the_command_takes_its_server_with_it(shared_where, how):
         assert is_ready(state)
         process.send_signal(how)
         process.wait(PATIENCE_S)
-        deadline = time.monotonic() + PATIENCE_S
-        while left_over(state.server_id) and time.monotonic() < deadline:
-            time.sleep(0.2)
-        assert not left_over(state.server_id)
+        wait_for(lambda: not left_over(state.server_id))
         assert not Path(folder / "server.json").exists()
         assert process.returncode == {signal.SIGKILL: -9}.get(how, 130)
     finally:

@@ -22,8 +22,7 @@ from pipeline.engine.artifact import artifact_dir, load_artifact
 from pipeline.server.processes import MARK
 from pipeline.server.server import stop_server
 from tests.own_places import own_places
-from tests.patience import PATIENCE_S
-from tests.servers import FREE_PORTS, left_over
+from tests.servers import FREE_PORTS, left_over, wait_for
 from tests.soak.conftest import IS_LONG
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
@@ -66,10 +65,7 @@ def processes_in(where: Places) -> dict[psutil.Process, str]:
 
 
 def expect_nothing_runs(where: Places, server_ids: set[str]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while left := [*processes_in(where), *(thing for server in server_ids - {""} for thing in left_over(server))]:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.2)
+    wait_for(lambda: not processes_in(where) and not any(left_over(server) for server in server_ids - {""}))
 
 
 def unfinished(where: Places) -> list[Path]:

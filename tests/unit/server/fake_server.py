@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from pipeline.config.schema import GatewayConfig, ServerConfig
 from pipeline.server.server import RunningServer, start_server
 from pipeline.server.state import find_server
 from tests.patience import PATIENCE_S
-from tests.servers import left_over
+from tests.servers import left_over, wait_for
 from tests.unit.server.fake_machine import write_tritonserver
 
 FREE = ServerConfig(
@@ -35,8 +34,5 @@ def start(tmp_path: Path, config: ServerConfig = FREE, **keywords: Any) -> Runni
 
 
 def assert_gone(server: RunningServer) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while left_over(server.state.server_id) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not left_over(server.state.server_id)
+    wait_for(lambda: not left_over(server.state.server_id))
     assert find_server(server.run_dir) is None

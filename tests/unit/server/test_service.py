@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +23,7 @@ from pipeline.server.service import (
 )
 from pipeline.server.state import answers
 from tests.patience import PATIENCE_S
-from tests.servers import left_over, processes_of
+from tests.servers import left_over, processes_of, wait_for
 
 HTTP = "import http.server, sys; http.server.test(http.server.SimpleHTTPRequestHandler, port=int(sys.argv[1]))"
 
@@ -70,10 +69,7 @@ def test_a_service_that_its_guard_started_again_is_still_found(run_dir):
     (child,) = (one for one in processes_of(door.state.server_id) if one.pid != door.state.guard_pid)
     child.kill()
 
-    deadline = time.monotonic() + PATIENCE_S
-    while (states := find_services(run_dir)) == [door.state] and time.monotonic() < deadline:
-        time.sleep(0.05)
-    (found,) = states
+    (found,) = wait_for(lambda: [state for state in find_services(run_dir) if state != door.state])
     assert (found.server_id, found.restarts, found.restart_reason) == (door.state.server_id, 1, "exit code -9")
 
 

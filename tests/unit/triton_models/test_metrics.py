@@ -11,7 +11,7 @@ from typing import Any
 from pipeline.decoding.session import GenerationStatistics
 from pipeline.engine.contract import ReuseCounters
 from pipeline.triton_models.metrics import EngineMetrics, Metrics, RequestMetrics, TrieMetrics
-from tests.patience import PATIENCE_S
+from tests.servers import wait_for
 
 
 class Pb:
@@ -56,9 +56,7 @@ def test_an_ended_request_is_entered():
     pb.opened.set()
     metrics = Metrics(pb)
     metrics.record(request(), TrieMetrics(5, 100, 0))
-    deadline = time.monotonic() + PATIENCE_S
-    while not pb.values["lookahead_trie_bytes"] and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_for(lambda: pb.values["lookahead_trie_bytes"])
     metrics.close()
     assert pb.values["lookahead_requests_total"] == 1
     assert pb.values["lookahead_steps_total"] == 3

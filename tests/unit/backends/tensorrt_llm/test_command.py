@@ -8,7 +8,6 @@ import shlex
 import site
 import sys
 import sysconfig
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -27,8 +26,7 @@ from pipeline.server.processes import MARK, marked_processes
 from pipeline.server.server import RunningServer
 from pipeline.server.startup import PreparedServer, launch, start_commands
 from pipeline.server.state import find_server
-from tests.patience import PATIENCE_S
-from tests.servers import BARE, FREE_PORTS
+from tests.servers import BARE, FREE_PORTS, wait_for
 from tests.trt_configs import trt_config
 from tests.unit.server.fake_machine import fake_machine
 
@@ -71,9 +69,7 @@ def stock_words(config: ResolvedConfig, server: RunningServer, executable: str, 
 def recorded(record: Path, server: RunningServer, rank: int) -> dict[str, Any]:
     """What a rank was started with; those above 0 may be a little later than the one that answers."""
     path = record / f"{server.state.server_id}{rank}_.json"
-    deadline = time.monotonic() + PATIENCE_S
-    while not path.is_file() and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_for(path.is_file)
     found: dict[str, Any] = json.loads(path.read_text())
     return found
 
