@@ -5,17 +5,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.decoding import growth
 from pipeline.decoding.continuations import ContinuationTable, empty_table, namespace_key, store
 from pipeline.decoding.first_rows import NO_FIRST_ROWS, FirstRows
-from pipeline.decoding.growth import Grown, Proposals, _pop, _push, grow, learn_from_step
+from pipeline.decoding.growth import Grown, Proposals, _pop, _push, learn_from_step
 from pipeline.decoding.mixing import OTHERS, mixed_probability
-from pipeline.decoding.tree import DraftTree, check_tree, depths
+from pipeline.decoding.tree import DraftTree, check_tree, depths, read_only
 
 NUM_CHANNELS = 5  # two proposing sources, two orders, the first rows
 TABLE_CHANNEL = 2
 KEY = namespace_key("")
 # Of tokens 0 and 1; the second row ends early.
 FIRST = FirstRows(np.asarray([[2, 1], [3, -1]], np.int32), np.asarray([[0.5, 0.2], [0.7, 0.0]], np.float32))
+
+
+def grow(context: np.ndarray, *arguments: object) -> Grown:
+    """As drafters call it. An array that can be written would be compiled for once more."""
+    return growth.grow(read_only(context), *arguments)  # type: ignore[arg-type]
 
 
 def prior_weights() -> np.ndarray:
@@ -75,10 +81,10 @@ def rated(
     context: list[int], path: tuple[int, ...], proposals: Proposals, table: ContinuationTable, weights: np.ndarray
 ) -> dict[int, float]:
     """The plain way to rate what may follow a path: token -> probability given the path."""
-    said: dict[int, list[float]] = {}
+    values: dict[int, list[float]] = {}
     for place, own in enumerate(path_tokens(proposals)):
         if own[:-1] == path:
-            entry = said.setdefault(own[-1], [0.0] * NUM_CHANNELS)
+            entry = values.setdefault(own[-1], [0.0] * NUM_CHANNELS)
             channel = int(proposals.channels[place])
             entry[channel] = max(entry[channel], float(proposals.conditionals[place]))
     single = grow(
@@ -93,12 +99,12 @@ def rated(
         1,
     )
     for token, words in zip(single.token_ids.tolist(), single.channel_probs.tolist(), strict=True):
-        entry = said.setdefault(token, [0.0] * NUM_CHANNELS)
+        entry = values.setdefault(token, [0.0] * NUM_CHANNELS)
         entry[TABLE_CHANNEL:] = [max(word, 0.0) for word in words[TABLE_CHANNEL:]]
-    speaks = [any(entry[channel] > 0 for entry in said.values()) for channel in range(NUM_CHANNELS)]
+    names_one = [any(entry[channel] > 0 for entry in values.values()) for channel in range(NUM_CHANNELS)]
     chances = {}
-    for token, entry in said.items():
-        words = [OTHERS if speaks[i] and not word else word for i, word in enumerate(entry)]
+    for token, entry in values.items():
+        words = [OTHERS if names_one[i] and not word else word for i, word in enumerate(entry)]
         num_known = int(single.num_orders[0]) if len(single.num_orders) else 0
         chances[token] = mixed_probability(np.asarray(words, np.float32), weights[num_known])
     mass = max(sum(chances.values()), 1.0)

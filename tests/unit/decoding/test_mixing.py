@@ -37,8 +37,8 @@ def test_logit_of_a_probability(probability: float) -> None:
 
 @pytest.mark.parametrize("probability", [0.002, 0.3, 0.9])
 def test_without_a_table_an_estimate_begins_as_it_is(probability: float) -> None:
-    said = np.asarray([probability, 0.0], np.float32)
-    assert mixed(said, prior_weights(1, 0)[0]) == pytest.approx(probability, rel=1e-4)
+    channel_probs = np.asarray([probability, 0.0], np.float32)
+    assert mixed(channel_probs, prior_weights(1, 0)[0]) == pytest.approx(probability, rel=1e-4)
 
 
 def test_certain_channels_are_clipped_to_finite_logits() -> None:
@@ -48,7 +48,7 @@ def test_certain_channels_are_clipped_to_finite_logits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "score"),
+    ("channel_probs", "score"),
     [
         ([0.0, 0.0, 0.0], -0.6),
         ([0.3, 0.0, 0.0], -0.6 + 0.5 * log_odds(0.3) + 0.2),
@@ -56,15 +56,15 @@ def test_certain_channels_are_clipped_to_finite_logits() -> None:
         ([0.8, OTHERS, 0.1], -0.6 + 0.5 * log_odds(0.8) + 0.2 - 0.7 + 1.5 * log_odds(0.1) + 0.9),
     ],
 )
-def test_the_mix_adds_weighted_logits_offsets_and_penalties(said: list[float], score: float) -> None:
-    assert mixed(np.asarray(said), WEIGHTS) == pytest.approx(sigmoid(score))
+def test_the_mix_adds_weighted_logits_offsets_and_penalties(channel_probs: list[float], score: float) -> None:
+    assert mixed(np.asarray(channel_probs), WEIGHTS) == pytest.approx(sigmoid(score))
 
 
 @pytest.mark.parametrize("was_accepted", [False, True])
 def test_a_step_moves_what_took_part_along_the_gradient(was_accepted: bool) -> None:
-    weights, said, rate = WEIGHTS.copy(), np.asarray([0.8, OTHERS, 0.0]), 0.05
-    error = was_accepted - mixed(said, weights)
-    learn(weights, said, was_accepted, rate)
+    weights, channel_probs, rate = WEIGHTS.copy(), np.asarray([0.8, OTHERS, 0.0]), 0.05
+    error = was_accepted - mixed(channel_probs, weights)
+    learn(weights, channel_probs, was_accepted, rate)
     expected = WEIGHTS.copy()
     expected[0, :2] += rate * error * WEIGHT_RATE * log_odds(0.8), rate * error
     expected[1, 2] += rate * error
