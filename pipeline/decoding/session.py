@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -34,14 +34,14 @@ GRAMMAR = "grammar"
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """Result of verifying a tree: see `StepResult` for the fields. num_steps: number of passes; more than one if a
-    target without drafts computed several tokens in one call, 0 for tokens that needed no pass."""
+    """Result of verifying a tree: see `StepResult` for the fields. top_k: computes top_ids and top_probs, if the target
+    returns them. num_steps: number of passes; more than one if a target without drafts computed several tokens in one
+    call, 0 for tokens that needed no pass."""
 
     nodes: list[int]
     token_ids: list[int]
     choices: IntArray | None = None
-    top_ids: IntArray | None = None
-    top_probs: FloatArray | None = None
+    top_k: Callable[[], tuple[IntArray, FloatArray]] | None = None
     num_steps: int = 1
 
 
@@ -102,6 +102,8 @@ class Session:
         self._tokens[: self._len] = request.prompt_ids
         self._longest_stop = max(map(len, request.stop_sequences), default=0)
         self._started_at = time.perf_counter()
+        # Steps that the draft sources have not learned from: context length, tree, outcome, tokens kept.
+        self._unlearned: list[tuple[int, DraftTree, StepOutcome, list[int]]] = []
         if self._drafter is not None:
             self._drafter.start(request.request_id, self.context, request.namespace, names)
 
@@ -131,6 +133,7 @@ class Session:
 
     def propose(self, max_nodes: int | None = None) -> DraftTree:
         """Draft the next step. max_nodes: a tighter bound than the session's own budget, if any."""
+        self.learn()
         nodes = self.budget.max_nodes if max_nodes is None else min(max_nodes, self.budget.max_nodes)
         nodes = min(nodes, self._max_seq_len - self._len)
         # The target adds one token of its own to the accepted ones.
@@ -147,8 +150,15 @@ class Session:
         return tree
 
     def advance(self, tree: DraftTree, outcome: StepOutcome) -> list[int]:
+        """`take` and `learn`."""
+        kept = self.take(tree, outcome)
+        self.learn()
+        return kept
+
+    def take(self, tree: DraftTree, outcome: StepOutcome) -> list[int]:
         """Take in the result of a step. Returns the tokens that belong to the output and, at its end, sets
-        `finish_reason`. Raises RequestError if the grammar does not permit them."""
+        `finish_reason`. Raises RequestError if the grammar does not permit them. The draft sources do not learn from
+        the step before `learn` is called, or before they are needed again."""
         kept = self._keep(outcome.token_ids)
         before, self._len = self._len, self._len + len(kept)
         self._tokens[before : self._len] = kept
@@ -156,7 +166,7 @@ class Session:
         if self.matcher is not None:
             self.matcher.consume(kept)
         if self._drafter is not None:
-            self._learn(self._drafter, before, tree, outcome, kept)
+            self._unlearned.append((before, tree, outcome, kept))
         return kept
 
     def advance_certain(self) -> list[int]:
@@ -167,21 +177,19 @@ class Session:
         if self._skips_forced or self.matcher.is_complete:
             tokens = self.matcher.forced(self.num_remaining_tokens)
             self.statistics.num_forced_tokens += len(tokens)
-            return self.advance(EMPTY_TREE, StepOutcome([], tokens, num_steps=0)) if tokens else []
+            return self.take(EMPTY_TREE, StepOutcome([], tokens, num_steps=0)) if tokens else []
         return []
 
-    def _learn(self, drafter: Drafter, before: int, tree: DraftTree, outcome: StepOutcome, kept: list[int]) -> None:
+    def learn(self) -> None:
+        """Let the draft sources learn from the steps taken. After the last step they forget the request."""
+        if self._drafter is None or not self._unlearned:
+            return
         started = time.perf_counter()
-        step = StepResult(
-            context=self._tokens[:before],
-            tree=tree,
-            nodes=outcome.nodes,
-            token_ids=kept,
-            choices=outcome.choices,
-            top_ids=outcome.top_ids,
-            top_probs=outcome.top_probs,
-        )
-        drafter.update(self.request.request_id, step)
+        unlearned, self._unlearned = self._unlearned, []
+        for before, tree, outcome, kept in unlearned:
+            top_ids, top_probs = (None, None) if outcome.top_k is None else outcome.top_k()
+            step = StepResult(self._tokens[:before], tree, outcome.nodes, kept, outcome.choices, top_ids, top_probs)
+            self._drafter.update(self.request.request_id, step)
         if self.finished:
             self.close()
         self.statistics.draft_seconds += time.perf_counter() - started
@@ -193,9 +201,11 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """Let the draft sources forget the request. Twice does nothing."""
-        if self._drafter is not None:
-            self._drafter.stop(self.request.request_id)
+        """Let the draft sources forget the request. Twice does nothing, as another request may have the id by then."""
+        self.learn()
+        drafter, self._drafter = self._drafter, None
+        if drafter is not None:
+            drafter.stop(self.request.request_id)
 
     def _keep(self, token_ids: Sequence[int]) -> list[int]:
         """The tokens up to the end of the output, if the end is among them."""

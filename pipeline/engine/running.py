@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
@@ -14,7 +15,7 @@ from pipeline.decoding.sources.window import WindowSource
 from pipeline.decoding.strategy import source_names
 from pipeline.decoding.tree import FloatArray
 from pipeline.engine.contract import Engine, EngineSequence
-from pipeline.engine.submission import OnEvent, Submission
+from pipeline.engine.submission import OnEvent, StepEvent, Submission
 from pipeline.engine.waiting_queue import Waiting
 
 
@@ -42,6 +43,18 @@ class Running:
         """Whether the prompt is computed. A step leaves at most its drafts and one token pending; if more is pending,
         the KV cache of earlier steps is lost."""
         return self.num_steps > 0 or (self.continues and len(self.sequence.pending) <= max_draft_tokens + 1)
+
+    def last_event(self, error: Exception | None = None) -> StepEvent:
+        """The event of an end without further tokens. error: why it ended, if not by cancellation."""
+        return StepEvent(self.submission.request.request_id, [], self.session.statistics, None, error)
+
+
+def by_urgency(running: Sequence[Running], max_draft_tokens: int) -> list[Running]:
+    """Sequences in the order in which they get room in a pass: those that decode, the longest admitted one of those
+    that do not, so that it is not starved, and then the shortest prompts, which long ones must not hold up."""
+    decoding = [each for each in running if each.is_decoding(max_draft_tokens)]
+    prefilling = [each for each in running if not each.is_decoding(max_draft_tokens)]
+    return decoding + prefilling[:1] + sorted(prefilling[1:], key=lambda each: len(each.sequence.pending))
 
 
 class Starter:

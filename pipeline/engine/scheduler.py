@@ -3,7 +3,7 @@
 Requests join and leave between steps. One pass serves the verify steps of running sequences first and fills what is
 left of `max_num_tokens` with chunks of prompts in order of admission, so neither starves the other:
 
-    admit waiting -> plan items -> engine.verify -> per sequence: choose, accept, advance, commit -> notify requester
+    admit waiting -> plan items -> engine.verify -> per sequence: choose, accept, commit -> notify requester -> learn
 
 Guides are compiled in worker threads while their requests wait; masks are computed while the engine's pass runs.
 
@@ -17,7 +17,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 
@@ -27,15 +27,14 @@ from pipeline.decoding.grammar.masks import TreeMasks
 from pipeline.decoding.grammar.matcher import Matcher
 from pipeline.decoding.planner import PlanItem, Planner
 from pipeline.decoding.request import FinishReason
-from pipeline.decoding.session import GenerationStatistics
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import EMPTY_TREE
 from pipeline.engine.admission import check_submission
 from pipeline.engine.contract import Engine, NodeLogits, VerifyItem
 from pipeline.engine.results import Results
-from pipeline.engine.running import Running, Starter
+from pipeline.engine.running import Running, Starter, by_urgency
 from pipeline.engine.step import advance, start_masks
-from pipeline.engine.submission import GenerationResult, OnEvent, StepEvent, Submission
+from pipeline.engine.submission import GenerationResult, OnEvent, StepEvent, Submission, ended_waiting
 from pipeline.engine.waiting_queue import HOLD_S, WaitingQueue
 from pipeline.errors import EngineError, RequestError
 
@@ -64,6 +63,8 @@ class Scheduler:
         self._starter = Starter(engine, drafter, default_budget)
         self._prefill_chunk = prefill_chunk
         self._running: list[Running] = []
+        # What the draft sources do when the tokens of a pass have been sent, and before anything is drafted again.
+        self._lessons: list[Callable[[], None]] = []
         self._queue = WaitingQueue(max_queue_size, engine.limits.max_batch_size)
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -128,6 +129,12 @@ class Scheduler:
 
     def step(self) -> None:
         """One pass over the engine, or nothing if there is nothing to do."""
+        try:
+            self._pass()
+        finally:
+            self._learn()
+
+    def _pass(self) -> None:
         self._apply_cancellations()
         self._admit()
         planned = self._plan()
@@ -151,10 +158,7 @@ class Scheduler:
             except Exception as error:  # one request's fault must not end the others; its requester gets the error
                 if not isinstance(error, RequestError):
                     logger.exception("request %s failed", running.submission.request.request_id)
-                self._end(
-                    running,
-                    StepEvent(running.submission.request.request_id, [], running.session.statistics, None, error),
-                )
+                self._end(running, running.last_event(error))
 
     def _serve(self) -> None:
         while True:
@@ -166,10 +170,8 @@ class Scheduler:
             except Exception as error:  # the pass as a whole failed: every request in it did
                 logger.exception("engine step failed")
                 for running in list(self._running):
-                    self._end(
-                        running,
-                        StepEvent(running.submission.request.request_id, [], running.session.statistics, None, error),
-                    )
+                    self._end(running, running.last_event(error))
+                self._learn()
         with self._changed:
             self._queue.cancelled |= self._queue.known
         self._apply_cancellations()
@@ -195,11 +197,11 @@ class Scheduler:
         with self._changed:
             cancelled, dropped = self._queue.take_cancelled()
         for entry in dropped:
-            _notify(entry.on_event, _ended(entry.submission, FinishReason.CANCELLED))
+            _notify(entry.on_event, ended_waiting(entry.submission, FinishReason.CANCELLED))
         for running in list(self._running):
             if running.submission.request.request_id in cancelled:
                 running.session.cancel()
-                self._end(running, StepEvent(running.submission.request.request_id, [], running.session.statistics))
+                self._end(running, running.last_event())
 
     def _admit(self) -> None:
         while num_free := self._engine.limits.max_batch_size - len(self._running):
@@ -214,7 +216,7 @@ class Scheduler:
                     logger.exception("request %s could not begin", entry.request_id)
                 with self._changed:
                     self._queue.forget(entry.request_id)
-                _notify(entry.on_event, _ended(entry.submission, None, error))
+                _notify(entry.on_event, ended_waiting(entry.submission, None, error))
 
     def _plan(self) -> list[tuple[Running, VerifyItem]]:
         """Items of the next pass, within `max_num_tokens`: verify steps first, then prompt chunks, then drafts."""
@@ -222,7 +224,7 @@ class Scheduler:
         room = max_num_tokens = limits.max_num_tokens
         chosen: list[Running] = []
         items: list[PlanItem] = []
-        for running in self._by_urgency():
+        for running in by_urgency(self._running, limits.max_draft_tokens):
             num_pending = len(running.sequence.pending)
             chunk = min(num_pending, self._prefill_chunk, room)
             if chunk <= 0:
@@ -238,14 +240,6 @@ class Scheduler:
             for running, item, tree in zip(chosen, items, trees, strict=True)
         ]
 
-    def _by_urgency(self) -> list[Running]:
-        """Sequences in the order in which they get room in a pass: those that decode, the longest admitted one of those
-        that do not, so that it is not starved, and then the shortest prompts, which long ones must not hold up."""
-        num_nodes = self._engine.limits.max_draft_tokens
-        decoding = [running for running in self._running if running.is_decoding(num_nodes)]
-        prefilling = [running for running in self._running if not running.is_decoding(num_nodes)]
-        return decoding + prefilling[:1] + sorted(prefilling[1:], key=lambda running: len(running.sequence.pending))
-
     def _advance(self, running: Running, item: VerifyItem, masks: TreeMasks | None, logits: NodeLogits) -> None:
         running.prompt_rows += logits.pending()
         if running.sequence.pending:  # of the prompt, of which the rows are wanted
@@ -255,11 +249,20 @@ class Scheduler:
             self._end(running, event)
         else:
             _notify(running.on_event, event)
+            self._lessons.append(running.session.learn)
+
+    def _learn(self) -> None:
+        lessons, self._lessons = self._lessons, []
+        for lesson in lessons:
+            try:
+                lesson()
+            except Exception:  # noqa: PERF203  # it costs speed; the tokens are right, and some of them sent
+                logger.exception("the draft sources could not learn from a step")
 
     def _end(self, running: Running, event: StepEvent) -> None:
         """Free the request's place and send its last event. event: what the last step brought, or the error."""
         session, request = running.session, running.submission.request
-        session.close()
+        self._lessons.append(session.close)
         self._engine.release(running.sequence)
         self._running.remove(running)
         with self._changed:
@@ -284,10 +287,6 @@ class Scheduler:
     def _wake(self) -> None:
         with self._changed:
             self._changed.notify()
-
-
-def _ended(submission: Submission, reason: FinishReason | None, error: Exception | None = None) -> StepEvent:
-    return StepEvent(submission.request.request_id, [], GenerationStatistics(), reason, error, done=True)
 
 
 def _notify(on_event: OnEvent, event: StepEvent) -> None:

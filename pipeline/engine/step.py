@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from pipeline.decoding.accept import accept
 from pipeline.decoding.grammar.masks import TreeMasks
@@ -40,8 +41,8 @@ def advance(
     if log_probs is not None:
         choose = _recording(choose, log_probs, running, logits)
     accepted = accept(tree, choose)
-    top_ids, top_probs = logits.top_k(running.top_k) if running.top_k else (None, None)
-    emitted = session.advance(tree, StepOutcome(accepted.nodes, accepted.token_ids, logits.choices, top_ids, top_probs))
+    top_k = partial(logits.top_k, running.top_k) if running.top_k else None
+    emitted = session.take(tree, StepOutcome(accepted.nodes, accepted.token_ids, logits.choices, top_k))
     if log_probs is not None:
         end_ids = running.submission.request.end_ids
         log_probs.cut(sum(token not in end_ids for token in emitted))

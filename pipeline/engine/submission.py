@@ -51,6 +51,11 @@ class StepEvent:
     prompt_rows: list[FloatArray] | None = None
 
 
+def ended_waiting(submission: Submission, reason: FinishReason | None, error: Exception | None = None) -> StepEvent:
+    """The last event of a request that got no slot."""
+    return StepEvent(submission.request.request_id, [], GenerationStatistics(), reason, error, done=True)
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationResult:
     """A finished request of `Scheduler.run`."""

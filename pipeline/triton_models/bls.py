@@ -73,8 +73,7 @@ class Bls:
                 target,
                 traits,
                 FairSlots(profile.engine.max_batch_size, profile.scheduling.max_queue_size),
-                # The torch engine plans by itself, for all requests of a pass.
-                None if traits.extended or profile.drafting.planner == "fixed" else CallCosts(),
+                None if profile.drafting.planner == "fixed" else CallCosts(),
             )
             for target, traits in zip(targets, backend_of(resolved.backend).traits(resolved), strict=True)
         ]

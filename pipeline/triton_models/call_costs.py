@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline.decoding.cost import CostCurve, CostPoint
-from pipeline.decoding.planner import AdaptivePlanner, PlanItem
 from pipeline.decoding.tree import DraftTree
 
 # Weight that a call keeps with each later one: about forty calls are remembered.
@@ -37,17 +35,17 @@ class CallCosts:
         self._products = _KEEP * self._products + row * seconds
         self._num_calls += 1
 
-    def cut(self, chain: DraftTree, chunk: int) -> DraftTree:
-        """As much of a chain as earns its time, against decoding `chunk` tokens in one call without drafts."""
-        if self._num_calls < _MIN_CALLS or not len(chain):
-            return chain
+    def num_paying(self, tree: DraftTree, chunk: int) -> int:
+        """How many of a tree's most probable nodes, sent with one call, give the most tokens per second; 0 if that is
+        decoding `chunk` tokens in one call without drafts."""
+        if self._num_calls < _MIN_CALLS or not len(tree) or tree.probabilities is None:
+            return len(tree)
         fixed, per_pass, per_draft = self._fitted()
-        step = fixed + per_pass
-        points = [CostPoint(1, 1, 0, fixed / chunk + per_pass), CostPoint(2, 1, 0, step + per_draft)]
-        if len(chain) > 1:
-            points.append(CostPoint(len(chain) + 1, 1, 0, step + per_draft * len(chain)))
-        plan = AdaptivePlanner(CostCurve(tuple(points))).plan([PlanItem(chain, 1, 0)], len(chain) + 1)
-        return plan[0]
+        seconds = fixed + per_pass + per_draft * np.arange(len(tree) + 1)
+        seconds[0] = fixed / chunk + per_pass
+        tokens = np.ones(len(tree) + 1)
+        tokens[1:] += np.cumsum(-np.sort(-tree.probabilities))
+        return int((tokens / seconds).argmax())
 
     def _fitted(self) -> tuple[float, float, float]:
         found = np.linalg.solve(self._squares + np.eye(3) * _RIDGE, self._products)

@@ -136,8 +136,10 @@ class Generation:
             return self._chain.next(tree, len(self.session.context), remaining)
         # Tokens forced by a grammar come on top of a step's tokens.
         num_forced = 0 if self.request.generation.guide is None else FORCED_TOKENS
-        if not len(tree):
-            return Step(tree, min(CHUNK_TOKENS + num_forced, remaining))
+        # The first call ends with the first token, which the client waits for.
+        costs = self.engine.costs if self.num_calls and not num_forced else None
+        if not len(tree) or (costs is not None and not costs.num_paying(tree, CHUNK_TOKENS)):
+            return Step(EMPTY_TREE, min(CHUNK_TOKENS + num_forced, remaining), unsent=tree)
         # Under "hybrid" the engine's own drafts may reach deeper than the tree.
         depth = max(len(tree), self.session.budget.max_depth) if self.strategy == "hybrid" else len(tree)
         return Step(tree, min(depth + 1 + num_forced, remaining))
@@ -175,8 +177,9 @@ class Generation:
         num_received = len(ids)
         if ended_by_end_token(traits, step.tree, ids, response):
             ids += self._end_token()
-        piece = self._take(step.tree, ids, num_steps_of(ids, response)) if ids else Piece("", [])
-        self._counts = total(self._counts, counts_of(response))
+        counts, num_steps = counts_of(response), num_steps_of(ids, response)
+        piece = self._take(step.tree if len(step.tree) else step.unsent, ids, num_steps) if ids else Piece("", [])
+        self._counts = total(self._counts, counts)
         if self.finish_reason is not None:
             return piece
         if traits.limits is not None and not len(step.tree) and num_received < step.num_tokens:
@@ -185,8 +188,10 @@ class Generation:
         elif not num_received:
             raise RuntimeError("the target model returned neither tokens nor a reason to end")
         elif self.engine.costs is not None and self.num_calls > 1:  # the first call computed the prompt as well
-            passes = 1 if len(step.tree) else num_received
-            self.engine.costs.record(passes, len(step.tree), time.perf_counter() - started)
+            passes, num_drafts = (1 if len(step.tree) else num_received), len(step.tree)
+            if traits.extended and counts is not None:  # it reports what it did, its own drafts included
+                passes, num_drafts = num_steps, counts.drafted
+            self.engine.costs.record(passes, num_drafts, time.perf_counter() - started)
         return piece
 
     async def _streamed(self, step: Step) -> AsyncGenerator[Piece, None]:
@@ -241,8 +246,9 @@ class Generation:
 
     def _take(self, tree: DraftTree, ids: list[int], num_steps: int = 1) -> Piece:
         """Append tokens to the session; return their text. num_steps: passes for tokens without a tree."""
-        outcome = outcome_of_tokens(tree, ids)
-        if not len(tree) or (self.engine.traits.limits is not None and len(ids) != len(outcome.nodes) + 1):
+        extended = self.engine.traits.extended
+        outcome = outcome_of_tokens(tree, ids, num_steps if extended else 1)
+        if not len(tree) or (not extended and len(ids) != len(outcome.nodes) + 1):
             # Plain decoding, also where TensorRT-LLM had no room for the drafts that it was sent.
             tree, outcome = EMPTY_TREE, StepOutcome([], ids, num_steps=num_steps)
         emitted = self.session.advance(tree, outcome)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline.triton_models.tensors import Array, Tensors
@@ -27,28 +27,24 @@ class ModelCaller:
     async def call(self, tensors: Mapping[str, Array], outputs: Sequence[str], request_id: str) -> Tensors:
         """Outputs of one request; cancelling it stops the request. Raises RequestError if the model refuses it,
         BusyError if the model is too busy."""
-        call = asyncio.ensure_future(self._responses(self._begun(tensors, outputs, request_id)))
+        call = self._begun(tensors, outputs, request_id)
         try:
             responses = await asyncio.shield(call)
         except asyncio.CancelledError:
             await self.stop(outputs, request_id)
-            await call
+            self._kept.keep(await call)
             raise
+        self._kept.keep(responses)
         return outputs_of_call(responses)
 
     async def stop(self, outputs: Sequence[str], request_id: str) -> None:
-        await self._responses(self._begun(self._stop, outputs, request_id))
+        self._kept.keep(await self._begun(self._stop, outputs, request_id))
 
-    async def _responses(self, begun: Awaitable[Any]) -> list[Any]:
-        """All responses to a request that has begun. A thread waits for them, not the event loop."""
-        call = await begun
-        responses = await asyncio.get_running_loop().run_in_executor(None, list, call)
-        self._kept.keep(responses)
-        return responses
-
-    def _begun(self, tensors: Mapping[str, Array], outputs: Sequence[str], request_id: str) -> Awaitable[Any]:
-        """A request that a thread sends at once, before other tasks of the event loop run: the called model works while
-        they do."""
+    def _begun(
+        self, tensors: Mapping[str, Array], outputs: Sequence[str], request_id: str
+    ) -> asyncio.Future[list[Any]]:
+        """All responses to a request. One thread sends it at once, before other tasks of the event loop run, and waits
+        for them: the called model works while they do."""
         import triton_python_backend_utils as pb_utils
 
         request = pb_utils.InferenceRequest(
@@ -57,5 +53,4 @@ class ModelCaller:
             requested_output_names=list(outputs),
             inputs=[pb_utils.Tensor(name, value) for name, value in tensors.items()],
         )
-        begun: Awaitable[Any] = request.async_exec(decoupled=True)
-        return begun
+        return asyncio.get_running_loop().run_in_executor(None, lambda: list(request.exec(decoupled=True)))

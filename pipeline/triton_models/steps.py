@@ -33,10 +33,12 @@ _TREE_FACTOR = 4
 
 
 class Step(NamedTuple):
-    """tree: drafts to send, none if empty. num_tokens: request_output_len."""
+    """tree: drafts to send, none if empty. num_tokens: request_output_len. unsent: drafts that do not pay for a call of
+    their own; what comes of the call says whether they were right."""
 
     tree: DraftTree
     num_tokens: int
+    unsent: DraftTree = EMPTY_TREE
 
 
 @dataclass(slots=True)
@@ -56,7 +58,7 @@ class ChainSteps:
             return Step(EMPTY_TREE, remaining)
         chain = main_chain(tree, self.max_drafts)
         if self.costs is not None:
-            chain = self.costs.cut(chain, self.chunk)
+            chain = main_chain(chain, self.costs.num_paying(chain, self.chunk))
         longest = min(len(chain), room - 1) if remaining > room else len(chain)
         step = external_step(self.limits, longest, context_len, remaining, self.chunk)
         if step.num_drafts:

@@ -153,7 +153,7 @@ def test_the_last_emitted_token_is_the_targets_own_for_any_draft() -> None:
 def test_sources_see_what_the_target_said_beside_its_tokens() -> None:
     session, recorder = session_of(make_request([1], 20))
     choices, ids, probs = np.asarray([4], np.int32), np.asarray([[4, 5]], np.int32), np.asarray([[0.5, 0.2]])
-    session.advance(EMPTY_TREE, StepOutcome([], [4], choices, ids, probs))
+    session.advance(EMPTY_TREE, StepOutcome([], [4], choices, lambda: (ids, probs)))
     assert recorder.last is not None
     assert (recorder.last.choices, recorder.last.top_ids, recorder.last.top_probs) == (choices, ids, probs)
 

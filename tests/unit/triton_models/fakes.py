@@ -52,9 +52,9 @@ def letter_codec(end_ids: frozenset[int] = frozenset({END_ID})) -> TextCodec:
 def small_config(*overrides: str) -> ResolvedConfig:
     # What the shipped profile says of these must not matter to tests.
     sizes = ("engine.max_seq_len=256", "engine.max_batch_size=4", "drafting.max_draft_tokens=16")
-    return resolve_config(
-        "tiny-random-llama", "latency", ("backend=torch", "device=cpu", *sizes, *overrides), backend_rules=False
-    )
+    # What is sent must not depend on how long the calls of a test take.
+    fixed = ("backend=torch", "device=cpu", "drafting.planner=fixed", *sizes)
+    return resolve_config("tiny-random-llama", "latency", (*fixed, *overrides), backend_rules=False)
 
 
 @dataclass

@@ -13,7 +13,6 @@ from pipeline.backends.tensorrt_llm.strict import strict_engine
 from pipeline.engine.chains import Mode
 from pipeline.errors import RequestError
 from pipeline.triton_models.bls import Bls
-from pipeline.triton_models.call_costs import CallCosts
 from pipeline.triton_models.text_codec import TextCodec
 from tests.fakes import VOCAB_SIZE, make_request, plain_decode
 from tests.unit.triton_models.fakes import END_ID, TableTarget, letter_codec, small_config, text_tensors
@@ -21,12 +20,6 @@ from tests.unit.triton_models.test_bls import expected_ids, run_in, statistics_o
 
 PROMPTS = ("bcd", "ccddccddcc", "q", "hello")
 STRICT = ("engine.strict_tensorrt_llm=true", "tensorrt_llm.max_external_draft_len=6")
-
-
-@pytest.fixture(autouse=True)
-def drafts_always_pay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is sent must not depend on how long the calls of a test take; `test_steps` is about that."""
-    monkeypatch.setattr(CallCosts, "cut", lambda self, chain, chunk: chain)
 
 
 def strict_bls(

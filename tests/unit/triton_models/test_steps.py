@@ -93,28 +93,29 @@ def learnt(fixed: float, per_pass: float, per_draft: float, noise: float = 0.0) 
 def test_likely_drafts_are_kept_where_they_cost_little_and_dropped_where_they_cost_more_than_a_pass(noise):
     likely = chain([1, 2, 3, 4, 5, 6], [0.9, 0.85, 0.8, 0.75, 0.7, 0.65])
 
-    assert len(learnt(0.001, 0.010, 0.0002, noise).cut(likely, 4)) == 6
-    assert len(learnt(0.001, 0.010, 0.02, noise).cut(likely, 4)) == 0
+    assert learnt(0.001, 0.010, 0.0002, noise).num_paying(likely, 4) == 6
+    assert learnt(0.001, 0.010, 0.02, noise).num_paying(likely, 4) == 0
 
 
 def test_less_of_a_chain_is_sent_the_less_likely_it_is_and_none_where_a_chunk_is_worth_more():
     costs = learnt(0.004, 0.010, 0.002)
-    sure = costs.cut(chain([1, 2, 3, 4], [0.95, 0.9, 0.85, 0.8]), 4)
-    fading = costs.cut(chain([1, 2, 3, 4], [0.8, 0.4, 0.05, 0.01]), 4)
-    unlikely = costs.cut(chain([1, 2, 3, 4], [0.1, 0.02, 0.01, 0.0]), 4)
 
-    assert (len(sure), len(unlikely)) == (4, 0)
-    assert 0 < len(fading) < 4
+    assert costs.num_paying(chain([1, 2, 3, 4], [0.95, 0.9, 0.85, 0.8]), 4) == 4
+    assert costs.num_paying(chain([1, 2, 3, 4], [0.1, 0.02, 0.01, 0.0]), 4) == 0
+    assert 0 < costs.num_paying(chain([1, 2, 3, 4], [0.8, 0.4, 0.05, 0.01]), 4) < 4
+    # What counts is what the nodes are worth, not their order.
+    bushy = tree_from_lists([1, 2, 3, 4], [-1, -1, 1, 2], [0.01, 0.8, 0.4, 0.05])
+    assert 0 < costs.num_paying(bushy, 4) < 4
 
 
 def test_costs_follow_the_load():
     costs = learnt(0.001, 0.010, 0.0002)
     likely = chain([1, 2, 3, 4], [0.6, 0.4, 0.2, 0.1])
-    before = len(costs.cut(likely, 4))
+    before = costs.num_paying(likely, 4)
     for number in range(120):  # a full batch: every draft token costs as much as a pass
         costs.record(1, number % 5, 0.02 + 0.012 * (number % 5))
-    assert len(costs.cut(likely, 4)) < before
+    assert costs.num_paying(likely, 4) < before
 
 
 def test_before_anything_is_known_the_whole_chain_is_sent():
-    assert len(CallCosts().cut(chain([1, 2, 3], [0.1, 0.1, 0.1]), 4)) == 3
+    assert CallCosts().num_paying(chain([1, 2, 3], [0.1, 0.1, 0.1]), 4) == 3
