@@ -128,7 +128,21 @@ def test_cancelling_ends_what_has_not_ended(finished: bool) -> None:
     session.advance(EMPTY_TREE, StepOutcome([], [4]))
     session.cancel()
     assert session.finish_reason is (FinishReason.LENGTH if finished else FinishReason.CANCELLED)
-    assert recorder.num_stops >= 1
+    session.close()
+    assert recorder.num_stops == 1, "by then the id may be another request's"
+
+
+def test_what_was_taken_is_learned_once_and_before_anything_else() -> None:
+    session, recorder = session_of(make_request([1], 20))
+    for token in (4, 5):
+        session.take(EMPTY_TREE, StepOutcome([], [token]))
+    assert recorder.reported == []
+    session.propose()
+    assert [tokens for _, _, _, tokens in recorder.reported] == [[4], [5]]
+    session.take(EMPTY_TREE, StepOutcome([], [6]))
+    session.cancel()
+    session.learn()
+    assert [context for context, _, _, _ in recorder.reported] == [[1], [1, 4], [1, 4, 5]]
 
 
 def test_tokens_of_plain_passes_are_a_step_each() -> None:
