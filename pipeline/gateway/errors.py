@@ -84,7 +84,8 @@ def text_of_json(value: Any) -> str:
 def refusal_in_event(event: bytes, request_id: str) -> Refusal | None:
     """The client's error for the error in a server-sent event, None if there is none."""
     if event.startswith((b'data: {"error"', b'data:{"error"')):
-        return refusal_of(400, text_of_body(event), request_id)
+        # The front end's events have a code, Triton's are about wrong requests.
+        return refusal_of(500 if b'"code":500' in event else 400, text_of_body(event), request_id)
     return refusal_in_body(event.removeprefix(b"data:"), request_id)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import replace
 
 import anyio
 
-from pipeline.gateway.bodies import Receive
+from pipeline.gateway.annotations import ENGINE_DATA
+from pipeline.gateway.bodies import Receive, parse_json, write_json
 from pipeline.gateway.errors import (
     REFUSAL_MARK,
     refusal_in_body,
@@ -26,9 +28,9 @@ _LONGEST_EVENT_BYTES = 1 << 20
 # Dynamo's messages when it cannot reach the chosen worker (a dead worker may still be listed), or has none just now. No
 # worker has received the request then.
 _NO_WORKER = (b"Failed to generate completions", b"is not ready to serve requests yet", b"No workers available")
-# Its message when its list of workers is empty, and for a name that nobody has.
-_NO_MODEL = b"Model not found"
 _RETRY_PAUSE_S = 0.1
+# Time limit for the reason of a refusal.
+_REASON_S = 5.0
 _PASSED_HEADERS = ("content-type", "inference-header-content-length", "retry-after")
 
 
@@ -63,17 +65,37 @@ async def pass_on(transport: Transport, onward: Onward, answer: Responder) -> No
     except TimeoutError:
         await answer.refuse(Refusal(504, f"the request took longer than {onward.timeout_s:g} s"))
     except Refusal as refusal:
-        await answer.refuse(refusal)
+        await answer.refuse(await _reason_of(transport, onward, refusal))
     except Unreachable:
         await answer.refuse(unavailable())
+
+
+async def _reason_of(transport: Transport, onward: Onward, refusal: Refusal) -> Refusal:
+    """The worker's refusal of a request with tools, which the front end hides behind status 500: it comes with the
+    first event of the same request when no call may be answered."""
+    if refusal.status != 500 or not onward.is_served or b'"tools":' not in onward.body:
+        return refusal
+    body = parse_json(onward.body)
+    body |= {"tool_choice": "none", "stream": True, "nvext": body["nvext"] | {"extra_fields": [ENGINE_DATA]}}
+    with suppress(Unreachable, TimeoutError), anyio.fail_after(_REASON_S):
+        async with (
+            transport(replace(onward, body=write_json(body))) as response,
+            aclosing(events(response.chunks)) as found,
+        ):
+            return refusal_in_event(await anext(found, b""), onward.request_id) or refusal
+    return refusal
 
 
 async def _attempt(transport: Transport, onward: Onward, answer: Responder, may_retry: bool) -> bool:
     """Send a request and forward its response. Returns False, with nothing forwarded, if a retry may help."""
     async with transport(onward) as response:
+        # Its list of workers is empty; it has no answer for other models.
+        is_absent = onward.is_served and response.status == 404
+        if is_absent and not may_retry:
+            raise unavailable()
         if may_retry and response.status in (404, 500, 503):
             start = await _start_of(response.chunks)
-            if any(words in start for words in _NO_WORKER) or (onward.is_served and _NO_MODEL in start):
+            if is_absent or any(words in start for words in _NO_WORKER):
                 return False
             raise refusal_of(response.status, text_of_body(start), onward.request_id)
         await _pass_on(response, onward.request_id, answer)

@@ -6,7 +6,10 @@ draft_statistics                           ours: figures of the request's drafts
 response_format, guided_*                  taken by it, but such a request does not move when its worker dies
 tools, tool_choice, parallel_tool_calls    taken by it, and repeated, so that a worker can keep the output to them
 max_tokens, max_completion_tokens          repeated, so that a worker can count the tokens of a request that moved
-echo, best_of, suffix, parts of messages that are no text    refused; it would leave them out
+echo, best_of, suffix, include_stop_str_in_output, prompt_logprobs, parts of messages that are no text
+                                           refused; it would leave them out
+more than four stop words, a message of no parts    refused; it answers with an error of the server
+top_logprobs of 0                          left out; it would leave out the log probabilities too
 """
 
 from __future__ import annotations
@@ -35,6 +38,8 @@ Endpoint = Literal["chat", "completions"]
 _MAX_TOKENS: Mapping[Endpoint, int] = {"chat": 1 << 20, "completions": 16}
 # Only this module sets them: a client that could would make a worker count wrongly.
 _OURS = (f"{MAX_TOKENS}:", f"{GUIDE_TYPE}:", f"{GUIDE}:", f"{TOOLS}:")
+# The API's own limit.
+_MOST_STOP_WORDS = 4
 _GUIDES = {"guided_regex": "regex", "guided_grammar": "ebnf_grammar"}
 
 
@@ -55,6 +60,8 @@ def for_front_end(body: Mapping[str, Any], endpoint: Endpoint) -> dict[str, Any]
         options[TOOLS] = json.dumps(tools)
     if (limit := sent.pop(NUM_DRAFT_TOKENS, None)) is not None:
         options[NUM_DRAFT_TOKENS] = str(_whole_number(limit, NUM_DRAFT_TOKENS))
+    if sent.get("top_logprobs") == 0:
+        del sent["top_logprobs"]
     options[MAX_TOKENS] = str(_max_tokens(sent, endpoint))
     extension = sent.get("nvext") or {}
     if not isinstance(extension, Mapping):
@@ -63,16 +70,24 @@ def for_front_end(body: Mapping[str, Any], endpoint: Endpoint) -> dict[str, Any]
     if sent.pop(STATISTICS, False) or ENGINE_DATA in fields:
         options[STATISTICS] = "true"
     kept = [text for text in annotations if not text.startswith(_OURS)]
+    # The worker's refusal comes back there; but with tools the front end leaves it out, see `forward`.
+    extra = {*fields} - {ENGINE_DATA} if tools else {*fields, ENGINE_DATA}
     made = {
         **extension,
         "annotations": kept + [annotation(name, value) for name, value in options.items()],
-        "extra_fields": sorted({*fields, ENGINE_DATA}),  # the worker's refusal comes back there
+        "extra_fields": sorted(extra),
     }
     sent["nvext"] = made
     return sent
 
 
 def _refuse_what_is_left_out(body: Mapping[str, Any]) -> None:
+    for name in ("include_stop_str_in_output", "prompt_logprobs"):
+        if body.get(name):
+            raise RequestError(f"{name} is not supported; leave it out")
+    stop = body.get("stop")
+    if isinstance(stop, list) and len(stop) > _MOST_STOP_WORDS:
+        raise RequestError(f"stop holds {len(stop)} texts; at most {_MOST_STOP_WORDS} can be sent")
     if body.get("echo"):
         raise RequestError("echo is not supported: a response has no tokens of the prompt; leave echo out")
     if body.get("best_of") not in (None, 1):
@@ -82,6 +97,8 @@ def _refuse_what_is_left_out(body: Mapping[str, Any]) -> None:
     messages = body.get("messages")
     for number, message in enumerate(messages if isinstance(messages, list) else []):
         content = message.get("content") if isinstance(message, Mapping) else None
+        if content == []:
+            raise RequestError(f"messages[{number}].content is an empty list; send a text, or parts of one")
         for part in content if isinstance(content, list) else []:
             if isinstance(part, Mapping) and part.get("type") not in ("text", "refusal"):
                 kind = str(part.get("type"))[:40]

@@ -133,6 +133,12 @@ def test_log_probabilities_come_with_alternatives(client):
         assert place.logprob < 0
 
 
+def test_log_probabilities_come_without_alternatives(client):
+    answer = chat(client, logprobs=True, top_logprobs=0, max_tokens=3)
+
+    assert len(answer.choices[0].logprobs.content or []) == 3  # type: ignore[union-attr]
+
+
 def test_a_schema_is_kept_with_any_strategy(client):
     schema = {
         "type": "object",
@@ -215,6 +221,10 @@ def test_completions_and_streams_get_the_reason_too(client, stream):
         client.chat.completions.create(messages=MESSAGES, **wrong)
     with pytest.raises(openai.BadRequestError, match="holds the token 999999"):
         client.completions.create(prompt="a", n=2, **wrong)
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    for choice in ("auto", "required"):  # the front end leaves the worker's fields out of an answer with tools
+        with pytest.raises(openai.BadRequestError, match="holds the token 999999"):
+            client.chat.completions.create(messages=MESSAGES, tools=tools, tool_choice=choice, **wrong)
 
 
 def test_a_client_that_leaves_ends_its_request(client, openai_fleet):

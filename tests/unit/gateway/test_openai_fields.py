@@ -98,12 +98,29 @@ def test_statistics_are_asked_for_in_either_way():
         ({"best_of": 3}, "best_of is not supported"),
         ({"suffix": "a"}, "suffix is not supported"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, r"messages\[0\].* type 'image_url'"),
+        ({"messages": [{"role": "user", "content": []}]}, r"messages\[0\].content is an empty list"),
+        ({"stop": ["a"] * 5}, "stop holds 5 texts; at most 4"),
+        ({"include_stop_str_in_output": True}, "include_stop_str_in_output is not supported"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs is not supported"),
         ({"nvext": {"annotations": "a"}}, "nvext.annotations must be a list"),
     ],
 )
 def test_a_field_of_a_wrong_type_or_without_effect_is_named(wrong, sentence):
     with pytest.raises(RequestError, match=sentence):
         options(**wrong)
+
+
+def test_no_alternatives_are_asked_for_as_without_the_field():
+    assert "top_logprobs" not in for_front_end(BODY | {"logprobs": True, "top_logprobs": 0}, "chat")
+    assert for_front_end(BODY | {"logprobs": True, "top_logprobs": 2}, "chat")["top_logprobs"] == 2
+
+
+def test_a_refusal_can_come_back_unless_tools_hide_it():
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    asked = BODY | {"tools": tools, "nvext": {"extra_fields": ["engine_data", "timing"]}}
+
+    assert for_front_end(asked, "chat")["nvext"]["extra_fields"] == ["timing"]
+    assert for_front_end(asked | {"tool_choice": "none"}, "chat")["nvext"]["extra_fields"] == ["engine_data", "timing"]
 
 
 def test_tools_stay_and_are_repeated_for_the_worker():

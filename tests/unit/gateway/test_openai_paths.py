@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import httpx
 import pytest
 
@@ -40,7 +42,11 @@ def no_model(request: httpx.Request) -> httpx.Response:
     return json_answer(404, {"error": {"message": "Model not found", "code": 404}})
 
 
-@pytest.mark.parametrize("absent", [no_worker, no_model])
+def no_endpoint(request: httpx.Request) -> httpx.Response:
+    return httpx.Response(404)
+
+
+@pytest.mark.parametrize("absent", [no_worker, no_model, no_endpoint])
 def test_a_completion_is_sent_again_while_its_worker_cannot_be_reached(monkeypatch, absent):
     monkeypatch.setattr(forward, "_RETRY_PAUSE_S", 0.001)
     back = behind(lambda request: absent(request) if len(back.requests) < 3 else json_answer(200, {"a": 1}))
@@ -50,6 +56,11 @@ def test_a_completion_is_sent_again_while_its_worker_cannot_be_reached(monkeypat
     assert (answer.status_code, answer.json()) == (200, {"a": 1})
     assert len(back.requests) == 3
     assert len({request.content for request in back.requests}) == 1
+
+
+def test_a_model_that_is_served_and_does_not_come_back_is_unavailable(monkeypatch):
+    monkeypatch.setattr(http_app, "_PATIENCE_S", 0.0)
+    assert send(behind(no_endpoint), "POST", "/v1/chat/completions", json={"model": "m"}).status_code == 503
 
 
 def test_a_completion_for_a_model_that_nobody_has_is_not_sent_again():
@@ -67,3 +78,24 @@ def test_a_completion_is_not_sent_again_for_ever_nor_for_another_error(monkeypat
     other = behind(lambda request: json_answer(500, {"message": "a fault", "code": 500}))
     assert send(other, "POST", "/v1/chat/completions", json={"model": "m", "messages": []}).status_code == 500
     assert len(other.requests) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_reason_of_a_refusal_that_tools_hide_is_asked_for(stream):
+    refusal = {"status": 503, "message": "busy: 64 requests wait"}
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if json.loads(request.content).get("tool_choice") == "none":
+            event = {"choices": [], "nvext": {"engine_data": {"refusal": refusal}}}
+            text = f"data: {json.dumps(event, separators=(',', ':'))}\n\ndata: [DONE]\n\n"
+            return httpx.Response(200, headers={"content-type": "text/event-stream"}, text=text)
+        fault = {"message": "Internal server error", "code": 500}
+        if not stream:
+            return json_answer(500, fault)
+        text = f"data: {json.dumps({'error': fault}, separators=(',', ':'))}\n\n"
+        return httpx.Response(200, headers={"content-type": "text/event-stream"}, text=text)
+
+    body = {"model": "m", "stream": stream, "tools": [{"type": "function", "function": {"name": "f"}}]}
+    given = send(behind(answer), "POST", "/v1/chat/completions", json=body)
+
+    assert (given.status_code, given.json()["error"]["message"]) == (503, refusal["message"])
