@@ -59,7 +59,7 @@ class CostCurveFile(Frozen):
             return "measured on an idle machine"
         return (
             f"measured while {self.load.to_text()}, so drafts may be planned badly; `lookahead engine` measures it "
-            "again when the machine is idle"
+            "again when they use less than half of that"
         )
 
 

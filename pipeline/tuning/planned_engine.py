@@ -52,8 +52,8 @@ def planned_engine(
     note: Note = lambda text: None,
 ) -> BuildResult:
     """`build_engine`, and beside the artefact a cost curve, if the profile's planner needs one that is not there, and
-    likewise the first rows of token recycling. retake: measure a curve that was measured on a busy machine again if the
-    machine is idle now, and compute rows that there was no time for. Raises CheckpointError
+    likewise the first rows of token recycling. retake: measure a curve that was measured on a busy machine again if
+    other programs use less than half as much now, and compute rows that there was no time for. Raises CheckpointError
     and BuildError."""
     result = build_engine(resolved, places, force=force, note=note)
     artifact = result.artifact
@@ -72,11 +72,11 @@ def planned_engine(
 
 def needs_cost_curve(artifact: Artifact, retake: bool = False) -> bool:
     """Whether the planner is adaptive, the engine runs in process, and nothing was measured of these weights on this
-    machine in as many processes. retake: or on a busy machine that is idle now."""
+    machine in as many processes. retake: or on a machine twice as busy as it is now."""
     if not plans_by_cost(artifact.resolved):
         return False
     stored = load_cost_curve(artifact)
-    return stored is None or (retake and stored.load.busy and not machine_load().busy)
+    return stored is None or (retake and stored.load.busy and machine_load().others < stored.others / 2)
 
 
 def _rows_to_continue(artifact: Artifact, retake: bool) -> FirstRows | None:
