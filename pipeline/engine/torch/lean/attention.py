@@ -1,7 +1,7 @@
 """Attention over the slot cache with one order of sums for every query.
 
     keys     [layer, slot, kv_head, place / 16, dim, 16 places]
-    values   [layer, slot, kv_head, place, dim]         dim: head_dim, up to a multiple of 16
+    values   [layer, slot, kv_head, dim / 16, place, 16 dims]         dim: head_dim, up to a multiple of 16
 
 A query sees places of its slot: the cached ones, and of its own segment those of its mask. Scores, the sum of their
 exponentials and the weighted sum of values run over places in ascending order, and a place that is not seen adds
@@ -151,9 +151,10 @@ def _attend_task(
             line = scores[query * width : (query + 1) * width]
             _hide(line, row, position, begin, start, segment, window, rows, visible)
             exp_row(line.ctypes.data, num_blocks, largest(line.ctypes.data, num_blocks))
-    value = values[layer, slot, head].ctypes.data + begin * padded * 4
+    num_places = values.shape[4]
+    value = values[layer, slot, head].ctypes.data + begin * LANES * 4
     seen, blocks = end - begin, padded // LANES
-    _product(weights, 4 * width, count, value, 4 * LANES, 4 * padded, seen, blocks, out, 4 * padded, zeros)
+    _product(weights, 4 * width, count, value, 4 * LANES * num_places, 4 * LANES, seen, blocks, out, 4 * padded, zeros)
     # The sum of the weights, in the order of the weighted sum; the queries are not needed any more.
     _product(weights, 4 * width, count, ones, 0, 0, seen, 1, left, 4 * padded, zeros)
     for row in range(first, last):
@@ -181,7 +182,10 @@ def _product(
     zeros: int,
 ) -> None:
     """out [count, num_blocks * 16] = left [count, steps] times right, whose strides lead from one block of 16 columns
-    to the next and from one step to the next. Addresses and strides in bytes. zeros: address of a block of them."""
+    to the next and from one step to the next. Addresses and strides in bytes. zeros: address of a block of them.
+
+    The weights of other layers have driven keys and values out of the caches, so the first tile of each block of
+    columns fetches the next block."""
     block = 0
     while block < num_blocks:
         width = MAX_BLOCKS if num_blocks - block >= MAX_BLOCKS else 1
@@ -202,8 +206,8 @@ def _product(
                 0,
                 out + row * out_stride + 4 * LANES * block,
                 out_stride,
-                column,
-                0,
+                column + (0 if row else width * block_stride),
+                0 if row else step_stride,
                 min(MAX_ROWS, count - row),
                 width,
             )

@@ -14,8 +14,8 @@ from pipeline.engine.torch.slots import require_cache_memory
 
 
 class LeanCache:
-    """keys [layer, slot, kv_head, places / 16, dim, 16], values [layer, slot, kv_head, places, dim], float32; dim is
-    head_dim padded to 16. The system claims memory as it is written."""
+    """keys [layer, slot, kv_head, places / 16, dim, 16], values [layer, slot, kv_head, dim / 16, places, 16], float32;
+    dim is head_dim padded to 16. The system claims memory as it is written."""
 
     def __init__(self, plan: LeanPlan, num_slots: int, max_seq_len: int) -> None:
         """Raises BuildError if the machine has less memory than that."""
@@ -24,16 +24,16 @@ class LeanCache:
         self.num_bytes = 2 * 4 * int(np.prod(shape)) * blocks * LANES * dim
         require_cache_memory(self.num_bytes, available_bytes(), num_slots, max_seq_len, "cpu")
         self.keys: Floats = np.zeros((*shape, blocks, dim, LANES), np.float32)
-        self.values: Floats = np.zeros((*shape, blocks * LANES, dim), np.float32)
+        self.values: Floats = np.zeros((*shape, dim // LANES, blocks * LANES, LANES), np.float32)
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         blocks = -(-length // LANES)
         self.keys[:, target, :, :blocks] = self.keys[:, source, :, :blocks]
-        self.values[:, target, :, :length] = self.values[:, source, :, :length]
+        self.values[:, target, :, :, :length] = self.values[:, source, :, :, :length]
 
     def move_path(self, slot: int, start: int, nodes: Sequence[int]) -> None:
         source = start + np.asarray(nodes)
         target = start + np.arange(len(nodes))
         keys, values = self.keys[:, slot], self.values[:, slot]
         keys[:, :, target // LANES, :, target % LANES] = keys[:, :, source // LANES, :, source % LANES]
-        values[:, :, target] = values[:, :, source]
+        values[:, :, :, target] = values[:, :, :, source]

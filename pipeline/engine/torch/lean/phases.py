@@ -13,6 +13,7 @@ from numba import carray
 from pipeline.engine.torch.lean.compilation import kernel
 from pipeline.engine.torch.lean.crew import shared
 from pipeline.engine.torch.lean.rows import (
+    fetch_to_write,
     float_pointer,
     gate_row,
     largest,
@@ -212,6 +213,11 @@ def rotate_rows(
         slot, position, place = rows[row, ROW_SLOT], rows[row, ROW_POSITION], rows[row, ROW_PLACE]
         cosine, sine = rotation[0, position], rotation[1, position]
         block, lane = place // LANES, place % LANES
+        # Each entry of a key lies in a cache line of its own, which has to come from memory first.
+        for head in range(num_kv_heads):
+            first = keys[layer, slot, head, block].ctypes.data
+            for index in range(dim):
+                fetch_to_write(first + 4 * LANES * index)
         for head in range(num_heads + num_kv_heads):
             start = dim * head
             weight = norms[Q_NORM] if head < num_heads else norms[K_NORM]
@@ -227,6 +233,6 @@ def rotate_rows(
                     key[index, lane] = line[start + index]
         for head in range(num_kv_heads):
             start = dim * (num_heads + num_kv_heads + head)
-            value = values[layer, slot, head, place]
+            value = values[layer, slot, head]
             for index in range(dim):
-                value[index] = line[start + index]
+                value[index // LANES, place, index % LANES] = line[start + index]

@@ -25,6 +25,7 @@ from pipeline.engine.torch.lean.vectors import (
     load,
     loop,
     maximum,
+    prefetch,
     reduce,
     splat,
     store,
@@ -175,6 +176,17 @@ def gate_row(typing: Any, gate: Any, up: Any, target: Any, blocks: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64, types.int64), generate
+
+
+@generated
+def fetch_to_write(typing: Any, address: Any) -> Any:
+    """Fetch the cache line at an address, which is to be written soon."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        prefetch(builder, arguments[0], to_write=True)
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
 
 
 @generated

@@ -143,7 +143,7 @@ class Runner:
 
     def _make_scratch(self) -> Floats:
         """[thread, floats] with a block of ones at the beginning of each thread's."""
-        dim = self._cache.values.shape[4]
+        dim = self._cache.keys.shape[4]
         size = scratch_floats(self._plan.group_size, self._limits.max_seq_len, dim)
         scratch = np.zeros((self._crew.num_threads, -(-size // LANES) * LANES), np.float32)
         scratch[:, : 2 * LANES * MAX_BLOCKS] = 1

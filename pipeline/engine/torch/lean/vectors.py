@@ -40,11 +40,11 @@ def store(builder: ir.IRBuilder, value: ir.Value, address: ir.Value, align: int 
     builder.store(value, builder.inttoptr(address, value.type.as_pointer())).align = align
 
 
-def prefetch(builder: ir.IRBuilder, address: ir.Value) -> None:
+def prefetch(builder: ir.IRBuilder, address: ir.Value, to_write: bool = False) -> None:
     """Fetch the cache line at an address into the second level of the cache. Any address is allowed."""
     pointer = builder.inttoptr(address, I8.as_pointer())
-    to_read, to_second_level, is_data = (ir.Constant(I32, number) for number in (0, 2, 1))
-    call(builder, "llvm.prefetch.p0", ir.VoidType(), [pointer, to_read, to_second_level, is_data])
+    access, second_level, is_data = (ir.Constant(I32, number) for number in (int(to_write), 2, 1))
+    call(builder, "llvm.prefetch.p0", ir.VoidType(), [pointer, access, second_level, is_data])
 
 
 def offset(builder: ir.IRBuilder, address: ir.Value, index: ir.Value | int, stride: ir.Value | int) -> ir.Value:
