@@ -89,7 +89,7 @@ versions: setup-dev ## List the TensorRT-LLM version of each container
 
 test: setup-dev test-kernels ## Run all tests, including those against a real server
 	$(VENV)/bin/python -m pytest -n 2 --dist loadfile tests/unit $(ARGS)
-	$(VENV)/bin/python -m pytest -n 2 --dist loadgroup tests/integration tests/soak/test_kills.py \
+	$(VENV)/bin/python -m pytest -n 2 --dist loadfile tests/integration tests/soak/test_kills.py \
 		tests/soak/test_small_machine.py $(ARGS)
 
 test-kernels: setup-dev ## Run the compiled loops with index checks, and small examples as plain Python

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 import tritonclient.grpc as grpc
 import tritonclient.http as http
+from xdist.scheduler import LoadScopeScheduling
 
 from pipeline.backends.tensorrt_llm.strict import strict_profile
 from pipeline.config.places import Places
@@ -28,17 +30,25 @@ from tests.own_places import own_places
 from tests.patience import PATIENCE_S
 from tests.servers import left_over
 
-# Files that share one of these servers run in one process of two, so that each is started once.
-SHARED = ("server", "strict", "openai_fleet")
+# Files that share a server run in one process, so that each server is started once.
+SHARED = (
+    {"server", "server_ends", "stock_clients", "stock_streams", "structured_output", "gateway_fuzz"},
+    {"strict", "strict_target"},
+    {"openai", "openai_tools"},
+)
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Groups of tests for `pytest -n 2 --dist loadgroup`: those with a server in common, else those of a file."""
-    for item in items:
-        fixtures = getattr(item, "fixturenames", ())
-        shared = next((name for name in SHARED if name in fixtures), None)
-        item.add_marker(pytest.mark.xdist_group(shared or item.path.stem))
+class ByServer(LoadScopeScheduling):
+    """Files are the units that pytest-xdist gives to processes, except for those that share a server."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.split("::")[0]
+        name = Path(path).stem.removeprefix("test_")
+        return next((" ".join(sorted(files)) for files in SHARED if name in files), path)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByServer:
+    return ByServer(config, log)
 
 
 @pytest.fixture(scope="package")
