@@ -39,7 +39,7 @@ pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
 @pytest.fixture(scope="module")
 def closed(shared_where, served, tmp_path_factory) -> Iterator[RunningServer]:
-    """With the defaults of the gateway."""
+    """A server with the defaults of the gateway."""
     settings = ("server.gateway.inner_models=false", "server.gateway.header_timeout_s=1")
     closed = with_settings(served, shared_where, *settings)
     with running(closed, shared_where, tmp_path_factory.mktemp("closed")) as server:

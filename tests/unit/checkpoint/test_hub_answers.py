@@ -1,4 +1,4 @@
-"""What the hub's client answers, and one sentence for each of its errors."""
+"""Answers of the hub's client, and one sentence for each of its errors."""
 
 from __future__ import annotations
 

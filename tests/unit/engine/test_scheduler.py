@@ -184,7 +184,7 @@ def test_long_prompts_do_not_hold_up_running_requests() -> None:
 
 
 def test_short_prompts_do_not_hold_up_a_long_one() -> None:
-    """Passes of 16 tokens and never fewer than three short prompts behind a long one: it is computed first."""
+    """With passes of 16 tokens, and new short prompts all the time, the long prompt is computed first."""
     scheduler = make_scheduler(engine=TableEngine(EngineLimits(4, 256, 16, 0, VOCAB_SIZE)))
     ended: list[str] = []
 

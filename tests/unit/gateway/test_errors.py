@@ -1,4 +1,4 @@
-"""What clients read of errors of the server behind the gateway."""
+"""Error messages that clients get for errors of the server behind the gateway."""
 
 from __future__ import annotations
 

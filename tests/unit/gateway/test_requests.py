@@ -1,4 +1,4 @@
-"""What is read of requests and put into them: the tenant's namespace, by HTTP, gRPC and OpenAI's API."""
+"""The gateway reads requests and sets the tenant's namespace: by HTTP, gRPC and OpenAI's API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chains for requests that somebody else decodes: bounded, learnt from what was accepted, the same on every rank."""
+"""Draft chains for requests that TensorRT-LLM decodes: bounded, learnt from accepted tokens, equal on all ranks."""
 
 from __future__ import annotations
 

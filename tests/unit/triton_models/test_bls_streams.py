@@ -165,7 +165,7 @@ def test_only_greedy_streams_give_way_to_requests_that_wait(mode, fields):
 
 
 class BusyTarget(TableTarget):
-    """Refuses the first streams."""
+    """A target that refuses the first streams as busy."""
 
     num_refusals = 0
 

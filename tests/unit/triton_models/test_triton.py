@@ -19,7 +19,7 @@ FINAL = 1
 
 
 class Sender:
-    """Like Triton's response sender: not to be used in any way once the last response was sent."""
+    """Like Triton's response sender, it must not be used after the last response."""
 
     def __init__(self, cancelled: bool = False) -> None:
         self.cancelled = cancelled

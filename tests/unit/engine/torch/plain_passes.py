@@ -1,4 +1,4 @@
-"""Passes over chunks, trees and commits, beside plain passes over each path."""
+"""Compares passes over chunks, trees and commits with plain passes over each path."""
 
 from __future__ import annotations
 
