@@ -40,7 +40,7 @@ def serve(drafter: Drafter, namespace: str = "") -> None:
 
 
 def foreseen(drafter: Drafter, namespace: str = "") -> list[int]:
-    """Number of tokens of the text that a draft for another request predicts."""
+    """The tokens of the text that a draft for another request predicts."""
     drafter.start("s", TEXT[:1], namespace, NAMES)
     tree = drafter.propose("s", TEXT[:2], DraftBudget(8, 4))
     drafter.stop("s")
