@@ -54,6 +54,9 @@ def check_layers(config: PretrainedConfig, where: str) -> None:
 def check_config(config: PretrainedConfig, where: str) -> None:
     """Raise CheckpointError for a model that the torch engine would compute wrongly or not at all."""
     check_layers(config, where)
+    for key, value in config.to_dict().items():
+        if value != value:  # NaN, which Python's JSON reads
+            raise CheckpointError(f"{where}: {key} in config.json is NaN; it should be a number. Correct it.")
     check_rope(config.to_dict(), where)
     if getattr(config, "use_bidirectional_attention", False):
         raise CheckpointError(

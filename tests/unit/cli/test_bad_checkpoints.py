@@ -33,6 +33,10 @@ def with_many_layers(folder: Path) -> None:
     edit(folder / "config.json", num_hidden_layers=1_000_000)
 
 
+def with_nan(folder: Path) -> None:
+    edit(folder / "config.json", rms_norm_eps=float("nan"))
+
+
 def with_a_broken_template(folder: Path) -> None:
     (folder / "chat_template.jinja").unlink()
     edit(folder / "tokenizer_config.json", chat_template="{% for message in messages %}{{ message.content ")
@@ -48,6 +52,7 @@ def with_a_fifo_as_weights(folder: Path) -> None:
     [
         (with_many_layers, TORCH, "num_hidden_layers is 1000000; at most 1024 are served. Correct it."),
         (with_many_layers, TENSORRT_LLM, "need about"),
+        (with_nan, TORCH, "rms_norm_eps in config.json is NaN; it should be a number. Correct it."),
         (with_a_broken_template, TORCH, "The chat template of {folder} does not work: unexpected end of template"),
         (with_a_fifo_as_weights, TORCH, "{folder}/model.safetensors is no regular file; weights are read from files."),
     ],
