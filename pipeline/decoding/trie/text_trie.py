@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -131,16 +131,10 @@ class Trie:
         """The pieces of text held, oldest first: namespace, tokens [len], and how many of them repeat the end of
         an earlier piece of the same sequence, which was interrupted by others."""
         text, state = self.arrays.text, self.arrays.state
-        held = text[np.arange(state["oldest"][0], state["head"][0]) % len(text)]
         names = {root: name for name, root in self.roots.items()}
-        owner, begin, num_repeated = int(state["oldest_root"][0]), 0, 0
-        for end in [*np.flatnonzero(held < 0)[::2].tolist(), len(held)]:
-            piece = held[begin:end]
-            piece = (piece[piece > 0] - 1).astype(np.int32)
-            if len(piece) and owner in names:
-                yield names[owner], piece, num_repeated
-            if end + 1 < len(held):
-                owner, num_repeated, begin = -int(held[end]), -1 - int(held[end + 1]), end + 2
+        return text_pieces(
+            text[np.arange(state["oldest"][0], state["head"][0]) % len(text)], int(state["oldest_root"][0]), names
+        )
 
     def check(self) -> None:
         """Raise ValueError, saying where, unless the trie is whole: every node in its place, spelled by the text
@@ -260,3 +254,15 @@ class TrieStream:
 def least_nodes(branch_length: int) -> int:
     """Rows without which the suffixes of one place might not all find room."""
     return branch_length * (branch_length + 8) + 32
+
+
+def text_pieces(held: IntArray, owner: int, names: Mapping[int, str]) -> Iterator[TextPiece]:
+    """The pieces in the slots of a trie's text, oldest first; see `Trie.texts`. owner: root of the first one."""
+    begin, num_repeated = 0, 0
+    for end in [*np.flatnonzero(held < 0)[::2].tolist(), len(held)]:
+        piece = held[begin:end]
+        piece = (piece[piece > 0] - 1).astype(np.int32)
+        if len(piece) and owner in names:
+            yield names[owner], piece, num_repeated
+        if end + 1 < len(held):
+            owner, num_repeated, begin = -int(held[end]), -1 - int(held[end + 1]), end + 2

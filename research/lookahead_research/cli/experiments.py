@@ -33,7 +33,7 @@ def register(app: typer.Typer) -> None:
 
 def experiments(
     outputs: Outputs,
-    out: Annotated[Path, typer.Option("--out", help="Folder for the JSON files.")] = Path("results"),
+    out: Annotated[Path, typer.Option("--out", help="Folder for the JSON and PNG files.")] = Path("results"),
     limit: Annotated[int | None, limit_to("outputs")] = None,
     model: Annotated[
         str | None,
@@ -78,6 +78,7 @@ def experiments(
 
 
 def _run_trie(rows: list[ReplayRow], out: Path) -> None:
+    from lookahead_research.experiment_plots import plot_capacity, plot_lengths
     from lookahead_research.experiments import RETRIEVALS, by_branch_length, by_capacity, by_decoding_length
     from pipeline.bench.report.results import save_rows
 
@@ -87,9 +88,15 @@ def _run_trie(rows: list[ReplayRow], out: Path) -> None:
         def on_row() -> None:
             step("replaying")
 
-        save_rows(out / "decoding_length.json", by_decoding_length(rows, DECODING_LENGTHS, on_row))
-        save_rows(out / "branch_length.json", by_branch_length(rows, BRANCH_LENGTHS, DECODING_LENGTH, on_row))
-        save_rows(out / "capacity.json", by_capacity(rows, CAPACITIES, DECODING_LENGTH, on_row))
+        found = by_decoding_length(rows, DECODING_LENGTHS, on_row)
+        save_rows(out / "decoding_length.json", found)
+        plot_lengths(out / "decoding_length.png", found, "decoding_length", "decoding length (draft tokens per step)")
+        found = by_branch_length(rows, BRANCH_LENGTHS, DECODING_LENGTH, on_row)
+        save_rows(out / "branch_length.json", found)
+        plot_lengths(out / "branch_length.png", found, "branch_length", "branch length (longest drafted path)")
+        found = by_capacity(rows, CAPACITIES, DECODING_LENGTH, on_row)
+        save_rows(out / "capacity.json", found)
+        plot_capacity(out / "capacity.png", found)
 
 
 def _run_lookahead(
@@ -99,6 +106,7 @@ def _run_lookahead(
     resolved: ResolvedConfig,
     sizes: list[LookaheadConfig],
 ) -> None:
+    from lookahead_research.experiment_plots import plot_compression
     from lookahead_research.experiments import by_lookahead_sizes
     from pipeline.bench.report.results import save_rows
 
@@ -108,6 +116,7 @@ def _run_lookahead(
         for result in by_lookahead_sizes(rows, engine, sizes, chunk, lambda: step("generating")):
             found.append(result)
             save_rows(out / "lookahead.json", found)
+    plot_compression(out / "lookahead.png", found)
     output.table(list(found[0]), [list(row.values()) for row in found])
 
 
@@ -119,6 +128,7 @@ def _run_ranks(
     ranks: list[int],
     one: LookaheadConfig,
 ) -> None:
+    from lookahead_research.experiment_plots import plot_ranks
     from lookahead_research.parallel_experiment import by_ranks
     from pipeline.bench.report.results import save_rows
 
@@ -128,6 +138,7 @@ def _run_ranks(
         for result in by_ranks(rows, engine, one, ranks, chunk, lambda: step("generating")):
             found.insert(0, result)
             save_rows(out / "ranks.json", found)
+    plot_ranks(out / "ranks.png", found)
     shown = ["ranks", "max_window_size", "max_ngram_size", "max_verification_set_size", "tokens_per_step"]
     shown += ["tokens_per_rank", "steps", "step_compression", "identical", "outputs"]
     output.table(shown, [[_short(row[name]) for name in shown] for row in found])

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+from lookahead_research.experiment_plots import plot_capacity, plot_compression, plot_lengths
 from lookahead_research.experiments import by_branch_length, by_capacity, by_decoding_length, by_lookahead_sizes
 from lookahead_research.known_outputs import ReplayRow
 
@@ -25,7 +28,7 @@ def sizes(*values: tuple[int, int, int]) -> list[LookaheadConfig]:
     return [LookaheadConfig.of(w, n, g) for w, n, g in values]
 
 
-def test_longer_drafts_are_accepted_further_and_every_row_is_counted() -> None:
+def test_longer_drafts_are_accepted_further_and_every_row_is_counted(tmp_path: Path) -> None:
     seen: list[int] = []
     found = by_decoding_length(ROWS, [1, 8], lambda: seen.append(1))
     assert [(row["retrieval"], row["decoding_length"]) for row in found] == [
@@ -34,6 +37,8 @@ def test_longer_drafts_are_accepted_further_and_every_row_is_counted() -> None:
     assert len(seen) == len(found) * len(ROWS)
     for short, long in zip(found[::2], found[1::2], strict=True):
         assert 1 < short["acceptance_length"] <= 2 < long["acceptance_length"]
+    plot_lengths(tmp_path / "a.png", found, "decoding_length", "decoding length")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_branch_bounds_what_a_step_accepts() -> None:
@@ -41,12 +46,14 @@ def test_a_branch_bounds_what_a_step_accepts() -> None:
     assert all(row["acceptance_length"] <= 1 + row["branch_length"] for row in found)
 
 
-def test_the_trie_keeps_to_its_bytes() -> None:
+def test_the_trie_keeps_to_its_bytes(tmp_path: Path) -> None:
     found = by_capacity(ROWS, [1 << 16, 1 << 20], 8, lambda: None)
     assert [row["max_bytes"] for row in found] == [1 << 16, 1 << 20]
     assert all(row["used_bytes"] <= row["max_bytes"] for row in found)
     assert found[1]["tokens_held"] >= found[0]["tokens_held"]
     assert found[0]["tokens_inserted"] == 3 * 120
+    plot_capacity(tmp_path / "b.png", found)
+    assert (tmp_path / "b.png").stat().st_size > 0
 
 
 def known_rows() -> list[ReplayRow]:
@@ -57,7 +64,7 @@ def known_rows() -> list[ReplayRow]:
     ]
 
 
-def test_lookahead_sizes_take_fewer_steps_for_more_arithmetic_and_the_same_text() -> None:
+def test_lookahead_sizes_take_fewer_steps_for_more_arithmetic_and_the_same_text(tmp_path: Path) -> None:
     rows = known_rows()
     seen: list[int] = []
     found = list(by_lookahead_sizes(rows, TableEngine(), sizes((1, 1, 0), (5, 4, 5)), 64, lambda: seen.append(1)))
@@ -66,6 +73,8 @@ def test_lookahead_sizes_take_fewer_steps_for_more_arithmetic_and_the_same_text(
     assert all(row["identical"] == row["outputs"] == 2 and row["tokens"] == 80 for row in found)
     assert found[0]["steps"] == 80
     assert found[1]["steps"] < 80
+    plot_compression(tmp_path / "c.png", found)
+    assert (tmp_path / "c.png").stat().st_size > 0
 
 
 def test_sizes_beyond_the_engine_are_refused_before_anything_runs() -> None:

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+from lookahead_research.experiment_plots import plot_ranks
 from lookahead_research.known_outputs import ReplayRow
 from lookahead_research.parallel_experiment import by_ranks
 
@@ -23,7 +26,7 @@ def rows() -> list[ReplayRow]:
     return found
 
 
-def test_more_ranks_take_fewer_steps_and_each_computes_less_than_all() -> None:
+def test_more_ranks_take_fewer_steps_and_each_computes_less_than_all(tmp_path: Path) -> None:
     engine = TableEngine(EngineLimits(4, 256, 256, 128, VOCAB_SIZE))
     done: list[int] = []
     found = list(by_ranks(rows(), engine, ONE, [1, 2, 4], 64, lambda: done.append(1)))[::-1]
@@ -36,6 +39,8 @@ def test_more_ranks_take_fewer_steps_and_each_computes_less_than_all() -> None:
     for row in found[1:]:
         assert row["tokens_per_step"] / row["ranks"] <= row["tokens_per_rank"] < row["tokens_per_step"]
     assert found[2]["steps"] <= found[0]["steps"]
+    plot_ranks(tmp_path / "ranks.png", found)
+    assert (tmp_path / "ranks.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_more_than_the_engine_verifies_is_refused_before_anything_runs() -> None:

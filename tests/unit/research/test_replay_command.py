@@ -72,13 +72,13 @@ def test_wrong_words_are_user_errors(
     assert complaint in capsys.readouterr().err
 
 
-def test_experiments_leave_json(tmp_path: Path) -> None:
+def test_experiments_leave_json_and_pictures(tmp_path: Path) -> None:
     target = tmp_path / "results"
     assert (
         run("research", "experiments", "--outputs", str(outputs(tmp_path)), "--out", str(target), "--limit", "1") == 0
     )
     assert {path.name for path in target.iterdir()} == {
-        f"{name}.json" for name in ("decoding_length", "branch_length", "capacity")
+        f"{name}.{kind}" for name in ("decoding_length", "branch_length", "capacity") for kind in ("json", "png")
     }
 
 

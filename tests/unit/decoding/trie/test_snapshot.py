@@ -190,6 +190,28 @@ def test_counters_beyond_the_arrays_are_refused(content: bytes, tmp_path: Path, 
     assert (again is not None) == (field == "epoch")
 
 
+def test_a_file_of_version_1_is_read_by_its_text():
+    """`version1.trie`: two sequences, written in turns of six and three tokens."""
+    trie = load_trie(Path(__file__).with_name("version1.trie"))
+    trie.check()
+    assert sorted(trie.roots) == ["a", "tenant ü"]
+    assert trie.branch_length == 4
+    assert trie.count(np.asarray([5, 6], np.int32), "a") == 8
+    assert trie.count(np.asarray([5, 6, 10], np.int32), "a") == 1
+    assert trie.count(np.asarray([3, 1, 2, 4], np.int32), "tenant ü") == 2
+    assert trie.count(np.asarray([5, 6], np.int32), "tenant ü") == 0
+
+
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_a_damaged_file_of_version_1_is_refused_or_whole(tmp_path: Path, data: st.DataObject):
+    content = Path(__file__).with_name("version1.trie").read_bytes()
+    place = data.draw(st.integers(begin_of_nodes(content), len(content) - 36))
+    again = restored(tmp_path / "a.trie", with_numbers(content, place, data.draw(st.binary(min_size=4, max_size=4))))
+    if again is not None:
+        again.check()
+
+
 def test_a_failed_write_leaves_the_old_file_and_no_litter(trie: Trie, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "a.trie"
     path.write_bytes(b"old")
