@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -129,13 +130,20 @@ def verify(
 
 
 def _server_of(artifact: Artifact) -> str | None:
-    """gRPC address of the server that `lookahead serve` started, if it serves this artifact."""
+    """gRPC address of the server that `lookahead serve` started, if it serves this artifact. Raises UserError if the
+    artifact was built anew since: the server has the engine of before."""
     from pipeline.server.startup import run_dir
     from pipeline.server.state import find_server
 
-    state = find_server(run_dir(places()))
-    wanted = (artifact.manifest.model, artifact.manifest.profile)
-    return state.grpc_url if state is not None and (state.model, state.profile) == wanted else None
+    state, manifest = find_server(run_dir(places())), artifact.manifest
+    if state is None or (state.model, state.profile) != (manifest.model, manifest.profile):
+        return None
+    if datetime.fromisoformat(manifest.created).timestamp() > state.started:
+        raise UserError(
+            f"The running server has an older build of {manifest.model} than {artifact.folder}. Restart it with "
+            "`lookahead stop` and `lookahead serve`, or compare in process with --no-server."
+        )
+    return state.grpc_url
 
 
 def _compare_in_process(

@@ -1,0 +1,32 @@
+"""Which running server `lookahead verify` compares with."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from pipeline import cli
+from pipeline.server import state as server_state
+from pipeline.server.state import ServerState
+
+
+def test_a_server_with_an_older_build_is_not_compared_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LOOKAHEAD_ENGINES", str(tmp_path))
+    model = "tiny-random-llama"
+    words = ["--model", model, "--set", "backend=torch", "--set", "device=cpu", "--set", "drafting.planner=fixed"]
+    with pytest.raises(SystemExit):
+        cli.main(["engine", *words])
+    ports = dict.fromkeys(("http_port", "grpc_port", "metrics_port", "triton_http_port", "triton_grpc_port"), 1)
+    names = {"server_id": "la1", "host": "127.0.0.1", "repository": "/r", "model": model, "profile": "latency"}
+    server = ServerState.model_validate({**ports, **names, "guard_pid": 1, "started": time.time() - 3600})
+    monkeypatch.setattr(server_state, "find_server", lambda folder: server)
+
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["verify", "--quick", *words])
+
+    assert caught.value.code == 2
+    assert "The running server has an older build" in capsys.readouterr().err
