@@ -10,19 +10,16 @@ import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 
 def write_whole(path: Path, content: str | Iterable[bytes], private: bool = False) -> None:
     """Write a file atomically (text as UTF-8): write a temporary file beside it, flush it to disk, rename it. Readers
     find the old file or the new one. private: only the owner can read it. Temporary files of killed writers are
     removed. Raises OSError and then leaves no temporary file."""
-    partial = partial_path(path)
-    mode = 0o600 if private else 0o666
+    partial, file = _partial_file(path, 0o600 if private else 0o666)
     try:
-        with open(partial, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
-            with suppress(OSError):  # a file system without locks
-                fcntl.flock(file, fcntl.LOCK_EX)
+        with file:
             _remove_abandoned(path)
             for piece in [content.encode()] if isinstance(content, str) else content:
                 file.write(piece)
@@ -34,14 +31,24 @@ def write_whole(path: Path, content: str | Iterable[bytes], private: bool = Fals
         raise
 
 
+def _partial_file(path: Path, mode: int) -> tuple[Path, BinaryIO]:
+    """A new temporary file beside path, locked as long as it is open."""
+    while True:
+        partial = partial_path(path)
+        file = open(partial, "xb", opener=lambda name, flags: os.open(name, flags, mode))  # noqa: SIM115  # for the caller
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        if os.fstat(file.fileno()).st_nlink:
+            return partial, file
+        file.close()  # another writer removed it before it was locked
+
+
 def _remove_abandoned(path: Path) -> None:
-    """Remove the temporary files of killed writers of path. A running writer holds a lock on its file, which it takes
-    while that is empty."""
+    """Remove the temporary files of killed writers of path. A running writer holds a lock on its file."""
     for found in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
         with suppress(OSError), found.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(file.fileno()).st_size:
-                found.unlink()
+            found.unlink()
 
 
 def is_url(location: str | Path) -> bool:

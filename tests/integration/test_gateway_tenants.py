@@ -39,7 +39,9 @@ def tenants(tmp_path_factory) -> Iterator[RunningServer]:
     """For alice and bob, with side channels closed, which the models inside read from the engine's folder."""
     where = own_places(tmp_path_factory.mktemp("tenants"))
     keys = with_keys(max_concurrent_requests=2, max_tokens_per_minute=100_000)
-    tenants = prepared(where, "server.gateway.inner_models=false", "server.side_channel_safe=true", keys)
+    # All drafts are sent, whether they pay or not.
+    settings = "server.gateway.inner_models=false", "server.side_channel_safe=true", "drafting.planner=fixed"
+    tenants = prepared(where, *settings, keys)
     with running(tenants, where, tmp_path_factory.mktemp("run")) as server:
         yield server
 

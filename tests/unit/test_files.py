@@ -1,14 +1,15 @@
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import BinaryIO, NoReturn
 
 import pytest
 
-from pipeline.files import write_whole
+from pipeline.files import partial_path, write_whole
 
 
 def test_text_and_bytes_replace_what_was_there(tmp_path: Path) -> None:
@@ -73,6 +74,32 @@ def test_what_a_killed_writer_left_goes_with_the_next_write_and_a_running_one_is
     assert path.read_bytes() == b"new" * 10_000
     write_whole(other, "text")
     assert sorted(tmp_path.iterdir()) == [path, other]
+
+
+def test_a_writer_that_was_killed_before_it_wrote_anything_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    partial_path(path).touch()
+    write_whole(path, "text")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_is_removed_before_it_is_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    lock, removed = fcntl.flock, []
+
+    def late(file: BinaryIO, operation: int) -> None:
+        if not removed:
+            removed.extend(tmp_path.iterdir())
+            removed[0].unlink()
+        lock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    write_whole(path, "text")
+    assert removed
+    assert list(tmp_path.iterdir()) == [path]
+    assert path.read_text() == "text"
 
 
 def test_the_file_has_the_mode_that_the_user_s_mask_gives(tmp_path: Path) -> None:
