@@ -63,8 +63,8 @@ class Scheduler:
         self._starter = Starter(engine, drafter, default_budget)
         self._prefill_chunk = prefill_chunk
         self._running: list[Running] = []
-        # What the draft sources do when the tokens of a pass have been sent, and before anything is drafted again.
-        self._lessons: list[Callable[[], None]] = []
+        # Learning and closing of sessions: deferred until the tokens of a pass are sent, done before the next drafts.
+        self._deferred: list[Callable[[], None]] = []
         self._queue = WaitingQueue(max_queue_size, engine.limits.max_batch_size)
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -249,20 +249,20 @@ class Scheduler:
             self._end(running, event)
         else:
             _notify(running.on_event, event)
-            self._lessons.append(running.session.learn)
+            self._deferred.append(running.session.learn)
 
     def _learn(self) -> None:
-        lessons, self._lessons = self._lessons, []
-        for lesson in lessons:
+        deferred, self._deferred = self._deferred, []
+        for call in deferred:
             try:
-                lesson()
+                call()
             except Exception:  # noqa: PERF203  # it costs speed; the tokens are right, and some of them sent
                 logger.exception("the draft sources could not learn from a step")
 
     def _end(self, running: Running, event: StepEvent) -> None:
         """Free the request's place and send its last event. event: what the last step brought, or the error."""
         session, request = running.session, running.submission.request
-        self._lessons.append(session.close)
+        self._deferred.append(session.close)
         self._engine.release(running.sequence)
         self._running.remove(running)
         with self._changed:
