@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
+from typing import Any
 
 import anyio
 
-from pipeline.gateway.annotations import ENGINE_DATA
+from pipeline.gateway.annotations import ENGINE_DATA, NAMESPACE, read_annotations
 from pipeline.gateway.bodies import Receive, parse_json, write_json
 from pipeline.gateway.errors import (
     REFUSAL_MARK,
@@ -26,8 +28,10 @@ _LONGEST_ERROR_BYTES = 1 << 16
 # Longest event that is buffered until it is complete; longer ones are forwarded unparsed.
 _LONGEST_EVENT_BYTES = 1 << 20
 # Dynamo's messages when it cannot reach the chosen worker (a dead worker may still be listed), or has none just now. No
-# worker has received the request then.
+# worker has received the request then. The first one also stands for a conversation that the chat template refuses.
 _NO_WORKER = (b"Failed to generate completions", b"is not ready to serve requests yet", b"No workers available")
+# In Triton's messages about such a conversation.
+_CHAT_TEMPLATE = "chat template"
 _RETRY_PAUSE_S = 0.1
 # Time limit for the reason of a refusal.
 _REASON_S = 5.0
@@ -60,7 +64,11 @@ async def pass_on(transport: Transport, onward: Onward, answer: Responder) -> No
     try:
         with anyio.fail_after(onward.timeout_s):
             patient_until = anyio.current_time() + onward.patience_s
+            is_checked = False
             while not await _attempt(transport, onward, answer, anyio.current_time() < patient_until):
+                if not is_checked:
+                    await _check_conversation(transport, onward)
+                is_checked = True
                 await anyio.sleep(_RETRY_PAUSE_S)
     except TimeoutError:
         await answer.refuse(Refusal(504, f"the request took longer than {onward.timeout_s:g} s"))
@@ -68,6 +76,33 @@ async def pass_on(transport: Transport, onward: Onward, answer: Responder) -> No
         await answer.refuse(await _reason_of(transport, onward, refusal))
     except Unreachable:
         await answer.refuse(unavailable())
+
+
+async def _check_conversation(transport: Transport, onward: Onward) -> None:
+    """Raise Refusal if the chat template does not take the conversation: the front end answers then as it does while no
+    worker can be reached. Asks Triton for one token of it."""
+    if onward.renderer is None:
+        return
+    body = parse_json(onward.body)
+    asked = {
+        "text_input": "",
+        "messages": json.dumps([_with_text(message) for message in body.get("messages") or ()]),
+        "max_tokens": 1,
+        "namespace": read_annotations(body["nvext"]["annotations"]).get(NAMESPACE, ""),
+    }
+    with suppress(Unreachable, TimeoutError), anyio.fail_after(_REASON_S):
+        async with transport(replace(onward.renderer, body=write_json(asked))) as response:
+            text = text_of_body(await _start_of(response.chunks))
+            if response.status >= 400 and _CHAT_TEMPLATE in text:
+                raise refusal_of(400, text, onward.request_id)
+
+
+def _with_text(message: Any) -> Any:
+    """A message with its parts joined, if they are texts."""
+    parts = message.get("content") if isinstance(message, dict) else None
+    if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
+        return message
+    return message | {"content": "\n".join(str(part.get("text")) for part in parts)}
 
 
 async def _reason_of(transport: Transport, onward: Onward, refusal: Refusal) -> Refusal:

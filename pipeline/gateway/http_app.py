@@ -24,7 +24,7 @@ from pipeline.gateway.infer_body import checked_infer
 from pipeline.gateway.input_types import Types, types_of
 from pipeline.gateway.openai_body import checked_openai
 from pipeline.gateway.openai_fields import Endpoint
-from pipeline.gateway.refusal import Refusal
+from pipeline.gateway.refusal import Refusal, not_allowed
 from pipeline.gateway.response_writer import Responder, ResponseWriter, Style
 from pipeline.gateway.rewriting import RewritingResponder
 from pipeline.gateway.spec import GatewaySpec
@@ -34,6 +34,7 @@ from pipeline.gateway.upstream import Onward, Transport, Unreachable, Upstream
 TIMEOUT_HEADER, SESSION_HEADER = "x-request-timeout", "x-session-id"
 _DYNAMO_SESSION = "x-dynamo-session-id"
 _HEADER_LENGTH = "inference-header-content-length"
+_GET, _POST = ("GET", "HEAD"), ("POST",)
 _VERBS = ("generate", "generate_stream", "infer")
 _OPENAI_POSTS: dict[str, Endpoint] = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
 _JSON = {"content-type": "application/json"}
@@ -48,10 +49,12 @@ Act = Callable[[Request, ResponseWriter, str], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Handler:
-    """An ASGI application for one path. style: of its errors. act: sends the response, or raises Refusal."""
+    """An ASGI application for one path. style: of its errors. act: sends the response, or raises Refusal. methods: that
+    the path takes, all if empty; starlette itself refuses others in plain text."""
 
     style: Style
     act: Act
+    methods: tuple[str, ...] = ()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = secrets.token_hex(16)
@@ -65,6 +68,8 @@ class Handler:
             return message
 
         try:
+            if self.methods and scope["method"] not in self.methods:
+                raise not_allowed(scope["method"], self.methods)
             await self.act(Request(scope, watched_receive), answer, request_id)
         except Refusal as refusal:
             # Otherwise the rest of a body would be read, whatever its length.
@@ -93,13 +98,14 @@ class HttpGateway:
         ]
         for base in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
             routes += [self._get(base, self._metadata), self._get(f"{base}/ready", self._health)]
-            routes += [Route(f"{base}/{verb}", Handler("triton", self._model), methods=["POST"]) for verb in _VERBS]
+            routes += [Route(f"{base}/{verb}", Handler("triton", self._model, _POST)) for verb in _VERBS]
         if self._spec.openai_port is not None:
-            routes += [Route(path, Handler("openai", self._completion), methods=["POST"]) for path in _OPENAI_POSTS]
+            routes += [Route(path, Handler("openai", self._completion, _POST)) for path in _OPENAI_POSTS]
             routes += [
-                Route(path, Handler("openai", self._models), methods=["GET"])
+                Route(path, Handler("openai", self._models, _GET))
                 for path in ("/v1/models", "/v1/models/{name}", "/v1/models/{owner}/{name}")
             ]
+        routes.append(Route("/v1/{rest:path}", Handler("openai", _not_found)))
         return Router(routes, default=Handler("triton", _not_found), redirect_slashes=False)
 
     def metrics_app(self) -> Router:
@@ -107,7 +113,7 @@ class HttpGateway:
         return Router([self._get("/metrics", self._metrics)], default=Handler("triton", _not_found))
 
     def _get(self, path: str, act: Act) -> Route:
-        return Route(path, Handler("triton", act), methods=["GET"])
+        return Route(path, Handler("triton", act, _GET))
 
     async def _health(self, request: Request, answer: ResponseWriter, request_id: str) -> None:
         deployment = self._deployments.current
@@ -185,8 +191,14 @@ class HttpGateway:
         ids = [request_id, *(secrets.token_hex(16) for _ in checked.bodies[1:])]
         deployment = self._deployments.current
         path, is_served = request.url.path, checked.model == deployment.spec.model
+        renderer = None
+        if endpoint == "chat":
+            model = f"/v2/models/{deployment.spec.tenant_models[0]}/generate"
+            renderer = Onward(deployment.triton, "POST", model, b"", _JSON, _SHORT_S, request_id)
         onwards = [
-            Onward(_openai(deployment), "POST", path, sent, headers, timeout_s, own_id, _PATIENCE_S, is_served)
+            Onward(
+                _openai(deployment), "POST", path, sent, headers, timeout_s, own_id, _PATIENCE_S, is_served, renderer
+            )
             for sent, own_id in zip(checked.bodies, ids, strict=True)
         ]
         max_seq_len = deployment.spec.max_seq_len

@@ -13,7 +13,7 @@ from pipeline.gateway.choices import MAX_CHOICES, choice_requests
 from pipeline.gateway.generate_body import positive
 from pipeline.gateway.openai_fields import Endpoint, for_front_end
 from pipeline.gateway.refusal import Refusal
-from pipeline.gateway.rewriting import DRAFT_FIGURES, LOG_PROBS, Rewrite
+from pipeline.gateway.rewriting import DRAFT_FIGURES, Rewrite, log_probs
 from pipeline.gateway.tenants import Tenant
 
 _PREFIX = annotation(NAMESPACE, "")
@@ -55,7 +55,7 @@ def checked_openai(body: bytes, endpoint: Endpoint, tenant: Tenant) -> CheckedCh
     sent["nvext"] = named | {"annotations": kept}
     requests = choice_requests(sent, num_choices)
     bodies = [write_json(request) for request in requests]
-    rewrites = [LOG_PROBS] if endpoint == "completions" and value.get("logprobs") else []
+    rewrites = [log_probs()] if endpoint == "completions" and value.get("logprobs") is not None else []
     if value.get("draft_statistics") and num_choices == 1:
         rewrites.append(DRAFT_FIGURES)
     return CheckedChoices(bodies, max_tokens, value.get("model"), _conversation(value), rewrites)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import grpc
 
 _GRPC_CODES = {
@@ -18,18 +20,25 @@ _GRPC_CODES = {
 
 
 class Refusal(Exception):
-    """A request that the gateway refuses. retry_after_s: when to send it again, if that may help."""
+    """A request that the gateway refuses. retry_after_s: when to send it again, if that may help. headers: others of
+    the response."""
 
-    def __init__(self, status: int, sentence: str, retry_after_s: int | None = None) -> None:
+    def __init__(
+        self, status: int, sentence: str, retry_after_s: int | None = None, headers: Mapping[str, str] | None = None
+    ) -> None:
         super().__init__(sentence)
         self.status = status
         self.sentence = sentence
         self.retry_after_s = retry_after_s
+        self.headers = dict(headers or {})
+        if retry_after_s is not None:
+            self.headers["retry-after"] = str(retry_after_s)
 
     @property
     def grpc_code(self) -> grpc.StatusCode:
         return _GRPC_CODES.get(self.status, grpc.StatusCode.UNKNOWN)
 
-    @property
-    def headers(self) -> dict[str, str]:
-        return {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
+
+def not_allowed(method: str, methods: Sequence[str]) -> Refusal:
+    """The refusal of a method that a path does not take."""
+    return Refusal(405, f"this path takes {methods[0]}, not {method[:20]}", headers={"allow": ", ".join(methods)})

@@ -2,12 +2,13 @@
 
 draft_figures    the front end returns what a worker adds in `nvext.engine_data` only; vLLM has it in
                  `metrics.speculative_decoding`, where load generators such as AIPerf read it
-log_probs        alternatives in the completions API are an object from token to log probability; the front end sends
-                 lists, as in the chat API
+log_probs        alternatives in the completions API are an object from token to log probability, and `text_offset` has
+                 the place of each token in the text; the front end sends lists, as in the chat API, and no offsets
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -83,17 +84,27 @@ def _move_figures(body: Json) -> Json:
     return body | {"metrics": {FIGURES: figures}}
 
 
-def _alternatives_by_token(body: Json) -> Json:
-    """Of two tokens with one text the more probable one counts: alternatives come in the order of their probability."""
-    for choice in body.get("choices") or []:
-        log_probs = choice.get("logprobs") or {}
-        for place, alternatives in enumerate(log_probs.get("top_logprobs") or []):
-            if isinstance(alternatives, list):
-                log_probs["top_logprobs"][place] = {
-                    entry["token"]: entry["logprob"] for entry in reversed(alternatives)
-                }
-    return body
+def log_probs() -> Rewrite:
+    """The rewriting of one response. Offsets go on from chunk to chunk of a stream."""
+    ends: dict[int, int] = defaultdict(int)  # of the text so far, by choice
+
+    def change(body: Json) -> Json:
+        for choice in body.get("choices") or []:
+            found = choice.get("logprobs") or {}
+            for place, alternatives in enumerate(found.get("top_logprobs") or []):
+                if isinstance(alternatives, list):
+                    # Of two tokens with one text the more probable one counts: it comes first.
+                    found["top_logprobs"][place] = {
+                        entry["token"]: entry["logprob"] for entry in reversed(alternatives)
+                    }
+            offsets = []
+            for token in found.get("tokens") or []:
+                offsets.append(ends[choice["index"]])
+                ends[choice["index"]] += len(token)
+            found["text_offset"] = offsets
+        return body
+
+    return Rewrite(b'"text_offset"', change)
 
 
 DRAFT_FIGURES = Rewrite(f'"{FIGURES}"'.encode(), _move_figures)
-LOG_PROBS = Rewrite(b'"top_logprobs"', _alternatives_by_token)

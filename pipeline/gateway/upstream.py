@@ -33,7 +33,8 @@ class Upstream:
 class Onward:
     """A request as it is forwarded. timeout_s: time limit in total. patience_s: time for retries while the server
     behind cannot reach its own worker; nothing has been computed or answered then. is_served: whether the server behind
-    has the requested model, so that "not found" passes."""
+    has the requested model, so that "not found" passes. renderer: a request, still without its body, to Triton's model
+    that applies the chat template and says what is wrong with a conversation; None where there is no conversation."""
 
     target: Upstream
     method: str
@@ -44,6 +45,7 @@ class Onward:
     request_id: str
     patience_s: float = 0.0
     is_served: bool = False
+    renderer: Onward | None = None
 
 
 @dataclass(frozen=True, slots=True)

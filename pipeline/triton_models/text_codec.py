@@ -16,7 +16,7 @@ from pipeline.decoding.tree import FloatArray, IntArray
 from pipeline.errors import RepositoryError, RequestError
 from pipeline.triton_models.token_bytes import TokenBytes, token_bytes
 
-ROLES = ("system", "user", "assistant", "tool")
+ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 class TextCodec:
@@ -48,7 +48,7 @@ class TextCodec:
         check_text(text, "the text")
         return np.asarray(self.tokenizer.encode(text, add_special_tokens=add_special_tokens), np.int32)
 
-    def chat_text(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def chat_text(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """A conversation as the model's prompt, ready for the assistant's turn, special tokens included. Raises
         RequestError if the model has no chat template or it does not take these messages."""
         if not self.tokenizer.chat_template:
@@ -131,8 +131,9 @@ def _trim_heap() -> None:
         trim(0)
 
 
-def parse_messages(text: str) -> list[dict[str, str]]:
-    """A conversation from JSON. Raises RequestError unless it is a list of {"role", "content"} with text in both."""
+def parse_messages(text: str) -> list[dict[str, Any]]:
+    """A conversation from JSON. Raises RequestError unless it is a list of {"role", "content"} with text in both. A
+    message with tool_calls needs no content."""
     try:
         messages = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -140,7 +141,7 @@ def parse_messages(text: str) -> list[dict[str, str]]:
     if not isinstance(messages, list) or not messages:
         raise RequestError('messages must be a list like [{"role": "user", "content": "..."}] with at least one entry')
     for index, message in enumerate(messages):
-        if not isinstance(message, dict) or not isinstance(message.get("content"), str):
+        if not isinstance(message, dict) or not (isinstance(message.get("content"), str) or message.get("tool_calls")):
             raise RequestError(f'messages[{index}] must be an object with "role" and "content", both text')
         if message.get("role") not in ROLES:
             raise RequestError(

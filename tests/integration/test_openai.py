@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import shutil
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
-from pipeline.dynamo.fleet import start_fleet, stop_fleet
+from pipeline.config.resolution import resolve_config
+from pipeline.dynamo.fleet import openai_url, start_fleet, stop_fleet
 from pipeline.server.figures import read_metrics
 from pipeline.server.service import find_services
+from pipeline.server.startup import prepare
 from tests.integration.openai_requests import MESSAGES, MODEL, chat, text
-from tests.integration.servers import ask, prepared
+from tests.integration.servers import TORCH, ask, prepared
 from tests.servers import left_over, wait_for
 from tests.unit.test_deploy import dashboard_queries, metric_names
 
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
 
@@ -164,6 +169,25 @@ def test_fields_of_our_own_and_biases_reach_the_engine(client):
     assert len(set(answer.choices[0].message.content or "")) == 1
 
 
+REFUSED = "{% if messages|length > 1 %}{{ raise_exception('one message only') }}{% endif %}{{ messages[0].content }}"
+
+
+def test_a_conversation_that_the_chat_template_refuses_gets_its_sentence(shared_where, tmp_path):
+    checkpoint = tmp_path / "strict-template"
+    shutil.copytree(next((shared_where.cache / "random").iterdir()), checkpoint)
+    (checkpoint / "chat_template.jinja").write_text(REFUSED)
+    resolved = resolve_config(str(checkpoint), "latency", (*TORCH, "server.openai=true"), where=shared_where)
+    fleet = start_fleet(prepare(resolved, shared_where), shared_where, tmp_path / "run")
+    try:
+        client = openai.OpenAI(base_url=openai_url(tmp_path / "run"), api_key="none", max_retries=0)
+        assert chat(client, model=resolved.model.name).usage.completion_tokens == 24
+        for more in ({}, {"stream": True}, {"n": 2}, {"tools": TOOLS}):
+            with pytest.raises(openai.BadRequestError, match="one message only"):
+                chat(client, model=resolved.model.name, messages=[*MESSAGES, *MESSAGES], **more)
+    finally:
+        fleet.stop()
+
+
 @pytest.mark.parametrize("num_choices", [1, 2])
 def test_completions_have_alternatives_by_token(client, num_choices):
     answer = client.completions.create(model=MODEL, prompt="the rat", max_tokens=4, logprobs=2, n=num_choices, seed=3)
@@ -172,6 +196,9 @@ def test_completions_have_alternatives_by_token(client, num_choices):
     for choice in answer.choices:
         alternatives = choice.logprobs.top_logprobs
         assert len(alternatives) == 4
+        places = [*choice.logprobs.text_offset, None]
+        parts = [choice.text[begin:end] for begin, end in itertools.pairwise(places)]
+        assert parts == choice.logprobs.tokens
         # The chosen token is one more where it is not among them. Parts of a character share one text.
         assert all(0 < len(place) <= 3 and max(place.values()) <= 0 for place in alternatives), alternatives
 
@@ -221,10 +248,9 @@ def test_completions_and_streams_get_the_reason_too(client, stream):
         client.chat.completions.create(messages=MESSAGES, **wrong)
     with pytest.raises(openai.BadRequestError, match="holds the token 999999"):
         client.completions.create(prompt="a", n=2, **wrong)
-    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
     for choice in ("auto", "required"):  # the front end leaves the worker's fields out of an answer with tools
         with pytest.raises(openai.BadRequestError, match="holds the token 999999"):
-            client.chat.completions.create(messages=MESSAGES, tools=tools, tool_choice=choice, **wrong)
+            client.chat.completions.create(messages=MESSAGES, tools=TOOLS, tool_choice=choice, **wrong)
 
 
 def test_a_client_that_leaves_ends_its_request(client, openai_fleet):

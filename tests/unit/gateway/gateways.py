@@ -49,7 +49,7 @@ def deployment_of(number: int = 1) -> DeploymentSpec:
         openai_http=f"front:{number}",
         model="m",
         public_models=("lookahead_bls",),
-        tenant_models=("lookahead_bls",),
+        tenant_models=("lookahead_bls", "tensorrt_llm_bls"),
         max_seq_len=MAX_SEQ_LEN,
     )
 

@@ -64,9 +64,25 @@ def test_other_paths_do_not_exist_and_reach_no_server_behind(method, path):
     assert not server.requests
 
 
-def test_other_methods_of_a_path_are_refused():
-    assert send(behind(), "DELETE", GENERATE).status_code == 405
-    assert send(behind(), "GET", GENERATE).status_code == 405
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("DELETE", GENERATE, "POST"),
+        ("GET", GENERATE, "POST"),
+        ("POST", "/v2/health/live", "GET, HEAD"),
+        ("GET", "/v1/chat/completions", "POST"),
+        ("POST", "/v1/models", "GET, HEAD"),
+    ],
+)
+def test_other_methods_of_a_path_are_refused_in_the_form_of_its_api(method, path, allowed):
+    server = behind()
+
+    answer = send(server, method, path)
+
+    error = answer.json()["error"]
+    assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+    assert f"not {method}" in (error["message"] if path.startswith("/v1/") else error)
+    assert not server.requests
 
 
 def test_a_request_is_passed_on_with_tritons_key_and_without_the_clients_headers():

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pipeline.gateway.refusal import Refusal
-from pipeline.gateway.rewriting import DRAFT_FIGURES, LOG_PROBS, Rewrite, RewritingResponder
+from pipeline.gateway.rewriting import DRAFT_FIGURES, Rewrite, RewritingResponder, log_probs
 
 FIGURES = {"num_spec_steps": 2}
 SENT: dict[str, Any] = {"id": "x", "nvext": {"engine_data": {"draft_statistics": 1, "speculative_decoding": FIGURES}}}
@@ -78,15 +78,26 @@ def test_a_text_with_their_name_stays_as_it_is(value: dict[str, Any]) -> None:
     assert json.loads(forwarded([b"data: " + body + b"\n\n"], is_stream=True).body[6:]) == value
 
 
-def test_alternatives_of_completions_become_objects_from_token_to_log_probability() -> None:
-    alternatives = [[{"token": "a", "logprob": -1.0, "bytes": [97]}, {"token": "a", "logprob": -2.0}], []]
-    sent = {"choices": [{"text": "ab", "logprobs": {"tokens": ["a", "b"], "top_logprobs": alternatives}}]}
-    shown = {"choices": [{"text": "ab", "logprobs": {"tokens": ["a", "b"], "top_logprobs": [{"a": -1.0}, {}]}}]}
-    body = json.dumps(sent).encode()
+def test_alternatives_of_completions_become_objects_and_tokens_get_their_place_in_the_text() -> None:
+    alternatives = [[{"token": "ab", "logprob": -1.0, "bytes": [97]}, {"token": "ab", "logprob": -2.0}], []]
+    logprobs = {"tokens": ["ab", "c"], "top_logprobs": alternatives, "text_offset": []}
+    shown = {"tokens": ["ab", "c"], "top_logprobs": [{"ab": -1.0}, {}], "text_offset": [0, 2]}
+    body = json.dumps({"choices": [{"index": 0, "text": "abc", "logprobs": logprobs}]}).encode()
 
-    assert json.loads(forwarded([body], False, LOG_PROBS).body) == shown
-    streamed = forwarded([b"data: " + body + b"\n\ndata: [DONE]\n\n"], True, LOG_PROBS).body
-    assert json.loads(streamed.removeprefix(b"data: ").partition(b"\n\n")[0]) == shown
-    assert streamed.endswith(b"\n\ndata: [DONE]\n\n")
-    none = b'{"choices":[{"text":"\\"top_logprobs\\"","logprobs":null}]}'
-    assert forwarded([none], False, LOG_PROBS).body == none
+    assert json.loads(forwarded([body], False, log_probs()).body)["choices"][0]["logprobs"] == shown
+    none = b'{"choices":[{"index":0,"text":"\\"text_offset\\"","logprobs":null}]}'
+    assert forwarded([none], False, log_probs()).body == none
+
+
+def test_offsets_go_on_along_the_stream_of_each_choice() -> None:
+    def event(index: int, *tokens: str) -> bytes:
+        choice = {"index": index, "logprobs": {"tokens": tokens, "top_logprobs": [], "text_offset": []}}
+        return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
+
+    sent = [event(0, "ab"), event(1, "c") + event(0, "", "d"), event(1, "e"), b"data: [DONE]\n\n"]
+    streamed = forwarded(sent, True, log_probs()).body
+
+    *found, last = (part.removeprefix(b"data: ") for part in streamed.removesuffix(b"\n\n").split(b"\n\n"))
+    assert last == b"[DONE]"
+    offsets = [json.loads(part)["choices"][0]["logprobs"]["text_offset"] for part in found]
+    assert offsets == [[0], [0], [2, 2], [1]]
