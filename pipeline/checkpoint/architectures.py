@@ -5,6 +5,7 @@ An architecture is on the list if a test compares it, as a tiny random model, wi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -107,15 +108,20 @@ def check_architecture(name: str, where: str) -> None:
 
 
 def check_rope(config: Mapping[str, Any], where: str) -> None:
-    """Raise CheckpointError for rotary embeddings under which drafts would not be lossless. Checks every name and key
-    that config.json, or transformers' reading of it, may use."""
+    """Raise CheckpointError for rotary embeddings that cannot be computed, or under which drafts would not be lossless.
+    Checks every name and key that config.json, or transformers' reading of it, may use."""
     kinds: list[object] = []
+    bases = [config.get("rope_theta")]
     for key in ("rope_parameters", "rope_scaling"):
         settings = config.get(key) or {}
         if not isinstance(settings, Mapping):
             raise CheckpointError(f"{where}: {key} in config.json should be an object; found {settings!r}.")
         for part in (settings, *(inner for inner in settings.values() if isinstance(inner, Mapping))):  # by layer type
             kinds += [part.get("rope_type"), part.get("type")]
+            bases.append(part.get("rope_theta"))
+    for base in bases:
+        if base is not None and not (isinstance(base, int | float) and 0 < base < math.inf):
+            raise CheckpointError(f"{where}: rope_theta in config.json should be a number above 0; found {base!r}.")
     refuse_moving_rope(kinds, where)
 
 

@@ -3,6 +3,7 @@ tokenizer."""
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -35,6 +36,8 @@ def load_weights(checkpoint: Checkpoint, config: PretrainedConfig, dtype: Dtype)
     import transformers
 
     where = str(checkpoint.folder)
+    # Its table of missing tensors, with advice on training, would come before our error.
+    logging.getLogger("transformers.modeling_utils").setLevel(logging.ERROR)
     if quantization := getattr(config, "quantization_config", None):
         quantization["dequantize"] = True  # otherwise transformers keeps the layers quantised on a machine with a GPU
     model_class = getattr(transformers, checkpoint.architecture)

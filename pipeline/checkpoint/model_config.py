@@ -57,6 +57,8 @@ def check_config(config: PretrainedConfig, where: str) -> None:
     for key, value in config.to_dict().items():
         if value != value:  # NaN, which Python's JSON reads
             raise CheckpointError(f"{where}: {key} in config.json is NaN; it should be a number. Correct it.")
+        if key.endswith(("_eps", "_epsilon")) and value is not None and value < 0:
+            raise CheckpointError(f"{where}: {key} in config.json is {value}; it should be at least 0. Correct it.")
     check_rope(config.to_dict(), where)
     if getattr(config, "use_bidirectional_attention", False):
         raise CheckpointError(

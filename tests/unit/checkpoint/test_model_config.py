@@ -64,6 +64,11 @@ PHI3 = {"rope_parameters": None, "rope_theta": 10000.0, "original_max_position_e
         ("LlamaForCausalLM", {"compression_config": {"quant_method": "compressed-tensors"}}, "(compression_config in"),
         ("LlamaForCausalLM", {"num_attention_heads": 3}, "is not a multiple of the number of attention heads"),
         ("LlamaForCausalLM", {"num_attention_heads": 0}, "modulo by zero"),
+        ("LlamaForCausalLM", {"rope_parameters": None, "rope_theta": -5.0}, "above 0; found -5.0"),
+        ("LlamaForCausalLM", {"rope_parameters": {"rope_type": "default", "rope_theta": 0}}, "above 0; found 0"),
+        ("LlamaForCausalLM", {"rope_parameters": {"rope_type": "default", "rope_theta": "big"}}, "found 'big'"),
+        ("LlamaForCausalLM", {"rms_norm_eps": -1.0}, "rms_norm_eps in config.json is -1.0"),
+        ("GPT2LMHeadModel", {"layer_norm_epsilon": -1e-5}, "layer_norm_epsilon in config.json is -1e-05"),
         ("LlamaForCausalLM", {"hidden_size": "32"}, "Field 'hidden_size' expected int, got str"),
     ],
 )
@@ -161,10 +166,11 @@ def change_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], obj
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def test_tensors_without_a_place_are_refused(llama: Path) -> None:
+def test_tensors_without_a_place_are_refused_in_one_sentence(llama: Path, caplog: pytest.LogCaptureFixture) -> None:
     change_tensors(llama, lambda tensors: tensors.update({"model.layers.1.self_attn.q_proj.bias": torch.ones(32)}))
     with pytest.raises(CheckpointError, match=r"has no place for: model\.layers\.1\.self_attn\.q_proj\.bias \(1 in"):
         loaded(llama)
+    assert "LOAD REPORT" not in caplog.text
 
 
 def test_fewer_layers_in_the_config_than_in_the_file_are_refused(llama: Path) -> None:
