@@ -45,7 +45,6 @@ def serve(
     resolved = resolve(model, profile, overrides)
     from pipeline.dynamo.fleet import check_fleet, openai_url, start_fleet, without_openai
     from pipeline.dynamo.services import INSTALL, has_dynamo
-    from pipeline.engine.compilation import ensure_compiled
     from pipeline.server.startup import check_start, prepare, run_dir, start_commands
     from pipeline.server.state import require_none
 
@@ -71,7 +70,6 @@ def serve(
             "them with `lookahead key TENANT`."
         )
     with output.working("preparing the server") as note:
-        ensure_compiled(note)
         served = prepare(resolved, where, note=note)
         note("starting the server")
         fleet = start_fleet(served, where, run_dir(where), join=join, detach=background, verbose=verbose_log, note=note)

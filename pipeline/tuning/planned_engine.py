@@ -51,15 +51,15 @@ def planned_engine(
     retake: bool = False,
     note: Note = lambda text: None,
 ) -> BuildResult:
-    """`build_engine`, and beside the artefact a cost curve, if the profile's planner needs one that is not there, and
-    likewise the first rows of token recycling. retake: measure a curve that was measured on a busy machine again if
-    other programs use less than half as much now, and compute rows that there was no time for. Raises CheckpointError
-    and BuildError."""
+    """`build_engine`, then the compiled loops, and beside the artefact a cost curve, if the profile's planner needs one
+    that is not there, and likewise the first rows of token recycling. retake: measure a curve that was measured on a
+    busy machine again if other programs use less than half as much now, and compute rows that there was no time for.
+    Raises CheckpointError and BuildError."""
     result = build_engine(resolved, places, force=force, note=note)
     artifact = result.artifact
+    ensure_compiled(note)  # otherwise each model of a server compiles them while it loads
     known, wants_curve = _rows_to_continue(artifact, retake), needs_cost_curve(artifact, retake)
     if known is not None or wants_curve:
-        ensure_compiled(note)
         note(LOADING)
         grid = grid_for(resolved.device, fine=False)
         with _measured(artifact, grid, grid.batch_sizes if wants_curve else [1]) as engine:

@@ -53,6 +53,18 @@ def test_the_curve_is_measured_once_for_all_limits_profiles_and_builds(where: Pl
     assert len(list((folder.parent / ".costs").iterdir())) == 2
 
 
+def test_the_loops_are_compiled_for_an_engine_that_is_there_already_too(
+    where: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured(where)
+    compiled: list[object] = []
+    monkeypatch.setattr(module, "ensure_compiled", compiled.append)
+
+    measured(where)
+
+    assert len(compiled) == 1
+
+
 def test_progress_is_shown_by_batch_size(where: Places, tmp_path: Path) -> None:
     notes: list[str] = []
     planned_engine(tiny(), replace(where, engines=tmp_path), note=notes.append)
