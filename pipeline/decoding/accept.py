@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from pipeline.decoding.tree import ROOT, DraftTree, child_with
+from pipeline.decoding.tree import ROOT, DraftTree, children_of
 
 
 class Accepted(NamedTuple):
@@ -26,13 +26,14 @@ def accept(tree: DraftTree, choose: Callable[[int, Sequence[int]], int]) -> Acce
     choose(node, emitted): the target's token after `node` (`ROOT` for the last accepted token), given the tokens that
     this walk has emitted so far. Called once per emitted token, never for a node off the path.
     """
+    children = children_of(tree)
     node = ROOT
     nodes: list[int] = []
     emitted: list[int] = []
     while True:
         token = choose(node, emitted)
         emitted.append(token)
-        child = child_with(tree, node, token)
+        child = children.get(node, {}).get(token)
         if child is None:
             return Accepted(nodes, emitted)
         nodes.append(child)

@@ -224,8 +224,10 @@ class Drafter:
 
     def _checked(self, source: DraftSource, request_id: str, context: IntArray, budget: DraftBudget) -> DraftTree:
         tree = source.propose(request_id, context, budget)
+        if not len(tree):
+            return EMPTY_TREE
         check_tree(tree, self._vocab_size)
-        if not (np.issubdtype(tree.token_ids.dtype, np.integer) and np.issubdtype(tree.parents.dtype, np.integer)):
+        if not tree.token_ids.dtype.kind == tree.parents.dtype.kind == "i":
             raise ValueError(f"draft tokens and parents must be whole numbers, found {tree.token_ids.dtype}")
         if tree.num_fixed > len(tree):
             raise ValueError(f"{tree.num_fixed} fixed nodes in a tree of {len(tree)}")

@@ -16,9 +16,11 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
+from pipeline.decoding.compiled import compiled
 from pipeline.decoding.cost import CostCurve, Times
-from pipeline.decoding.tree import EMPTY_TREE, DraftTree, select_nodes
+from pipeline.decoding.tree import EMPTY_TREE, BoolArray, DraftTree, FloatArray, IntArray, select_nodes
 
 
 class PlanItem(NamedTuple):
@@ -45,9 +47,8 @@ class FixedPlanner:
         room = max_num_tokens - sum(item.num_pending for item in items)
         if sum(len(item.tree) for item in items) <= room:
             return [item.tree for item in items]
-        kept, _ = _kept_windows(items, room)
-        order = _by_probability(items, kept)
-        return _trees(items, kept, order[: max(room - _num_fixed(items, kept), 0)])
+        choice = _choice(items, _fitting_windows(items, room))
+        return _trees(items, choice, max(room - choice.num_fixed, 0))
 
 
 class AdaptivePlanner:
@@ -61,80 +62,104 @@ class AdaptivePlanner:
             return []
         pending = sum(item.num_pending for item in items)
         room = max_num_tokens - pending
-        if room <= 0 or not any(len(item.tree) for item in items):
+        num_nodes = min(room, sum(len(item.tree) for item in items))
+        if num_nodes <= 0:
             return [EMPTY_TREE] * len(items)
         context_len = round(sum(item.context_len for item in items) / len(items))
-        num_nodes = min(room, sum(len(item.tree) for item in items))
         certain = sum(item.yields_token for item in items)
         times = self._curve.seconds_up_to(pending + num_nodes, len(items), context_len)
         # Times of passes with 0, 1, 2 ... nodes. A prompt's time is spent in any case. An accepted draft
         # saves a step of decoding, so the prompt's time is left out.
         times = times[pending:] - times[pending] + times[max(certain, 1)]
         plain = certain / times[0]
-        kept, num_fixed = _kept_windows(items, room)
-        rate, trees = _best(items, kept, room, times)
+        choice = _choice(items, _fitting_windows(items, room))
+        rate, count = _best(choice, certain, times)
         # A window earns nothing by itself, its n-grams do later; so it is sent while the nodes of this step pay for
         # it, too. If they do not, they may still be worth their own time.
-        if rate <= plain and num_fixed:
-            rate, trees = _best(items, [False] * len(items), room, times)
-        return trees if rate > plain else [EMPTY_TREE] * len(items)
+        if rate <= plain and choice.num_fixed:
+            choice = _choice(items, [False] * len(items))
+            rate, count = _best(choice, certain, times)
+        return _trees(items, choice, count) if rate > plain else [EMPTY_TREE] * len(items)
 
 
-class _Entry(NamedTuple):
-    probability: float
-    item: int
-    node: int
+class _Choice(NamedTuple):
+    """Draft nodes of all items, one item behind the other. probabilities: [n] of paths. fixed: [n] nodes of kept
+    windows. num_fixed: their number. order: the other nodes that may be verified, most probable path first; parents
+    come before their children, as paths only get less probable downwards."""
+
+    probabilities: FloatArray
+    fixed: BoolArray
+    num_fixed: int
+    order: NDArray[np.int64]
 
 
-def _best(items: Sequence[PlanItem], kept: Sequence[bool], room: int, times: Times) -> tuple[float, list[DraftTree]]:
-    """Find the number of nodes beside the kept windows with the most tokens per second. Returns that rate, and the
-    trees. times: of passes by number of nodes, windows included."""
-    num_fixed = _num_fixed(items, kept)
-    order = _by_probability(items, kept)[: room - num_fixed]
-    certain = sum(item.yields_token for item in items)
-    expected = certain + np.concatenate(([0.0], np.cumsum([entry.probability for entry in order])))
-    rates = expected / times[num_fixed : num_fixed + len(expected)]
+def _choice(items: Sequence[PlanItem], keeps_window: Sequence[bool]) -> _Choice:
+    """The nodes that may be chosen. keeps_window: [items] whether an item's fixed nodes are verified; without its
+    window an item can still use the nodes that do not hang below it. Trees without probabilities count as certain to be
+    refused, so they fill what room is left."""
+    trees = [item.tree for item in items]
+    probabilities = np.concatenate(
+        [np.zeros(len(tree), np.float32) if tree.probabilities is None else tree.probabilities for tree in trees],
+        dtype=np.float32,
+    )
+    parents = np.concatenate([tree.parents for tree in trees], dtype=np.int32)
+    sizes = np.asarray([(len(tree), tree.num_fixed, keep) for tree, keep in zip(trees, keeps_window, strict=True)])
+    fixed = np.zeros(len(parents), np.bool_)
+    order = _order(probabilities, parents, sizes, fixed)
+    return _Choice(probabilities, fixed, int(np.count_nonzero(fixed)), order)
+
+
+@compiled
+def _order(
+    probabilities: FloatArray, parents: IntArray, sizes: NDArray[np.int64], fixed: BoolArray
+) -> NDArray[np.int64]:
+    """`order` of a choice. Fills `fixed`. parents: [n] within each tree. sizes: [items, 3] number of nodes, number of
+    fixed ones, and whether these are kept."""
+    reachable = np.zeros(len(parents), np.bool_)
+    free = np.empty(len(parents), np.int64)
+    num_free = start = 0
+    for num_nodes, num_fixed, keeps in sizes:
+        for node in range(start, start + num_nodes):
+            if node < start + num_fixed:
+                fixed[node] = reachable[node] = keeps
+            elif parents[node] < 0 or reachable[start + parents[node]]:
+                reachable[node] = True
+                free[num_free] = node
+                num_free += 1
+        start += num_nodes
+    free = free[:num_free]
+    return free[np.argsort(-probabilities[free], kind="mergesort")]
+
+
+def _best(choice: _Choice, certain: int, times: Times) -> tuple[float, int]:
+    """The number of nodes beside the windows with the most tokens per second, as far as `times` go. Returns that rate,
+    and the number. times: of passes by number of nodes, windows included."""
+    times = times[choice.num_fixed :]
+    expected = np.empty(min(len(choice.order) + 1, len(times)))
+    expected[0] = certain
+    expected[1:] = choice.probabilities[choice.order[: len(expected) - 1]]
+    rates = expected.cumsum() / times[: len(expected)]
     best = int(rates.argmax())
-    return float(rates[best]), _trees(items, kept, order[:best])
+    return float(rates[best]), best
 
 
-def _kept_windows(items: Sequence[PlanItem], room: int) -> tuple[list[bool], int]:
-    """Which items' fixed nodes fit into the room, first come first served, and how many nodes these are."""
-    kept: list[bool] = []
-    used = 0
+def _fitting_windows(items: Sequence[PlanItem], room: int) -> list[bool]:
+    """Which items' fixed nodes fit into the room, first come first served."""
+    fits: list[bool] = []
     for item in items:
-        fits = used + item.tree.num_fixed <= room
-        kept.append(fits)
-        used += item.tree.num_fixed if fits else 0
-    return kept, used
+        fits.append(item.tree.num_fixed <= room)
+        room -= item.tree.num_fixed if fits[-1] else 0
+    return fits
 
 
-def _num_fixed(items: Sequence[PlanItem], kept: Sequence[bool]) -> int:
-    return sum(item.tree.num_fixed for item, keep in zip(items, kept, strict=True) if keep)
-
-
-def _by_probability(items: Sequence[PlanItem], kept: Sequence[bool]) -> list[_Entry]:
-    """Nodes that may be chosen, most probable path first; parents come before their children, as paths only get less
-    probable downwards. Trees without probabilities count as certain to be refused, so they fill what room is left."""
-    entries: list[_Entry] = []
-    for index, (item, keep) in enumerate(zip(items, kept, strict=True)):
-        tree = item.tree
-        first = tree.num_fixed
-        probabilities = [0.0] * len(tree) if tree.probabilities is None else tree.probabilities.tolist()
-        reachable = np.ones(len(tree), np.bool_)
-        if not keep:
-            # Without its window an item can still use the nodes that do not hang below it.
-            reachable[:first] = False
-            for node in range(first, len(tree)):
-                reachable[node] = tree.parents[node] < 0 or reachable[tree.parents[node]]
-        entries += [_Entry(probabilities[node], index, node) for node in range(first, len(tree)) if reachable[node]]
-    return sorted(entries, key=lambda entry: -entry.probability)
-
-
-def _trees(items: Sequence[PlanItem], kept: Sequence[bool], chosen: Sequence[_Entry]) -> list[DraftTree]:
-    masks = [np.zeros(len(item.tree), np.bool_) for item in items]
-    for mask, item, keep in zip(masks, items, kept, strict=True):
-        mask[: item.tree.num_fixed] = keep
-    for entry in chosen:
-        masks[entry.item][entry.node] = True
-    return [select_nodes(item.tree, mask) for item, mask in zip(items, masks, strict=True)]
+def _trees(items: Sequence[PlanItem], choice: _Choice, count: int) -> list[DraftTree]:
+    """The kept windows and the first `count` nodes of the order."""
+    keep = choice.fixed.copy()
+    keep[choice.order[:count]] = True
+    trees: list[DraftTree] = []
+    start = 0
+    for item in items:
+        end = start + len(item.tree)
+        trees.append(select_nodes(item.tree, keep[start:end]))
+        start = end
+    return trees

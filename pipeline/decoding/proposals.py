@@ -6,44 +6,68 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pipeline.decoding.compiled import compiled
+from pipeline.decoding.compiled import Plain, compiled
 from pipeline.decoding.growth import Proposals
 from pipeline.decoding.request import StepResult
-from pipeline.decoding.tree import DraftTree, FloatArray, IntArray, child_with
+from pipeline.decoding.tree import DraftTree, FloatArray, IntArray, children_of, read_only
 
 # Conditional probability of nodes that a source gives no estimate for.
 UNKNOWN_PROBABILITY = 0.67
 NO_NODES: IntArray = np.empty(0, np.int32)
+NO_PROBABILITIES: FloatArray = np.empty(0, np.float32)
 
 
 def joined_proposals(trees: Sequence[tuple[int, DraftTree]], own_nodes: dict[int, slice]) -> Proposals:
     """Concatenate the trees, each with the index of its source, and record in own_nodes the place of each source's
     nodes."""
-    if not trees:
-        nothing = np.empty(0, np.int32)
-        return Proposals(nothing, nothing, np.empty(0, np.float32), nothing, np.empty(0, np.bool_))
+    total = sum(len(tree) for _, tree in trees)
+    joined = Proposals(
+        np.empty(total, np.int32),
+        np.empty(total, np.int32),
+        np.empty(total, np.float32),
+        np.empty(total, np.int32),
+        np.empty(total, np.bool_),
+    )
     start = 0
-    parents: list[IntArray] = []
     for index, tree in trees:
         own_nodes[index] = slice(start, start + len(tree))
-        parents.append(np.where(tree.parents < 0, -1, tree.parents + start))
+        probabilities = NO_PROBABILITIES if tree.probabilities is None else tree.probabilities
+        _append(
+            tuple(joined),
+            start,
+            index,
+            read_only(np.ascontiguousarray(tree.token_ids, np.int32)),
+            read_only(np.ascontiguousarray(tree.parents, np.int32)),
+            read_only(np.ascontiguousarray(probabilities, np.float32)),
+            tree.num_fixed,
+        )
         start += len(tree)
-    return Proposals(
-        np.concatenate([tree.token_ids for _, tree in trees]).astype(np.int32),
-        np.concatenate(parents).astype(np.int32),
-        np.concatenate([_conditionals(tree) for _, tree in trees]),
-        np.repeat([index for index, _ in trees], [len(tree) for _, tree in trees]).astype(np.int32),
-        np.concatenate([np.arange(len(tree)) < tree.num_fixed for _, tree in trees]),
-    )
+    return joined
 
 
-def _conditionals(tree: DraftTree) -> FloatArray:
-    """[n] estimated probability of each node given that its parent is accepted."""
-    if tree.probabilities is None:
-        return np.full(len(tree), UNKNOWN_PROBABILITY, np.float32)
-    above = np.where(tree.parents < 0, np.float32(1.0), tree.probabilities[tree.parents])
-    conditionals: FloatArray = np.clip(tree.probabilities / np.maximum(above, 1e-30), 1e-4, 1.0).astype(np.float32)
-    return conditionals
+@compiled
+def _append(
+    joined: Plain,
+    start: int,
+    channel: int,
+    token_ids: IntArray,
+    parents: IntArray,
+    probabilities: FloatArray,
+    num_fixed: int,
+) -> None:
+    """Write a tree into the proposals from place `start` on. probabilities: [n] of paths, or empty if unknown."""
+    proposals = Proposals(*joined)
+    for node in range(len(token_ids)):
+        above = parents[node]
+        conditional = UNKNOWN_PROBABILITY
+        if len(probabilities):
+            path_above = max(probabilities[above], 1e-30) if above >= 0 else 1.0
+            conditional = min(max(probabilities[node] / path_above, 1e-4), 1.0)
+        proposals.token_ids[start + node] = token_ids[node]
+        proposals.parents[start + node] = above + start if above >= 0 else -1
+        proposals.conditionals[start + node] = conditional
+        proposals.channels[start + node] = channel
+        proposals.fixed[start + node] = node < num_fixed
 
 
 def places_in(proposed: DraftTree, verified: DraftTree) -> IntArray:
@@ -77,7 +101,7 @@ def unsent_nodes(step: StepResult) -> IntArray:
     if len(step.token_ids) != len(step.nodes) + 1:
         return NO_NODES
     last = step.nodes[-1] if step.nodes else -1
-    unsent = child_with(tree, last, step.token_ids[-1])
+    unsent = children_of(tree).get(last, {}).get(step.token_ids[-1])
     if unsent is None:
         return NO_NODES
     below = [node for node in range(unsent + 1, len(tree)) if _is_below(tree, node, unsent)]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ import numpy.typing as npt
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
+Array = TypeVar("Array", bound=npt.NDArray[Any])
 
 ROOT = -1
 
@@ -50,10 +51,10 @@ class DraftTree:
 EMPTY_TREE = DraftTree(np.empty(0, np.int32), np.empty(0, np.int32))
 
 
-def read_only(tokens: IntArray) -> IntArray:
+def read_only(array: Array) -> Array:
     """A view that cannot be written. Kernels are compiled for such arrays and once more for others, so everything that
     draft sources receive should be one."""
-    view = tokens.view()
+    view = array.view()
     view.setflags(write=False)
     return view
 
@@ -118,12 +119,6 @@ def path_to(tree: DraftTree, node: int) -> list[int]:
     return path[::-1]
 
 
-def child_with(tree: DraftTree, node: int, token: int) -> int | None:
-    """The child of a node (or `ROOT`) that carries a token; of several the first."""
-    found = np.flatnonzero((tree.parents == node) & (tree.token_ids == token))
-    return int(found[0]) if len(found) else None
-
-
 def children_of(tree: DraftTree) -> dict[int, dict[int, int]]:
     """For each inner node (and `ROOT`): token -> child node. Of siblings with one token the first counts."""
     children: dict[int, dict[int, int]] = {}
@@ -136,20 +131,20 @@ def select_nodes(tree: DraftTree, keep: BoolArray) -> DraftTree:
     """The subtree of the nodes in `keep` [n]; a node whose parent is dropped is dropped too."""
     if keep.all():
         return tree
-    new_index = np.full(len(tree), -1, np.int32)
-    kept: list[int] = []
-    for node, parent in enumerate(tree.parents.tolist()):
-        if keep[node] and (parent < 0 or new_index[parent] >= 0):
-            new_index[node] = len(kept)
-            kept.append(node)
-    chosen = np.asarray(kept, np.int64)
-    parents = tree.parents[chosen]
+    places = [ROOT] * len(tree)
+    chosen: list[int] = []
+    parents: list[int] = []
+    for node, (kept, parent) in enumerate(zip(keep.tolist(), tree.parents.tolist(), strict=True)):
+        if kept and (parent < 0 or places[parent] >= 0):
+            places[node] = len(chosen)
+            chosen.append(node)
+            parents.append(ROOT if parent < 0 else places[parent])
     return DraftTree(
         tree.token_ids[chosen],
-        np.where(parents < 0, ROOT, new_index[parents]).astype(np.int32),
+        np.asarray(parents, np.int32),
         None if tree.probabilities is None else tree.probabilities[chosen],
         None if tree.sources is None else tree.sources[chosen],
-        tree.num_fixed if bool(keep[: tree.num_fixed].all()) else 0,
+        tree.num_fixed if chosen[: tree.num_fixed] == list(range(tree.num_fixed)) else 0,
     )
 
 
@@ -168,9 +163,10 @@ def limit_tree(tree: DraftTree, max_nodes: int, max_depth: int) -> DraftTree:
 
 def agreeing_path(tree: DraftTree, future: Sequence[int]) -> list[int]:
     """Nodes of the longest path from the root that carries the tokens of `future`."""
+    children = children_of(tree)
     nodes: list[int] = []
     for token in future:
-        child = child_with(tree, nodes[-1] if nodes else ROOT, token)
+        child = children.get(nodes[-1] if nodes else ROOT, {}).get(token)
         if child is None:
             break
         nodes.append(child)

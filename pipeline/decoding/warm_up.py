@@ -3,7 +3,6 @@ takes well under a second."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from pipeline.config.schema import LookaheadConfig, RecyclingDraftConfig, TrieDraftConfig, WindowDraftConfig
 from pipeline.decoding.create import create_drafter
+from pipeline.decoding.planner import FixedPlanner, PlanItem
 from pipeline.decoding.request import StepResult
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.trie import Trie
@@ -34,9 +34,9 @@ def warm_up() -> None:
     for length in range(16, 20):
         for request_id in REQUESTS:
             tree = drafter.propose(request_id, text[:length], DraftBudget(8, 4))
-            top_ids = np.tile(np.asarray([1, 2], np.int32), (len(tree) + 1, 1))
+            (verified,) = FixedPlanner().plan([PlanItem(tree, 1, length)], len(tree))  # no room for the last node
+            top_ids = np.tile(np.asarray([1, 2], np.int32), (len(verified) + 1, 1))
             top_probs = np.full(top_ids.shape, 0.4, np.float32)
-            verified = replace(tree)  # as if a planner had cut it
             drafter.update(
                 request_id,
                 StepResult(text[:length], verified, [], [int(text[length])], top_ids[:, 0].copy(), top_ids, top_probs),

@@ -59,6 +59,8 @@ class SuppliedSource:
         if len(state.tree):
             tree, state.tree = state.tree, EMPTY_TREE
             return limit_tree(tree, budget.max_nodes, budget.max_depth)
+        if not len(state.prediction):
+            return EMPTY_TREE
         state.position = _place_in(state.prediction, state.position, context[state.prompt_len :])
         end = state.position + min(budget.max_nodes, budget.max_depth)
         state.offered = state.prediction[state.position : end]
@@ -67,6 +69,8 @@ class SuppliedSource:
     def update(self, request_id: str, step: StepResult, nodes: IntArray) -> None:
         """Count what was accepted of the prediction; its place in the output follows from the context."""
         state = self._requests[request_id]
+        if not len(state.offered):
+            return
         accepted = np.asarray(step.token_ids[: len(step.nodes)], np.int32)
         length = min(len(accepted), len(state.offered))
         differing = np.flatnonzero(accepted[:length] != state.offered[:length])

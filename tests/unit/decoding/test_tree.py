@@ -12,7 +12,6 @@ from pipeline.decoding.tree import (
     ancestor_mask,
     chain,
     check_tree,
-    child_with,
     children_of,
     depths,
     limit_tree,
@@ -90,7 +89,6 @@ def test_a_limited_tree_holds_the_fixed_and_then_the_most_probable_nodes_within_
 def test_children_are_found_by_their_tokens_of_siblings_with_one_token_the_first() -> None:
     tree = tree_from_lists([5, 6, 5, 7, 6], [-1, 0, -1, 2, 0])
     assert children_of(tree) == {-1: {5: 0}, 0: {6: 1}, 2: {7: 3}}
-    assert [child_with(tree, node, token) for node, token in ((-1, 5), (0, 6), (2, 7), (0, 7))] == [0, 1, 3, None]
 
 
 @pytest.mark.parametrize(("future", "nodes"), [([5, 7, 8], [0, 2]), ([5, 9], [0]), ([9, 5], []), ([], [])])

@@ -1,12 +1,20 @@
 from __future__ import annotations
 
-from pipeline.decoding import growth, proposals, reliability
+from pipeline.decoding import growth, planner, proposals, reliability
 from pipeline.decoding.continuations import store_step
 from pipeline.decoding.warm_up import warm_up
 
 
 def num_compiled() -> list[int]:
-    loops = growth.grow, growth.learn_from_step, proposals._find_places, reliability._add, store_step
+    loops = (
+        growth.grow,
+        growth.learn_from_step,
+        planner._order,
+        proposals._append,
+        proposals._find_places,
+        reliability._add,
+        store_step,
+    )
     return [len(loop.signatures) for loop in loops]  # type: ignore[attr-defined]
 
 

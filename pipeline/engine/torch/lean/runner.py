@@ -50,8 +50,10 @@ class Runner:
             plan.intermediate_size,
             tensors["final_norm"].ctypes.data,
         )
+        # Buffers of a pass, and their addresses and bytes per row. They grow and are kept.
         self._kept: dict[int, Array] = {}
         self._num_kept = 0
+        self._table = np.zeros((tables.NONE + 1, 2), np.int64)
 
     def run(
         self,
@@ -98,7 +100,9 @@ class Runner:
 
     def _prepared(self, num_rows: int, num_wanted: int) -> tuple[Longs, Longs, Floats, Floats]:
         """Sizes and buffers of a pass, and the arrays of its logits and their maxima, which the buffers name."""
-        buffers = self._buffers(num_rows)
+        if num_rows > self._num_kept:
+            self._grow_buffers(num_rows)
+        buffers = self._table.copy()
         width = self._matrices[-1, tables.NUM_BLOCKS] * LANES
         logits = np.empty((num_wanted, width), np.float32)
         maxima = np.empty((num_wanted, -(-width // BLOCK)), np.float32)
@@ -149,30 +153,27 @@ class Runner:
         scratch[:, : 2 * LANES * MAX_BLOCKS] = 1
         return scratch
 
-    def _buffers(self, num_rows: int) -> Longs:
-        """Buffers of at least as many rows, by address and bytes per row. They grow and are kept."""
-        if num_rows > self._num_kept:
-            self._num_kept = max(num_rows, min(2 * self._num_kept, self._limits.max_num_tokens))
-            hidden = self._tensors["final_norm"].shape[-1]
-            inner = -(-self._plan.intermediate_size // LANES) * LANES
-            heads = -(-self._plan.num_heads * self._plan.head_dim // LANES) * LANES
-            widths = {
-                tables.X: (hidden, np.float32),
-                tables.H: (hidden, np.float32),
-                tables.BYTES: (max(hidden, heads), np.uint8),
-                tables.ROW_SCALE: (1, np.float32),
-                tables.QKV_OUT: (self._matrices[tables.QKV, tables.NUM_BLOCKS] * LANES, np.float32),
-                tables.ATTENDED: (heads, np.float32),
-                tables.GATE_UP_OUT: (self._matrices[tables.GATE_UP, tables.NUM_BLOCKS] * LANES, np.float32),
-                tables.GATED: (inner, np.float32),
-                tables.GATED_BYTES: (inner, np.uint8),
-            }
-            self._kept = {place: _aligned((self._num_kept, width), kind) for place, (width, kind) in widths.items()}
-        table = np.zeros((tables.NONE + 1, 2), np.int64)
+    def _grow_buffers(self, num_rows: int) -> None:
+        """Make buffers of at least as many rows."""
+        self._num_kept = max(num_rows, min(2 * self._num_kept, self._limits.max_num_tokens))
+        hidden = self._tensors["final_norm"].shape[-1]
+        inner = -(-self._plan.intermediate_size // LANES) * LANES
+        heads = -(-self._plan.num_heads * self._plan.head_dim // LANES) * LANES
+        widths = {
+            tables.X: (hidden, np.float32),
+            tables.H: (hidden, np.float32),
+            tables.BYTES: (max(hidden, heads), np.uint8),
+            tables.ROW_SCALE: (1, np.float32),
+            tables.QKV_OUT: (self._matrices[tables.QKV, tables.NUM_BLOCKS] * LANES, np.float32),
+            tables.ATTENDED: (heads, np.float32),
+            tables.GATE_UP_OUT: (self._matrices[tables.GATE_UP, tables.NUM_BLOCKS] * LANES, np.float32),
+            tables.GATED: (inner, np.float32),
+            tables.GATED_BYTES: (inner, np.uint8),
+        }
+        self._kept = {place: _aligned((self._num_kept, width), kind) for place, (width, kind) in widths.items()}
         for place, array in self._kept.items():
-            table[place] = array.ctypes.data, array.strides[0]
-        table[tables.ZEROS] = self._zeros.ctypes.data, 0
-        return table
+            self._table[place] = array.ctypes.data, array.strides[0]
+        self._table[tables.ZEROS] = self._zeros.ctypes.data, 0
 
     def _embed(self, token_ids: npt.NDArray[np.int32]) -> None:
         """Rows of the embedding into the buffer X."""
