@@ -227,7 +227,7 @@ class Drafter:
         if not len(tree):
             return EMPTY_TREE
         check_tree(tree, self._vocab_size)
-        if not tree.token_ids.dtype.kind == tree.parents.dtype.kind == "i":
+        if tree.token_ids.dtype.kind not in "iu" or tree.parents.dtype.kind not in "iu":
             raise ValueError(f"draft tokens and parents must be whole numbers, found {tree.token_ids.dtype}")
         if tree.num_fixed > len(tree):
             raise ValueError(f"{tree.num_fixed} fixed nodes in a tree of {len(tree)}")
