@@ -112,7 +112,7 @@ def bench(
 
     one_of("--warm", warm, ("cold", "warm"))
     if json_path is not None:
-        require_writable(json_path)
+        require_writable(json_path, *([] if data is None else [data]))
     check_url(url, allow_remote)
     resolved = resolve(model, profile, overrides)
     names = None if strategies is None else words("--strategies", strategies)
@@ -264,9 +264,11 @@ def report(
     from pipeline.bench.report.page import html_of
     from pipeline.bench.report.plots import THEMES, speed_picture
     from pipeline.bench.report.report import markdown_of
-    from pipeline.bench.report.results import load_results, save_text
+    from pipeline.bench.report.results import load_results, require_other, save_text
 
     loaded = load_results(results)
+    for path in filter(None, (html, markdown)):
+        require_other(path, results)
     if html is not None:
         save_text(html, html_of(loaded))
         output.note(f"wrote {html}")

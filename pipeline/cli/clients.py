@@ -165,7 +165,7 @@ def batch(
     from pipeline.server.client import KEY_VARIABLE
 
     asked = read_batch(requests)
-    require_writable(out)
+    require_writable(out, requests)
     journal = read_journal(out)
     if known := sum(request.digest in journal for request in asked):
         output.note(f"{known} requests are done already ({journal_path(out)})")

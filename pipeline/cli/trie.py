@@ -51,8 +51,10 @@ def build(
 ) -> None:
     """Build a trie from past outputs, so that a server starts warm."""
     from pipeline.bench.data.token_rows import token_sequences
+    from pipeline.bench.report.results import require_other
     from pipeline.decoding.trie.snapshot import save_trie
 
+    require_other(Path(out), *files)
     encode = encoder(tokenizer)
     trie = new_trie(branch_length, max_mib)
     num_rows = num_tokens = 0

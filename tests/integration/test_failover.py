@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -12,12 +13,14 @@ from collections.abc import Iterator
 import openai
 import pytest
 
+from pipeline.cli.failover import run_failover
 from pipeline.config.places import Places
+from pipeline.config.resolution import resolve_config
 from pipeline.dynamo.failover import verify_failover
 from pipeline.dynamo.fleet import Fleet, openai_url, start_fleet
 from pipeline.server.figures import read_metrics
 from pipeline.server.processes import marked_processes
-from tests.integration.servers import prepared
+from tests.integration.servers import TORCH, prepared
 from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
@@ -117,3 +120,16 @@ def test_a_killed_worker_and_a_killed_server_change_no_token(fleet: Fleet) -> No
     assert report.failures == []
     assert report.num_kills == 2
     assert report.num_requests > 2
+
+
+def test_the_command_asks_a_fleet_whose_profile_has_api_keys(
+    shared_where: Places, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = json.dumps([{"tenant": "alice", "key_sha256": "0" * 64}])
+    resolved = resolve_config("tiny-random-llama", "latency", (*TORCH, f"server.api_keys={keys}"), where=shared_where)
+
+    run_failover(resolved, shared_where, num_kills=1, max_tokens=8, as_json=True)
+
+    report = json.loads(capsys.readouterr().out)
+    assert report["kills"] == 1
+    assert not report["failures"]

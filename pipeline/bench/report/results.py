@@ -123,9 +123,16 @@ def save_text(path: Path, text: str) -> None:
         raise UserError(f"{path} cannot be written: {error.strerror}.") from error
 
 
-def require_writable(path: Path) -> None:
-    """Raise UserError if the file cannot be written, before hours of measuring are lost. It tries to write, because
-    permissions do not show a read-only file system."""
+def require_other(path: Path, *inputs: Path) -> None:
+    """Raise UserError if the file to write is one of the inputs, which would be lost."""
+    if path.exists() and any(other.exists() and path.samefile(other) for other in inputs):
+        raise UserError(f"{path} is the input, and would be overwritten. Name another file for the output.")
+
+
+def require_writable(path: Path, *inputs: Path) -> None:
+    """Raise UserError if the file cannot be written, before hours of measuring are lost, or is one of the inputs. It
+    tries to write, because permissions do not show a read-only file system."""
+    require_other(path, *inputs)
     if path.is_dir():
         raise UserError(f"{path} cannot be written: it is a folder.")
     try:

@@ -128,3 +128,11 @@ def test_memory_that_this_machine_does_not_have_is_the_users(
     monkeypatch.setattr("pipeline.decoding.trie.text_trie.TrieMemory", fail)
     with pytest.raises(UserError, match="does not have that much memory"):
         run(app, "trie", "build", rows, "-o", tmp_path / "a", "--max-mib", 60000)
+
+
+def test_build_does_not_overwrite_what_it_reads(app: typer.Typer, rows: Path, tmp_path: Path):
+    (tmp_path / "link").symlink_to(rows)
+    before = rows.read_text()
+    with pytest.raises(UserError, match="link is the input"):
+        run(app, "trie", "build", rows, "-o", tmp_path / "link")
+    assert rows.read_text() == before

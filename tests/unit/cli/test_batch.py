@@ -1,0 +1,69 @@
+"""`lookahead batch`: where the API key comes from, and an output that cannot be written costs no request."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline import cli
+from tests.http_server import Handler, serving
+
+seen_keys: list[str] = []
+
+
+class Api(Handler):
+    def do_POST(self) -> None:
+        self.read()
+        seen_keys.append(self.headers["authorization"])
+        self.answer(b"{}")
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    seen_keys.clear()
+    with serving(Api) as port:
+        yield f"http://127.0.0.1:{port}/v1"
+
+
+def run(folder: Path, out: Path, url: str) -> int:
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"model": "m"}}
+    (folder / "in.jsonl").write_text(json.dumps(line))
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["batch", str(folder / "in.jsonl"), "--out", str(out), "--url", url])
+    return int(caught.value.code or 0)
+
+
+@pytest.mark.parametrize(
+    ("variables", "key"),
+    [
+        ({"LOOKAHEAD_API_KEY": "ours", "OPENAI_API_KEY": "theirs"}, "ours"),
+        ({"OPENAI_API_KEY": "theirs"}, "theirs"),
+        ({}, "none"),
+    ],
+)
+def test_the_key_is_ours_else_openais(
+    variables: dict[str, str], key: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LOOKAHEAD_API_KEY", "OPENAI_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+    assert run(tmp_path, tmp_path / "out.jsonl", url) == 0
+    assert seen_keys == [f"Bearer {key}"]
+    assert json.loads((tmp_path / "out.jsonl").read_text())["custom_id"] == "a"
+
+
+def test_an_output_that_cannot_be_written_is_reported_before_any_request(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    for out in (tmp_path, tmp_path / "file" / "out.jsonl"):
+        assert run(tmp_path, out, url) == 2
+        assert f"{out} cannot be written" in capsys.readouterr().err
+    assert run(tmp_path, tmp_path / "in.jsonl", url) == 2
+    assert "in.jsonl is the input" in capsys.readouterr().err
+    assert not seen_keys
