@@ -49,7 +49,7 @@ def fetch(
 
 
 def known_content_hash(model: ModelConfig) -> str | None:
-    """The checkpoint's content hash if the config alone determines it; then nothing is fetched to compare it."""
+    """The checkpoint's content hash if the config alone determines it, so that nothing has to be fetched; else None."""
     match model.checkpoint:
         case WheelCheckpoint() as source:
             return source.sha256

@@ -132,7 +132,7 @@ def reason(error: Exception) -> str:
     if isinstance(error, StrictDataclassError):
         lines = [" ".join(lines)]  # the setting is in the first line, its fault in the last
     if isinstance(error, KeyError):
-        return f"transformers looks in vain for {' '.join(lines)}"  # a KeyError contains only the key
+        return f"transformers does not find {' '.join(lines)}"  # a KeyError contains only the key
     if not lines or isinstance(error, LookupError):
         return " ".join([type(error).__name__, *lines])
     return lines[0].rstrip(".")

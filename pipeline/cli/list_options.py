@@ -13,7 +13,7 @@ def words(option: str, text: str) -> list[str]:
     if not found:
         raise UserError(f"{option} is empty; give a value, or several separated by commas.")
     if len(set(found)) != len(found):
-        raise UserError(f"{option} names one thing twice: {text!r}.")
+        raise UserError(f"{option} lists an item twice: {text!r}.")
     return found
 
 

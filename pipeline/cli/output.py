@@ -110,7 +110,7 @@ class Bars:
 
 
 class _Sink(io.StringIO):
-    """Receives what a bar prints. It is a terminal for bars that are off without one."""
+    """Output of a progress bar. It claims to be a terminal, because some bars print nothing without one."""
 
     def write(self, text: str) -> int:
         return len(text)

@@ -160,7 +160,7 @@ def status(as_json: Json = False) -> None:
 
 
 def _costs_of(state: ServerState) -> str | None:
-    """How the costs were measured by which the server plans drafts; None if it does not plan by costs."""
+    """How the pass costs of the draft planner were measured; None if the planner does not use costs."""
     from pipeline.engine.artifact import artifact_dir, load_artifact
     from pipeline.tuning.planned_engine import stored_cost_curve
 

@@ -66,7 +66,7 @@ def verify(
         typer.Option("--grammar", help="Grammar that all outputs must match: .json (schema), .lark, .gbnf or .regex."),
     ] = None,
     logits: Annotated[
-        bool, typer.Option("--logits", help="Comparison of the bits of logits as well (engines of the lean pass).")
+        bool, typer.Option("--logits", help="Compare the bits of logits as well (engines with the lean pass).")
     ] = False,
     seed: Seed = 0,
     url: Annotated[

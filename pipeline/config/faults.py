@@ -115,7 +115,7 @@ def origin_of(path: KeyPath, origins: Mapping[KeyPath, str]) -> str:
 
 
 def _origin_of_rule(path: KeyPath, origins: Mapping[KeyPath, str]) -> str:
-    """Place to report if settings below `path` contradict each other: in the layer merged into the mapping last."""
+    """Place to report when settings below `path` contradict each other: the layer that was merged last."""
     where = origin_of(path, origins)
     below = [place for key, place in origins.items() if key[: len(path)] == path and len(key) > len(path)]
     over = [place for place in below if place.partition(":")[0] != where.partition(":")[0]]

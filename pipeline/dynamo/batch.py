@@ -79,7 +79,8 @@ def run_batch(
     timeout_s: float,
     on_done: Callable[[str], None],
 ) -> int:
-    """Send what the journal lacks, then write the output. on_done: called with the custom_id of each that is done.
+    """Send the requests that the journal lacks, then write the output. on_done: called with the custom_id of each
+    finished one.
 
     Returns how many were not answered with 200. Raises ServerError if the server cannot be reached; a later run then
     goes on."""

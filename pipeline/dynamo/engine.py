@@ -158,7 +158,7 @@ class TritonEngine(LLMEngine):
         )
 
     async def _output(self, wanted: TokenRequest, context: Context, chunks: asyncio.Queue[Any]) -> None:
-        """Put the chunks of the output, or what went wrong, into a queue."""
+        """Put the chunks of the output, or the exception, into a queue."""
         assert self._servers is not None, "start comes before generate"
         trace = (context.trace_headers() or {}) if self._spec.is_traced else {}
         try:

@@ -92,7 +92,7 @@ def _exchange(before: PreparedServer, after: PreparedServer, places: Places, bas
 
 
 def _leave_learned(old_dir: Path, new_dir: Path, note: Note) -> None:
-    """Have each old server leave what it has learnt so far for the new one of its number."""
+    """Make each old server save what it has learnt, for the new server with the same number."""
     for number, state in enumerate(find_replicas(old_dir), 1):
         old, new = (replica_dir(folder, number) / HANDOVER for folder in (old_dir, new_dir))
         if not hand_over(old, new, partial(_nudge, state), _LEAVE_S):
@@ -146,7 +146,7 @@ def _hand_over(old: ServerState, fleet: Fleet, after: PreparedServer, base: Path
 
 
 def _status(folder: Path) -> GatewayStatus:
-    """Raises ValidationError or FileNotFoundError while the gateway writes none."""
+    """Raises ValidationError or FileNotFoundError until the gateway has written one."""
     return GatewayStatus.model_validate_json(status_path(spec_path(folder)).read_bytes())
 
 

@@ -91,8 +91,8 @@ def start_fleet(
 ) -> Fleet:
     """Start what the server section of the config asks for, and wait until all of it is ready. Raises ServerError.
 
-    join: no front end, as that of another machine finds the workers. beside: all on free ports and without a gateway,
-    as that of others that run will lead to them."""
+    join: start no front end; that of another machine finds the workers. beside: use free ports and no gateway; the
+    gateway that already runs will send requests to them."""
     server = served.resolved.profile.server
     if beside:
         served = _on_free_ports(served)

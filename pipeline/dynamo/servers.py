@@ -45,7 +45,7 @@ class TritonServers:
                 return
             except EngineError:
                 wanted = resumed(wanted, token_ids)
-                await asyncio.sleep(_POLL_S)  # a server may call itself ready though one of its models has died
+                await asyncio.sleep(_POLL_S)  # a server may report itself ready although one of its models has died
                 server = await self._ready_one()
             except BusyError:
                 wanted = resumed(wanted, token_ids)

@@ -67,7 +67,7 @@ def check_tool_call_parser(model: ModelConfig) -> None:
 def worker_service(
     number: int, resolved: ResolvedConfig, states: Sequence[ServerState], card_dir: Path, run_dir: Path
 ) -> Service:
-    """The worker of one Triton server. number: of the replica, from 1 on. states: of all servers of this machine, in
+    """The worker of one Triton server. number: of the replica, counted from 1. states: all servers of this machine, in
     the order of their numbers."""
     profile, index = resolved.profile, number - 1
     states = [*states[index:], *states[:index]]  # its own first

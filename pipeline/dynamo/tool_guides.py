@@ -40,7 +40,7 @@ def tool_guide(asked: str, parser: str | None) -> tuple[str, str] | None:
 
 
 def _calls(functions: Mapping[str, Any], parallel: bool) -> dict[str, Any]:
-    """One call or more."""
+    """JSON schema of a list of calls. parallel: it may hold more than one."""
     call = {
         "anyOf": [
             {

@@ -35,7 +35,7 @@ _DTYPES = {
     np.dtype(np.bool_): "BOOL",
     np.dtype(np.object_): "BYTES",
 }
-# Length of a text before it, in a tensor of texts.
+# In a tensor of texts each text is preceded by its length.
 _LENGTH_BYTES = 4
 _BUSY = "busy"
 # Words of Triton for a model whose process died.
@@ -147,7 +147,7 @@ def _top(ids: Array, values: Array, num_tokens: int) -> tuple[tuple[tuple[int, f
 
 
 def _error(text: str, code: grpc.StatusCode | None) -> Exception:
-    """The error that a failed call stands for."""
+    """Convert the error of a failed call to one of ours."""
     if text.startswith(_BUSY):
         return BusyError(text)
     gone = code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED) or any(word in text for word in _DEAD_MODEL)

@@ -42,10 +42,10 @@ NAMES = (
 )
 # Field of `nvext` that the front end passes through from the worker to the client.
 ENGINE_DATA = "engine_data"
-# Its member with the figures of a request's drafts in the form of vLLM.
+# Member of ENGINE_DATA: figures of a request's drafts, in vLLM's form.
 FIGURES = "speculative_decoding"
-# Its member with which a worker refuses a request: {"status": 400, "message": "..."}. An exception of a worker reaches
-# the client with its message in whole responses of the chat API only.
+# Member of ENGINE_DATA: a worker refuses a request with {"status": 400, "message": "..."}. The message of an exception
+# would reach clients of the chat API only, and only without streaming.
 REFUSAL = "refusal"
 
 

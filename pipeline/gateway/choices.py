@@ -140,7 +140,7 @@ class _Choice:
             self._joined.bodies[self._number] = pydantic_core.from_json(self._body)
 
     async def refuse(self, refusal: Refusal, closes: bool = False) -> None:
-        """All choices end with the first that does."""
+        """The first refusal ends all choices."""
         if self._joined.refusal is None:
             self._joined.refusal = refusal
         self._scope.cancel()

@@ -41,7 +41,7 @@ class Deployment:
 
 
 class Deployments:
-    """The current one, and earlier ones whose requests still run. Made inside the event loop that uses it."""
+    """The current deployment, and earlier ones whose requests still run. Create it in the event loop that uses it."""
 
     def __init__(self, spec: DeploymentSpec) -> None:
         self.current = create_deployment(spec)
@@ -82,7 +82,7 @@ def create_deployment(spec: DeploymentSpec) -> Deployment:
 
 
 def _channel_options() -> list[tuple[str, int]]:
-    """Options of the channel to Triton: no proxy, answers of any length, a quick new try after a restart."""
+    """Options of the channel to Triton: no proxy, responses of any length, a quick reconnect after a restart."""
     return [
         ("grpc.enable_http_proxy", 0),
         ("grpc.max_send_message_length", -1),

@@ -22,7 +22,7 @@ class Checked(NamedTuple):
 
 
 def checked_generate(body: bytes, tenant: Tenant, types: Types) -> Checked:
-    """types: of the model's inputs. Raises Refusal (400)."""
+    """Check a request and put it into the tenant's namespace. types: of the model's inputs. Raises Refusal (400)."""
     value = parse_json(body)
     check_types(value, types)
     value = with_request_id(value, tenant)

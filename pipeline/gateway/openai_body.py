@@ -21,8 +21,8 @@ _PREFIX = annotation(NAMESPACE, "")
 
 class CheckedChoices(NamedTuple):
     """A request as it is forwarded, once for each choice. max_tokens: limit of the output of one choice, None if the
-    request sets none. model: its name as the client has it. conversation: the same for all later turns of a
-    conversation, None for its first one. rewrites: changes to the response."""
+    request sets none. model: its name as the client has it. conversation: identifies it from its second turn on,
+    None in the first. rewrites: changes to the response."""
 
     bodies: list[bytes]
     max_tokens: int | None

@@ -48,7 +48,8 @@ class ResponseWriter:
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def refuse(self, refusal: Refusal, closes: bool = False) -> None:
-        """As the whole response, as the last event of a stream that has begun, or by an end without a proper one."""
+        """Send the error as the whole response, or as the last event of a stream that has begun. A whole response that
+        has begun is cut off."""
         body = write_json(error_body(refusal, self._style))
         if not self._started:
             headers = {"content-type": "application/json", "content-length": str(len(body)), **refusal.headers}

@@ -77,7 +77,7 @@ class RewritingResponder:
 
 
 def _move_figures(body: Json) -> Json:
-    """The figures at the root. A text may have the mark without being figures."""
+    """Move the figures of drafts to the root. Output text may contain the mark too; it is left as it is."""
     engine_data = (body.get("nvext") or {}).get("engine_data") or {}
     if (figures := engine_data.pop(FIGURES, None)) is None:
         return body

@@ -60,7 +60,7 @@ class ChainDrafts:
         self.__init__(state["settings"])  # type: ignore[misc]
 
     def next_step(self) -> None:
-        """A step begins; requests that have not been seen for long are forgotten."""
+        """Begin a step: forget requests that have not been seen for many steps."""
         self._num_steps += 1
         if self._num_steps % FORGET_AFTER == 0:
             limit = self._num_steps - FORGET_AFTER
@@ -119,7 +119,7 @@ class ChainDrafts:
         self._sources().update(str(request_id), step)
 
     def _sources(self) -> Drafter:
-        """Made at first use, in the process that drafts."""
+        """Created at first use, in the process that drafts."""
         if self._drafter is None:
             self._drafter = create_drafter(self.settings.sources, LOOKAHEAD_OFF, _ANY_VOCABULARY, kinds_on("bls"))
         return self._drafter

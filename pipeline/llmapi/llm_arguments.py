@@ -1,7 +1,7 @@
 """From model.yaml and settings to the arguments of `LLM()`. NOT RUN with TensorRT-LLM, which is imported inside.
 
-What an installed release does not have is left to the NGram drafts of model.yaml, with a word in the log: text is the
-same with any drafts, only slower or faster.
+Where an installed release lacks something, the NGram drafts of model.yaml stay, and the log says so. Drafts change the
+speed, never the text.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ _PREFIX = "sampling_param_"
 
 @dataclass(frozen=True, slots=True)
 class LlmRequest:
-    """sampling: arguments of SamplingParams. is_stop: no prompt, but the wish to end the request of this id."""
+    """sampling: arguments of SamplingParams. is_stop: it has no prompt and cancels the request with this id."""
 
     prompt: str
     sampling: dict[str, Any]

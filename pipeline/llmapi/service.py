@@ -30,7 +30,7 @@ class ServiceClient(Protocol):
 
 
 class LlmService:
-    """llm: an `LLM`. sampling_params: its class of that name. check_period_s: how often clients are looked after.
+    """llm: an `LLM`. sampling_params: its class of that name. check_period_s: between checks for clients that left.
     can_stream: the Triton model may send several responses to a request."""
 
     def __init__(self, llm: Any, sampling_params: Callable[..., Any], check_period_s: float, can_stream: bool) -> None:

@@ -1,7 +1,7 @@
 """Settings of the served model: keyword arguments of `LLM()` (model.yaml) and our own settings (drafts.json).
 
-model.yaml alone is complete for the stock model, with NGram drafts where drafts are wanted at all. Ours replaces them
-by drafts.json: the suffix automaton of newer releases, which drafts on the GPU, or drafts from the trie.
+model.yaml alone is complete for the stock model, with NGram drafts if drafts are wanted. drafts.json
+replaces them: the suffix automaton of newer releases, which drafts on the GPU, or drafts from the trie.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def method_named(name: str) -> Method:
     for method in METHODS:
         if method == name:
             return method
-    raise ConfigError(f"There is no way of drafting '{name}'; known are {', '.join(METHODS)}.")
+    raise ConfigError(f"There is no draft method '{name}'; known are {', '.join(METHODS)}.")
 
 
 def draft_settings(resolved: ResolvedConfig, method: Method) -> DraftSettings:

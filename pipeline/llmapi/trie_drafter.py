@@ -14,7 +14,7 @@ from tensorrt_llm._torch.speculative.drafter import Drafter
 
 from pipeline.llmapi.drafts import ChainDrafts, room_for_drafts
 
-# What releases call the length of a chain, as an argument of the base class and as its attribute.
+# Names that releases give the length of a chain: an argument of the base class, and its attribute.
 _LENGTHS = ("max_draft_len", "max_draft_tokens", "max_total_draft_tokens")
 
 
@@ -34,7 +34,7 @@ class TrieDrafter(Drafter):  # type: ignore[misc]  # TensorRT-LLM has no types h
         self.drafts = drafts
 
     def prepare_draft_tokens(self, scheduled_requests: Any, resource_manager: Any = None) -> None:
-        """Before every forward pass. In an order that is the same on every rank."""
+        """Called before every forward pass, in an order that is the same on every rank."""
         self.drafts.next_step()
         for request in sorted(scheduled_requests.generation_requests, key=lambda request: request.request_id):
             tokens = request.get_tokens(0)
@@ -62,5 +62,5 @@ class TrieResources(BaseResourceManager):  # type: ignore[misc]  # TensorRT-LLM 
         """Nothing to update."""
 
     def free_resources(self, request: Any) -> None:
-        """The request has ended: its last tokens are learnt, its own text is forgotten."""
+        """Learn the last tokens of an ended request, and forget its own text."""
         self.drafts.finish(request.request_id, request.get_tokens(0))

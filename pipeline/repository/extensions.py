@@ -24,7 +24,7 @@ _LOG_PROB_OUTPUTS = (
     # [tokens of this response, num_top_logprobs] the most probable tokens and their log probabilities, best first.
     Tensor("top_logprob_ids", "TYPE_INT32", (-1, -1)),
     Tensor("top_logprobs", "TYPE_FP32", (-1, -1)),
-    # With the first tokens: log probability of each prompt token but the first, and its alternatives.
+    # Sent with the first tokens: log probability of each prompt token except the first, and its alternatives.
     Tensor("prompt_log_probs", "TYPE_FP32", (-1,)),
     Tensor("prompt_top_logprob_ids", "TYPE_INT32", (-1, -1)),
     Tensor("prompt_top_logprobs", "TYPE_FP32", (-1, -1)),

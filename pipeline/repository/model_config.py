@@ -134,8 +134,7 @@ def ensemble(resolved: ResolvedConfig) -> pb.ModelConfig:
 
 
 def _all_optional(inputs: Iterable[Tensor]) -> tuple[Tensor, ...]:
-    """Make all inputs optional: for a missing one the model returns an error that names it, whereas Triton only counts
-    inputs."""
+    """Make all inputs optional: the model's error for a missing input names it; Triton's only counts inputs."""
     return tuple(replace(tensor, optional=True) for tensor in inputs)
 
 

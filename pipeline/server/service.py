@@ -153,7 +153,7 @@ def wait_until_ready(services: Iterable[RunningService], note: Note = lambda tex
 
 
 def find_service(folder: Path) -> ServiceState | None:
-    """The service that runs from a folder. What a killed one left behind is removed on the way."""
+    """Return the service that runs from a folder, if any. Removes what a killed one left behind."""
     path = folder / STATE
     state = read_state(path, ServiceState)
     if state is None or is_guard(state.guard_pid, state.server_id):

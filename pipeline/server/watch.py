@@ -26,7 +26,7 @@ class StartWatch:
         self._work, self._since = -1.0, time.monotonic()
 
     def hangs(self) -> bool:
-        """Whether it has been inactive for that long. Call it often."""
+        """Whether the server has been inactive for the time limit. Each call samples its activity, so call it often."""
         if self.is_over:
             return False
         self.is_over = _answers(self._ready_url)

@@ -78,7 +78,7 @@ def test_what_cannot_be_served_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"drafting.sources holds neither.*--llmapi suffix_automaton or ngram"):
         draft_settings(no_sources, "trie")
     assert not draft_settings(no_sources, "ngram").shared
-    with pytest.raises(ConfigError, match="There is no way of drafting 'tree'"):
+    with pytest.raises(ConfigError, match="There is no draft method 'tree'"):
         method_named("tree")
     with pytest.raises(RepositoryError, match="LOOKAHEAD_HOME"):
         render_llmapi(trt_config(), "trie", tmp_path / "a", tmp_path)

@@ -58,7 +58,7 @@ def test_replay_writes_a_row_per_source_budget_regime_and_task(
         (["--budget", "9" * 5000], "--budget takes numbers from 1 to 2048"),
         (["--budget", ""], "--budget is empty"),
         (["--rows", "nothing.npz"], "Recorded rows cannot be read from nothing.npz"),
-        (["--source", "trie,trie"], "--source names one thing twice"),
+        (["--source", "trie,trie"], "--source lists an item twice"),
         (["--regime", "hot"], "--regime is 'hot'"),
         (["--source", "oracle"], "source is 'oracle'"),
         (["--source", "trie+trie"], "source 'trie+trie' names one source twice"),
