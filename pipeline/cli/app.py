@@ -32,6 +32,8 @@ from importlib.metadata import entry_points
 import typer
 from typer.models import CommandInfo, TyperInfo
 
+from pipeline.errors import UserError
+
 # Entry points of installed packages that add commands: functions that return a typer.Typer.
 PLUGINS = "lookahead.commands"
 
@@ -63,7 +65,14 @@ def build_app() -> typer.Typer:
     for group in GROUPS:
         importlib.import_module(f"pipeline.cli.{group}").register(app)
     for plugin in entry_points(group=PLUGINS):
-        app.add_typer(plugin.load()(), name=plugin.name)
+        try:
+            commands = plugin.load()
+        except ImportError as error:
+            raise UserError(
+                f"The commands `{plugin.name}` of an installed package cannot be loaded: {error}. Install the package "
+                "again, or remove it."
+            ) from error
+        app.add_typer(commands(), name=plugin.name)
     _group_in_panels(app)
     return app
 

@@ -18,7 +18,7 @@ import typer
 from safetensors import SafetensorError
 
 from pipeline import cli
-from pipeline.cli.app import GROUPS, PANELS, build_app, verb_name
+from pipeline.cli.app import GROUPS, PANELS, PLUGINS, build_app, verb_name
 from pipeline.config.places import places
 from pipeline.errors import ConfigError
 from tests.patience import PATIENCE_S
@@ -41,6 +41,19 @@ def test_every_group_registers_verbs_and_every_verb_explains_itself() -> None:
         assert callable(importlib.import_module(f"pipeline.cli.{group}").register)
     verbs = build_app().registered_commands
     assert all(verb.callback.__doc__ for verb in verbs if verb.callback)
+
+
+def test_commands_of_a_package_that_cannot_be_loaded_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package = tmp_path / "broken_commands-1.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Name: broken-commands\nVersion: 1\n")
+    (package / "entry_points.txt").write_text(f"[{PLUGINS}]\nbroken = not_there.cli:commands\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    assert run("--version") == 2
+    assert "The commands `broken` of an installed package cannot be loaded" in capsys.readouterr().err
 
 
 def test_help_shows_each_verb_in_a_panel(capsys: pytest.CaptureFixture[str]) -> None:
