@@ -1,11 +1,11 @@
-"""An engine that verifies chains under one speculative mode, as TensorRT-LLM's do: what it takes at run time, what of
-W, N and G a request may ask for, and how a request's length bounds its drafts."""
+"""An engine that verifies chains under one speculative mode, as TensorRT-LLM's do: what it takes at run time, and
+what of W, N and G a request may ask for."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 from pipeline.config.rules import LOOKAHEAD_OFF
 from pipeline.config.schema import LookaheadConfig
@@ -53,37 +53,6 @@ class RuntimeLimits:
     def usable_seq_len(self) -> int:
         """Limit of prompt and output of a request that sends no drafts: the engine keeps room for max_draft_len."""
         return self.max_seq_len - self.max_draft_len
-
-    def output_room(self, prompt_len: int, num_drafts: int) -> int:
-        """Output tokens that fit after a prompt. num_drafts: of the request; 0 reserves max_draft_len."""
-        return max(0, self.max_seq_len - prompt_len - (num_drafts or self.max_draft_len))
-
-
-class ExternalStep(NamedTuple):
-    """One call to an engine for external drafts. num_drafts: length of the chain to send; 0: leave the tensor out.
-    request_output_len: tokens to request."""
-
-    num_drafts: int
-    request_output_len: int
-
-
-def external_step(limits: RuntimeLimits, chain_len: int, context_len: int, remaining: int, chunk: int) -> ExternalStep:
-    """Cut a drafted chain to the length that the engine verifies completely.
-
-    context_len: prompt and output so far. remaining: tokens still wanted, at least 1. chunk: tokens to decode plainly
-    without drafts. A request with drafts ends after one step with at most num_drafts + 1 new tokens. Drafts beyond a
-    limit would fail the request or be dropped silently.
-    """
-    fits = min(
-        chain_len,
-        limits.max_draft_len,
-        remaining - 1,
-        limits.longest_prompt - context_len,
-        (limits.max_seq_len - context_len - 1) // 2,  # the drafts, their reserve and one token more
-    )
-    if fits >= 1:
-        return ExternalStep(fits, fits + 1)
-    return ExternalStep(0, max(1, min(chunk, remaining, limits.output_room(context_len, 0))))
 
 
 def not_for_lookahead(request: GenerationRequest) -> Iterator[str]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree, children_of, select_nodes
-from pipeline.engine.chains import RuntimeLimits, external_step
+from pipeline.engine.chains import RuntimeLimits
 from pipeline.triton_models.call_costs import CallCosts
 
 # Tokens per call without a draft: enough to spread the cost of a call, few enough to draft again soon.
@@ -52,27 +52,30 @@ class ChainSteps:
     chunk: int = CHUNK_TOKENS
 
     def next(self, tree: DraftTree, context_len: int, remaining: int) -> Step:
-        """The next call. context_len: prompt and output so far. remaining: tokens still wanted, at least 1."""
-        room = self.limits.longest_prompt - context_len
-        if _ends_beyond(self.limits, context_len, remaining, self.chunk):
+        """The next call. context_len: prompt and output so far. remaining: tokens still wanted, at least 1.
+
+        A call with drafts ends after one step, with at most one token more than it has drafts. Drafts beyond a limit
+        would fail the call or be dropped silently."""
+        limits, room = self.limits, self.limits.longest_prompt - context_len
+        if remaining > room and self.chunk > room:
+            # The rest is longer than what can be sent as a prompt again, so it must come of this call.
             return Step(EMPTY_TREE, remaining)
         chain = main_chain(tree, self.max_drafts)
         if self.costs is not None:
             chain = main_chain(chain, self.costs.num_paying(chain, self.chunk))
-        longest = min(len(chain), room - 1) if remaining > room else len(chain)
-        step = external_step(self.limits, longest, context_len, remaining, self.chunk)
-        if step.num_drafts:
+        num_drafts = min(
+            len(chain),
+            limits.max_draft_len,
+            remaining - 1,
+            room - 1 if remaining > room else room,
+            (limits.max_seq_len - context_len - 1) // 2,  # the drafts, their reserve and one token more
+        )
+        if num_drafts > 0:
             self.chunk = CHUNK_TOKENS
-            return Step(main_chain(chain, step.num_drafts), step.request_output_len)
+            return Step(main_chain(chain, num_drafts), num_drafts + 1)
+        num_tokens = max(1, min(self.chunk, remaining, limits.usable_seq_len - context_len))
         self.chunk = min(2 * self.chunk, MAX_CHUNK_TOKENS)
-        return Step(EMPTY_TREE, step.request_output_len)
-
-
-def _ends_beyond(limits: RuntimeLimits, context_len: int, remaining: int, num_tokens: int) -> bool:
-    """Whether the rest of an output must come of one call: it is longer than what can be sent as a prompt again, and
-    num_tokens more would not fit any more."""
-    room = limits.longest_prompt - context_len
-    return remaining > room and num_tokens > room
+        return Step(EMPTY_TREE, num_tokens)
 
 
 def tree_budget(budget: DraftBudget, limits: RuntimeLimits) -> DraftBudget:

@@ -5,23 +5,21 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.backends.tensorrt_llm.build_context import build_context_of
 from pipeline.backends.tensorrt_llm.docker import build_image_argv, ensure_image, remove_argv, run_argv, serving_image
 from pipeline.backends.tensorrt_llm.environment import gpus
-from pipeline.backends.tensorrt_llm.instance import instance_of
-from pipeline.backends.tensorrt_llm.launch import CONTAINER_SERVER, Launch, LaunchOptions, launch_of
+from pipeline.backends.tensorrt_llm.launch import CONTAINER_SERVER, launch_words, orchestrator_variables
 from pipeline.config.places import CODE, Places
 from pipeline.config.schema import ResolvedConfig, TrieDraftConfig
 from pipeline.engine.backend import Note
 from pipeline.engine.command import Listening, MakeCommand, StartCommand
 from pipeline.errors import ServerError
 from pipeline.files import is_url
-from pipeline.server.command import SHOWN_ID, is_plain, plain_names, restricting_words, shown_listening
-from pipeline.server.guard import DRAIN_SECONDS
+from pipeline.server.command import SHOWN_ID, is_plain, plain_names, shown_listening
 from pipeline.server.installation import (
     Installation,
     backends_dir,
@@ -120,54 +118,36 @@ def _command_maker(
     resolved: ResolvedConfig, repository: Path, site: Site, places: Places, verbose_log: Path | None = None
 ) -> MakeCommand:
     context = build_context_of(resolved)
-
-    def launch(served: Path, listening: Listening, server_id: str) -> Launch:
-        """served: the repository, by the name that the server gets."""
-        options = LaunchOptions(
-            repository=served,
-            ports=listening.ports,
-            tritonserver=str(site.executable or CONTAINER_SERVER),
-            world_size=context.num_processes,
-            engine_models=tuple(instance_of(context, index).triton_model for index in range(len(context.modes))),
-            use_mpi=site.uses_mpi(context.num_processes),
-            exit_timeout_s=round(DRAIN_SECONDS),
-            log_file=verbose_log,
-            orchestrator=context.trt.orchestrator,
-            spawn_processes=context.trt.spawn_processes,
-            gpus=tuple(range(max(len(gpus()), context.world_size))),
-            host=listening.host,
-            metrics_host=listening.metrics_host,
-            restrictions=tuple(restricting_words(listening.key)),
-            shm_prefix=server_id,
-        )
-        return launch_of(options)
+    variables, use_mpi = orchestrator_variables(context.trt), site.uses_mpi(context.num_processes)
 
     def make(listening: Listening, server_id: str) -> StartCommand:
+        server = str(site.executable or CONTAINER_SERVER)
         if site.executable is None:
             if not is_plain(repository):
                 raise ServerError(
                     f"Triton's Python backend cannot open files in {repository}: the path has a blank or another "
                     "character that a shell reads. Set LOOKAHEAD_ENGINES to a folder without."
                 )
-            return _in_container(resolved, launch(repository, listening, server_id), server_id, places)
+            words = launch_words(context, server, use_mpi, repository, listening, server_id, verbose_log)
+            return _in_container(resolved, words, variables, server_id, places)
         names, links = plain_names(server_id, repository=repository)
-        started = launch(names["repository"], listening, server_id)
+        words = launch_words(context, server, use_mpi, names["repository"], listening, server_id, verbose_log)
         environment = server_environment(places, Installation(site.executable, "TensorRT-LLM"))
-        return StartCommand(
-            started.argv, {**environment, **started.environment}, shown=started.environment, links=links
-        )
+        return StartCommand(words, {**environment, **variables}, shown=variables, links=links)
 
     return make
 
 
-def _in_container(resolved: ResolvedConfig, launch: Launch, server_id: str, places: Places) -> StartCommand:
+def _in_container(
+    resolved: ResolvedConfig, words: Sequence[str], own: Mapping[str, str], server_id: str, places: Places
+) -> StartCommand:
     traces = trace_variables(resolved.profile.server.otlp_endpoint)
-    variables = {"PYTHONPATH": str(CODE), **served_variables(places), **traces, **launch.environment, MARK: server_id}
+    variables = {"PYTHONPATH": str(CODE), **served_variables(places), **traces, **own, MARK: server_id}
     tag = resolved.profile.tensorrt_llm.container_tag
     snapshots = [
         Path(source.snapshot)
         for source in resolved.profile.drafting.sources
         if isinstance(source, TrieDraftConfig) and source.snapshot is not None and not is_url(source.snapshot)
     ]
-    argv = run_argv(tag, launch.argv, server_id, variables, places, snapshots)
+    argv = run_argv(tag, words, server_id, variables, places, snapshots)
     return StartCommand(argv, dict(os.environ), remove_argv(server_id))

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 
 from pipeline.backends.tensorrt_llm import release_data
 from pipeline.backends.tensorrt_llm.environment import Gpu, gpus, package_versions
-from pipeline.backends.tensorrt_llm.versions import Requirement, requirements
 from pipeline.engine.finding import Finding
 
 _ASK_SECONDS = 10
@@ -20,7 +19,7 @@ def examine_tensorrt_llm() -> Iterator[Finding]:
     found = dict(package_versions())
     if found_gpus:
         found["driver"] = found_gpus[0].driver
-    for requirement in requirements():
+    for requirement in release_data.release().requirements:
         if requirement.part == "driver":
             yield _version(requirement, found, "CUDA driver", "nvidia-smi shows none")
         elif requirement.part in found or requirement.part == "tensorrt_llm":
@@ -33,7 +32,7 @@ def examine_tensorrt_llm() -> Iterator[Finding]:
     yield _program("docker", docker, "none", "its daemon does not answer", "Start it, or join its group.")
 
 
-def _version(requirement: Requirement, found: Mapping[str, str], name: str, missing: str) -> Finding:
+def _version(requirement: release_data.Requirement, found: Mapping[str, str], name: str, missing: str) -> Finding:
     version = found.get(requirement.part)
     if version is None:
         return Finding(name, "note", missing)

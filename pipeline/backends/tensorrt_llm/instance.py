@@ -14,16 +14,14 @@ from pipeline.repository.names import LOOKAHEAD_MODEL, TARGET_MODEL
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """lookahead: W, N and G, equal to those that max_draft_len was computed from; None for other modes. decoding_mode:
-    None where the backend takes it from the engine. kv_fraction: share of the GPU memory that is free when the
-    model loads; of two, the second finds what the first has left. kv_tokens: limit of the KV cache where two engines
-    share a GPU. participant_ids: MPI ranks, where the backend needs them."""
+    """lookahead: W, N and G, equal to those that limits.max_draft_len was computed from; None for other modes.
+    kv_fraction: share of the GPU memory that is free when the model loads; of two, the second finds what the first has
+    left. kv_tokens: limit of the KV cache where two engines share a GPU. participant_ids: MPI ranks, where the backend
+    needs them."""
 
     triton_model: str
     mode: Mode
-    max_draft_len: int
     lookahead: LookaheadConfig | None
-    decoding_mode: str | None
     limits: RuntimeLimits
     kv_cache_reuse: bool
     kv_fraction: float
@@ -34,15 +32,11 @@ class Instance:
 def instance_of(context: BuildContext, index: int) -> Instance:
     """Settings of the engine number `index` of a config."""
     mode = context.modes[index]
-    limits = context.limits(mode)
-    is_lookahead = mode == "lookahead"
     return Instance(
         triton_model=TARGET_MODEL if index == 0 else LOOKAHEAD_MODEL,
         mode=mode,
-        max_draft_len=context.max_draft_len(mode),
-        lookahead=context.resolved.lookahead if is_lookahead else None,
-        decoding_mode={"lookahead": "lookahead", "none": "top_k_top_p", "trie": None}[mode],
-        limits=limits,
+        lookahead=context.resolved.lookahead if mode == "lookahead" else None,
+        limits=context.limits(mode),
         kv_cache_reuse=context.kv_cache_reuse(mode),
         kv_fraction=round(context.trt.kv_cache_free_gpu_mem_fraction * kv_share(context, mode), 4),
         kv_tokens=None if len(context.modes) == 1 or context.shape is None else kv_tokens_of(context, mode),

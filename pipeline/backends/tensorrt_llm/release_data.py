@@ -6,6 +6,8 @@ from functools import cache
 from importlib import resources
 from typing import Any, Literal
 
+from packaging.version import InvalidVersion, Version
+
 from pipeline.config.schema import Frozen
 
 RELEASE_LINE = "1.2"
@@ -73,6 +75,28 @@ class Container(Frozen):
     engine_backend: bool
 
 
+class Requirement(Frozen):
+    """A range of versions. part: key among the versions of a machine."""
+
+    part: str
+    name: str
+    at_least: str
+    below: str | None
+    why: str
+
+    @property
+    def range(self) -> str:
+        return f"{self.at_least} or newer" if self.below is None else f"{self.at_least} up to below {self.below}"
+
+    def is_met_by(self, version: str) -> bool:
+        """Whether a version is in the range; a pre-release counts as the release it leads to."""
+        try:
+            found = Version(Version(version).base_version)
+        except InvalidVersion:
+            return False
+        return found >= Version(self.at_least) and (self.below is None or found < Version(self.below))
+
+
 class ReleaseData(Frozen, extra="ignore"):
     """build_flags: options of trtllm-build, by name without dashes. parameters: of the C++ backend's `tensorrt_llm`
     model. flags_, parameters_: those that the pipeline or another setting sets, and those that are not to be used, with
@@ -80,7 +104,8 @@ class ReleaseData(Frozen, extra="ignore"):
     of an architecture from a plain decoder with rotary positions. not_in_engine_backend: well-known architectures that
     only the later PyTorch path has. families: example folder whose script converts a class. convert_flags: options of a
     family's convert_checkpoint.py, where a source lists them. lookahead_tested_on: compute capabilities of NVIDIA's own
-    tests. requirements: see `versions`. containers: by tag, the oldest first."""
+    tests. requirements: of the release line, for the machine that builds and serves. containers: by tag, the oldest
+    first."""
 
     build_flags: dict[str, Flag]
     flags_set_elsewhere: dict[str, str]
@@ -99,7 +124,7 @@ class ReleaseData(Frozen, extra="ignore"):
     convert_flags: dict[str, dict[str, Any]]
     compute_capabilities: tuple[int, ...]
     lookahead_tested_on: tuple[int, ...]
-    requirements: tuple[dict[str, str | None], ...]
+    requirements: tuple[Requirement, ...]
     containers: dict[str, Container]
 
     def traits(self, architecture: str) -> frozenset[Trait]:

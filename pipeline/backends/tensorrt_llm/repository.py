@@ -113,7 +113,7 @@ def _of_mode(instance: Instance) -> Mapping[str, Value]:
             "lookahead_ngram_size": ngram,
             "lookahead_verification_set_size": candidates,
         }
-    return {} if instance.decoding_mode is None else {"decoding_mode": instance.decoding_mode}
+    return {"decoding_mode": "top_k_top_p"} if instance.mode == "none" else {}
 
 
 def _text(value: Value) -> str:

@@ -61,7 +61,7 @@ def _lines(plan: Plan, serving: Sequence[str]) -> Iterator[str]:
 
 def _engine_line(stage: EngineStage) -> str:
     instance, expected = stage.instance, stage.build.expected
-    line = f"{instance.mode}, max_draft_len {instance.max_draft_len}"
+    line = f"{instance.mode}, max_draft_len {instance.limits.max_draft_len}"
     if instance.lookahead is not None:
         line += f" from W, N, G = {', '.join(map(str, instance.lookahead.sizes))} ({instance.lookahead.origin})"
     return (

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from packaging.version import InvalidVersion, Version
-
 from pipeline.backends.tensorrt_llm.release_data import (
     FIRST_WITH_LOOKAHEAD_PARAMETERS,
     RELEASE_LINE,
@@ -12,35 +10,7 @@ from pipeline.backends.tensorrt_llm.release_data import (
     release,
     release_of,
 )
-from pipeline.config.schema import Frozen
 from pipeline.engine.finding import VersionTable
-
-
-class Requirement(Frozen):
-    """A range of versions. part: key among the versions of a machine."""
-
-    part: str
-    name: str
-    at_least: str
-    below: str | None
-    why: str
-
-    @property
-    def range(self) -> str:
-        return f"{self.at_least} or newer" if self.below is None else f"{self.at_least} up to below {self.below}"
-
-    def is_met_by(self, version: str) -> bool:
-        """Whether a version is in the range; a pre-release counts as the release it leads to."""
-        try:
-            found = Version(Version(version).base_version)
-        except InvalidVersion:
-            return False
-        return found >= Version(self.at_least) and (self.below is None or found < Version(self.below))
-
-
-def requirements() -> tuple[Requirement, ...]:
-    """What the release line needs of the machine that builds and serves."""
-    return tuple(Requirement.model_validate(entry) for entry in release().requirements)
 
 
 def container_status(container: Container) -> str:
@@ -60,7 +30,7 @@ def container_status(container: Container) -> str:
 def version_tables() -> tuple[VersionTable, ...]:
     """Requirements of the release line, and the matrix of containers, the newest first; "-" where no source states a
     version."""
-    needs = tuple((need.name, need.range, need.why) for need in requirements())
+    needs = tuple((need.name, need.range, need.why) for need in release().requirements)
     columns = ("container", "TensorRT-LLM", "TensorRT", "torch", "CUDA", "driver", "served by this pipeline")
     matrix = tuple(
         (tag, *(text or "-" for text in (c.trtllm, c.tensorrt, c.torch, c.cuda, c.driver)), container_status(c))

@@ -6,12 +6,13 @@ import importlib
 
 import typer
 
-GROUPS = ("replay", "record", "step_time", "experiments", "bench_trie", "perplexity")
+# Each is a module of this package with a function of the same name.
+VERBS = ("replay", "record", "step_time", "experiments", "bench_trie", "perplexity")
 
 
 def build_app() -> typer.Typer:
     """Return the group of research verbs."""
     app = typer.Typer(help="Experiments on draft sources, without a server.", no_args_is_help=True)
-    for group in GROUPS:
-        importlib.import_module(f"lookahead_research.cli.{group}").register(app)
+    for verb in VERBS:
+        app.command()(getattr(importlib.import_module(f"lookahead_research.cli.{verb}"), verb))
     return app

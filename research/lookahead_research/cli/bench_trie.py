@@ -19,10 +19,6 @@ if TYPE_CHECKING:
 MOST_TOKENS = 10**8
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(bench_trie)
-
-
 def bench_trie(
     files: Annotated[
         list[Path] | None,

@@ -27,10 +27,6 @@ MOST_RANKS = 64
 SIZES = "3,3,3;5,3,5;10,3,10;3,5,3;5,5,5;7,5,7"
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(experiments)
-
-
 def experiments(
     outputs: Outputs,
     out: Annotated[Path, typer.Option("--out", help="Folder for the JSON and PNG files.")] = Path("results"),

@@ -11,10 +11,6 @@ from pipeline.cli import output
 from pipeline.cli.options import DEFAULT_MODEL, DEFAULT_PROFILE, Data, Model, Profile, Set, limit_to, resolve
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(perplexity)
-
-
 def perplexity(
     model: Model = DEFAULT_MODEL,
     profile: Profile = DEFAULT_PROFILE,

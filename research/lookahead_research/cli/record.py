@@ -22,10 +22,6 @@ from pipeline.cli.options import (
 )
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(record)
-
-
 def record(
     outputs: Outputs,
     out: Annotated[Path, typer.Option("--out", help="The file of rows to write; one that exists is added to.")],

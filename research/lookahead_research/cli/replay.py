@@ -15,10 +15,6 @@ if TYPE_CHECKING:
     from lookahead_research.replay import ReplayResult
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(replay)
-
-
 def replay(
     outputs: Outputs,
     source: Annotated[

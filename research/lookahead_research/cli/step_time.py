@@ -12,10 +12,6 @@ from pipeline.cli.list_options import numbers
 from pipeline.cli.options import MOST_DRAFT_TOKENS, Outputs, limit_to
 
 
-def register(app: typer.Typer) -> None:
-    app.command("step-time")(step_time)
-
-
 def step_time(
     outputs: Outputs,
     rows_path: Annotated[Path, typer.Option("--rows", help="What `research record` wrote of the same outputs.")],

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import typer
-from lookahead_research.cli import bench_trie as group
+from lookahead_research.cli.bench_trie import bench_trie
 from typer.testing import CliRunner
 
 from pipeline.errors import UserError
@@ -13,7 +13,7 @@ from pipeline.errors import UserError
 
 def app() -> typer.Typer:
     app = typer.Typer()
-    group.register(app)
+    app.command()(bench_trie)
     return app
 
 

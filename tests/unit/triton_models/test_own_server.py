@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from pipeline.backends.tensorrt_llm.launch import LaunchOptions, launch_of
+from pipeline.backends.tensorrt_llm.launch import launch_words
 from pipeline.engine.command import Listening, Ports
 from pipeline.errors import ServerError
-from pipeline.server.command import listening_words, restricting_words
+from pipeline.server.command import listening_words
 from pipeline.triton_models.own_server import GrpcAddress, address_of, own_address
+from tests.trt_configs import trt_context
 
 
 @pytest.mark.parametrize(
@@ -33,15 +36,8 @@ def test_our_servers_and_nvidias_launcher_are_found():
     listening = Listening(host="127.0.0.2", metrics_host="127.0.0.1", ports=Ports(1, 2, 3), key="k" * 8)
     address = GrpcAddress("127.0.0.2:2", {"triton-grpc-protocol-lookahead-key": "k" * 8})
     assert address_of(listening_words(listening)) == address
-
-    options = LaunchOptions(
-        repository=None,  # type: ignore[arg-type]
-        ports=Ports(1, 2, 3),
-        host="127.0.0.2",
-        restrictions=tuple(restricting_words("k" * 8)),
-        use_mpi=False,
-    )
-    assert address_of(launch_of(options).argv[1:]) == address
+    words = launch_words(trt_context(), "tritonserver", False, Path("/m"), listening, "la0", None)
+    assert address_of(words[1:]) == address
 
 
 @pytest.mark.parametrize("word", ["--grpc-use-ssl", "--grpc-use-ssl=1", "--allow-grpc=false"])

@@ -59,7 +59,7 @@ def test_a_whole_request_never_asks_for_what_the_engine_refuses(
             assert context + step.num_tokens + num_drafts <= limits.max_seq_len
             new = accepted.randint(1, step.num_tokens)
         else:
-            assert step.num_tokens <= limits.output_room(context, 0)
+            assert step.num_tokens <= limits.usable_seq_len - context
             new = step.num_tokens
         context, remaining = context + new, remaining - new
 
@@ -71,6 +71,18 @@ def test_chunks_grow_while_nothing_is_drafted_and_shrink_when_something_is():
     assert asked == [CHUNK_TOKENS, 2 * CHUNK_TOKENS, MAX_CHUNK_TOKENS, MAX_CHUNK_TOKENS, MAX_CHUNK_TOKENS]
     assert steps.next(chain([1, 2]), 10, 99).num_tokens == 3
     assert steps.next(EMPTY_TREE, 10, 99).num_tokens == CHUNK_TOKENS
+
+
+def test_the_last_token_is_asked_for_without_drafts():
+    def step(num_drafted: int, context_len: int, remaining: int) -> tuple[int, int]:
+        steps = ChainSteps(RuntimeLimits(4096, 4096, 10, False), max_drafts=30, costs=None)
+        found = steps.next(chain([1] * num_drafted), context_len, remaining)
+        return len(found.tree), found.num_tokens
+
+    assert step(8, 100, 1) == (0, 1)
+    assert step(8, 100, 2) == (1, 2)
+    assert step(30, 100, 500) == (10, 11)
+    assert step(0, 100, 500) == (0, 4)
 
 
 def test_the_drafted_tree_is_wide_enough_for_its_best_branch():

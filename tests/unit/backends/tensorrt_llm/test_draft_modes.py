@@ -1,4 +1,4 @@
-"""W, N and G: the formula, what is legal, what a request may ask for, and how much fits."""
+"""W, N and G: the formula, what is legal, what a request may ask for."""
 
 from __future__ import annotations
 
@@ -11,12 +11,7 @@ from hypothesis import strategies as st
 
 from pipeline.config.schema import LookaheadConfig
 from pipeline.decoding.request import GenerationRequest, SamplingParams
-from pipeline.engine.chains import (
-    RuntimeLimits,
-    external_step,
-    lookahead_for_request,
-    not_for_lookahead,
-)
+from pipeline.engine.chains import RuntimeLimits, lookahead_for_request, not_for_lookahead
 from pipeline.errors import RequestError
 
 # W, N, G, max_draft_len: figures from TensorRT-LLM's own documents and two third parties.
@@ -89,35 +84,6 @@ def test_longest_prompt_depends_on_chunks():
     assert limits.longest_prompt == 2048
     assert RuntimeLimits(4096, 2048, 83, True).longest_prompt == 4095
     assert limits.usable_seq_len == 4013
-    assert limits.output_room(prompt_len=4000, num_drafts=0) == 13
-    assert limits.output_room(prompt_len=4000, num_drafts=5) == 91
-
-
-@given(
-    st.integers(40, 300), st.integers(20, 300), st.integers(1, 16), st.booleans(),
-    st.integers(0, 30), st.integers(1, 280), st.integers(1, 100), st.integers(1, 8),
-)  # fmt: skip
-def test_a_step_with_drafts_is_verified_whole(seq, tokens, most, chunked, chain, context, remaining, chunk):
-    limits = RuntimeLimits(seq, tokens, most, chunked)
-    step = external_step(limits, chain, context, remaining, chunk)
-
-    assert step.request_output_len >= 1
-    assert step.request_output_len <= remaining
-    if step.num_drafts:
-        assert step.num_drafts <= min(chain, most)
-        assert step.request_output_len == step.num_drafts + 1
-        assert context + step.num_drafts <= limits.longest_prompt
-        assert context + step.request_output_len + step.num_drafts <= limits.max_seq_len
-    else:
-        assert step.request_output_len <= max(chunk, 1)
-
-
-def test_the_last_token_is_asked_for_without_drafts():
-    limits = RuntimeLimits(4096, 4096, 10, False)
-    assert external_step(limits, 8, 100, 1, 4) == (0, 1)
-    assert external_step(limits, 8, 100, 2, 4) == (1, 2)
-    assert external_step(limits, 30, 100, 500, 4) == (10, 11)
-    assert external_step(limits, 0, 100, 500, 4) == (0, 4)
 
 
 def test_what_a_lookahead_engine_would_not_apply_is_named():

@@ -91,7 +91,7 @@ def test_the_engines_config_is_expected_to_say_what_the_command_line_asks(specul
         config, flags = stage.build.expected, stage.build.flags
         assert set(config) - {"plugin_config"} <= set(RELEASE_FACTS["build_config_fields"])
         assert set(config["plugin_config"]) <= set(RELEASE_FACTS["plugin_config_fields"])
-        assert config["max_seq_len"] == flags["max_seq_len"] + stage.instance.max_draft_len
+        assert config["max_seq_len"] == flags["max_seq_len"] + stage.instance.limits.max_draft_len
         assert config["speculative_decoding_mode"] == {"lookahead": 8, "trie": 2, "none": 1}[stage.instance.mode]
         assert config["plugin_config"]["use_paged_context_fmha"] is True
         assert config["plugin_config"]["tokens_per_block"] == 32

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline.backends.tensorrt_llm import environment, release_data
-from pipeline.backends.tensorrt_llm.versions import container_status, requirements, version_tables
+from pipeline.backends.tensorrt_llm.versions import container_status, version_tables
 
 
 def test_every_container_that_counts_as_served_meets_the_requirements():
@@ -14,7 +14,7 @@ def test_every_container_that_counts_as_served_meets_the_requirements():
     assert list(served) == ["26.03", "26.04", "26.05", "26.06", "26.07"]
     for entry in served.values():
         found = {"tensorrt_llm": entry.trtllm, "tensorrt": entry.tensorrt, "torch": entry.torch}
-        needs = [need for need in requirements() if found.get(need.part)]
+        needs = [need for need in release_data.release().requirements if found.get(need.part)]
         assert all(need.is_met_by(str(found[need.part])) for need in needs)
 
 
@@ -36,7 +36,7 @@ def test_every_container_that_counts_as_served_meets_the_requirements():
     ],
 )
 def test_a_version_lies_in_its_range_or_not(part, version, met):
-    (requirement,) = (need for need in requirements() if need.part == part)
+    (requirement,) = (need for need in release_data.release().requirements if need.part == part)
     assert requirement.is_met_by(version) is met
 
 
@@ -52,6 +52,6 @@ def test_each_status_has_its_reason():
 def test_the_tables_hold_every_container_and_requirement():
     needs, matrix = version_tables()
     assert [row[0] for row in matrix.rows] == list(reversed(release_data.release().containers))
-    assert [row[1] for row in needs.rows] == [requirement.range for requirement in requirements()]
-    for requirement in requirements():
+    assert [row[1] for row in needs.rows] == [requirement.range for requirement in release_data.release().requirements]
+    for requirement in release_data.release().requirements:
         assert requirement.part in (*environment.PACKAGES, "driver")
