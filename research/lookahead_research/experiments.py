@@ -32,30 +32,21 @@ Row = dict[str, Any]
 OnRow = Callable[[], None]
 
 
-def by_decoding_length(rows: Sequence[ReplayRow], lengths: Sequence[int], on_row: OnRow) -> list[Row]:
-    """Acceptance length against decoding length (draft tokens per step), warm, for the three retrieval strategies."""
-    return [
-        {"retrieval": retrieval, "decoding_length": length, "acceptance_length": found}
-        for retrieval in RETRIEVALS
-        for length in lengths
-        for found in [_acceptance_length(rows, length, TrieDraftConfig(retrieval=retrieval), on_row)]
-    ]
-
-
-def by_branch_length(
-    rows: Sequence[ReplayRow], lengths: Sequence[int], decoding_length: int, on_row: OnRow
+def by_length(
+    rows: Sequence[ReplayRow], name: str, lengths: Sequence[int], decoding_length: int, on_row: OnRow
 ) -> list[Row]:
-    """Acceptance length against branch length (longest drafted path), warm, for the three retrieval strategies."""
-    return [
-        {"retrieval": retrieval, "branch_length": length, "acceptance_length": found}
-        for retrieval in RETRIEVALS
-        for length in lengths
-        for found in [
-            _acceptance_length(
-                rows, decoding_length, TrieDraftConfig(retrieval=retrieval, branch_length=length), on_row
-            )
-        ]
-    ]
+    """Acceptance length, warm, for the three retrieval strategies, against decoding_length (draft tokens per step) or
+    branch_length (longest drafted path). name: which of the two takes the `lengths`."""
+    results: list[Row] = []
+    for retrieval in RETRIEVALS:
+        for length in lengths:
+            config = TrieDraftConfig(retrieval=retrieval)
+            if name == "branch_length":
+                config = TrieDraftConfig(retrieval=retrieval, branch_length=length)
+            budget = length if name == "decoding_length" else decoding_length
+            found = _acceptance_length(rows, budget, config, on_row)
+            results.append({"retrieval": retrieval, name: length, "acceptance_length": found})
+    return results
 
 
 def by_capacity(rows: Sequence[ReplayRow], capacities: Sequence[int], decoding_length: int, on_row: OnRow) -> list[Row]:

@@ -75,7 +75,7 @@ def experiments(
 
 def _run_trie(rows: list[ReplayRow], out: Path) -> None:
     from lookahead_research.experiment_plots import plot_capacity, plot_lengths
-    from lookahead_research.experiments import RETRIEVALS, by_branch_length, by_capacity, by_decoding_length
+    from lookahead_research.experiments import RETRIEVALS, by_capacity, by_length
     from pipeline.bench.report.results import save_rows
 
     num_runs = len(RETRIEVALS) * (len(DECODING_LENGTHS) + len(BRANCH_LENGTHS)) + len(CAPACITIES)
@@ -84,12 +84,13 @@ def _run_trie(rows: list[ReplayRow], out: Path) -> None:
         def on_row() -> None:
             step("replaying")
 
-        found = by_decoding_length(rows, DECODING_LENGTHS, on_row)
-        save_rows(out / "decoding_length.json", found)
-        plot_lengths(out / "decoding_length.png", found, "decoding_length", "decoding length (draft tokens per step)")
-        found = by_branch_length(rows, BRANCH_LENGTHS, DECODING_LENGTH, on_row)
-        save_rows(out / "branch_length.json", found)
-        plot_lengths(out / "branch_length.png", found, "branch_length", "branch length (longest drafted path)")
+        for name, lengths, label in (
+            ("decoding_length", DECODING_LENGTHS, "decoding length (draft tokens per step)"),
+            ("branch_length", BRANCH_LENGTHS, "branch length (longest drafted path)"),
+        ):
+            found = by_length(rows, name, lengths, DECODING_LENGTH, on_row)
+            save_rows(out / f"{name}.json", found)
+            plot_lengths(out / f"{name}.png", found, name, label)
         found = by_capacity(rows, CAPACITIES, DECODING_LENGTH, on_row)
         save_rows(out / "capacity.json", found)
         plot_capacity(out / "capacity.png", found)

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from lookahead_research.experiment_plots import plot_capacity, plot_compression, plot_lengths
-from lookahead_research.experiments import by_branch_length, by_capacity, by_decoding_length, by_lookahead_sizes
+from lookahead_research.experiments import by_capacity, by_length, by_lookahead_sizes
 from lookahead_research.known_outputs import ReplayRow
 
 from pipeline.config.schema import LookaheadConfig
@@ -30,7 +30,7 @@ def sizes(*values: tuple[int, int, int]) -> list[LookaheadConfig]:
 
 def test_longer_drafts_are_accepted_further_and_every_row_is_counted(tmp_path: Path) -> None:
     seen: list[int] = []
-    found = by_decoding_length(ROWS, [1, 8], lambda: seen.append(1))
+    found = by_length(ROWS, "decoding_length", [1, 8], 0, lambda: seen.append(1))
     assert [(row["retrieval"], row["decoding_length"]) for row in found] == [
         (retrieval, length) for retrieval in ("hierarchical", "parallel", "single") for length in (1, 8)
     ]
@@ -42,7 +42,7 @@ def test_longer_drafts_are_accepted_further_and_every_row_is_counted(tmp_path: P
 
 
 def test_a_branch_bounds_what_a_step_accepts() -> None:
-    found = by_branch_length(ROWS, [1, 4], 16, lambda: None)
+    found = by_length(ROWS, "branch_length", [1, 4], 16, lambda: None)
     assert all(row["acceptance_length"] <= 1 + row["branch_length"] for row in found)
 
 
