@@ -4,6 +4,7 @@ follows."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -22,12 +23,12 @@ class Order(NamedTuple):
 
 
 class Follower(Protocol):
-    """A follower's connection to its leader."""
+    """A follower's connection to its leader, such as a `multiprocessing` connection."""
 
-    def receive(self) -> list[Order] | None:
-        """Wait for the next orders; None if the leader has ended."""
+    def recv(self) -> list[Order]:
+        """Wait for the next orders. Raises EOFError if the leader has ended."""
 
-    def reply(self, mine: npt.NDArray[Any]) -> None:
+    def send(self, mine: npt.NDArray[Any]) -> None:
         """Send this rank's part of what the leader collects."""
 
 
@@ -137,8 +138,9 @@ class Rank:
 
 def follow(rank: Rank, line: Follower) -> None:
     """Execute the leader's orders until it ends. The leader collects what an order returns."""
-    while (orders := line.receive()) is not None:
-        for order in orders:
-            result = getattr(rank, order.name)(*order.arguments)
-            if isinstance(result, np.ndarray):
-                line.reply(result)
+    with suppress(EOFError):
+        while True:
+            for order in line.recv():
+                result = getattr(rank, order.name)(*order.arguments)
+                if isinstance(result, np.ndarray):
+                    line.send(result)

@@ -7,13 +7,11 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import RequestError
-from pipeline.repository.names import LOOKAHEAD_MODEL, TARGET_MODEL
 from pipeline.server.client import Completion, TextQuery, stream_text
 from pipeline.server.server import RunningServer
 from tests.integration import servers
 from tests.integration.servers import num_cancelled, settled_metrics
-from tests.integration.strict_repository import LONGEST_PROMPT, MAX_DRAFT_LEN, MAX_SEQ_LEN, PROMPT, request_of
+from tests.integration.strict_repository import PROMPT, request_of
 from tests.servers import wait_for
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
@@ -34,11 +32,6 @@ def ids_of(completion: Completion) -> list[int]:
 PROMPTS = (PROMPT, "a tea for the rat, a tea for", "日本 🤷🏽‍♀️ 日本")
 
 
-def text_of_length(num_tokens: int) -> str:
-    """Text of a given number of tokens: digits do not merge."""
-    return ("7309165284" * LONGEST_PROMPT)[:num_tokens]
-
-
 @pytest.mark.parametrize("fields", [{}, SAMPLED], ids=["greedy", "sampled"])
 def test_every_strategy_gives_the_tokens_of_plain_decoding(strict, codec, reference, fields):
     for prompt in PROMPTS:
@@ -48,89 +41,6 @@ def test_every_strategy_gives_the_tokens_of_plain_decoding(strict, codec, refere
                 completion = ask(strict, text_input=prompt, strategy=strategy, stream=stream, **fields)
                 assert ids_of(completion) == expected, (prompt, strategy, stream)
                 assert completion.finish_reason == "length"
-
-
-def test_greedy_requests_go_to_the_lookahead_engine_and_sampled_ones_to_the_other_unless_they_say(strict):
-    def model_of(**fields: Any) -> tuple[str, str]:
-        statistics = ask(strict, max_tokens=4, **fields).statistics
-        assert statistics is not None
-        return statistics["strategy"], statistics["model"]
-
-    assert model_of() == ("lookahead", LOOKAHEAD_MODEL)
-    assert model_of(**SAMPLED) == ("trie", TARGET_MODEL)
-    assert model_of(repetition_penalty=1.3) == ("trie", TARGET_MODEL)
-    assert model_of(strategy="trie") == ("trie", TARGET_MODEL)
-    assert model_of(strategy="none") == ("none", TARGET_MODEL)
-
-
-def test_drafts_of_every_length_give_the_same_text_and_known_text_is_accepted(strict):
-    known = ids_of(ask(strict, strategy="none"))
-    longest: dict[int, int] = {}
-    for num_draft_tokens in range(MAX_DRAFT_LEN + 3):
-        # The first time a namespace knows nothing, and the client's own guess is nonsense.
-        for prediction in ("the tea at the rat at the tea at", None):
-            completion = ask(
-                strict,
-                strategy="trie",
-                num_draft_tokens=num_draft_tokens,
-                prediction=prediction,
-                namespace=f"length {num_draft_tokens}",
-            )
-            assert ids_of(completion) == known
-        assert completion.statistics is not None
-        assert num_draft_tokens or not completion.statistics["num_draft_tokens"]
-        longest[num_draft_tokens] = max(completion.statistics["acceptance_lengths"])
-
-    assert all(length <= min(asked, MAX_DRAFT_LEN) + 1 for asked, length in longest.items())
-    assert all(length > 1 for asked, length in longest.items() if asked)
-
-
-@pytest.mark.parametrize("strategy", ["none", "trie", "lookahead"])
-def test_an_end_token_ends_the_output_wherever_it_comes(strict, codec, reference, strategy):
-    """Also inside a chain: the trie knows the text that goes on behind it."""
-    whole = ids_of(ask(strict, strategy="trie", namespace="ends"))
-    for place in (0, 1, 5, 17):
-        end_id = whole[place]
-        expected = reference(request_of(codec, PROMPT, 40, end_id=end_id))
-        completion = ask(strict, strategy=strategy, namespace="ends", end_id=end_id)
-        assert ids_of(completion) == expected
-        assert completion.finish_reason == "end_token"
-
-
-@pytest.mark.parametrize(("strategy", "reserve"), [("none", MAX_DRAFT_LEN), ("trie", MAX_DRAFT_LEN), ("lookahead", 15)])
-def test_output_goes_to_the_engines_end_past_the_longest_prompt(strict, codec, reference, strategy, reserve):
-    """Past the longest prompt the text cannot be sent again, so the rest comes of one call."""
-    for num_prompt in (LONGEST_PROMPT - 20, LONGEST_PROMPT):
-        text = text_of_length(num_prompt)
-        request = request_of(codec, text, 500, end_id=-1)
-        assert len(request.prompt_ids) == num_prompt
-        expected = reference(request)[: MAX_SEQ_LEN - reserve - len(request.prompt_ids)]
-        for _ in range(2):  # the second time the trie knows it all
-            completion = ask(strict, text_input=text, max_tokens=500, strategy=strategy, end_id=-1, namespace="end")
-            assert ids_of(completion) == expected
-            assert completion.finish_reason == "length"
-
-
-def test_a_prompt_beyond_the_longest_is_refused_with_a_sentence(strict):
-    text = text_of_length(LONGEST_PROMPT + 1)
-    with pytest.raises(RequestError, match=f"the engine holds {LONGEST_PROMPT + 1} with the output"):
-        ask(strict, text_input=text)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "sentence"),
-    [
-        ({"strategy": "hybrid"}, "offers lookahead, none, trie and auto"),
-        ({"strategy": "lookahead"} | SAMPLED, "decodes greedily and does not apply temperature, top_p"),
-        ({"strategy": "lookahead", "repetition_penalty": 1.2}, "does not apply repetition_penalty"),
-        ({"strategy": "trie", "min_p": 0.1} | SAMPLED, "min_p is 0.1; TensorRT-LLM's tensors have no such setting"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_what_an_engine_would_ignore_is_refused_and_the_next_request_works(strict, wrong, sentence):
-    with pytest.raises(RequestError, match=sentence):
-        ask(strict, **wrong)
-    assert ask(strict, max_tokens=2).finish_reason == "length"
 
 
 def test_many_clients_at_once_get_what_they_get_alone(strict):

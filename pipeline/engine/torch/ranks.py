@@ -1,5 +1,6 @@
-"""The processes of lookahead and tensor parallelism and their connection: torch.distributed, with gloo on the CPU and
-NCCL on CUDA devices, one per process."""
+"""The processes of lookahead and tensor parallelism. The leader has a pipe to each of the others. The shards of a model
+that is spread over them are connected by torch.distributed too: gloo on the CPU, and NCCL on CUDA devices, one per
+process."""
 
 from __future__ import annotations
 
@@ -8,9 +9,8 @@ import multiprocessing
 import os
 import signal
 import socket
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -30,54 +30,50 @@ from pipeline.engine.rank import Order, Rank, follow
 from pipeline.engine.torch.load import load_rank
 from pipeline.errors import BuildError, EngineError, UserError
 
-# A follower waits in a collective operation for the next step, which may come after any time.
+# A shard may wait in a collective operation for any time.
 _FOREVER = timedelta(days=1000)
 # Time limit for a process to end after its connection has broken.
 _ENDING_S = 10.0
 
 
-class DistributedLeader:
+class PipeLeader:
     """Rank 0's connection. See `pipeline.engine.parallel.Leader`. It owns the followers from their start on, so they
     always end with it."""
 
-    def __init__(self, device: torch.device, followers: Sequence[BaseProcess], setting: str) -> None:
+    def __init__(self, followers: Sequence[tuple[BaseProcess, Connection]], setting: str) -> None:
         """setting: name of the setting that asks for several ranks, for messages."""
-        self._device = device
-        self._followers = followers
+        self._processes = [process for process, _ in followers]
+        self._lines = [line for _, line in followers]
         self._setting = setting
         self._num_threads = torch.get_num_threads()
-        # Whether all followers wait for orders: only then can orders be sent.
-        self._idle = False
         self._closed = False
         atexit.register(self.close)
 
     @property
     def num_ranks(self) -> int:
-        return len(self._followers) + 1
+        return len(self._lines) + 1
 
     def send(self, orders: Sequence[Order]) -> None:
-        self._idle = False
         with self._reporting_losses():
-            distributed.broadcast_object_list([list(orders)], src=0, device=self._device)
+            for line in self._lines:
+                line.send(orders)
 
     def collect(self, mine: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        total = torch.from_numpy(mine.copy()).to(self._device)
+        total = mine.copy()
         with self._reporting_losses():
-            distributed.reduce(total, dst=0)
-        self._idle = True
-        result: npt.NDArray[Any] = total.cpu().numpy()
-        return result
+            for line in self._lines:
+                total += line.recv()
+        return total
 
     def close(self) -> None:
         if self._closed:
             return
         self._closed = True
         atexit.unregister(self.close)
-        if self._idle and all(process.is_alive() for process in self._followers):
-            distributed.broadcast_object_list([None], src=0, device=self._device)
-            for process in self._followers:
-                process.join(timeout=10)
-        for process in self._followers:
+        for line in self._lines:
+            line.close()  # at which the follower ends
+        for process in self._processes:
+            process.join(timeout=_ENDING_S)
             process.terminate()
             process.join()
         if distributed.is_initialized():
@@ -89,40 +85,14 @@ class DistributedLeader:
         """Raises EngineError if the connection breaks because a follower has ended."""
         try:
             yield
-        except RuntimeError as error:
-            if not wait([process.sentinel for process in self._followers], timeout=_ENDING_S):
-                raise
-            ended = [process for process in self._followers if process.exitcode is not None]
-            # A killed process has a negative exit code; those that ended because of it have not.
-            first = min(ended, key=lambda process: process.exitcode or 0)
+        except (EOFError, OSError) as error:
+            wait([process.sentinel for process in self._processes], timeout=_ENDING_S)
+            first = next(process for process in self._processes if process.exitcode is not None)
             raise EngineError(
                 f"Process {first.name} of {self._setting} = {self.num_ranks} has ended during the work "
                 f"(exit code {first.exitcode}), so the engine has ended, too. Run the command again; if the system "
                 "killed the process for memory, with fewer processes."
             ) from error
-
-
-class DistributedFollower:
-    """Follower in another process. See `pipeline.engine.rank.Follower`. If the connection breaks, this process ends
-    silently: the leader reports the failure, if it still runs."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def receive(self) -> list[Order] | None:
-        received: list[list[Order] | None] = [None]
-        try:
-            distributed.broadcast_object_list(received, src=0, device=self._device)
-        except RuntimeError:
-            sys.exit(1)
-        return received[0]
-
-    def reply(self, mine: npt.NDArray[Any]) -> None:
-        part = torch.from_numpy(mine.copy()).to(self._device)
-        try:
-            distributed.reduce(part, dst=0)
-        except RuntimeError:
-            sys.exit(1)
 
 
 def start_ranks(artifact: Artifact) -> ParallelEngine:
@@ -138,15 +108,17 @@ def start_ranks(artifact: Artifact) -> ParallelEngine:
     num_threads = max(1, torch.get_num_threads() // num_ranks)
     port = _free_port()
     started = _start_followers(artifact, num_ranks, port, num_threads)
-    leader = DistributedLeader(_device(device, 0), [process for process, _ in started], setting)
+    leader = PipeLeader(started, setting)
     try:
         if device == "cpu":
             torch.set_num_threads(num_threads)
         engine = None if is_spread else load_rank(artifact)
         for process, line in started:
             _await_ready(process, line, f"{setting} = {num_ranks}")
+        if engine is not None:
+            return ParallelEngine(engine, leader, split_tree)
         _join(device, 0, num_ranks, port)
-        return ParallelEngine(engine or load_rank(artifact), leader, whole_tree if is_spread else split_tree)
+        return ParallelEngine(load_rank(artifact), leader, whole_tree)
     except BaseException:
         leader.close()
         raise
@@ -203,26 +175,27 @@ def _await_ready(process: BaseProcess, line: Connection, setting: str) -> None:
         raise BuildError(refusal)
 
 
-def _follower(artifact: Artifact, rank: int, num_ranks: int, port: int, num_threads: int, ready: Connection) -> None:
+def _follower(artifact: Artifact, rank: int, num_ranks: int, port: int, num_threads: int, line: Connection) -> None:
+    """The main function of another rank. It ends silently when the leader does."""
     torch.set_num_threads(num_threads)
     try:
         # A model that is spread over the ranks is loaded by all of them together.
         engine = None if artifact.resolved.model.parallelism.tensor > 1 else load_rank(artifact, rank)
     except UserError as error:
-        ready.send(str(error))  # the leader reports it, once
+        line.send(str(error))  # the leader reports it, once
         return
-    ready.send(None)
-    _join(artifact.resolved.device, rank, num_ranks, port)
-    engine = engine or load_rank(artifact, rank)
-    follow(Rank(engine, rank), DistributedFollower(_device(artifact.resolved.device, rank)))
-    distributed.destroy_process_group()
-
-
-def _device(device: Device, rank: int) -> torch.device:
-    return torch.device("cuda", rank) if device == "cuda" else torch.device("cpu")
+    line.send(None)
+    if engine is None:
+        _join(artifact.resolved.device, rank, num_ranks, port)
+        engine = load_rank(artifact, rank)
+    with suppress(ConnectionError):
+        follow(Rank(engine, rank), line)
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 def _join(device: Device, rank: int, num_ranks: int, port: int) -> None:
+    """Connect the shards of a model that is spread over the ranks."""
     os.environ["LOCAL_RANK"] = str(rank)  # by which transformers chooses the device of a shard
     if device == "cuda":
         torch.cuda.set_device(rank)

@@ -72,10 +72,12 @@ class ThreadEnd:
     line: ThreadLine
     orders: Any
 
-    def receive(self) -> list[Order] | None:
-        return self.orders.get(timeout=PATIENCE_S)  # type: ignore[no-any-return]
+    def recv(self) -> list[Order]:
+        if (orders := self.orders.get(timeout=PATIENCE_S)) is None:
+            raise EOFError
+        return orders  # type: ignore[no-any-return]
 
-    def reply(self, mine: npt.NDArray[Any]) -> None:
+    def send(self, mine: npt.NDArray[Any]) -> None:
         self.line.given.put(mine)
 
 

@@ -117,24 +117,6 @@ def test_a_wrong_prediction_is_counted_as_such():
     assert statistics["num_accepted_prediction_tokens"] == 0
 
 
-def test_seeded_sampling_is_the_same_with_and_without_drafts():
-    bls = make_bls()
-    texts = {
-        text_of(run_in(bls, text_tensors("bcd", 40, strategy=strategy, temperature=0.9, seed=7)))
-        for strategy in STRATEGIES * 2
-    }
-
-    assert len(texts) == 1
-
-
-def test_min_tokens_holds_over_all_steps():
-    bls = make_bls()
-    for prompt in PROMPTS:
-        for strategy in ("none", "trie"):
-            asked = text_tensors(prompt, 30, strategy=strategy, min_tokens=30, return_statistics=True)
-            assert len(statistics_of(run_in(bls, asked))["output_ids"]) == 30
-
-
 def test_min_tokens_holds_where_a_model_ends_at_several_tokens():
     """The target gets one end token; the others are banned early too, and end the output when allowed."""
     for prompt in PROMPTS:
@@ -214,17 +196,6 @@ def test_a_client_that_leaves_frees_everything():
     assert len(target.cancelled) == 1
     assert not target.engine.held
     assert [metrics.outcome for metrics in ended] == ["cancelled", "cancelled"]
-
-
-def test_many_requests_at_once_get_what_they_get_alone():
-    bls = make_bls()
-
-    async def together() -> list[list[TextAnswer]]:
-        asked = [text_tensors(prompt, 30, strategy="trie", return_statistics=True) for prompt in PROMPTS * 3]
-        return await asyncio.gather(*(answers_of(bls, tensors) for tensors in asked))
-
-    for prompt, answers in zip(PROMPTS * 3, run(together()), strict=True):
-        assert statistics_of(answers)["output_ids"] == expected_ids(prompt, 30)
 
 
 def test_requests_beyond_the_queue_length_get_an_error():

@@ -15,7 +15,7 @@ from pipeline.engine.backend import backend_of
 from pipeline.errors import RequestError
 from pipeline.triton_models.bls import Bls, TextAnswer
 from tests.fakes import make_request, table_logits
-from tests.grammars import END, STOP, spelled
+from tests.grammars import END, STOP
 from tests.trt_configs import trt_config
 from tests.unit.engine.test_scheduler_grammar import plain
 from tests.unit.triton_models.fakes import TableTarget, letter_codec, small_config, text_tensors
@@ -124,12 +124,6 @@ def test_a_tensorrt_llm_engine_that_cannot_apply_them_refuses_with_the_reason(sp
 
     with pytest.raises(RequestError, match="plain decoding only" if asked == "guide" else "torch engine only"):
         run_in(make_bls(TableTarget(), *config), more)
-
-
-def test_the_text_of_a_grammar_is_spelled_by_its_tokens():
-    ids = ids_of(run_in(make_bls(), guided()))
-
-    assert spelled(ids).endswith("b")
 
 
 def plain_tensorrt_llm(target: TableTarget) -> Bls:
