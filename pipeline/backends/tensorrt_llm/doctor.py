@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from pipeline.backends.tensorrt_llm import release_data
 from pipeline.backends.tensorrt_llm.environment import Gpu, gpus, package_versions
+from pipeline.backends.tensorrt_llm.versions import is_met
 from pipeline.engine.finding import Finding
 
 _ASK_SECONDS = 10
@@ -36,7 +37,7 @@ def _version(requirement: release_data.Requirement, found: Mapping[str, str], na
     version = found.get(requirement.part)
     if version is None:
         return Finding(name, "note", missing)
-    if requirement.is_met_by(version):
+    if is_met(requirement, version):
         return Finding(name, "ok", version)
     needs = f"Release line {release_data.RELEASE_LINE} needs {requirement.range} ({requirement.why})"
     return Finding(name, "note", version, f"{needs}; see `lookahead dev versions`.")

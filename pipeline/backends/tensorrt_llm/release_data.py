@@ -6,8 +6,6 @@ from functools import cache
 from importlib import resources
 from typing import Any, Literal
 
-from packaging.version import InvalidVersion, Version
-
 from pipeline.config.schema import Frozen
 
 RELEASE_LINE = "1.2"
@@ -87,14 +85,6 @@ class Requirement(Frozen):
     @property
     def range(self) -> str:
         return f"{self.at_least} or newer" if self.below is None else f"{self.at_least} up to below {self.below}"
-
-    def is_met_by(self, version: str) -> bool:
-        """Whether a version is in the range; a pre-release counts as the release it leads to."""
-        try:
-            found = Version(Version(version).base_version)
-        except InvalidVersion:
-            return False
-        return found >= Version(self.at_least) and (self.below is None or found < Version(self.below))
 
 
 class ReleaseData(Frozen, extra="ignore"):

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from packaging.version import InvalidVersion, Version
+
 from pipeline.backends.tensorrt_llm.release_data import (
     FIRST_WITH_LOOKAHEAD_PARAMETERS,
     RELEASE_LINE,
     Container,
+    Requirement,
     image_of,
     release,
     release_of,
 )
 from pipeline.engine.finding import VersionTable
+
+
+def is_met(requirement: Requirement, version: str) -> bool:
+    """Whether a version is in the range; a pre-release counts as the release it leads to."""
+    try:
+        found = Version(Version(version).base_version)
+    except InvalidVersion:
+        return False
+    return found >= Version(requirement.at_least) and (requirement.below is None or found < Version(requirement.below))
 
 
 def container_status(container: Container) -> str:
