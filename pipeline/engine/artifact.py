@@ -37,7 +37,7 @@ from pipeline.files import write_whole
 
 ENGINE, TOKENIZER, RESOLVED, MANIFEST = "engine", "tokenizer", "resolved.yaml", "manifest.json"
 LOCKS = ".locks"
-# Below an engines folder of a model: what a build leaves for later builds.
+# Folder below a model's engines: finished stages, which later builds reuse.
 STAGES = ".stages"
 # Beside the artefacts of a model: what its passes cost (see `pipeline.engine.cost_curve`).
 COSTS = ".costs"

@@ -81,7 +81,7 @@ def _identify(
         source = resolved.model.checkpoint
         if source.source != "hub" or present is None or present.resolved.model.checkpoint != source:
             raise
-        # An engine that is built must be of use without network and without the hub's cache.
+        # A built engine must work without network and without the hub's cache.
         note(f"the engine is not compared with its checkpoint: {error}")
         return present.manifest.fingerprint.checkpoint, None
     return checkpoint.content_hash, checkpoint

@@ -61,7 +61,7 @@ def library_versions(backend: str, names: Sequence[str]) -> dict[str, str]:
 
 
 def device_architecture(device: Device) -> str:
-    """Kind of the device of this machine. Raises BuildError if torch has no CUDA device."""
+    """Kind of this machine's device, such as cpu-x86_64 or cuda-sm90. Raises BuildError if torch has no CUDA device."""
     if device == "cpu":
         return f"cpu-{platform.machine()}"
     import torch

@@ -61,7 +61,7 @@ class LoadMeter:
 
 
 def machine_load(seconds: float = SAMPLE_S) -> MachineLoad:
-    """The load of this moment: waits that long."""
+    """The current load, measured over this number of seconds."""
     meter = LoadMeter()
     time.sleep(seconds)
     return meter.read()

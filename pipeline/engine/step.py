@@ -73,7 +73,7 @@ def _chooser(running: Running, logits: NodeLogits, masks: TreeMasks | None) -> C
             mask = masks.at(node)
             if mask.only is not None:
                 return mask.only
-        # The best of all tokens is also the best of those that the mask permits.
+        # If the mask permits the best of all tokens, it is the best permitted one, too.
         if not running.needs_logits and (mask is None or mask.permits(greedy)):
             return greedy
         return choose_token(request, logits.row(node + 1), session.context_with(emitted), mask)

@@ -78,7 +78,7 @@ class Bls:
             for target, traits in zip(targets, backend_of(resolved.backend).traits(resolved), strict=True)
         ]
         self._models = [served.traits for served in self._served]
-        # The profile's request applies to any engine; a client's request must be available.
+        # A profile may name a strategy that this engine lacks; a client that does so gets an error.
         self._strategy = profile.drafting.strategy if profile.drafting.strategy in offered(self._models) else "auto"
         self._budget = DraftBudget(profile.drafting.max_draft_tokens, profile.drafting.max_draft_len)
         self._drafter = create_drafter(profile.drafting.sources, resolved.lookahead, codec.vocab_size, kinds_on("bls"))

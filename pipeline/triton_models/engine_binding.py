@@ -65,8 +65,8 @@ class EngineBinding:
 
     @property
     def is_streamed(self) -> bool:
-        """Whether the target's own stream is the output. A call anew would compute the prompt again where the KV cache
-        of an ended call is not kept, begin the window and the grammar anew, and draw other noise."""
+        """Whether the target's own stream is the output. A second call would compute the prompt again where the KV
+        cache of an ended call is not kept, restart the window and the grammar, and draw other noise."""
         return self.traits.limits is not None and self.strategy in PIECE_TOKENS
 
     async def response(
@@ -85,7 +85,7 @@ class EngineBinding:
     async def responses(
         self, tensors: Mapping[str, Array], call_id: str, has_begun: bool
     ) -> AsyncGenerator[Tensors, None]:
-        """The target's responses to one call; as patient as `response`."""
+        """The target's responses to one call. Waits for a busy target as `response` does."""
         patience, is_answered = Patience(has_begun), False
         while True:
             try:

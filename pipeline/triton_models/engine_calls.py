@@ -105,8 +105,8 @@ def call_of(tensors: Tensors, submission: Submission, exclude_input: bool, stric
 
 
 def rows_of(tensors: Tensors) -> list[Tensors]:
-    """One request of one row for each row of a request; prompts are padded to a common length. Raises RequestError if
-    tensors differ in their number of rows."""
+    """Split a request of several rows into requests of one row. Prompts are padded to a common length. Raises
+    RequestError if tensors differ in their number of rows."""
     num_rows = max((len(value) for value in tensors.values() if value.ndim), default=1)
     if num_rows == 1:
         return [tensors]
@@ -234,7 +234,7 @@ def lookahead_config(tensors: Tensors) -> LookaheadConfig | None:
 
 
 def _in_words(text: str, setting: tuple[int | str, ...]) -> str:
-    """pydantic's message about W, N or G, which calls the value Input, under the name of the tensor."""
+    """pydantic's message about W, N or G, with the name of the tensor in the place of "Input"."""
     name = "".join(map(str, setting)).replace("max_", "lookahead_")
     return text.removeprefix("Value error, ").replace("Input", name)
 

@@ -21,7 +21,7 @@ _FURTHER = "server-"
 
 
 class LearnedState:
-    """Saves and loads for one drafter. A drafter with a trie must not be in use meanwhile."""
+    """Saves and loads what one drafter has learned. A drafter with a trie must not be in use meanwhile."""
 
     def __init__(
         self, drafter: Drafter, drafting: DraftingConfig, artifact_dir: Path, cache_dir: Path, name: str

@@ -18,7 +18,7 @@ _AXES = {"output_log_probs": 2, "generation_logits": 2, "top_logprob_ids": 1, "t
 
 @dataclass(slots=True)
 class LogitPieces:
-    """Rows that are not returned yet, as tokens may be kept back that belong to a stop word. total: sum of the log
+    """Rows of tokens that are not returned yet, because they may belong to a stop word. total: sum of the log
     probabilities returned so far."""
 
     total: float = 0.0

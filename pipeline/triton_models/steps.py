@@ -58,7 +58,7 @@ class ChainSteps:
         would fail the call or be dropped silently."""
         limits, room = self.limits, self.limits.longest_prompt - context_len
         if remaining > room and self.chunk > room:
-            # The rest is longer than what can be sent as a prompt again, so it must come of this call.
+            # After this call the context would be too long to be sent as a prompt, so this call decodes all the rest.
             return Step(EMPTY_TREE, remaining)
         chain = main_chain(tree, self.max_drafts)
         if self.costs is not None:

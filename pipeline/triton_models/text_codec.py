@@ -124,8 +124,8 @@ def load_codec(tokenizer_dir: Path, engine_dir: Path | None = None, vocab_size: 
 
 
 def _trim_heap() -> None:
-    """Give freed memory back to the system: reading a tokenizer leaves some 25 MB behind, for as long as the process
-    serves. Does nothing without glibc."""
+    """Give freed memory back to the system: reading a tokenizer leaves some 25 MB of it unused until the
+    process ends. Does nothing without glibc."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -146,7 +146,7 @@ def _measure_batch(
 
     context = tokens(context_len)
     sequences: list[EngineSequence] = []
-    # What is measured at least; the first passes of a size may compile and pack something.
+    # Times of the first passes, which may compile or pack something; later repeats replace them.
     times: list[float] = []
     try:
         for _ in range(batch_size):
@@ -159,7 +159,7 @@ def _measure_batch(
             times.append(seconds_of_pass(size))
         for repeat in range(num_repeats):
             for place, size in enumerate(sizes[: len(times)]):
-                # Long passes come last and would take the time of the next sizes' first repeat.
+                # Sizes ascend, so a pass that is too long for the time left is followed by longer ones.
                 if time.monotonic() + times[place] > until:
                     break
                 seconds = seconds_of_pass(size)

@@ -34,8 +34,8 @@ OnPoint = Callable[[CostPoint], None]
 MAX_SECONDS = 12.0
 # Longest sequence during a measurement: the longest context of a grid and the tokens that its passes append.
 MEASURED_SEQ_LEN = 1280
-# Rows that token recycling begins with, and how long computing them takes at most, the last pass and the loading of the
-# engine aside. 8192 of 49152 tokens brought four fifths of what all of them bring.
+# Number of first rows for token recycling, and the time limit of computing them, without the last pass and the loading
+# of the engine. 8192 of 49152 tokens brought four fifths of what all of them bring.
 MOST_ROWS = 8192
 MAX_ROW_SECONDS = 20.0
 LOADING = "loading the engine, to measure it"
@@ -144,8 +144,8 @@ def _measure_and_save(
 @contextmanager
 def _measured(artifact: Artifact, grid: CostGrid, batch_sizes: Sequence[int]) -> Iterator[Engine]:
     """The engine with limits that hold a grid's passes: of the largest of the batch sizes whose KV cache fits into
-    memory. The processes of an engine that has several end with it: the caller's own engine needs the connection
-    between them."""
+    memory. An engine in several processes ends them at the end of the block, so that the caller can start its
+    own."""
     from pipeline.engine.parallel import ParallelEngine
 
     engine = _load(artifact, grid, sorted(batch_sizes, reverse=True))

@@ -50,7 +50,7 @@ def by_length(
 
 
 def by_capacity(rows: Sequence[ReplayRow], capacities: Sequence[int], decoding_length: int, on_row: OnRow) -> list[Row]:
-    """Content of a trie of limited bytes after all texts of the rows, and the warm acceptance length with it."""
+    """Content of a trie with a byte limit after all texts were inserted, and the warm acceptance length with it."""
     results: list[Row] = []
     for max_bytes in capacities:
         config = TrieDraftConfig(max_bytes=max_bytes)

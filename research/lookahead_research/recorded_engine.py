@@ -30,7 +30,7 @@ class RecordedSequence:
 
 @dataclass(frozen=True, slots=True)
 class RecordedLogits:
-    """Rows of one tree. choices: -1 where a row is unknown, which no token is."""
+    """Rows of one tree. choices: -1 where a row is unknown, so that no draft is accepted there."""
 
     recorded: RecordedRows
     rows: IntArray

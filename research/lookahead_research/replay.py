@@ -36,7 +36,7 @@ from pipeline.errors import UserError
 
 Regime = Literal["cold", "warm", "prewarmed"]
 REGIMES: tuple[Regime, ...] = get_args(Regime)
-# Of the window, replay can drive the pool only, so it goes by that name.
+# Replay can drive only the pool of the lookahead window, so the source is called pool here.
 _POOL = "pool"
 _KINDS = {_POOL if kind == "window" else kind: kind for kind, row in SOURCE_ROWS.items() if row.replayable}
 SOURCES = tuple(_KINDS)
@@ -214,7 +214,7 @@ def _replay_one(drafter: Drafter, known: _Known, budget: DraftBudget) -> _Tally:
     position = start
     while position < len(text):
         tree = EMPTY_TREE
-        # The first step is the prefill. In later ones nobody knows how near the end is.
+        # The first step is the prefill, without drafts. Drafts may reach beyond the known end.
         if position > start:
             asked = time.perf_counter()
             tree = drafter.propose(request_id, text[:position], budget)

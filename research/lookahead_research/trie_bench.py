@@ -64,7 +64,7 @@ def synthetic_sequences(num_tokens: int, seed: int = 0, vocab_size: int = VOCABU
     result = np.empty((num_sequences, SEQUENCE_LEN), np.int64)
     state = rng.integers(0, 1 << 30, num_sequences)
     for place in range(SEQUENCE_LEN):
-        # Which successor of the last two tokens comes: mostly one of the first few. What it is: a hash of both,
+        # Number of the successor of the last two tokens, mostly a small one; the token itself is a hash of both,
         # Zipf-like.
         choice = np.minimum(rng.zipf(1.6, num_sequences), 5000)
         mixed = (state * 1_000_003 + choice * 7919) % (1 << 31)

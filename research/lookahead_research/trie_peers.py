@@ -27,8 +27,8 @@ class Peer(Protocol):
 
 
 class PromptLookup:
-    """Prompt lookup of transformers over all text so far, as if it had stood in the prompt: the continuation of the
-    first place where the last tokens stand already. max_tokens, max_context: room."""
+    """Prompt lookup of transformers over all text inserted so far, as if it were the prompt. It drafts what follows the
+    first occurrence of the last tokens. max_tokens, max_context: capacity."""
 
     def __init__(self, max_tokens: int, max_context: int, draft_tokens: int) -> None:
         self._text = torch.zeros((1, max_tokens + max_context), dtype=torch.int64)

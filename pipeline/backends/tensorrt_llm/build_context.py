@@ -200,7 +200,7 @@ class BuildContext:
 
     @property
     def fp8_context_forced(self) -> bool:
-        """Whether the builder computes context attention in FP8 unasked: it reads an FP8 KV cache in pages."""
+        """Whether the builder switches FP8 context attention on by itself, as it does with a paged FP8 KV cache."""
         return self.paged_context_off is None and self.fp8_context_off is None
 
 

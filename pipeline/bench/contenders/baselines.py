@@ -95,7 +95,7 @@ def load_baselines(
 ) -> list[Contender]:
     """The named baselines over one model instance of their own (our engine repacks its weights, so that they cannot be
     shared), with the engine's weights: in float32 for an engine of the lean pass, int8 weights dequantised. Other int8
-    engines lend their kernels. names: of `BASELINES`. max_seq_len: see `HuggingFaceBaseline`."""
+    engines: int8 weights and our kernels. names: of `BASELINES`. max_seq_len: see `HuggingFaceBaseline`."""
     if not names:
         return []
     from transformers import AutoModelForCausalLM

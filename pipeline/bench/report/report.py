@@ -220,7 +220,7 @@ def definitions(results: BenchResults) -> str:
 
 
 def markdown_of(results: BenchResults) -> str:
-    """The report without plots, for places that show Markdown."""
+    """The report as Markdown, without plots."""
     parts = [f"# {title_of(results)}", ""]
     for section in sections_of(results):
         parts += [f"## {section.title}", ""]

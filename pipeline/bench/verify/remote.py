@@ -31,7 +31,7 @@ from pipeline.triton_models.routing import offered
 NUM_CLIENTS = 8
 
 References = Mapping[tuple[str, str], list[int]]
-# Gives the engine that judges differences, and the type in which the other one computes.
+# Returns the engine that computes the scores of differing tokens, and the dtype of the engine under test.
 Judge = Callable[[], tuple[Engine, Dtype]]
 
 
@@ -109,7 +109,8 @@ def verify_remote(
 def answers_of(
     url: str, queries: Sequence[tuple[NamedPrompt, TextQuery]]
 ) -> Iterator[tuple[str, NamedPrompt, TextQuery, Completion]]:
-    """The answers to requests one at a time, then to all of them at once, with the name of the way."""
+    """The answers to requests one at a time, then to all of them at once. Each comes with "server" or
+    "server batch"."""
     for prompt, query in queries:
         yield "server", prompt, query, generate(url, query)
     with ThreadPoolExecutor(NUM_CLIENTS) as clients:

@@ -35,7 +35,7 @@ Verdict = Literal["identical", "near_tie", "different"]
 EPSILON: dict[Dtype, float] = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 NEAR_TIE_ULPS = 4
 SEEDED_TEMPERATURE = 0.8
-# In a batch all strategies' sequences of a prompt are compared together.
+# Name of the strategy where the sequences of all strategies are compared together, as in a batch.
 ALL_STRATEGIES = "all"
 
 

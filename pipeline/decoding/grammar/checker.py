@@ -94,7 +94,7 @@ def _serve() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     for line in sys.stdin:
         used = resource.getrusage(resource.RUSAGE_SELF)
-        # The signal of the soft limit ends the process.
+        # At the soft limit the system sends SIGXCPU, which ends the process.
         resource.setrlimit(
             resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + 1 + CPU_LIMIT_S, resource.RLIM_INFINITY)
         )

@@ -153,7 +153,7 @@ def _check_tensor_parallel(architecture: str) -> None:
 
 
 def _pass(resolved: ResolvedConfig) -> str:
-    """Which pass the files are laid out for. An unusual config.json may leave a checkpoint to transformers."""
+    """The pass that the settings ask for. A checkpoint with an unusual config.json is left to transformers anyway."""
     return "lean" if wants_lean(resolved) else "transformers"
 
 

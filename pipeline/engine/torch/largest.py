@@ -47,8 +47,8 @@ class PassCandidates:
         self._found: dict[int, tuple[IntArray, FloatArray]] = {}
 
     def top_k(self, k: int) -> tuple[IntArray, FloatArray]:
-        """[rows, k] most probable tokens, best first, and the estimate of their probabilities, which falls along a row
-        and sums up to 1 at most."""
+        """[rows, k] most probable tokens, best first, and estimates of their probabilities, which fall along a row
+        and add up to at most 1."""
         if k not in self._found:
             values, ids = top_k(self._logits, self._maxima, k)
             best = values[:, :1].float()

@@ -30,7 +30,7 @@ from pipeline.engine.rank import Order, Rank, follow
 from pipeline.engine.torch.load import load_rank
 from pipeline.errors import BuildError, EngineError, UserError
 
-# A shard may wait in a collective operation for any time.
+# A shard waits in a collective operation for the next pass, which may come at any time.
 _FOREVER = timedelta(days=1000)
 # Time limit for a process to end after its connection has broken.
 _ENDING_S = 10.0

@@ -1,4 +1,4 @@
-"""GPU generation, container and memory, and sizes of an engine that the builder would change unseen."""
+"""GPU generation, container and memory, and sizes that the builder would change without a message."""
 
 from __future__ import annotations
 

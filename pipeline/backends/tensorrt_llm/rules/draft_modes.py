@@ -18,7 +18,7 @@ _OTHER_MODES = ("tensorrt_llm.speculation=trie", "tensorrt_llm.speculation=none"
 
 
 def lookahead_makes_drafts(context: BuildContext) -> Iterator[Fault]:
-    """trtllm-build takes a lookahead engine of max_draft_len 0 without a word."""
+    """trtllm-build accepts a lookahead engine with max_draft_len 0 and gives no warning."""
     lookahead = context.resolved.lookahead
     if "lookahead" in context.modes and lookahead.max_draft_len == 0:
         yield fault(

@@ -73,7 +73,7 @@ def ranks_divide_the_model(context: BuildContext) -> Iterator[Fault]:
 
 
 def _divides(shape: ModelShape, ranks: int) -> bool:
-    """Whether each rank gets as many heads; a key/value head may be copied to several ranks."""
+    """Whether all ranks get the same number of heads; a key/value head may be copied to several ranks."""
     kv_heads = shape.num_key_value_heads
     return shape.num_attention_heads % ranks == 0 and (kv_heads % ranks == 0 or ranks % kv_heads == 0)
 

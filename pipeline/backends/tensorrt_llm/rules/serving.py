@@ -11,7 +11,7 @@ from pipeline.config.faults import Fault, did_you_mean, fault, one_of
 
 
 def known_parameters(context: BuildContext) -> Iterator[Fault]:
-    """Unknown names, values that the backend would drop without a word, and settings that have a place of their own."""
+    """Unknown names, values that the backend would drop without a message, and settings that belong elsewhere."""
     release = release_data.release()
     set_elsewhere, of_no_use = release.parameters_set_elsewhere, release.parameters_of_no_use
     for name, value in context.trt.parameters.items():

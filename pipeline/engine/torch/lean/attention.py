@@ -132,7 +132,7 @@ def _attend_task(
         for query in range(group):
             for index in range(dim):
                 queries[((row - first) * group + query) * padded + index] = line[query * dim + index] * scale
-    # Places begin .. end can be seen by some row; begin is a multiple of 16.
+    # Some row attends to the places begin .. end - 1; begin is a multiple of 16.
     end = cached + (last if segment[IS_CHAIN] else segment[LENGTH])
     begin = 0
     if window:

@@ -1,8 +1,8 @@
 """Threads that run one compiled pass together: shared counters for work, and a wait at the end of each phase.
 
 A pass is one call per thread. A phase is a number of units of work; each thread takes the next ones until none is left.
-A phase ends when all units are completed, not when all threads have arrived: a thread that the system has put aside
-holds up the units that it took and nothing else, and one that comes late passes the phases that are over. A waiting
+A phase ends when all units are completed, not when all threads have arrived: a thread that the system has suspended
+delays only the units that it took, and a late thread skips the phases that are over. A waiting
 thread spins for a moment and then yields its core.
 """
 
@@ -25,7 +25,7 @@ _SPINS = 2000
 
 @generated
 def fetch_add(typing: Any, address: Any, amount: Any) -> Any:
-    """The int64 at the address, which grows by the amount at the same instant."""
+    """Atomically add the amount to the int64 at the address; return its value before."""
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
         pointer = builder.inttoptr(arguments[0], I64.as_pointer())
@@ -58,8 +58,8 @@ def yield_core(typing: Any) -> Any:
 
 @generator
 def shared(counter: int, count: int, chunk: int) -> Iterator[int]:
-    """The units of a phase that fall to this thread, of 0 .. count - 1, `chunk` at a time; ends when all threads have
-    completed theirs. counter: the phase's; the count of completed units lies behind it."""
+    """Yield this thread's units of a phase, out of 0 .. count - 1, `chunk` at a time. Ends when all threads have
+    completed theirs. counter: address of the phase's counter; the count of completed units follows it."""
     completed = 0
     first = fetch_add(counter, chunk)
     while first < count:

@@ -148,7 +148,7 @@ def multiply_all(sizes: Longs, matrices: Longs, buffers: Longs, counters: Longs)
     h = buffers[BYTES] if is_int8 else buffers[H]
     attended = buffers[BYTES] if is_int8 else buffers[ATTENDED]
     gated = buffers[GATED_BYTES] if is_int8 else buffers[GATED]
-    # Written beside, not added to X, which would grow from call to call.
+    # Results are stored elsewhere, not added to X, which would grow from call to call.
     zeros, none, beside = buffers[ZEROS], buffers[NONE], buffers[H] if is_int8 else buffers[X]
     num_rows, counter = sizes[NUM_ROWS], counters.ctypes.data
     for layer in range(sizes[NUM_LAYERS]):

@@ -99,7 +99,7 @@ def _parts(plan: LeanPlan) -> dict[str, list[tuple[str, int]]]:
 
 
 def _places(name: str, parts: list[tuple[str, int]]) -> list[int]:
-    """First column of each part, and the number of columns of all."""
+    """First column of each part, and the total number of columns."""
     places = [0]
     for _, width in parts:
         places.append(places[-1] + (padded(width) if name == "gate_up" else width))
@@ -117,7 +117,7 @@ def _tensors(state: dict[str, torch.Tensor], plan: LeanPlan) -> dict[str, Array]
             tensors[f"{name}.{field}"] = np.stack([entry[field] for entry in packed])
     head = state["model.embed_tokens.weight" if plan.tied else "lm_head.weight"]
     tensors |= {f"head.{field}": value for field, value in _pack(head, torch.zeros(len(head)), plan.kind).items()}
-    # No token lies behind the vocabulary.
+    # Columns of the padding are no tokens, so they must never be the largest.
     tensors["head.bias"][plan.vocab_size :] = -np.inf
     if not plan.tied:
         tensors["embedding"] = _wide(state["model.embed_tokens.weight"].float().numpy())

@@ -12,7 +12,7 @@ from pipeline.engine.torch.lean.tiles import MAX_BLOCKS
 from pipeline.engine.torch.lean.vectors import LANES
 
 Floats = npt.NDArray[np.float32]
-# Entries under one maximum.
+# Logits per stored maximum.
 BLOCK = LANES * MAX_BLOCKS
 
 

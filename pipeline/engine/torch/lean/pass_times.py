@@ -28,7 +28,7 @@ class PassTime:
 
 
 def pass_times(engine: LeanEngine, sizes: Sequence[int], context_len: int, num_repeats: int) -> list[PassTime]:
-    """Measured in turns, so that a slow moment of the machine falls on both."""
+    """Measured in turns, so that a slow moment of the machine affects both."""
     random = np.random.default_rng(0)
     vocab_size = engine.limits.vocab_size
     sequence = engine.open(random.integers(0, vocab_size, context_len).astype(np.int32))

@@ -86,7 +86,7 @@ def _quantize_row(source: int, target: int, scale: int, blocks: int) -> None:
 
 @kernel
 def quantize_rows(sizes: Longs, buffers: Longs, counter: int) -> None:
-    """What the attention has left, for the output matrix."""
+    """Quantise the rows that attention wrote, as input of the output matrix."""
     num_rows = sizes[NUM_ROWS]
     blocks = _blocks(sizes[NUM_HEADS] * sizes[HEAD_DIM])
     source, target, scale = buffers[ATTENDED], buffers[BYTES], buffers[ROW_SCALE]
@@ -213,7 +213,7 @@ def rotate_rows(
         slot, position, place = rows[row, ROW_SLOT], rows[row, ROW_POSITION], rows[row, ROW_PLACE]
         cosine, sine = rotation[0, position], rotation[1, position]
         block, lane = place // LANES, place % LANES
-        # Each entry of a key lies in a cache line of its own, which has to come from memory first.
+        # Each entry of a key is in another cache line, so prefetch them all.
         for head in range(num_kv_heads):
             first = keys[layer, slot, head, block].ctypes.data
             for index in range(dim):

@@ -1,4 +1,4 @@
-"""What the lean pass has to know of a model beside its weights: `lean.json` in the engine's folder."""
+"""Sizes and options of a model that the lean pass needs beside the weights: `lean.json` in the engine's folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 PLAN, WEIGHTS = "lean.json", "model.safetensors"
-# A sum of products of bytes stays within int32 up to here: 255 * 127 * inputs < 2**31.
+# Most inputs of a matrix whose int8 sums fit into int32: 255 * 127 * inputs < 2**31.
 MAX_INPUTS = 66_000
 
 Kind = Literal["float32", "int8"]
@@ -44,7 +44,7 @@ class LeanPlan(Frozen):
 
 
 def wants_lean(resolved: ResolvedConfig) -> bool:
-    """Whether an engine of these settings is one for the lean pass, if the checkpoint's config.json allows it."""
+    """Whether these settings ask for the lean pass. The checkpoint's config.json must allow it, too."""
     return (
         resolved.device == "cpu"
         and resolved.dtype == "float32"

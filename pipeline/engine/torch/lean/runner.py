@@ -146,7 +146,7 @@ class Runner:
         return table
 
     def _make_scratch(self) -> Floats:
-        """[thread, floats] with a block of ones at the beginning of each thread's."""
+        """[thread, floats] scratch memory; each thread's part begins with a block of ones."""
         dim = self._cache.keys.shape[4]
         size = scratch_floats(self._plan.group_size, self._limits.max_seq_len, dim)
         scratch = np.zeros((self._crew.num_threads, -(-size // LANES) * LANES), np.float32)

@@ -62,8 +62,8 @@ Step = Callable[[ir.IRBuilder, ir.Value, ir.Value, ir.Value], ir.Value]
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """One kind of tile. integer: sums are int32, scaled at the end. from_start: the first sums are the matrix's own,
-    which take a zero point of 128 out; otherwise they are 0."""
+    """One kind of tile. integer: sums are int32, scaled at the end. from_start: sums begin with a value per column that
+    cancels the zero point of 128; otherwise they begin with 0."""
 
     name: str
     step: Step

@@ -1,4 +1,4 @@
-"""Compiling the lean pass before an engine needs it, or loading what `pipeline.decoding.compile_cache` keeps of it."""
+"""Compile the lean pass before an engine needs it, or load it from `pipeline.decoding.compile_cache`."""
 
 from __future__ import annotations
 

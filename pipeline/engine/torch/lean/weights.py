@@ -1,4 +1,4 @@
-"""The weights of the lean pass as they lie in the file: mapped, so that processes share them and none copies them."""
+"""The weights of the lean pass mapped from the file, so that processes share one copy."""
 
 from __future__ import annotations
 
