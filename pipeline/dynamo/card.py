@@ -25,8 +25,18 @@ def write_card(artifact: Artifact, run_dir: Path) -> Path:
         shutil.copy2(path, folder / path.name)
     if artifact.resolved.model.tool_call_parser == HERMES:
         _add_tools(folder / "chat_template.jinja")
+    _ensure_template(folder)
     _name_architecture(folder / "config.json", artifact.resolved.model.architecture)
     return folder
+
+
+def _ensure_template(folder: Path) -> None:
+    """Give a model without a chat template one that refuses every conversation: Dynamo's front end takes no model
+    without one, and completions need none."""
+    template, settings = folder / "chat_template.jinja", folder / "tokenizer_config.json"
+    has_one = settings.is_file() and json.loads(settings.read_text(encoding="utf-8")).get("chat_template")
+    if not has_one and not template.is_file():
+        template.write_text("{{ raise_exception('this model has no chat template') }}", encoding="utf-8")
 
 
 def _add_tools(path: Path) -> None:

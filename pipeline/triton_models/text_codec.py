@@ -52,7 +52,7 @@ class TextCodec:
         """A conversation as the model's prompt, ready for the assistant's turn, special tokens included. Raises
         RequestError if the model has no chat template or it does not take these messages."""
         if not self.tokenizer.chat_template:
-            raise RequestError("this model has no chat template; send the prompt as plain text_input")
+            raise RequestError("this model has no chat template; send a plain prompt (text_input, completions API)")
         try:
             text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
         except Exception as error:  # templates raise what they like: it is the conversation that they refuse

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import itertools
 import json
-import shutil
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
-from pipeline.config.resolution import resolve_config
-from pipeline.dynamo.fleet import openai_url, start_fleet, stop_fleet
+from pipeline.dynamo.fleet import start_fleet, stop_fleet
 from pipeline.server.figures import read_metrics
 from pipeline.server.service import find_services
-from pipeline.server.startup import prepare
 from tests.integration.openai_requests import MESSAGES, MODEL, chat, text
-from tests.integration.servers import TORCH, ask, prepared
+from tests.integration.servers import ask, prepared
 from tests.servers import left_over, wait_for
 from tests.unit.test_deploy import dashboard_queries, metric_names
 
@@ -167,25 +164,6 @@ def test_fields_of_our_own_and_biases_reach_the_engine(client):
     figures = answer.metrics["speculative_decoding"]  # type: ignore[attr-defined]  # where AIPerf reads them
     assert figures["num_spec_steps"] == statistics["num_steps"] - 1
     assert len(set(answer.choices[0].message.content or "")) == 1
-
-
-REFUSED = "{% if messages|length > 1 %}{{ raise_exception('one message only') }}{% endif %}{{ messages[0].content }}"
-
-
-def test_a_conversation_that_the_chat_template_refuses_gets_its_sentence(shared_where, tmp_path):
-    checkpoint = tmp_path / "strict-template"
-    shutil.copytree(next((shared_where.cache / "random").iterdir()), checkpoint)
-    (checkpoint / "chat_template.jinja").write_text(REFUSED)
-    resolved = resolve_config(str(checkpoint), "latency", (*TORCH, "server.openai=true"), where=shared_where)
-    fleet = start_fleet(prepare(resolved, shared_where), shared_where, tmp_path / "run")
-    try:
-        client = openai.OpenAI(base_url=openai_url(tmp_path / "run"), api_key="none", max_retries=0)
-        assert chat(client, model=resolved.model.name).usage.completion_tokens == 24
-        for more in ({}, {"stream": True}, {"n": 2}, {"tools": TOOLS}):
-            with pytest.raises(openai.BadRequestError, match="one message only"):
-                chat(client, model=resolved.model.name, messages=[*MESSAGES, *MESSAGES], **more)
-    finally:
-        fleet.stop()
 
 
 @pytest.mark.parametrize("num_choices", [1, 2])

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jinja2.exceptions import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from pipeline.config.places import Places
@@ -51,6 +52,18 @@ def test_a_config_without_a_class_name_gets_it(artifact: Artifact, tmp_path: Pat
     (tmp_path / "copy").mkdir()
     card = write_card(with_template(artifact, tmp_path / "copy", PLAIN), tmp_path)
     assert json.loads((card / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
+
+
+def test_a_model_without_a_chat_template_gets_one_that_refuses(artifact: Artifact, tmp_path: Path) -> None:
+    (tmp_path / "copy").mkdir()
+    copy = with_template(artifact, tmp_path / "copy", PLAIN)
+    (copy.tokenizer_dir / "chat_template.jinja").unlink()
+    with pytest.raises(TemplateError, match="this model has no chat template"):
+        rendered((write_card(copy, tmp_path) / "chat_template.jinja").read_text(), [{"role": "user", "content": "a"}])
+
+    settings = copy.tokenizer_dir / "tokenizer_config.json"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "chat_template": PLAIN}))
+    assert not (write_card(copy, tmp_path) / "chat_template.jinja").exists()
 
 
 def test_a_lean_engine_names_its_class(artifact: Artifact) -> None:

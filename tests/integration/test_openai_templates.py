@@ -1,0 +1,41 @@
+"""Models whose chat template refuses a conversation, or that have none, behind the OpenAI API."""
+
+from __future__ import annotations
+
+import shutil
+
+import openai
+import pytest
+
+from pipeline.config.resolution import resolve_config
+from pipeline.dynamo.fleet import openai_url, start_fleet
+from pipeline.server.startup import prepare
+from tests.integration.openai_requests import MESSAGES, chat
+from tests.integration.servers import TORCH, prepared
+
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+pytestmark = [pytest.mark.triton, pytest.mark.slow]
+REFUSED = "{% if messages|length > 1 %}{{ raise_exception('one message only') }}{% endif %}{{ messages[0].content }}"
+
+
+@pytest.mark.parametrize(("template", "sentence"), [(REFUSED, "one message only"), (None, "no chat template; send")])
+def test_a_conversation_that_the_chat_template_refuses_gets_the_reason(template, sentence, shared_where, tmp_path):
+    prepared(shared_where)  # creates the random checkpoint
+    checkpoint = tmp_path / f"checkpoint-{len(sentence)}"
+    shutil.copytree(next((shared_where.cache / "random").iterdir()), checkpoint)
+    (checkpoint / "chat_template.jinja").unlink()
+    if template is not None:
+        (checkpoint / "chat_template.jinja").write_text(template)
+    resolved = resolve_config(str(checkpoint), "latency", (*TORCH, "server.openai=true"), where=shared_where)
+    fleet = start_fleet(prepare(resolved, shared_where), shared_where, tmp_path / "run")
+    try:
+        client = openai.OpenAI(base_url=openai_url(tmp_path / "run"), api_key="none", max_retries=0)
+        asked = {"model": resolved.model.name, "max_tokens": 8, "temperature": 0}
+        assert client.completions.create(prompt="the rat", **asked).usage.completion_tokens == 8
+        if template is not None:
+            assert chat(client, **asked).usage.completion_tokens == 8
+        for more in ({}, {"stream": True}, {"n": 2}, {"tools": TOOLS}):
+            with pytest.raises(openai.BadRequestError, match=sentence):
+                chat(client, **asked, messages=[*MESSAGES, *MESSAGES], **more)
+    finally:
+        fleet.stop()
