@@ -6,7 +6,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -15,17 +14,9 @@ from pipeline.bench.contenders.contender import SchedulerContender
 from pipeline.bench.data.workload import NamedPrompt
 from pipeline.bench.measure import MeasureOptions, make_request, rotated
 from pipeline.bench.report.results import ConcurrencyRow
+from pipeline.engine.results import Results
 from pipeline.engine.scheduler import Scheduler
 from pipeline.engine.submission import StepEvent, Submission
-
-
-@dataclass(slots=True)
-class _InFlight:
-    started: float
-    output_ids: list[int] = field(default_factory=list)
-    ttft_s: float | None = None
-    num_steps: int = 0
-    error: Exception | None = None
 
 
 class ClosedLoop(NamedTuple):
@@ -39,39 +30,33 @@ class ClosedLoop(NamedTuple):
 
 def run_closed_loop(scheduler: Scheduler, submissions: Sequence[Submission], concurrency: int) -> ClosedLoop:
     """Serve submissions in order with `concurrency` of them in flight. Raises the first error of a request."""
-    todo = deque(submissions)
-    flights: dict[str, _InFlight] = {}
+    todo, results = deque(submissions), Results()
+    begun: dict[str, float] = {}
+    ttft_s: dict[str, float] = {}
     num_open = 0
 
     def on_event(event: StepEvent) -> None:
         nonlocal num_open
-        flight = flights[event.request_id]
-        if flight.ttft_s is None and event.token_ids:
-            flight.ttft_s = time.perf_counter() - flight.started
-        flight.output_ids += event.token_ids
-        flight.num_steps = event.statistics.num_steps
-        if event.done:
-            num_open -= 1
-            flight.error = event.error
+        results.take(event)
+        if event.token_ids:
+            ttft_s.setdefault(event.request_id, time.perf_counter() - begun[event.request_id])
+        num_open -= event.done
 
     started = time.perf_counter()
     while todo or num_open:
         while todo and num_open < concurrency:
             submission = todo.popleft()
-            flights[submission.request.request_id] = _InFlight(time.perf_counter())
+            begun[submission.request.request_id] = time.perf_counter()
             num_open += 1
             scheduler.submit(submission, on_event)
         scheduler.step()
     seconds = time.perf_counter() - started
-    ordered = [flights[submission.request.request_id] for submission in submissions]
-    for flight in ordered:
-        if flight.error is not None:
-            raise flight.error
+    found = [results.of(submission) for submission in submissions]
     return ClosedLoop(
         seconds=seconds,
-        outputs=[flight.output_ids for flight in ordered],
-        ttft_s=[flight.ttft_s or 0.0 for flight in ordered],
-        steps=[flight.num_steps for flight in ordered],
+        outputs=[result.output_ids for result in found],
+        ttft_s=[ttft_s.get(result.request_id, 0.0) for result in found],
+        steps=[result.statistics.num_steps for result in found],
     )
 
 

@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from jsonschema import Draft202012Validator
+from pydantic import Field, ValidationError
 
 from pipeline.bench.contenders.in_process import InProcess
 from pipeline.bench.data.workload import Prompt, prompt_ids_of
 from pipeline.bench.measure import MeasureOptions, make_request, rotated
 from pipeline.bench.report.report import Table
+from pipeline.config.schema import Frozen
 from pipeline.decoding.grammar.guide import Guide
 from pipeline.decoding.request import FinishReason
 from pipeline.engine.submission import Submission
@@ -31,18 +33,17 @@ DEFAULT_SCHEMAS = Path(__file__).parent / "data" / "schemas.jsonl"
 SYSTEM = "You answer with one JSON value and nothing else."
 
 
-@dataclass(frozen=True, slots=True)
-class SchemaRow:
+class SchemaRow(Frozen, extra="ignore"):
     """One entry of a schema file: {"id", "task", "prompt", "schema"}."""
 
-    row_id: str
-    task: str
-    prompt: str
-    schema: dict[str, Any]
+    row_id: str = Field(alias="id", min_length=1)
+    task: str = Field(min_length=1)
+    prompt: str = Field(min_length=1)
+    content: dict[str, Any] = Field(alias="schema")
 
     @property
     def guide(self) -> Guide:
-        return Guide("json_schema", json.dumps(self.schema))
+        return Guide("json_schema", json.dumps(self.content))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +75,12 @@ def load_schemas(path: Path, limit: int | None = None) -> list[SchemaRow]:
     """The rows of a schema file. Raises UserError, naming the line, for one that is not as it must be."""
     rows: list[SchemaRow] = []
     with reading(path), path.open(encoding="utf-8") as lines:
-        for where, row in json_rows(lines, path):
-            values: list[Any] = [
-                row.get(name) if isinstance(row, dict) else None for name in ("id", "task", "prompt", "schema")
-            ]
-            if not all(isinstance(text, str) and text for text in values[:3]) or not isinstance(values[3], dict):
-                raise UserError(
-                    f'{where} is no row of schemas; it must be {{"id", "task", "prompt", "schema": {{...}}}}.'
-                )
-            row_id, task, prompt, schema = values
-            rows.append(SchemaRow(str(row_id), str(task), str(prompt), dict(schema)))
+        for where, value in json_rows(lines, path):
+            try:
+                rows.append(SchemaRow.model_validate(value))
+            except ValidationError as error:  # noqa: PERF203  # each fault names its line
+                text = f'{where} is no row of schemas; it must be {{"id", "task", "prompt", "schema": {{...}}}}.'
+                raise UserError(text) from error
     if not rows:
         raise UserError(f"{path} holds no rows; add at least one.")
     return rows[:limit]
@@ -125,7 +122,7 @@ def measure_schemas(
                 steps=statistics.num_steps,
                 seconds=seconds,
                 finish_reason=result.finish_reason.value if result.finish_reason else "",
-                valid=matches(row.schema, text),
+                valid=matches(row.content, text),
                 identical=True,
                 compile_s=compile_s if guided else 0.0,
                 mask_s=statistics.mask_seconds,

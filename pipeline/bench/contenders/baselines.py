@@ -17,15 +17,14 @@ from pipeline.decoding.request import GenerationRequest
 from pipeline.engine.torch.lean.plan import read_plan
 from pipeline.engine.torch.quantized_files import load_quantized
 from pipeline.engine.torch.quantized_linear import pack_quantized
-from pipeline.errors import UserError
 
 BASELINES = ("hf", "hf-prompt-lookup")
 PROMPT_LOOKUP_NUM_TOKENS = 10
 
 
 class HuggingFaceBaseline:
-    """`model.generate` without sampling. Steps are counted as forward passes; each call starts from an empty cache.
-    max_seq_len: room of our engine for prompt and output, where its outputs end and these have to end as well."""
+    """`model.generate` without sampling: `check_plan` refuses requests that sample. Steps are counted as forward passes;
+    each call starts from an empty cache. max_seq_len: room of our engine for prompt and output, where its outputs end and these have to end as well."""
 
     def __init__(self, name: str, model: Any, max_seq_len: int, prompt_lookup_num_tokens: int | None) -> None:
         self.name = name
@@ -37,8 +36,6 @@ class HuggingFaceBaseline:
         """Nothing to do: prompt lookup reads the request's own text only."""
 
     def generate(self, request: GenerationRequest, prompt: Prompt) -> MeasuredRequest:
-        if not request.sampling.greedy:
-            raise UserError("The transformers baselines are greedy; leave out --temperature or --baselines.")
         watch = _PassWatch(len(request.prompt_ids))
         prompt_ids = torch.as_tensor(request.prompt_ids, dtype=torch.int64, device=self._model.device)[None]
         with torch.inference_mode(), watch.on(self._model):

@@ -81,8 +81,6 @@ class LlamaCppBaseline:
         """Nothing to do: prompt lookup reads the request's own text only."""
 
     def generate(self, request: GenerationRequest, prompt: Prompt) -> MeasuredRequest:
-        if not request.sampling.greedy:
-            raise UserError("The llama.cpp baselines are greedy; leave out --temperature or --baselines.")
         prompt_ids = request.prompt_ids.tolist()
         limit = min(request.max_new_tokens, self._max_seq_len - len(prompt_ids))
         llama, output_ids = self._llama, list[int]()

@@ -51,7 +51,7 @@ def test_forty_schemas_of_five_kinds_are_shipped_and_each_is_sound() -> None:
     assert len({row.row_id for row in rows}) == 40
     assert {row.task for row in rows} == {"form", "list", "enum", "nested", "text"}
     for row in rows:
-        Draft202012Validator.check_schema(row.schema)
+        Draft202012Validator.check_schema(row.content)
         assert LLMatcher.validate_grammar(grammar_text(row.guide, ())) == "", row.row_id
     assert len(load_schemas(DEFAULT_SCHEMAS, 3)) == 3
 

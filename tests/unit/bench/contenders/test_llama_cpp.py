@@ -12,7 +12,6 @@ from pipeline.bench.contenders.llama_cpp import LlamaCppBaseline, check_llama_cp
 from pipeline.bench.data.workload import Prompt
 from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import ModelConfig
-from pipeline.decoding.request import SamplingParams
 from pipeline.errors import UserError
 from tests.fakes import make_request
 
@@ -69,13 +68,6 @@ def test_outputs_end_at_an_end_token_or_where_the_engine_is_full() -> None:
     ended = baseline.generate(make_request((1, 2, 3), 7, end_ids=frozenset({7})), TEXT)
     assert (ended.output_ids, ended.finish_reason) == ([5, 6, 7], "end_token")
     assert len(baseline.generate(make_request((1, 2, 3), 70), TEXT).output_ids) == 5
-
-
-def test_sampling_is_refused() -> None:
-    with pytest.raises(UserError, match="greedy"):
-        LlamaCppBaseline("llama-cpp", StandIn(False), 80).generate(
-            make_request(sampling=SamplingParams(temperature=1.0)), TEXT
-        )
 
 
 def test_what_is_missing_is_said_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
