@@ -17,7 +17,6 @@ from pipeline.bench.report.results import MeasuredRequest, RequestRecord, Warmth
 from pipeline.decoding.grammar.guide import Guide
 from pipeline.decoding.request import GenerationRequest, SamplingParams
 from pipeline.decoding.tree import IntArray
-from pipeline.errors import UserError
 
 WARM_UP_ROUNDS = 2
 WARM_UP_TOKENS = 32
@@ -63,9 +62,6 @@ def measure(
 ) -> list[RequestRecord]:
     """Records in the order of rows, then contenders, for each repeat. The first contender is the baseline: other
     outputs are compared with its outputs, and with several turns its answers continue all conversations."""
-    names = [contender.name for contender in contenders]
-    if len(set(names)) != len(names):
-        raise UserError(f"Each strategy can be measured once in a run; found {', '.join(names)}.")
     warm_up(contenders, rows[0], tokenizer, options)
     records: list[RequestRecord] = []
     for repeat in range(options.repeats):

@@ -123,9 +123,6 @@ def replay(
     for regime in regimes:
         if regime not in REGIMES:
             raise UserError(f"--regime is {regime!r}; it must be one of {', '.join(REGIMES)}.")
-    for budget in budgets:
-        if budget < 1:
-            raise UserError(f"budget is {budget}; a draft needs at least one node")
     vocab_size = 1 + max(int(ids.max()) for row in rows for ids in row.token_arrays())
     if targets is not None:
         vocab_size = UNBOUNDED  # rows of the target name any token

@@ -23,8 +23,9 @@ PROMPT_LOOKUP_NUM_TOKENS = 10
 
 
 class HuggingFaceBaseline:
-    """`model.generate` without sampling: `check_plan` refuses requests that sample. Steps are counted as forward passes;
-    each call starts from an empty cache. max_seq_len: room of our engine for prompt and output, where its outputs end and these have to end as well."""
+    """`model.generate` without sampling: `check_plan` refuses other requests. Steps are counted as forward passes; each
+    call starts from an empty cache. max_seq_len: room of our engine for prompt and output, where its outputs end and
+    these have to end as well."""
 
     def __init__(self, name: str, model: Any, max_seq_len: int, prompt_lookup_num_tokens: int | None) -> None:
         self.name = name

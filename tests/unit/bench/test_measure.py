@@ -12,7 +12,7 @@ from pipeline.bench.measure import WARM_UP_ROUNDS, MeasureOptions, measure
 from pipeline.bench.report.results import MeasuredRequest
 from pipeline.bench.report.summary import summarise
 from pipeline.decoding.request import GenerationRequest
-from pipeline.errors import RequestError, UserError
+from pipeline.errors import RequestError
 from tests.fakes import TableEngine, make_request, plain_decode
 from tests.unit.bench.bench_fakes import LyingEngine, contender_over
 from tests.unit.bench.data.test_workload import FakeTokenizer
@@ -105,11 +105,6 @@ def test_a_changed_token_is_counted() -> None:
     records = measure(contenders, ROWS, DigitTokenizer(), MeasureOptions(max_new_tokens=20, raw=True))
     row = next(row for row in summarise(records) if (row.task, row.strategy) == ("overall", "trie"))
     assert row.num_identical < row.num_requests
-
-
-def test_the_same_strategy_twice_is_refused() -> None:
-    with pytest.raises(UserError, match="once in a run"):
-        measure([Recorder("x", []), Recorder("x", [])], ROWS, FakeTokenizer(), MeasureOptions())
 
 
 def named(prompt_id: str, tokens: tuple[int, ...]) -> NamedPrompt:

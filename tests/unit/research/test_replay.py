@@ -257,8 +257,6 @@ def test_a_missing_file_a_wrong_word_or_number_is_the_users(tmp_path: Path) -> N
             source_parts(twice)
     with pytest.raises(UserError, match="regime is 'hot'"):
         replay(rows, "pool", [4], ["hot"])
-    with pytest.raises(UserError, match="budget is 0"):
-        replay(rows, "pool", [0], ["cold"])
 
 
 def test_a_source_that_fails_ends_the_replay(monkeypatch: pytest.MonkeyPatch) -> None:
