@@ -85,8 +85,10 @@ class SlotTable:
 
     def commit(self, slot: Slot, nodes: Sequence[int], token_ids: Sequence[int]) -> None:
         """Keep the KV of the accepted nodes, which follow the cached tokens in tree order, and append tokens."""
-        if list(nodes) != list(range(len(nodes))):
-            self._storage.move_path(slot.index, slot.num_cached_tokens, nodes)
+        in_place = next((place for place, node in enumerate(nodes) if node != place), len(nodes))
+        if in_place < len(nodes):
+            moved = [node - in_place for node in nodes[in_place:]]
+            self._storage.move_path(slot.index, slot.num_cached_tokens + in_place, moved)
         slot.num_cached_tokens += len(nodes)
         slot.tokens[slot.num_tokens : slot.num_tokens + len(token_ids)] = token_ids
         slot.num_tokens += len(token_ids)

@@ -60,24 +60,31 @@ def top_rows(logits: Floats, maxima: Floats, ids: IntArray, probabilities: Float
     largest entries lie in the k blocks with the largest maxima."""
     k = ids.shape[1]
     num_blocks = min(k, maxima.shape[1])
-    blocks = np.empty(num_blocks, np.int64)
+    blocks = np.empty(num_blocks, np.int32)
+    heads = np.empty(num_blocks, np.float32)
+    values = np.empty(k, np.float32)
     for row in range(len(logits)):
-        heads = maxima[row].copy()
-        highest = heads.max()
-        for number in range(num_blocks):
-            blocks[number] = np.argmax(heads)
-            heads[blocks[number]] = -np.inf
+        heads[:], blocks[:] = -np.inf, -1
+        for block in range(maxima.shape[1]):
+            insert(heads, blocks, maxima[row, block], block)
         blocks.sort()
-        candidates = np.empty(num_blocks * BLOCK, np.float32)
-        places = np.empty(num_blocks * BLOCK, np.int64)
-        count = 0
-        for block in blocks:
+        values[:], ids[row] = -np.inf, 0
+        for block in blocks[blocks >= 0]:
             for place in range(block * BLOCK, min((block + 1) * BLOCK, logits.shape[1])):
-                candidates[count], places[count] = logits[row, place], place
-                count += 1
-        total = sum_of_exp(logits[row].ctypes.data, logits.shape[1] // LANES, highest)
+                insert(values, ids[row], logits[row, place], place)
+        total = sum_of_exp(logits[row].ctypes.data, logits.shape[1] // LANES, values[0])
         for number in range(k):
-            best = np.argmax(candidates[:count])
-            ids[row, number] = places[best]
-            probabilities[row, number] = np.exp(candidates[best] - highest) / total
-            candidates[best] = -np.inf
+            probabilities[row, number] = np.exp(values[number] - values[0]) / total
+
+
+@kernel
+def insert(values: Floats, places: IntArray, value: np.float32, place: int) -> None:
+    """Insert an entry into a list in descending order, if it is larger than the last one, which it replaces. Of equal
+    entries the one that came first stands first."""
+    rank = len(values) - 1
+    if not value > values[rank]:
+        return
+    while rank > 0 and value > values[rank - 1]:
+        values[rank], places[rank] = values[rank - 1], places[rank - 1]
+        rank -= 1
+    values[rank], places[rank] = value, place

@@ -20,6 +20,10 @@ _SMALLEST, _LARGEST = -87.0, 88.0
 _EXP = (1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2, 1.0, 1.0)
 
 
+# 2^f for |f| <= 1/2 within 8e-5 of it, fitted to the least largest error: coefficients from the third power down.
+_ROUGH_EXP2 = (0.05517098, 0.2426097, 0.69326097, 0.99992816)
+
+
 def splat(builder: ir.IRBuilder, scalar: ir.Value, kind: ir.VectorType) -> ir.Value:
     """A vector with the scalar in every lane."""
     undefined = ir.Constant(kind, ir.Undefined)
@@ -78,10 +82,26 @@ def vector_exp(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
     value: ir.Value = constant(_EXP[0])
     for coefficient in _EXP[1:]:
         value = call(builder, "llvm.fma.v16f32", FLOATS, [value, rest, constant(coefficient)])
-    # Adding to the exponent's bits multiplies by a power of two.
+    return builder.select(is_zero, constant(0.0), _times_power_of_two(builder, value, power))
+
+
+def rough_exp(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
+    """exp in every lane within 0.01 % for x from -87 to 0, tiny below (-inf among it), in half the time of
+    `vector_exp`."""
+    x = builder.select(builder.fcmp_ordered("<", x, constant(_SMALLEST)), constant(_SMALLEST), x)
+    exponent = builder.fmul(x, constant(_LOG2_E))
+    power = call(builder, "llvm.rint.v16f32", FLOATS, [exponent])
+    rest = builder.fsub(exponent, power)
+    value: ir.Value = constant(_ROUGH_EXP2[0])
+    for coefficient in _ROUGH_EXP2[1:]:
+        value = call(builder, "llvm.fma.v16f32", FLOATS, [value, rest, constant(coefficient)])
+    return _times_power_of_two(builder, value, power)
+
+
+def _times_power_of_two(builder: ir.IRBuilder, value: ir.Value, power: ir.Value) -> ir.Value:
+    """value * 2^power, power being whole: adding to the exponent's bits multiplies."""
     shifted = builder.shl(builder.fptosi(power, INTS), ir.Constant(INTS, [23] * LANES))
-    value = builder.bitcast(builder.add(builder.bitcast(value, INTS), shifted), FLOATS)
-    return builder.select(is_zero, constant(0.0), value)
+    return builder.bitcast(builder.add(builder.bitcast(value, INTS), shifted), FLOATS)
 
 
 def loop(

@@ -49,7 +49,8 @@ def warm_up_pass() -> None:
     for name, num_blocks in (("qkv", 3), ("output", 1), ("gate_up", 2), ("down", 1)):
         tensors[f"{name}.weight"] = np.zeros((1, num_blocks, LANES, LANES, 1), np.float32)
         tensors[f"{name}.bias"] = np.zeros((1, num_blocks * LANES), np.float32)
-    runner = Runner(_PLAN, tensors, LeanCache(_PLAN, 1, LANES), _LIMITS, Crew(1))
+    cache = LeanCache(_PLAN, 1, LANES)
+    runner = Runner(_PLAN, tensors, cache, _LIMITS, Crew(1))
     segments = np.zeros((2, NUM_SEGMENT_FIELDS), np.int64)
     segments[0, :5] = 0, 1, 0, 0, 1  # one row of a chain; behind it the number of tasks
     segments[1, -1] = 1
@@ -60,3 +61,4 @@ def warm_up_pass() -> None:
     choices = np.empty(1, np.int32)
     largest_entries(logits, maxima, choices)
     LeanNodeLogits(logits, maxima, choices, LANES).top_k(1)
+    cache.move_path(0, 0, [1])
