@@ -26,7 +26,7 @@ def answer(**statistics: object) -> Completion:
 
 
 class FakeServer:
-    """Answers once all clients have asked, so that concurrency shows without a clock."""
+    """Answers when all clients have sent a request, so that concurrency can be tested without a clock."""
 
     def __init__(self, fails: bool = False, num_clients: int = 1) -> None:
         self.asked: list[str] = []

@@ -80,7 +80,7 @@ def path_tokens(proposals: Proposals) -> list[tuple[int, ...]]:
 def rated(
     context: list[int], path: tuple[int, ...], proposals: Proposals, table: ContinuationTable, weights: np.ndarray
 ) -> dict[int, float]:
-    """The plain way to rate what may follow a path: token -> probability given the path."""
+    """Reference for the probabilities after a path: token -> probability given the path."""
     values: dict[int, list[float]] = {}
     for place, own in enumerate(path_tokens(proposals)):
         if own[:-1] == path:

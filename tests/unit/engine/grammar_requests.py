@@ -20,7 +20,7 @@ COMPACT = {"item_separator": ",", "key_separator": ":", "whitespace_flexible": F
 
 
 class OracleSource:
-    """Proposes what the output will be, with mistakes in between and beside it."""
+    """Proposes the output itself, with wrong tokens in the path and beside it."""
 
     name = "trie"
     needs_top_k = 0

@@ -29,7 +29,7 @@ from tests.unit.engine.torch.test_torch_engine import reference_logits, tiny_mod
 
 
 class LaggingTable(TableEngine):
-    """A rank may receive more tokens than it has nodes for, and computes the others in its next pass."""
+    """A rank that accepts tokens whose nodes other ranks verified; it computes them in its next pass."""
 
     def commit(self, sequence: TableSequence, nodes: Sequence[int], token_ids: Sequence[int]) -> None:
         sequence.tokens += token_ids

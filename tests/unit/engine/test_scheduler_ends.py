@@ -145,7 +145,7 @@ def test_a_cancellation_that_comes_too_late_does_not_meet_the_next_request_of_th
     assert first.finish_reason is second.finish_reason is FinishReason.LENGTH
 
 
-def test_closing_tells_unfinished_requests() -> None:
+def test_closing_notifies_unfinished_requests() -> None:
     scheduler = make_scheduler()
     ended = threading.Event()
     scheduler.start()

@@ -24,7 +24,7 @@ def test_a_full_queue_answers_busy() -> None:
 
 
 def stream_steps(scheduler: Scheduler, count: int, output: list[int]) -> None:
-    """Steps of one stream as the BLS model makes them: each a request that goes on with the one before."""
+    """Steps of one stream as the BLS model makes them: each request continues the one before."""
     for _ in range(count):
         step = Submission(make_request([1, 2, 3, *output], 1), "none", to_be_continued=True)
         scheduler.submit(step, lambda event: output.extend(event.token_ids))

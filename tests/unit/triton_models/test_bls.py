@@ -149,13 +149,13 @@ def test_the_target_does_not_decode_on_behind_what_ends_the_output(strategy):
     output = expected_ids("ccddccddcc", 200, frozenset())
     place = next(i for i in range(12, 40) if output[i] not in (END_ID, *output[:i]))
     token = output[place]
-    cases: list[tuple[TextCodec, dict[str, object], str]] = [
+    endings: list[tuple[TextCodec, dict[str, object], str]] = [
         (letter_codec(), {"stop_words": [letters([token])]}, "stop_words"),
         (letter_codec(), {"stop_words": [letters([token])]}, "stop_words"),
         (letter_codec(frozenset({END_ID, token})), {}, "end_token"),
     ]
-    cases[1][0].special_ids = frozenset({token})
-    for codec, more, reason in cases:
+    endings[1][0].special_ids = frozenset({token})
+    for codec, more, reason in endings:
         if reason == "stop_words":
             more["end_id"] = -1
         target = TableTarget()

@@ -15,7 +15,7 @@ from tests.unit.triton_models.test_bls import answers_of, expected_ids, letters,
 
 
 class BusyTarget(TableTarget):
-    """Refuses the calls of these numbers."""
+    """Refuses calls as busy. refused: their numbers, from 0."""
 
     refused: range = range(0)
     num_calls = 0

@@ -1,4 +1,4 @@
-"""The BLS loop against TensorRT-LLM's contract: chains, no word of why an output ends, limits, routing."""
+"""The BLS loop against TensorRT-LLM's contract: chains, outputs without a finish reason, limits, routing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STRICT = ("engine.strict_tensorrt_llm=true", "tensorrt_llm.max_external_draft_le
 def strict_bls(
     speculation: str, *overrides: str, codec: TextCodec | None = None, **fields: Any
 ) -> tuple[Bls, dict[Mode, TableTarget]]:
-    """A loop over strict targets, by the mode of the engine that each plays."""
+    """A BLS model, and its strict targets by the mode of the engine that each emulates."""
     resolved = small_config(*STRICT, f"tensorrt_llm.speculation={speculation}", *overrides)
     targets = {mode: TableTarget(strict_engine(resolved, mode, VOCAB_SIZE), **fields) for mode in modes_of(resolved)}
     return Bls(resolved, codec or letter_codec(), list(targets.values())), targets

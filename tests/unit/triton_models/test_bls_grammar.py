@@ -153,7 +153,7 @@ def test_a_guide_that_tensorrt_llm_does_not_have_is_refused():
         run_in(plain_tensorrt_llm(TableTarget()), tensors)
 
 
-def test_a_configured_backend_tells_whether_it_applies_guides():
+def test_traits_say_whether_a_configured_backend_applies_guides():
     settings = ("guided_decoding_backend=xgrammar", "xgrammar_tokenizer_info_path=/tokens.json")
     parameters = tuple(f"tensorrt_llm.parameters.{setting}" for setting in settings)
     for more, guides in (((), False), (parameters, True)):

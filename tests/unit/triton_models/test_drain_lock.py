@@ -35,7 +35,7 @@ def require_open_until_closed(lock: DrainLock) -> None:
         require_open(lock)
 
 
-def test_requests_pass_while_the_gate_is_open_and_again_after_it_was_closed(repository):
+def test_requests_are_admitted_before_a_drain_and_again_after_it(repository):
     lock = DrainLock(repository)
     with lock.admitted(), lock.admitted():
         require_open(lock)
@@ -76,7 +76,7 @@ def test_patience_has_an_end(repository):
         assert not nothing_runs
 
 
-def test_a_killed_process_leaves_the_gate_open(repository):
+def test_a_killed_process_drains_no_longer(repository):
     code = f"""
 import os, pathlib
 from pipeline.triton_models.drain_lock import drained
@@ -87,6 +87,6 @@ with drained(pathlib.Path({str(repository)!r}), 5):
     require_open(DrainLock(repository))
 
 
-def test_a_repository_without_the_model_has_no_gate(tmp_path):
+def test_a_repository_without_the_model_is_drained_at_once(tmp_path):
     with drained(tmp_path, 5) as nothing_runs:
         assert nothing_runs

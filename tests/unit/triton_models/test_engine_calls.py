@@ -169,8 +169,8 @@ def test_the_prompt_is_left_out_if_asked_for():
 
 
 def test_what_the_request_does_not_say_of_the_prompt_the_model_does():
-    cases = ((None, True, True), (None, False, False), ([[False]], True, False), ([[True]], False, True))
-    for sent, default, excluded in cases:
+    settings = ((None, True, True), (None, False, False), ([[False]], True, False), ([[True]], False, True))
+    for sent, default, excluded in settings:
         call = engine_call(tensors(exclude_input_in_output=sent), "r", exclude_input=default)
         answer = call.response(event(10, done=True))
         assert answer is not None

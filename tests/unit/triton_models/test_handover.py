@@ -27,11 +27,11 @@ def write(name: str, folder: Path) -> None:
 def test_all_processes_leave_what_they_know_and_the_next_server_finds_it(tmp_path: Path) -> None:
     old = server(tmp_path / "old", "a", "b")
 
-    def look() -> None:
+    def check_for_requests() -> None:
         for process, name in zip(old, "ab", strict=True):
             process.save_if_wanted(lambda folder, name=name: write(name, folder))  # type: ignore[misc]
 
-    assert hand_over(tmp_path / "old", tmp_path / "new", look, 1.0)
+    assert hand_over(tmp_path / "old", tmp_path / "new", check_for_requests, 1.0)
 
     (new,) = server(tmp_path / "new", "a")
     assert new.found is not None

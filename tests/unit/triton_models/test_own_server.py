@@ -1,4 +1,4 @@
-"""Where a server answers, by its command line."""
+"""The address of a server, read from its command line."""
 
 from __future__ import annotations
 

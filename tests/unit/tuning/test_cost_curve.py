@@ -105,7 +105,7 @@ def test_of_disturbed_repeats_the_least_time_counts(monkeypatch: pytest.MonkeyPa
 
 
 class Timed(Counting):
-    """An engine with a clock that moves by a number of seconds per token of each pass."""
+    """An engine whose clock advances by a number of seconds per token of each pass."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds_per_token: float, **limits: int) -> None:
         super().__init__(**limits)

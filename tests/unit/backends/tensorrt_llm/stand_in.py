@@ -56,4 +56,4 @@ def build(where, run_of, *overrides: str, target: str = "artifact") -> tuple[Sta
 
 
 def silent(text: str) -> None:
-    """For builds without progress output."""
+    """Print nothing: the progress function of these builds."""

@@ -117,7 +117,7 @@ def test_the_command_reads_its_request(tmp_path, tensorrt_llm, capsys):
 
 
 def test_the_worker_needs_nothing_but_the_standard_library(tmp_path):
-    """The container has TensorRT-LLM, but other versions of what we use."""
+    """The container has TensorRT-LLM, but other versions of our requirements."""
     code = (
         "import sys; import pipeline.backends.tensorrt_llm.conversion_script; "
         "print(sorted({name.split('.')[0] for name in sys.modules} - sys.stdlib_module_names))"

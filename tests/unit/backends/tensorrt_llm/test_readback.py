@@ -33,8 +33,8 @@ def test_what_comes_out_wrong_is_refused_and_not_taken_for_finished(where, which
 
     with pytest.raises(BuildError, match=text.replace(".", r"\.")):
         build(where, lambda plan: StandIn(plan, spoil))
-    mended, _ = build(where, StandIn)
-    assert f"{'convert' if which == 'checkpoint' else 'build lookahead'}" in mended.calls
+    again, _ = build(where, StandIn)
+    assert f"{'convert' if which == 'checkpoint' else 'build lookahead'}" in again.calls
 
 
 def test_a_base_that_is_not_written_down_is_the_default(where):

@@ -26,7 +26,7 @@ from tests.trt_configs import SPECULATIONS, trt_config
 from tests.unit.repository.test_model_config import CONTRACT_OF, EXTRA, SERVED, as_served, expected_inputs, tensors_of
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "tensorrt_llm"
-GOLDEN_CASES = [
+GOLDEN_CONFIGS = [
     (model, profile, "lookahead")
     for model in ("llama2-13b", "qwen2.5-coder-7b", "smollm2-135m")
     for profile in ("balanced", "latency", "throughput")
@@ -175,7 +175,7 @@ def test_two_engines_split_the_memory(tmp_path, share):
     assert trie["gpt_model_path"] != lookahead["gpt_model_path"]
 
 
-@pytest.mark.parametrize(("model", "profile", "speculation"), GOLDEN_CASES)
+@pytest.mark.parametrize(("model", "profile", "speculation"), GOLDEN_CONFIGS)
 def test_golden(tmp_path, model, profile, speculation):
     configs = rendered(tmp_path, trt_config(model, profile, f".speculation={speculation}"))
     parts = []

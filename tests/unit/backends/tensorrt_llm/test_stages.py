@@ -23,7 +23,7 @@ from tests.trt_configs import trt_config
 from tests.unit.backends.tensorrt_llm.stand_in import StandIn, build, silent
 
 
-def test_a_build_tells_of_each_stage_and_its_log(where, monkeypatch):
+def test_a_build_reports_each_stage_and_its_log(where, monkeypatch):
     monkeypatch.setenv("LOOKAHEAD_ENGINES", str(where.engines))
     monkeypatch.setattr(trt_build, "require_ready", lambda *arguments: None)
     monkeypatch.setattr(trt_build, "execute", lambda plan, *rest: execute(plan, *rest, StandIn(plan)))

@@ -23,7 +23,7 @@ PROMPTS = [NamedPrompt(f"p{i}", np.asarray([i + 1, i + 2, 3], np.int32), Prompt(
 
 
 class SignOfZero(TableEngine):
-    """Equal numbers with other bits behind draft nodes: -0.0 where the root's row has 0.0."""
+    """Rows of draft nodes with equal numbers but other bits: -0.0 where the root's row has 0.0."""
 
     def verify(self, items: Sequence[VerifyItem]) -> list[TableLogits | None]:
         results = super().verify(items)
