@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from pipeline.engine.torch.lean.attention import attend
 from pipeline.engine.torch.lean.compilation import kernel
-from pipeline.engine.torch.lean.crew import COUNTER_BYTES
+from pipeline.engine.torch.lean.crew import COUNTER_BYTES, Turn, enters, leaves
 from pipeline.engine.torch.lean.phases import (
     Floats,
     Longs,
@@ -66,6 +66,7 @@ def num_counters(num_layers: int) -> int:
 @kernel
 def run_pass(
     thread: int,
+    turn: Turn,
     sizes: Longs,
     epsilon: float,
     matrices: Longs,
@@ -82,11 +83,14 @@ def run_pass(
     scratch: Floats,
     counters: Longs,
 ) -> None:
-    """One thread's part of a pass.
+    """One thread's part of a pass, if it comes in time.
 
-    sizes, matrices, norms, buffers, rows: by the columns of `tables`. windows: [layer] sliding window, 0 for none.
-    rotation: [2, position, head_dim / 2] cosines and sines. keys, values, segments, visible, scratch: see `attention`.
-    wanted: rows whose logits are computed. counters: zeros, `num_counters` times `COUNTER_BYTES`."""
+    turn: see `crew`. sizes, matrices, norms, buffers, rows: by the columns of `tables`. windows: [layer] sliding
+    window, 0 for none. rotation: [2, position, head_dim / 2] cosines and sines. keys, values, segments, visible,
+    scratch: see `attention`. wanted: rows whose logits are computed. counters: zeros, `num_counters` times
+    `COUNTER_BYTES`."""
+    if not enters(turn):
+        return
     num_rows = sizes[NUM_ROWS]
     is_int8 = sizes[KIND] == INT8
     h = buffers[BYTES] if is_int8 else buffers[H]
@@ -138,12 +142,15 @@ def run_pass(
         counter += _PHASE_BYTES
         head = matrices[NUM_MATRICES * sizes[NUM_LAYERS]]
         multiply(sizes, head, buffers, h, zeros, buffers[LOGITS], buffers[MAXIMA], num_wanted, counter)
+    leaves(thread, turn)
 
 
 @kernel
-def multiply_all(sizes: Longs, matrices: Longs, buffers: Longs, counters: Longs) -> None:
+def multiply_all(thread: int, turn: Turn, sizes: Longs, matrices: Longs, buffers: Longs, counters: Longs) -> None:
     """One thread's part of the matrices of a pass alone: the floor that a whole pass is measured against. For the
     arguments see `run_pass`. The content of the buffers does not matter."""
+    if not enters(turn):
+        return
     is_int8 = sizes[KIND] == INT8
     h = buffers[BYTES] if is_int8 else buffers[H]
     attended = buffers[BYTES] if is_int8 else buffers[ATTENDED]
@@ -163,3 +170,4 @@ def multiply_all(sizes: Longs, matrices: Longs, buffers: Longs, counters: Longs)
         counter += _PHASE_BYTES
     head = matrices[NUM_MATRICES * sizes[NUM_LAYERS]]
     multiply(sizes, head, buffers, h, zeros, buffers[LOGITS], none, sizes[NUM_WANTED], counter)
+    leaves(thread, turn)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from pipeline.engine.contract import EngineLimits
 from pipeline.engine.torch.lean import tables
 from pipeline.engine.torch.lean.attention import Floats, Longs, scratch_floats
-from pipeline.engine.torch.lean.crew import COUNTER_BYTES, Crew
+from pipeline.engine.torch.lean.crew import COUNTER_BYTES, Crew, Turn
 from pipeline.engine.torch.lean.forward import multiply_all, num_counters, run_pass
 from pipeline.engine.torch.lean.kv_cache import LeanCache
 from pipeline.engine.torch.lean.node_logits import BLOCK
@@ -68,9 +68,10 @@ class Runner:
         sizes, buffers, logits, maxima = self._prepared(len(token_ids), len(wanted))
         self._embed(token_ids)
 
-        def work(thread: int) -> None:
+        def work(thread: int, turn: Turn) -> None:
             run_pass(
                 thread,
+                turn,
                 sizes,
                 self._plan.epsilon,
                 self._matrices,
@@ -95,7 +96,7 @@ class Runner:
         """Compute only the matrices of a pass over `num_rows` rows, all of whose logits are wanted."""
         # The buffers hold addresses only, so the arrays must live as long as the call.
         sizes, buffers, *arrays = self._prepared(num_rows, num_rows)
-        self._crew.run(lambda thread: multiply_all(sizes, self._matrices, buffers, self._counters))
+        self._crew.run(lambda thread, turn: multiply_all(thread, turn, sizes, self._matrices, buffers, self._counters))
         del arrays
 
     def _prepared(self, num_rows: int, num_wanted: int) -> tuple[Longs, Longs, Floats, Floats]:

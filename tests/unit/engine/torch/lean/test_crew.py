@@ -2,26 +2,66 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 from numba.core.caching import NullCache
 
 from pipeline.engine.torch.lean.compilation import kernel
-from pipeline.engine.torch.lean.crew import COUNTER_BYTES, Crew, shared
+from pipeline.engine.torch.lean.crew import COUNTER_BYTES, Crew, Turn, enters, leaves, shared
 
 
 @kernel
-def count_units(counts: np.ndarray, counter: int) -> None:
+def count_units(thread: int, turn: Turn, counts: np.ndarray, counter: int) -> None:
+    if not enters(turn):
+        return
     for unit in shared(counter, len(counts), 3):
         counts[unit] += 1
+    leaves(thread, turn)
 
 
-def test_every_unit_is_taken_once_by_some_thread() -> None:
+def test_every_unit_is_taken_once_by_some_thread_in_each_of_many_passes() -> None:
     counts = np.zeros(100, np.int64)
     counters = np.zeros(2 * COUNTER_BYTES // 8, np.int64)
-    count_units(np.zeros(0, np.int64), counters.ctypes.data)  # compiled by one thread
-    counters[:] = 0
-    Crew(2).run(lambda thread: count_units(counts, counters.ctypes.data))
-    assert counts.tolist() == [1] * 100
+    Crew(1).run(lambda thread, turn: count_units(thread, turn, counts, counters.ctypes.data))  # compiled by one thread
+    crew = Crew(3)
+    for _ in range(2000):
+        counts[:], counters[:] = 0, 0
+        crew.run(lambda thread, turn: count_units(thread, turn, counts, counters.ctypes.data))
+        assert counts.tolist() == [1] * 100
+
+
+def test_a_thread_that_comes_late_touches_nothing() -> None:
+    counts = np.zeros(10, np.int64)
+    counters = np.zeros(2 * COUNTER_BYTES // 8, np.int64)
+    crew = Crew(1)
+    turns: list[Turn] = []
+
+    def work(thread: int, turn: Turn) -> None:
+        for late in turns:  # another pass is open
+            count_units(1, late, counts, counters.ctypes.data)
+        assert not counts.any()
+        count_units(thread, turn, counts, counters.ctypes.data)
+        turns.append(turn)
+
+    for _ in range(2):
+        counts[:], counters[:] = 0, 0
+        crew.run(work)
+        assert counts.tolist() == [1] * 10
+        for late in turns:  # no pass is open
+            counters[:] = 0
+            count_units(1, late, counts, counters.ctypes.data)
+        assert counts.tolist() == [1] * 10
+
+
+def test_the_threads_end_with_the_crew() -> None:
+    crew = Crew(3)
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith("lean-pass")]
+    assert len(threads) >= 2
+    del crew
+    for thread in threads[-2:]:
+        thread.join(timeout=60)
+        assert not thread.is_alive()
 
 
 def test_the_loop_over_units_is_not_kept_on_disk() -> None:
