@@ -106,7 +106,7 @@ def _parts(num_pending: int, tree: DraftTree, per_task: int) -> list[tuple[int, 
 
     With a tree in it each task of a segment reads all of its places, so a prompt in front of a tree is a segment of its
     own."""
-    is_chain = bool(np.array_equal(tree.parents, np.arange(-1, len(tree) - 1)))
+    is_chain = tree.parents.tolist() == list(range(-1, len(tree) - 1))
     if is_chain or num_pending <= per_task:
         return [(0, num_pending + len(tree), is_chain)]
     return [(0, num_pending, True), (num_pending, len(tree), False)]
