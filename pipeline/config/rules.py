@@ -71,7 +71,7 @@ def _faults_of_address(profile: ProfileConfig) -> Iterator[Fault]:
 
 def _faults_of_ports(profile: ProfileConfig) -> Iterator[Fault]:
     seen: dict[int, str] = {}
-    for key in ("http_port", "grpc_port", "metrics_port"):
+    for key in ("http_port", "grpc_port", "metrics_port", *(["openai_port"] if profile.server.openai else [])):
         port = getattr(profile.server, key)
         if port and port in seen:
             yield fault(

@@ -29,6 +29,8 @@ from tests.unit.config.shipped import CPU, SHIPPED, faults_of, write
             "server.metrics_port: found 9000, which server.http_port",
         ),
         (["server.http_port=0", "server.grpc_port=0", "server.metrics_port=0"], None),
+        (["server.openai_port=8000"], "server.openai_port: found 8000, which server.http_port has too"),
+        (["server.openai_port=8000", "server.openai=false"], None),
         (["drafting.sources=[{kind: trie}, {kind: trie}]"], "holds 'trie' twice"),
         (
             ["drafting.strategy=hybrid", "drafting.sources=[{kind: supplied}]"],
