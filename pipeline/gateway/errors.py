@@ -17,6 +17,7 @@ BUSY_RETRY_S = 2
 RESTART_RETRY_S = 5
 _LONGEST = 500
 _BUSY = re.compile(r"\bbusy: |Exceeds maximum queue size|is being stopped or exchanged|is shutting down", re.I)
+RESTARTING = "the server is starting again; send the request again in a moment"
 # Triton's messages about a model whose process has died or cannot be reached.
 _DEAD = re.compile(
     r"Stub process|is not healthy|shm|shared memory|memory region|has no available versions|is not ready|"
@@ -37,7 +38,7 @@ _PREFIXES = re.compile(r"^(?:\[request id: [^\]]*\] |in ensemble '[^']*', )+")
 
 def unavailable() -> Refusal:
     """The refusal while the server behind cannot be reached."""
-    return Refusal(503, "the server is starting again; send the request again in a moment", RESTART_RETRY_S)
+    return Refusal(503, RESTARTING, RESTART_RETRY_S)
 
 
 def refusal_of(status: int, text: str, request_id: str) -> Refusal:

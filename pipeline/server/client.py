@@ -21,6 +21,7 @@ import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from pipeline.errors import RequestError, ServerError
+from pipeline.gateway.errors import RESTARTING
 from pipeline.repository.names import FRONT_MODEL
 from pipeline.triton_models.tensors import Array
 from pipeline.triton_models.text_codec import check_text
@@ -254,6 +255,8 @@ def _named_error(error: Exception, url: str) -> Exception:
         return ServerError(f"{url} refused the request: {error}. The commands take an API key from {KEY_VARIABLE}.")
     if status is None and _DEAD_STREAM not in str(error):
         return RequestError(str(error))
+    if RESTARTING in str(error):
+        return ServerError(f"{url}: {RESTARTING}.")
     return ServerError(f"{url} cannot be reached: {error}. Is it running? See `lookahead status`.")
 
 

@@ -11,6 +11,7 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from pipeline.errors import RequestError, ServerError
+from pipeline.gateway.errors import unavailable
 from pipeline.server import client
 from pipeline.server.client import TextQuery, complete
 from tests.patience import PATIENCE_S
@@ -89,6 +90,13 @@ def test_a_stream_that_is_dead_before_the_request_is_sent_is_a_server_error(monk
 def test_a_server_that_ends_while_it_answers_is_a_server_error(monkeypatch, status):
     with pytest.raises(ServerError, match=r"127.0.0.1:9 cannot be reached: .*gone"):
         answer_of(monkeypatch, InferenceServerException("gone", status=status), None)
+
+
+def test_a_server_that_starts_again_is_not_called_unreachable(monkeypatch):
+    refusal = InferenceServerException(str(unavailable()), status="StatusCode.UNAVAILABLE")
+    with pytest.raises(ServerError, match=r"127.0.0.1:9: the server is starting again") as caught:
+        answer_of(monkeypatch, refusal, None)
+    assert "reached" not in str(caught.value)
 
 
 def test_a_deadline_is_a_server_error_that_says_so(monkeypatch):
