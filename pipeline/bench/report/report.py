@@ -94,8 +94,8 @@ def headline(results: BenchResults) -> str:
             verdict = "does best of those that draft, but its interval includes 1"
         sentences.append(
             f"`{best.strategy}` {verdict}: {best.speedup:.2f} times `{results.baseline}`{_interval(best)}, with "
-            f"{best.acceptance_length:.2f} tokens per step over {best.num_prompts} prompt{'s' if best.num_prompts > 1 else ''}, "
-            f"draft sources {results.warmth}."
+            f"{best.acceptance_length:.2f} tokens per step over {best.num_prompts} "
+            f"prompt{'s' if best.num_prompts > 1 else ''}, draft sources {results.warmth}."
         )
     compared = [f"`{row.strategy}` runs at {row.speedup:.2f}" for row in others if row.speedup is not None]
     if compared:
