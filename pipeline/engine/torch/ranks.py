@@ -87,7 +87,11 @@ class PipeLeader:
             yield
         except (EOFError, OSError) as error:
             wait([process.sentinel for process in self._processes], timeout=_ENDING_S)
-            first = next(process for process in self._processes if process.exitcode is not None)
+            ended = [process for process in self._processes if process.exitcode is not None]
+            if not ended:
+                raise
+            # A killed process has a negative exit code; those that ended because of it have not.
+            first = min(ended, key=lambda process: process.exitcode or 0)
             raise EngineError(
                 f"Process {first.name} of {self._setting} = {self.num_ranks} has ended during the work "
                 f"(exit code {first.exitcode}), so the engine has ended, too. Run the command again; if the system "
