@@ -125,8 +125,8 @@ def status(as_json: Json = False) -> None:
         raise typer.Exit(2)
     ready = is_ready(state)
     log = kept_log(folder)
-    figures = read_figures(state.metrics_url) if ready else {}
     url, services, replicas = openai_url(folder), find_services(folder), find_replicas(folder)[1:]
+    figures = read_figures([each.metrics_url for each in (state, *replicas) if is_ready(each)])
     costs = _costs_of(state)
     if as_json:
         found = {

@@ -1,6 +1,9 @@
-"""Metrics of the running server, read from its metrics port."""
+"""Metrics of the running servers, read from their metrics ports."""
 
 from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
@@ -22,9 +25,11 @@ def read_metrics(url: str) -> dict[str, float]:
     return values
 
 
-def read_figures(url: str) -> dict[str, float]:
-    """A few metrics in words. Those that need a request are left out before the first one."""
-    values = read_metrics(url)
+def read_figures(urls: Sequence[str]) -> dict[str, float]:
+    """A few metrics of all servers together, in words. Those that need a request are left out before the first one."""
+    values: Counter[str] = Counter()
+    for url in urls:
+        values.update(read_metrics(url))  # type: ignore[arg-type]  # the sums are not whole numbers
     figures = {
         "requests": values.get("lookahead_requests_total", 0.0),
         "output tokens": values.get("lookahead_output_tokens_total", 0.0),
