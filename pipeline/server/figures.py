@@ -29,7 +29,7 @@ def read_figures(urls: Sequence[str]) -> dict[str, float]:
     """A few metrics of all servers together, in words. Those that need a request are left out before the first one."""
     values: Counter[str] = Counter()
     for url in urls:
-        values.update(read_metrics(url))  # type: ignore[arg-type]  # the sums are not whole numbers
+        values.update(read_metrics(url))
     figures = {
         "requests": values.get("lookahead_requests_total", 0.0),
         "output tokens": values.get("lookahead_output_tokens_total", 0.0),
