@@ -126,7 +126,8 @@ def status(as_json: Json = False) -> None:
     ready = is_ready(state)
     log = kept_log(folder)
     url, services, replicas = openai_url(folder), find_services(folder), find_replicas(folder)[1:]
-    figures = read_figures([each.metrics_url for each in (state, *replicas) if is_ready(each)])
+    serving = [*([state] if ready else []), *filter(is_ready, replicas)]
+    figures = read_figures([each.metrics_url for each in serving])
     costs = _costs_of(state)
     if as_json:
         found = {
