@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.bench.report.results import BenchResults, load_results, require_writable, save_json
+from pipeline.cli import main
 from pipeline.decoding.cost import CostPoint
 from pipeline.errors import UserError
 from tests.unit.bench.report.test_summary import record
@@ -61,3 +62,20 @@ def test_that_a_file_can_be_written_is_tried(tmp_path: Path) -> None:
         require_writable(Path("/proc/out.json"))
     with pytest.raises(UserError, match="it is a folder"):
         require_writable(tmp_path)
+
+
+def test_bench_and_report_do_not_write_over_their_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts, saved = tmp_path / "prompts.jsonl", tmp_path / "results.json"
+    prompts.write_text('{"id": "1", "task": "t", "prompt": "a"}\n', encoding="utf-8")
+    save_json(saved, results())
+    for path, arguments in (
+        (prompts, ["bench", "--data", str(prompts), "--json", str(prompts)]),
+        (saved, ["report", str(saved), "--html", str(saved)]),
+        (saved, ["report", str(saved), "--markdown", str(saved)]),
+    ):
+        before = path.read_bytes()
+        with pytest.raises(SystemExit) as caught:
+            main(arguments)
+        assert caught.value.code == 2
+        assert f"{path.name} is the input" in " ".join(capsys.readouterr().err.split())
+        assert path.read_bytes() == before
