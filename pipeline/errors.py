@@ -44,6 +44,32 @@ class BusyError(RequestError):
     """The engine's queue is full; the request may be sent again later."""
 
 
+# Words in errors of Triton and of our models. BUSY: the request may be sent again later. LEAVING: the server ends,
+# another may take the request. DEAD: the process of a model died or cannot be reached. FAULT: begins a fault of ours.
+BUSY = re.compile(r"\bbusy: |Exceeds maximum queue size|sequences of the engine are in use", re.I)
+LEAVING = re.compile(r"is being stopped or exchanged|is shutting down", re.I)
+DEAD = re.compile(
+    r"Stub process|is not healthy|shm|shared memory|memory region|has no available versions|is not ready|"
+    r"Server is stopping|Server exiting|failed to connect|Broken pipe|Socket closed",
+    re.I,
+)
+FAULT = "internal error: "
+
+
+def streamed_error(text: str) -> Exception:
+    """The error that a text within a stream of Triton's stands for: RequestError, BusyError, EngineError if the server
+    is gone or going, or RuntimeError for a fault of the server.
+
+    Such a text comes without a code. Triton sends the code if a request has the header `triton_grpc_error`, but up to
+    version 2.67 it then uses freed memory now and then, which ends the server
+    (https://github.com/triton-inference-server/server/pull/8708)."""
+    if BUSY.search(text):
+        return BusyError(text)
+    if LEAVING.search(text) or DEAD.search(text):
+        return EngineError(f"the server is gone or going: {text}")
+    return RuntimeError(text) if FAULT in text else RequestError(text)
+
+
 def error_number(error: Exception) -> int | None:
     """The operating system's number of an error, if it has one. Libraries written in Rust have error classes of their
     own, with the number in the text."""

@@ -11,7 +11,7 @@ import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from pipeline.errors import BusyError, EngineError, RequestError
+from pipeline.errors import EngineError, RequestError, streamed_error
 from pipeline.gateway.spec import TRITON_GRPC_KEY
 from pipeline.repository.names import FRONT_MODEL
 from pipeline.triton_models.spans import TRACEPARENT
@@ -26,8 +26,6 @@ _CHANNEL = [
     ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 500),
 ]
-# Asks Triton for the code of an error, not its text alone.
-_METADATA = (("triton_grpc_error", "true"),)
 _DTYPES = {
     np.dtype(np.int32): "INT32",
     np.dtype(np.uint64): "UINT64",
@@ -37,9 +35,6 @@ _DTYPES = {
 }
 # In a tensor of texts each text is preceded by its length.
 _LENGTH_BYTES = 4
-_BUSY = "busy"
-# Words of Triton for a model whose process died.
-_DEAD_MODEL = ("Stub process", "is not healthy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +56,7 @@ class TritonStream:
         """key: what Triton asks for; empty for none."""
         self._channel = grpc.aio.insecure_channel(url, options=_CHANNEL)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
-        self._metadata = _METADATA + (((TRITON_GRPC_KEY, key),) if key else ())
+        self._metadata = ((TRITON_GRPC_KEY, key),) if key else ()
 
     async def is_ready(self) -> bool:
         """Whether all models of the server answer."""
@@ -79,20 +74,21 @@ class TritonStream:
         """Chunks as they come. Leaving the iteration early cancels the request. trace: headers of its trace, empty if
         nothing records it.
 
-        Raises RequestError for a request that the server refuses, BusyError for one that it cannot take now, and
-        EngineError if the server is gone or going."""
+        Raises RequestError for a request that the server refuses, BusyError for one that it cannot take now,
+        EngineError if the server is gone or going, and RuntimeError for a fault of the server."""
         if TRACEPARENT in trace:
             tensors = {**tensors, TRACEPARENT: np.asarray([[trace[TRACEPARENT].encode()]], np.object_)}
         metadata = (*self._metadata, *trace.items())
         call = self._stub.ModelStreamInfer([_request(tensors, request_id)], metadata=metadata)
-        finished, last = False, None
+        finished, last, failure = False, None, None
         try:
             async for response in call:
                 if response.error_message:
-                    raise _error(response.error_message, None)
+                    failure = streamed_error(response.error_message)
+                    continue
                 chunk = _chunk(response.infer_response)
-                # The call is read to its end before the last chunk goes out: a call that is cancelled when its request
-                # has been answered keeps the server from stopping.
+                # The call is read to its end before the last chunk or an error goes out: a call that is cancelled when
+                # its request has been answered keeps the server from stopping.
                 if chunk.finish_reason is None:
                     yield chunk
                 else:
@@ -100,10 +96,12 @@ class TritonStream:
             finished = True
         except grpc.aio.AioRpcError as error:
             finished = True
-            raise _error(error.details() or "", error.code()) from error
+            failure = failure or _call_error(error)
         finally:
             if not finished:
                 call.cancel()
+        if failure is not None:
+            raise failure
         if last is None:
             raise EngineError("the stream of the server ended before the output did")
         yield last
@@ -146,13 +144,11 @@ def _top(ids: Array, values: Array, num_tokens: int) -> tuple[tuple[tuple[int, f
     return tuple(tuple(zip(*row, strict=True)) for row in rows)
 
 
-def _error(text: str, code: grpc.StatusCode | None) -> Exception:
-    """Convert the error of a failed call to one of ours."""
-    if text.startswith(_BUSY):
-        return BusyError(text)
-    gone = code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED) or any(word in text for word in _DEAD_MODEL)
-    if gone:
+def _call_error(error: grpc.aio.AioRpcError) -> Exception:
+    """The error of a call that failed as a whole."""
+    text = error.details() or ""
+    if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
         return EngineError(f"the server is gone or going: {text}")
-    if code is grpc.StatusCode.INVALID_ARGUMENT:
+    if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
         return RequestError(text)
     return RuntimeError(text)

@@ -8,6 +8,7 @@ import logging
 import re
 from typing import Any
 
+from pipeline.errors import BUSY, DEAD, LEAVING
 from pipeline.gateway.annotations import ENGINE_DATA, REFUSAL
 from pipeline.gateway.refusal import Refusal
 
@@ -16,14 +17,7 @@ logger = logging.getLogger("lookahead.gateway")
 BUSY_RETRY_S = 2
 RESTART_RETRY_S = 5
 _LONGEST = 500
-_BUSY = re.compile(r"\bbusy: |Exceeds maximum queue size|is being stopped or exchanged|is shutting down", re.I)
 RESTARTING = "the server is starting again; send the request again in a moment"
-# Triton's messages about a model whose process has died or cannot be reached.
-_DEAD = re.compile(
-    r"Stub process|is not healthy|shm|shared memory|memory region|has no available versions|is not ready|"
-    r"Server is stopping|failed to connect|Broken pipe|Socket closed",
-    re.I,
-)
 # Paths, source files, internal names of memory regions and model instances, traces.
 _INTERNAL = re.compile(
     r"internal error|Traceback|\.(?:py|cc|cpp|h|so)\b|(?<![\w<])/(?!>)[\w.-]+/|\bla[0-9a-f]{12}|0x[0-9a-f]{6,}|"
@@ -44,9 +38,9 @@ def unavailable() -> Refusal:
 def refusal_of(status: int, text: str, request_id: str) -> Refusal:
     """The client's error for an error of the server behind. text: as it was received; it is logged if the client does
     not see it."""
-    if _BUSY.search(text):
+    if BUSY.search(text) or LEAVING.search(text):
         return Refusal(503, _shown(text), BUSY_RETRY_S)
-    if _DEAD.search(text):
+    if DEAD.search(text):
         logger.error("request %s: %d %s", request_id, status, text)
         return unavailable()
     if _UNREADABLE.search(text):  # Triton returns 500, but the request is wrong

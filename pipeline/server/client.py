@@ -190,6 +190,7 @@ def _stream_grpc(query: TextQuery, url: str, timeout_s: float) -> Iterator[TextC
             except queue.Empty:
                 raise ServerError(f"{url} did not answer within {timeout_s:.0f} s.") from None
             if error is not None:
+                client.stop_stream()  # see below
                 raise _named_error(error, url)
             response = result.get_response()
             if response.outputs:

@@ -13,14 +13,11 @@ import grpc
 import tritonclient.grpc.aio as triton_grpc
 from tritonclient.utils import np_to_triton_dtype
 
-from pipeline.errors import RequestError
 from pipeline.triton_models.model_calls import ModelCaller
 from pipeline.triton_models.own_server import GrpcAddress, own_address
 from pipeline.triton_models.tensors import Array, Tensors
 from pipeline.triton_models.triton import CallResponses, refusal
 
-# With this header an error ends the stream, with its code.
-_ERROR_CODES = {"triton_grpc_error": "true"}
 _CHANNEL = (
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
@@ -61,17 +58,25 @@ class StreamingCaller(ModelCaller):
             "inputs": [_input(name, value) for name, value in tensors.items()],
             "outputs": [triton_grpc.InferRequestedOutput(name) for name in outputs],
         }
-        responses = self._client.stream_infer(_only(request), headers={**self._address.headers, **_ERROR_CODES})
+        responses = self._client.stream_infer(_only(request), headers=dict(self._address.headers))
+        ended, failure = False, None
         try:
             async for result, error in responses:
+                # Read to the end after an error too: cancelling a call that has been answered harms the server.
                 if error is not None:
-                    raise RequestError(str(error.message()))
-                yield {output.name: result.as_numpy(output.name) for output in result.get_response().outputs}
+                    failure = refusal(error.message())
+                else:
+                    yield {output.name: result.as_numpy(output.name) for output in result.get_response().outputs}
+            ended = True
         except grpc.aio.AioRpcError as error:
+            ended = True
             busy = error.code() is grpc.StatusCode.UNAVAILABLE
-            raise refusal(error.details() or str(error.code()), busy) from error
+            failure = failure or refusal(error.details() or str(error.code()), busy)
         finally:
-            responses.cancel()
+            if not ended:
+                responses.cancel()
+        if failure is not None:
+            raise failure
 
     async def close(self) -> None:
         if self._client is not None:

@@ -10,11 +10,8 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pipeline.errors import BusyError, RepositoryError, RequestError, UserError
+from pipeline.errors import BUSY, FAULT, LEAVING, BusyError, RepositoryError, RequestError, UserError
 from pipeline.triton_models.tensors import Array, Tensors
-
-# Triton's refusal of a request to a model whose queue is full. Clients get an error code for it, other models do not.
-_QUEUE_IS_FULL = "Exceeds maximum queue size"
 
 
 def parameter(config: Mapping[str, Any], name: str, default: str | None = None) -> str:
@@ -143,7 +140,7 @@ def error_response(error: Exception) -> Any:
     kind = pb_utils.TritonError
     code = kind.UNAVAILABLE if isinstance(error, BusyError) else kind.INVALID_ARG
     if not isinstance(error, UserError):
-        return pb_utils.InferenceResponse(error=kind(f"internal error: {error!r}", kind.INTERNAL))
+        return pb_utils.InferenceResponse(error=kind(f"{FAULT}{error!r}", kind.INTERNAL))
     return pb_utils.InferenceResponse(error=kind(str(error), code))
 
 
@@ -153,9 +150,10 @@ def request_error(error: Any) -> RequestError:
     return refusal(error.message(), error.code() == pb_utils.TritonError.UNAVAILABLE)
 
 
-def refusal(sentence: str, busy: bool) -> RequestError:
-    """The error of a called model, without the prefixes of Triton and TensorRT-LLM. busy: whether its code means
-    busy."""
+def refusal(sentence: str, busy: bool = False) -> RequestError:
+    """The error of a called model, without the prefixes of Triton and TensorRT-LLM. busy: whether its code means busy;
+    the text may mean it too."""
     for prefix in ("Error when running inference: ", "due to the following error: "):
         sentence = sentence.rpartition(prefix)[2]
-    return BusyError(sentence) if busy or _QUEUE_IS_FULL in sentence else RequestError(sentence)
+    is_busy = busy or BUSY.search(sentence) or LEAVING.search(sentence)
+    return BusyError(sentence) if is_busy else RequestError(sentence)

@@ -28,7 +28,7 @@ from tests.integration.stock_clients import Stock
 from tests.integration.strict_repository import strict_repository
 from tests.own_places import own_places
 from tests.patience import PATIENCE_S
-from tests.servers import left_over
+from tests.servers import check_log, left_over
 
 # Files that share a server run in one process, so that each server is started once.
 SHARED = (
@@ -132,6 +132,7 @@ def openai_fleet(shared_where: Places, tmp_path_factory: pytest.TempPathFactory)
     assert not find_replicas(folder)
     for state in (fleet.state, *(service.state for service in fleet.services)):
         assert not left_over(state.server_id)
+    check_log(fleet.servers[0].log_path)
 
 
 @pytest.fixture(scope="package")

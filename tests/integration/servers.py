@@ -19,7 +19,7 @@ from pipeline.server.server import RunningServer
 from pipeline.server.startup import PreparedServer, launch, prepare
 from pipeline.server.state import ServerState
 from tests.patience import PATIENCE_S
-from tests.servers import FREE_PORTS, left_over
+from tests.servers import FREE_PORTS, check_log, left_over
 
 # Some tests ask the inner models; what is closed to clients is tested in test_gateway.py.
 TORCH = ("backend=torch", "device=cpu", "server.gateway.inner_models=true", *FREE_PORTS)
@@ -44,6 +44,7 @@ def running(served: PreparedServer, where: Places, folder: Path) -> Iterator[Run
     finally:
         server.stop()
     assert not left_over(server.state.server_id)
+    check_log(server.log_path)
 
 
 def url_of(state: ServerState, protocol: Protocol) -> str:

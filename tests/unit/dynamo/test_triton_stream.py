@@ -1,20 +1,21 @@
-"""The worker's gRPC calls, against a stand-in for Triton."""
+"""The worker's gRPC calls."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import grpc
 import numpy as np
 import pytest
-from tritonclient.grpc import InferResult, service_pb2, service_pb2_grpc
+from tritonclient.grpc import InferResult, service_pb2
 
 from pipeline.dynamo.triton_stream import TokenChunk, TritonStream
 from pipeline.errors import BusyError, EngineError, RequestError
 from tests.patience import PATIENCE_S
+from tests.unit.triton_stand_in import Triton, failed, response, serving
 
 T = TypeVar("T")
 TENSORS = {
@@ -27,54 +28,14 @@ TENSORS = {
 STATISTICS = {"num_draft_tokens": 3}
 
 
-def response(**values: Any) -> service_pb2.ModelStreamInferResponse:
-    """values: tensors by name, or the text of a single one."""
-    made = service_pb2.ModelInferResponse()
-    for name, value in values.items():
-        shape, raw = (value.shape, value.tobytes()) if isinstance(value, np.ndarray) else ((1,), value.encode())
-        made.outputs.add(name=name, shape=shape)
-        made.raw_output_contents.append(raw if isinstance(value, np.ndarray) else len(raw).to_bytes(4, "little") + raw)
-    return service_pb2.ModelStreamInferResponse(infer_response=made)
-
-
-class Triton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
-    """Sends the given responses; an exception is raised when it is its turn."""
-
-    def __init__(self, *answers: Any) -> None:
-        self.answers = answers
-        self.requests: list[Any] = []
-        self.metadata: dict[str, str] = {}
-        self.was_cancelled = asyncio.Event()
-
-    async def ServerReady(self, request: Any, context: Any) -> Any:
-        return service_pb2.ServerReadyResponse(ready=True)
-
-    async def ModelStreamInfer(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
-        self.metadata = dict(context.invocation_metadata())
-        self.requests = [request async for request in requests]
-        for answer in self.answers:
-            if isinstance(answer, grpc.StatusCode):
-                await context.abort(answer, "the reason")
-            if answer is None:
-                try:
-                    await asyncio.sleep(PATIENCE_S)
-                finally:
-                    self.was_cancelled.set()
-            yield answer
-
-
 def against(work: Callable[[TritonStream, Triton], Awaitable[T]], *answers: Any) -> T:
     async def run() -> T:
-        triton, server = Triton(*answers), grpc.aio.server()
-        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(triton, server)
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        stream = TritonStream(f"127.0.0.1:{port}", "secret")
-        try:
-            return await work(stream, triton)
-        finally:
-            await stream.close()
-            await server.stop(0)
+        async with serving(*answers) as (triton, url):
+            stream = TritonStream(url, "secret")
+            try:
+                return await work(stream, triton)
+            finally:
+                await stream.close()
 
     return asyncio.run(run())
 
@@ -131,14 +92,32 @@ def test_chunks_come_with_all_that_belongs_to_their_tokens() -> None:
     [
         (grpc.StatusCode.INVALID_ARGUMENT, RequestError),
         (grpc.StatusCode.UNAVAILABLE, EngineError),
-        (service_pb2.ModelStreamInferResponse(error_message="busy: 8 requests are waiting"), BusyError),
-        (service_pb2.ModelStreamInferResponse(error_message="Stub process 'x' is not healthy"), EngineError),
+        (failed("max_tokens is -1; it must be at least 1"), RequestError),
+        (failed("busy: 8 requests are waiting"), BusyError),
+        (failed("[request id: 3] Exceeds maximum queue size"), BusyError),
+        (failed("Stub process 'x' is not healthy"), EngineError),
+        (failed("the server is being stopped or exchanged for another"), EngineError),
+        (failed("GRPC server is shutting down and has stopped accepting new requests."), EngineError),
+        (failed("internal error: KeyError('x')"), RuntimeError),
         (response(output_ids=np.asarray([[1]], np.int32)), EngineError),  # and no more
     ],
 )
 def test_errors_are_ours(answer: Any, error: type[Exception]) -> None:
-    with pytest.raises(error):
+    with pytest.raises(error) as caught:
         against(chunks_of, answer)
+    assert type(caught.value) is error
+
+
+def test_a_refused_stream_is_read_to_its_end() -> None:
+    async def refused(stream: TritonStream, triton: Triton) -> Triton:
+        with pytest.raises(RequestError, match="wrong"):
+            await chunks_of(stream, triton)
+        return triton
+
+    triton = against(refused, failed("wrong"), response())
+
+    assert triton.was_read
+    assert "triton_grpc_error" not in triton.metadata  # it makes Triton use freed memory
 
 
 def test_leaving_a_stream_cancels_its_request() -> None:

@@ -1,0 +1,72 @@
+"""A stand-in for Triton's streams, which sends what a test gives it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import numpy as np
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from tests.patience import PATIENCE_S
+
+_DTYPES = {np.dtype(np.int32): "INT32", np.dtype(np.float32): "FP32"}
+
+
+def response(**values: Any) -> service_pb2.ModelStreamInferResponse:
+    """values: tensors by name, or the text of a single one."""
+    made = service_pb2.ModelInferResponse()
+    for name, value in values.items():
+        shape, raw = (value.shape, value.tobytes()) if isinstance(value, np.ndarray) else ((1,), value.encode())
+        made.outputs.add(name=name, shape=shape, datatype="BYTES" if isinstance(value, str) else _DTYPES[value.dtype])
+        made.raw_output_contents.append(raw if isinstance(value, np.ndarray) else len(raw).to_bytes(4, "little") + raw)
+    return service_pb2.ModelStreamInferResponse(infer_response=made)
+
+
+class Triton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
+    """Sends the given responses. A status code ends the stream; None waits for the client to cancel. was_read: whether
+    all were sent."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = answers
+        self.requests: list[Any] = []
+        self.metadata: dict[str, str] = {}
+        self.was_cancelled = asyncio.Event()
+        self.was_read = False
+
+    async def ServerReady(self, request: Any, context: Any) -> Any:
+        return service_pb2.ServerReadyResponse(ready=True)
+
+    async def ModelStreamInfer(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        self.metadata = dict(context.invocation_metadata())
+        self.requests = [request async for request in requests]
+        for answer in self.answers:
+            if isinstance(answer, grpc.StatusCode):
+                await context.abort(answer, "the reason")
+            if answer is None:
+                try:
+                    await asyncio.sleep(PATIENCE_S)
+                finally:
+                    self.was_cancelled.set()
+            yield answer
+        self.was_read = True
+
+
+def failed(message: str) -> service_pb2.ModelStreamInferResponse:
+    return service_pb2.ModelStreamInferResponse(error_message=message)
+
+
+@asynccontextmanager
+async def serving(*answers: Any) -> AsyncGenerator[tuple[Triton, str], None]:
+    """The stand-in and its address, for the length of a block."""
+    triton, server = Triton(*answers), grpc.aio.server()
+    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(triton, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield triton, f"127.0.0.1:{port}"
+    finally:
+        await server.stop(0)
