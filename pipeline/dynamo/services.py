@@ -148,6 +148,8 @@ def _environment(
     # Dynamo logs each request otherwise.
     result.setdefault("DYN_LOG", "warn")
     result[NUM_THREADS] = "1"
+    # Each process would leave a file with settings of another engine's log.
+    result["DYN_SKIP_SGLANG_LOG_FORMATTING"] = "true"
     if server.json_logs:
         result["DYN_LOGGING_JSONL"] = "true"
     if server.otlp_endpoint is not None:

@@ -53,7 +53,8 @@ scheduler.run([Submission(make_request(namespace=name), "hybrid", prediction=pre
 scheduler.run([Submission(make_request(np.random.default_rng(0).integers(0, VOCAB_SIZE, 120)), "trie")])
 drafter.require_sound()
 for kind in ("float32", "int8"):
-    engine = lean_engine(tiny_model("qwen2"), kind, Path(tempfile.mkdtemp()), 2)
+    with tempfile.TemporaryDirectory() as folder:
+        engine = lean_engine(tiny_model("qwen2"), kind, Path(folder), 2)
     first, second = engine.open(np.arange(5)), engine.open(np.arange(7, 12))
     tree = tree_from_lists([1, 2, 3], [-1, -1, 0])
     results = engine.verify([VerifyItem(first, tree), VerifyItem(second, pending_rows=True)])

@@ -267,7 +267,10 @@ def test_every_metric_of_the_dashboard_is_exposed(client, openai_fleet):
     assert wanted <= exposed
 
 
-def test_another_process_finds_and_stops_all_of_it(shared_where, tmp_path):
+def test_another_process_finds_and_stops_all_of_it(shared_where, tmp_path, monkeypatch):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     started = start_fleet(prepared(shared_where, "server.openai=true"), shared_where, tmp_path, detach=True)
 
     assert [service.name for service in find_services(tmp_path)] == ["front-end", "gateway", "worker-1"]
@@ -275,3 +278,4 @@ def test_another_process_finds_and_stops_all_of_it(shared_where, tmp_path):
     assert stop_fleet(tmp_path) is None
     for service in started.services:
         assert not left_over(service.state.server_id)
+    assert not list(temporary.iterdir())

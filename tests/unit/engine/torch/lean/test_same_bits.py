@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -20,7 +20,8 @@ from tests.unit.engine.torch.lean.models import VARIANTS, VOCAB_SIZE, lean_engin
 
 @cache
 def engine_of(variant: str, kind: str, num_threads: int) -> LeanEngine:
-    return lean_engine(tiny_model(variant), kind, Path(mkdtemp()), num_threads)  # type: ignore[arg-type]
+    with TemporaryDirectory() as folder:  # its weights are mapped and stay readable
+        return lean_engine(tiny_model(variant), kind, Path(folder), num_threads)  # type: ignore[arg-type]
 
 
 def alone(engine: LeanEngine, tokens: list[int]) -> np.ndarray:
