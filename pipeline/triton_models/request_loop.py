@@ -16,7 +16,7 @@ from typing import Any
 
 from pipeline.errors import RequestError, UserError
 from pipeline.triton_models.tensors import Tensors, flag
-from pipeline.triton_models.triton import CallResponses, Client, error_response, tensors_of
+from pipeline.triton_models.triton import CallResponses, Client, drop_requests, error_response, tensors_of
 
 # Interval at which the loop checks whether clients of running requests have left.
 CANCELLATION_CHECK_S = 0.1
@@ -61,6 +61,7 @@ class RequestLoop:
             asyncio.run_coroutine_threadsafe(ending, self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+        drop_requests()
 
     def _begin(self, incoming: IncomingRequest) -> None:
         task = self._loop.create_task(self._run(incoming))

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from collections.abc import Iterable, Mapping
@@ -101,6 +102,12 @@ class CallResponses:
         gone = client.is_gone()
         before.clear()
         return gone
+
+
+def drop_requests() -> None:
+    """Free what errors still hold of ended requests. For the end of a model: after it Triton unmaps the memory to which
+    they refer, and freeing them then ends the process with a segmentation fault."""
+    gc.collect()
 
 
 def hide_torch() -> None:

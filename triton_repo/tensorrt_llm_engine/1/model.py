@@ -32,7 +32,7 @@ from pipeline.triton_models.request_spans import pass_spans
 from pipeline.triton_models.sequences import num_sequences, sequence_of
 from pipeline.triton_models.spans import tracer_of
 from pipeline.triton_models.tensors import Tensors, flag
-from pipeline.triton_models.triton import Client, error_response, parameter, tensors_of
+from pipeline.triton_models.triton import Client, drop_requests, error_response, parameter, tensors_of
 
 METRICS_PERIOD_S = 1.0
 
@@ -92,6 +92,7 @@ class TritonPythonModel:
         self._learned.save()
         if self._tracer is not None:
             self._tracer.close()
+        drop_requests()
 
     def _accept(self, request: Any) -> None:
         client = Client(request)
