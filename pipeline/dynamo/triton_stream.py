@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from pipeline.errors import EngineError, RequestError, streamed_error
 from pipeline.gateway.spec import TRITON_GRPC_KEY
 from pipeline.repository.names import FRONT_MODEL
 from pipeline.triton_models.spans import TRACEPARENT
+from pipeline.triton_models.streams import LEAVE_S, ResponseStream, read_all
 from pipeline.triton_models.tensors import Array
 
 # A server that comes back is found again within half a second; messages are as long as a prompt.
@@ -33,6 +35,7 @@ _DTYPES = {
     np.dtype(np.bool_): "BOOL",
     np.dtype(np.object_): "BYTES",
 }
+_STOP = {"stop": np.asarray([[True]])}
 # In a tensor of texts each text is preceded by its length.
 _LENGTH_BYTES = 4
 
@@ -56,6 +59,7 @@ class TritonStream:
         """key: what Triton asks for; empty for none."""
         self._channel = grpc.aio.insecure_channel(url, options=_CHANNEL)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._leaving: set[asyncio.Task[None]] = set()
         self._metadata = ((TRITON_GRPC_KEY, key),) if key else ()
 
     async def is_ready(self) -> bool:
@@ -66,12 +70,18 @@ class TritonStream:
             return False
 
     async def close(self) -> None:
+        await asyncio.gather(*self._leaving)
         await self._channel.close()
+
+    async def _stop(self, request_id: str) -> None:
+        """End the request with this id."""
+        metadata = self._metadata
+        await read_all(self._stub.ModelStreamInfer([_request(_STOP, request_id)], metadata=metadata, timeout=LEAVE_S))
 
     async def generate(
         self, tensors: Mapping[str, Array], request_id: str, trace: Mapping[str, str]
     ) -> AsyncGenerator[TokenChunk, None]:
-        """Chunks as they come. Leaving the iteration early cancels the request. trace: headers of its trace, empty if
+        """Chunks as they come. Leaving the iteration early stops the request. trace: headers of its trace, empty if
         nothing records it.
 
         Raises RequestError for a request that the server refuses, BusyError for one that it cannot take now,
@@ -80,26 +90,24 @@ class TritonStream:
             tensors = {**tensors, TRACEPARENT: np.asarray([[trace[TRACEPARENT].encode()]], np.object_)}
         metadata = (*self._metadata, *trace.items())
         call = self._stub.ModelStreamInfer([_request(tensors, request_id)], metadata=metadata)
-        finished, last, failure = False, None, None
+        responses, last, failure = ResponseStream(call), None, None
         try:
-            async for response in call:
+            async for response in responses:
                 if response.error_message:
                     failure = streamed_error(response.error_message)
                     continue
                 chunk = _chunk(response.infer_response)
-                # The call is read to its end before the last chunk or an error goes out: a call that is cancelled when
-                # its request has been answered keeps the server from stopping.
+                # The stream is read to its end before the last chunk or an error goes out.
                 if chunk.finish_reason is None:
                     yield chunk
                 else:
                     last = chunk
-            finished = True
         except grpc.aio.AioRpcError as error:
-            finished = True
             failure = failure or _call_error(error)
         finally:
-            if not finished:
-                call.cancel()
+            if not responses.is_over:
+                self._leaving.add(task := asyncio.create_task(responses.leave(self._stop(request_id))))
+                task.add_done_callback(self._leaving.discard)
         if failure is not None:
             raise failure
         if last is None:

@@ -6,6 +6,7 @@ several threads of a model read streams of other models (docs/decisions/010).
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from tritonclient.utils import np_to_triton_dtype
 
 from pipeline.triton_models.model_calls import ModelCaller
 from pipeline.triton_models.own_server import GrpcAddress, own_address
+from pipeline.triton_models.streams import ResponseStream
 from pipeline.triton_models.tensors import Array, Tensors
 from pipeline.triton_models.triton import CallResponses, refusal
 
@@ -39,6 +41,7 @@ class StreamingCaller(ModelCaller):
         self._find_address = find_address
         self._address: GrpcAddress | None = None
         self._client: triton_grpc.InferenceServerClient | None = None
+        self._leaving: set[asyncio.Task[None]] = set()
 
     def connect(self) -> None:
         """Find the server's interface, which `stream` needs. Raises ServerError if it has none that can be used."""
@@ -47,7 +50,7 @@ class StreamingCaller(ModelCaller):
     async def stream(
         self, tensors: Mapping[str, Array], outputs: Sequence[str], request_id: str
     ) -> AsyncGenerator[Tensors, None]:
-        """The outputs of each response, as it comes; closing the generator early cancels the request. Raises
+        """The outputs of each response, as it comes; closing the generator early stops the request. Raises
         RequestError if the model refuses it, BusyError if the model is too busy."""
         assert self._address is not None, "connect comes first"
         if self._client is None:  # a channel belongs to the event loop that opens it
@@ -58,27 +61,26 @@ class StreamingCaller(ModelCaller):
             "inputs": [_input(name, value) for name, value in tensors.items()],
             "outputs": [triton_grpc.InferRequestedOutput(name) for name in outputs],
         }
-        responses = self._client.stream_infer(_only(request), headers=dict(self._address.headers))
-        ended, failure = False, None
+        responses = ResponseStream(self._client.stream_infer(_only(request), headers=dict(self._address.headers)))
+        failure = None
         try:
             async for result, error in responses:
-                # Read to the end after an error too: cancelling a call that has been answered harms the server.
                 if error is not None:
                     failure = refusal(error.message())
                 else:
                     yield {output.name: result.as_numpy(output.name) for output in result.get_response().outputs}
-            ended = True
         except grpc.aio.AioRpcError as error:
-            ended = True
             busy = error.code() is grpc.StatusCode.UNAVAILABLE
             failure = failure or refusal(error.details() or str(error.code()), busy)
         finally:
-            if not ended:
-                responses.cancel()
+            if not responses.is_over:
+                self._leaving.add(task := asyncio.create_task(responses.leave(self.stop(outputs, request_id))))
+                task.add_done_callback(self._leaving.discard)
         if failure is not None:
             raise failure
 
     async def close(self) -> None:
+        await asyncio.gather(*self._leaving)
         if self._client is not None:
             await self._client.close()
 

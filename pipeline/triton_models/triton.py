@@ -51,10 +51,13 @@ class Client:
         self.send(response_of({name: value for name, value in tensors.items() if name in self.outputs}), last=last)
 
     def send(self, response: Any = None, *, last: bool) -> None:
-        """Send a response without outputs, such as an error. last without a response: only mark the end."""
+        """Send a response without outputs, such as an error. last without a response: only mark the end. After the last
+        response nothing is sent: a request may be stopped while its last response goes out."""
         import triton_python_backend_utils as pb_utils
 
         with self._lock:
+            if self._done:
+                return
             if not last:
                 self._sender.send(response)
                 return

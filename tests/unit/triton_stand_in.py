@@ -27,32 +27,46 @@ def response(**values: Any) -> service_pb2.ModelStreamInferResponse:
 
 
 class Triton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
-    """Sends the given responses. A status code ends the stream; None waits for the client to cancel. was_read: whether
-    all were sent."""
+    """Sends the given responses. A status code ends the stream; None waits until the request is stopped or cancelled.
+
+    stopped: ids of requests that were to be stopped. was_read, was_cancelled: how the stream ended. obeys: whether it
+    stops requests."""
 
     def __init__(self, *answers: Any) -> None:
         self.answers = answers
         self.requests: list[Any] = []
         self.metadata: dict[str, str] = {}
-        self.was_cancelled = asyncio.Event()
-        self.was_read = False
+        self.stopped: list[str] = []
+        self.was_read, self.was_cancelled = asyncio.Event(), asyncio.Event()
+        self.obeys = True
+        self._go_on = asyncio.Event()
+
+    def stop(self, request_id: str) -> None:
+        self.stopped.append(request_id)
+        if self.obeys:
+            self._go_on.set()
 
     async def ServerReady(self, request: Any, context: Any) -> Any:
         return service_pb2.ServerReadyResponse(ready=True)
 
     async def ModelStreamInfer(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
-        self.metadata = dict(context.invocation_metadata())
-        self.requests = [request async for request in requests]
+        received = [request async for request in requests]
+        if any(tensor.name == "stop" for tensor in received[0].inputs):
+            self.stop(received[0].id)
+            return
+        self.metadata, self.requests = dict(context.invocation_metadata()), received
         for answer in self.answers:
             if isinstance(answer, grpc.StatusCode):
                 await context.abort(answer, "the reason")
             if answer is None:
                 try:
-                    await asyncio.sleep(PATIENCE_S)
-                finally:
+                    await asyncio.wait_for(self._go_on.wait(), PATIENCE_S)
+                except asyncio.CancelledError:
                     self.was_cancelled.set()
-            yield answer
-        self.was_read = True
+                    raise
+            else:
+                yield answer
+        self.was_read.set()
 
 
 def failed(message: str) -> service_pb2.ModelStreamInferResponse:

@@ -14,6 +14,7 @@ from tritonclient.grpc import InferResult, service_pb2
 
 from pipeline.dynamo.triton_stream import TokenChunk, TritonStream
 from pipeline.errors import BusyError, EngineError, RequestError
+from pipeline.triton_models import streams
 from tests.patience import PATIENCE_S
 from tests.unit.triton_stand_in import Triton, failed, response, serving
 
@@ -116,18 +117,33 @@ def test_a_refused_stream_is_read_to_its_end() -> None:
 
     triton = against(refused, failed("wrong"), response())
 
-    assert triton.was_read
+    assert triton.was_read.is_set()
     assert "triton_grpc_error" not in triton.metadata  # it makes Triton use freed memory
 
 
-def test_leaving_a_stream_cancels_its_request() -> None:
-    async def leave(stream: TritonStream, triton: Triton) -> None:
+@pytest.mark.parametrize("how", ["closed", "cancelled"])
+@pytest.mark.parametrize("obeys", [True, False])
+def test_a_request_that_nobody_waits_for_is_stopped_and_cancelled_only_if_it_goes_on(monkeypatch, how, obeys) -> None:
+    monkeypatch.setattr(streams, "LEAVE_S", PATIENCE_S if obeys else 0.1)
+
+    async def leave(stream: TritonStream, triton: Triton) -> Triton:
+        triton.obeys = obeys
         chunks = stream.generate(TENSORS, "id", {})
         await anext(chunks)
+        if how == "cancelled":
+            waiting = asyncio.ensure_future(anext(chunks))
+            await asyncio.sleep(0.01)
+            waiting.cancel()
+            await asyncio.wait([waiting])
         await chunks.aclose()
-        await asyncio.wait_for(triton.was_cancelled.wait(), PATIENCE_S)
+        await asyncio.wait_for((triton.was_read if obeys else triton.was_cancelled).wait(), PATIENCE_S)
+        return triton
 
-    against(leave, response(output_ids=np.asarray([[1]], np.int32)), None)
+    one = response(output_ids=np.asarray([[1]], np.int32))
+    triton = against(leave, one, None, response(finish_reason="length"))
+
+    assert triton.stopped == ["id"]
+    assert (triton.was_read.is_set(), triton.was_cancelled.is_set()) == (obeys, not obeys)
 
 
 def test_a_server_that_is_gone_is_not_ready() -> None:

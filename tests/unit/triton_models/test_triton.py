@@ -89,6 +89,16 @@ def test_an_end_without_a_response():
     assert sender.sent == [(None, FINAL)]
 
 
+def test_nothing_is_sent_after_the_last_response():
+    sender = Sender()
+    client = client_of(sender)
+
+    client.send(last=True)
+    client.answer({}, last=True)
+
+    assert len(sender.sent) == 1
+
+
 def test_outputs_that_were_not_asked_for_never_reach_triton():
     sender = Sender()
     client = client_of(sender, "a", "c")
