@@ -15,10 +15,11 @@ from tritonclient.grpc import service_pb2 as pb
 from pipeline.gateway.deployment import Deployment, Deployments
 from pipeline.gateway.errors import refusal_of, unavailable
 from pipeline.gateway.grpc_message import check_request
-from pipeline.gateway.grpc_stream import Call, Stream, end_stream
+from pipeline.gateway.grpc_stream import STOP, Call, OpenRequest, Stream, end_stream, stop_request
 from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.spec import GatewaySpec
 from pipeline.gateway.tenants import Tenant, Tenants, bearer_key
+from pipeline.request_ids import chosen_id, unique_id
 
 SERVICE = "inference.GRPCInferenceService"
 _HTTP_STATUS = {
@@ -116,10 +117,11 @@ class GrpcGateway:
             try:
                 call = await self._call_for(stream, context, tenant)
                 held = self._admitted(request, tenant, call.deployment)
+                stop = self._stop_of(request, call.deployment)
             except Refusal as refusal:
                 stream.answers.put_nowait(_error_answer(refusal, request.id.removeprefix(tenant.prefix)))
                 continue
-            call.open.append((asyncio.get_running_loop().time(), held))
+            call.open.append(OpenRequest(asyncio.get_running_loop().time(), held, stop))
             with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # its end is read by `_receive`
                 await call.rpc.write(request)
         stream.is_sent = True
@@ -151,7 +153,7 @@ class GrpcGateway:
                     answer.error_message = refusal.sentence
                 if failed or answer.infer_response.parameters["triton_final_response"].bool_param:
                     call.close_oldest()
-                answer.infer_response.id = answer.infer_response.id.removeprefix(tenant.prefix)
+                answer.infer_response.id = chosen_id(answer.infer_response.id).removeprefix(tenant.prefix)
                 stream.answers.put_nowait(answer)
         except grpc.aio.AioRpcError as error:
             if call.open or not call.is_done:  # else nobody waits for it
@@ -168,7 +170,7 @@ class GrpcGateway:
         while True:
             await asyncio.sleep(_CHECK_S)
             for call in list(stream.calls):
-                if call.open and asyncio.get_running_loop().time() - call.open[0][0] > longest:
+                if call.open and asyncio.get_running_loop().time() - call.open[0].began_s > longest:
                     stream.answers.put_nowait(Refusal(504, f"a request took longer than {longest:g} s"))
                     return
                 if not (call.open or call.is_done or call.deployment is self._deployments.current):
@@ -183,6 +185,14 @@ class GrpcGateway:
             held.enter_context(self._tenants.admit(tenant, request.ByteSize(), max_tokens, spec.max_seq_len))
             held.enter_context(deployment.in_use())
             return held.pop_all()
+
+    def _stop_of(self, request: Any, deployment: Deployment) -> Any:
+        """Make the id of a request unique. Returns the request that stops it; None if it is such a request, or its
+        model takes none."""
+        if request.model_name not in deployment.spec.tenant_models or any(t.name == STOP for t in request.inputs):
+            return None
+        request.id = unique_id(request.id)
+        return stop_request(request)
 
     def _tenant(self, context: Any) -> Tenant:
         metadata = dict(context.invocation_metadata() or ())

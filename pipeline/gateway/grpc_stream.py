@@ -10,25 +10,49 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+from tritonclient.grpc import service_pb2 as pb
 
 from pipeline.gateway.deployment import Deployment
 
+# Input of a request that ends those with the same id.
+STOP = "stop"
+# Time limit for requests to end whose client has left.
 _CLOSE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRequest:
+    """A request that is not answered yet. began_s: on the event loop's clock. held: what is closed with it. stop: the
+    request that stops it, None if its model takes none."""
+
+    began_s: float
+    held: ExitStack
+    stop: pb.ModelInferRequest | None
 
 
 @dataclass(slots=True)
 class Call:
-    """The part of a client's stream that one server answers. open: its requests with the times when they began, oldest
-    first; each is held until it is closed. is_done: no further request goes to it."""
+    """The part of a client's stream that one server answers. open: its requests, oldest first. is_done: no further
+    request goes to it."""
 
     deployment: Deployment
     rpc: Any
-    open: deque[tuple[float, ExitStack]] = field(default_factory=deque)
+    open: deque[OpenRequest] = field(default_factory=deque)
     is_done: bool = False
 
     def close_oldest(self) -> None:
         if self.open:
-            self.open.popleft()[1].close()
+            self.open.popleft().held.close()
+
+    async def stop(self) -> None:
+        """Stop its requests. Triton up to version 2.56 holds on to a model, or crashes, when a stream is cancelled
+        while a request ends (https://github.com/triton-inference-server/server/issues/8034)."""
+        stops = [request.stop for request in self.open if request.stop is not None]
+        if stops:
+            answers = self.deployment.stub.ModelStreamInfer(stops, metadata=self.deployment.metadata, timeout=_CLOSE_S)
+            with suppress(grpc.aio.AioRpcError):
+                async for _ in answers:
+                    pass
 
     async def finish(self) -> None:
         """Send nothing more. Triton holds on to a model where a stream without open requests is cancelled."""
@@ -53,10 +77,8 @@ async def end_stream(stream: Stream, tasks: Sequence[asyncio.Future[None]]) -> N
     for task in tasks:
         task.cancel()
     for call in list(stream.calls):
-        if call.open:
-            call.rpc.cancel()
-        else:
-            await call.finish()
+        await call.stop()
+        await call.finish()
     if stream.receiving:
         await asyncio.wait(stream.receiving, timeout=_CLOSE_S)
     for task in stream.receiving:
@@ -65,3 +87,10 @@ async def end_stream(stream: Stream, tasks: Sequence[asyncio.Future[None]]) -> N
     for call in stream.calls:
         while call.open:
             call.close_oldest()
+
+
+def stop_request(request: pb.ModelInferRequest) -> pb.ModelInferRequest:
+    """The request that stops one with a unique id."""
+    stop = pb.ModelInferRequest(model_name=request.model_name, id=request.id, raw_input_contents=[b"\x01"])
+    stop.inputs.add(name=STOP, datatype="BOOL", shape=[1, 1])
+    return stop

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.errors import RequestError, UserError
+from pipeline.request_ids import chosen_id
 from pipeline.triton_models.tensors import Tensors, flag
 from pipeline.triton_models.triton import CallResponses, Client, drop_requests, error_response, tensors_of
 
@@ -97,7 +98,7 @@ class RequestLoop:
         if not asked.request_id:
             raise RequestError("stop is true and the request has no id; send it with the id of the request to stop")
         for task, running in list(self._tasks.items()):
-            if running is not asked and running.request_id == asked.request_id:
+            if running is not asked and asked.request_id in (running.request_id, chosen_id(running.request_id)):
                 self._cancel(task)
 
     async def _watch_clients(self) -> None:

@@ -65,6 +65,7 @@ class Triton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[mis
                     self.was_cancelled.set()
                     raise
             else:
+                answer.infer_response.id = received[0].id
                 yield answer
         self.was_read.set()
 

@@ -9,10 +9,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import grpc
 import httpx
 
 from pipeline.config.schema import ApiKey, GatewayConfig
 from pipeline.gateway.deployment import Deployments
+from pipeline.gateway.grpc_app import channel_options
 from pipeline.gateway.http_app import HttpGateway
 from pipeline.gateway.spec import DeploymentSpec, GatewaySpec
 from pipeline.gateway.tenants import Tenants
@@ -148,3 +150,19 @@ def send(server: Behind, method: str, path: str, spec: Any = None, **options: An
             return await client.request(method, path, **options)
 
     return asyncio.run(work())
+
+
+@asynccontextmanager
+async def grpc_server(add: Any) -> AsyncIterator[int]:
+    server = grpc.aio.server(options=channel_options(1 << 20))
+    add(server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield port
+    finally:
+        await server.stop(0)
+
+
+def deployment_at(port: int) -> DeploymentSpec:
+    return deployment_of(port).model_copy(update={"triton_grpc": f"127.0.0.1:{port}"})

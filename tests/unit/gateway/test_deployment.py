@@ -20,11 +20,20 @@ from tritonclient.grpc import service_pb2_grpc
 from pipeline.gateway import __main__ as gateway
 from pipeline.gateway import grpc_app
 from pipeline.gateway.deployment import Deployments
-from pipeline.gateway.grpc_app import GrpcGateway, channel_options
-from pipeline.gateway.spec import DeploymentSpec, GatewaySpec, GatewayStatus, status_path
+from pipeline.gateway.grpc_app import GrpcGateway
+from pipeline.gateway.spec import GatewaySpec, GatewayStatus, status_path
 from pipeline.gateway.tenants import Tenants
 from tests.patience import PATIENCE_S
-from tests.unit.gateway.gateways import Behind, client_of, deployment_of, events, json_answer, spec_of
+from tests.unit.gateway.gateways import (
+    Behind,
+    client_of,
+    deployment_at,
+    deployment_of,
+    events,
+    grpc_server,
+    json_answer,
+    spec_of,
+)
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "m", "messages": []}
@@ -91,22 +100,6 @@ class Triton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[mis
                 yield answer
         finally:
             self.num_streams -= 1
-
-
-@asynccontextmanager
-async def grpc_server(add: Any) -> AsyncIterator[int]:
-    server = grpc.aio.server(options=channel_options(1 << 20))
-    add(server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        yield port
-    finally:
-        await server.stop(0)
-
-
-def deployment_at(port: int) -> DeploymentSpec:
-    return deployment_of(port).model_copy(update={"triton_grpc": f"127.0.0.1:{port}"})
 
 
 @asynccontextmanager

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from pipeline.errors import RequestError
+from pipeline.request_ids import unique_id
 from pipeline.triton_models.request_loop import IncomingRequest, RequestLoop
 from pipeline.triton_models.triton import CallResponses, Client
 from tests.patience import PATIENCE_S
@@ -96,14 +97,27 @@ def test_a_request_ends_when_its_client_leaves(loop):
 
 
 def test_stop_ends_the_requests_with_its_id_and_no_others(loop):
-    first, second, other = (Request(name, kind="endless") for name in ("a", "a", "b"))
+    unique = unique_id("a")  # of the gateway
+    first, second, third, other = (Request(name, kind="endless") for name in ("a", "a", unique, "b"))
     stop = Request("a", stop=True)
-    for request in (first, second, other, stop):
+    for request in (first, second, third, other, stop):
         loop.submit(request)
 
-    for request in (stop, first, second):
+    for request in (stop, first, second, third):
         assert answer(request) == ([], True)
     assert other.answers.empty()
+
+
+def test_stop_with_a_unique_id_ends_one_request(loop):
+    unique = unique_id("a")
+    one, others = Request(unique, kind="endless"), [Request(name, kind="endless") for name in ("a", unique_id("a"))]
+    stop = Request(unique, stop=True)
+    for request in (one, *others, stop):
+        loop.submit(request)
+
+    for request in (stop, one):
+        assert answer(request) == ([], True)
+    assert all(request.answers.empty() for request in others)
 
 
 def test_a_request_that_is_stopped_before_it_began_is_answered(loop):
