@@ -165,7 +165,7 @@ def main() -> int:
             recent.append(now)
             num_restarts += 1
             _kill_rest(spec, server)
-            reason = end.reason or f"exit code {code}"
+            reason = end.reason or _how(code)
             write_restart(log, num_restarts, reason)
             record_restart(Path(spec.state_path), num_restarts, reason)
     finally:
@@ -176,7 +176,7 @@ def main() -> int:
                 _kill_marked(state["server_id"])
         if _read_state(Path(spec.state_path)).get("server_id") in (None, spec.server_id):
             Path(spec.state_path).unlink(missing_ok=True)
-        write_end(log, end.wanted, end.reason or f"exit code {code}")
+        write_end(log, end.wanted, end.reason or _how(code))
 
 
 def record_restart(state_path: Path, number: int, reason: str) -> None:
@@ -270,6 +270,11 @@ def _wait_for_end(server: subprocess.Popen[bytes], wake_fd: int, spec: GuardSpec
         if dead := models.dead_models(_CRIPPLED_SECONDS if start.is_over else spec.hang_seconds):
             processes = "process of the model" if len(dead) == 1 else "processes of the models"
             return _End(f"the {processes} {', '.join(dead)} died; was there too little memory?", restart=True)
+
+
+def _how(code: int) -> str:
+    """How a process ended. code: its exit code, negative for a signal."""
+    return f"signal {-code}, {signal.strsignal(-code)}" if code < 0 else f"exit code {code}"
 
 
 def _stop(server: subprocess.Popen[bytes], patience: float) -> int:

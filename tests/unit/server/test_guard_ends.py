@@ -73,8 +73,8 @@ def test_a_server_that_was_ready_and_dies_is_started_again_so_often_and_then_sta
     assert server.wait() != 0
     assert len(set(dead)) == 3
     text = server.log_path.read_text()
-    assert "lookahead: restart 2 (exit code -9)" in text
-    assert text.splitlines()[-1] == "lookahead: the server ended by itself (exit code -9)"
+    assert "lookahead: restart 2 (signal 9, Killed)" in text
+    assert text.splitlines()[-1] == "lookahead: the server ended by itself (signal 9, Killed)"
     assert_gone(server)
 
 

@@ -78,7 +78,7 @@ def test_the_log_of_a_server_that_died_is_kept_and_one_that_was_stopped_is_not(f
     assert any(str(kept) in note for note in notes)
     assert "words before the end" in kept.read_text()
     if victim == "server":
-        assert "ended by itself (exit code -9)" in kept.read_text()
+        assert "ended by itself (signal 9, Killed)" in kept.read_text()
 
     again.stop()
     assert "was stopped (SIGTERM)" in (tmp_path / "run" / "server.log").read_text()

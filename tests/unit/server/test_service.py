@@ -70,7 +70,7 @@ def test_a_service_that_its_guard_started_again_is_still_found(run_dir):
     child.kill()
 
     (found,) = wait_for(lambda: [state for state in find_services(run_dir) if state != door.state])
-    assert (found.server_id, found.restarts, found.restart_reason) == (door.state.server_id, 1, "exit code -9")
+    assert (found.server_id, found.restarts, found.restart_reason) == (door.state.server_id, 1, "signal 9, Killed")
 
 
 def test_a_stopped_service_leaves_nothing_behind(run_dir):
