@@ -36,8 +36,8 @@ def left_over(server_id: str) -> list[object]:
 
 
 def check_log(log_path: Path) -> None:
-    """Nobody lost track of a request: neither Triton's handlers of gRPC calls, which then use freed memory, nor tasks of
-    our models."""
+    """Check that nobody lost track of a request: Triton's handlers of gRPC calls, which then use freed memory, or tasks
+    of our models."""
     log = log_path.read_text(errors="replace")
     for words in ("[INTERNAL]", "was never retrieved", "was destroyed but it is pending"):
         assert words not in log, log[log.index(words) :][:2000]
