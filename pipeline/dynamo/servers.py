@@ -23,7 +23,8 @@ _POLL_S = 0.1
 
 
 class TritonServers:
-    """own: where requests go. others: where they go while it is not there."""
+    """Sends requests to one of several servers. own: the one that gets them. others: those that take over while it
+    cannot be reached."""
 
     def __init__(self, own: TritonStream, others: Sequence[TritonStream] = ()) -> None:
         self.own = own

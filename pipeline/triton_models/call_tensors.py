@@ -135,5 +135,5 @@ def _extended_tensors(request: TextRequest, tree: DraftTree, strategy: str) -> d
 
 
 def _seed(seed: int, call_number: int, keyed_noise: bool) -> int:
-    """The request's, or one per call where the target draws the same noise anew in each."""
+    """Seed of one call: the request's, or another one per call where the target's noise begins anew with each call."""
     return seed if keyed_noise else (seed + call_number * _SEED_STEP) % (1 << 64)

@@ -249,8 +249,8 @@ def refuse_unsupported(
     fixed: Mapping[str, int] = MappingProxyType(_FIXED),
     by: str = "the torch engine",
 ) -> None:
-    """Raise RequestError for a tensor that would change the answer and that is not supported. names: those of which
-    only zeros and nothing may be sent. fixed: the one value of others."""
+    """Raise RequestError for a tensor that is not supported and would change the answer. names: tensors that must be
+    absent, empty or zero. fixed: tensors with the only value that is allowed."""
     for name in names:
         if name in tensors and tensors[name].size and any(tensors[name].reshape(-1).tolist()):
             raise RequestError(f"{name} is not supported by {by}; leave it out")

@@ -219,8 +219,8 @@ class Generation:
             yield self._take(EMPTY_TREE, self._end_token())
 
     def _gives_way(self) -> bool:
-        """Whether to end a stream so that another request gets the place. What follows comes of another call, so not
-        where that would change the output, or could not take so long a prompt."""
+        """Whether to end a stream so that another request gets the place. Another call computes the rest, so the answer
+        is no where that would change the output, or the prompt would be too long for it."""
         limits, request = self.engine.traits.limits, self.request.generation
         is_repeatable = request.sampling.greedy and request.guide is None
         return (

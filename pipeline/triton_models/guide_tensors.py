@@ -81,7 +81,8 @@ def wanted_outputs(wanted: LogitsWanted, of_prompt: bool) -> tuple[str, ...]:
 
 @dataclass(slots=True)
 class LogitOutputs:
-    """Collects what the steps of one request bring and makes tensors of it. wanted, prompt_ids: of the request."""
+    """Collects logits and log probabilities of a request's steps, and makes the output tensors. wanted, prompt_ids: of
+    the request."""
 
     wanted: LogitsWanted
     prompt_ids: IntArray

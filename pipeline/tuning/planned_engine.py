@@ -71,8 +71,8 @@ def planned_engine(
 
 
 def needs_cost_curve(artifact: Artifact, retake: bool = False) -> bool:
-    """Whether the planner is adaptive, the engine runs in process, and nothing was measured of these weights on this
-    machine in as many processes. retake: or on a machine twice as busy as it is now."""
+    """Whether the planner is adaptive, the engine runs in process, and these weights were not measured yet on this
+    machine with as many processes. retake: a curve taken while the machine was twice as busy as now does not count."""
     if not plans_by_cost(artifact.resolved):
         return False
     stored = load_cost_curve(artifact)
@@ -80,8 +80,8 @@ def needs_cost_curve(artifact: Artifact, retake: bool = False) -> bool:
 
 
 def _rows_to_continue(artifact: Artifact, retake: bool) -> FirstRows | None:
-    """The first rows that there are, if the profile recycles tokens on an engine in process and there are none; None if
-    none are to be computed. retake: or not all of them."""
+    """The first rows that are stored, if more are to be computed; None otherwise. They are computed for profiles that
+    recycle tokens on an engine in process: once, or until all are there (retake)."""
     resolved = artifact.resolved
     recycles = any(source.kind == "recycling" for source in resolved.profile.drafting.sources)
     if not recycles or not backend_of(resolved.backend).in_process:

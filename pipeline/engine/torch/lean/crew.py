@@ -128,8 +128,8 @@ class Crew:
         weakref.finalize(self, _end, self._queues)
 
     def run(self, work: Work) -> None:
-        """work(thread number, turn) on every thread that comes in time; returns when all of the work is done and no
-        thread is at it. The work is one call of a kernel that begins with `enters` and ends with `leaves`."""
+        """Call work(thread number, turn) on every thread that comes in time. Returns when all of the work is done and
+        every thread has left it. work: calls one kernel that begins with `enters` and ends with `leaves`."""
         self._number += 1
         self._state[0] = self._number
         turn = self._state.ctypes.data, self._number
