@@ -93,7 +93,7 @@ def _check_turn_ids(rows: Sequence[WorkloadRow]) -> None:
 
 
 def _check_lengths(tokenizer: Tokenizer, row: WorkloadRow, longest: int, options: MeasureOptions) -> None:
-    """The first turn is known; of later ones, what they hold besides the answers."""
+    """Check the length of each prompt. Answers are not known yet, so later turns count without them."""
     messages: list[str] = []
     for number, turn in enumerate(row.turns if options.turns == "all" else row.turns[:1]):
         messages.append(turn)

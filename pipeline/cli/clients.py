@@ -157,7 +157,7 @@ def batch(
 ) -> None:
     """Answer a file of requests at full load. After an interruption the same command continues where it stopped.
 
-    Each result that is not 200 stands in the output with its error; the exit code is then 1. LOOKAHEAD_API_KEY is sent
+    Each result that is not 200 is in the output with its error; the exit code is then 1. LOOKAHEAD_API_KEY is sent
     as the API key, else OPENAI_API_KEY.
     """
     from pipeline.bench.report.results import require_writable

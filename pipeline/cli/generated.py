@@ -91,7 +91,7 @@ embeddings. `transformers` is transformers' modelling code; its int8 rounds the 
 _REFUSED = """
 ## Refused, and why
 
-A class that stands in neither table is refused as not tested.
+A class that is in neither table is refused as not tested.
 
 | class in config.json | reason |
 | --- | --- |

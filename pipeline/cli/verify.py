@@ -202,7 +202,7 @@ def _compare_in_process(
 
 
 def _require_same_bits(artifact: Artifact) -> None:
-    """Raises UserError for an engine whose rows may round differently with what else is in the pass."""
+    """Raises UserError for an engine whose rows may depend on the other rows of a pass."""
     from pipeline.engine.torch.lean.plan import read_plan
 
     if read_plan(artifact.engine_dir) is None:

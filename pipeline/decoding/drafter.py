@@ -53,10 +53,10 @@ class LearningSource(DraftSource, Protocol):
     """A source that keeps what it has learnt: see `learned_state`."""
 
     def save_learned(self, folder: Path, fingerprint: str) -> None:
-        """Write it into a folder. fingerprint: of the model and its tokenizer. Raises UserError."""
+        """Write what was learnt into a folder. fingerprint: of the model and its tokenizer. Raises UserError."""
 
     def load_learned(self, folder: Path, fingerprint: str) -> None:
-        """Take in what is there, if anything. Raises UserError if it cannot be used."""
+        """Read what was saved, if anything. Raises UserError if it cannot be used."""
 
 
 @dataclass(slots=True)

@@ -52,7 +52,7 @@ EMPTY_TREE = DraftTree(np.empty(0, np.int32), np.empty(0, np.int32))
 
 
 def read_only(array: Array) -> Array:
-    """A view that cannot be written. Kernels are compiled for such arrays and once more for others, so everything that
+    """A view that cannot be written. Kernels are compiled separately for such arrays and for others, so everything that
     draft sources receive should be one."""
     view = array.view()
     view.setflags(write=False)

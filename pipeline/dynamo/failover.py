@@ -186,10 +186,10 @@ def _kill_in_turn(fleet: Fleet, url: str, model: str, num_kills: int, report: Fa
     while report.num_kills < num_kills:
         _wait_until_whole(fleet, url, model)
         time.sleep(moments.uniform(*_PAUSE_S))
-        replica, what = divmod(report.num_kills, 2)
+        replica, is_server = divmod(report.num_kills, 2)
         replica %= len(fleet.servers)
-        name = "tritonserver" if what else "pipeline.dynamo.worker"
-        server_id = fleet.servers[replica].state.server_id if what else _worker_id(fleet, replica + 1)
+        name = "tritonserver" if is_server else "pipeline.dynamo.worker"
+        server_id = fleet.servers[replica].state.server_id if is_server else _worker_id(fleet, replica + 1)
         os.kill(_process(server_id, name), signal.SIGKILL)
         report.num_kills += 1
         note(f"kill {report.num_kills} of {num_kills}: {name} of replica {replica + 1}; {report.num_requests} answers")

@@ -90,7 +90,7 @@ def model_yaml(resolved: ResolvedConfig, settings: DraftSettings, decoupled: boo
 
 
 def ngram_config(settings: DraftSettings) -> dict[str, Any]:
-    """NGramDecodingConfig as it stands in model.yaml."""
+    """NGramDecodingConfig, as in model.yaml."""
     return {
         "decoding_type": "NGram",
         "max_draft_len": settings.max_draft_len,

@@ -34,7 +34,7 @@ _TREE_FACTOR = 4
 
 class Step(NamedTuple):
     """tree: drafts to send, none if empty. num_tokens: request_output_len. unsent: drafts that do not pay for a call of
-    their own; what comes of the call says whether they were right."""
+    their own; the response of the call shows whether they were right."""
 
     tree: DraftTree
     num_tokens: int

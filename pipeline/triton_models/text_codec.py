@@ -119,7 +119,7 @@ def load_codec(tokenizer_dir: Path, engine_dir: Path | None = None, vocab_size: 
         named = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
         end_ids |= set(named) if isinstance(named, list) else {named} - {None}
     vocab_size = len(tokenizer) if vocab_size is None else vocab_size
-    # A config class's own end token stands in the files of many models with a smaller vocabulary; it never comes.
+    # A config class's own end token is in the files of many models with a smaller vocabulary, which never produce it.
     return TextCodec(tokenizer, frozenset(end for end in end_ids if 0 <= end < vocab_size), vocab_size)
 
 

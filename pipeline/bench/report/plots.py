@@ -1,4 +1,4 @@
-"""Bench results -> plots, each as SVG text that stands in an HTML page without any other file."""
+"""Bench results -> plots, each as SVG text for an HTML page that needs no other file."""
 
 from __future__ import annotations
 

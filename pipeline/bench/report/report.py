@@ -257,6 +257,6 @@ def _manifest_table(manifest: dict[str, Any]) -> Table:
         else:
             rows.append((prefix, "-" if value is None else str(value)))
 
-    # The resolved config is long and stands in the manifest below.
+    # The resolved config is long and follows in the manifest.
     add("", {key: value for key, value in manifest.items() if key != "resolved"})
     return Table(("key", "value"), rows)
