@@ -118,6 +118,7 @@ class TableEngine:
         assert len(token_ids) > len(nodes)
         sequence.tokens += token_ids
         sequence.num_cached_tokens += len(nodes)
+        assert len(sequence.tokens) <= self.limits.max_seq_len
 
     def release(self, sequence: TableSequence) -> None:
         self.held = [held for held in self.held if held is not sequence]

@@ -47,7 +47,8 @@ def advance(
         end_ids = running.submission.request.end_ids
         log_probs.cut(sum(token not in end_ids for token in emitted))
     certain = session.advance_certain()
-    engine.commit(running.sequence, accepted.nodes, accepted.token_ids + certain)
+    # Not what was accepted behind the end of the output: a window may reach beyond the sequence's last place.
+    engine.commit(running.sequence, accepted.nodes[: len(emitted) - 1], emitted + certain)
     if masks is not None:
         session.statistics.mask_seconds += masks.seconds
     running.num_steps += 1
