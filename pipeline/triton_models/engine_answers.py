@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from pipeline.decoding.request import FinishReason
 from pipeline.engine.submission import StepEvent, Submission
 from pipeline.triton_models.guide_tensors import LogitOutputs
 from pipeline.triton_models.request_spans import PassSpans
@@ -49,7 +50,8 @@ class EngineCall:
 
     def response(self, event: StepEvent) -> dict[str, Array] | None:
         """Output tensors for what a step brought, or None if nothing is to be sent yet."""
-        new = [token for token in event.token_ids if token not in self.submission.request.end_ids]
+        # A grammar ends the output at an end token of its own if the request names none.
+        new = event.token_ids[:-1] if event.finish_reason is FinishReason.END_TOKEN else event.token_ids
         self.emitted += new
         self._logits.take(event.log_probs, event.prompt_rows)
         self._last_token_ns = time.monotonic_ns()

@@ -177,6 +177,15 @@ def test_what_the_request_does_not_say_of_the_prompt_the_model_does():
         assert answer["output_ids"].tolist() == [[[10] if excluded else [5, 6, 7, 10]]]
 
 
+def test_the_end_token_of_a_grammar_is_left_out_too():
+    call = engine_call(tensors(exclude_input_in_output=[[True]]), "r")
+
+    answer = call.response(event(10, 2, reason=FinishReason.END_TOKEN, done=True))
+
+    assert answer is not None
+    assert answer["output_ids"].tolist() == [[[10]]]
+
+
 def test_streaming_gives_the_new_tokens_of_each_step():
     call = engine_call(tensors(streaming=[[True]], end_id=[[2]]), "r")
 
