@@ -73,7 +73,7 @@ class Starter:
         the request's guide cannot be used."""
         submission, request, limits = entry.submission, entry.submission.request, self._engine.limits
         matcher = entry.matcher.result() if entry.matcher is not None else None
-        if matcher is not None and not request.end_ids:
+        if matcher is not None and request.end_ids != matcher.end_ids:
             request = replace(request, end_ids=matcher.end_ids)  # the grammar ends the output in any case
             submission = replace(submission, request=request)
         names = source_names(submission.strategy, self._drafter.names, submission.lookahead is not None)

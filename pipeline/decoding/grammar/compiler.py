@@ -86,7 +86,7 @@ class Compiler:
         check_guide(guide)
         with self._lock:
             kept = self._kept.pop((guide, tuple(output_ids)), None)
-        if kept is not None:
+        if kept is not None and kept.end_ids == self._ends(end_ids).end_ids:
             ready: Future[Matcher] = Future()
             ready.set_result(kept)
             return ready
@@ -144,11 +144,17 @@ class Compiler:
     def _matcher(
         self, compiling: Future[_Compiled], guide: Guide, end_ids: frozenset[int], output_ids: Sequence[int]
     ) -> Matcher:
-        vocabulary, compiled = self.vocabulary, compiling.result()
-        ends = Ends(vocabulary.end_id, end_ids or frozenset({vocabulary.end_id}))
-        matcher = Matcher(compiled.template, vocabulary.vocab_size, ends, partial(self._renewed, guide, compiled))
+        compiled, ends = compiling.result(), self._ends(end_ids)
+        renew = partial(self._renewed, guide, compiled)
+        matcher = Matcher(compiled.template, self.vocabulary.vocab_size, ends, renew)
         matcher.consume(output_ids)
         return matcher
+
+    def _ends(self, end_ids: frozenset[int]) -> Ends:
+        """The ends of a request with these end tokens. Those outside the vocabulary can never come."""
+        vocabulary = self.vocabulary
+        known = frozenset(token for token in end_ids if 0 <= token < vocabulary.vocab_size)
+        return Ends(vocabulary.end_id, known or frozenset({vocabulary.end_id}))
 
     def _renewed(self, guide: Guide, compiled: _Compiled) -> LLMatcher:
         """A new matcher of a guide whose template has run into a limit; later requests get a new template too."""

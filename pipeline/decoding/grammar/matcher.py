@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 from llguidance import LLMatcher
@@ -73,7 +74,9 @@ class Matcher:
         then complete."""
         if self._state.is_stopped():
             return [self._end()][:limit]
-        tokens: list[int] = self._state.compute_ff_tokens()[:limit]
+        # Text that ends with an end token's own is not forced: nothing permits that token there.
+        ends = self._ends.end_ids
+        tokens = list(takewhile(lambda token: token not in ends, self._state.compute_ff_tokens()[:limit]))
         if tokens and len(tokens) < limit:
             if self._state.try_consume_tokens(tokens) == len(tokens) and self._state.is_stopped():
                 tokens = [*tokens, self._end()]

@@ -6,14 +6,16 @@ import json
 import re
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.decoding.grammar.guide import Guide
 from pipeline.decoding.request import FinishReason, SamplingParams
 from pipeline.engine.submission import Submission
-from tests.fakes import HostileSource, make_request
-from tests.grammars import END, STOP, VOCAB_SIZE, spelled
+from pipeline.errors import RequestError
+from tests.fakes import HostileSource, make_request, plain_decode
+from tests.grammars import END, STOP, TOKENS, VOCAB_SIZE, spelled
 from tests.unit.engine.grammar_requests import OracleSource, make_scheduler, plain, regex, schema
 
 regexes = st.recursive(
@@ -89,8 +91,6 @@ def test_any_grammar_with_any_drafts_gives_what_masking_token_by_token_gives(
     seed: int,
     hostile: bool,
 ) -> None:
-    from tests.fakes import plain_decode
-
     requests = [
         make_request(
             prompt,
@@ -161,3 +161,30 @@ def test_a_request_that_goes_on_with_another_ones_output_goes_on_in_its_grammar(
         rest = make_request(prompt, 20 + count, guide=guide, end_ids=frozenset({END}), num_resumed_tokens=count)
         (result,) = make_scheduler().run([Submission(rest, "trie")])
         assert whole[:count] + result.output_ids == whole
+
+
+def test_a_request_that_goes_on_with_another_ones_output_has_end_tokens_of_its_own() -> None:
+    guide, scheduler = regex("(ab|x1|21){4}b"), make_scheduler()
+    first = make_request(guide=guide, end_ids=frozenset({END}), max_new_tokens=2)
+    (begun,) = scheduler.run([Submission(first, "trie")])
+    prompt = [*first.prompt_ids.tolist(), *begun.output_ids]
+    rest = make_request(prompt, 22, guide=guide, end_ids=frozenset({STOP}), num_resumed_tokens=2)
+    (ended,) = scheduler.run([Submission(rest, "trie")])
+    assert begun.output_ids + ended.output_ids == plain(replace(first, end_ids=frozenset({STOP}), max_new_tokens=22))
+
+
+def test_end_tokens_outside_the_vocabulary_never_come_and_harm_no_request() -> None:
+    guided = make_request(guide=regex("(ab)+x1"), end_ids=frozenset({STOP, -1, 50_256}))
+    only = make_request(guide=regex("(ab)+x1"), end_ids=frozenset({50_256}))
+    other = make_request(max_new_tokens=60)
+    results = make_scheduler().run([Submission(request, "trie") for request in (other, guided, only)])
+    assert results[0].output_ids == plain_decode(other)
+    assert results[1].output_ids == plain(replace(guided, end_ids=frozenset({STOP})))
+    assert results[2].output_ids == plain(replace(only, end_ids=frozenset()))
+
+
+@pytest.mark.parametrize("strategy", ["none", "trie"])
+def test_a_grammar_does_not_force_the_text_of_an_end_token(strategy: str) -> None:
+    request = make_request(guide=regex("(a|b)12x"), end_ids=frozenset({TOKENS.index("1")}))
+    with pytest.raises(RequestError, match="permits no token behind the output so far"):
+        make_scheduler().run([Submission(request, strategy)])
