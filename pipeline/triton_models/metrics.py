@@ -45,7 +45,7 @@ _ENGINE_METRICS = {
     "kv_prefix_hits_total": ("COUNTER", "Sequences of which a prefix was in the KV cache."),
     "kv_prompt_tokens_total": ("COUNTER", "Tokens that sequences were opened with."),
     "kv_reused_tokens_total": ("COUNTER", "Such tokens whose KV was in the cache."),
-    "engine_abandoned_total": ("COUNTER", "Requests that the engine ended as their client had left."),
+    "engine_abandoned_total": ("COUNTER", "Requests that were stopped, or whose client left."),
 }
 
 

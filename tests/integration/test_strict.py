@@ -105,7 +105,7 @@ def test_a_client_that_leaves_ends_the_engines_request(strict):
         next(chunks)
     for chunks in streams:
         chunks.close()
-    # Both models look every 0.1 s for clients that left; all outputs together take some times that.
+    # The front model finds out within 0.1 s and stops them; all outputs together take some times that.
     after = settled_metrics(strict, engine_abandoned_total=before["lookahead_engine_abandoned_total"])
 
     assert after["lookahead_kv_sequences_total"] == before["lookahead_kv_sequences_total"] + NUM_PLACES

@@ -40,7 +40,7 @@ METRICS_PERIOD_S = 1.0
 @dataclass(slots=True)
 class _Request:
     """An unfinished request. request_id: the client's own, which others may use too. rows: ids in the scheduler of the
-    rows that are under way. is_abandoned: its client has left."""
+    rows that are under way. is_abandoned: it was stopped, or its client has left."""
 
     request_id: str
     client: Client
@@ -147,7 +147,7 @@ class TritonPythonModel:
             raise RequestError("stop is true and the request has no id; send it with the id of the request to stop")
         for request in self._unfinished():
             if request.request_id == request_id:
-                self._cancel(request)
+                self._abandon(request)
 
     def _end(self, key: int, client: Client, error: Exception) -> None:
         with self._lock:
@@ -181,6 +181,12 @@ class TritonPythonModel:
         for row_id in list(request.rows):
             self._scheduler.cancel(row_id)
 
+    def _abandon(self, request: _Request) -> None:
+        """Cancel a request that nobody waits for."""
+        self._num_abandoned += not request.is_abandoned
+        request.is_abandoned = True
+        self._cancel(request)
+
     def _watch_clients(self, period_s: float) -> None:
         """Cancel the requests of clients that are gone; enter what the engine counts, now and then."""
         entered = time.monotonic()
@@ -192,6 +198,4 @@ class TritonPythonModel:
                 self._learned.save_if_due()
             for request in self._unfinished():
                 if request.client.is_gone():
-                    self._num_abandoned += not request.is_abandoned
-                    request.is_abandoned = True
-                    self._cancel(request)
+                    self._abandon(request)
