@@ -44,15 +44,17 @@ class Matcher:
     def consume(self, token_ids: Sequence[int]) -> None:
         """Advance by token_ids; tokens after an end token are ignored. Raises RequestError if the grammar does not
         permit them."""
-        self._recover()
         for token in token_ids:
             if token in self._ends.end_ids:
                 return
-            if self._state.validate_tokens([token]) != 1 or not self._state.consume_token(token):
-                raise RequestError(
-                    f"output token {len(self.token_ids)} is {token}, which the grammar does not permit there"
-                    f"{_reason(self._state)}"
-                )
+            if not self._takes(token):
+                # A copy of the template may have met a limit that all share, which this state shows by refusals only.
+                self._restart()
+                if not self._takes(token):
+                    raise RequestError(
+                        f"output token {len(self.token_ids)} is {token}, which the grammar does not permit there"
+                        f"{_reason(self._state)}"
+                    )
             self.token_ids.append(token)
 
     @property
@@ -182,10 +184,16 @@ class Matcher:
         ends = self._ends
         return ends.end_id if ends.end_id in ends.end_ids else min(ends.end_ids)
 
+    def _takes(self, token: int) -> bool:
+        return bool(self._state.validate_tokens([token]) == 1 and self._state.consume_token(token))
+
     def _recover(self) -> None:
         if self._state.is_error():
-            self._state = self._renew()
-            self._state.consume_tokens(self.token_ids)
+            self._restart()
+
+    def _restart(self) -> None:
+        self._state = self._renew()
+        self._state.consume_tokens(self.token_ids)
 
 
 class _Guided:

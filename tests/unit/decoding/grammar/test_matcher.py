@@ -118,19 +118,20 @@ def test_masks_of_a_tree_are_those_of_a_fresh_matcher_on_each_path(
     assert matcher.token_ids == []
 
 
-def limited_matcher(max_lexer_states: int) -> Matcher:
-    """A matcher whose lexer has a limited number of states."""
+def limited_matchers(max_lexer_states: int, count: int) -> list[Matcher]:
+    """Matchers of one template, whose lexer has a limited number of states."""
     limits = LLParserLimits(max_lexer_states=max_lexer_states)
     grammar = LLMatcher.grammar_from_regex("(a|b)*a(a|b){6}")
 
     def new() -> LLMatcher:
         return LLMatcher(vocabulary().tokenizer, grammar, limits=limits, log_level=0)
 
-    return Matcher(new(), VOCAB_SIZE, Ends(END, frozenset({END})), new)
+    template = new()
+    return [Matcher(template, VOCAB_SIZE, Ends(END, frozenset({END})), new) for _ in range(count)]
 
 
 def test_an_error_at_a_draft_does_not_end_the_request() -> None:
-    matcher = limited_matcher(40)
+    (matcher,) = limited_matchers(40, 1)
     path = ids("a", "b", "a", "a", "b", "b", "a", "b")
     masks = TreeMasks(matcher, tree_from_lists(path, range(-1, len(path) - 1)))
     masks.start()
@@ -141,6 +142,17 @@ def test_an_error_at_a_draft_does_not_end_the_request() -> None:
     assert permitted(matcher.mask_after(ids("b"))) == {"a", "b", "ab", "aba", "bb"}
 
 
+def test_an_error_of_another_output_of_the_grammar_does_not_end_the_request() -> None:
+    matcher, other = limited_matchers(40, 2)
+    path = ids("a", "b", "a", "a", "b", "b", "a", "b")
+    assert matcher.mask_after([]).permits(path[0])
+    for count in range(len(path)):
+        other.mask_after(path[:count])
+    matcher.consume(path[:1])
+    assert matcher.token_ids == path[:1]
+    assert permitted(matcher.mask_after([])) == {"a", "b", "ab", "aba", "bb"}
+
+
 def test_an_output_that_the_grammar_cannot_follow_ends_with_a_sentence() -> None:
     with pytest.raises(RequestError, match="the grammar permits no token behind the output so far: lexer error"):
-        limited_matcher(12).mask_after([])
+        limited_matchers(12, 1)[0].mask_after([])
