@@ -58,7 +58,7 @@ class RequestLoop:
     def close(self, *endings: Coroutine[Any, Any, None]) -> None:
         """Run what is to be closed in the loop, and stop it. Triton calls `finalize` after the last response, so no
         request is running."""
-        for ending in endings:
+        for ending in (*endings, self._end_watch()):
             asyncio.run_coroutine_threadsafe(ending, self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -108,6 +108,11 @@ class RequestLoop:
             for task, incoming in list(self._tasks.items()):
                 if not task.done() and self._kept.is_gone(incoming.client):
                     self._cancel(task)
+
+    async def _end_watch(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.wait([self._watch])
 
     def _cancel(self, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)
