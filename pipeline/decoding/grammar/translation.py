@@ -29,7 +29,11 @@ def grammar_text(guide: Guide, special_tokens: Collection[str]) -> str:
     if guide.kind == "json_schema":
         schema = _parsed(guide, (dict, bool))
         require_finite(schema)
-        return LLMatcher.grammar_from_json_schema(guide.text, defaults=_json_options())
+        text = guide.text if isinstance(schema, dict) else json.dumps({"allOf": [schema]})  # objects only take defaults
+        try:
+            return LLMatcher.grammar_from_json_schema(text, defaults=_json_options())
+        except ValueError as error:  # Python reads NaN and numbers of any size
+            raise RequestError(f"the guide of type json_schema is not valid JSON: {error}") from error
     if guide.kind == "regex":
         return LLMatcher.grammar_from_regex(guide.text)
     if guide.kind == "choice":

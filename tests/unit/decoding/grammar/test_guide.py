@@ -31,6 +31,7 @@ def admits(guide: Guide, *tokens: str) -> bool:
         (Guide("ebnf_grammar", 'root ::= "a" | "b" root'), ("b", "a"), ("b",)),
         (Guide("ebnf_grammar", 'start: "a" | "b" start'), ("bb", "a"), ("a", "a")),
         (Guide("json_schema", '{"type": "array", "items": {"const": 1}}'), ("[", "1", "]"), ("[", "2", "]")),
+        (Guide("json_schema", "true"), ("[", "1", "]"), ("x",)),
         (Guide("json"), ("{", "}"), ("[", "]")),
     ],
 )
