@@ -125,9 +125,10 @@ def _top(prefix: str, tokens: TokenLogProbs, num_top: int) -> dict[str, Array]:
     """[1, tokens, num_top] alternatives; nothing if none are wanted."""
     if not num_top:
         return {}
+    shape = (1, len(tokens.values), -1 if tokens.values else num_top)
     return {
-        f"{prefix}top_logprob_ids": np.asarray(tokens.top_ids, np.int32).reshape(1, len(tokens.values), -1),
-        f"{prefix}top_logprobs": np.asarray(tokens.top_values, np.float32).reshape(1, len(tokens.values), -1),
+        f"{prefix}top_logprob_ids": np.asarray(tokens.top_ids, np.int32).reshape(shape),
+        f"{prefix}top_logprobs": np.asarray(tokens.top_values, np.float32).reshape(shape),
     }
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -184,6 +186,18 @@ def test_the_end_token_of_a_grammar_is_left_out_too():
 
     assert answer is not None
     assert answer["output_ids"].tolist() == [[[10]]]
+
+
+def test_a_prompt_of_one_token_and_an_output_of_none_have_no_alternatives():
+    wanted = {name: [[True]] for name in ("return_log_probs", "return_prompt_log_probs", "exclude_input_in_output")}
+    call = engine_call(tensors(input_ids=[[5]], input_lengths=None, num_top_logprobs=[[3]], **wanted), "r")
+    end = replace(event(2, reason=FinishReason.END_TOKEN, done=True), prompt_rows=[np.zeros(9, np.float32)])
+
+    answer = call.response(end)
+
+    assert answer is not None
+    for name in ("top_logprob_ids", "top_logprobs", "prompt_top_logprob_ids", "prompt_top_logprobs"):
+        assert answer[name].shape == (1, 0, 3)
 
 
 def test_streaming_gives_the_new_tokens_of_each_step():
