@@ -93,10 +93,14 @@ def run_batch(
             if stop.is_set():
                 return
             try:
-                line = json.dumps(_result(client, request, stop), ensure_ascii=False)
+                result = _result(client, request, stop)
             except ServerError:
                 stop.set()
                 raise
+            if result is None:
+                return
+            # What is no character stays an escape of JSON.
+            line = json.dumps(result, ensure_ascii=False).encode(errors="backslashreplace").decode()
             with lock:
                 journal.write(f"{request.digest} {line}\n")
                 journal.flush()
@@ -126,7 +130,8 @@ def _client(base_url: str, api_key: str, timeout_s: float) -> httpx.Client:
     )
 
 
-def _result(client: httpx.Client, request: BatchRequest, stop: threading.Event) -> dict[str, Any]:
+def _result(client: httpx.Client, request: BatchRequest, stop: threading.Event) -> dict[str, Any] | None:
+    """A line of the output; None for a request that the server could not take before the run was stopped."""
     pause = _FIRST_PAUSE_S
     while True:
         try:
@@ -136,8 +141,10 @@ def _result(client: httpx.Client, request: BatchRequest, stop: threading.Event) 
             raise ServerError(
                 f"{client.base_url} did not answer {request.custom_id}: {error!r}. Run the command again to go on."
             ) from error
-        if response.status_code not in _LATER or stop.wait(_pause_of(response, pause)):
+        if response.status_code not in _LATER:
             return _line(request, response)
+        if stop.wait(_pause_of(response, pause)):
+            return None
         pause = min(2 * pause, _LONGEST_PAUSE_S)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,16 @@ from tests.patience import PATIENCE_S
 
 
 class Api:
-    """An OpenAI API that echoes. busy: answers 503 so often first. fails_at: cuts that request off."""
+    """An OpenAI API that echoes. busy: answers 503 so often first. fails_at: cuts that request off, once may_fail is
+    set."""
 
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
         self.keys: set[str] = set()
         self.busy = 0
         self.fails_at: int | None = None
+        self.may_fail = threading.Event()
+        self.may_fail.set()
         api = self
 
         class Echo(Handler):
@@ -31,11 +35,13 @@ class Api:
                 body = json.loads(self.read())
                 api.keys.add(self.headers["authorization"])
                 if api.fails_at == body["n"]:
+                    api.may_fail.wait(PATIENCE_S)
                     return
                 status = 400 if body["n"] < 0 else 200
                 if api.busy:
                     api.busy -= 1
                     status = 503
+                    api.may_fail.set()
                 else:
                     api.asked.append(body)
                 self.answer(json.dumps({"n": body["n"]}).encode(), status)
@@ -95,6 +101,20 @@ def test_a_run_that_was_cut_off_goes_on(api, tmp_path):
     assert results(out) == [(f"r{number}", 200, number) for number in range(6)]
 
 
+def test_a_request_that_was_to_be_sent_again_is_not_done_when_the_run_is_cut_off(api, tmp_path, monkeypatch):
+    monkeypatch.setattr(batch, "_FIRST_PAUSE_S", PATIENCE_S)
+    out = tmp_path / "out.jsonl"
+    api.busy, api.fails_at = 1, 1
+    api.may_fail.clear()
+    with pytest.raises(ServerError, match="did not answer r1"):
+        run(requests(0, 1), out, api)
+
+    api.fails_at = None
+    assert run(requests(0, 1), out, api) == 0
+
+    assert results(out) == [("r0", 200, 0), ("r1", 200, 1)]
+
+
 def test_a_request_that_was_edited_since_is_sent_again(api, tmp_path):
     out = tmp_path / "out.jsonl"
     api.fails_at = 1
@@ -127,11 +147,12 @@ def test_a_file_that_cannot_be_read_is_named(content, tmp_path):
 
 
 def test_what_is_no_character_is_left_to_the_server(api, tmp_path):
-    asked = [BatchRequest("a", "/v1/completions", {"n": 1, "prompt": "\ud800"})]
+    asked = [BatchRequest("a\ud800", "/v1/completions", {"n": 1, "prompt": "\ud800"})]
 
     assert run(asked, tmp_path / "out.jsonl", api) == 0
 
     assert api.asked == [{"n": 1, "prompt": "\ud800"}]
+    assert results(tmp_path / "out.jsonl") == [("a\ud800", 200, 1)]
 
 
 def test_a_busy_server_is_asked_again_and_a_wrong_request_is_not(api, tmp_path, monkeypatch):
