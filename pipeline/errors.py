@@ -54,6 +54,14 @@ DEAD = re.compile(
     re.I,
 )
 FAULT = "internal error: "
+# Begins a refusal that quotes such words of the client's.
+REFUSED = "request refused: "
+
+
+def refused(sentence: str) -> str:
+    """The sentence of a refusal, marked if it holds words that would mean something else."""
+    means_other = any(words.search(sentence) for words in (BUSY, LEAVING, DEAD))
+    return REFUSED + sentence if means_other and REFUSED not in sentence else sentence
 
 
 def streamed_error(text: str) -> Exception:
@@ -63,6 +71,8 @@ def streamed_error(text: str) -> Exception:
     Such a text comes without a code. Triton sends the code if a request has the header `triton_grpc_error`, but up to
     version 2.67 it then uses freed memory now and then, which ends the server
     (https://github.com/triton-inference-server/server/pull/8708)."""
+    if REFUSED in text:
+        return RequestError(text)
     if BUSY.search(text):
         return BusyError(text)
     if LEAVING.search(text) or DEAD.search(text):

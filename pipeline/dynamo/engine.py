@@ -25,7 +25,7 @@ from pipeline.dynamo.request_tensors import TokenRequest, takes_engine_data, tok
 from pipeline.dynamo.servers import TritonServers
 from pipeline.dynamo.spec import FILE_KV, NAMESPACE, TRITON_KEYS, WorkerSpec
 from pipeline.dynamo.triton_stream import TokenChunk, TritonStream
-from pipeline.errors import BusyError, EngineError, RequestError, ServerError
+from pipeline.errors import BusyError, EngineError, RequestError, ServerError, refused
 from pipeline.gateway.annotations import ENGINE_DATA, FIGURES, REFUSAL, STATISTICS, annotation
 from pipeline.gateway.annotations import NAMESPACE as DRAFT_NAMESPACE
 
@@ -104,8 +104,9 @@ class TritonEngine(LLMEngine):
         except RequestError as error:
             if started or not takes_engine_data(request):
                 raise _dynamo_error(error) from error
-            status = 503 if isinstance(error, BusyError) else 400
-            refusal = {REFUSAL: {"status": status, "message": str(error)}}
+            is_busy = isinstance(error, BusyError)
+            sentence = str(error) if is_busy else refused(str(error))
+            refusal = {REFUSAL: {"status": 503 if is_busy else 400, "message": sentence}}
             yield {"token_ids": [], "index": 0, "finish_reason": "stop", ENGINE_DATA: refusal}
         except EngineError as error:
             raise _dynamo_error(error) from error
@@ -222,4 +223,4 @@ def _dynamo_error(error: EngineError | RequestError) -> Exception:
         return EngineShutdown(str(error))
     if isinstance(error, BusyError):
         return HttpError(503, str(error))
-    return InvalidArgument(str(error))
+    return InvalidArgument(refused(str(error)))

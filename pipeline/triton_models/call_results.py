@@ -14,7 +14,7 @@ from pipeline.decoding.request import FinishReason
 from pipeline.decoding.session import outcome_of_tokens
 from pipeline.decoding.tree import DraftTree
 from pipeline.engine.traits import TargetTraits
-from pipeline.errors import RequestError
+from pipeline.errors import BusyError
 from pipeline.triton_models.tensors import Tensors, integer, text
 
 
@@ -46,12 +46,12 @@ def num_steps_of(ids: Sequence[int], response: Tensors) -> int:
 
 
 def ended_by_end_token(traits: TargetTraits, tree: DraftTree, ids: Sequence[int], response: Tensors) -> bool:
-    """Whether the response of a call with `tree` shows that an end token came. ids: its tokens. Raises RequestError if
+    """Whether the response of a call with `tree` shows that an end token came. ids: its tokens. Raises BusyError if
     the target ended the request by itself."""
     if traits.extended:
         reason = text(response, "finish_reason")
         if reason == FinishReason.CANCELLED.value:
-            raise RequestError("the target model ended the request; the server is shutting down")
+            raise BusyError("the target model ended the request; the server is shutting down")
         return reason == FinishReason.END_TOKEN.value
     if not len(tree):
         return False

@@ -26,7 +26,7 @@ class ModelCaller:
 
     async def call(self, tensors: Mapping[str, Array], outputs: Sequence[str], request_id: str) -> Tensors:
         """Outputs of one request; cancelling it stops the request. Raises RequestError if the model refuses it,
-        BusyError if the model is too busy."""
+        BusyError if the model is too busy, EngineError if it is gone."""
         call = self._begun(tensors, outputs, request_id)
         try:
             responses = await asyncio.shield(call)

@@ -51,7 +51,7 @@ class StreamingCaller(ModelCaller):
         self, tensors: Mapping[str, Array], outputs: Sequence[str], request_id: str
     ) -> AsyncGenerator[Tensors, None]:
         """The outputs of each response, as it comes; closing the generator early stops the request. Raises
-        RequestError if the model refuses it, BusyError if the model is too busy."""
+        RequestError if the model refuses it, BusyError if the model is too busy, EngineError if it is gone."""
         assert self._address is not None, "connect comes first"
         if self._client is None:  # a channel belongs to the event loop that opens it
             self._client = triton_grpc.InferenceServerClient(self._address.url, channel_args=_CHANNEL)

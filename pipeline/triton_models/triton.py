@@ -11,7 +11,19 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pipeline.errors import BUSY, FAULT, LEAVING, BusyError, RepositoryError, RequestError, UserError
+from pipeline.errors import (
+    BUSY,
+    DEAD,
+    FAULT,
+    LEAVING,
+    REFUSED,
+    BusyError,
+    EngineError,
+    RepositoryError,
+    RequestError,
+    UserError,
+    refused,
+)
 from pipeline.triton_models.tensors import Array, Tensors
 
 
@@ -124,7 +136,7 @@ def tensors_of(request: Any) -> dict[str, Array]:
 
 def outputs_of_call(responses: Iterable[Any]) -> Tensors:
     """Output tensors of the responses to a call of ours. Raises RequestError if the model refused it, BusyError if it
-    was too busy."""
+    was too busy, EngineError if it is gone."""
     found: dict[str, Array] = {}
     for response in responses:
         if response.has_error():
@@ -148,22 +160,29 @@ def error_response(error: Exception) -> Any:
     import triton_python_backend_utils as pb_utils
 
     kind = pb_utils.TritonError
-    code = kind.UNAVAILABLE if isinstance(error, BusyError) else kind.INVALID_ARG
     if not isinstance(error, UserError):
         return pb_utils.InferenceResponse(error=kind(f"{FAULT}{error!r}", kind.INTERNAL))
-    return pb_utils.InferenceResponse(error=kind(str(error), code))
+    if isinstance(error, BusyError):
+        return pb_utils.InferenceResponse(error=kind(str(error), kind.UNAVAILABLE))
+    sentence = refused(str(error)) if isinstance(error, RequestError) else str(error)
+    return pb_utils.InferenceResponse(error=kind(sentence, kind.INVALID_ARG))
 
 
-def request_error(error: Any) -> RequestError:
+def request_error(error: Any) -> EngineError | RequestError:
     import triton_python_backend_utils as pb_utils
 
     return refusal(error.message(), error.code() == pb_utils.TritonError.UNAVAILABLE)
 
 
-def refusal(sentence: str, busy: bool = False) -> RequestError:
-    """The error of a called model, without the prefixes of Triton and TensorRT-LLM. busy: whether its code means busy;
-    the text may mean it too."""
+def refusal(sentence: str, busy: bool = False) -> EngineError | RequestError:
+    """The error of a called model, without the prefixes of Triton and TensorRT-LLM: EngineError if its process is gone.
+    busy: whether its code means busy; the text may mean it too."""
     for prefix in ("Error when running inference: ", "due to the following error: "):
         sentence = sentence.rpartition(prefix)[2]
-    is_busy = busy or BUSY.search(sentence) or LEAVING.search(sentence)
-    return BusyError(sentence) if is_busy else RequestError(sentence)
+    if busy:
+        return BusyError(sentence)
+    if REFUSED in sentence:
+        return RequestError(sentence)
+    if BUSY.search(sentence) or LEAVING.search(sentence):
+        return BusyError(sentence)
+    return EngineError(sentence) if DEAD.search(sentence) else RequestError(sentence)

@@ -12,7 +12,8 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from pipeline.errors import BusyError, RequestError
+from pipeline.errors import BusyError, EngineError, RequestError, streamed_error
+from pipeline.gateway.errors import refusal_of
 from pipeline.triton_models.triton import CallResponses, Client, error_response, outputs_of_call, request_error
 
 FINAL = 1
@@ -171,6 +172,8 @@ def test_a_question_in_another_thread_never_meets_the_last_response():
     [
         (BusyError("busy: send it again"), "busy: send it again", "unavailable"),
         (RequestError("max_tokens is -3"), "max_tokens is -3", "invalid"),
+        (RequestError("strategy is 'shm'"), "request refused: strategy is 'shm'", "invalid"),
+        (RequestError("request refused: strategy is 'shm'"), "request refused: strategy is 'shm'", "invalid"),
         (ZeroDivisionError("oh"), "internal error: ZeroDivisionError('oh')", "internal"),
     ],
     ids=lambda value: type(value).__name__,
@@ -191,6 +194,23 @@ def test_the_targets_error_is_passed_on_in_its_own_words_and_kind():
     wrong = request_error(Error("Executor failed due to the following error: the prompt is too long", "internal"))
     assert not isinstance(wrong, BusyError)
     assert str(wrong) == "the prompt is too long"
+
+
+@pytest.mark.parametrize("words", ["busy: ", "is shutting down", "shm", "Stub process", "is not ready"])
+def test_words_of_a_client_in_a_refusal_do_not_mean_that_the_model_is_busy_or_gone(words):
+    sent = error_response(RequestError(f"strategy is {words!r}; it must be one of none, auto"))
+
+    assert type(request_error(sent)) is RequestError
+    assert type(streamed_error(sent.message())) is RequestError
+    assert refusal_of(400, sent.message(), "f00").status == 400
+
+
+def test_a_model_that_is_gone_is_no_refusal():
+    gone = request_error(Error("Stub process 'tensorrt_llm_0_0' is not healthy."))
+    sent = error_response(gone)
+
+    assert type(gone) is EngineError
+    assert type(streamed_error(sent.message())) is EngineError
 
 
 class Response:
