@@ -49,13 +49,15 @@ class TokenBucket:
 
 @dataclass(slots=True)
 class Tenant:
-    """One client, or all clients on a server without keys. prefix: of its namespaces."""
+    """One client, or all clients on a server without keys. prefix: of its request ids, and of its namespaces unless it
+    shares its drafts."""
 
     name: str
     prefix: str
     max_concurrent_requests: int
     max_namespaces: int | None
     bucket: TokenBucket | None = None
+    shares_drafts: bool = False
     num_running: int = 0
     _namespaces: set[str] = field(default_factory=set)
 
@@ -70,7 +72,7 @@ class Tenant:
                     400, f"namespace {asked[:40]!r} is one too many; {self.max_namespaces} can be used, reuse one"
                 )
             self._namespaces.add(asked)
-        return self.prefix + asked
+        return asked if self.shares_drafts else self.prefix + asked
 
     def request_id(self, asked: str) -> str:
         """The id of a request for the server behind. It contains the tenant, so that no tenant can stop another's
@@ -86,10 +88,11 @@ class Tenants:
         self._by_hash = {
             key.key_sha256: Tenant(
                 key.tenant,
-                "" if config.share_drafts else f"{key.tenant}/",
+                f"{key.tenant}/",
                 key.max_concurrent_requests,
                 config.max_namespaces,
                 None if key.max_tokens_per_minute is None else TokenBucket(key.max_tokens_per_minute, clock),
+                config.share_drafts,
             )
             for key in keys
         }

@@ -47,6 +47,13 @@ def test_tenants_share_drafts_only_where_the_config_says_so():
     assert tenants.of_key("a").namespace("x") == tenants.of_key("b").namespace("x")
 
 
+@pytest.mark.parametrize("share_drafts", [True, False])
+def test_no_tenant_can_name_a_request_of_another(share_drafts):
+    tenants = tenants_of(api_key("a"), api_key("b"), share_drafts=share_drafts)
+
+    assert tenants.of_key("a").request_id("x") != tenants.of_key("b").request_id("x")
+
+
 def test_number_and_length_of_namespaces_are_bounded():
     tenant = tenants_of(api_key("a"), max_namespaces=2).of_key("a")
     tenant.namespace("x")
