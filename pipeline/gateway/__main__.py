@@ -68,8 +68,9 @@ async def _follow_spec(deployments: Deployments, spec_path: Path) -> None:
             triton_http=deployments.current.spec.triton_http, num_running_earlier=deployments.num_running_earlier
         )
         if now != status:
-            status = now
-            write_whole(status_path(spec_path), now.model_dump_json() + "\n", private=True)
+            with suppress(OSError):  # a full disk may have room later
+                write_whole(status_path(spec_path), now.model_dump_json() + "\n", private=True)
+                status = now
         await asyncio.sleep(_POLL_S)
 
 

@@ -18,8 +18,9 @@ from pipeline.gateway.upstream import Upstream
 
 @dataclass(slots=True)
 class Deployment:
-    """A Triton server and the OpenAI front end that leads to it. num_running: requests that they serve. known_types:
-    datatypes of the inputs of its models, as far as they were asked for."""
+    """A Triton server and the OpenAI front end that leads to it. num_running: requests that they serve. num_streams:
+    calls over the channel that have not ended, with requests or without. known_types: datatypes of the inputs of its
+    models, as far as they were asked for."""
 
     spec: DeploymentSpec
     triton: Upstream
@@ -29,6 +30,7 @@ class Deployment:
     metadata: tuple[tuple[str, str], ...]
     known_types: dict[str, Types]
     num_running: int = 0
+    num_streams: int = 0
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -58,8 +60,9 @@ class Deployments:
         self.current = create_deployment(spec)
 
     async def close_idle(self) -> None:
-        """Close idle connections to earlier servers."""
-        for deployment in [deployment for deployment in self._earlier if not deployment.num_running]:
+        """Close idle connections to earlier servers. Closing one cancels its streams, whose clients would wait for
+        ever."""
+        for deployment in [each for each in self._earlier if not (each.num_running or each.num_streams)]:
             self._earlier.remove(deployment)
             await deployment.channel.close()
 

@@ -102,7 +102,7 @@ class GrpcGateway:
         stream = Stream()
         async with _refused(context):
             tenant = self._tenant(context)
-            work = (self._send(requests, stream, context, tenant), self._watch(stream))
+            work = (self._send(requests, stream, tenant), self._watch(stream))
             tasks = [asyncio.ensure_future(coroutine) for coroutine in work]
             try:
                 while (item := await stream.answers.get()) is not None:
@@ -110,18 +110,19 @@ class GrpcGateway:
                         raise item
                     yield item
             finally:
-                await end_stream(stream, tasks)
+                # A client that leaves now must not keep it from being done.
+                await asyncio.shield(asyncio.ensure_future(end_stream(stream, tasks)))
 
-    async def _send(self, requests: AsyncIterator[Any], stream: Stream, context: Any, tenant: Tenant) -> None:
+    async def _send(self, requests: AsyncIterator[Any], stream: Stream, tenant: Tenant) -> None:
         async for request in requests:
             try:
-                call = await self._call_for(stream, context, tenant)
+                call = await self._call_for(stream, tenant)
                 held = self._admitted(request, tenant, call.deployment)
                 stop = self._stop_of(request, call.deployment)
             except Refusal as refusal:
                 stream.answers.put_nowait(_error_answer(refusal, request.id.removeprefix(tenant.prefix)))
                 continue
-            call.open.append(OpenRequest(asyncio.get_running_loop().time(), held, stop))
+            call.open.append(OpenRequest(request.id, asyncio.get_running_loop().time(), held, stop))
             with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # its end is read by `_receive`
                 await call.rpc.write(request)
         stream.is_sent = True
@@ -130,14 +131,16 @@ class GrpcGateway:
         elif not stream.calls[-1].is_done:
             await stream.calls[-1].finish()
 
-    async def _call_for(self, stream: Stream, context: Any, tenant: Tenant) -> Call:
+    async def _call_for(self, stream: Stream, tenant: Tenant) -> Call:
         """The call to the server that takes requests now; opened if there is none."""
         deployment = self._deployments.current
         last = stream.calls[-1] if stream.calls else None
         if last is not None and last.deployment is deployment and not last.is_done:
             return last
-        rpc = deployment.stub.ModelStreamInfer(metadata=deployment.metadata, timeout=context.time_remaining())
+        # Without the deadline of the client, which would cancel it: this stream ends then as if the client left.
+        rpc = deployment.stub.ModelStreamInfer(metadata=deployment.metadata)
         call = Call(deployment, rpc)
+        deployment.num_streams += 1
         stream.calls.append(call)
         stream.receiving.append(asyncio.ensure_future(self._receive(stream, call, tenant)))
         if last is not None and not last.is_done:
@@ -152,15 +155,16 @@ class GrpcGateway:
                     refusal = refusal_of(400, answer.error_message, secrets.token_hex(16))
                     answer.error_message = refusal.sentence
                 if failed or answer.infer_response.parameters["triton_final_response"].bool_param:
-                    call.close_oldest()
+                    call.close(answer.infer_response.id)
                 answer.infer_response.id = chosen_id(answer.infer_response.id).removeprefix(tenant.prefix)
                 stream.answers.put_nowait(answer)
         except grpc.aio.AioRpcError as error:
             if call.open or not call.is_done:  # else nobody waits for it
                 stream.answers.put_nowait(_refusal_of_rpc(error))
+        finally:
+            call.deployment.num_streams -= 1
         stream.calls.remove(call)
-        while call.open:
-            call.close_oldest()
+        call.close_all()
         if not call.is_done or (stream.is_sent and not stream.calls):
             stream.answers.put_nowait(None)
 

@@ -20,11 +20,12 @@ STOP = "stop"
 _CLOSE_S = 2.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class OpenRequest:
-    """A request that is not answered yet. began_s: on the event loop's clock. held: what is closed with it. stop: the
-    request that stops it, None if its model takes none."""
+    """A request that is not answered yet. request_id: as the server has it. began_s: on the event loop's clock. held:
+    what is closed with it. stop: the request that stops it, None if its model takes none."""
 
+    request_id: str
     began_s: float
     held: ExitStack
     stop: pb.ModelInferRequest | None
@@ -40,8 +41,15 @@ class Call:
     open: deque[OpenRequest] = field(default_factory=deque)
     is_done: bool = False
 
-    def close_oldest(self) -> None:
+    def close(self, request_id: str) -> None:
+        """A request with this id has ended: the oldest one, or the oldest of all if none has it."""
         if self.open:
+            ended = next((request for request in self.open if request.request_id == request_id), self.open[0])
+            self.open.remove(ended)
+            ended.held.close()
+
+    def close_all(self) -> None:
+        while self.open:
             self.open.popleft().held.close()
 
     async def stop(self) -> None:
@@ -85,8 +93,7 @@ async def end_stream(stream: Stream, tasks: Sequence[asyncio.Future[None]]) -> N
         task.cancel()
     await asyncio.gather(*tasks, *stream.receiving, return_exceptions=True)
     for call in stream.calls:
-        while call.open:
-            call.close_oldest()
+        call.close_all()
 
 
 def stop_request(request: pb.ModelInferRequest) -> pb.ModelInferRequest:

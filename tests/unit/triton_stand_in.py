@@ -29,11 +29,13 @@ def response(**values: Any) -> service_pb2.ModelStreamInferResponse:
 class Triton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
     """Sends the given responses. A status code ends the stream; None waits until the request is stopped or cancelled.
 
-    stopped: ids of requests that were to be stopped. was_read, was_cancelled: how the stream ended. obeys: whether it
-    stops requests."""
+    of: place of the request that the responses belong to. stopped: ids of requests that were to be stopped. deadline_s:
+    what the stream had left. was_read, was_cancelled: how it ended. obeys: whether it stops requests."""
 
     def __init__(self, *answers: Any) -> None:
         self.answers = answers
+        self.of = 0
+        self.deadline_s: float | None = None
         self.requests: list[Any] = []
         self.metadata: dict[str, str] = {}
         self.stopped: list[str] = []
@@ -55,6 +57,7 @@ class Triton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[mis
             self.stop(received[0].id)
             return
         self.metadata, self.requests = dict(context.invocation_metadata()), received
+        self.deadline_s = context.time_remaining()
         for answer in self.answers:
             if isinstance(answer, grpc.StatusCode):
                 await context.abort(answer, "the reason")
@@ -65,7 +68,7 @@ class Triton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[mis
                     self.was_cancelled.set()
                     raise
             else:
-                answer.infer_response.id = received[0].id
+                answer.infer_response.id = received[self.of].id
                 yield answer
         self.was_read.set()
 

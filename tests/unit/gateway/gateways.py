@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -19,6 +20,7 @@ from pipeline.gateway.http_app import HttpGateway
 from pipeline.gateway.spec import DeploymentSpec, GatewaySpec
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.upstream import Onward, Response
+from tests.patience import PATIENCE_S
 
 GENERATE = "/v2/models/lookahead_bls/generate"
 STREAM = "/v2/models/lookahead_bls/generate_stream"
@@ -162,6 +164,13 @@ async def grpc_server(add: Any) -> AsyncIterator[int]:
         yield port
     finally:
         await server.stop(0)
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
 
 
 def deployment_at(port: int) -> DeploymentSpec:

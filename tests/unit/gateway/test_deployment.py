@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -33,6 +32,7 @@ from tests.unit.gateway.gateways import (
     grpc_server,
     json_answer,
     spec_of,
+    until,
 )
 
 CHAT = "/v1/chat/completions"
@@ -87,6 +87,7 @@ class Triton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[mis
         self.name = name
         self.may_answer = asyncio.Event()
         self.num_streams = 0
+        self.was_cancelled = False
 
     async def ModelStreamInfer(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         self.num_streams += 1
@@ -98,6 +99,9 @@ class Triton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[mis
                 answer.infer_response.model_name = self.name
                 answer.infer_response.parameters["triton_final_response"].bool_param = True
                 yield answer
+        except asyncio.CancelledError:
+            self.was_cancelled = True
+            raise
         finally:
             self.num_streams -= 1
 
@@ -127,13 +131,6 @@ def request_named(name: str) -> Any:
     return pb.ModelInferRequest(model_name="lookahead_bls", id=name)
 
 
-async def until(is_so: Any) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.01)
-
-
 def shown(answer: Any) -> tuple[str, str]:
     assert not answer.error_message
     return answer.infer_response.id, answer.infer_response.model_name
@@ -161,15 +158,20 @@ def test_a_stream_of_requests_outlives_its_server(monkeypatch):
 
 def test_a_stream_without_requests_lets_its_server_go_and_is_served_by_the_new_one(monkeypatch):
     async def work() -> tuple[str, str]:
-        async with gateway_before_two(monkeypatch) as (call, first, second, _, exchange):
+        async with gateway_before_two(monkeypatch) as (call, first, second, deployments, exchange):
             first.may_answer.set()
             second.may_answer.set()
             await call.write(request_named("a"))
             await call.read()
             exchange()
+            await deployments.close_idle()
             await until(lambda: first.num_streams == 0)
+            assert not first.was_cancelled
             await call.write(request_named("b"))
-            return shown(await call.read())
+            answer = shown(await call.read())
+            await call.done_writing()
+            assert await asyncio.wait_for(call.read(), PATIENCE_S) is grpc.aio.EOF
+            return answer
 
     assert asyncio.run(work()) == ("b", "second")
 
@@ -178,16 +180,19 @@ def test_the_gateway_follows_its_spec_and_says_so(tmp_path: Path):
     async def work() -> list[GatewayStatus]:
         path, spec = tmp_path / "gateway.json", spec_of()
         path.write_text(spec.model_dump_json())
+        status_path(path).mkdir()  # cannot be written
         deployments = Deployments(spec.deployment)
         following = asyncio.create_task(gateway._follow_spec(deployments, path))
         statuses: list[GatewayStatus] = []
 
         def says(number: int) -> bool:
-            if not status_path(path).exists():
+            if not status_path(path).is_file():
                 return False
             statuses.append(GatewayStatus.model_validate_json(status_path(path).read_bytes()))
             return statuses[-1].triton_http == f"triton:{number}"
 
+        await asyncio.sleep(0.3)
+        status_path(path).rmdir()
         await until(lambda: says(1))
         held = deployments.current.in_use()
         held.__enter__()

@@ -13,31 +13,40 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-from pipeline.gateway import grpc_stream
+from pipeline.config.schema import GatewayConfig
+from pipeline.gateway import grpc_app, grpc_stream
 from pipeline.gateway.deployment import Deployments
 from pipeline.gateway.grpc_app import GrpcGateway
 from pipeline.gateway.tenants import Tenants
 from pipeline.request_ids import chosen_id
 from tests.patience import PATIENCE_S
-from tests.unit.gateway.gateways import deployment_at, grpc_server, spec_of
+from tests.unit import triton_stand_in
+from tests.unit.gateway.gateways import deployment_at, grpc_server, spec_of, until
 from tests.unit.triton_stand_in import Triton, response, serving
 
 IDS = np.asarray([[1]], np.int32)
+EVERYONE = Tenants((), GatewayConfig())
 DIRECT = [("grpc.enable_http_proxy", 0)]
 
 
 @asynccontextmanager
-async def stream_to(*answers: Any) -> AsyncIterator[tuple[Any, Triton]]:
+async def stream_to(*answers: Any, tenants: Tenants = EVERYONE, **config: Any) -> AsyncIterator[tuple[Any, Triton]]:
     """A client's stream through a gateway to a stand-in for Triton, which sends the answers to its first request."""
     async with serving(*answers) as (triton, url):
-        spec, deployments = spec_of(), Deployments(deployment_at(int(url.rpartition(":")[2])))
-        served = GrpcGateway(spec, Tenants((), spec.config), deployments)
+        deployments = Deployments(deployment_at(int(url.rpartition(":")[2])))
+        served = GrpcGateway(spec_of(**config), tenants, deployments)
         async with (
             grpc_server(lambda server: server.add_generic_rpc_handlers((served.handlers(),))) as port,
             grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=DIRECT) as channel,
         ):
             yield service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer, triton
         await deployments.close()
+
+
+def final() -> pb.ModelStreamInferResponse:
+    answer = response(output_ids=IDS)
+    answer.infer_response.parameters["triton_final_response"].bool_param = True
+    return answer
 
 
 def request(request_id: str, model: str = "lookahead_bls") -> pb.ModelInferRequest:
@@ -74,6 +83,45 @@ def test_requests_of_a_client_that_leaves_are_stopped_and_cancelled_only_if_they
     triton = asyncio.run(leave())
     assert triton.stopped == [triton.requests[0].id]
     assert (triton.was_read.is_set(), triton.was_cancelled.is_set()) == (obeys, not obeys)
+
+
+def test_of_several_requests_the_one_that_has_not_ended_is_stopped() -> None:
+    async def leave() -> Triton:
+        async with stream_to(final(), None) as (stream, triton):
+            triton.of = 1
+            call = stream([request("long"), request("short")])
+            assert (await call.read()).infer_response.id == "short"
+            call.cancel()
+            await asyncio.wait_for(triton.was_read.wait(), PATIENCE_S)
+            return triton
+
+    triton = asyncio.run(leave())
+    assert triton.stopped == [triton.requests[0].id]
+
+
+def test_a_client_that_leaves_while_its_stream_is_ended_holds_no_place(monkeypatch) -> None:
+    monkeypatch.setattr(grpc_app, "_CHECK_S", 0.01)
+    monkeypatch.setattr(triton_stand_in, "PATIENCE_S", 2 * PATIENCE_S)  # the request does not end by itself
+
+    async def leave() -> None:
+        tenants = Tenants((), GatewayConfig())
+        async with stream_to(None, tenants=tenants, request_timeout_s=0.01) as (stream, triton):
+            triton.obeys = False
+            call = stream([request("mine")])
+            await until(lambda: bool(triton.stopped))
+            call.cancel()
+            await until(lambda: not tenants.num_running)
+
+    asyncio.run(leave())
+
+
+def test_the_deadline_of_a_client_does_not_cancel_the_stream_behind() -> None:
+    async def ask() -> Triton:
+        async with stream_to(response(output_ids=IDS)) as (stream, triton):
+            assert [answer async for answer in stream([request("mine")], timeout=PATIENCE_S)]
+            return triton
+
+    assert asyncio.run(ask()).deadline_s is None
 
 
 def test_a_clients_own_stop_has_the_id_that_it_chose() -> None:
