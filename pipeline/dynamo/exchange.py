@@ -85,6 +85,7 @@ def _exchange(before: PreparedServer, after: PreparedServer, places: Places, bas
         fleet.stop()
         raise
     note("the new server serves; requests of the old one finish")
+    time.sleep(_SETTLE_S)
     with suppress(TimeoutError):
         _wait(lambda: _status(new_dir).num_running_earlier == 0, DRAIN_SECONDS)
     stop_fleet(old_dir, drain=True)
@@ -128,21 +129,25 @@ def _hand_over(old: ServerState, fleet: Fleet, after: PreparedServer, base: Path
     profile = after.resolved.profile
     repository, name, max_seq_len = after.repository.folder, after.resolved.model.name, profile.engine.max_seq_len
     deployment = deployment_spec(repository, profile.server, triton, name, max_seq_len, fleet.front_end_port)
-    write_whole(path, spec.model_copy(update={"deployment": deployment}).model_dump_json(), private=True)
-    try:
-        _wait(lambda: _status(new_dir).triton_http == deployment.triton_http, _FOLLOW_S)
-    except TimeoutError as error:
-        write_whole(path, spec.model_dump_json(), private=True)
-        raise ServerError("The gateway did not follow to the new server; the old one serves on.") from error
     gateway_path = service_state_path(new_dir, GATEWAY)
     gateway = ServiceState.model_validate_json(gateway_path.read_bytes())
-    write_whole(gateway_path, gateway.model_copy(update={"ends_with": new.server_id}).model_dump_json() + "\n")
     address = {name: getattr(old, name) for name in ("host", "http_port", "grpc_port", "metrics_port", "gateway_id")}
     state = new.model_copy(update=address)
-    write_whole(new_dir / STATE, state.model_dump_json(indent=2) + "\n", private=True)
-    fleet.servers[0].state = state
-    set_serving(base, new_dir)
-    time.sleep(_SETTLE_S)
+    try:
+        write_whole(path, spec.model_copy(update={"deployment": deployment}).model_dump_json(), private=True)
+        _wait(lambda: _status(new_dir).triton_http == deployment.triton_http, _FOLLOW_S)
+        write_whole(gateway_path, gateway.model_copy(update={"ends_with": new.server_id}).model_dump_json() + "\n")
+        write_whole(new_dir / STATE, state.model_dump_json(indent=2) + "\n", private=True)
+        fleet.servers[0].state = state
+        set_serving(base, new_dir)
+    except BaseException as error:
+        write_whole(gateway_path, gateway.model_dump_json() + "\n")
+        write_whole(path, spec.model_dump_json(), private=True)
+        if isinstance(error, TimeoutError):
+            raise ServerError("The gateway did not follow to the new server; the old one serves on.") from error
+        with suppress(TimeoutError):  # the new server is about to end
+            _wait(lambda: _status(new_dir).triton_http == spec.deployment.triton_http, _FOLLOW_S)
+        raise
 
 
 def _status(folder: Path) -> GatewayStatus:

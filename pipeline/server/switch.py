@@ -84,7 +84,8 @@ def switch_server(
 ) -> T:
     """Replace the running processes by processes that serve `after`, detached. stop, start: the functions that do it.
 
-    Raises ServerError with the reason if the new server does not start, after starting the old one again.
+    Raises ServerError with the reason if the new server does not start, or what else kept it from that, after starting
+    the old one again.
     """
     old, new = _name(before), _name(after)
     note(f"stopping {old}; running requests finish first")
@@ -93,13 +94,13 @@ def switch_server(
         raise ServerError(f"The server ended while {new} was being built. Start it with `lookahead serve`.")
     try:
         return start(_at(after, state), places, folder, detach=True, note=note)
-    except (ServerError, KeyboardInterrupt) as error:
+    except BaseException as error:
         note(f"{new} did not come up; going back to {old}")
         try:
             start(_at(before, state), places, folder, detach=True, note=note)
         except ServerError as second:
             raise ServerError(f"{new} did not come up: {error}\n{old} did not come back either: {second}") from error
-        if isinstance(error, KeyboardInterrupt):
+        if not isinstance(error, ServerError):
             raise
         raise ServerError(f"{new} did not come up, and {old} serves again. Reason: {error}") from error
 

@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.config.places import places
 from pipeline.config.resolution import resolve_config
-from pipeline.errors import ServerError
+from pipeline.errors import ConfigError, ServerError
 from pipeline.repository.render import ModelRepository
 from pipeline.server.installation import VARIABLE
 from pipeline.server.server import stop_server
@@ -81,17 +81,18 @@ def test_if_neither_server_starts_both_reasons_are_reported(running, tmp_path):
     assert find_server(folder) is None
 
 
-def test_ctrl_c_while_the_new_one_starts_brings_the_old_one_back(running, tmp_path):
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, OSError, ConfigError])
+def test_whatever_ends_the_start_of_the_new_one_brings_the_old_one_back(running, tmp_path, kind):
     before, _, folder = running
     calls: list[str] = []
 
     def interrupted(served: PreparedServer, *arguments: Any, **options: Any) -> Any:
         calls.append(served.resolved.profile.name)
         if len(calls) == 1:
-            raise KeyboardInterrupt
+            raise kind
         return launch(served, *arguments, **options)
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(kind):
         switch_server(
             before,
             serve_of(tmp_path, "throughput", "good"),

@@ -1,0 +1,72 @@
+"""Handing a gateway over to new servers, and back if that fails."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from pipeline.dynamo import exchange
+from pipeline.dynamo.fleet import Fleet
+from pipeline.files import write_whole
+from pipeline.gateway.spec import GatewaySpec, GatewayStatus, status_path
+from pipeline.repository.render import ModelRepository
+from pipeline.server.gateway import spec_path
+from pipeline.server.service import ServiceState
+from pipeline.server.slots import serving_dir
+from pipeline.server.startup import PreparedServer
+from pipeline.server.state import GATEWAY, STATE, service_state_path
+from tests.unit.dynamo.test_fleet import STATE as OLD
+from tests.unit.dynamo.test_fleet import config
+from tests.unit.gateway.gateways import spec_of
+
+NEW = OLD.model_copy(update={"server_id": "la2", "http_port": 11, "grpc_port": 12, "metrics_port": 13})
+
+
+@pytest.fixture
+def new_dir(tmp_path: Path) -> Path:
+    """Run folder of the new server, with a gateway that has followed to it."""
+    folder = tmp_path / "second"
+    spec_path(folder).parent.mkdir(parents=True)
+    write_whole(spec_path(folder), spec_of().model_dump_json())
+    status = GatewayStatus(triton_http="127.0.0.1:11", num_running_earlier=0)
+    write_whole(status_path(spec_path(folder)), status.model_dump_json())
+    gateway = ServiceState(
+        name=GATEWAY, server_id="la3", guard_pid=1, host="127.0.0.1", ports={}, started=0.0, ends_with="la1"
+    )
+    write_whole(service_state_path(folder, GATEWAY), gateway.model_dump_json())
+    return folder
+
+
+def hand_over(new_dir: Path) -> None:
+    repository = new_dir / "repository"
+    (repository / "m").mkdir(parents=True)
+    (repository / "m" / "config.pbtxt").write_text('name: "m"\n')
+    after = PreparedServer(config(), cast(Any, None), ModelRepository(repository, ("m",)))
+    fleet = cast(Fleet, SimpleNamespace(state=NEW, servers=[SimpleNamespace(state=NEW)], front_end_port=None))
+    exchange._hand_over(OLD, fleet, after, new_dir.parent, new_dir)
+
+
+def seen(new_dir: Path) -> tuple[str, str, Path]:
+    """Where the gateway is to send requests, the server with which it ends, and the folder that serves."""
+    gateway = ServiceState.model_validate_json(service_state_path(new_dir, GATEWAY).read_bytes())
+    spec = GatewaySpec.model_validate_json(spec_path(new_dir).read_bytes())
+    return spec.deployment.triton_http, gateway.ends_with, serving_dir(new_dir.parent)
+
+
+def test_the_gateway_goes_over_to_the_new_server(new_dir: Path) -> None:
+    hand_over(new_dir)
+
+    assert seen(new_dir) == ("127.0.0.1:11", "la2", new_dir)
+
+
+def test_the_gateway_goes_back_if_something_fails_after_it_has_followed(new_dir: Path, monkeypatch) -> None:
+    monkeypatch.setattr(exchange, "_FOLLOW_S", 0.0)
+    (new_dir / STATE).mkdir()  # cannot be written
+
+    with pytest.raises(IsADirectoryError):
+        hand_over(new_dir)
+
+    assert seen(new_dir) == ("triton:1", "la1", new_dir.parent)
