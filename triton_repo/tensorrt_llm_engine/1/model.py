@@ -170,8 +170,13 @@ class TritonPythonModel:
             self._tracer.record(call.spans.span(event, self._scheduler.pass_started_ns))
         if event.error is not None:
             request.client.send(error_response(event.error), last=last)
-        elif (tensors := call.response(event)) is not None:
-            request.client.answer(tensors, last=last)
+            return
+        try:
+            if (tensors := call.response(event)) is not None:
+                request.client.answer(tensors, last=last)
+        except Exception as error:  # a fault of ours ends this request; its client would wait for ever
+            pb_utils.Logger.log_error(f"a response could not be made: {error!r}")
+            self._end(key, request.client, error)
 
     def _unfinished(self) -> list[_Request]:
         with self._lock:
