@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Literal
 
 
 class UserError(Exception):
@@ -44,24 +45,35 @@ class BusyError(RequestError):
     """The engine's queue is full; the request may be sent again later."""
 
 
-# Words in errors of Triton and of our models. BUSY: the request may be sent again later. LEAVING: the server ends,
-# another may take the request. DEAD: the process of a model died or cannot be reached. FAULT: begins a fault of ours.
-BUSY = re.compile(r"\bbusy: |Exceeds maximum queue size|sequences of the engine are in use", re.I)
-LEAVING = re.compile(r"is being stopped or exchanged|is shutting down", re.I)
-DEAD = re.compile(
-    r"Stub process|is not healthy|shm|shared memory|memory region|has no available versions|is not ready|"
-    r"Server is stopping|Server exiting|failed to connect|Broken pipe|Socket closed",
-    re.I,
-)
+# What the text of an error of Triton or of our models means. refused: the request is wrong. busy: it may be sent again
+# later. leaving: the server ends, another may take the request. dead: the process of a model died or cannot be reached.
+# fault: a fault of ours.
+Meaning = Literal["refused", "busy", "leaving", "dead", "fault"]
+_WORDS: dict[Meaning, re.Pattern[str]] = {
+    "busy": re.compile(r"\bbusy: |Exceeds maximum queue size|sequences of the engine are in use", re.I),
+    "leaving": re.compile(r"is being stopped or exchanged|is shutting down", re.I),
+    "dead": re.compile(
+        r"Stub process|is not healthy|shm|shared memory|memory region|has no available versions|is not ready|"
+        r"Server is stopping|Server exiting|failed to connect|Broken pipe|Socket closed",
+        re.I,
+    ),
+}
 FAULT = "internal error: "
 # Begins a refusal that quotes such words of the client's.
-REFUSED = "request refused: "
+_REFUSED = "request refused: "
+
+
+def meaning_of(text: str) -> Meaning:
+    """What the text of an error means. A refusal that is marked (`refused`) is one whatever else it says."""
+    if _REFUSED in text:
+        return "refused"
+    found = next((meaning for meaning, words in _WORDS.items() if words.search(text)), None)
+    return found or ("fault" if FAULT in text else "refused")
 
 
 def refused(sentence: str) -> str:
     """The sentence of a refusal, marked if it holds words that would mean something else."""
-    means_other = any(words.search(sentence) for words in (BUSY, LEAVING, DEAD))
-    return REFUSED + sentence if means_other and REFUSED not in sentence else sentence
+    return _REFUSED + sentence if meaning_of(sentence) in _WORDS else sentence
 
 
 def streamed_error(text: str) -> Exception:
@@ -71,13 +83,10 @@ def streamed_error(text: str) -> Exception:
     Such a text comes without a code. Triton sends the code if a request has the header `triton_grpc_error`, but up to
     version 2.67 it then uses freed memory now and then, which ends the server
     (https://github.com/triton-inference-server/server/pull/8708)."""
-    if REFUSED in text:
-        return RequestError(text)
-    if BUSY.search(text):
-        return BusyError(text)
-    if LEAVING.search(text) or DEAD.search(text):
+    meaning = meaning_of(text)
+    if meaning in ("leaving", "dead"):
         return EngineError(f"the server is gone or going: {text}")
-    return RuntimeError(text) if FAULT in text else RequestError(text)
+    return {"busy": BusyError, "fault": RuntimeError}.get(meaning, RequestError)(text)
 
 
 def error_number(error: Exception) -> int | None:

@@ -8,7 +8,7 @@ import logging
 import re
 from typing import Any
 
-from pipeline.errors import BUSY, DEAD, LEAVING, REFUSED
+from pipeline.errors import meaning_of
 from pipeline.gateway.annotations import ENGINE_DATA, REFUSAL
 from pipeline.gateway.refusal import Refusal
 
@@ -38,10 +38,10 @@ def unavailable() -> Refusal:
 def refusal_of(status: int, text: str, request_id: str) -> Refusal:
     """The client's error for an error of the server behind. text: as it was received; it is logged if the client does
     not see it."""
-    is_refused = REFUSED in text
-    if not is_refused and (BUSY.search(text) or LEAVING.search(text)):
+    meaning = meaning_of(text)
+    if meaning in ("busy", "leaving"):
         return Refusal(503, _shown(text), BUSY_RETRY_S)
-    if not is_refused and DEAD.search(text):
+    if meaning == "dead":
         logger.error("request %s: %d %s", request_id, status, text)
         return unavailable()
     if _UNREADABLE.search(text):  # Triton returns 500, but the request is wrong

@@ -12,16 +12,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pipeline.errors import (
-    BUSY,
-    DEAD,
     FAULT,
-    LEAVING,
-    REFUSED,
     BusyError,
     EngineError,
     RepositoryError,
     RequestError,
     UserError,
+    meaning_of,
     refused,
 )
 from pipeline.triton_models.tensors import Array, Tensors
@@ -179,10 +176,7 @@ def refusal(sentence: str, busy: bool = False) -> EngineError | RequestError:
     busy: whether its code means busy; the text may mean it too."""
     for prefix in ("Error when running inference: ", "due to the following error: "):
         sentence = sentence.rpartition(prefix)[2]
-    if busy:
+    meaning = "busy" if busy else meaning_of(sentence)
+    if meaning in ("busy", "leaving"):
         return BusyError(sentence)
-    if REFUSED in sentence:
-        return RequestError(sentence)
-    if BUSY.search(sentence) or LEAVING.search(sentence):
-        return BusyError(sentence)
-    return EngineError(sentence) if DEAD.search(sentence) else RequestError(sentence)
+    return EngineError(sentence) if meaning == "dead" else RequestError(sentence)
