@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from pipeline.errors import EngineError, RequestError, streamed_error
 from pipeline.gateway.spec import TRITON_GRPC_KEY
 from pipeline.repository.names import FRONT_MODEL
 from pipeline.triton_models.spans import TRACEPARENT
-from pipeline.triton_models.streams import LEAVE_S, ResponseStream, read_all
+from pipeline.triton_models.streams import LEAVE_S, Departures, ResponseStream, read_all
 from pipeline.triton_models.tensors import Array
 
 # A server that comes back is found again within half a second; messages are as long as a prompt.
@@ -59,7 +58,7 @@ class TritonStream:
         """key: what Triton asks for; empty for none."""
         self._channel = grpc.aio.insecure_channel(url, options=_CHANNEL)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._departures = Departures()
         self._metadata = ((TRITON_GRPC_KEY, key),) if key else ()
 
     async def is_ready(self) -> bool:
@@ -70,7 +69,7 @@ class TritonStream:
             return False
 
     async def close(self) -> None:
-        await asyncio.gather(*self._leaving)
+        await self._departures.wait()
         await self._channel.close()
 
     async def _stop(self, request_id: str) -> None:
@@ -105,9 +104,7 @@ class TritonStream:
         except grpc.aio.AioRpcError as error:
             failure = failure or _call_error(error)
         finally:
-            if not responses.is_over:
-                self._leaving.add(task := asyncio.create_task(responses.leave(self._stop(request_id))))
-                task.add_done_callback(self._leaving.discard)
+            self._departures.begin(responses, lambda: self._stop(request_id))
         if failure is not None:
             raise failure
         if last is None:

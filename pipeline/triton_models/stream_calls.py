@@ -6,7 +6,6 @@ several threads of a model read streams of other models (docs/decisions/010).
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from tritonclient.utils import np_to_triton_dtype
 
 from pipeline.triton_models.model_calls import ModelCaller
 from pipeline.triton_models.own_server import GrpcAddress, own_address
-from pipeline.triton_models.streams import ResponseStream
+from pipeline.triton_models.streams import Departures, ResponseStream
 from pipeline.triton_models.tensors import Array, Tensors
 from pipeline.triton_models.triton import CallResponses, refusal
 
@@ -41,7 +40,7 @@ class StreamingCaller(ModelCaller):
         self._find_address = find_address
         self._address: GrpcAddress | None = None
         self._client: triton_grpc.InferenceServerClient | None = None
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._departures = Departures()
 
     def connect(self) -> None:
         """Find the server's interface, which `stream` needs. Raises ServerError if it has none that can be used."""
@@ -73,14 +72,12 @@ class StreamingCaller(ModelCaller):
             busy = error.code() is grpc.StatusCode.UNAVAILABLE
             failure = failure or refusal(error.details() or str(error.code()), busy)
         finally:
-            if not responses.is_over:
-                self._leaving.add(task := asyncio.create_task(responses.leave(self.stop(outputs, request_id))))
-                task.add_done_callback(self._leaving.discard)
+            self._departures.begin(responses, lambda: self.stop(outputs, request_id))
         if failure is not None:
             raise failure
 
     async def close(self) -> None:
-        await asyncio.gather(*self._leaving)
+        await self._departures.wait()
         if self._client is not None:
             await self._client.close()
 

@@ -8,7 +8,7 @@ that nobody waits for is stopped by its id, and its stream is read to the end.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, Awaitable
+from collections.abc import AsyncIterable, Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -58,6 +58,22 @@ class ResponseStream:
             raise
         self.is_over = item is _END
         return item
+
+
+class Departures:
+    """Streams that are being left, each in a task of its own."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def begin(self, responses: ResponseStream, stop: Callable[[], Awaitable[object]]) -> None:
+        """Leave a stream, unless all of it has been read. stop: sends the request that stops it."""
+        if not responses.is_over:
+            self._tasks.add(task := asyncio.create_task(responses.leave(stop())))
+            task.add_done_callback(self._tasks.discard)
+
+    async def wait(self) -> None:
+        await asyncio.gather(*self._tasks)
 
 
 async def read_all(responses: AsyncIterable[Any]) -> None:
