@@ -1,1 +1,1 @@
-"""The models of triton_repo/ without Triton, from input tensors to output tensors."""
+"""Logic of the models in triton_repo/, from input tensors to output tensors."""

@@ -1,4 +1,4 @@
-"""Everything that the model `lookahead_bls` does except talking to Triton: one object for all its requests."""
+"""Serving logic of the model `lookahead_bls`, independent of Triton's API."""
 
 from __future__ import annotations
 
@@ -43,16 +43,17 @@ from pipeline.triton_models.tensors import Array, Tensors, float_tensor, int_ten
 from pipeline.triton_models.text_codec import TextCodec, load_codec
 from pipeline.triton_models.text_request import TextRequest, text_request
 
-# Bytes of text that are tokenised in the event loop: about as long as another request may have to wait for them.
+# Longest text, in bytes, that is tokenized in the event loop. A longer one would delay other requests.
 _SHORT_TEXT = 4096
+# Bytes added for each word of a list, because each is tokenized separately.
 _WORD_BYTES = 32
 OnEnd = Callable[[RequestMetrics, TrieMetrics], None]
 
 
 @dataclass(frozen=True, slots=True)
 class _Served:
-    """One target model. Between two steps of a request its KV cache stays in a slot of the engine. So at most as many
-    requests run as the engine has slots, and the others wait."""
+    """One target model and the slots of its engine. A request occupies a slot, which holds its KV cache, between two
+    calls. So the number of slots limits the number of running requests; the others wait."""
 
     target: Target
     traits: TargetTraits
@@ -61,8 +62,8 @@ class _Served:
 
 
 class Bls:
-    """Serves requests against the models that a config serves, `targets` in the order of the backend's traits. Runs in
-    one event loop."""
+    """Serves text requests with the target models of a config. targets: in the order of the backend's traits. Not
+    thread safe: runs in one event loop."""
 
     def __init__(self, resolved: ResolvedConfig, codec: TextCodec, targets: Sequence[Target]) -> None:
         profile = resolved.profile
@@ -78,7 +79,7 @@ class Bls:
             for target, traits in zip(targets, backend_of(resolved.backend).traits(resolved), strict=True)
         ]
         self._models = [served.traits for served in self._served]
-        # A profile may name a strategy that this engine lacks; a client that does so gets an error.
+        # A profile may name a strategy that this engine lacks. A request that names one gets an error.
         self._strategy = profile.drafting.strategy if profile.drafting.strategy in offered(self._models) else "auto"
         self._budget = DraftBudget(profile.drafting.max_draft_tokens, profile.drafting.max_draft_len)
         self._drafter = create_drafter(profile.drafting.sources, resolved.lookahead, codec.vocab_size, kinds_on("bls"))
@@ -91,8 +92,8 @@ class Bls:
     async def answer(
         self, tensors: Tensors, on_end: OnEnd = lambda metrics, trie: None
     ) -> AsyncGenerator[TextAnswer, None]:
-        """Yield the responses to one request. Leaving the iteration early cancels it. on_end: called with the final
-        metrics. Raises RequestError or BusyError, one sentence, if it cannot be served."""
+        """Yield the responses to one request. Closing the generator early cancels the request. on_end: receives the
+        metrics of the ended request. Raises RequestError for an invalid request, BusyError if the queue is full."""
         started = time.perf_counter()
         request = await self._read(tensors)
         route = route_of(self._models, request)
@@ -116,14 +117,14 @@ class Bls:
                 on_end(_request_metrics(generation, outcome, started), self._trie_metrics())
 
     def learned_state(self, artifact_dir: Path, cache_dir: Path) -> LearnedState:
-        """Storage of this object's learned state; it has loaded the stored state."""
+        """Load the stored state of the draft sources. Returns the object that saves it again."""
         return LearnedState(self._drafter, self._drafting, artifact_dir, cache_dir, "bls")
 
     async def _read(self, tensors: Tensors) -> TextRequest:
-        """The request. Long texts are tokenized outside the event loop, one at a time, so that other requests
-        continue."""
-        # The client's own ids need not be unique, ours must be.
-        request_id = f"bls-{secrets.token_hex(16)}"  # unguessable, because the id can be used to stop the request
+        """Tokenize long texts outside the event loop, one at a time, so that other requests continue."""
+        # Clients may reuse an id, so each request gets a unique one. It cannot be guessed, because it can stop the
+        # request.
+        request_id = f"bls-{secrets.token_hex(16)}"
         read = partial(text_request, self._codec, tensors, request_id, self._strategy, self._longest_prompt)
         if _num_text_bytes(tensors) <= _SHORT_TEXT:
             return read()
@@ -165,8 +166,8 @@ class Bls:
 
 
 def load_bls(artifact_dir: Path, vocab_size: int, targets: Mapping[str, Target]) -> Bls:
-    """The BLS side of an artefact. targets: by the name of the model in a TensorRT-LLM repository. Raises ConfigError
-    or RepositoryError if its files cannot be read, or a model of its config is missing."""
+    """Load the tokenizer, the config and the draft sources of an artefact. targets: by model name. Raises ConfigError
+    or RepositoryError if a file cannot be read or `targets` lacks a model of the config."""
     codec = load_codec(artifact_dir / TOKENIZER, artifact_dir / ENGINE, vocab_size)
     resolved = load_resolved(artifact_dir / RESOLVED)
     models = backend_of(resolved.backend).traits(resolved)
@@ -176,17 +177,17 @@ def load_bls(artifact_dir: Path, vocab_size: int, targets: Mapping[str, Target])
                 f"The config of lookahead_bls names no model for {traits.model}, which the profile needs. Render it "
                 "again with `lookahead repo`."
             )
-        if not traits.extended:  # its streams are passed on
+        if not traits.extended:  # TensorRT-LLM's output is streamed
             targets[traits.model].connect()
-    warm_up()  # before a client has to wait for it
-    # A tokenizer is set up by its first use, which must not happen in two threads at once.
+    warm_up()
+    # The first use initializes a tokenizer, which is not thread safe.
     codec.encode("a")
-    _ = codec.token_bytes  # takes a while to find out
+    _ = codec.token_bytes  # computed now, because it is slow
     return Bls(resolved, codec, [targets[traits.model] for traits in models])
 
 
 def _num_text_bytes(tensors: Tensors) -> int:
-    """Bytes of all texts; a list of words is tokenised word by word, so each counts for some."""
+    """Bytes of all texts, plus `_WORD_BYTES` for each."""
     values = [value for value in tensors.values() if value.dtype == np.object_]
     return sum(_WORD_BYTES * value.size + sum(map(len, value.reshape(-1))) for value in values)
 
@@ -201,9 +202,9 @@ def _require_fit(request: TextRequest, traits: TargetTraits) -> None:
 
 
 def _last_tensors(generation: Generation, started: float, is_safe: bool) -> dict[str, Array]:
-    """Outputs that come with the last response only."""
+    """Outputs that only the last response has."""
     request, statistics = generation.request, generation.statistics
-    assert generation.finish_reason is not None, "the last response comes when the generation has finished"
+    assert generation.finish_reason is not None, "the last response follows the end of the generation"
     tensors = {"finish_reason": _string(generation.finish_reason.value)}
     drafted, accepted = statistics.num_draft_tokens, statistics.num_accepted_tokens
     if request.return_perf_metrics:
@@ -246,7 +247,7 @@ def _statistics(generation: Generation, started: float) -> dict[str, object]:
 
 
 def _token_ids(generation: Generation) -> dict[str, object]:
-    """Prompt and output, for a client that sees text only."""
+    """Token ids of prompt and output, for a client that receives text."""
     if generation.request.tokens_only:
         return {}
     return {
@@ -269,10 +270,10 @@ def _request_metrics(generation: Generation, outcome: str, started: float) -> Re
 
 
 def _index() -> dict[str, Array]:
-    """One beam of one request."""
+    """TensorRT-LLM's numbering of responses: one row, one beam."""
     return {"batch_index": int_tensor(0), "sequence_index": int_tensor(0)}
 
 
 def _string(value: str) -> Array:
-    """[1] text, as TensorRT-LLM's models send it. Triton takes text as bytes objects only."""
+    """[1] text, the shape of TensorRT-LLM's models. Triton accepts text as bytes objects only."""
     return np.asarray([value.encode()], np.object_)

@@ -1,8 +1,7 @@
-"""Costs of calls to a served engine, learned from the calls.
+"""Model of the time that a call to a served engine takes, fitted to measured calls.
 
 A call takes a fixed time (communication with the engine, lookup of the prefix), a time per pass and a time per draft
-token. The three are fitted by least squares over past calls, with older calls weighted less, so that they follow the
-load.
+token. Least squares over past calls fits the three. Older calls weigh less, so that the fit follows the load.
 """
 
 from __future__ import annotations
@@ -11,17 +10,17 @@ import numpy as np
 
 from pipeline.decoding.tree import DraftTree
 
-# Weight that a call keeps with each later one: about forty calls are remembered.
+# Factor by which each call reduces the weight of earlier calls: the fit covers about forty calls.
 _KEEP = 0.975
-# Calls before which there is nothing to go by.
+# Calls needed before the fit is used.
 _MIN_CALLS = 8
-# Ridge term: pulls values that the calls cannot separate yet towards zero.
+# Ridge term: keeps coefficients near zero until the calls determine them.
 _RIDGE = 1e-3
 _LEAST_SECONDS = 1e-6
 
 
 class CallCosts:
-    """Costs of one engine's calls. Lives in one event loop."""
+    """Fitted call times of one engine. Not thread safe."""
 
     def __init__(self) -> None:
         self._squares = np.eye(3) * _RIDGE
@@ -29,15 +28,15 @@ class CallCosts:
         self._num_calls = 0
 
     def record(self, num_passes: int, num_drafts: int, seconds: float) -> None:
-        """Learn from a call that took `seconds`: with drafts one pass, else one per token."""
+        """Add a measured call. num_passes: 1 with drafts, else one per token. num_drafts: draft tokens it sent."""
         row = np.asarray([1.0, num_passes, num_drafts])
         self._squares = _KEEP * self._squares + np.outer(row, row)
         self._products = _KEEP * self._products + row * seconds
         self._num_calls += 1
 
     def num_paying(self, tree: DraftTree, chunk: int) -> int:
-        """How many of a tree's most probable nodes, sent with one call, give the most tokens per second; 0 if that is
-        decoding `chunk` tokens in one call without drafts."""
+        """Return how many of a tree's most probable nodes to send for the most tokens per second. 0: a call without
+        drafts that decodes `chunk` tokens is faster."""
         if self._num_calls < _MIN_CALLS or not len(tree) or tree.probabilities is None:
             return len(tree)
         fixed, per_pass, per_draft = self._fitted()

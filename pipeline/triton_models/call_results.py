@@ -1,8 +1,8 @@
-"""Interprets a response of the target: counts of drafts, number of passes, whether the output has ended.
+"""Interprets a response of the target model: draft counts, number of passes, end of the output.
 
-TensorRT-LLM returns tokens and counts only. EOS is inferred from a short reply: a step returns the accepted part of the
-chain and one more token, a call without drafts as many tokens as requested, unless an end token or a stop word came
-first.
+TensorRT-LLM returns tokens and counts only, so EOS is inferred from the number of tokens. A call with drafts returns
+the accepted part of the chain and one more token. A call without drafts returns as many tokens as requested. Fewer
+tokens mean that an end token or a stop word came first.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ from pipeline.triton_models.tensors import Tensors, integer, text
 
 
 class DraftCounts(NamedTuple):
-    """Draft tokens as the target counts them, its own drafts included."""
+    """Draft tokens in the target's count, which includes drafts of its own."""
 
     drafted: int
     accepted: int
 
 
 def counts_of(response: Tensors) -> DraftCounts | None:
-    """None if the target sent no counts."""
+    """Draft counts of a response; None if it has none."""
     drafted = integer(response, "total_draft_tokens")
     return None if drafted is None else DraftCounts(drafted, integer(response, "total_accepted_draft_tokens") or 0)
 
 
 def total(before: DraftCounts | None, counts: DraftCounts | None) -> DraftCounts | None:
-    """The sum of the counts of earlier calls and of one more."""
+    """Sum of two counts; None counts as zero, and the sum of two None is None."""
     if before is None or counts is None:
         return counts if before is None else before
     return DraftCounts(before.drafted + counts.drafted, before.accepted + counts.accepted)
 
 
 def num_steps_of(ids: Sequence[int], response: Tensors) -> int:
-    """Passes for the tokens of a call without a tree: one for each token that was not an accepted draft of the engine's
-    own."""
+    """Number of passes of a call without a tree: the response's figure, else the tokens minus the engine's own accepted
+    drafts, at least 1."""
     counts = counts_of(response) or DraftCounts(0, 0)
     return integer(response, "num_steps") or max(1, len(ids) - counts.accepted)
 
 
 def ended_by_end_token(traits: TargetTraits, tree: DraftTree, ids: Sequence[int], response: Tensors) -> bool:
-    """Whether the response of a call with `tree` shows that an end token came. ids: its tokens. Raises BusyError if
-    the target ended the request by itself."""
+    """Whether the response to a call with the drafts `tree` shows that the target generated an end token. ids: tokens
+    of the response. Raises BusyError if the target cancelled the request."""
     if traits.extended:
         reason = text(response, "finish_reason")
         if reason == FinishReason.CANCELLED.value:
@@ -59,17 +59,18 @@ def ended_by_end_token(traits: TargetTraits, tree: DraftTree, ids: Sequence[int]
         return True
     if len(outcome_of_tokens(tree, [*ids, -1]).nodes) < len(ids):
         return False
-    # The reply is only a part of the chain. Either an end token followed it, or the engine verified only a part, as its
-    # count shows (with chunked context it may drop drafts silently), and the target's own token equals the chain's. If
-    # in doubt, continue: the next call then returns nothing if the output has ended.
+    # The response is a part of the chain. Either an end token followed it, or the engine verified only that part, and
+    # the target's own token equals the chain's next one. The draft count separates the two, except with chunked
+    # context, where the engine may drop drafts without counting them. If in doubt, continue: after an end the next
+    # call returns nothing.
     limits, drafted = traits.limits, integer(response, "total_draft_tokens")
-    assert limits is not None, "only TensorRT-LLM leaves the reason out"
+    assert limits is not None, "only TensorRT-LLM's responses have no finish_reason"
     return not limits.chunked_context and (drafted is None or drafted >= len(tree))
 
 
 def has_stop_word(context: Sequence[int], num_new: int, stop_sequences: Sequence[Sequence[int]]) -> bool:
-    """Whether a stop sequence ends within the last `num_new` tokens of the context. Like TensorRT-LLM, this counts a
-    sequence that begins in the prompt, and one followed by tokens that the same step accepted."""
+    """Whether a stop sequence ends within the last `num_new` tokens of the context. As in TensorRT-LLM, it may begin in
+    the prompt, and accepted tokens of the same step may follow it."""
     length = len(context)
     return any(
         tuple(context[end - len(stop) : end]) == tuple(stop)

@@ -16,7 +16,7 @@ from pipeline.triton_models.tensors import Array, float_tensor, int_tensor, pack
 from pipeline.triton_models.text_codec import TextCodec
 from pipeline.triton_models.text_request import TextRequest
 
-# Odd and far from any seed that a client would choose next: calls of one request must not repeat each other's noise.
+# Distance of the seeds of two calls of one request: odd, so that all differ, and far from seeds that clients choose.
 _SEED_STEP = 0x9E3779B97F4A7C15
 
 
@@ -31,8 +31,8 @@ def call_tensors(
     call_number: int,
     streamed: bool = False,
 ) -> dict[str, Array]:
-    """Input tensors of a call to `tensorrt_llm`: the context as the prompt, and the step's drafts, if any. streamed: a
-    response for each step, and an end at every stop word whose tokens are known."""
+    """Input tensors of a call to `tensorrt_llm`: the context as the prompt, and the step's drafts. streamed: request a
+    response per step, and an end at the tokens of each stop word."""
     wanted, context = request.generation, session.context
     params = wanted.sampling
     num_missing = max(0, wanted.min_new_tokens - len(session.output_ids))
@@ -46,7 +46,7 @@ def call_tensors(
         "runtime_top_k": int_tensor(1 if params.greedy else params.top_k),
         "seed": np.asarray([[_seed(params.seed, call_number, traits.keyed_noise)]], np.uint64),
     }
-    # A tensor costs some 20 us on its way through Triton, so those that change nothing are left out.
+    # Triton needs about 20 us per tensor, so tensors with a neutral value are left out.
     if num_missing:
         tensors["min_tokens"] = int_tensor(min(num_missing, step.num_tokens))
     neutral = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
@@ -59,7 +59,7 @@ def call_tensors(
     if late := late_ids(wanted, len(session.output_ids), codec):
         if traits.extended:
             tensors["late_ids"] = np.asarray([late], np.int32)
-        elif step.num_tokens <= num_missing:  # else one of them may be what ends the output
+        elif step.num_tokens <= num_missing:  # a longer call may end with one of them
             bad_words = (*bad_words, *((token,) for token in late))
     if streamed:
         tensors["streaming"] = np.asarray([[True]])
@@ -88,32 +88,32 @@ def call_tensors(
 
 
 def first_end_id(end_ids: frozenset[int], codec: TextCodec) -> int:
-    """The one end token that TensorRT-LLM can have; the session handles the others."""
+    """The end token to send. TensorRT-LLM accepts one; the session handles the others."""
     return codec.end_id if codec.end_id in end_ids else min(end_ids)
 
 
 def late_ids(request: GenerationRequest, num_output_tokens: int, codec: TextCodec) -> list[int]:
-    """End tokens that are still banned and that the target does not treat as end tokens; none after min_tokens."""
+    """End tokens that the target does not receive as its end token, while min_tokens bans them; none afterwards."""
     if num_output_tokens >= request.min_new_tokens or not request.end_ids:
         return []
     return sorted(request.end_ids - {first_end_id(request.end_ids, codec)})
 
 
 def stop_tokens(request: TextRequest, codec: TextCodec) -> list[tuple[int, ...]]:
-    """Behind which a streamed call ends: the tokens of each stop word besides. Other tokens may spell a stop word too,
-    so the text is searched in any case."""
+    """Token sequences that end a streamed call, including the tokens of each stop word. Other tokens may spell a stop
+    word too, so the text is searched as well."""
     return list(dict.fromkeys((*_end_tokens(request.generation, codec), *(ids for ids in request.stop_tokens if ids))))
 
 
 def _end_tokens(request: GenerationRequest, codec: TextCodec) -> list[tuple[int, ...]]:
-    """Tokens and stop words after which the target need not continue: end tokens that it does not treat as such, and
-    stop words as tokens. The session checks both anyway."""
+    """Token sequences after which the target can stop: end tokens that it does not receive as its end token, and stop
+    sequences. The session checks for both as well."""
     known = {first_end_id(request.end_ids, codec)} if request.end_ids else set()
     return [*((token,) for token in sorted(request.end_ids - known)), *request.stop_sequences]
 
 
 def _extended_tensors(request: TextRequest, tree: DraftTree, strategy: str) -> dict[str, Array]:
-    # If the trie has no drafts under "trie", the engine decodes plainly, except for tokens forced by a grammar.
+    # Strategy "trie" without drafts is plain decoding, except that a grammar may force tokens.
     strategy = "none" if strategy == "trie" and not len(tree) and request.generation.guide is None else strategy
     tensors: dict[str, Array] = {"draft_strategy": text_tensor(strategy)}
     params = request.generation.sampling
@@ -135,5 +135,6 @@ def _extended_tensors(request: TextRequest, tree: DraftTree, strategy: str) -> d
 
 
 def _seed(seed: int, call_number: int, keyed_noise: bool) -> int:
-    """Seed of one call: the request's, or another one per call where the target's noise begins anew with each call."""
+    """Seed of one call. A target whose noise depends on the seed and the position gets the request's seed; a target
+    that restarts its noise with each call gets a different seed per call."""
     return seed if keyed_noise else (seed + call_number * _SEED_STEP) % (1 << 64)

@@ -1,8 +1,9 @@
-"""Locks on two files by which a process drains a server: new requests are refused, running ones finish.
+"""File locks with which a process drains a server: new requests are refused, running ones finish.
 
-A request is many calls from one model to another. A tritonserver that is shutting down refuses those calls too, so the
-running requests must finish before the shutdown begins. A file lock ends with the process that holds it, so no stale
-lock remains. It also works across the border of a container. The locked files are those of the model `lookahead_bls`.
+A request makes many calls from one model to another. A tritonserver that is shutting down refuses those calls too, so
+the running requests must finish before the shutdown begins. The system releases a file lock when its process ends, so
+no stale lock remains. File locks also work between a container and its host. The locked files are two of the model
+`lookahead_bls`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class DrainLock:
     """The server's side. Not thread safe. repository: the served model repository."""
 
     def __init__(self, repository: Path) -> None:
-        # Open for as long as the model lives: a lock belongs to the open file.
+        # A lock belongs to the open file, so both stay open.
         self._closing = (repository / _CLOSING).open("rb")
         self._running = (repository / _RUNNING).open("rb")
         self._num_running = 0
@@ -60,8 +61,8 @@ class DrainLock:
 
 @contextmanager
 def drained(repository: Path, patience_s: float) -> Iterator[bool]:
-    """Refuse new requests while the block runs. The block begins when no request runs, or after patience_s.
-    Yields whether no request runs. Without the model `lookahead_bls` there is nothing to wait for."""
+    """Refuse new requests while the block runs. The block begins when all running requests have ended, or after
+    patience_s. Yields whether all have ended; True for a repository without the model `lookahead_bls`."""
     if not (repository / _RUNNING).is_file():
         yield True
         return

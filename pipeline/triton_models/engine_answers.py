@@ -1,7 +1,7 @@
-"""The responses of the model `tensorrt_llm`, as TensorRT-LLM's backend gives them.
+"""Responses of the model `tensorrt_llm`, in the format of TensorRT-LLM's backend.
 
-Without streaming one response holds the whole output, the prompt in front unless it is excluded; with it each holds the
-new tokens of a step. An end token is neither returned nor counted.
+Without streaming one response holds the prompt, unless it is excluded, and the whole output. With streaming each
+response holds the new tokens of a step. An end token is neither returned nor counted.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from pipeline.triton_models.guide_tensors import LogitOutputs
 from pipeline.triton_models.request_spans import PassSpans
 from pipeline.triton_models.tensors import Array, float_tensor, int_tensor, text_tensor
 
+# The output `finish_reason` of a call that ends after one step and leaves the output unfinished.
 STEP = "step"
-# The torch engine keeps whole sequences; in its figures they are counted in blocks of TensorRT-LLM's default size.
+# Block size of the KV cache figures, TensorRT-LLM's default. The torch engine itself stores whole sequences.
 TOKENS_PER_BLOCK = 32
 
 
 @dataclass(slots=True)
 class EngineCall:
-    """One row of a request to `tensorrt_llm`. row, num_rows: its place in the request. strict: answer as TensorRT-LLM
-    does in every respect, so without our own outputs. sequence: its number among the outputs of one prompt. emitted:
-    tokens returned so far, without an end token. spans: of its passes, if its trace is sampled."""
+    """One row of a request to `tensorrt_llm`. strict: return TensorRT-LLM's outputs only, without ours. row, num_rows:
+    index of the row, and rows of the request. sequence: index among the outputs of one prompt. emitted: tokens returned
+    so far, without an end token. spans: maker of the spans of the passes, if the trace is sampled."""
 
     submission: Submission
     streaming: bool
@@ -49,8 +50,8 @@ class EngineCall:
         self._logits = LogitOutputs(self.submission.wanted, self.submission.request.prompt_ids)
 
     def response(self, event: StepEvent) -> dict[str, Array] | None:
-        """Output tensors for what a step brought, or None if nothing is to be sent yet."""
-        # A grammar ends the output at an end token of its own if the request names none.
+        """Output tensors for the result of a step; None if there is nothing to send yet."""
+        # A grammar can end the output with an end token even if the request sets none.
         new = event.token_ids[:-1] if event.finish_reason is FinishReason.END_TOKEN else event.token_ids
         self.emitted += new
         self._logits.take(event.log_probs, event.prompt_rows)
@@ -73,8 +74,8 @@ class EngineCall:
         return tensors | self._asked_tensors(event, len(output)) | self._own_tensors(event)
 
     def _asked_tensors(self, event: StepEvent, num_tokens: int) -> dict[str, Array]:
-        """Requested outputs are in every response, with the counts so far. num_tokens: of this response with a prompt
-        in it, which is TensorRT-LLM's length of the output."""
+        """Outputs on request, with the counts so far. num_tokens: tokens of this response with the prompt in it, which
+        TensorRT-LLM returns as num_output_tokens."""
         tensors: dict[str, Array] = {}
         if self.return_num_input_tokens:
             tensors["num_input_tokens"] = int_tensor(len(self.submission.request.prompt_ids))
@@ -83,7 +84,8 @@ class EngineCall:
         return tensors | self._perf_metrics(event) if self.return_perf_metrics else tensors
 
     def _own_tensors(self, event: StepEvent) -> dict[str, Array]:
-        """TensorRT-LLM numbers rows only if there are several, and does not return why an output ends."""
+        """Indices, and our outputs. TensorRT-LLM numbers the rows only of a request with several, and returns no finish
+        reason."""
         if self.strict:
             return {"batch_index": int_tensor(self.row)} if self.num_rows > 1 else {}
         tensors = {"batch_index": int_tensor(self.row), "sequence_index": int_tensor(self.sequence)}
@@ -95,7 +97,7 @@ class EngineCall:
         return tensors
 
     def _perf_metrics(self, event: StepEvent) -> dict[str, Array]:
-        """Times are nanoseconds of a clock that only this machine shares, as in TensorRT-LLM."""
+        """TensorRT-LLM's figures of a request. Times are nanoseconds of this machine's monotonic clock."""
         statistics = event.statistics
         drafted, accepted = statistics.num_draft_tokens, statistics.num_accepted_tokens
         num_blocks = -(-(len(self.submission.request.prompt_ids) + len(self.emitted)) // TOKENS_PER_BLOCK)

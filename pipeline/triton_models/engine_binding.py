@@ -1,4 +1,4 @@
-"""The engine that one request is sent to, and calls to it that outlast a full queue."""
+"""Calls of one request to its target model, with retries while the model's queue is full."""
 
 from __future__ import annotations
 
@@ -16,36 +16,38 @@ from pipeline.triton_models.call_costs import CallCosts
 from pipeline.triton_models.steps import PIECE_TOKENS
 from pipeline.triton_models.tensors import Array, Tensors
 
-# The first pause before a retry; each pause is twice as long as the one before.
+# Pauses before retries: each is twice as long as the one before, up to the longest.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.5
+# Time for which a call is retried.
 BUSY_PATIENCE_S = 30.0
 
 
 class Target(Protocol):
     """A model such as `tensorrt_llm`, called from the BLS model. `call` and `stream` raise RequestError with the
-    target's words if it refuses the request, BusyError if it is too busy."""
+    target's message if it refuses the request, BusyError if its queue is full."""
 
     def connect(self) -> None:
-        """Get ready for `stream`. Raises ServerError if the server has no interface for it."""
+        """Prepare for `stream`. Raises ServerError if the server has no interface for it."""
 
     async def call(self, tensors: Mapping[str, Array], outputs: Sequence[str], request_id: str) -> Tensors:
-        """The response to one request; cancelling it cancels the request."""
+        """Return the response to one request. Cancelling the call cancels the request."""
 
     def stream(
         self, tensors: Mapping[str, Array], outputs: Sequence[str], request_id: str
     ) -> AsyncGenerator[Tensors, None]:
-        """The responses to one request, each as it comes; closing the generator early cancels the request."""
+        """Yield the responses to one request as they arrive. Closing the generator early cancels the request."""
 
 
 class Patience:
-    """Pauses of one call. has_begun: whether the request has had an answer; one that has not is refused at once."""
+    """Pauses between the retries of one call. has_begun: whether the request made a call before; the first call of a
+    request is not retried."""
 
     def __init__(self, has_begun: bool) -> None:
         self._until = time.perf_counter() + BUSY_PATIENCE_S if has_begun else 0.0
         self._pause = _FIRST_PAUSE_S
 
     async def wait(self, error: BusyError) -> None:
-        """Wait before the call is made again. Raises error when it is time to give up."""
+        """Wait before the next retry. Raises error after `BUSY_PATIENCE_S`."""
         if time.perf_counter() + self._pause > self._until:
             raise error
         await asyncio.sleep(self._pause)
@@ -54,8 +56,8 @@ class Patience:
 
 @dataclass(frozen=True, slots=True)
 class EngineBinding:
-    """Target model of a request and how to call it. lookahead: W, N and G to send, if any. costs: measured times of
-    calls; with them, only drafts that save time are sent."""
+    """Target model of a request and how to call it. lookahead: W, N and G to send, if any. costs: model of call times,
+    to send only drafts that save time; None sends all."""
 
     target: Target
     traits: TargetTraits
@@ -65,15 +67,15 @@ class EngineBinding:
 
     @property
     def is_streamed(self) -> bool:
-        """Whether the target's own stream is the output. A second call would compute the prompt again where the KV
-        cache of an ended call is not kept, restart the window and the grammar, and draw other noise."""
+        """Whether one streamed call produces the whole output. A second call would repeat the prefill if the KV cache
+        of the first is gone, restart the window and the grammar, and draw different noise."""
         return self.traits.limits is not None and self.strategy in PIECE_TOKENS
 
     async def response(
         self, tensors: Mapping[str, Array], outputs: Sequence[str], call_id: str, has_begun: bool
     ) -> tuple[Tensors, float]:
-        """The target's response and the time of the call. A new request may be refused because the queue is full; a
-        running one waits until there is room, or its client leaves."""
+        """Return the target's response and the start of the call (seconds of time.perf_counter). While the target's
+        queue is full, a request that has begun retries; a new one raises BusyError."""
         patience = Patience(has_begun)
         while True:
             started = time.perf_counter()
@@ -85,7 +87,7 @@ class EngineBinding:
     async def responses(
         self, tensors: Mapping[str, Array], call_id: str, has_begun: bool
     ) -> AsyncGenerator[Tensors, None]:
-        """The target's responses to one call. Waits for a busy target as `response` does."""
+        """Yield the target's responses to one call. Retries as `response` does until the first response."""
         patience, is_answered = Patience(has_begun), False
         while True:
             try:
@@ -94,7 +96,7 @@ class EngineBinding:
                         is_answered = True
                         yield response
                 return
-            except BusyError as error:  # noqa: PERF203  # one call in a thousand is made again
+            except BusyError as error:  # noqa: PERF203  # retries are rare
                 if is_answered:
                     raise
                 await patience.wait(error)

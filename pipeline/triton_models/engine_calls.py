@@ -1,8 +1,8 @@
-"""Converts the tensors of the model `tensorrt_llm` to requests of our scheduler.
+"""Converts the input tensors of the model `tensorrt_llm` to requests of our scheduler.
 
-Semantics are those of TensorRT-LLM: a request with draft tokens ends after one verification step; without them it
-decodes on. An end token is neither returned nor counted. What the torch engine does not support is refused, not
-ignored.
+Semantics are those of TensorRT-LLM: a request with draft tokens ends after one verify step, a request without draft
+tokens runs to its end. An end token is neither returned nor counted. Options that the torch engine does not support are
+refused, not ignored.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pipeline.triton_models.tensors import (
     word_list,
 )
 
-# Tensors that would change the answer and that the torch engine cannot obey.
+# Tensors that would change the output and that the torch engine does not support.
 _UNSUPPORTED = (
     "encoder_input_features",
     "draft_logits",
@@ -47,7 +47,7 @@ _UNSUPPORTED = (
     "lora_config",
     "context_phase_params",
 )
-# Tensors whose one neutral value is what the torch engine does anyway.
+# The only value that the torch engine supports, by tensor.
 _FIXED = {"beam_width": 1, "num_return_sequences": 1, "runtime_top_p_decay": 1}
 _LOOKAHEAD = ("window_size", "ngram_size", "verification_set_size")
 NO_DRAFTS = DraftBudget(0, 0)
@@ -60,20 +60,20 @@ def engine_call(
     default_budget: DraftBudget = NO_DRAFTS,
     exclude_input: bool = False,
 ) -> EngineCall:
-    """Read a request from its tensors. default_strategy: the engine's draft sources for requests without draft tokens;
-    default_budget: their budget. Raises RequestError, one sentence, if the tensors contradict each other or request
-    something unsupported."""
+    """Read a request of one row from its tensors. default_strategy, default_budget: strategy and draft budget of a
+    request that sets neither a strategy nor draft tokens. exclude_input: default of `exclude_input_in_output`. Raises
+    RequestError if the tensors contradict each other or request an unsupported option."""
     require_one_row(tensors)
     refuse_unsupported(tensors)
     tree = _tree(tensors)
     strategy = text(tensors, "draft_strategy")
     budget = default_budget
     if len(tree):
-        strategy = strategy or "trie"  # of the engine's sources, only the supplied one
+        strategy = strategy or "trie"  # the engine then uses the supplied drafts only
         if strategy == "trie":
             budget = DraftBudget(len(tree), int(depths(tree).max()))
     request = generation_request(tensors, request_id)
-    if request.guide is not None and len(tree):  # what the grammar forces comes on top
+    if request.guide is not None and len(tree):  # room for tokens that the grammar forces
         budget = DraftBudget(max(budget.max_nodes, default_budget.max_nodes), default_budget.max_depth)
     if (limit := integer(tensors, "max_draft_tokens")) is not None:
         budget = DraftBudget(max(0, min(limit, budget.max_nodes)), budget.max_depth)
@@ -91,7 +91,8 @@ def engine_call(
 
 
 def call_of(tensors: Tensors, submission: Submission, exclude_input: bool, strict: bool = False) -> EngineCall:
-    """A submission, with the options of its response. exclude_input: default of that option."""
+    """The call of a submission, with the response options of its tensors. exclude_input: default of
+    `exclude_input_in_output`."""
     excluded = scalar(tensors, "exclude_input_in_output")
     return EngineCall(
         submission=submission,
@@ -105,8 +106,8 @@ def call_of(tensors: Tensors, submission: Submission, exclude_input: bool, stric
 
 
 def rows_of(tensors: Tensors) -> list[Tensors]:
-    """Split a request of several rows into requests of one row. Prompts are padded to a common length. Raises
-    RequestError if tensors differ in their number of rows."""
+    """Split a request into requests of one row each. Prompts stay padded to a common length. Raises RequestError if
+    tensors differ in their number of rows."""
     num_rows = max((len(value) for value in tensors.values() if value.ndim), default=1)
     if num_rows == 1:
         return [tensors]
@@ -119,11 +120,12 @@ def rows_of(tensors: Tensors) -> list[Tensors]:
 def sampling_of(
     tensors: Tensors, prefix: str = "", *, bad_words: Sequence[tuple[int, ...]], embedding_bias: FloatArray | None
 ) -> SamplingParams:
-    """TensorRT-LLM's reading of the sampling tensors of one row. prefix: of the names of top_k, top_p and min_p.
+    """Sampling parameters from the tensors of one row, as TensorRT-LLM interprets them. prefix: of the tensor names of
+    top_k, top_p and min_p.
 
-    Greedy: top_k 1, temperature 0, neither top_k nor top_p nor temperature sent, or top_k 0 together with top_p 0.
-    Else temperature is 1 unless sent, and a top_k or top_p of 0 is off. Raises RequestError for a value out of its
-    range."""
+    Decoding is greedy with top_k 1, with temperature 0, with top_k 0 together with top_p 0, or if none of top_k, top_p
+    and temperature is sent. Otherwise the default temperature is 1, and a top_k or top_p of 0 is off. Raises
+    RequestError for a value out of its range."""
     temperature, top_k = number(tensors, "temperature"), integer(tensors, f"{prefix}top_k")
     top_p, min_p = number(tensors, f"{prefix}top_p"), number(tensors, f"{prefix}min_p")
     repetition_penalty = number(tensors, "repetition_penalty")
@@ -160,7 +162,7 @@ def sampling_of(
 
 
 def generation_request(tensors: Tensors, request_id: str) -> GenerationRequest:
-    """The request that the tensors of one row state. Raises RequestError for what makes no sense."""
+    """The generation request in the tensors of one row. Raises RequestError for invalid values."""
     prompt = token_ids(tensors, "input_ids")
     length = integer(tensors, "input_lengths")
     if length is not None:
@@ -219,8 +221,8 @@ def _tree(tensors: Tensors) -> DraftTree:
 
 
 def lookahead_config(tensors: Tensors) -> LookaheadConfig | None:
-    """W, N and G of a request; None if it has none. Raises RequestError for some of the three, and for sizes that no
-    engine has."""
+    """W, N and G of a request; None if it sets none. Raises RequestError if it sets only some of them, or impossible
+    sizes."""
     window, ngram, candidates = (integer(tensors, f"lookahead_{name}") for name in _LOOKAHEAD)
     if window is None and ngram is None and candidates is None:
         return None
@@ -229,12 +231,12 @@ def lookahead_config(tensors: Tensors) -> LookaheadConfig | None:
     try:
         return LookaheadConfig.of(window, ngram, candidates)
     except ValidationError as error:
-        faults = "; ".join(_in_words(fault["msg"], fault["loc"]) for fault in error.errors())
+        faults = "; ".join(_lookahead_fault(fault["msg"], fault["loc"]) for fault in error.errors())
         raise RequestError(f"lookahead sizes ({window}, {ngram}, {candidates}) are not possible: {faults}") from error
 
 
-def _in_words(text: str, setting: tuple[int | str, ...]) -> str:
-    """pydantic's message about W, N or G, with the name of the tensor in the place of "Input"."""
+def _lookahead_fault(text: str, setting: tuple[int | str, ...]) -> str:
+    """pydantic's message about W, N or G, with the tensor's name instead of "Input"."""
     name = "".join(map(str, setting)).replace("max_", "lookahead_")
     return text.removeprefix("Value error, ").replace("Input", name)
 
@@ -249,8 +251,8 @@ def refuse_unsupported(
     fixed: Mapping[str, int] = MappingProxyType(_FIXED),
     by: str = "the torch engine",
 ) -> None:
-    """Raise RequestError for a tensor that is not supported and would change the answer. names: tensors that must be
-    absent, empty or zero. fixed: tensors with the only value that is allowed."""
+    """Raise RequestError for an unsupported tensor that would change the output. names: tensors that must be absent,
+    empty or zero. fixed: the only allowed value, by tensor. by: the component that the message names."""
     for name in names:
         if name in tensors and tensors[name].size and any(tensors[name].reshape(-1).tolist()):
             raise RequestError(f"{name} is not supported by {by}; leave it out")

@@ -1,8 +1,8 @@
 """Slots of an engine, shared fairly among requests.
 
-A request keeps its slot from one call to the next, because its KV cache is there. While others wait, a request that
-has used its slot for a time slice releases it between two calls and queues again. So a short request waits for one
-slice, not for the end of long requests. Within a tenant the order is first in, first out; tenants take turns.
+A request keeps its slot, which holds its KV cache, from one call to the next. While others wait, a request that has
+used its slot for a time slice releases it between two calls and queues again. So a short request waits for one slice,
+not for the end of long requests. Tenants take turns (round robin); the requests of a tenant are first in, first out.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from contextlib import asynccontextmanager
 
 from pipeline.errors import BusyError
 
-# Long against the cost of a hand-over, which is the prefill of the request that returns.
+# Time slice, long compared with the cost of a change: the prefill of the request that gets a slot again.
 SLICE_S = 2.0
 Clock = Callable[[], float]
 
 
 class FairSlots:
-    """The slots of one engine. Lives in one event loop."""
+    """The slots of one engine. Not thread safe."""
 
     def __init__(
         self, num_slots: int, max_waiting: int, slice_s: float = SLICE_S, clock: Clock = time.perf_counter
@@ -40,7 +40,7 @@ class FairSlots:
 
     @asynccontextmanager
     async def slot(self, tenant: str) -> AsyncGenerator[HeldSlot, None]:
-        """A slot for the length of a block. Raises BusyError if too many wait already."""
+        """Hold a slot while the block runs. Raises BusyError if `max_waiting` requests wait already."""
         if not self._num_free and self._num_new >= self._max_waiting:
             raise BusyError(f"busy: {self._max_waiting} requests are waiting already; send the request again later")
         self._num_new += 1
@@ -64,7 +64,7 @@ class FairSlots:
             await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled():
-                self.release()  # it had just received a slot
+                self.release()  # the slot was assigned before the cancellation
             else:
                 self._forget(tenant, future)
             raise
@@ -79,7 +79,7 @@ class FairSlots:
         self._waiting.move_to_end(tenant)
         if not queue:
             del self._waiting[tenant]
-        if future.done():  # cancelled, and not yet forgotten
+        if future.done():  # cancelled, and not yet removed
             self.release()
         else:
             future.set_result(None)
@@ -113,7 +113,7 @@ class HeldSlot:
         return self._slots.is_contended and self._slots.clock() - self._since >= self._slots.slice_s
 
     async def offer(self) -> None:
-        """Between two calls: if a request waits and the time slice is over, release the slot and queue again."""
+        """To be called between two calls: if the slot is due, release it and queue for another."""
         if not self.is_due:
             return
         self.leave()

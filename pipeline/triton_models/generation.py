@@ -1,8 +1,8 @@
 """One request in the BLS model: the decode loop of `Session`, with a Triton model as the target.
 
-trie, hybrid        draft here -> call the target with prefix and drafts -> text -> again
-none, lookahead     the target decodes by itself: TensorRT-LLM streams the whole output of one call, the torch
-                    engine, which finds its KV cache again, answers piece by piece
+trie, hybrid        a call per step: draft, send context and drafts to the target, advance, emit text
+none, lookahead     the target decodes several tokens per call: TensorRT-LLM streams the whole output of one call; the
+                    torch engine, which reuses its KV cache from call to call, returns a few tokens per call
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ from pipeline.triton_models.token_output import TokenOutput
 
 @dataclass(slots=True)
 class Generation:
-    """State of one request. prediction: the client's, where drafts are made of it. output_ids: the output so far, an
-    end token included, and of a stop word no more than its last token. step_times: when each step's tokens came."""
+    """State of one request. prediction: the client's guess at the output, if drafts use it. output_ids: the output so
+    far with its end token, up to the last token of a stop word. step_times: time of each step's tokens, in seconds of
+    time.perf_counter."""
 
     request: TextRequest
     session: Session
@@ -61,10 +62,10 @@ class Generation:
     num_calls: int = 0
     num_calls_without_draft: int = 0
     _text: TextStream = field(init=False)
-    # Keeps tokens back that may belong to a stop word or end within a character; None where the client gets text.
+    # Holds back tokens that may belong to a stop word or end within a character; None if the client receives text.
     _tokens: TokenOutput | None = field(init=False)
     _chain: ChainSteps | None = field(init=False)
-    # Sum over the finished calls; None until the target has returned counts.
+    # Sum over the finished calls; None before the target's first counts.
     _counts: DraftCounts | None = None
     _logits: LogitPieces = field(default_factory=LogitPieces)
 
@@ -86,12 +87,12 @@ class Generation:
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens of the output without an end token, as TensorRT-LLM counts."""
+        """Output tokens without the end token, as TensorRT-LLM counts them."""
         return len(self.output_ids) - (self.session.finish_reason is FinishReason.END_TOKEN and not self._text.stopped)
 
     @property
     def num_accepted_prediction_tokens(self) -> int:
-        """Tokens of the client's prediction that were verified and right."""
+        """Accepted tokens of the client's prediction."""
         return 0 if self.prediction is None else self.prediction.num_accepted
 
     @property
@@ -102,7 +103,7 @@ class Generation:
         return statistics
 
     async def run(self) -> AsyncGenerator[Piece, None]:
-        """The output, piece by piece. Leaving the iteration early cancels the request."""
+        """Yield the output piece by piece. Closing the generator early cancels the request."""
         try:
             while self.finish_reason is None:
                 step = self._within_min_tokens(self._next_step())
@@ -128,15 +129,15 @@ class Generation:
         if self.engine.is_streamed:
             return Step(EMPTY_TREE, remaining)
         if (piece := PIECE_TOKENS.get(self.strategy)) is not None:
-            # The target does not check stop words in the text, so it must not decode far beyond them.
+            # The target does not search the text for stop words, so long calls would decode far beyond one.
             piece = piece if self.request.stream or self.request.stop_words else LONGEST_PIECE
             return Step(EMPTY_TREE, min(piece, remaining))
         tree = self.session.propose()
         if self._chain is not None:
             return self._chain.next(tree, len(self.session.context), remaining)
-        # Tokens forced by a grammar come on top of a step's tokens.
+        # A grammar may force tokens in addition to those of a step.
         num_forced = 0 if self.request.generation.guide is None else FORCED_TOKENS
-        # The first call ends with the first token, which the client waits for.
+        # The first call has drafts if there are any, so that it ends after one step: the client waits for a token.
         costs = self.engine.costs if self.num_calls and not num_forced else None
         if not len(tree) or (costs is not None and not costs.num_paying(tree, CHUNK_TOKENS)):
             return Step(EMPTY_TREE, min(CHUNK_TOKENS + num_forced, remaining), unsent=tree)
@@ -145,19 +146,19 @@ class Generation:
         return Step(tree, min(depth + 1 + num_forced, remaining))
 
     def _within_min_tokens(self, step: Step) -> Step:
-        """A call in which TensorRT-LLM has to keep off some end tokens ends where they are allowed: it can ban them for
-        a whole call only."""
+        """Cut a step at min_tokens if TensorRT-LLM must ban end tokens until there: it can ban them for a whole call
+        only."""
         limits, num_tokens = self.engine.traits.limits, len(self.session.output_ids)
         if limits is None or not late_ids(self.request.generation, num_tokens, self.codec):
             return step
         missing = self.request.generation.min_new_tokens - num_tokens
-        # Beyond the longest prompt there is no next call.
+        # A context beyond the longest prompt cannot be sent in a next call.
         if step.num_tokens <= missing or len(self.session.context) + missing > limits.longest_prompt:
             return step
         return Step(main_chain(step.tree, missing - 1), missing)
 
     async def _called(self, step: Step) -> AsyncGenerator[Piece, None]:
-        """One call with one response, as one piece."""
+        """Yield the response to one call as one piece."""
         num_before = len(self.output_ids)
         outputs = self.engine.traits.outputs + wanted_outputs(self.request.wanted, of_prompt=not self.num_calls)
         response, started = await self.engine.response(
@@ -170,7 +171,7 @@ class Generation:
         yield piece._replace(logits=self._logits.take(num_shown))
 
     def _take_response(self, step: Step, response: Tensors, started: float) -> Piece:
-        """Enter the response of a call into the session; the text that it adds. started: when the call was made."""
+        """Append the tokens of a response to the session and return their piece. started: start of the call."""
         traits = self.engine.traits
         self._count_call(step)
         ids = token_ids(response, "output_ids").tolist()
@@ -183,20 +184,20 @@ class Generation:
         if self.finish_reason is not None:
             return piece
         if traits.limits is not None and not len(step.tree) and num_received < step.num_tokens:
-            # A shorter reply than requested means an end token, which is never returned.
+            # Fewer tokens than requested mean an end token, which is never returned.
             piece = piece.joined(self._take(EMPTY_TREE, self._end_token()))
         elif not num_received:
-            raise RuntimeError("the target model returned neither tokens nor a reason to end")
-        elif self.engine.costs is not None and self.num_calls > 1:  # the first call computed the prompt as well
+            raise RuntimeError("the target model returned neither tokens nor a finish reason")
+        elif self.engine.costs is not None and self.num_calls > 1:  # the first call includes the prefill
             passes, num_drafts = (1 if len(step.tree) else num_received), len(step.tree)
-            if traits.extended and counts is not None:  # it reports what it did, its own drafts included
+            if traits.extended and counts is not None:  # exact figures, with the engine's own drafts
                 passes, num_drafts = num_steps, counts.drafted
             self.engine.costs.record(passes, num_drafts, time.perf_counter() - started)
         return piece
 
     async def _streamed(self, step: Step) -> AsyncGenerator[Piece, None]:
-        """One call, a piece for each step of the target. Where a stop word shows in the text only, leaving the stream
-        ends the target's request."""
+        """Yield the responses to one streamed call as pieces. Leaving the stream at a stop word in the text ends the
+        target's request."""
         counts, num_received, num_new = self._counts, 0, 0
         stream = self.engine.responses(self._tensors(step), self._call_id, has_begun=self.num_calls > 0)
         self._count_call(step)
@@ -205,22 +206,22 @@ class Generation:
                 self._counts = total(counts, counts_of(response))
                 ids = token_ids(response, "output_ids").tolist()
                 if self.session.finished or not ids:
-                    continue  # the target's request ends by itself; its last counts are still to come
+                    continue  # the target's request ends by itself; a later response has the last counts
                 num_received, num_new = num_received + len(ids), len(ids)
                 yield self._take(EMPTY_TREE, ids)
-                if self._text.stopped or self._gives_way():
+                if self._text.stopped or self._must_yield_slot():
                     return
         if self.finish_reason is not None or num_received >= step.num_tokens:
             return
-        # A shorter reply than requested: the end token, which is never returned, or a stop word. A stop word that is
-        # not in the text does not end the output.
+        # Fewer tokens than requested mean the end token, which is never returned, or the tokens of a stop word. Such
+        # tokens end the output only if the text has the stop word.
         stops = stop_tokens(self.request, self.codec)
         if not num_received or not has_stop_word(self.session.context.tolist(), num_new, stops):
             yield self._take(EMPTY_TREE, self._end_token())
 
-    def _gives_way(self) -> bool:
-        """Whether to end a stream so that another request gets the place. Another call computes the rest, so the answer
-        is no where that would change the output, or the prompt would be too long for it."""
+    def _must_yield_slot(self) -> bool:
+        """Whether to end a stream so that another request gets the slot. A second call then computes the rest, so the
+        result is False if that could change the output, or if the context is too long for a prompt."""
         limits, request = self.engine.traits.limits, self.request.generation
         is_repeatable = request.sampling.greedy and request.guide is None
         return (
@@ -245,11 +246,11 @@ class Generation:
         return f"{self.request.generation.request_id}.{self.num_calls}"
 
     def _take(self, tree: DraftTree, ids: list[int], num_steps: int = 1) -> Piece:
-        """Append tokens to the session; return their text. num_steps: passes for tokens without a tree."""
+        """Append tokens to the session; return their piece. num_steps: passes for tokens without a tree."""
         extended = self.engine.traits.extended
         outcome = outcome_of_tokens(tree, ids, num_steps if extended else 1)
         if not len(tree) or (not extended and len(ids) != len(outcome.nodes) + 1):
-            # Plain decoding, also where TensorRT-LLM had no room for the drafts that it was sent.
+            # Plain decoding: no drafts, or TensorRT-LLM dropped them for lack of room.
             tree, outcome = EMPTY_TREE, StepOutcome([], ids, num_steps=num_steps)
         emitted = self.session.advance(tree, outcome)
         self.step_times.append(time.perf_counter())
@@ -269,5 +270,5 @@ class Generation:
     def _end_token(self) -> list[int]:
         end_ids = self.request.generation.end_ids
         if not end_ids:
-            raise RuntimeError("the target model ended the output without having been given an end token")
+            raise RuntimeError("the target model ended the output early, and the request has no end token")
         return [first_end_id(end_ids, self.codec)]

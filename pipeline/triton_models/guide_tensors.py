@@ -1,4 +1,4 @@
-"""Guides and log probabilities as tensors: TensorRT-LLM's own names, and ours for what it does not have."""
+"""Tensors of guides (grammars) and of log probabilities, under TensorRT-LLM's names where it has them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pipeline.errors import RequestError
 from pipeline.triton_models.tensors import Array, Tensors, flag, float_tensor, int_tensor, integer, text, text_tensor
 
 GUIDE_TYPE, GUIDE = "guided_decoding_guide_type", "guided_decoding_guide"
-# Outputs that come once, with the first tokens.
+# Outputs about the prompt, which only the first response has.
 PROMPT_OUTPUTS = ("prompt_log_probs", "prompt_top_logprob_ids", "prompt_top_logprobs", "context_logits")
 
 
 def guide_of(tensors: Tensors) -> Guide | None:
-    """The guide of a request; None if it has none. Raises RequestError if it is invalid."""
+    """The guide of a request; None if it sets none. Raises RequestError if the guide is invalid."""
     kind, value = text(tensors, GUIDE_TYPE), text(tensors, GUIDE)
     if not kind:
         if value:
@@ -37,7 +37,8 @@ def guide_tensors(guide: Guide) -> dict[str, Array]:
 
 
 def wanted_of(tensors: Tensors) -> LogitsWanted:
-    """Parts of the logits that a request returns. Raises RequestError if they contradict each other."""
+    """Logits and log probabilities that a request asks for. Raises RequestError if its options contradict each
+    other."""
     wanted = LogitsWanted(
         log_probs=flag(tensors, "return_log_probs"),
         num_top=integer(tensors, "num_top_logprobs") or 0,
@@ -50,7 +51,7 @@ def wanted_of(tensors: Tensors) -> LogitsWanted:
 
 
 def wanted_tensors(wanted: LogitsWanted, of_prompt: bool) -> dict[str, Array]:
-    """The tensors that `wanted_of` reads. of_prompt: what concerns the prompt among them."""
+    """The tensors that `wanted_of` reads. of_prompt: include those about the prompt."""
     flags = {
         "return_log_probs": wanted.log_probs,
         "return_prompt_log_probs": wanted.prompt and of_prompt,
@@ -62,7 +63,7 @@ def wanted_tensors(wanted: LogitsWanted, of_prompt: bool) -> dict[str, Array]:
 
 
 def wanted_outputs(wanted: LogitsWanted, of_prompt: bool) -> tuple[str, ...]:
-    """Names of the outputs that hold what is wanted. of_prompt: those of the prompt among them."""
+    """Names of the outputs that the request asks for. of_prompt: include those about the prompt."""
     names: list[str] = []
     if wanted.log_probs:
         names += ["output_log_probs", "cum_log_probs"]
@@ -81,8 +82,8 @@ def wanted_outputs(wanted: LogitsWanted, of_prompt: bool) -> tuple[str, ...]:
 
 @dataclass(slots=True)
 class LogitOutputs:
-    """Collects logits and log probabilities of a request's steps, and makes the output tensors. wanted, prompt_ids: of
-    the request."""
+    """Collects the logits and log probabilities of a request's steps, and makes the output tensors. wanted, prompt_ids:
+    options and prompt of the request."""
 
     wanted: LogitsWanted
     prompt_ids: IntArray
@@ -97,8 +98,8 @@ class LogitOutputs:
             self._prompt_rows = prompt_rows
 
     def tensors(self, num_tokens: int) -> dict[str, Array]:
-        """Tensors of the next num_tokens output tokens, and of the prompt if it has not been returned yet. Tokens cut
-        off the end of the output are dropped."""
+        """Output tensors of the next num_tokens output tokens and, once, of the prompt. Collected rows beyond
+        num_tokens are dropped: the output was cut there."""
         pending, self._pending = self._pending, TokenLogProbs()
         pending.cut(num_tokens)
         tensors: dict[str, Array] = {}
@@ -122,7 +123,7 @@ class LogitOutputs:
 
 
 def _top(prefix: str, tokens: TokenLogProbs, num_top: int) -> dict[str, Array]:
-    """[1, tokens, num_top] alternatives; nothing if none are wanted."""
+    """[1, tokens, num_top] ids and log probabilities of the most probable tokens; none if num_top is 0."""
     if not num_top:
         return {}
     shape = (1, len(tokens.values), -1 if tokens.values else num_top)

@@ -1,7 +1,8 @@
-"""Hands the learned state of a server to its successor, through a folder that both receive.
+"""Transfer of learned state from a server to its successor, through files in a folder of each server.
 
-The old server writes it on request, while it keeps serving; the new one reads it before its first request. It needs no
-setting: the folder is private to its user and is emptied when the new server is ready.
+The old server writes its state on request and continues to serve. The new server reads it before its first request.
+The transfer needs no setting: the folders are private to the user, and the files are removed when the new server is
+ready.
 """
 
 from __future__ import annotations
@@ -12,15 +13,17 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-# Environment variable with the folder of a server.
+# Environment variable with the path of a server's handover folder.
 VARIABLE = "LOOKAHEAD_HANDOVER"
+# Files and folders in a handover folder: the request to save, the saved state, the state of the previous server.
 _WANTED, _LEFT, _FOUND = "wanted", "left", "found"
+# Suffixes of files, by process: it participates, it has saved.
 _TAKES_PART, _SAVED = ".takes-part", ".saved"
 _POLL_S = 0.1
 
 
 class Handover:
-    """The side of one process of a server. name: of the process among those of the server."""
+    """Handover of one process of a server. name: unique among the processes of the server."""
 
     def __init__(self, name: str, environment: Mapping[str, str] = os.environ) -> None:
         folder = environment.get(VARIABLE)
@@ -32,12 +35,12 @@ class Handover:
 
     @property
     def found(self) -> Path | None:
-        """Folder of the previous server's learned state, if there is any."""
+        """Folder with the previous server's learned state; None if there is none."""
         found = None if self._folder is None else self._folder / _FOUND
         return found if found is not None and found.is_dir() else None
 
     def save_if_wanted(self, save: Callable[[Path], None]) -> None:
-        """Save into the folder passed to `save`, if a successor has requested it."""
+        """If a successor has requested the state, call `save` once with the folder to write to."""
         if self._folder is None or not (self._folder / _WANTED).exists():
             return
         saved = self._folder / f"{self._name}{_SAVED}"
@@ -47,7 +50,7 @@ class Handover:
 
 
 def prepare_handover(folder: Path) -> None:
-    """Make the folder of a server that is about to start, with nothing in it but what the one before has left."""
+    """Create the handover folder of a server that is about to start. Removes all but its predecessor's state."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     for path in folder.iterdir():
         if path.name == _LEFT:
@@ -57,9 +60,10 @@ def prepare_handover(folder: Path) -> None:
 
 
 def hand_over(old: Path, new: Path, nudge: Callable[[], None], patience_s: float) -> bool:
-    """Let the server of the folder `old` write its learned state for the one that starts with the folder `new`.
+    """Move the learned state of the running server with the handover folder `old` to the folder `new` of its successor.
 
-    nudge: makes the old server check for the request. Returns whether all of its processes have saved in time.
+    nudge: makes the old server check for the request. patience_s: time limit for saving. Returns whether all processes
+    of the old server have saved in time.
     """
     if not old.is_dir():
         return False
@@ -81,5 +85,5 @@ def hand_over(old: Path, new: Path, nudge: Callable[[], None], patience_s: float
 
 
 def forget_handover(folder: Path) -> None:
-    """Remove what was left for a server that has read it."""
+    """Remove the predecessor's state, once the new server has read it."""
     shutil.rmtree(folder / _FOUND, ignore_errors=True)

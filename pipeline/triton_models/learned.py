@@ -1,6 +1,6 @@
-"""Keeping what the drafter of a served model learns, over restarts and profile switches.
+"""Persistence of a drafter's learned state over restarts and profile switches.
 
-Servers of one checkpoint on a machine, such as replicas, write to a folder each and read those of all.
+Each server of a checkpoint on a machine, such as a replica, writes to a folder of its own and reads the folders of all.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _FURTHER = "server-"
 
 
 class LearnedState:
-    """Saves and loads what one drafter has learned. A drafter with a trie must not be in use meanwhile."""
+    """Loads and saves the learned state of one drafter. No other thread may use the drafter meanwhile."""
 
     def __init__(
         self, drafter: Drafter, drafting: DraftingConfig, artifact_dir: Path, cache_dir: Path, name: str
     ) -> None:
-        """Load what the server before has handed over, or, if the profile keeps it, what servers of the same checkpoint
-        have saved, what was saved last having the last word. name: of the drafter among those of a server. cache_dir:
-        folder that holds learned state, by checkpoint."""
+        """Load the state handed over by the previous server. Without one, and if the profile keeps learned state, load
+        the states that servers of the same checkpoint have saved, the latest last. name: unique among the drafters of a
+        server. cache_dir: folder with the learned state of all checkpoints."""
         self._drafter = drafter
         self._name = name
         self._period_s = 60 * drafting.keep_learned_minutes
@@ -52,7 +52,7 @@ class LearnedState:
             self._saved_at = time.monotonic()
 
     def save_if_due(self) -> None:
-        """Save if it is time to, or if another server is about to take over."""
+        """Save if the profile's period has passed or a successor has requested the state."""
         self._handover.save_if_wanted(self._save_to)
         if self._period_s and time.monotonic() - self._saved_at >= self._period_s:
             self.save()
@@ -62,7 +62,7 @@ class LearnedState:
 
 
 def _own_folder(folder: Path, name: str) -> tuple[Path, IO[bytes]]:
-    """The first folder for a server of this checkpoint that no running one has, and the lock that keeps it."""
+    """The first folder for a server of this checkpoint that no running server has locked, and its lock."""
     for number in count(1):
         own = folder if number == 1 else folder / f"{_FURTHER}{number}"
         own.mkdir(parents=True, exist_ok=True)

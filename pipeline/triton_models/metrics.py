@@ -1,7 +1,7 @@
 """Metrics of the served models on Triton's metrics port.
 
-A metric call is a message to the server. So the BLS model records each request once, at its end, from a separate
-thread, and the engine records its counters now and then.
+Each update of a metric is a message to the server, which is slow. So the BLS model records a request once, at its end,
+from a separate thread, and the engine records its counters periodically.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ _ENGINE_METRICS = {
 
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
-    """One ended request. outcome: a finish reason or "error". step_times: when the tokens of each step came, seconds on
-    the clock of `started`."""
+    """One ended request. outcome: a finish reason, "cancelled" or "error". started, step_times: arrival, and time of
+    each step's tokens, in seconds of time.perf_counter."""
 
     strategy: str
     outcome: str
@@ -66,7 +66,8 @@ class RequestMetrics:
 
 @dataclass(frozen=True, slots=True)
 class TrieMetrics:
-    """The shared trie: nodes in use, bytes of memory, and the calls to draft sources that failed since the start."""
+    """The shared trie: nodes in use and bytes of memory. num_failures: failed calls to draft sources since the
+    start."""
 
     num_nodes: int
     num_bytes: int
@@ -91,22 +92,22 @@ class Metrics:
         self._thread.start()
 
     def record(self, request: RequestMetrics, trie: TrieMetrics) -> None:
-        """Enter an ended request, soon."""
+        """Queue an ended request for recording."""
         self._queue.put((request, trie))
 
     def close(self) -> None:
-        """Stop. Waiting entries are dropped: the metrics of an unloaded model are not read, and thousands of entries
-        would delay its end."""
+        """Stop the thread. Drops queued entries: nobody reads the metrics of an unloaded model, and thousands of
+        entries would delay its end."""
         self._closing = True
         self._queue.put(None)
         self._thread.join()
-        vars(self).clear()  # Triton's process dies if its metrics are still there when the interpreter ends
+        vars(self).clear()  # Triton's process crashes if a metric still exists when the interpreter ends
 
     def _work(self) -> None:
         while (item := self._queue.get()) is not None and not self._closing:
-            self._enter(*item)
+            self._record(*item)
 
-    def _enter(self, request: RequestMetrics, trie: TrieMetrics) -> None:
+    def _record(self, request: RequestMetrics, trie: TrieMetrics) -> None:
         key, statistics, metrics = (request.strategy, request.outcome), request.statistics, self._metrics
         lengths = statistics.acceptance_lengths
         if key not in self._requests:
@@ -141,10 +142,10 @@ class EngineMetrics:
     def __init__(self, pb_utils: Any) -> None:
         self._families = _families(pb_utils, _ENGINE_METRICS)
         self._metrics = {name: family.Metric() for name, family in self._families.items()}
-        self._entered = dict.fromkeys(self._metrics, 0)
+        self._recorded = dict.fromkeys(self._metrics, 0)
 
     def record(self, counters: ReuseCounters, num_abandoned: int) -> None:
-        """Enter what has come since the last time. Both count since the start."""
+        """Add the increase since the previous call. counters, num_abandoned: totals since the start."""
         now = {
             "kv_sequences_total": counters.num_opened,
             "kv_prefix_hits_total": counters.num_hits,
@@ -153,16 +154,16 @@ class EngineMetrics:
             "engine_abandoned_total": num_abandoned,
         }
         for name, count in now.items():
-            if count > self._entered[name]:
-                self._metrics[name].increment(count - self._entered[name])
-        self._entered = now
+            if count > self._recorded[name]:
+                self._metrics[name].increment(count - self._recorded[name])
+        self._recorded = now
 
     def close(self) -> None:
         vars(self).clear()  # see `Metrics.close`
 
 
 def _families(pb_utils: Any, metrics: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
-    """A family per metric, which must outlive it."""
+    """The family of each metric, to be kept as long as the metric."""
     make = pb_utils.MetricFamily
     return {
         name: make(name=f"lookahead_{name}", description=description, kind=getattr(make, kind))

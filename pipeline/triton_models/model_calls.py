@@ -11,13 +11,12 @@ from pipeline.triton_models.triton import CallResponses, outputs_of_call
 
 
 class ModelCaller:
-    """Calls the model `model`, which must be decoupled, from the event loop of a `RequestLoop`.
+    """Calls the decoupled model `model` from the event loop of a `RequestLoop`.
 
-    stop: inputs of a request that ends the one with the same id, of the shapes that the model takes. kept: see
-    `CallResponses`.
+    stop: inputs of a request that stops the request with the same id. kept: see `CallResponses`.
 
-    One response per call, never a stream: the Python backend corrupts its memory, or deadlocks, when several threads
-    read streams of other models (docs/decisions/010)."""
+    Calls have one response and no stream, because the Python backend corrupts its memory or deadlocks when several
+    threads read streams of other models (docs/decisions/010)."""
 
     def __init__(self, model: str, stop: Mapping[str, Array], kept: CallResponses) -> None:
         self._model = model
@@ -25,8 +24,8 @@ class ModelCaller:
         self._kept = kept
 
     async def call(self, tensors: Mapping[str, Array], outputs: Sequence[str], request_id: str) -> Tensors:
-        """Outputs of one request; cancelling it stops the request. Raises RequestError if the model refuses it,
-        BusyError if the model is too busy, EngineError if it is gone."""
+        """Return the outputs of one request. Cancelling the call stops the request. Raises RequestError if the model
+        refuses the request, BusyError if its queue is full, EngineError if its process has ended."""
         call = self._begun(tensors, outputs, request_id)
         try:
             responses = await asyncio.shield(call)
@@ -43,8 +42,8 @@ class ModelCaller:
     def _begun(
         self, tensors: Mapping[str, Array], outputs: Sequence[str], request_id: str
     ) -> asyncio.Future[list[Any]]:
-        """All responses to a request. One thread sends it at once, before other tasks of the event loop run, and waits
-        for them: the called model works while they do."""
+        """All responses to a request. A thread sends it immediately and waits for the responses, so that the called
+        model works while other tasks of the event loop run."""
         import triton_python_backend_utils as pb_utils
 
         request = pb_utils.InferenceRequest(

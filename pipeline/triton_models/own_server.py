@@ -1,4 +1,4 @@
-"""gRPC address of the server that runs this process, read from its command line."""
+"""gRPC address of the tritonserver that started this process, read from the server's command line."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from pathlib import Path
 from pipeline.errors import ServerError
 
 _EXECUTABLE = "tritonserver"
-# Addresses that stand for all of the machine's, by one that can be called.
+# Loopback address to call, by listening address that means all interfaces.
 _ALL_ADDRESSES = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}
-# Key of a restricted interface in the metadata of a gRPC call.
+# Prefix of the metadata key that a call to a restricted interface needs.
 _KEY_PREFIX = "triton-grpc-protocol-"
 
 
 @dataclass(frozen=True, slots=True)
 class GrpcAddress:
-    """url: host:port. headers: metadata that calls for inference need."""
+    """Address of a gRPC interface. url: host:port. headers: metadata of inference calls."""
 
     url: str
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
 def own_address() -> GrpcAddress:
-    """The address of the tritonserver among the parents of this process. Raises ServerError if there is none, or it
-    takes no plain gRPC."""
+    """Return the address of the tritonserver among the parent processes. Raises ServerError if there is none, or if it
+    does not offer gRPC without TLS."""
     pid = os.getppid()
     while pid > 1:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="surrogateescape").split("\0")
         if Path(words[0]).name == _EXECUTABLE:
             return address_of(words[1:])
-        # The name in front may hold anything, so the fields are counted from its closing bracket.
+        # The process name may contain any character, so the fields are counted from its closing bracket.
         pid = int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
     raise ServerError("This process was not started by tritonserver, so it cannot stream from its engine.")
 
 
 def address_of(words: Sequence[str]) -> GrpcAddress:
-    """The address in a server's command line without its name."""
+    """Return the address in the arguments of tritonserver. Raises ServerError if gRPC is off or needs TLS."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--grpc-address", default="0.0.0.0")
     parser.add_argument("--grpc-port", default="8001")
@@ -50,7 +50,7 @@ def address_of(words: Sequence[str]) -> GrpcAddress:
     if _is(options.grpc_use_ssl) or not _is(options.allow_grpc):
         raise ServerError(
             "lookahead_bls streams from a TensorRT-LLM engine over its server's gRPC without TLS. Start tritonserver "
-            "without --grpc-use-ssl and --allow-grpc=false; end TLS in front of it."
+            "without --grpc-use-ssl and --allow-grpc=false; terminate TLS in a proxy."
         )
     headers = {}
     for value in options.grpc_restricted_protocol:

@@ -1,4 +1,4 @@
-"""Parts of one output that comes in several calls: their text and tokens, and their log probabilities and logits."""
+"""Pieces of an output that several calls produce: text, token ids, log probabilities and logits."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _AXES = {"output_log_probs": 2, "generation_logits": 2, "top_logprob_ids": 1, "t
 
 @dataclass(slots=True)
 class LogitPieces:
-    """Rows of tokens that are not returned yet, because they may belong to a stop word. total: sum of the log
-    probabilities returned so far."""
+    """Log probabilities and logits of tokens that are held back, because they may belong to a stop word. total: sum of
+    the log probabilities returned so far."""
 
     total: float = 0.0
     _kept: dict[str, Array] = field(default_factory=dict)
 
     def add(self, response: Tensors, num_tokens: int) -> None:
-        """Store a response's logits outputs of the num_tokens tokens that it adds to the output, and of the prompt."""
+        """Store a response's outputs about the prompt and about the num_tokens tokens that it adds to the output."""
         found = {name: response[name] for name in PROMPT_OUTPUTS if name in response}
         found |= {name: _first(response[name], num_tokens, axis) for name, axis in _AXES.items() if name in response}
         self._kept = joined([self._kept, found])
 
     def take(self, num_tokens: int) -> dict[str, Array]:
-        """Outputs of the next num_tokens tokens, and of the prompt if it was not returned yet."""
+        """Remove and return the outputs about the next num_tokens tokens, and about the prompt if still stored."""
         taken: dict[str, Array] = {}
         kept, self._kept = self._kept, {}
         for name, value in kept.items():
@@ -50,7 +50,7 @@ def _first(value: Array, count: int, axis: int) -> Array:
 
 
 def joined(pieces: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
-    """Concatenate pieces of one output."""
+    """Concatenate outputs along their token axis. Of an output without such an axis the last value remains."""
     result: dict[str, Array] = {}
     for piece in pieces:
         for name, value in piece.items():
@@ -64,19 +64,20 @@ def joined(pieces: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
 
 
 class Piece(NamedTuple):
-    """The part of the output from one call. text: empty if the request returns tokens only. logits: outputs with log
-    probabilities and logits, if requested."""
+    """Part of an output. text: empty if the request returns tokens only. logits: output tensors with log probabilities
+    and logits, if requested."""
 
     text: str
     token_ids: list[int]
     logits: Mapping[str, Array] = MappingProxyType({})
 
     def joined(self, other: Piece) -> Piece:
-        """Concatenate both; the later logits win."""
+        """Concatenate text and tokens of two pieces, without logits."""
         return Piece(self.text + other.text, self.token_ids + other.token_ids)
 
 
 def output_of(pieces: Sequence[Piece], tokens_only: bool) -> dict[str, Array]:
+    """Output tensors of concatenated pieces: `output_ids` [1, tokens] or `text_output` [1], and logits."""
     output = joined([piece.logits for piece in pieces])
     if tokens_only:
         output["output_ids"] = np.asarray([[token for piece in pieces for token in piece.token_ids]], np.int32)

@@ -1,7 +1,7 @@
 """Runs the requests of one Triton model concurrently in one event loop.
 
-`execute` must return before Triton passes the next request, so a thread runs the loop. A request ends early when its
-client disconnects, or when a request with its id and `stop` set arrives.
+`execute` must return before Triton passes the next request, so a separate thread runs the loop. A request ends early if
+its client disconnects, or if a request with the same id and the input `stop` arrives.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from pipeline.request_ids import chosen_id
 from pipeline.triton_models.tensors import Tensors, flag
 from pipeline.triton_models.triton import CallResponses, Client, drop_requests, error_response, tensors_of
 
-# Interval at which the loop checks whether clients of running requests have left.
+# Interval at which the loop checks for disconnected clients.
 CANCELLATION_CHECK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class IncomingRequest:
-    """A request that is being served. request_id: chosen by the client, so several requests may share it."""
+    """A request in service. request_id: set by the client, so not unique."""
 
     tensors: Tensors
     client: Client
@@ -36,9 +36,9 @@ Serve = Callable[[IncomingRequest], Coroutine[Any, Any, None]]
 
 
 class RequestLoop:
-    """Runs `serve` once per request. serve sends all responses, the last one included; RequestLoop answers for it when
-    it raises. kept: responses of calls to other models, see `CallResponses`. max_calls: calls that may block a thread
-    of the loop's default executor at the same time."""
+    """Runs `serve` once per request. serve sends all responses, the final one included. If it raises, RequestLoop sends
+    the error. kept: responses of calls to other models, see `CallResponses`. max_calls: threads of the loop's default
+    executor, one for each concurrent call to another model."""
 
     def __init__(self, serve: Serve, kept: CallResponses, max_calls: int) -> None:
         self._serve = serve
@@ -51,13 +51,14 @@ class RequestLoop:
         self._thread.start()
 
     def submit(self, request: Any) -> None:
-        """Start serving a request of `execute`. Its tensors are copied, as Triton reuses their memory after it."""
+        """Start to serve a request passed to `execute`. Copies its tensors, because Triton reuses their memory when
+        `execute` returns."""
         tensors = {name: value.copy() for name, value in tensors_of(request).items()}
         self._loop.call_soon_threadsafe(self._begin, IncomingRequest(tensors, Client(request), request.request_id()))
 
     def close(self, *endings: Coroutine[Any, Any, None]) -> None:
-        """Run what is to be closed in the loop, and stop it. Triton calls `finalize` after the last response, so no
-        request is running."""
+        """Run `endings` in the loop, then stop it. No request may be running: Triton calls `finalize` after the last
+        response."""
         for ending in (*endings, self._end_watch()):
             asyncio.run_coroutine_threadsafe(ending, self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -90,7 +91,7 @@ class RequestLoop:
             client.send(error_response(error), last=True)
         except asyncio.CancelledError:
             client.answer({}, last=True)
-        except Exception as error:  # a fault of ours ends this request, not the server
+        except Exception as error:  # a bug ends this request, not the server
             pb_utils.Logger.log_error(f"a request failed: {traceback.format_exc()}")
             client.send(error_response(error), last=True)
 
@@ -102,7 +103,7 @@ class RequestLoop:
                 self._cancel(task)
 
     async def _watch_clients(self) -> None:
-        """Cancel the requests of clients that have left, while there are requests."""
+        """Cancel the requests of disconnected clients until no request is left."""
         while self._tasks:
             await asyncio.sleep(CANCELLATION_CHECK_S)
             for task, incoming in list(self._tasks.items()):

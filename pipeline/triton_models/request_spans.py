@@ -1,4 +1,4 @@
-"""The spans of a request: of the whole in `lookahead_bls`, and of each pass of the engine in `tensorrt_llm`."""
+"""Trace spans of requests: one per request in `lookahead_bls`, one per engine pass in `tensorrt_llm`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ OnEnd = Callable[[RequestMetrics, TrieMetrics], None]
 
 
 def traced(tracer: Tracer | None, tensors: Tensors, on_end: OnEnd) -> tuple[Tensors, OnEnd]:
-    """A request to `lookahead_bls` and what to call at its end, so that it becomes a span of its trace. The same two
-    without a tracer or a sampled trace."""
+    """Add a span to a request to `lookahead_bls`. Returns the tensors with the new span as `traceparent`, and an
+    `on_end` that records the span first. Returns both unchanged without a tracer or a sampled trace."""
     parent = None if tracer is None else sampled_context(text(tensors, TRACEPARENT))
     if tracer is None or parent is None:
         return tensors, on_end
@@ -53,14 +53,15 @@ def _request_span(context: SpanContext, parent: SpanContext, metrics: RequestMet
 
 @dataclass(slots=True)
 class PassSpans:
-    """Makes the spans of the passes of one engine request, children of `parent`. Counts: of the passes so far."""
+    """Makes the spans of one engine request's passes, as children of `parent`. The counts are totals of the passes so
+    far."""
 
     parent: SpanContext
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
 
     def span(self, event: StepEvent, started_ns: int) -> Span:
-        """The span of the pass that ends now with this event. started_ns: since 1970."""
+        """Span of the pass that ends now with `event`. started_ns: nanoseconds since 1970."""
         drafted, accepted = event.statistics.num_draft_tokens, event.statistics.num_accepted_tokens
         attributes = {
             "lookahead.tokens": len(event.token_ids),
@@ -72,6 +73,6 @@ class PassSpans:
 
 
 def pass_spans(tensors: Tensors) -> PassSpans | None:
-    """For a request to `tensorrt_llm`; None if its trace is not sampled."""
+    """Span maker of a request to `tensorrt_llm`; None if its trace is not sampled."""
     parent = sampled_context(text(tensors, TRACEPARENT))
     return None if parent is None else PassSpans(parent)

@@ -1,8 +1,9 @@
 """Selects the model and the strategy of a request.
 
-The torch engine serves everything. An engine of TensorRT-LLM has one speculative mode. With two of them greedy requests
-go to the one for lookahead decoding and sampled ones to the one for external drafts, unless a request sets the
-strategy. Settings that an engine would ignore are refused here, because they would change the output silently.
+The torch engine serves all strategies. A TensorRT-LLM engine has one speculative mode. With two such engines, greedy
+requests go to the engine for lookahead decoding and sampled requests to the engine for external drafts, unless a
+request sets the strategy. Options that the engine would ignore are refused, because the output would silently differ
+from the request.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pipeline.triton_models.text_request import TextRequest
 
 
 class Route(NamedTuple):
-    """model: its place among those served. strategy: the one in effect. lookahead: W, N and G to send, if any."""
+    """model: index among the served models. strategy: never "auto". lookahead: W, N and G to send, if any."""
 
     model: int
     strategy: str
@@ -67,7 +68,7 @@ def _choose(strategies: frozenset[str], request: TextRequest) -> str:
 
 
 def _guided_route(models: Sequence[TargetTraits], request: TextRequest, strategy: str) -> Route:
-    """A grammar goes to an engine without speculation that is served with guided decoding."""
+    """Requests with a grammar go to a TensorRT-LLM engine without speculation and with guided decoding."""
     model = next((place for place, traits in enumerate(models) if traits.guided), None)
     if model is None or strategy not in ("auto", "none"):
         raise RequestError(

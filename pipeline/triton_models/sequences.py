@@ -1,6 +1,6 @@
-"""Several outputs of one prompt (`num_return_sequences`, OpenAI's n): separate requests with different noise.
+"""Several outputs of one prompt (`num_return_sequences`, OpenAI's `n`), computed as separate requests.
 
-Output i is that of a request with the seed `seed + i`.
+Output i equals the output of a request with the seed `seed + i`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ MAX_SEQUENCES = 64
 
 @dataclass(frozen=True, slots=True)
 class TextAnswer:
-    """One response. tensors: outputs. last: nothing follows."""
+    """One response. tensors: output tensors. last: whether it is the final response."""
 
     tensors: dict[str, Array]
     last: bool
 
 
 def num_sequences(tensors: Tensors) -> int:
-    """Number of outputs. Raises RequestError unless it is 1 .. `MAX_SEQUENCES`."""
+    """Number of outputs that a request asks for, 1 by default. Raises RequestError unless in 1 .. `MAX_SEQUENCES`."""
     count = integer(tensors, NUM_SEQUENCES)
     if count is not None and not 1 <= count <= MAX_SEQUENCES:
         raise RequestError(f"{NUM_SEQUENCES} is {count}; it must be in 1 .. {MAX_SEQUENCES}")
@@ -36,10 +36,12 @@ def num_sequences(tensors: Tensors) -> int:
 
 
 def sequence_seed(seed: int, index: int) -> int:
+    """Seed of output `index` of a request with `seed`, as an unsigned 64-bit number."""
     return (seed + index) % (1 << 64)
 
 
 def sequence_of(tensors: Tensors, index: int) -> Tensors:
+    """Tensors of the separate request for output `index`."""
     alone = {name: value for name, value in tensors.items() if name != NUM_SEQUENCES}
     if index:
         seed = sequence_seed(integer(tensors, "seed") or 0, index)
@@ -50,10 +52,10 @@ def sequence_of(tensors: Tensors, index: int) -> Tensors:
 async def answer_all(
     answer: Callable[[Tensors], AsyncGenerator[TextAnswer, None]], tensors: Tensors
 ) -> AsyncGenerator[TextAnswer, None]:
-    """The answers to all outputs of a request, each marked with its `sequence_index`; the last one of all is `last`.
+    """Yield the responses of all outputs of a request, each with its `sequence_index`. `last` marks the final one.
 
-    In a stream the others begin when the first has answered, so that they find the prompt in the KV cache. Leaving the
-    iteration early cancels all of them; so does an error of one, which is raised."""
+    In a stream the other outputs begin after the first response of output 0, so that they reuse its prompt's KV cache.
+    Closing the generator early cancels all outputs. An error of one output cancels the others and is raised."""
     count = num_sequences(tensors)
     queue: asyncio.Queue[tuple[int, TextAnswer | Exception]] = asyncio.Queue()
 
@@ -62,7 +64,7 @@ async def answer_all(
             async with aclosing(answer(sequence_of(tensors, index))) as answers:
                 async for item in answers:
                     queue.put_nowait((index, item))
-        except Exception as error:  # raised where the answers are read
+        except Exception as error:  # raised again by the reader of the queue
             queue.put_nowait((index, error))
 
     num_first = 1 if flag(tensors, "stream") else count

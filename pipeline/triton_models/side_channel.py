@@ -1,8 +1,8 @@
-"""Responses that do not show how drafts fared (`server.side_channel_safe`).
+"""Responses that do not reveal the acceptance of drafts (`server.side_channel_safe`).
 
-Sizes of streamed responses show how many tokens each step accepted, and with that what others have drafted (arXiv
-2411.01076). So responses are cut to one size, and figures of drafts are left out. What remains is the time over whole
-responses.
+The sizes of streamed responses reveal how many tokens each step accepted, and from that the content of other clients'
+drafts (arXiv 2411.01076). So responses get a fixed size, and draft figures are left out. The times of whole responses
+still leak some information.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from pipeline.errors import RequestError
 from pipeline.triton_models.piece import Piece
 from pipeline.triton_models.text_request import TextRequest
 
-# About as many tokens as characters of text make: several steps in each response.
+# Sizes of a response, in tokens or in characters of text. They are about equal, and cover several steps.
 CHUNK_TOKENS = 16
 CHUNK_CHARS = 64
 _SHOWN = ("strategy", "model", "finish_reason", "prompt_ids", "output_ids")
 
 
 def require_no_figures(request: TextRequest) -> None:
-    """Raise RequestError if a request asks for figures about its drafts."""
+    """Raise RequestError if a request asks for outputs that reveal the acceptance of drafts."""
     if request.stream and request.wanted.of_output:
         raise RequestError(
             "log probabilities or logits of a stream were asked for; this server (server.side_channel_safe) returns "
@@ -34,12 +34,12 @@ def require_no_figures(request: TextRequest) -> None:
 
 
 def without_figures(statistics: Mapping[str, object]) -> dict[str, object]:
-    """A request's statistics without those about drafts."""
+    """A request's statistics without those that reveal the acceptance of drafts."""
     return {name: statistics[name] for name in _SHOWN if name in statistics}
 
 
 async def in_fixed_chunks(pieces: AsyncGenerator[Piece, None], tokens_only: bool) -> AsyncGenerator[Piece, None]:
-    """The same output in pieces of CHUNK_CHARS characters, or of CHUNK_TOKENS tokens, and a shorter one at the end."""
+    """Yield the same output in pieces of CHUNK_CHARS characters, or of CHUNK_TOKENS tokens; the last may be shorter."""
     text, ids = "", list[int]()
     async with aclosing(pieces):
         async for piece in pieces:

@@ -1,8 +1,8 @@
-"""Requests to models that answer once, turned into requests to the decoupled models that do the work.
+"""Requests to the models with one response, converted to requests to the decoupled models behind them.
 
-Triton refuses `infer` for a model that may answer several times, so the names that TensorRT-LLM's clients call with
-`infer` belong to models that answer once: `tensorrt_llm_bls` (and `ensemble` over it) passes requests on to
-`lookahead_bls`, `tensorrt_llm` to `tensorrt_llm_engine`. Engine and drafts are the same.
+Triton refuses `infer` for a decoupled model, so the model names that TensorRT-LLM's clients call with `infer` belong to
+models with one response: `tensorrt_llm_bls` (and `ensemble` over it) passes requests on to `lookahead_bls`,
+`tensorrt_llm` to `tensorrt_llm_engine`. Engine and drafts are the same.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pipeline.repository.names import FRONT_MODEL, TARGET_MODEL
 from pipeline.triton_models.sequences import NUM_SEQUENCES, num_sequences
 from pipeline.triton_models.tensors import Array, Tensors, flag
 
-# Inputs of a request to an engine that stops the one with the same id; all shapes are those of a real request.
+# Inputs of the request that stops an engine's request with the same id. Triton needs the required inputs in it.
 _ONE = np.ones((1, 1), np.int32)
 ENGINE_STOP: Mapping[str, Array] = {
     "input_ids": _ONE,
@@ -30,8 +30,8 @@ ENGINE_STOP: Mapping[str, Array] = {
 
 @dataclass(frozen=True, slots=True)
 class WorkingModel:
-    """A decoupled model that requests are passed on to. stream: its input that asks for a stream. stop: inputs of a
-    request that stops the one with the same id. outputs: those that every answer has."""
+    """A decoupled model that receives the converted requests. stream: name of its input that asks for a stream. stop:
+    inputs of a request that stops the request with the same id. outputs: names of the outputs of every response."""
 
     name: str
     stream: str
@@ -49,11 +49,11 @@ WORKING_MODELS: Mapping[str, WorkingModel] = {
 
 
 def passed_on(tensors: Tensors, model: WorkingModel) -> Tensors:
-    """Inputs of the request to `model` that gives the whole answer in one response.
+    """Inputs of the request to `model` that returns the whole output in one response.
 
-    A client that asks for a stream gets the answer of a stream in one piece, so without the prompt. Any other client
-    gets the prompt as well unless it excludes it, as from TensorRT-LLM's models. Raises RequestError for several rows,
-    which need a response each."""
+    A client that asks for a stream gets the output without the prompt, as in a stream. Any other client gets the prompt
+    as well, unless it excludes it, as with TensorRT-LLM's models. Raises RequestError for several rows or several
+    outputs, which need a response each."""
     num_rows = max((len(value) for value in tensors.values() if value.ndim), default=1)
     if num_rows > 1:
         raise RequestError(

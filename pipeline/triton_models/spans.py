@@ -1,6 +1,6 @@
 """OpenTelemetry spans of a served model, sent to a collector as OTLP over HTTP in JSON.
 
-A model without a collector has no tracer and spends nothing. Spans hold names, times and counts, no text and no tokens.
+Without a collector there is no tracer and no cost. Spans hold names, times and counts, but no text and no tokens.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-# Environment variable of a server with the URL that takes its spans.
+# Environment variable with the URL to which a server sends its spans.
 VARIABLE = "LOOKAHEAD_TRACES_URL"
-# Input of `lookahead_bls` and `tensorrt_llm`: the span that causes the request, as W3C Trace Context writes it.
+# Input of `lookahead_bls` and `tensorrt_llm`: parent span of the request, in the format of W3C Trace Context.
 TRACEPARENT = "traceparent"
 _FORM = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f][13579bdf]")  # the last bit: sampled
 _INTERNAL = 1
-# Spans that wait for the collector; further ones are dropped.
+# Capacity of the queue; further spans are dropped.
 _MAX_WAITING = 8192
+# Spans per message.
 _MAX_SENT = 512
 _PERIOD_S = 0.5
 _TIMEOUT_S = 5.0
@@ -37,7 +38,7 @@ def trace_variables(endpoint: str | None) -> dict[str, str]:
 
 
 class SpanContext(NamedTuple):
-    """Ids of a span as lowercase hexadecimal digits: 32 of the trace, 16 of the span."""
+    """Ids of a trace (32 lowercase hexadecimal digits) and of one of its spans (16)."""
 
     trace_id: str
     span_id: str
@@ -52,7 +53,7 @@ class SpanContext(NamedTuple):
 
 
 def sampled_context(traceparent: str | None) -> SpanContext | None:
-    """The span that a `traceparent` names. None if it is not sampled or, as W3C Trace Context asks, malformed."""
+    """The span in a `traceparent`. None if it is not sampled, or malformed, which W3C Trace Context says to ignore."""
     found = _FORM.fullmatch(traceparent or "")
     if found is None or not int(found[1], 16) or not int(found[2], 16):
         return None
@@ -71,10 +72,11 @@ class Span(NamedTuple):
 
 
 class Tracer:
-    """Sends spans from a thread of its own. A collector that is slow or gone costs spans, never a request."""
+    """Sends spans from a separate thread. If the collector is slow or down, spans are lost; requests are not
+    affected."""
 
     def __init__(self, url: str, service: str) -> None:
-        """url: of the collector's path for traces. service: name of the sender."""
+        """url: the collector's endpoint for traces. service: value of `service.name`."""
         self._url = url
         self._service = service
         self._queue: queue.Queue[Span | None] = queue.Queue(_MAX_WAITING)
@@ -84,12 +86,12 @@ class Tracer:
         self._thread.start()
 
     def record(self, span: Span) -> None:
-        """Send a span soon, or drop it if too many wait."""
+        """Queue a span for sending; drop it if the queue is full."""
         if not self._queue.full():
             self._queue.put(span)
 
     def close(self) -> None:
-        """Send what waits and stop."""
+        """Send the queued spans and stop the thread."""
         self._closing.set()
         self._queue.put(None)
         self._thread.join()
@@ -97,7 +99,7 @@ class Tracer:
     def _work(self) -> None:
         while not (self._closing.is_set() and self._queue.empty()):
             first = self._queue.get()
-            self._closing.wait(_PERIOD_S)  # for more of them
+            self._closing.wait(_PERIOD_S)  # so that more spans share a message
             waiting = [first, *(self._queue.get() for _ in range(min(self._queue.qsize(), _MAX_SENT - 1)))]
             if spans := [span for span in waiting if span is not None]:
                 self._send(spans)
@@ -115,7 +117,7 @@ class Tracer:
 
 
 def tracer_of(service: str, environment: Mapping[str, str] = os.environ) -> Tracer | None:
-    """The tracer of a served model; None if its server has no collector."""
+    """The tracer of a served model; None if the environment names no collector."""
     url = environment.get(VARIABLE)
     return None if url is None else Tracer(url, service)
 

@@ -1,8 +1,8 @@
-"""Plans the next call to the target: how much of a drafted tree to send, and how many tokens to request.
+"""Plans the next call to the target: how many nodes of a draft tree to send, and how many tokens to request.
 
 An engine for external drafts (TensorRT-LLM) verifies one chain per call and then ends the request, so each call sends
-the whole context again; without a draft a call decodes a chunk of tokens. Every size is cut here to the engine's
-limits, because it would refuse the rest, or drop it silently.
+the whole context again. A call without drafts decodes a chunk of tokens. Every size is cut to the engine's limits here,
+because the engine would refuse a longer request or silently drop its drafts.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from pipeline.decoding.tree import EMPTY_TREE, DraftTree, children_of, select_no
 from pipeline.engine.chains import RuntimeLimits
 from pipeline.triton_models.call_costs import CallCosts
 
-# Tokens per call without a draft: enough to spread the cost of a call, few enough to draft again soon.
+# Tokens per call without drafts: enough to amortize the cost of a call, few enough to draft again soon.
 CHUNK_TOKENS = 4
-# Additional tokens where a grammar may force some: keys and punctuation of JSON come in runs.
+# Additional tokens of a call if a grammar may force tokens, such as keys and punctuation of JSON.
 FORCED_TOKENS = 24
-# Limit of the chunk length after several calls without drafts.
+# Limit of the chunk, which doubles with each call without drafts.
 MAX_CHUNK_TOKENS = 16
-# Without our drafts a client of the torch engine gets the text in pieces of this many tokens, one call each; the window
-# starts again with every call.
+# Tokens per call to the torch engine, by strategy without drafts from the BLS model. The lookahead window restarts with
+# every call.
 PIECE_TOKENS = {"none": 4, "lookahead": 16}
-# Without a stream a call may be longer, but short enough for requests that wait for a slot.
+# The same without a stream. A slot can change hands between two calls only, which limits the length.
 LONGEST_PIECE = 64
-# A chain is the best branch of a tree this many times as large as the chain may be long.
+# Nodes to draft per token of the longest chain; the best branch is sent.
 _TREE_FACTOR = 4
 
 
 class Step(NamedTuple):
-    """tree: drafts to send, none if empty. num_tokens: request_output_len. unsent: drafts that do not pay for a call of
-    their own; the response of the call shows whether they were right."""
+    """Plan of one call. tree: drafts to send, may be empty. num_tokens: request_output_len. unsent: drafts that would
+    not save time; the response is compared with them."""
 
     tree: DraftTree
     num_tokens: int
@@ -43,8 +43,8 @@ class Step(NamedTuple):
 
 @dataclass(slots=True)
 class ChainSteps:
-    """Steps of one request to an engine for external drafts. max_drafts: longest chain that the request wants. costs:
-    by which drafts must pay; None sends all that fit."""
+    """Plans the calls of one request to an engine for external drafts. max_drafts: the request's limit of a chain's
+    length. costs: model of call times, to send only drafts that save time; None sends all that fit."""
 
     limits: RuntimeLimits
     max_drafts: int
@@ -52,13 +52,11 @@ class ChainSteps:
     chunk: int = CHUNK_TOKENS
 
     def next(self, tree: DraftTree, context_len: int, remaining: int) -> Step:
-        """The next call. context_len: prompt and output so far. remaining: tokens still wanted, at least 1.
-
-        A call with drafts ends after one step, with at most one token more than it has drafts. Drafts beyond a limit
-        would fail the call or be dropped silently."""
+        """Plan the next call. context_len: tokens of prompt and output so far. remaining: tokens still to generate, at
+        least 1. A call with drafts ends after one step, with at most one token more than it has drafts."""
         limits, room = self.limits, self.limits.longest_prompt - context_len
         if remaining > room and self.chunk > room:
-            # After this call the context would be too long to be sent as a prompt, so this call decodes all the rest.
+            # After this call the context would be too long for a prompt, so this call decodes all remaining tokens.
             return Step(EMPTY_TREE, remaining)
         chain = main_chain(tree, self.max_drafts)
         if self.costs is not None:
@@ -68,7 +66,7 @@ class ChainSteps:
             limits.max_draft_len,
             remaining - 1,
             room - 1 if remaining > room else room,
-            (limits.max_seq_len - context_len - 1) // 2,  # the drafts, their reserve and one token more
+            (limits.max_seq_len - context_len - 1) // 2,  # room for the drafts, as much in reserve, and one token
         )
         if num_drafts > 0:
             self.chunk = CHUNK_TOKENS
@@ -79,13 +77,13 @@ class ChainSteps:
 
 
 def tree_budget(budget: DraftBudget, limits: RuntimeLimits) -> DraftBudget:
-    """Draft budget whose best branch is a chain for an engine of these limits."""
+    """Draft budget for trees whose best branch is sent as a chain to an engine with these limits."""
     depth = min(budget.max_depth, limits.max_draft_len, budget.max_nodes)
     return DraftBudget(_TREE_FACTOR * depth, depth)
 
 
 def main_chain(tree: DraftTree, max_len: int) -> DraftTree:
-    """The most probable branch of a tree (the first one, if probabilities are unknown), cut to max_len tokens."""
+    """The most probable branch of a tree, cut to max_len tokens; the first branch if probabilities are unknown."""
     children = children_of(tree)
     keep = np.zeros(len(tree), np.bool_)
     node = -1

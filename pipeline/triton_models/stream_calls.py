@@ -1,7 +1,7 @@
-"""Calls from one Triton model to another of the same server, with a response for each step of the called model.
+"""Calls from one Triton model to another of the same server, with streamed responses.
 
-They go over the server's gRPC interface: Triton's Python backend corrupts its memory, or comes to a standstill, when
-several threads of a model read streams of other models (docs/decisions/010).
+The calls use the server's gRPC interface, because Triton's Python backend corrupts its memory or deadlocks when several
+threads of a model read streams of other models (docs/decisions/010).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CHANNEL = (
 
 
 class StreamingCaller(ModelCaller):
-    """A `ModelCaller` whose calls can stream. find_address: of the server. Used from one event loop."""
+    """A `ModelCaller` whose calls can stream. find_address: returns the server's address. Not thread safe."""
 
     def __init__(
         self,
@@ -43,15 +43,16 @@ class StreamingCaller(ModelCaller):
         self._departures = Departures()
 
     def connect(self) -> None:
-        """Find the server's interface, which `stream` needs. Raises ServerError if it has none that can be used."""
+        """Find the server's gRPC interface, which `stream` needs. Raises ServerError if there is no usable one."""
         self._address = self._find_address()
 
     async def stream(
         self, tensors: Mapping[str, Array], outputs: Sequence[str], request_id: str
     ) -> AsyncGenerator[Tensors, None]:
-        """The outputs of each response, as it comes; closing the generator early stops the request. Raises
-        RequestError if the model refuses it, BusyError if the model is too busy, EngineError if it is gone."""
-        assert self._address is not None, "connect comes first"
+        """Yield the outputs of each response as it arrives. Closing the generator early stops the request. Raises
+        RequestError if the model refuses the request, BusyError if its queue is full, EngineError if its process has
+        ended."""
+        assert self._address is not None, "call connect first"
         if self._client is None:  # a channel belongs to the event loop that opens it
             self._client = triton_grpc.InferenceServerClient(self._address.url, channel_args=_CHANNEL)
         request = {

@@ -1,8 +1,8 @@
-"""Streams of gRPC responses that are left without a cancellation.
+"""gRPC response streams that end early without a gRPC cancellation.
 
-Triton up to 2.56 loses track of a call that is cancelled while its request ends: it keeps the model, so the server does
-not end by itself, or uses freed memory (https://github.com/triton-inference-server/server/issues/8034). So a request
-that nobody waits for is stopped by its id, and its stream is read to the end.
+Triton up to 2.56 mishandles a call that is cancelled while its request ends: it keeps the model loaded, so that the
+server does not shut down, or it uses freed memory (https://github.com/triton-inference-server/server/issues/8034). So
+an abandoned request is stopped by its id, and its stream is read to the end.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from typing import Any
 
 import grpc
 
-# Time limit for a stopped request to end; then its call is cancelled.
+# Time limit for a stopped request to end. After it the call is cancelled.
 LEAVE_S = 2.0
 _END = object()
 
 
 class ResponseStream:
-    """The responses of a call. Cancelling its reader does not cancel the call, as it does with gRPC's own iteration.
+    """The responses of a call. Cancelling the reader does not cancel the call, unlike with gRPC's own iteration.
 
-    call: iterable, with a method `cancel`. is_over: all of it has been read, or it has failed."""
+    call: async iterable with a method `cancel`. is_over: whether all responses have been read or the call has failed.
+    """
 
     def __init__(self, call: Any) -> None:
         self._call = call
@@ -43,7 +44,7 @@ class ResponseStream:
         return item
 
     async def leave(self, stop: Awaitable[object]) -> None:
-        """Stop the request and read the rest. stop: sends the request that stops it."""
+        """Stop the request and read the remaining responses. stop: sends the request that stops it."""
         with suppress(grpc.aio.AioRpcError, asyncio.TimeoutError):
             await stop
             await asyncio.wait_for(read_all(self), LEAVE_S)
@@ -61,13 +62,13 @@ class ResponseStream:
 
 
 class Departures:
-    """Streams that are being left, each in a task of its own."""
+    """Background tasks, each of which leaves one stream."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, responses: ResponseStream, stop: Callable[[], Awaitable[object]]) -> None:
-        """Leave a stream, unless all of it has been read. stop: sends the request that stops it."""
+        """Start to leave a stream, unless it is over. stop: sends the request that stops it."""
         if not responses.is_over:
             self._tasks.add(task := asyncio.create_task(responses.leave(stop())))
             task.add_done_callback(self._tasks.discard)

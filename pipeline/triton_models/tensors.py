@@ -1,6 +1,6 @@
-"""Reading single values and word lists out of request tensors, with a sentence for each way in which they can be wrong.
+"""Readers of single values and word lists in request tensors. Each raises RequestError for an invalid tensor.
 
-Tensors come as a mapping from name to numpy array, with the batch axis in front: one request has one row.
+The tensors of a request are a mapping from name to numpy array. Axis 0 is the batch: one request has one row.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def text_tensor(value: str) -> Array:
 
 
 def require_one_row(tensors: Tensors) -> None:
-    """Raises RequestError if a tensor holds several requests."""
+    """Raise RequestError if a tensor holds several requests."""
     for name, value in tensors.items():
         if value.ndim and value.shape[0] != 1:
             raise RequestError(f"{name} holds a batch of {value.shape[0]} requests; send each as a request of its own")
@@ -76,7 +76,7 @@ def text(tensors: Tensors, name: str) -> str | None:
 
 
 def texts(tensors: Tensors, name: str) -> list[str]:
-    """A list of strings; empty ones, which many clients send for "none", are left out."""
+    """A list of strings without empty ones, which many clients send for "none"."""
     value = tensors.get(name)
     if value is None:
         return []
@@ -84,7 +84,7 @@ def texts(tensors: Tensors, name: str) -> list[str]:
 
 
 def decode_utf8(value: bytes | str, name: str) -> str:
-    """A text that came as tensor `name`. Raises RequestError if it is not UTF-8."""
+    """Text of an element of the tensor `name`. Raises RequestError if it is not UTF-8."""
     if isinstance(value, str):
         return value
     try:
@@ -120,7 +120,7 @@ def word_list(tensors: Tensors, name: str) -> tuple[tuple[int, ...], ...]:
 
 
 def pack_word_list(words: Sequence[Sequence[int]]) -> IntArray:
-    """[2, L] the layout that `word_list` reads; without words one column of padding, which means none."""
+    """[2, L] word list in the layout that `word_list` reads. Without words it has one column of padding."""
     ids = [token for word in words for token in word]
     ends = np.cumsum([len(word) for word in words]).tolist()
     width = max(len(ids), 1)

@@ -1,4 +1,4 @@
-"""Text to token ids and back, with the tokenizer of an artefact."""
+"""Conversion between text and token ids with the tokenizer of an artefact."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 class TextCodec:
-    """A tokenizer, and what a server needs of it. end_ids: tokens that end an output. special_ids: tokens
-    that text does not show."""
+    """A tokenizer with the conversions that a server needs. end_ids: tokens that end an output. special_ids: tokens
+    that text omits."""
 
     def __init__(self, tokenizer: Any, end_ids: frozenset[int], vocab_size: int) -> None:
         self.tokenizer = tokenizer
@@ -31,7 +31,7 @@ class TextCodec:
 
     @property
     def end_id(self) -> int:
-        """The end token for TensorRT-LLM; -1 if the tokenizer has none."""
+        """The tokenizer's end token; -1, TensorRT-LLM's value for none, if it has none."""
         return -1 if self.tokenizer.eos_token_id is None else int(self.tokenizer.eos_token_id)
 
     @property
@@ -40,7 +40,7 @@ class TextCodec:
 
     @cached_property
     def token_bytes(self) -> TokenBytes | None:
-        """Upper bound of text bytes per token, if known."""
+        """Upper bound of text bytes per token; None if unknown."""
         return token_bytes(self.tokenizer)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> IntArray:
@@ -49,13 +49,13 @@ class TextCodec:
         return np.asarray(self.tokenizer.encode(text, add_special_tokens=add_special_tokens), np.int32)
 
     def chat_text(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """A conversation as the model's prompt, ready for the assistant's turn, special tokens included. Raises
-        RequestError if the model has no chat template or it does not take these messages."""
+        """Prompt of a conversation, with special tokens, up to the assistant's turn. Raises RequestError if the model
+        has no chat template or the template refuses these messages."""
         if not self.tokenizer.chat_template:
             raise RequestError("this model has no chat template; send a plain prompt (text_input, completions API)")
         try:
             text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-        except Exception as error:  # templates raise what they like: it is the conversation that they refuse
+        except Exception as error:  # a template may raise any type, and does so to refuse a conversation
             raise RequestError(f"the chat template does not take these messages: {error}") from error
         return str(text)
 
@@ -63,12 +63,12 @@ class TextCodec:
         return tuple(tuple(self.encode(word, add_special_tokens=False).tolist()) for word in words if word)
 
     def special_words(self, words: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
-        """Token ids of the words that are a single special token: no text shows these, so they are searched for in
-        tokens."""
+        """Words that consist of a single special token. Text omits them, so they must be searched for among tokens."""
         return tuple(ids for ids in words if len(ids) == 1 and ids[0] in self.special_ids)
 
     def embedding_bias(self, words: Sequence[str], weights: Sequence[float]) -> FloatArray | None:
-        """[vocab] bias that adds each word's weight to all of its tokens; None without words."""
+        """[vocab] bias that adds each word's weight to all of its tokens; None without words. Raises RequestError if
+        the numbers of words and weights differ, or a weight is not finite."""
         if len(words) != len(weights):
             raise RequestError(
                 f"embedding_bias_words has {len(words)} words, embedding_bias_weights {len(weights)} weights"
@@ -84,7 +84,7 @@ class TextCodec:
         return bias
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of token ids, exactly as the tokens spell it."""
+        """Text of token ids, without clean-up of spaces."""
         text: str = self.tokenizer.decode(
             list(token_ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
@@ -92,8 +92,8 @@ class TextCodec:
 
 
 def check_text(text: str, name: str) -> None:
-    """Raise RequestError if a text holds lone surrogates: JSON can spell them, and bytes that are not UTF-8 are read as
-    such, but they are no characters. name: of the text, for the message."""
+    """Raise RequestError if a text holds lone surrogates, which are not characters. JSON can contain them, and Python
+    decodes bytes that are not UTF-8 to them. name: name of the text in the message."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -104,9 +104,8 @@ def check_text(text: str, name: str) -> None:
 
 
 def load_codec(tokenizer_dir: Path, engine_dir: Path | None = None, vocab_size: int | None = None) -> TextCodec:
-    """The codec of an artefact. engine_dir: its generation_config.json may name more end tokens.
-
-    Raises RepositoryError if the tokenizer cannot be loaded."""
+    """Load the codec of an artefact. engine_dir: folder whose generation_config.json may name more end tokens.
+    vocab_size: by default the tokenizer's. Raises RepositoryError if the tokenizer cannot be loaded."""
     from transformers import AutoTokenizer
 
     try:
@@ -119,21 +118,20 @@ def load_codec(tokenizer_dir: Path, engine_dir: Path | None = None, vocab_size: 
         named = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
         end_ids |= set(named) if isinstance(named, list) else {named} - {None}
     vocab_size = len(tokenizer) if vocab_size is None else vocab_size
-    # A config class's own end token is in the files of many models with a smaller vocabulary, which never produce it.
+    # Many models' files name the default end token of their config class, which may lie outside the vocabulary.
     return TextCodec(tokenizer, frozenset(end for end in end_ids if 0 <= end < vocab_size), vocab_size)
 
 
 def _trim_heap() -> None:
-    """Give freed memory back to the system: reading a tokenizer leaves some 25 MB of it unused until the
-    process ends. Does nothing without glibc."""
+    """Return freed memory to the system, about 25 MB after loading a tokenizer. Does nothing without glibc."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def parse_messages(text: str) -> list[dict[str, Any]]:
-    """A conversation from JSON. Raises RequestError unless it is a list of {"role", "content"} with text in both. A
-    message with tool_calls needs no content."""
+    """Parse a conversation: a JSON list of {"role", "content"}, both text. A message with tool_calls needs no content.
+    Raises RequestError if it is invalid."""
     try:
         messages = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""Reads a client's request to `lookahead_bls` from its tensors."""
+"""Conversion of the input tensors of `lookahead_bls` to a request."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ _UNSUPPORTED = (
     "lora_config",
     "use_draft_logits",
 )
-# Several outputs are separate requests, see `sequences`.
+# Module `sequences` has split a request for several outputs before.
 _FIXED = {"beam_width": 1, "num_return_sequences": 1}
-# A request's words, each list of them: more would take other requests' time at every token.
+# Limits of each list of words. Long lists would slow down every token, and with it other requests.
 _MAX_WORDS, _MAX_WORD_BYTES = 1024, 65536
-# A tenant's name, a slash and what the tenant's client may choose.
+# Limit of "TENANT/NAME", where the client chooses the name.
 _MAX_NAMESPACE_BYTES = 256
-# Characters of a prediction that are read per token of the engine's length; few texts have more.
+# Characters of a prediction that are tokenized per token of the longest prompt. Few texts have more per token.
 _PREDICTION_CHARS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class TextRequest:
-    """One request. stop_tokens: of each stop word, as the tokenizer spells it alone. echo: text that goes in front of
-    the output where the input is not excluded. lookahead: W, N, G if the client set them. max_draft_tokens: nodes per
-    step if the client set a limit. tokens_only: the responses hold token ids and no text. wanted: what to return of the
-    target's logits. traceparent: the span that causes the request."""
+    """One request. stop_tokens: token ids of each stop word, tokenized alone. prediction: [tokens] the client's guess
+    at the output. tokens_only: return token ids instead of text. echo: prompt text to return in front of the output.
+    lookahead: W, N and G if the client set them. max_draft_tokens: the client's limit of nodes per step, if any.
+    wanted: logits and log probabilities to return. traceparent: parent span of the request."""
 
     generation: GenerationRequest
     strategy: str
@@ -73,8 +73,8 @@ def text_request(
     default_strategy: str,
     longest_prompt: int | None = None,
 ) -> TextRequest:
-    """Read a request. longest_prompt: limit of the prompt in tokens, if known. Raises RequestError, one sentence, if it
-    is invalid or requests something unsupported."""
+    """Read a request from its tensors. longest_prompt: limit of the prompt in tokens, if known. Raises RequestError if
+    the request is invalid or uses an unsupported option."""
     require_one_row(tensors)
     refuse_unsupported(tensors, _UNSUPPORTED, _FIXED, "lookahead_bls")
     strategy = text(tensors, "strategy") or default_strategy
@@ -106,7 +106,7 @@ def text_request(
             prompt_ids=prompt_ids,
             max_new_tokens=max_tokens,
             min_new_tokens=min_tokens,
-            # A grammar ends the output, whatever end tokens the client sets.
+            # A grammar needs an end token, even if the client sets none.
             end_ids=_end_ids(codec, tensors) or (codec.end_ids if guide else frozenset()),
             stop_sequences=codec.special_words(stop_tokens),
             sampling=sampling_of(
@@ -155,7 +155,7 @@ def _words(tensors: Tensors, name: str) -> list[str]:
 
 
 def _prediction(codec: TextCodec, tensors: Tensors, longest_prompt: int | None) -> IntArray:
-    """Token ids of the guess at the output: as much of it as an output can have."""
+    """Token ids of the client's guess at the output, cut to longest_prompt."""
     prediction = text(tensors, "prediction")
     if not prediction:
         return np.empty(0, np.int32)
@@ -165,7 +165,7 @@ def _prediction(codec: TextCodec, tensors: Tensors, longest_prompt: int | None) 
 
 
 def _encoded_prompt(codec: TextCodec, prompt: str, longest: int | None, add_special_tokens: bool = True) -> IntArray:
-    """Token ids of a prompt, unless its length alone shows that they are too many."""
+    """Token ids of a prompt. Raises RequestError before tokenizing if its length alone exceeds the limit."""
     if longest is not None and codec.token_bytes is not None and codec.token_bytes.fewest_tokens(prompt) > longest:
         raise RequestError(
             f"the prompt has {_num_bytes(prompt)} bytes, so more than {longest} tokens; the engine holds {longest + 1} "
@@ -199,7 +199,7 @@ def _prompt(codec: TextCodec, tensors: Tensors, longest: int | None) -> tuple[In
         return _encoded_prompt(codec, prompt, longest), prompt
     if system:
         conversation.insert(0, {"role": "system", "content": system})
-    # The template writes special tokens itself.
+    # The template inserts special tokens.
     return _encoded_prompt(codec, codec.chat_text(conversation), longest, add_special_tokens=False), prompt
 
 
@@ -213,7 +213,7 @@ def _input_ids(codec: TextCodec, tensors: Tensors) -> IntArray:
 
 
 def _with_logit_bias(codec: TextCodec, tensors: Tensors, bias: FloatArray | None) -> FloatArray | None:
-    """[vocab] bias of words plus that of single tokens; None without either."""
+    """[vocab] `bias`, which comes from words, plus the bias of single tokens; None without either."""
     ids = token_ids(tensors, "logit_bias_ids")
     values = tensors.get("logit_bias_values", np.empty(0, np.float32)).reshape(-1)
     if len(ids) != len(values):

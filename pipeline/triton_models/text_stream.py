@@ -1,10 +1,10 @@
-"""Tokens to text as they arrive. It emits only text that later tokens cannot change, and no part of a stop word.
+"""Incremental decoding: emits only text that later tokens cannot change, and no part of a stop word.
 
-The concatenated chunks are the decoded whole, up to the first stop word. Two things are held back:
+The concatenated chunks equal the decoded output up to the first stop word. Two parts are held back:
 
-* Bytes of unfinished characters. Byte-level tokenizers split characters over tokens; decoders that fall back to bytes
-  (`<0xE4>`) even reinterpret a whole run of byte tokens if it turns out invalid, so a run is shown when it has ended.
-* An end of the text that may be the beginning of a stop word.
+* Bytes of incomplete characters. Byte-level tokenizers split characters over tokens. Decoders with byte fallback
+  (`<0xE4>`) interpret a whole run of byte tokens differently if it is invalid, so a run is emitted after its end.
+* A suffix of the text that may be the beginning of a stop word.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 class TextStream:
-    """Text of one output. stop_words end it: they, and whatever follows, are not part of the text."""
+    """Text of one output, which ends before the first of stop_words. stopped: whether a stop word was found."""
 
     def __init__(self, codec: TextCodec, stop_words: Sequence[str] = (), skip_special_tokens: bool = True) -> None:
         self.stopped = False
@@ -27,14 +27,14 @@ class TextStream:
         self._skip_special_tokens = skip_special_tokens
         self._stop_words = tuple(word for word in stop_words if word)
         self._ids: list[int] = []
-        # _ids[:_shown] has been emitted as text; tokens from _context on are decoded again, because decoders use the
-        # text before.
+        # _ids[:_shown] has been decoded. Tokens from _context on are decoded again with the next ones, because the text
+        # of a token depends on the tokens before it.
         self._context = 0
         self._shown = 0
         self._held = ""
 
     def push(self, token_id: int) -> str:
-        """Take one token; the text that can be shown now, possibly none. After a stop word nothing comes any more."""
+        """Add one token. Returns the text that can be emitted now, which may be empty; after a stop word it is."""
         if self.stopped or (self._skip_special_tokens and token_id in self._codec.special_ids):
             return ""
         self._ids.append(token_id)
@@ -47,11 +47,11 @@ class TextStream:
 
     @property
     def is_holding(self) -> bool:
-        """Whether later tokens decide what of the text so far is shown."""
+        """Whether some text is held back."""
         return bool(self._held) or self._shown < len(self._ids)
 
     def finish(self) -> str:
-        """Return the text held back, once no more tokens come."""
+        """Return the text held back, after the last token."""
         if self.stopped:
             return ""
         text = self._show(self._decoded(len(self._ids)))
@@ -70,7 +70,7 @@ class TextStream:
     def _show(self, new: str) -> str:
         self._context, self._shown = self._shown, len(self._ids)
         text = self._held + new
-        # The word that is complete first ends the output; of words complete at once the longest.
+        # The stop word that is complete first ends the output; of several with the same end, the longest.
         ends = [(start + len(word), start) for word in self._stop_words if (start := text.find(word)) >= 0]
         if ends:
             self.stopped = True
@@ -81,7 +81,7 @@ class TextStream:
         return text[: len(text) - keep]
 
     def _length_to_hold(self, text: str) -> int:
-        """Length of the longest end of text that is the beginning of a stop word."""
+        """Length of the longest suffix of text that is a prefix of a stop word."""
         longest = max((len(word) - 1 for word in self._stop_words), default=0)
         for length in range(min(longest, len(text)), 0, -1):
             if any(word.startswith(text[-length:]) for word in self._stop_words):

@@ -1,4 +1,4 @@
-"""The tensors of `preprocessing` and `postprocessing`, as TensorRT-LLM's own models have them, over a `TextCodec`."""
+"""The models `preprocessing` and `postprocessing`, with the tensors of TensorRT-LLM's models of these names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _IMAGES = ("IMAGE_BYTES", "IMAGE_URL", "IMAGE_SIZES", "VIDEO_BYTES")
 
 
 def preprocess(codec: TextCodec, tensors: Tensors, add_special_tokens: bool) -> dict[str, Array]:
-    """Token ids, lengths and word lists of one prompt."""
+    """Output tensors of `preprocessing` for one prompt. Raises RequestError for images or several rows."""
     require_one_row(tensors)
     if found := [name for name in _IMAGES if name in tensors]:
         raise RequestError(f"{found[0]} was sent; this model takes text only")
@@ -35,7 +35,7 @@ def preprocess(codec: TextCodec, tensors: Tensors, add_special_tokens: bool) -> 
     return {
         "INPUT_ID": ids[None],
         "REQUEST_INPUT_LEN": int_tensor(len(ids)),
-        # A tensor must not be empty; the length shows that the value does not count.
+        # A tensor must not be empty. The length 0 marks the value as unused.
         "DECODER_INPUT_ID": decoder_ids[None] if len(decoder_ids) else int_tensor(codec.pad_id),
         "REQUEST_DECODER_INPUT_LEN": int_tensor(len(decoder_ids)),
         "BAD_WORDS_IDS": pack_word_list(bad)[None],
@@ -49,7 +49,8 @@ def preprocess(codec: TextCodec, tensors: Tensors, add_special_tokens: bool) -> 
 
 
 def postprocess(codec: TextCodec, tensors: Tensors, skip_special_tokens: bool) -> dict[str, Array]:
-    """[rows * beams] texts of TOKENS_BATCH [rows, beams, len], each up to its SEQUENCE_LENGTH [rows, beams]."""
+    """Output OUTPUT [rows * beams] of `postprocessing`: text of each beam of TOKENS_BATCH [rows, beams, len], cut to
+    SEQUENCE_LENGTH [rows, beams]. Raises RequestError for invalid lengths or tokens."""
     tokens, lengths = tensors["TOKENS_BATCH"], tensors["SEQUENCE_LENGTH"]
     if lengths.shape != tokens.shape[:2]:
         raise RequestError(

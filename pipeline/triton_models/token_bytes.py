@@ -7,19 +7,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-# Steps in front of the model that keep every character of the text, or make more of it. "Replace" and "Split" may.
+# Tokenizer steps that never shorten the text. "Replace" and "Split" are checked by their options.
 _KEEPING_NORMALIZERS = frozenset({"Prepend", "ByteLevel"})
 _KEEPING_PRE_TOKENIZERS = frozenset({"ByteLevel", "Digits", "Metaspace"})
-# Steps that put fewer bytes for more: at most 3.5 and 4 to 1, over all characters of Unicode.
+# Normalizers that shorten UTF-8 by a factor of at most 3.5 (NFC) and 4 (NFKC), over all characters of Unicode.
 _COMPOSING_NORMALIZERS = frozenset({"NFC", "NFKC"})
 _COMPOSED = 4
-# All that a character of white space may consist of.
+# All bytes that occur in characters of white space.
 _SPACE_BYTES = bytes(sorted({byte for code in range(0x3001) if chr(code).isspace() for byte in chr(code).encode()}))
 
 
 @dataclass(frozen=True, slots=True)
 class TokenBytes:
-    """Maximum bytes of UTF-8 per token, not counting any of `ignored`."""
+    """most: maximum bytes of UTF-8 per token, without the bytes in `ignored`."""
 
     most: int
     ignored: bytes = b""
@@ -31,8 +31,8 @@ class TokenBytes:
 
 
 def token_bytes(tokenizer: Any) -> TokenBytes | None:
-    """The bound that holds for a tokenizer; None if none is known, as where it drops characters, or has one token for
-    unknown words of any length."""
+    """Bound of a tokenizer. None if it has no known one, for example because it drops characters or maps unknown words
+    of any length to one token."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return None
@@ -41,7 +41,7 @@ def token_bytes(tokenizer: Any) -> TokenBytes | None:
     normalizers, pre_tokenizers = list(_steps(parts["normalizer"])), list(_steps(parts["pre_tokenizer"]))
     composes = any(step["type"] in _COMPOSING_NORMALIZERS for step in normalizers)
     if not all(
-        step["type"] in _KEEPING_NORMALIZERS | _COMPOSING_NORMALIZERS or _replaces_by_as_much(step)
+        step["type"] in _KEEPING_NORMALIZERS | _COMPOSING_NORMALIZERS or _replaces_without_shortening(step)
         for step in normalizers
     ):
         return None
@@ -52,14 +52,14 @@ def token_bytes(tokenizer: Any) -> TokenBytes | None:
         return None
     takes_spaces = any(token["lstrip"] or token["rstrip"] for token in parts["added_tokens"])
     ignored = unknown + (_SPACE_BYTES if takes_spaces else b"")
-    if composes and ignored:  # the bytes that become ignored ones are unknown
+    if composes and ignored:  # composition may turn other bytes into ignored ones
         return None
-    # Tokens spell a byte with one character or more.
+    # A token has at least one character per byte of its text.
     return TokenBytes((_COMPOSED if composes else 1) * max(len(token.encode()) for token in vocab), ignored)
 
 
 def _steps(entry: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
-    """The steps of a normaliser or pre-tokeniser, sequences unfolded."""
+    """The steps of a normalizer or pre-tokenizer, with sequences flattened."""
     if entry is not None and entry["type"] == "Sequence":
         for inner in entry.get("normalizers") or entry.get("pretokenizers") or ():
             yield from _steps(inner)
@@ -67,7 +67,7 @@ def _steps(entry: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
         yield entry
 
 
-def _replaces_by_as_much(step: Mapping[str, Any]) -> bool:
+def _replaces_without_shortening(step: Mapping[str, Any]) -> bool:
     pattern = step.get("pattern", {}).get("String") if step["type"] == "Replace" else None
     return pattern is not None and len(step["content"].encode()) >= len(pattern.encode())
 
@@ -77,8 +77,8 @@ def _splits_only(step: Mapping[str, Any]) -> bool:
 
 
 def _unknown_bytes(model: Mapping[str, Any], vocab: Mapping[str, int], is_byte_level: bool) -> bytes | None:
-    """Bytes for which the model has no token, so that it drops them, or has one "unknown" for many; None if it takes
-    other things than bytes for unknown."""
+    """Bytes without a token of their own: the model drops them, or maps several to one "unknown" token. None if units
+    other than bytes can be unknown."""
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     if model["type"] != "BPE":

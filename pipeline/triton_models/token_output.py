@@ -1,8 +1,8 @@
-"""Selects the output tokens that can be sent: no token that may belong to a stop word, and only whole characters.
+"""Selects the output tokens that can be sent: no token that may belong to a stop word, and only complete characters.
 
-A client that decodes the tokens itself would otherwise show the beginning of a stop word. If the output continues on
-another server, it would lose a character whose tokens come partly from each. The part of a token before a stop word is
-spelled with other tokens.
+Otherwise a client that decodes the tokens would show the beginning of a stop word, and an output that continues on
+another server would lose a character whose tokens come from both. If a token contains text before a stop word, other
+tokens that spell this text are sent.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ _CONTEXT_TOKENS = 8
 
 
 class TokenOutput:
-    """Tokens of one output. text: finds its stop words. resumed_ids: output of an earlier run, already sent."""
+    """Tokens of one output. text: finds stop words. resumed_ids: earlier part of the output, already sent by another
+    run."""
 
     def __init__(self, codec: TextCodec, text: TextStream, resumed_ids: Sequence[int] = ()) -> None:
         self._codec = codec
@@ -25,11 +26,11 @@ class TokenOutput:
         self._sent = list(resumed_ids[-_CONTEXT_TOKENS:])
         self._kept: list[int] = []
         self._shown = ""
-        for token in self._sent:  # the bytes of a character may continue
+        for token in self._sent:  # the last character may be incomplete
             self._text.push(token)
 
     def push(self, token_id: int) -> list[int]:
-        """Take one token; the tokens that can be sent now."""
+        """Add one token. Returns the tokens that can be sent now."""
         self._shown += self._text.push(token_id)
         self._kept.append(token_id)
         if self._text.stopped:
@@ -37,7 +38,7 @@ class TokenOutput:
         return [] if self._text.is_holding else self._release(self._kept)
 
     def finish(self, end_ids: Sequence[int] = ()) -> list[int]:
-        """Return the tokens held back, once no more tokens come. end_ids: an end token that follows."""
+        """Return the tokens held back, after the last token. end_ids: end token to append, if any."""
         self._shown += self._text.finish()
         kept = self._spelled(self._shown) if self._text.stopped else [*self._kept, *end_ids]
         return self._release(kept)
@@ -48,7 +49,7 @@ class TokenOutput:
         return ids
 
     def _spelled(self, text: str) -> list[int]:
-        """Tokens that spell a text, appended to those already sent."""
+        """Tokens that decode to `text` after the tokens already sent; none if the tokenizer cannot spell it."""
         if not text:
             return []
         before = self._codec.decode(self._sent)
@@ -59,7 +60,7 @@ class TokenOutput:
 
     def _spellings(self, text: str) -> Iterator[list[int]]:
         whole = len(self._kept)
-        for count in range(whole, -1, -1):  # the longest beginning of the kept tokens that is part of the text
+        for count in range(whole, -1, -1):  # prefer the longest prefix of the kept tokens that fits the text
             head = self._codec.decode([*self._sent, *self._kept[:count]])[len(self._codec.decode(self._sent)) :]
             if text.startswith(head):
                 rest = text[len(head) :]

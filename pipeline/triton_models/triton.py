@@ -1,6 +1,6 @@
-"""The few calls that our served models make to Triton's Python backend, in one place.
+"""Wrappers of Triton's Python backend API: requests, responses and errors.
 
-`triton_python_backend_utils` exists only inside a server, so it is imported inside the functions.
+The module `triton_python_backend_utils` exists only inside a server, so functions import it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pipeline.triton_models.tensors import Array, Tensors
 
 
 def parameter(config: Mapping[str, Any], name: str, default: str | None = None) -> str:
-    """A parameter of config.pbtxt. Raises RepositoryError if it is missing and there is no default."""
+    """Value of a parameter in a parsed config.pbtxt. Raises RepositoryError if it is missing and has no default."""
     try:
         value: str = config["parameters"][name]["string_value"]
     except KeyError:
@@ -38,13 +38,13 @@ def parameter(config: Mapping[str, Any], name: str, default: str | None = None) 
 
 
 class Client:
-    """The client of one request, for sending its responses. Thread safe.
+    """Sends the responses to one request. Thread safe.
 
-    Triton frees the request with its last response, and a query about the request after that reads freed memory and
-    crashes the server. So a lock separates the query from the last response.
+    Triton frees the request with its last response. A later query about the request would read freed memory and crash
+    the server, so a lock serializes the two.
 
-    If Triton drops outputs that the request did not ask for, it does so without Python's lock, which corrupts the
-    process's memory. So such outputs must never reach it: `answer` sends responses with outputs.
+    Triton drops outputs that the request did not ask for without holding Python's GIL, which corrupts memory. So
+    responses with outputs go through `answer`, which sends requested outputs only.
 
     outputs: names of the requested outputs.
     """
@@ -56,12 +56,12 @@ class Client:
         self._done = self._gone = False
 
     def answer(self, tensors: Mapping[str, Array], *, last: bool) -> None:
-        """Send the requested ones of the tensors."""
+        """Send a response with those of the tensors that the request asks for."""
         self.send(response_of({name: value for name, value in tensors.items() if name in self.outputs}), last=last)
 
     def send(self, response: Any = None, *, last: bool) -> None:
-        """Send a response without outputs, such as an error. last without a response: only mark the end. After the last
-        response nothing is sent: a request may be stopped while its last response goes out."""
+        """Send a response without outputs, such as an error. With `last` and no response, only mark the end. Does
+        nothing after the last response, because a request can be stopped while its last response is sent."""
         import triton_python_backend_utils as pb_utils
 
         with self._lock:
@@ -76,8 +76,7 @@ class Client:
 
     @property
     def is_settled(self) -> bool:
-        """Whether no query is needed any more: the last response was sent, or Triton has reported that the client
-        left."""
+        """Whether `is_gone` needs no query: the last response was sent, or the client is known to have left."""
         return self._done or self._gone
 
     def is_gone(self) -> bool:
@@ -88,12 +87,12 @@ class Client:
 
 
 class CallResponses:
-    """Keeps responses of calls to other models alive as long as Triton refers to them. Used from one thread.
+    """Keeps the responses of calls to other models alive as long as Triton refers to them. Not thread safe.
 
-    Triton forgets a call in a separate thread. That frees objects without other references, numpy arrays included,
-    without Python's lock, which corrupts the process's memory. So this class must hold the last reference to a
-    response. Triton's thread works through a queue in which a call's end precedes any later query, so the answer to a
-    query shows that the thread has finished with all responses stored before.
+    A thread of Triton drops its references at the end of a call without holding Python's GIL. If they are the last
+    ones, that frees Python objects and corrupts memory. So this class holds a reference longer than Triton. Triton's
+    thread works through a queue in which the end of a call precedes any later query about a client. So the answer to a
+    query shows that the thread has dropped all responses stored before the query.
     """
 
     def __init__(self) -> None:
@@ -103,11 +102,11 @@ class CallResponses:
         return len(self._kept)
 
     def keep(self, responses: Any) -> None:
-        """Responses of a call that has ended."""
+        """Store the responses of a call that has ended."""
         self._kept.append(responses)
 
     def is_gone(self, client: Client) -> bool:
-        """Query whether a client has left. If Triton was queried, drop the responses stored before."""
+        """Return whether a client has left. If that needs a query, drop the responses stored before it."""
         if client.is_settled:
             return client.is_gone()
         before, self._kept = self._kept, []
@@ -117,14 +116,14 @@ class CallResponses:
 
 
 def drop_requests() -> None:
-    """Free what errors still hold of ended requests. For the end of a model: after it Triton unmaps the memory to which
-    they refer, and freeing them then ends the process with a segmentation fault."""
+    """Free the ended requests that tracebacks still refer to. To be called at the end of a model: later Triton unmaps
+    their memory, and freeing them causes a segmentation fault."""
     gc.collect()
 
 
 def hide_torch() -> None:
-    """Keep transformers from importing torch in a process that only tokenises: it would take 200 MB and seconds."""
-    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # None is how Python marks what must not be imported
+    """Prevent transformers from importing torch in a process that only tokenizes, which saves 200 MB and seconds."""
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # with None, Python's import raises ImportError
 
 
 def tensors_of(request: Any) -> dict[str, Array]:
@@ -132,15 +131,15 @@ def tensors_of(request: Any) -> dict[str, Array]:
 
 
 def outputs_of_call(responses: Iterable[Any]) -> Tensors:
-    """Output tensors of the responses to a call of ours. Raises RequestError if the model refused it, BusyError if it
-    was too busy, EngineError if it is gone."""
+    """Output tensors of the responses to a call. Raises RequestError if the model refused the call, BusyError if its
+    queue was full, EngineError if its process has ended."""
     found: dict[str, Array] = {}
     for response in responses:
         if response.has_error():
             raise request_error(response.error())
         # A response without outputs only marks the end. Copies, because the memory belongs to the response.
         found |= {tensor.name(): tensor.as_numpy().copy() for tensor in response.output_tensors()}
-    if not found:  # every answer has outputs: at times Triton loses the error with which its full queue refused
+    if not found:  # Triton sometimes loses the error of a full queue
         raise BusyError("busy: the model gave no answer; send the request again later")
     return found
 
@@ -152,8 +151,8 @@ def response_of(tensors: Mapping[str, Array]) -> Any:
 
 
 def error_response(error: Exception) -> Any:
-    """An error for the client, with a code: send again later (UNAVAILABLE, 503), send something else (INVALID_ARG,
-    400), or report a bug (INTERNAL, 500)."""
+    """Error response with a code: UNAVAILABLE (503) to retry later, INVALID_ARG (400) for a request to correct,
+    INTERNAL (500) for a bug."""
     import triton_python_backend_utils as pb_utils
 
     kind = pb_utils.TritonError
@@ -172,8 +171,9 @@ def request_error(error: Any) -> EngineError | RequestError:
 
 
 def refusal(sentence: str, busy: bool = False) -> EngineError | RequestError:
-    """The error of a called model, without the prefixes of Triton and TensorRT-LLM: EngineError if its process is gone.
-    busy: whether its code means busy; the text may mean it too."""
+    """Error for the message of a called model, without the prefixes of Triton and TensorRT-LLM: BusyError if it is
+    busy, EngineError if its process has ended, else RequestError. busy: whether the status code means busy; the message
+    may mean it too."""
     for prefix in ("Error when running inference: ", "due to the following error: "):
         sentence = sentence.rpartition(prefix)[2]
     meaning = "busy" if busy else meaning_of(sentence)
