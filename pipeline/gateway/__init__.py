@@ -1,1 +1,1 @@
-"""The gateway process: checks the requests of clients and forwards them to Triton and to the OpenAI front end."""
+"""Gateway process: authenticates and checks client requests, and forwards them to Triton or the OpenAI front end."""

@@ -1,4 +1,4 @@
-"""Run a gateway until SIGTERM: `python -m pipeline.gateway SPEC`."""
+"""Run a gateway until SIGTERM: `python -m pipeline.gateway SPEC`, with SPEC the path of a `GatewaySpec` in JSON."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _POLL_S = 0.1
 
 
 async def serve(spec: GatewaySpec, spec_path: Path) -> None:
-    """Serve HTTP and gRPC until a signal ends it. spec_path: file of the spec; a new deployment
-    in it replaces the current one."""
+    """Serve HTTP and gRPC until SIGTERM. spec_path: file of the spec. If it changes, its deployment replaces the
+    current one; other changes have no effect."""
     config = spec.config
     tenants, deployments = Tenants(spec.api_keys, config), Deployments(spec.deployment)
     grpc_server = grpc.aio.server(options=channel_options(config.max_body_bytes))
@@ -53,11 +53,11 @@ async def serve(spec: GatewaySpec, spec_path: Path) -> None:
 
 
 async def _follow_spec(deployments: Deployments, spec_path: Path) -> None:
-    """Apply each new deployment in the file of the spec, and report the current one in a file beside it."""
+    """Poll the spec file, switch to each new deployment, and write the status file."""
     status: GatewayStatus | None = None
     seen = 0
     while True:
-        with suppress(OSError, ValidationError):  # it may be half written
+        with suppress(OSError, ValidationError):  # the file may be incomplete
             if (written := spec_path.stat().st_mtime_ns) != seen:
                 wanted = GatewaySpec.model_validate_json(spec_path.read_bytes()).deployment
                 seen = written
@@ -75,8 +75,7 @@ async def _follow_spec(deployments: Deployments, spec_path: Path) -> None:
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    # With the protocol named, because asyncio turns off Nagle's algorithm for such sockets only: it costs 40 ms per
-    # response.
+    # asyncio disables Nagle's algorithm, which costs 40 ms per response, only for sockets with an explicit protocol.
     server = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     server.bind((host, port))
@@ -86,7 +85,7 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 class _JsonFormatter(logging.Formatter):
-    """One JSON object a line, with the names that Dynamo's logs have."""
+    """One JSON object per line, with the field names of Dynamo's logs."""
 
     def format(self, record: logging.LogRecord) -> str:
         when = datetime.fromtimestamp(record.created, timezone.utc).isoformat()

@@ -1,6 +1,7 @@
-"""Request options that Dynamo's front end would drop, as annotations `key:value` that it forwards to the worker.
+"""Request options as annotations `key:value`, which Dynamo's front end forwards to the worker; it would drop the
+options themselves.
 
-A client sends them in `nvext.annotations`; `openai_fields` writes them from the fields of an OpenAI request.
+The request holds them in `nvext.annotations`. `openai_fields` converts the fields of an OpenAI request to them.
 """
 
 from __future__ import annotations
@@ -13,20 +14,20 @@ from pipeline.errors import RequestError
 
 STRATEGY = "strategy"
 PREDICTION = "prediction"
-# Namespace of past outputs to draft from, which also learns from this output.
+# Namespace of the trie: drafts come from its past outputs, and the output is added to it.
 NAMESPACE = "namespace"
-# Limit of tokens of the whole output. When a request moves to another worker, the front end lowers max_tokens by the
-# tokens so far; the difference counts them.
+# The request's original max_tokens. If a request migrates, the front end subtracts the tokens generated so far from its
+# own max_tokens, so the difference is their number.
 MAX_TOKENS = "max_tokens"
 # JSON object from token id to bias.
 LOGIT_BIAS = "logit_bias"
-# A response format. Dynamo does not move a request that has one in its own field to another worker.
+# Response format. Dynamo does not migrate a request with a response format in Dynamo's own field.
 GUIDE_TYPE = "guide_type"
 GUIDE = "guide"
-# Functions that may be called, and which choice there is: see `openai_fields.tools_option`.
+# Functions and tool choice in JSON, see `openai_fields.tools_option`.
 TOOLS = "tools"
 NUM_DRAFT_TOKENS = "num_draft_tokens"
-# Figures of the request's drafts in the last chunk.
+# Whether the last chunk holds the request's draft statistics.
 STATISTICS = "draft_statistics"
 NAMES = (
     STRATEGY,
@@ -40,28 +41,28 @@ NAMES = (
     NUM_DRAFT_TOKENS,
     STATISTICS,
 )
-# Field of `nvext` that the front end passes through from the worker to the client.
+# Field of `nvext` that the front end forwards from the worker to the client.
 ENGINE_DATA = "engine_data"
-# Member of ENGINE_DATA: figures of a request's drafts, in vLLM's form.
+# Member of ENGINE_DATA: draft statistics of a request in vLLM's format.
 FIGURES = "speculative_decoding"
-# Member of ENGINE_DATA: a worker refuses a request with {"status": 400, "message": "..."}. The message of an exception
-# would reach clients of the chat API only, and only without streaming.
+# Member of ENGINE_DATA: a worker's error {"status": 400, "message": "..."}. The message of an exception would reach a
+# client of the chat API without streaming only.
 REFUSAL = "refusal"
 
 
 def annotation(name: str, value: str) -> str:
-    """One option as an annotation."""
+    """The annotation of an option."""
     return f"{name}:{value}"
 
 
 def read_annotations(annotations: Sequence[str]) -> dict[str, str]:
-    """Options by name; the last one of a repeated name. Annotations with unknown names are left out."""
+    """Options by name, without annotations of unknown names. The last value of a repeated name wins."""
     pairs = (text.partition(":") for text in annotations)
     return {name: value for name, _, value in pairs if name in NAMES}
 
 
 def integer_option(options: Mapping[str, str], name: str) -> int | None:
-    """A whole number, or None if it was not sent. Raises RequestError for an invalid number."""
+    """Value of an integer option; None if absent. Raises RequestError if it is not an integer."""
     if (value := options.get(name)) is None:
         return None
     try:

@@ -1,7 +1,7 @@
-"""Bodies of HTTP requests: read within limits of size and time, parsed, and serialized again for the server behind.
+"""Bodies of HTTP requests: reads them within limits of size and time, parses them, and serializes them again.
 
-The server behind never parses a client's own JSON, only JSON serialized here, with bounded depth. 150,000 nested
-brackets in a body crash a tritonserver.
+The upstream server receives only JSON serialized here, with bounded depth, never a client's own: 150,000 nested
+brackets crash a tritonserver.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ import pydantic_core
 
 from pipeline.gateway.refusal import Refusal
 
-# Deepest nesting of lists and objects. Tensors need four levels, JSON schemas of structured output seldom twenty.
+# Deepest nesting of lists and objects. Tensors need four levels, JSON schemas rarely twenty.
 MAX_DEPTH = 64
-# Range of whole numbers that Triton and Python's tensors can hold.
+# Range of the integer datatypes of tensors.
 _INTEGERS = range(-(1 << 63), 1 << 64)
 Receive = Callable[[], Awaitable[Any]]
 Json = dict[str, Any]
 
 
 class Disconnected(Exception):
-    """The client disconnected before its request had arrived."""
+    """The client disconnected before the end of its request."""
 
 
 async def read_body(receive: Receive, content_length: str | None, max_bytes: int, timeout_s: float) -> bytes:
-    """The whole body of a request. Raises Refusal: 413 if it is longer than max_bytes, 408 if it takes longer than
-    timeout_s, and Disconnected."""
+    """Read the whole body of a request. Raises Refusal 413 if it is longer than max_bytes, Refusal 408 if it does not
+    arrive within timeout_s, Disconnected if the client leaves."""
     too_long = Refusal(413, f"the body is longer than {max_bytes} bytes (server.gateway.max_body_bytes)")
     if content_length is not None and content_length.isdecimal() and int(content_length[:20]) > max_bytes:
         raise too_long
@@ -50,8 +50,8 @@ async def read_body(receive: Receive, content_length: str | None, max_bytes: int
 
 
 def parse_json(body: bytes) -> Json:
-    """The object in a body. Raises Refusal (400) if the body is not a JSON object, is nested too deeply, or holds a
-    number that no tensor can hold."""
+    """Parse a body. Raises Refusal (400) if it is not a JSON object, is nested too deeply, or holds a number that fits
+    no tensor."""
     try:
         value = pydantic_core.from_json(body, allow_inf_nan=False, cache_strings="none")
     except ValueError as error:
@@ -67,8 +67,8 @@ def write_json(value: Json) -> bytes:
 
 
 def _check(value: Any) -> None:
-    """Raise Refusal unless the depth and the numbers of a value are within limits. Iterates by level, without
-    recursion."""
+    """Raise Refusal unless the depth and the numbers of a value are within limits. Iterates level by level, because
+    recursion could overflow the stack."""
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH):
         below: list[Any] = []

@@ -1,7 +1,7 @@
-"""The choices of an OpenAI request with `n` above 1: a request of its own for each, their responses made one.
+"""OpenAI requests with `n` above 1: sends a separate request for each choice, and merges the responses.
 
-Choice i samples with seed + i, so it is the answer to the same request with that seed and n = 1. Dynamo's front end
-ends a request at its first finish reason, and would drop the other choices.
+Choice i uses seed + i, so it equals the response to the same request with that seed and n = 1. Dynamo's front end
+cannot serve n above 1, because it ends a request at its first finish reason.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.response_writer import Responder
 from pipeline.gateway.upstream import Onward, Transport
 
-# The API's own limit.
+# Limit in OpenAI's API.
 MAX_CHOICES = 128
 _SEEDS, _SMALLEST_SEED = 1 << 64, -(1 << 63)
 _DATA, _END = b"data: ", b"data: [DONE]\n\n"
@@ -26,18 +26,18 @@ _EXTENSION = "nvext"
 
 
 def choice_requests(sent: Json, num_choices: int) -> list[Json]:
-    """A request for each choice. sent: that of the client, without n."""
+    """The requests of all choices. sent: the client's request without n."""
     seed = sent.get("seed")
-    if type(seed) is not int or not 0 <= seed - _SMALLEST_SEED < _SEEDS:  # what else it is, the front end refuses
+    if type(seed) is not int or not 0 <= seed - _SMALLEST_SEED < _SEEDS:  # absent, or refused by the front end
         return [sent] * num_choices
-    # The front end takes 64 bits with a sign, the worker reads them without.
+    # The front end expects a signed 64-bit number; the worker converts it to unsigned.
     seeds = ((seed + number - _SMALLEST_SEED) % _SEEDS + _SMALLEST_SEED for number in range(num_choices))
     return [sent | {"seed": seed} for seed in seeds]
 
 
 async def forward_choices(transport: Transport, onwards: Sequence[Onward], receive: Receive, answer: Responder) -> None:
-    """Send the requests of all choices on and answer with their responses as one. If one of them fails, or the client
-    leaves, all end."""
+    """Forward the requests of all choices and send the merged response. If one request fails or the client disconnects,
+    cancel all."""
     joined = _Joined(answer, len(onwards))
     async with until_disconnect(receive):
         async with anyio.create_task_group() as tasks:
@@ -50,7 +50,7 @@ async def forward_choices(transport: Transport, onwards: Sequence[Onward], recei
 
 
 class _Joined:
-    """The one response to the client."""
+    """The merged response to the client."""
 
     def __init__(self, answer: Responder, num_choices: int) -> None:
         self.refusal: Refusal | None = None
@@ -60,7 +60,7 @@ class _Joined:
         self._num_choices = num_choices
         self._head: Json = {}
         self._is_stream = False
-        # Choices write side by side, and nothing comes before the start.
+        # Choices write concurrently, and the first must have sent the headers before another sends an event.
         self._lock = anyio.Lock()
 
     async def start_stream(self, status: int, headers: Mapping[str, str]) -> None:
@@ -70,7 +70,7 @@ class _Joined:
                 await self._answer.start(status, headers, is_stream=True)
 
     async def event(self, number: int, event: bytes) -> None:
-        """One event of the stream of a choice, as the client gets it."""
+        """Forward one event of a choice's stream, with its index. Keeps back usage and the end of the stream."""
         if event == _END:
             return
         if event.startswith(_DATA + b"{"):
@@ -83,7 +83,7 @@ class _Joined:
             await self._answer.piece(event)
 
     async def finish(self) -> None:
-        """What ends the response when all choices have ended."""
+        """End the response after the end of all choices."""
         if self._is_stream:
             if usages := [chunk for chunk in self.usages if chunk is not None]:
                 last = usages[0] | self._head | {"usage": joined_usage([chunk["usage"] for chunk in usages])}
@@ -106,7 +106,8 @@ class _Joined:
         return whole
 
     def _renumbered(self, body: Json, number: int) -> Json:
-        """A response, or a chunk of one, under one id. Of a list of prompts each has all its choices in turn."""
+        """Set the common id and the choices' indices in a response or chunk. For several prompts, the indices of each
+        prompt's choices are consecutive."""
         if not self._head:
             self._head = {name: body[name] for name in ("id", "created") if name in body}
         choices = [
@@ -116,7 +117,7 @@ class _Joined:
 
 
 class _Choice:
-    """Takes the response to the request of one choice."""
+    """Receives the response to the request of one choice."""
 
     def __init__(self, joined: _Joined, number: int, scope: anyio.CancelScope) -> None:
         self._joined, self._number, self._scope = joined, number, scope
@@ -140,14 +141,14 @@ class _Choice:
             self._joined.bodies[self._number] = pydantic_core.from_json(self._body)
 
     async def refuse(self, refusal: Refusal, closes: bool = False) -> None:
-        """The first refusal ends all choices."""
+        """Cancel all choices at the first refusal."""
         if self._joined.refusal is None:
             self._joined.refusal = refusal
         self._scope.cancel()
 
 
 def joined_usage(usages: Sequence[Mapping[str, Any]]) -> Json:
-    """Usage of all choices: the prompt counts once, as in OpenAI's API; output tokens are summed."""
+    """Usage of all choices. Output tokens are summed; the prompt counts once, as in OpenAI's API."""
     joined: Json = dict(usages[0])
     for name in ("completion_tokens", "completion_tokens_details"):
         values = [usage.get(name) for usage in usages]
@@ -158,7 +159,7 @@ def joined_usage(usages: Sequence[Mapping[str, Any]]) -> Json:
 
 
 def _sum(values: Sequence[Any]) -> Any:
-    """Sum of numbers, or of the members of objects. What is None counts nothing."""
+    """Sum of numbers, or of objects member by member, ignoring None."""
     present = [value for value in values if value is not None]
     if present and isinstance(present[0], Mapping):
         names = dict.fromkeys(name for value in present for name in value)

@@ -1,4 +1,4 @@
-"""Closes HTTP connections that do not send their requests in time."""
+"""uvicorn settings of the gateway, with a time limit for the headers of a request."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 
 def timed_protocol(header_timeout_s: float) -> type[asyncio.Protocol]:
-    """uvicorn's protocol with a time limit for the headers: from the start of a connection, or from the first byte of a
-    later request, to the end of the headers."""
+    """uvicorn's protocol, which closes a connection if the headers of a request do not arrive in time. The time runs
+    from the start of the connection, or from the first byte of a later request."""
 
     class TimedProtocol(H11Protocol):
         _timer: asyncio.TimerHandle | None = None
@@ -23,7 +23,7 @@ def timed_protocol(header_timeout_s: float) -> type[asyncio.Protocol]:
             self._watch_headers()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            self._forget_headers()
+            self._stop_timer()
             super().connection_lost(exc)
 
         def data_received(self, data: bytes) -> None:
@@ -31,16 +31,16 @@ def timed_protocol(header_timeout_s: float) -> type[asyncio.Protocol]:
             self._watch_headers()
 
         def on_response_complete(self) -> None:
-            self._forget_headers()
+            self._stop_timer()
             super().on_response_complete()
 
         def _watch_headers(self) -> None:
             if self.conn.their_state is not h11.IDLE:
-                self._forget_headers()
+                self._stop_timer()
             elif self._timer is None:
                 self._timer = self.loop.call_later(header_timeout_s, self._expire)
 
-        def _forget_headers(self) -> None:
+        def _stop_timer(self) -> None:
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
@@ -54,7 +54,7 @@ def timed_protocol(header_timeout_s: float) -> type[asyncio.Protocol]:
 
 
 def by_port(app: ASGIApp, others: Mapping[int | None, ASGIApp]) -> ASGIApp:
-    """One application for several ports. others: those of ports that have one of their own."""
+    """Application that dispatches by port. others: application of each port that does not use `app`."""
 
     async def dispatch(scope: Scope, receive: Receive, send: Send) -> None:
         _, port = scope.get("server") or ("", 0)

@@ -1,5 +1,5 @@
-"""What stands behind the gateway, exchanged while it serves: new requests go to the new servers, running ones end where
-they began."""
+"""The servers behind the gateway, and their exchange at run time: new requests go to the new servers, running requests
+stay on the old ones."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from pipeline.gateway.upstream import Upstream
 
 @dataclass(slots=True)
 class Deployment:
-    """A Triton server and the OpenAI front end that leads to it. num_running: requests that they serve. num_streams:
-    calls over the channel that have not ended, with requests or without. known_types: datatypes of the inputs of its
-    models, as far as they were asked for."""
+    """A Triton server and the OpenAI front end that uses it. channel, stub, metadata: gRPC access to Triton.
+    known_types: cached datatypes of inputs, by model. num_running: running requests. num_streams: open gRPC streams,
+    also those without running requests."""
 
     spec: DeploymentSpec
     triton: Upstream
@@ -34,7 +34,7 @@ class Deployment:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """One request, for the length of a block."""
+        """Count one running request while the block runs."""
         self.num_running += 1
         try:
             yield
@@ -43,7 +43,7 @@ class Deployment:
 
 
 class Deployments:
-    """The current deployment, and earlier ones whose requests still run. Create it in the event loop that uses it."""
+    """The current deployment, and earlier ones with running requests. Create it in the event loop that uses it."""
 
     def __init__(self, spec: DeploymentSpec) -> None:
         self.current = create_deployment(spec)
@@ -51,17 +51,17 @@ class Deployments:
 
     @property
     def num_running_earlier(self) -> int:
-        """Requests that run on earlier ones."""
+        """Number of requests that run on earlier deployments."""
         return sum(deployment.num_running for deployment in self._earlier)
 
     def exchange(self, spec: DeploymentSpec) -> None:
-        """Send new requests elsewhere from now on."""
+        """Make `spec` the current deployment."""
         self._earlier.append(self.current)
         self.current = create_deployment(spec)
 
     async def close_idle(self) -> None:
-        """Close idle connections to earlier servers. Closing one cancels its streams, whose clients would wait for
-        ever."""
+        """Close the channels of earlier deployments without requests and streams. Closing a channel cancels its streams
+        without notice to the clients."""
         for deployment in [each for each in self._earlier if not (each.num_running or each.num_streams)]:
             self._earlier.remove(deployment)
             await deployment.channel.close()
@@ -85,7 +85,7 @@ def create_deployment(spec: DeploymentSpec) -> Deployment:
 
 
 def _channel_options() -> list[tuple[str, int]]:
-    """Options of the channel to Triton: no proxy, responses of any length, a quick reconnect after a restart."""
+    """gRPC options of the channel to Triton: no proxy, messages of any length, fast reconnection after a restart."""
     return [
         ("grpc.enable_http_proxy", 0),
         ("grpc.max_send_message_length", -1),

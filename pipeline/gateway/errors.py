@@ -1,5 +1,4 @@
-"""Error messages for clients when the server behind the gateway fails: its own message where that is meant for clients,
-else a general one."""
+"""Client errors for errors of the upstream server. Messages with internal details are logged and replaced."""
 
 from __future__ import annotations
 
@@ -18,26 +17,26 @@ BUSY_RETRY_S = 2
 RESTART_RETRY_S = 5
 _LONGEST = 500
 RESTARTING = "the server is starting again; send the request again in a moment"
-# Paths, source files, internal names of memory regions and model instances, traces.
+# Internal details: paths, source files, names of memory regions and model instances, traces.
 _INTERNAL = re.compile(
     r"internal error|Traceback|\.(?:py|cc|cpp|h|so)\b|(?<![\w<])/(?!>)[\w.-]+/|\bla[0-9a-f]{12}|0x[0-9a-f]{6,}|"
     r"model instance|std::|boost::",
     re.I,
 )
-# Begins a worker's refusal in a response. In text of the model the quotes would have backslashes.
+# Start of a worker's refusal in a response. Generated text cannot contain it, because JSON escapes the quotes.
 REFUSAL_MARK = f'"{ENGINE_DATA}":{{"{REFUSAL}":'.encode()
 _UNREADABLE = re.compile(r"^(?:Unable to parse|Expected JSON|[Ff]ailed to parse the request)")
 _PREFIXES = re.compile(r"^(?:\[request id: [^\]]*\] |in ensemble '[^']*', )+")
 
 
 def unavailable() -> Refusal:
-    """The refusal while the server behind cannot be reached."""
+    """Refusal while the upstream server cannot be reached."""
     return Refusal(503, RESTARTING, RESTART_RETRY_S)
 
 
 def refusal_of(status: int, text: str, request_id: str) -> Refusal:
-    """The client's error for an error of the server behind. text: as it was received; it is logged if the client does
-    not see it."""
+    """Refusal for an error of the upstream server. text: the upstream message. It is logged if the client does not see
+    it."""
     meaning = meaning_of(text)
     if meaning in ("busy", "leaving"):
         return Refusal(503, _shown(text), BUSY_RETRY_S)
@@ -59,8 +58,8 @@ def refusal_of(status: int, text: str, request_id: str) -> Refusal:
 
 
 def text_of_body(body: bytes) -> str:
-    """Error text in the body of a response, in Triton's or OpenAI's form."""
-    body = body.removeprefix(b"data:")  # of an event that is the whole response
+    """Message in the body of an error response, in Triton's or OpenAI's format."""
+    body = body.removeprefix(b"data:")  # the response may be a single event
     try:
         value = json.loads(body)
     except (ValueError, RecursionError):
@@ -78,15 +77,15 @@ def text_of_json(value: Any) -> str:
 
 
 def refusal_in_event(event: bytes, request_id: str) -> Refusal | None:
-    """The client's error for the error in a server-sent event, None if there is none."""
+    """Refusal for the error in a server-sent event; None if it holds none."""
     if event.startswith((b'data: {"error"', b'data:{"error"')):
-        # The front end's events have a code, Triton's are about wrong requests.
+        # The front end's errors have a code. Triton's, without one, are about invalid requests.
         return refusal_of(500 if b'"code":500' in event else 400, text_of_body(event), request_id)
     return refusal_in_body(event.removeprefix(b"data:"), request_id)
 
 
 def refusal_in_body(body: bytes, request_id: str) -> Refusal | None:
-    """The client's error for a worker's refusal in a response of the front end, None if there is none."""
+    """Refusal for a worker's refusal in a response of the front end; None if it holds none."""
     if REFUSAL_MARK not in body:
         return None
     refusal = json.loads(body)["nvext"][ENGINE_DATA][REFUSAL]

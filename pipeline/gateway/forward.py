@@ -1,4 +1,4 @@
-"""Forwards one HTTP request to a server on this machine and streams its response back."""
+"""Forwards an HTTP request to an upstream server on this machine and streams the response back."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ from pipeline.gateway.response_writer import Responder
 from pipeline.gateway.upstream import Onward, Response, Transport, Unreachable
 
 _LONGEST_ERROR_BYTES = 1 << 16
-# Longest event that is buffered until it is complete; longer ones are forwarded unparsed.
+# Longest event that is buffered until it is complete. Longer events are forwarded unparsed.
 _LONGEST_EVENT_BYTES = 1 << 20
-# Dynamo's messages when it cannot reach the chosen worker (a dead worker may still be listed), or has none just now. No
-# worker has received the request then. The first one also stands for a conversation that the chat template refuses.
+# Dynamo's messages if it has no worker, or cannot reach the chosen one because a dead worker is still listed. No worker
+# has received the request then. The first message also means that the chat template refuses the conversation.
 _NO_WORKER = (b"Failed to generate completions", b"is not ready to serve requests yet", b"No workers available")
-# In Triton's messages about such a conversation.
+# Part of Triton's message if the chat template refuses the conversation.
 _CHAT_TEMPLATE = "chat template"
 _RETRY_PAUSE_S = 0.1
-# Time limit for the reason of a refusal.
+# Time limit for the request that finds the reason of a refusal.
 _REASON_S = 5.0
 _PASSED_HEADERS = ("content-type", "inference-header-content-length", "retry-after")
 
 
 async def forward(transport: Transport, onward: Onward, receive: Receive, answer: Responder) -> None:
-    """Forward a request and its response. If the client disconnects, the request is cancelled behind too."""
+    """Forward a request and its response. If the client disconnects, cancel the upstream request."""
     async with until_disconnect(receive):
         await pass_on(transport, onward, answer)
 
 
 @asynccontextmanager
 async def until_disconnect(receive: Receive) -> AsyncGenerator[None, None]:
-    """A block that is cancelled if the client disconnects."""
+    """Cancel the block if the client disconnects."""
     async with anyio.create_task_group() as tasks:
 
         async def watch_client() -> None:
@@ -60,7 +60,7 @@ async def until_disconnect(receive: Receive) -> AsyncGenerator[None, None]:
 
 
 async def pass_on(transport: Transport, onward: Onward, answer: Responder) -> None:
-    """Forward a request and its response."""
+    """Forward a request and its response, with retries while the front end has no worker. Sends errors as refusals."""
     try:
         with anyio.fail_after(onward.timeout_s):
             patient_until = anyio.current_time() + onward.patience_s
@@ -79,8 +79,8 @@ async def pass_on(transport: Transport, onward: Onward, answer: Responder) -> No
 
 
 async def _check_conversation(transport: Transport, onward: Onward) -> None:
-    """Raise Refusal if the chat template does not take the conversation: the front end answers then as it does while no
-    worker can be reached. Asks Triton for one token of it."""
+    """Raise Refusal if the chat template refuses the conversation, for which the front end has the same message as for
+    an unreachable worker. Finds out with a request to Triton for one token."""
     if onward.renderer is None:
         return
     body = parse_json(onward.body)
@@ -98,7 +98,7 @@ async def _check_conversation(transport: Transport, onward: Onward) -> None:
 
 
 def _with_text(message: Any) -> Any:
-    """A message with its parts joined, if they are texts."""
+    """The message with its content parts joined to one text."""
     parts = message.get("content") if isinstance(message, dict) else None
     if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
         return message
@@ -106,8 +106,8 @@ def _with_text(message: Any) -> Any:
 
 
 async def _reason_of(transport: Transport, onward: Onward, refusal: Refusal) -> Refusal:
-    """The worker's refusal of a request with tools, which the front end hides behind status 500: it comes with the
-    first event of the same request when no call may be answered."""
+    """The worker's refusal of a request with tools, for which the front end returns status 500 without the reason. The
+    same request as a stream and without tool calls returns the refusal in its first event."""
     if refusal.status != 500 or not onward.is_served or b'"tools":' not in onward.body:
         return refusal
     body = parse_json(onward.body)
@@ -122,9 +122,9 @@ async def _reason_of(transport: Transport, onward: Onward, refusal: Refusal) -> 
 
 
 async def _attempt(transport: Transport, onward: Onward, answer: Responder, may_retry: bool) -> bool:
-    """Send a request and forward its response. Returns False, with nothing forwarded, if a retry may help."""
+    """Send a request and forward its response. Returns False, without a response to the client, if a retry may help."""
     async with transport(onward) as response:
-        # Its list of workers is empty; it has no answer for other models.
+        # The front end returns 404 for its own model while it has no worker.
         is_absent = onward.is_served and response.status == 404
         if is_absent and not may_retry:
             raise unavailable()
@@ -133,18 +133,18 @@ async def _attempt(transport: Transport, onward: Onward, answer: Responder, may_
             if is_absent or any(words in start for words in _NO_WORKER):
                 return False
             raise refusal_of(response.status, text_of_body(start), onward.request_id)
-        await _pass_on(response, onward.request_id, answer)
+        await _forward_response(response, onward.request_id, answer)
         return True
 
 
-async def _pass_on(response: Response, request_id: str, answer: Responder) -> None:
+async def _forward_response(response: Response, request_id: str, answer: Responder) -> None:
     status, chunks = response.status, response.chunks
     headers = {name: response.headers[name] for name in _PASSED_HEADERS if name in response.headers}
     if status >= 400:
         raise refusal_of(status, text_of_body(await _start_of(chunks)), request_id)
     if not headers.get("content-type", "").startswith("text/event-stream"):
         first = await anext(chunks, b"")
-        if first.startswith(b'{"error"'):  # Triton answers 200 and then sends the error
+        if first.startswith(b'{"error"'):  # Triton sends some errors with status 200
             raise refusal_of(400, text_of_body(first + await _start_of(chunks)), request_id)
         if REFUSAL_MARK in first and (refusal := refusal_in_body(first + await _start_of(chunks), request_id)):
             raise refusal
@@ -172,7 +172,8 @@ async def _pass_on(response: Response, request_id: str, answer: Responder) -> No
 
 
 async def events(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-    """Complete server-sent events, each with the blank line after it, one or more at a time as they arrive."""
+    """Yield server-sent events as they arrive. An item is one or more complete events with their blank lines; an event
+    with an error is an item of its own."""
     held = b""
     async for chunk in chunks:
         held += chunk
@@ -193,7 +194,7 @@ async def events(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
 
 
 def events_of(whole: bytes) -> list[bytes]:
-    """Single events of one or more whole ones."""
+    """Split complete events, each with the blank line after it."""
     return [event + b"\n\n" for event in whole.removesuffix(b"\n\n").split(b"\n\n")]
 
 

@@ -13,8 +13,8 @@ NAMESPACE, MAX_TOKENS, ID = "namespace", "max_tokens", "id"
 
 
 class Checked(NamedTuple):
-    """A request as it is forwarded. header_length: bytes of JSON if tensors follow after it. max_tokens: limit of its
-    output, None if it does not set one."""
+    """A checked request to forward. header_length: bytes of the JSON part; None if the body is only JSON. max_tokens:
+    limit of the output; None if the request sets none."""
 
     body: bytes
     header_length: int | None
@@ -22,7 +22,7 @@ class Checked(NamedTuple):
 
 
 def checked_generate(body: bytes, tenant: Tenant, types: Types) -> Checked:
-    """Check a request and put it into the tenant's namespace. types: of the model's inputs. Raises Refusal (400)."""
+    """Check a request and set the tenant's namespace. types: datatypes of the model's inputs. Raises Refusal (400)."""
     value = parse_json(body)
     check_types(value, types)
     value = with_request_id(value, tenant)
@@ -47,12 +47,12 @@ def with_namespace(value: Json, tenant: Tenant) -> Json:
 
 
 def single(value: Any) -> Any:
-    """The single value of nested lists with one item; Triton accepts both forms."""
+    """Unwrap nested lists with one item, which Triton accepts in place of a value."""
     while isinstance(value, list) and len(value) == 1:
         value = value[0]
     return value
 
 
 def positive(value: Any) -> int | None:
-    """A number of tokens, None for an invalid value. The model reports what is wrong with it."""
+    """A number of tokens; None for an invalid value, which the model reports."""
     return value if type(value) is int and value > 0 else None

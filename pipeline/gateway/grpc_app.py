@@ -1,5 +1,4 @@
-"""The gateway's gRPC side: health, metadata and inference of Triton's service. Triton's other calls are not
-available."""
+"""gRPC interface of the gateway: the health, metadata and inference methods of Triton's service, and no others."""
 
 from __future__ import annotations
 
@@ -31,15 +30,15 @@ _HTTP_STATUS = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: 413,
     grpc.StatusCode.FAILED_PRECONDITION: 400,
 }
-# Longest response of Triton that is forwarded.
+# Longest response that is forwarded.
 _MAX_ANSWER_BYTES = 1 << 30
 _CHECK_S = 1.0
-# How long what needs no model may take.
+# Time limit of calls that run no model.
 _SHORT_S = 5.0
 
 
 class GrpcGateway:
-    """Serves the gRPC requests of all tenants."""
+    """Authenticates and forwards gRPC requests."""
 
     def __init__(self, spec: GatewaySpec, tenants: Tenants, deployments: Deployments) -> None:
         self._spec = spec
@@ -56,11 +55,11 @@ class GrpcGateway:
             "ModelInfer": (self._infer, pb.ModelInferRequest),
         }
         methods = {
-            name: grpc.unary_unary_rpc_method_handler(act, message.FromString, _serialised)
+            name: grpc.unary_unary_rpc_method_handler(act, message.FromString, _serialized)
             for name, (act, message) in unary.items()
         }
         methods["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
-            self._stream, pb.ModelInferRequest.FromString, _serialised
+            self._stream, pb.ModelInferRequest.FromString, _serialized
         )
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
@@ -110,7 +109,7 @@ class GrpcGateway:
                         raise item
                     yield item
             finally:
-                # A client that leaves now must not keep it from being done.
+                # A client's disconnection must not cancel the clean-up.
                 await asyncio.shield(asyncio.ensure_future(end_stream(stream, tasks)))
 
     async def _send(self, requests: AsyncIterator[Any], stream: Stream, tenant: Tenant) -> None:
@@ -123,7 +122,7 @@ class GrpcGateway:
                 stream.answers.put_nowait(_error_answer(refusal, request.id.removeprefix(tenant.prefix)))
                 continue
             call.open.append(OpenRequest(request.id, asyncio.get_running_loop().time(), held, stop))
-            with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # its end is read by `_receive`
+            with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # `_receive` handles the end of the call
                 await call.rpc.write(request)
         stream.is_sent = True
         if not stream.calls:
@@ -132,12 +131,13 @@ class GrpcGateway:
             await stream.calls[-1].finish()
 
     async def _call_for(self, stream: Stream, tenant: Tenant) -> Call:
-        """The call to the server that takes requests now; opened if there is none."""
+        """The stream's open call to the current deployment, opened if necessary."""
         deployment = self._deployments.current
         last = stream.calls[-1] if stream.calls else None
         if last is not None and last.deployment is deployment and not last.is_done:
             return last
-        # Without the deadline of the client, which would cancel it: this stream ends then as if the client left.
+        # No deadline: at the client's deadline the client's stream ends, and `end_stream` ends the call without a
+        # cancellation.
         rpc = deployment.stub.ModelStreamInfer(metadata=deployment.metadata)
         call = Call(deployment, rpc)
         deployment.num_streams += 1
@@ -159,7 +159,7 @@ class GrpcGateway:
                 answer.infer_response.id = chosen_id(answer.infer_response.id).removeprefix(tenant.prefix)
                 stream.answers.put_nowait(answer)
         except grpc.aio.AioRpcError as error:
-            if call.open or not call.is_done:  # else nobody waits for it
+            if call.open or not call.is_done:  # else the client expects no more from this call
                 stream.answers.put_nowait(_refusal_of_rpc(error))
         finally:
             call.deployment.num_streams -= 1
@@ -169,7 +169,8 @@ class GrpcGateway:
             stream.answers.put_nowait(None)
 
     async def _watch(self, stream: Stream) -> None:
-        """End a stream whose oldest request takes too long, and calls without requests to servers that are leaving."""
+        """End the stream if its oldest request exceeds the time limit. Finish calls without requests to earlier
+        deployments."""
         longest = self._spec.config.request_timeout_s
         while True:
             await asyncio.sleep(_CHECK_S)
@@ -181,7 +182,7 @@ class GrpcGateway:
                     await call.finish()
 
     def _admitted(self, request: Any, tenant: Tenant, deployment: Deployment) -> ExitStack:
-        """Take a request in; it is held until the result is closed. Raises Refusal."""
+        """Check a request and count it as running until the result is closed. Raises Refusal."""
         _require_public(request.model_name, deployment)
         spec = deployment.spec
         max_tokens = check_request(request, tenant, request.model_name in spec.tenant_models)
@@ -191,8 +192,8 @@ class GrpcGateway:
             return held.pop_all()
 
     def _stop_of(self, request: Any, deployment: Deployment) -> Any:
-        """Make the id of a request unique. Returns the request that stops it; None if it is such a request, or its
-        model takes none."""
+        """Make the id of a request unique. Returns the request that stops it; None if it is a stop request itself, or
+        its model has no stop requests."""
         if request.model_name not in deployment.spec.tenant_models or any(t.name == STOP for t in request.inputs):
             return None
         request.id = unique_id(request.id)
@@ -216,7 +217,7 @@ class GrpcGateway:
 
 
 class _refused:
-    """Turn a Refusal in its block into the status of the call."""
+    """Context manager that converts a Refusal to the status of the gRPC call."""
 
     def __init__(self, context: Any) -> None:
         self._context = context
@@ -252,7 +253,7 @@ def _error_answer(refusal: Refusal, request_id: str) -> Any:
     return answer
 
 
-def _serialised(message: Any) -> bytes:
+def _serialized(message: Any) -> bytes:
     data: bytes = message.SerializeToString()
     return data
 

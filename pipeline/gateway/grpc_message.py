@@ -1,4 +1,4 @@
-"""Requests of Triton's gRPC interface: reads their fields and inserts the tenant's namespace."""
+"""Checks requests of Triton's gRPC interface, and sets the tenant's namespace in them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _SHARED_MEMORY = "shared_memory_region"
 
 
 def check_request(request: Any, tenant: Tenant, sets_namespace: bool) -> int | None:
-    """Insert the tenant's namespace into a ModelInferRequest, and the tenant's name into its id. sets_namespace:
-    whether the model has a namespace. Returns the limit of output tokens, None if the request sets none. Raises Refusal
+    """Check a ModelInferRequest and put the tenant into its id and its namespace, in place. sets_namespace: whether the
+    model has the input `namespace`. Returns the limit of output tokens; None if the request sets none. Raises Refusal
     (400)."""
     for tensor in (*request.inputs, *request.outputs):
         if _SHARED_MEMORY in tensor.parameters:

@@ -1,4 +1,4 @@
-"""One client's stream of requests over gRPC, and the calls to the servers behind that answer it."""
+"""State of a client's gRPC stream, and its calls to the upstream servers."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from tritonclient.grpc import service_pb2 as pb
 
 from pipeline.gateway.deployment import Deployment
 
-# Input of a request that ends those with the same id.
+# Input of a request that stops the requests with the same id.
 STOP = "stop"
-# Time limit for requests to end whose client has left.
+# Time limit for the requests of a disconnected client to end.
 _CLOSE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpenRequest:
-    """A request that is not answered yet. request_id: as the server has it. began_s: on the event loop's clock. held:
-    what is closed with it. stop: the request that stops it, None if its model takes none."""
+    """A request without its final response. request_id: id on the upstream server. began_s: start, on the event loop's
+    clock. held: closed at its end. stop: the request that stops it; None if its model has no stop requests."""
 
     request_id: str
     began_s: float
@@ -33,8 +33,8 @@ class OpenRequest:
 
 @dataclass(slots=True)
 class Call:
-    """The part of a client's stream that one server answers. open: its requests, oldest first. is_done: no further
-    request goes to it."""
+    """A stream to one upstream server, for a part of a client's requests. open: requests without a final response,
+    oldest first. is_done: whether it takes no further requests."""
 
     deployment: Deployment
     rpc: Any
@@ -42,7 +42,7 @@ class Call:
     is_done: bool = False
 
     def close(self, request_id: str) -> None:
-        """A request with this id has ended: the oldest one, or the oldest of all if none has it."""
+        """Close the oldest request with this id, or the oldest of all if none has this id."""
         if self.open:
             ended = next((request for request in self.open if request.request_id == request_id), self.open[0])
             self.open.remove(ended)
@@ -53,8 +53,9 @@ class Call:
             self.open.popleft().held.close()
 
     async def stop(self) -> None:
-        """Stop its requests. Triton up to version 2.56 holds on to a model, or crashes, when a stream is cancelled
-        while a request ends (https://github.com/triton-inference-server/server/issues/8034)."""
+        """Stop the open requests, instead of cancelling the stream: Triton up to version 2.56 keeps a model loaded, or
+        crashes, if a stream is cancelled while a request ends
+        (https://github.com/triton-inference-server/server/issues/8034)."""
         stops = [request.stop for request in self.open if request.stop is not None]
         if stops:
             answers = self.deployment.stub.ModelStreamInfer(stops, metadata=self.deployment.metadata, timeout=_CLOSE_S)
@@ -63,16 +64,17 @@ class Call:
                     pass
 
     async def finish(self) -> None:
-        """Send nothing more. Triton holds on to a model where a stream without open requests is cancelled."""
+        """Close the sending side. Triton keeps a model loaded if a stream without open requests is cancelled."""
         self.is_done = True
-        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # its end is read by who receives
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the receiving task handles the end
             await self.rpc.done_writing()
 
 
 @dataclass(slots=True)
 class Stream:
-    """One client's stream of requests. calls: to the servers that answer it and have not ended, the current one last.
-    is_sent: the client sends no more."""
+    """A client's stream of requests. calls: open calls to upstream servers, the current one last. receiving: a task per
+    call. answers: responses and refusals for the client; None ends the stream. is_sent: whether the client has closed
+    its sending side."""
 
     calls: list[Call] = field(default_factory=list)
     receiving: list[asyncio.Task[None]] = field(default_factory=list)
@@ -81,7 +83,8 @@ class Stream:
 
 
 async def end_stream(stream: Stream, tasks: Sequence[asyncio.Future[None]]) -> None:
-    """End all of a stream. tasks: those that serve it, but for the receiving ones."""
+    """End a stream: stop its requests, close its calls and cancel its tasks. tasks: its tasks other than the receiving
+    ones."""
     for task in tasks:
         task.cancel()
     for call in list(stream.calls):
@@ -97,7 +100,7 @@ async def end_stream(stream: Stream, tasks: Sequence[asyncio.Future[None]]) -> N
 
 
 def stop_request(request: pb.ModelInferRequest) -> pb.ModelInferRequest:
-    """The request that stops one with a unique id."""
+    """The request that stops `request`, which must have a unique id."""
     stop = pb.ModelInferRequest(model_name=request.model_name, id=request.id, raw_input_contents=[b"\x01"])
     stop.inputs.add(name=STOP, datatype="BOOL", shape=[1, 1])
     return stop

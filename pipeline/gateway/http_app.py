@@ -1,4 +1,4 @@
-"""The gateway's HTTP side: the paths open to clients, and the checks before a request is forwarded."""
+"""HTTP interface of the gateway: routes, authentication, and checks before a request is forwarded."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _GET, _POST = ("GET", "HEAD"), ("POST",)
 _VERBS = ("generate", "generate_stream", "infer")
 _OPENAI_POSTS: dict[str, Endpoint] = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
 _JSON = {"content-type": "application/json"}
-# Time that a request for the OpenAI front end waits for a replacement of a dead worker.
+# Time for which a request to the OpenAI front end is retried while no worker can be reached.
 _PATIENCE_S = 20.0
-# How long what needs no model may take.
+# Time limit of requests that run no model.
 _SHORT_S = 5.0
 _MAX_TRACE_LENGTH = 512
 _NAME = re.compile(r"\w[\w.:-]{0,127}", re.ASCII)
@@ -49,8 +49,8 @@ Act = Callable[[Request, ResponseWriter, str], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Handler:
-    """An ASGI application for one path. style: of its errors. act: sends the response, or raises Refusal. methods: that
-    the path takes, all if empty; starlette itself refuses others in plain text."""
+    """ASGI application of one path. style: format of errors. act: sends the response, or raises Refusal. methods:
+    allowed HTTP methods; all if empty. They are checked here, because starlette refuses others in plain text."""
 
     style: Style
     act: Act
@@ -72,14 +72,14 @@ class Handler:
                 raise not_allowed(scope["method"], self.methods)
             await self.act(Request(scope, watched_receive), answer, request_id)
         except Refusal as refusal:
-            # Otherwise the rest of a body would be read, whatever its length.
+            # An open connection would read the rest of the body, which may be long.
             await answer.refuse(refusal, closes=has_body)
         except Disconnected:
             pass
 
 
 class HttpGateway:
-    """Serves the HTTP requests of all tenants. transport: forwards them."""
+    """Authenticates, checks and forwards HTTP requests. transport: sends a request to an upstream server."""
 
     def __init__(self, spec: GatewaySpec, tenants: Tenants, transport: Transport, deployments: Deployments) -> None:
         self._spec = spec
@@ -89,7 +89,7 @@ class HttpGateway:
         self._page = files("pipeline.gateway").joinpath("openapi.json").read_bytes()
 
     def app(self) -> Router:
-        """The ASGI application. Paths without a route here cannot be reached."""
+        """ASGI application with the public routes. All other paths return 404."""
         routes = [
             self._get("/v2/health/live", self._health),
             self._get("/v2/health/ready", self._health),
@@ -109,7 +109,7 @@ class HttpGateway:
         return Router(routes, default=Handler("triton", _not_found), redirect_slashes=False)
 
     def metrics_app(self) -> Router:
-        """The ASGI application of the metrics port."""
+        """ASGI application of the metrics port."""
         return Router([self._get("/metrics", self._metrics)], default=Handler("triton", _not_found))
 
     def _get(self, path: str, act: Act) -> Route:
@@ -171,7 +171,7 @@ class HttpGateway:
         return deployment.known_types[model]
 
     async def _ask(self, deployment: Deployment, path: str, request_id: str) -> tuple[int, bytes]:
-        """Status and body of Triton's response to a request of our own. Raises Refusal (503) if there is none."""
+        """Status and body of Triton's response to a request of the gateway. Raises Refusal (503) if there is none."""
         onward = Onward(deployment.triton, "GET", path, b"", {}, _SHORT_S, request_id)
         try:
             with anyio.fail_after(onward.timeout_s):
@@ -187,7 +187,7 @@ class HttpGateway:
         checked = checked_openai(body, endpoint, tenant)
         timeout_s = self._timeout_s(request)
         headers = _JSON | _trace(request) | _session(request, tenant, checked.conversation)
-        # The front end makes a seed of the id of a request without one.
+        # The worker derives the seed of a request without one from the request id, so each choice needs its own id.
         ids = [request_id, *(secrets.token_hex(16) for _ in checked.bodies[1:])]
         deployment = self._deployments.current
         path, is_served = request.url.path, checked.model == deployment.spec.model
@@ -248,7 +248,7 @@ class HttpGateway:
 
 
 def _path(request: Request, deployment: Deployment, end: str) -> str:
-    """Path behind the gateway, built from checked names. Raises Refusal (404)."""
+    """Upstream path, built from checked names. Raises Refusal (404) for an unknown model or an invalid version."""
     model, version = request.path_params.get("model"), request.path_params.get("version")
     if model is None:
         return f"/v2/health{end}" if end else "/v2"
@@ -261,21 +261,21 @@ def _path(request: Request, deployment: Deployment, end: str) -> str:
 
 
 def _openai(deployment: Deployment) -> Upstream:
-    """The front end of the OpenAI API. Raises Refusal (503) where there is none."""
+    """The OpenAI front end. Raises Refusal (503) if the deployment has none."""
     if deployment.openai is None:
         raise unavailable()
     return deployment.openai
 
 
 def _trace(request: Request) -> dict[str, str]:
-    """The headers by which a client makes its request part of a trace (W3C trace context)."""
+    """The client's W3C trace context headers."""
     found = {name: request.headers.get(name, "") for name in ("traceparent", "tracestate")}
     return {name: value for name, value in found.items() if value and len(value) <= _MAX_TRACE_LENGTH}
 
 
 def _session(request: Request, tenant: Tenant, conversation: str | None) -> dict[str, str]:
-    """The header that keeps a session on one worker: one that the client names, else a conversation. Sessions of two
-    tenants are never the same."""
+    """Dynamo's header that keeps a session on one worker. The session is the client's header, else the conversation.
+    Sessions of different tenants differ."""
     if (name := request.headers.get(SESSION_HEADER, conversation)) is None:
         return {}
     return {_DYNAMO_SESSION: hashlib.sha256(f"{tenant.name}/{name}".encode(errors="replace")).hexdigest()[:32]}

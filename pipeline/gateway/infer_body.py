@@ -1,4 +1,4 @@
-"""Requests to `infer` of Triton's HTTP interface: tensors as JSON, or as bytes after it."""
+"""Requests to Triton's HTTP endpoint `infer`: JSON, with tensor data inside or as bytes after it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _SHARED_MEMORY = "shared_memory_region"
 
 
 def checked_infer(body: bytes, header_length: str | None, tenant: Tenant, types: Types) -> Checked:
-    """header_length: value of Inference-Header-Content-Length, None if the body is only JSON. types: of the model's
-    inputs. Raises Refusal (400)."""
+    """Check a request and set the tenant's namespace. header_length: value of Inference-Header-Content-Length; None if
+    the body is only JSON. types: datatypes of the model's inputs. Raises Refusal (400)."""
     length = len(body) if header_length is None else _length(header_length, len(body))
     value, tail = with_request_id(parse_json(body[:length]), tenant), body[length:]
     inputs = _tensors(value, "inputs")
@@ -65,7 +65,7 @@ def _parameters(tensor: Json) -> Json:
 
 
 def _blocks(inputs: list[Json], tail: bytes) -> list[tuple[Json, bytes | None]]:
-    """Each input with its bytes after the JSON, None without any."""
+    """Each input with its bytes after the JSON; None if its data is in the JSON."""
     blocks: list[tuple[Json, bytes | None]] = []
     start = 0
     for tensor in inputs:
@@ -83,14 +83,14 @@ def _blocks(inputs: list[Json], tail: bytes) -> list[tuple[Json, bytes | None]]:
 
 
 def _data(tensor: Json, block: bytes | None) -> Any:
-    """JSON data of a tensor, or the one whole number of 32 bits in its bytes."""
+    """JSON data of a tensor, or the single 32-bit integer in its bytes; None for other bytes."""
     if block is None:
         return tensor.get("data")
     return int.from_bytes(block, "little", signed=True) if len(block) == 4 else None
 
 
 def _text(tensor: Json, block: bytes | None) -> str:
-    """The one string of a tensor."""
+    """The single string of a tensor. Raises Refusal (400) if there is none."""
     value = single(tensor.get("data")) if block is None else bytes_element(block)
     if not isinstance(value, str):
         raise Refusal(400, f"{tensor['name']} must hold one string")
@@ -98,8 +98,7 @@ def _text(tensor: Json, block: bytes | None) -> str:
 
 
 def bytes_element(block: bytes) -> str | None:
-    """The one string in the bytes of a BYTES tensor: its length in 4 bytes, then UTF-8. None if the bytes are not
-    that."""
+    """The single string in the data of a BYTES tensor: its length in 4 bytes, then UTF-8. None for other data."""
     if len(block) < 4 or int.from_bytes(block[:4], "little") != len(block) - 4:
         return None
     try:

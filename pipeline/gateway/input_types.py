@@ -1,7 +1,6 @@
-"""Checks values of a `generate` request against the types of the model's inputs.
+"""Checks the values of a `generate` request against the datatypes of the model's inputs.
 
-Triton itself wraps integers that are too large for their tensor, and returns status 500 with a parser's message for
-other errors.
+Triton itself silently wraps integers that are too large for their tensor. For other wrong types it returns status 500.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _SHOWN = 60
 
 
 def types_of(metadata: Json) -> Types:
-    """Datatype of each input, from a model's metadata."""
+    """Datatype of each input in a model's metadata."""
     return {tensor["name"]: tensor["datatype"] for tensor in metadata["inputs"]}
 
 
@@ -43,7 +42,7 @@ def _items(value: Any) -> Iterator[Any]:
 
 
 def _fault(item: Any, datatype: str) -> str | None:
-    """Description of the expected type, None if the item has it."""
+    """Description of the expected type; None if the item has it."""
     if datatype == "BYTES":
         return None if isinstance(item, str) else "a string"
     if datatype == "BOOL":

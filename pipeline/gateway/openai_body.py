@@ -1,4 +1,4 @@
-"""Requests of the OpenAI API, in the form that the front end behind the gateway receives."""
+"""Checks requests of the OpenAI API, and converts them to requests to Dynamo's front end."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _PREFIX = annotation(NAMESPACE, "")
 
 
 class CheckedChoices(NamedTuple):
-    """A request as it is forwarded, once for each choice. max_tokens: limit of the output of one choice, None if the
-    request sets none. model: its name as the client has it. conversation: identifies it from its second turn on,
-    None in the first. rewrites: changes to the response."""
+    """A checked request. bodies: a request to forward for each choice. max_tokens: limit of the output of one choice;
+    None if the request sets none. model: the client's `model` field. conversation: id of the conversation, the same in
+    all turns but the first, where it is None. rewrites: changes to the response."""
 
     bodies: list[bytes]
     max_tokens: int | None
@@ -32,8 +32,8 @@ class CheckedChoices(NamedTuple):
 
 
 def checked_openai(body: bytes, endpoint: Endpoint, tenant: Tenant) -> CheckedChoices:
-    """The requests for the front end, in the tenant's namespace. A client may choose a namespace: "namespace:NAME" in
-    `nvext.annotations`, or `nvext.cache_salt`. Raises Refusal (400)."""
+    """Check a request and set the tenant's namespace. A client chooses a namespace with the annotation "namespace:NAME"
+    in `nvext.annotations`, or with `nvext.cache_salt`. Raises Refusal (400)."""
     value = parse_json(body)
     num_choices = _num_choices(value.pop("n", None))
     max_tokens = positive(value.get("max_completion_tokens")) or positive(value.get("max_tokens"))
@@ -43,7 +43,7 @@ def checked_openai(body: bytes, endpoint: Endpoint, tenant: Tenant) -> CheckedCh
         raise Refusal(400, str(error)) from error
     extension = sent["nvext"]
     annotations: list[str] = extension["annotations"]
-    # Dynamo's own field for this; it would be used where no namespace is set here.
+    # Removed below, because the worker uses this field of Dynamo if there is no annotation.
     salt = extension.get("cache_salt")
     asked = next((text.removeprefix(_PREFIX) for text in annotations if text.startswith(_PREFIX)), None)
     if asked is None:
@@ -62,7 +62,7 @@ def checked_openai(body: bytes, endpoint: Endpoint, tenant: Tenant) -> CheckedCh
 
 
 def _conversation(value: Json) -> str | None:
-    """Identifier of a conversation: its beginning, up to the first answer."""
+    """Id of a conversation: hash of its messages up to the first of the assistant; None without one."""
     messages = value.get("messages")
     if not isinstance(messages, list):
         return None

@@ -1,15 +1,16 @@
-"""Fields of an OpenAI request that Dynamo's front end drops or refuses, as annotations that reach the worker.
+"""Converts fields of an OpenAI request that Dynamo's front end does not forward to annotations for the worker.
 
-prediction, logit_bias                     dropped by the front end
-strategy, num_draft_tokens                 ours, refused by it as unknown
-draft_statistics                           ours: figures of the request's drafts come back in `nvext.engine_data`
-response_format, guided_*                  taken by it, but such a request does not move when its worker dies
-tools, tool_choice, parallel_tool_calls    taken by it, and repeated, so that a worker can keep the output to them
-max_tokens, max_completion_tokens          repeated, so that a worker can count the tokens of a request that moved
-echo, best_of, suffix, include_stop_str_in_output, prompt_logprobs, parts of messages that are no text
-                                           refused; it would leave them out
-more than four stop words, a message of no parts    refused; it answers with an error of the server
-top_logprobs of 0                          left out; it would leave out the log probabilities too
+field of the request                       treatment and reason
+prediction, logit_bias                     converted: the front end drops them
+strategy, num_draft_tokens                 converted: the front end refuses unknown fields
+draft_statistics                           converted: requests draft statistics in `nvext.engine_data`
+response_format, guided_*                  converted: the front end accepts them, but does not migrate such a request
+tools, tool_choice, parallel_tool_calls    copied: the worker makes a grammar of them
+max_tokens, max_completion_tokens          copied: the worker counts the earlier tokens of a migrated request
+echo, best_of, suffix, include_stop_str_in_output, prompt_logprobs, message parts other than text
+                                           refused: the front end ignores them
+more than four stop words, a message without parts    refused: the front end fails with status 500
+top_logprobs of 0                          removed: the front end would return no log probabilities at all
 """
 
 from __future__ import annotations
@@ -34,19 +35,20 @@ from pipeline.gateway.annotations import (
 )
 
 Endpoint = Literal["chat", "completions"]
-# Without a limit the worker cuts an output at the engine's length; the completions API has a default of 16.
+# Default limits of the output. The worker lowers the limit to the engine's length.
 _MAX_TOKENS: Mapping[Endpoint, int] = {"chat": 1 << 20, "completions": 16}
-# Only this module sets them: a client that could would make a worker count wrongly.
-_OURS = (f"{MAX_TOKENS}:", f"{GUIDE_TYPE}:", f"{GUIDE}:", f"{TOOLS}:")
-# The API's own limit.
+# Annotations removed from a client's request: wrong ones would corrupt the worker's token counts or grammar.
+_RESERVED = (f"{MAX_TOKENS}:", f"{GUIDE_TYPE}:", f"{GUIDE}:", f"{TOOLS}:")
+# Limit in OpenAI's API.
 _MOST_STOP_WORDS = 4
 _GUIDES = {"guided_regex": "regex", "guided_grammar": "ebnf_grammar"}
 
 
 def for_front_end(body: Mapping[str, Any], endpoint: Endpoint) -> dict[str, Any]:
-    """The request as the front end receives it. Raises RequestError, one sentence, for a field of a wrong type."""
+    """Convert a client's request to the request to the front end. Raises RequestError for an unsupported field or a
+    value of a wrong type."""
     sent = dict(body)
-    _refuse_what_is_left_out(sent)
+    _refuse_unsupported(sent)
     options: dict[str, str] = {}
     options |= _text_option(sent, STRATEGY)
     options |= _prediction(sent)
@@ -69,19 +71,18 @@ def for_front_end(body: Mapping[str, Any], endpoint: Endpoint) -> dict[str, Any]
     annotations, fields = _texts(extension, "annotations"), _texts(extension, "extra_fields")
     if sent.pop(STATISTICS, False) or ENGINE_DATA in fields:
         options[STATISTICS] = "true"
-    kept = [text for text in annotations if not text.startswith(_OURS)]
-    # The worker's refusal comes back there; but with tools the front end leaves it out, see `forward`.
+    kept = [text for text in annotations if not text.startswith(_RESERVED)]
+    # A worker returns its refusal in ENGINE_DATA. With tools the front end drops it, see `forward`.
     extra = {*fields} - {ENGINE_DATA} if tools else {*fields, ENGINE_DATA}
-    made = {
+    sent["nvext"] = {
         **extension,
         "annotations": kept + [annotation(name, value) for name, value in options.items()],
         "extra_fields": sorted(extra),
     }
-    sent["nvext"] = made
     return sent
 
 
-def _refuse_what_is_left_out(body: Mapping[str, Any]) -> None:
+def _refuse_unsupported(body: Mapping[str, Any]) -> None:
     for name in ("include_stop_str_in_output", "prompt_logprobs"):
         if body.get(name):
             raise RequestError(f"{name} is not supported; leave it out")
@@ -136,7 +137,7 @@ def _logit_bias(sent: dict[str, Any]) -> dict[str, str]:
 
 
 def _guide(sent: dict[str, Any]) -> dict[str, str]:
-    """Convert a response format to a type and a guide of TensorRT-LLM."""
+    """Convert the response format to TensorRT-LLM's guide type and guide."""
     found = [_response_format(sent.pop("response_format", None))]
     found += [_guided(sent, name, kind) for name, kind in _GUIDES.items()]
     if (schema := sent.pop("guided_json", None)) is not None:
@@ -148,8 +149,8 @@ def _guide(sent: dict[str, Any]) -> dict[str, str]:
 
 
 def tools_option(sent: Mapping[str, Any]) -> dict[str, Any]:
-    """{"functions": parameters by name, "choice": "auto", "required" or {"name": ...}, "parallel": bool}. Empty where
-    no call is possible, and for tools of another form, which the front end refuses."""
+    """Tools of a request: {"functions": parameters by name, "choice": "auto", "required" or {"name": ...}, "parallel":
+    bool}. Empty if no call is allowed, or if the tools are invalid, which the front end reports."""
     tools, choice = sent.get("tools"), sent.get("tool_choice") or "auto"
     if not isinstance(tools, list) or not tools:
         return {}
@@ -188,7 +189,7 @@ def _response_format(value: object) -> tuple[str, str] | None:
 
 
 def _max_tokens(sent: dict[str, Any], endpoint: Endpoint) -> int:
-    """The limit of the output, which the request then always states."""
+    """The limit of the output. Sets the default in `sent` if it has none."""
     name = "max_completion_tokens" if sent.get("max_completion_tokens") is not None else "max_tokens"
     value = sent.get(name)
     if value is None:

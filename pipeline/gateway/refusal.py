@@ -1,4 +1,4 @@
-"""A response of the gateway itself: HTTP status, gRPC status, and a sentence."""
+"""Error response of the gateway: HTTP status, gRPC status and message."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _GRPC_CODES = {
 
 
 class Refusal(Exception):
-    """A request that the gateway refuses. retry_after_s: when to send it again, if that may help. headers: others of
-    the response."""
+    """Raised for a request that the gateway refuses. sentence: message for the client. retry_after_s: value of the
+    header Retry-After, if a retry may help. headers: further headers of the response."""
 
     def __init__(
         self, status: int, sentence: str, retry_after_s: int | None = None, headers: Mapping[str, str] | None = None
@@ -40,5 +40,5 @@ class Refusal(Exception):
 
 
 def not_allowed(method: str, methods: Sequence[str]) -> Refusal:
-    """The refusal of a method that a path does not take."""
+    """Refusal of an HTTP method. methods: those that the path allows."""
     return Refusal(405, f"this path takes {methods[0]}, not {method[:20]}", headers={"allow": ", ".join(methods)})

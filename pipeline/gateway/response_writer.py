@@ -1,4 +1,4 @@
-"""One response of the gateway: forwarded in pieces, or an error in the form of the client's API."""
+"""Sends a response of the gateway: forwarded pieces, or an error in the format of the client's API."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
 
 class Responder(Protocol):
-    """Takes one response."""
+    """Receiver of one response."""
 
     async def start(self, status: int, headers: Mapping[str, str], is_stream: bool = False) -> None:
-        """is_stream: it consists of server-sent events, and each piece is one or more whole ones."""
+        """Begin the response. is_stream: whether each piece consists of complete server-sent events."""
 
     async def piece(self, data: bytes) -> None: ...
 
     async def end(self) -> None: ...
 
     async def refuse(self, refusal: Refusal, closes: bool = False) -> None:
-        """End with an error. closes: end the connection as well."""
+        """End with an error. closes: whether to close the connection."""
 
 
 class ResponseWriter:
-    """Writes one response. style: of its errors."""
+    """Writes one response to the client. style: format of errors."""
 
     def __init__(self, send: Send, style: Style, request_id: str) -> None:
         self._send = send
@@ -48,8 +48,8 @@ class ResponseWriter:
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def refuse(self, refusal: Refusal, closes: bool = False) -> None:
-        """Send the error as the whole response, or as the last event of a stream that has begun. A whole response that
-        has begun is cut off."""
+        """Send the error as the whole response, or as the last event of a stream that has begun. Any other response
+        that has begun is cut off."""
         body = write_json(error_body(refusal, self._style))
         if not self._started:
             headers = {"content-type": "application/json", "content-length": str(len(body)), **refusal.headers}

@@ -1,9 +1,9 @@
-"""Changes to the front end's responses, for clients that expect OpenAI's or vLLM's form.
+"""Rewrites the front end's responses to OpenAI's or vLLM's format.
 
-draft_figures    the front end returns what a worker adds in `nvext.engine_data` only; vLLM has it in
-                 `metrics.speculative_decoding`, where load generators such as AIPerf read it
-log_probs        alternatives in the completions API are an object from token to log probability, and `text_offset` has
-                 the place of each token in the text; the front end sends lists, as in the chat API, and no offsets
+draft_figures    moves draft statistics from `nvext.engine_data`, the only place that the front end offers, to
+                 `metrics.speculative_decoding`, where vLLM has them and load generators such as AIPerf read them
+log_probs        converts the alternatives of the completions API from lists to objects from token to log probability,
+                 and adds `text_offset`, the position of each token in the text
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ _DATA = b"data: "
 
 
 class Rewrite(NamedTuple):
-    """mark: what a response must contain to be changed. change: of the whole response, or of one event."""
+    """A change of a response. mark: bytes that a response or event must contain to be changed. change: converts its
+    JSON value."""
 
     mark: bytes
     change: Callable[[Json], Json]
 
 
 class RewritingResponder:
-    """Forwards one response to `answer`, rewritten."""
+    """Forwards one response to `answer` with a rewrite applied."""
 
     def __init__(self, answer: Responder, rewrite: Rewrite) -> None:
         self._answer = answer
@@ -77,7 +78,7 @@ class RewritingResponder:
 
 
 def _move_figures(body: Json) -> Json:
-    """Move the figures of drafts to the root. Output text may contain the mark too; it is left as it is."""
+    """Move draft statistics to the root. A response with the mark in its text only stays unchanged."""
     engine_data = (body.get("nvext") or {}).get("engine_data") or {}
     if (figures := engine_data.pop(FIGURES, None)) is None:
         return body
@@ -85,15 +86,15 @@ def _move_figures(body: Json) -> Json:
 
 
 def log_probs() -> Rewrite:
-    """The rewriting of one response. Offsets go on from chunk to chunk of a stream."""
-    ends: dict[int, int] = defaultdict(int)  # of the text so far, by choice
+    """Rewrite of one response. Offsets continue from chunk to chunk of a stream."""
+    ends: dict[int, int] = defaultdict(int)  # length of the text so far, by choice
 
     def change(body: Json) -> Json:
         for choice in body.get("choices") or []:
             found = choice.get("logprobs") or {}
             for place, alternatives in enumerate(found.get("top_logprobs") or []):
                 if isinstance(alternatives, list):
-                    # Of two tokens with one text the more probable one counts: it comes first.
+                    # Of two tokens with the same text, keep the more probable one, which comes first.
                     found["top_logprobs"][place] = {
                         entry["token"]: entry["logprob"] for entry in reversed(alternatives)
                     }

@@ -1,4 +1,4 @@
-"""Spec of a gateway process: one JSON file that only its owner can read."""
+"""Start-up options of a gateway process, in a JSON file that only its owner can read."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from pipeline.config.schema import ApiKey, Frozen, GatewayConfig
 
 # Header that Triton's restricted interfaces require.
 TRITON_KEY_HEADER = "lookahead-key"
-# Triton's name for its key in the metadata of gRPC.
+# The same header in gRPC metadata, as Triton names it.
 TRITON_GRPC_KEY = f"triton-grpc-protocol-{TRITON_KEY_HEADER}"
 
 
 class DeploymentSpec(Frozen):
-    """What stands behind the gateway. Another one may take its place while the gateway serves."""
+    """The servers behind the gateway. They can be exchanged while the gateway serves."""
 
     triton_http: str = Field(description="host:port of Triton's HTTP interface.")
     triton_grpc: str = Field(description="host:port of Triton's gRPC interface.")
     triton_metrics: str = Field(description="host:port of Triton's metrics.")
-    triton_key: str = Field(description="Value of TRITON_KEY_HEADER that Triton asks for.")
-    openai_http: str | None = Field(description="host:port of the OpenAI front end.")
-    model: str = Field(description="Model that the OpenAI front end serves.")
-    public_models: tuple[str, ...] = Field(description="Models that clients may call.")
-    tenant_models: tuple[str, ...] = Field(description="Those of them that take a namespace.")
-    max_seq_len: int
+    triton_key: str = Field(description="Value of TRITON_KEY_HEADER that Triton requires.")
+    openai_http: str | None = Field(description="host:port of the OpenAI front end; None without an OpenAI API.")
+    model: str = Field(description="Name of the model that the OpenAI front end serves.")
+    public_models: tuple[str, ...] = Field(description="Triton models that clients may call.")
+    tenant_models: tuple[str, ...] = Field(description="Public models with the inputs `namespace` and `stop`.")
+    max_seq_len: int = Field(description="Limit of prompt and output of one sequence, in tokens.")
 
 
 class GatewaySpec(Frozen):
-    """Addresses of the gateway and of the servers behind it, keys and limits."""
+    """Addresses of the gateway and of the servers behind it, API keys and limits."""
 
     host: str
     http_port: int
     grpc_port: int
     metrics_host: str
     metrics_port: int
-    openai_port: int | None = Field(description="A second HTTP port, for OpenAI clients; None for no OpenAI API.")
+    openai_port: int | None = Field(description="HTTP port of the OpenAI API; None without an OpenAI API.")
     deployment: DeploymentSpec
     api_keys: tuple[ApiKey, ...]
     config: GatewayConfig
@@ -44,11 +44,12 @@ class GatewaySpec(Frozen):
 
 
 class GatewayStatus(Frozen):
-    """Status of the gateway, written to a file beside its spec at every change."""
+    """Status of the gateway, which it writes to a file beside its spec at every change."""
 
-    triton_http: str = Field(description="Where new requests go.")
-    num_running_earlier: int = Field(description="Requests that run on the servers before.")
+    triton_http: str = Field(description="host:port of the Triton server that receives new requests.")
+    num_running_earlier: int = Field(description="Number of requests that run on earlier servers.")
 
 
 def status_path(spec_path: Path) -> Path:
+    """Path of the status file of the gateway with the spec file `spec_path`."""
     return spec_path.with_name("status.json")

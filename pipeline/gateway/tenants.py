@@ -1,4 +1,4 @@
-"""Tenants: who sends a request, and whether its limits allow another one now."""
+"""Tenants: authentication by API key, limits of requests and tokens, and separation of namespaces."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipeline.config.schema import ApiKey, GatewayConfig
 from pipeline.gateway.refusal import Refusal
 
 Clock = Callable[[], float]
-# Retry-After where the time at which a slot becomes free is unknown.
+# Retry-After if the end of a running request is unknown.
 RETRY_AFTER_S = 1
 # Longest namespace that a client may choose, in bytes of UTF-8.
 MAX_NAMESPACE_BYTES = 128
@@ -20,7 +20,7 @@ MAX_NAMESPACE_BYTES = 128
 
 @dataclass(slots=True)
 class TokenBucket:
-    """Rate limit of tokens: at most `per_minute`, refilled evenly."""
+    """Rate limit of tokens: holds at most `per_minute` tokens and refills at that rate."""
 
     per_minute: int
     clock: Clock
@@ -31,7 +31,7 @@ class TokenBucket:
         self._level, self._filled_at = float(self.per_minute), self.clock()
 
     def take(self, num_tokens: int) -> None:
-        """Raise Refusal if there are too few tokens: 429, or 400 if there can never be enough."""
+        """Remove tokens. Raises Refusal 429 if too few are left, Refusal 400 if the bucket can never hold enough."""
         if num_tokens > self.per_minute:
             raise Refusal(
                 400,
@@ -49,8 +49,8 @@ class TokenBucket:
 
 @dataclass(slots=True)
 class Tenant:
-    """One client, or all clients on a server without keys. prefix: of its request ids, and of its namespaces unless it
-    shares its drafts."""
+    """Holder of an API key, or all clients of a server without keys. prefix: precedes the tenant's request ids, and its
+    namespaces unless shares_drafts is set. bucket: limit of tokens, if any."""
 
     name: str
     prefix: str
@@ -62,8 +62,8 @@ class Tenant:
     _namespaces: set[str] = field(default_factory=set)
 
     def namespace(self, asked: str) -> str:
-        """The namespace for a request of this tenant. asked: the client's choice, empty for none. Raises Refusal for a
-        name that is too long, or one too many."""
+        """Namespace of a request of this tenant. asked: the client's choice, empty for none. Raises Refusal (400) if
+        the name is too long, or if the tenant has used max_namespaces others."""
         if len(asked.encode(errors="surrogatepass")) > MAX_NAMESPACE_BYTES:
             raise Refusal(400, f"namespace has more than {MAX_NAMESPACE_BYTES} bytes")
         if self.max_namespaces is not None and asked not in self._namespaces:
@@ -75,13 +75,14 @@ class Tenant:
         return asked if self.shares_drafts else self.prefix + asked
 
     def request_id(self, asked: str) -> str:
-        """The id of a request for the server behind. It contains the tenant, so that no tenant can stop another's
-        request by its id. Empty for a request without one."""
+        """Id of a request on the upstream server; empty for a request without one. It contains the tenant, so that a
+        tenant cannot stop another tenant's request by its id."""
         return self.prefix + asked if asked else ""
 
 
 class Tenants:
-    """All tenants of a server. num_running: requests in progress of all tenants."""
+    """Finds the tenant of an API key, and admits requests within the limits of tenant and server. num_running: running
+    requests of all tenants."""
 
     def __init__(self, keys: Sequence[ApiKey], config: GatewayConfig, clock: Clock = time.monotonic) -> None:
         self._max_concurrent_requests = config.max_concurrent_requests
@@ -101,12 +102,13 @@ class Tenants:
         self.num_running = 0
 
     def of_key(self, key: str | None) -> Tenant:
-        """The holder of a key. Raises Refusal (401) if keys are required and this is not one of them."""
+        """Tenant of an API key. On a server without keys all clients share one tenant. Raises Refusal (401) for a
+        missing or unknown key."""
         if not self._by_hash:
             return self._everyone
         if key is None:
             raise Refusal(401, "an API key is needed; send it as `Authorization: Bearer KEY`")
-        # Looked up by its hash, so the time of the lookup reveals nothing about the keys.
+        # The lookup compares hashes, so its time reveals nothing about the keys.
         tenant = self._by_hash.get(hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest())
         if tenant is None:
             raise Refusal(401, "the API key is not known here")
@@ -120,9 +122,9 @@ class Tenants:
         max_seq_len: int,
         num_choices: int = 1,
     ) -> Admission:
-        """Admit one request of a tenant, until its admission is released. num_output_tokens: limit of the output of one
-        choice, None if it sets none; then max_seq_len of the engine counts. num_choices: each counts as a request.
-        Raises Refusal (429 for the tenant's limits, 503 for the server's, 400 for a request above both)."""
+        """Count a request as running until the result is released. num_output_tokens: limit of the output of one
+        choice; None counts as max_seq_len. num_choices: each choice counts as a request. Raises Refusal: 429 at a
+        tenant's limit, 503 at the server's limit, 400 for a request that alone exceeds a limit."""
         limit = tenant.max_concurrent_requests if self._by_hash else self._max_concurrent_requests
         limit = min(limit, self._max_concurrent_requests)
         if num_choices > limit:
@@ -140,7 +142,7 @@ class Tenants:
 
 
 class Admission:
-    """One request in progress, or its choices; a context manager that releases it."""
+    """The running choices of one admitted request. As a context manager it releases them at the end."""
 
     def __init__(self, tenants: Tenants, tenant: Tenant, num_requests: int) -> None:
         self._tenants, self._tenant = tenants, tenant
@@ -149,7 +151,7 @@ class Admission:
         tenants.num_running += num_requests
 
     def release(self) -> None:
-        """A second call does nothing."""
+        """End the request. A second call does nothing."""
         self._tenant.num_running -= self._num_held
         self._tenants.num_running -= self._num_held
         self._num_held = 0
@@ -162,7 +164,7 @@ class Admission:
 
 
 def bearer_key(authorization: str | None) -> str | None:
-    """The key in the value of an Authorization header, if any."""
+    """Key in the value of an Authorization header; None if it has no bearer key."""
     if authorization is None:
         return None
     scheme, _, key = authorization.partition(" ")

@@ -1,6 +1,6 @@
-"""Requests over HTTP/1.1 to the servers behind the gateway, on this machine: no TLS, proxies, redirects, pools.
+"""HTTP/1.1 client for the upstream servers on this machine, without TLS, proxies, redirects and connection pools.
 
-httpx takes more than a millisecond of a processor for each of them, this a third of that.
+A request with httpx takes more than a millisecond of processor time, with this client a third of that.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _READ_BYTES = 1 << 16
 
 
 class Unreachable(Exception):
-    """A server behind the gateway is not there, or broke off."""
+    """The upstream server does not accept a connection, or closed it before the end of the response."""
 
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """A server behind the gateway. address: host:port. headers: sent with every request."""
+    """An upstream server. address: host:port. headers: sent with every request."""
 
     address: str
     headers: Mapping[str, str]
@@ -31,10 +31,10 @@ class Upstream:
 
 @dataclass(frozen=True, slots=True)
 class Onward:
-    """A request as it is forwarded. timeout_s: time limit in total. patience_s: time for retries while the server
-    behind cannot reach its own worker; nothing has been computed or answered then. is_served: whether the server behind
-    has the requested model, so that "not found" passes. renderer: a request, still without its body, to Triton's model
-    that applies the chat template and says what is wrong with a conversation; None where there is no conversation."""
+    """A request to forward. timeout_s: time limit in total. patience_s: time for retries while the front end cannot
+    reach a worker; no worker has received the request then. is_served: whether the front end serves the requested
+    model, so that 404 means that it has no worker at the moment. renderer: template, without a body, of the request to
+    the Triton model that reports why the chat template refuses a conversation; None without a conversation."""
 
     target: Upstream
     method: str
@@ -50,8 +50,8 @@ class Onward:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A response whose headers are there. headers: by lower-case name. chunks: of the body, as they come; raises
-    Unreachable if it breaks off."""
+    """A response whose headers have arrived. headers: by lower-case name. chunks: yields the body as it arrives; raises
+    Unreachable if the connection breaks."""
 
     status: int
     headers: Mapping[str, str]
@@ -63,11 +63,11 @@ Transport = Callable[[Onward], AbstractAsyncContextManager[Response]]
 
 @asynccontextmanager
 async def request(onward: Onward) -> AsyncGenerator[Response, None]:
-    """The response to a request, for the length of a block, on a connection of its own. Leaving the block early cancels
-    the request. Raises Unreachable.
+    """Send a request on a new connection and yield the response. Leaving the block early cancels the request. Raises
+    Unreachable.
 
-    No connection stays open: a Triton that is shutting down waits for idle ones before it finalizes its models, so it
-    would be killed before they have saved their learned state."""
+    Connections are not reused: a Triton that is shutting down waits for idle connections before it finalizes its
+    models, so it would be killed before they have saved their learned state."""
     connection = h11.Connection(h11.CLIENT)
     sent = _sent(connection, onward)
     reader, writer = await _connect(onward.target.address)
@@ -79,7 +79,7 @@ async def request(onward: Onward) -> AsyncGenerator[Response, None]:
         headers = {name.decode(): value.decode("latin-1") for name, value in head.headers}
         yield Response(head.status_code, headers, _chunks(connection, reader))
     finally:
-        writer.transport.abort()  # a close would wait until the server has taken the whole request
+        writer.transport.abort()  # close would wait until the server has received the whole request
 
 
 def _sent(connection: h11.Connection, onward: Onward) -> bytes:
