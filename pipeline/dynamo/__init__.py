@@ -1,1 +1,1 @@
-"""NVIDIA Dynamo in front of Triton: its worker, and the processes that `lookahead serve` starts."""
+"""NVIDIA Dynamo in front of Triton: Dynamo workers, and the fleet of processes that `lookahead serve` starts."""

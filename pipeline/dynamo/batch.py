@@ -1,8 +1,8 @@
-"""OpenAI batch files through the OpenAI API: concurrent requests, results in order, resumable after a kill.
+"""Runs OpenAI batch files through the OpenAI API, with concurrent requests; an interrupted run can be resumed.
 
 A line of the input is {"custom_id", "method": "POST", "url": "/v1/chat/completions", "body": {...}}, as in OpenAI's
-batch API. Finished requests are appended to a journal beside the output, and a later run continues after them. At the
-end the output is written atomically, in the order of the input, and the journal is removed.
+batch API. Each finished request is appended to a journal beside the output, and a later run skips it. At the end the
+output is written atomically, in the order of the input, and the journal is removed.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from pipeline.files import write_whole
 from pipeline.json_lines import json_rows, reading
 
 _URLS = ("/v1/chat/completions", "/v1/completions")
-# First pause before a refused request is sent again; each pause is twice as long as the one before.
+# Pauses before retries: each is twice as long as the one before, up to the longest.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
-_LATER = (429, 503)
+# Status codes after which a request is sent again.
+_RETRIED = (429, 503)
 
 
 class BatchRequest(NamedTuple):
@@ -36,13 +37,13 @@ class BatchRequest(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """Names the request in the journal: one that was edited since is another."""
+        """Key of the request in the journal. It covers all fields, so an edited request is sent again."""
         return hashlib.sha256(json.dumps(self).encode()).hexdigest()
 
 
 def read_batch(path: Path) -> list[BatchRequest]:
-    """The requests of a batch file. Raises UserError for a file that cannot be read, and for a line that is no request,
-    with its number."""
+    """Read the requests of a batch file. Raises UserError if the file cannot be read or a line is not a valid request;
+    the message holds the line number."""
     requests: list[BatchRequest] = []
     seen: set[str] = set()
     with reading(path), path.open(encoding="utf-8") as file:
@@ -56,12 +57,12 @@ def read_batch(path: Path) -> list[BatchRequest]:
 
 
 def journal_path(out: Path) -> Path:
-    """Journal of finished requests."""
+    """Path of the journal of finished requests."""
     return out.with_name(f"{out.name}.partial")
 
 
 def read_journal(out: Path) -> dict[str, str]:
-    """Finished lines by the digest of their request. A last line that a kill cut off is left out."""
+    """Output lines of finished requests, by digest of the request. Ignores an incomplete last line."""
     try:
         lines = journal_path(out).read_bytes().split(b"\n")
     except FileNotFoundError:
@@ -79,11 +80,11 @@ def run_batch(
     timeout_s: float,
     on_done: Callable[[str], None],
 ) -> int:
-    """Send the requests that the journal lacks, then write the output. on_done: called with the custom_id of each
-    finished one.
+    """Send the requests that are not in the journal, then write the output. on_done: receives the custom_id of each
+    finished request.
 
-    Returns how many were not answered with 200. Raises ServerError if the server cannot be reached; a later run then
-    goes on."""
+    Returns the number of responses with a status other than 200. Raises ServerError if the server cannot be reached; a
+    later run continues."""
     done = read_journal(out)
     lock, stop = threading.Lock(), threading.Event()
     with journal_path(out).open("a", encoding="utf-8") as journal, _client(base_url, api_key, timeout_s) as client:
@@ -99,7 +100,7 @@ def run_batch(
                 raise
             if result is None:
                 return
-            # What is no character stays an escape of JSON.
+            # Lone surrogates, which UTF-8 cannot encode, stay JSON escapes.
             line = json.dumps(result, ensure_ascii=False).encode(errors="backslashreplace").decode()
             with lock:
                 journal.write(f"{request.digest} {line}\n")
@@ -131,17 +132,17 @@ def _client(base_url: str, api_key: str, timeout_s: float) -> httpx.Client:
 
 
 def _result(client: httpx.Client, request: BatchRequest, stop: threading.Event) -> dict[str, Any] | None:
-    """A line of the output; None for a request that the server could not take before the run was stopped."""
+    """Result of a request as a line of the output; None if the run stopped before the server accepted the request."""
     pause = _FIRST_PAUSE_S
     while True:
         try:
-            # In ASCII: what is no character gets its own answer, as it would break the encoding of the whole batch.
+            # ASCII with escapes, because UTF-8 cannot encode a lone surrogate. The server refuses only that request.
             response = client.post(request.url, content=json.dumps(request.body))
         except httpx.HTTPError as error:
             raise ServerError(
                 f"{client.base_url} did not answer {request.custom_id}: {error!r}. Run the command again to go on."
             ) from error
-        if response.status_code not in _LATER:
+        if response.status_code not in _RETRIED:
             return _line(request, response)
         if stop.wait(_pause_of(response, pause)):
             return None
@@ -149,13 +150,13 @@ def _result(client: httpx.Client, request: BatchRequest, stop: threading.Event) 
 
 
 def _pause_of(response: httpx.Response, pause: float) -> float:
-    """The server's Retry-After, else the doubled pause."""
+    """The server's Retry-After in seconds, else `pause`."""
     asked = response.headers.get("retry-after", "")
     return float(asked) if asked.isdigit() else pause
 
 
 def _line(request: BatchRequest, response: httpx.Response) -> dict[str, Any]:
-    """One line of the output, as OpenAI's batch API has it."""
+    """A line of the output in the format of OpenAI's batch API."""
     try:
         body = response.json()
     except ValueError:
@@ -173,7 +174,7 @@ def _line(request: BatchRequest, response: httpx.Response) -> dict[str, Any]:
 
 
 def _drop_cut_line(path: Path) -> None:
-    """Remove the part of a line with which a killed run ended."""
+    """Remove an incomplete last line, which a killed run leaves."""
     data = path.read_bytes()
     whole = data[: data.rfind(b"\n") + 1]
     if whole != data:

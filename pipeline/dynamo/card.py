@@ -1,4 +1,4 @@
-"""The files of a model that Dynamo's front end needs: configuration, tokenizer and chat template, without weights."""
+"""Model card of Dynamo's front end: the configuration, tokenizer and chat template of a model, without weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MENTIONS_TOOLS = re.compile(r"\btools\b")
 
 
 def write_card(artifact: Artifact, run_dir: Path) -> Path:
-    """Copy the files of an artifact into a subfolder of the run folder. Returns the subfolder."""
+    """Write the card of an artifact into a subfolder of the run folder. Returns the subfolder."""
     folder = run_dir / CARD / artifact.resolved.model.name / artifact.resolved.profile.name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -31,8 +31,8 @@ def write_card(artifact: Artifact, run_dir: Path) -> Path:
 
 
 def _ensure_template(folder: Path) -> None:
-    """Give a model without a chat template one that refuses every conversation: Dynamo's front end takes no model
-    without one, and completions need none."""
+    """Add a chat template that refuses every conversation if the model has none, because Dynamo's front end does not
+    load a model without a template. Completions do not use it."""
     template, settings = folder / "chat_template.jinja", folder / "tokenizer_config.json"
     has_one = settings.is_file() and json.loads(settings.read_text(encoding="utf-8")).get("chat_template")
     if not has_one and not template.is_file():
@@ -40,15 +40,14 @@ def _ensure_template(folder: Path) -> None:
 
 
 def _add_tools(path: Path) -> None:
-    """Put our way of showing tools to the model before a chat template that has none."""
+    """Prepend our template for tools to a chat template without tools."""
     template = path.read_text(encoding="utf-8") if path.is_file() else ""
     if template and not _MENTIONS_TOOLS.search(template):
         path.write_text(_TOOLS_TEMPLATE.read_text(encoding="utf-8") + template, encoding="utf-8")
 
 
 def _name_architecture(path: Path, architecture: str) -> None:
-    """Write the class name into a config.json that lacks it, as those of GGUF files do: Dynamo's front end refuses a
-    model without one."""
+    """Add the class name if config.json has none, as with GGUF files: Dynamo's front end refuses a model without it."""
     config = json.loads(path.read_text(encoding="utf-8"))
     if not config.get("architectures"):
         path.write_text(json.dumps({**config, "architectures": [architecture]}, indent=2) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Dynamo's engine interface over a Triton server: tokens in, tokens out."""
+"""Implementation of Dynamo's engine interface, which forwards token requests to a Triton server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from pipeline.errors import BusyError, EngineError, RequestError, ServerError, r
 from pipeline.gateway.annotations import ENGINE_DATA, FIGURES, REFUSAL, STATISTICS, annotation
 from pipeline.gateway.annotations import NAMESPACE as DRAFT_NAMESPACE
 
-# Dynamo's block size has no meaning for our KV cache; it is the unit of its prefix routing.
+# Unit of Dynamo's prefix routing. Our KV cache has no blocks.
 KV_BLOCK_SIZE = 16
 _READY_POLL_S = 0.1
 _FINISH = {"end_token": "stop", "stop_words": "stop", "length": "length", "cancelled": "cancelled"}
@@ -37,7 +37,7 @@ _CANCELLED: dict[str, Any] = {"token_ids": [], "index": 0, "finish_reason": "can
 
 
 class TritonEngine(LLMEngine):
-    """One worker's engine. All methods run in one event loop."""
+    """Engine of one worker. All methods run in one event loop."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         self._spec = spec
@@ -49,7 +49,7 @@ class TritonEngine(LLMEngine):
 
     @classmethod
     async def from_args(cls, argv: list[str] | None = None) -> tuple[TritonEngine, WorkerConfig]:
-        """argv: the spec as JSON, as its one entry."""
+        """Create the engine and its Dynamo configuration. argv: one entry, a `WorkerSpec` as JSON."""
         spec = WorkerSpec.model_validate_json((argv or [""])[0])
         config = WorkerConfig(
             namespace=NAMESPACE,
@@ -61,7 +61,8 @@ class TritonEngine(LLMEngine):
         return cls(spec), config
 
     async def start(self, worker_id: int) -> EngineConfig:
-        """Wait for Triton. worker_id: names it to front ends. Raises ServerError if Triton is not ready in time."""
+        """Wait until Triton is ready. worker_id: Dynamo's id of this worker. Raises ServerError if Triton is not ready
+        within startup_timeout_s."""
         spec = self._spec
         keys = os.environ.get(TRITON_KEYS, "").split(",")
         own, *others = [TritonStream(url, key) for url, key in zip_longest(spec.triton_urls, keys, fillvalue="")]
@@ -89,12 +90,12 @@ class TritonEngine(LLMEngine):
         )
 
     async def generate(self, request: Any, context: Context) -> AsyncGenerator[Any, None]:
-        """Chunks of the output as they come.
+        """Yield the chunks of the output as they arrive.
 
-        A request that is refused before any output ends with the reason in `engine_data` if the response may have that
-        (see `annotations.REFUSAL`). Otherwise raises what Dynamo understands: InvalidArgument (400), HttpError 503 when
-        the server is busy, and EngineShutdown when it is gone, upon which Dynamo moves the request to another
-        worker."""
+        If Triton refuses the request before any output, the only chunk holds the reason in `engine_data`, provided that
+        the request allows it (see `annotations.REFUSAL`). Other errors are raised as Dynamo's exceptions:
+        InvalidArgument (400), HttpError 503 if the server is busy, EngineShutdown if it is gone, after which Dynamo
+        migrates the request to another worker."""
         started = False
         try:
             async with aclosing(self._chunks(request, context)) as chunks:
@@ -112,7 +113,7 @@ class TritonEngine(LLMEngine):
             raise _dynamo_error(error) from error
 
     async def _chunks(self, request: Any, context: Context) -> AsyncGenerator[Any, None]:
-        """The chunks of `generate`. Raises our own errors."""
+        """Yield the chunks of `generate`. Raises RequestError, BusyError or EngineError."""
         wanted = token_request(request, context.id(), self._spec)
         if not wanted.num_remaining_tokens:
             yield {"token_ids": [], "index": 0, "finish_reason": "length"}
@@ -137,12 +138,12 @@ class TritonEngine(LLMEngine):
             task.cancel()
 
     async def abort(self, context: Context) -> None:
-        """End a request whose client is gone, or that needs no more tokens."""
+        """End a request whose client has left, or that needs no more tokens."""
         if (chunks := self._running.get(context.id())) is not None:
             chunks.put_nowait(None)
 
     async def cleanup(self) -> None:
-        """Close the connection. Twice does nothing."""
+        """Close the connections. A second call does nothing."""
         if self._keeping is not None:
             self._keeping.cancel()
         if self._servers is not None:
@@ -153,14 +154,14 @@ class TritonEngine(LLMEngine):
         register_engine_registry(metrics, self._metrics.registry, prefix_filters=[PREFIX])
 
     async def health_check_payload(self) -> dict[str, Any] | None:
-        """One token of a request that no client's drafts see."""
+        """Request for one token, in a separate namespace of the trie."""
         return build_health_check_payload(
             bos_token_id=0, extras={"annotations": [annotation(DRAFT_NAMESPACE, "health check")]}
         )
 
     async def _output(self, wanted: TokenRequest, context: Context, chunks: asyncio.Queue[Any]) -> None:
-        """Put the chunks of the output, or the exception, into a queue."""
-        assert self._servers is not None, "start comes before generate"
+        """Put the chunks of the output, or an exception, into a queue."""
+        assert self._servers is not None, "call start before generate"
         trace = (context.trace_headers() or {}) if self._spec.is_traced else {}
         try:
             stream = self._servers.generate(wanted, context.id(), trace)
@@ -171,7 +172,7 @@ class TritonEngine(LLMEngine):
             chunks.put_nowait(error)
 
     def _alternatives(self, top: tuple[tuple[int, float], ...]) -> list[dict[str, Any]]:
-        """The most probable tokens of one place as Dynamo has them."""
+        """The most probable tokens of one position, in Dynamo's format."""
         return [
             {"rank": rank, "token_id": token, "token": self._decode(token), "logprob": value}
             for rank, (token, value) in enumerate(top, 1)
@@ -186,7 +187,7 @@ class TritonEngine(LLMEngine):
     def _dynamo_chunk(self, wanted: TokenRequest, chunk: TokenChunk, num_sent: int) -> dict[str, Any]:
         made: dict[str, Any] = {"token_ids": chunk.token_ids, "index": 0}
         if wanted.returns_log_probs and chunk.token_ids:
-            # The end token has none, and its place is not shown.
+            # The end token has no log probability, and the front end does not show its position.
             missing = len(chunk.token_ids) - len(chunk.log_probs)
             made["log_probs"] = [*chunk.log_probs, *[0.0] * missing]
             if chunk.top:
@@ -195,11 +196,11 @@ class TritonEngine(LLMEngine):
             return made
         made["finish_reason"] = _FINISH[chunk.finish_reason]
         statistics = chunk.statistics or {}
-        has_figures = "num_draft_tokens" in statistics  # a server may hide them
+        has_figures = "num_draft_tokens" in statistics  # absent with server.side_channel_safe
         if has_figures:
             self._metrics.record(statistics)
         if has_figures and wanted.has_prediction:
-            # The front end counts usage by itself, but for these two.
+            # The front end computes usage itself, except for the prediction tokens.
             num_tokens = wanted.num_resumed_tokens + num_sent
             accepted = statistics["num_accepted_prediction_tokens"]
             made["completion_usage"] = {
@@ -218,7 +219,7 @@ class TritonEngine(LLMEngine):
 
 
 def _dynamo_error(error: EngineError | RequestError) -> Exception:
-    """The exception for an error of the server."""
+    """Dynamo's exception for an error of Triton."""
     if isinstance(error, EngineError):
         return EngineShutdown(str(error))
     if isinstance(error, BusyError):

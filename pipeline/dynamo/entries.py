@@ -1,7 +1,7 @@
-"""A worker's entries in the folder by which the processes of a fleet find each other (`server.discovery: file`).
+"""Restores a worker's entries in Dynamo's discovery folder (`server.discovery: file`) after a suspension.
 
-Every process of Dynamo deletes entries that were not renewed for ten seconds. After a suspension (SIGSTOP, a laptop's
-sleep, a paused virtual machine) those of running workers are among them, and Dynamo never writes them again.
+Every Dynamo process deletes entries that were not renewed for ten seconds. After a suspension (SIGSTOP, a laptop's
+sleep, a paused virtual machine) that includes entries of running workers, which Dynamo does not write again.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from pathlib import Path
 from pipeline.files import partial_path
 
 _PERIOD_S = 0.5
-# A check that is so late shows a suspension. Dynamo's shutdown removes entries too, and these stay removed.
+# Delay of a check that indicates a suspension. Without one, missing entries stay removed, as after Dynamo's shutdown.
 _LATE_S = 3.0
-# For how long entries are restored: other processes may delete them a moment after the end of the suspension.
+# Time after a suspension during which entries are restored, because other processes may delete them late.
 _RESTORE_S = 30.0
 
 
 class Entries:
-    """Keeps the entries of one worker. folder: shared by all processes. worker_id: as Dynamo numbers the worker."""
+    """Discovery entries of one worker. folder: Dynamo's discovery folder. worker_id: Dynamo's id of the worker.
+    pattern: glob pattern of the worker's files."""
 
     def __init__(self, folder: Path, worker_id: int) -> None:
         self.pattern = f"{folder}/v1/*/*%2F{worker_id:x}"
@@ -32,7 +33,7 @@ class Entries:
         self._restore_until = 0.0
 
     def check(self, now: float) -> None:
-        """Note new entries, and write again those that are missing after a suspension. now: seconds since 1970."""
+        """Remember new entries, and restore those that are missing after a suspension. now: seconds since 1970."""
         if self._checked_at is not None and now - self._checked_at > _LATE_S:
             self._restore_until = now + _RESTORE_S
         self._checked_at = now
@@ -46,14 +47,14 @@ class Entries:
                     self._write(path, content)
 
     async def keep(self) -> None:
-        """Check again and again."""
+        """Check periodically until cancelled."""
         while True:
-            with suppress(OSError):  # a disk that is full may have room later
+            with suppress(OSError):  # the next check tries again
                 self.check(time.time())
             await asyncio.sleep(_PERIOD_S)
 
     def _write(self, path: Path, content: bytes) -> None:
-        """Write an entry whole: others watch its folder, so it comes there by its name only."""
+        """Write an entry atomically, through a file outside the subfolder that other processes watch."""
         partial = partial_path(self._folder / path.name)
         partial.write_bytes(content)
         partial.chmod(0o600)

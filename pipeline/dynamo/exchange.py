@@ -1,8 +1,8 @@
-"""Another profile on the running servers without an outage: the new ones start beside the old ones, the gateway sends
-new requests to them, the old ones end when their requests have.
+"""Switch of the running servers to another profile without an outage.
 
-It takes a gateway, which keeps its address and its connections, and memory for both. Otherwise the old ones are drained
-and stopped first (`server.switch`).
+The new servers start beside the old ones, the gateway sends new requests to them, and the old ones stop after their
+last request. That needs a gateway, which keeps the address and the connections, and memory for both. Otherwise the old
+servers are drained and stopped first (`server.switch`).
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from pipeline.server.state import GATEWAY, SERVICES, STATE, ServerState, require
 from pipeline.server.switch import switch_server
 from pipeline.triton_models.handover import hand_over
 
-# Time limit for the gateway to follow.
+# Time limit for the gateway to switch to the new servers.
 _FOLLOW_S = 20.0
-# After it has followed: requests that it had just sent arrive, and streams without requests are closed.
+# Pause after the gateway's switch, so that the requests sent just before have arrived and idle streams are closed.
 _SETTLE_S = 2.0
 # Time limit for a server to write its learned state.
 _LEAVE_S = 20.0
@@ -46,9 +46,9 @@ _POLL_S = 0.1
 
 
 def switch_fleet(before: PreparedServer, after: PreparedServer, places: Places, base: Path, note: Note) -> Fleet:
-    """Exchange what runs for servers of `after`, which run detached. base: folder of the run folders.
+    """Replace the running servers of `before` by detached servers of `after`. base: folder of the run folders.
 
-    Raises ServerError if they do not come up, with the reason; the old ones serve then, or serve again."""
+    Raises ServerError with the reason if the new servers do not start. The old ones then continue, or start again."""
     folder = serving_dir(base)
     if (reason := obstacle(after, folder)) is not None:
         note(f"{reason}; running requests finish, then the old server stops before the new one starts")
@@ -58,7 +58,7 @@ def switch_fleet(before: PreparedServer, after: PreparedServer, places: Places, 
 
 
 def obstacle(after: PreparedServer, folder: Path) -> str | None:
-    """Why the new servers cannot run beside the old ones, if they cannot. folder: where the old ones run."""
+    """Reason why the new servers cannot run beside those of the run folder `folder`; None if they can."""
     server = after.resolved.profile.server
     if find_service(folder / SERVICES / GATEWAY) is None:
         return "there is no gateway (server.gateway.enabled), which would send requests to the new server"
@@ -74,13 +74,13 @@ def obstacle(after: PreparedServer, folder: Path) -> str | None:
 def _exchange(before: PreparedServer, after: PreparedServer, places: Places, base: Path, note: Note) -> Fleet:
     old_dir, new_dir = serving_dir(base), free_dir(base)
     old = require_server(old_dir)
-    stop_fleet(new_dir)  # of a switch that was killed
+    stop_fleet(new_dir)  # servers of an interrupted switch
     _share_gateway(old_dir, new_dir)
     _leave_learned(old_dir, new_dir, note)
     note("starting the new server beside the old one")
     fleet = start_fleet(after, places, new_dir, beside=True, detach=True, note=note)
     try:
-        _hand_over(old, fleet, after, base, new_dir)
+        _redirect_gateway(old, fleet, after, base, new_dir)
     except BaseException:
         fleet.stop()
         raise
@@ -93,11 +93,11 @@ def _exchange(before: PreparedServer, after: PreparedServer, places: Places, bas
 
 
 def _leave_learned(old_dir: Path, new_dir: Path, note: Note) -> None:
-    """Make each old server save what it has learnt, for the new server with the same number."""
+    """Hand the learned state of each old server over to the new server with the same number."""
     for number, state in enumerate(find_replicas(old_dir), 1):
         old, new = (replica_dir(folder, number) / HANDOVER for folder in (old_dir, new_dir))
         if not hand_over(old, new, partial(_nudge, state), _LEAVE_S):
-            note("the server did not say what it has learnt; the new one begins without")
+            note("the old server did not save its learned state; the new one starts without it")
 
 
 def _nudge(state: ServerState) -> None:
@@ -110,7 +110,7 @@ def _nudge(state: ServerState) -> None:
 
 
 def _share_gateway(old_dir: Path, new_dir: Path) -> None:
-    """Let both run folders have the same gateway."""
+    """Link the gateway's folder into the new run folder."""
     own, other = (folder / SERVICES / GATEWAY for folder in (old_dir, new_dir))
     if own.resolve() == other.resolve():
         return
@@ -121,8 +121,8 @@ def _share_gateway(old_dir: Path, new_dir: Path) -> None:
     other.symlink_to(own.resolve())
 
 
-def _hand_over(old: ServerState, fleet: Fleet, after: PreparedServer, base: Path, new_dir: Path) -> None:
-    """Make the new servers those of the gateway. Raises ServerError if it does not follow."""
+def _redirect_gateway(old: ServerState, fleet: Fleet, after: PreparedServer, base: Path, new_dir: Path) -> None:
+    """Switch the gateway and the state files to the new servers. Raises ServerError if the gateway does not switch."""
     new, path = fleet.state, spec_path(new_dir)
     spec = GatewaySpec.model_validate_json(path.read_bytes())
     triton = Listening(LOOPBACK, LOOPBACK, Ports(new.http_port, new.grpc_port, new.metrics_port), new.triton_key)
@@ -144,23 +144,23 @@ def _hand_over(old: ServerState, fleet: Fleet, after: PreparedServer, base: Path
         write_whole(gateway_path, gateway.model_dump_json() + "\n")
         write_whole(path, spec.model_dump_json(), private=True)
         if isinstance(error, TimeoutError):
-            raise ServerError("The gateway did not follow to the new server; the old one serves on.") from error
-        with suppress(TimeoutError):  # the new server is about to end
+            raise ServerError("The gateway did not switch to the new server; the old one still serves.") from error
+        with suppress(TimeoutError):  # the gateway must leave the new server before it stops
             _wait(lambda: _status(new_dir).triton_http == spec.deployment.triton_http, _FOLLOW_S)
         raise
 
 
 def _status(folder: Path) -> GatewayStatus:
-    """Raises ValidationError or FileNotFoundError until the gateway has written one."""
+    """Status of the gateway. Raises ValidationError or FileNotFoundError until the gateway has written it."""
     return GatewayStatus.model_validate_json(status_path(spec_path(folder)).read_bytes())
 
 
-def _wait(is_so: Callable[[], bool], patience_s: float) -> None:
-    """Raises TimeoutError."""
+def _wait(condition: Callable[[], bool], patience_s: float) -> None:
+    """Poll until the condition holds. Raises TimeoutError after patience_s."""
     deadline = time.monotonic() + patience_s
     while True:
         try:
-            if is_so():
+            if condition():
                 return
         except (ValidationError, FileNotFoundError):
             pass

@@ -1,7 +1,7 @@
-"""Proof that a killed process changes no token: requests run while workers and Triton servers are killed with -9.
+"""Failover test: requests run while workers and Triton servers are killed with SIGKILL, and no token may change.
 
-Each question is answered once on an undisturbed fleet. Then clients send the questions again and again, while one
-process after the other is killed; the guards start them again. Every answer must equal the undisturbed one.
+An undisturbed fleet first serves each request once. Then clients repeat the requests while one process after the other
+is killed and restarted by its guard. Every output must equal the first one.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from pipeline.errors import ServerError
 from pipeline.server.processes import marked_processes
 from pipeline.server.state import is_ready, reachable
 
-# Time limit of a request; a longer one counts as hanging.
+# Time limit of a request. A longer one counts as failed.
 REQUEST_TIMEOUT_S = 180.0
 # Time limit for a killed process to serve again.
 _RETURN_TIMEOUT_S = 900.0
 _NUM_CLIENTS = 4
-# Kills come at a random moment of the work of the clients.
+# Range of the random pause before a kill.
 _PAUSE_S = (0.2, 1.5)
 _POLL_S = 0.05
 _PROMPTS = (
@@ -68,7 +68,7 @@ KINDS = (
     Kind("penalties", {"temperature": 1.2, "seed": 8, "presence_penalty": 0.7, "frequency_penalty": 0.4}),
     Kind("stop word", {"temperature": 0.9, "seed": 9, "min_tokens": 8, "stop": ["\n\n", "the end"]}),
     Kind(
-        "conversation",  # stays on one server while that is there
+        "conversation",  # all turns go to the same worker while it is alive
         {
             "seed": 11,
             "messages": [
@@ -90,7 +90,7 @@ KINDS = (
 
 
 class ClientOutput(NamedTuple):
-    """Output of a request as its client sees it."""
+    """Output of a request, as a client receives it."""
 
     text: str
     finish_reason: str
@@ -100,8 +100,8 @@ class ClientOutput(NamedTuple):
 
 @dataclass
 class FailoverReport:
-    """Counts of one run. differences, failures: a sentence each. num_moved: requests that moved, by the front end's
-    count. slowest_s: the longest response time."""
+    """Result of one run. num_moved: requests that migrated, from the front end's metrics. slowest_s: the longest
+    response time. differences, failures: descriptions of requests with another output, or with an error."""
 
     num_kills: int = 0
     num_requests: int = 0
@@ -111,7 +111,7 @@ class FailoverReport:
     failures: list[str] = field(default_factory=list)
 
     def counts(self) -> dict[str, float]:
-        """The figures by name."""
+        """Counts by name, with the longest response time in seconds."""
         return {
             "kills": self.num_kills,
             "requests": self.num_requests,
@@ -127,14 +127,14 @@ class FailoverReport:
 
 
 def verify_failover(fleet: Fleet, url: str, model: str, num_kills: int, max_tokens: int, note: Note) -> FailoverReport:
-    """Ask, kill, compare. fleet: with two replicas at least. url: of its OpenAI API. Raises ServerError if a killed
-    process does not come back, or the undisturbed fleet does not answer."""
+    """Run the test with num_kills kills. url: base URL of the fleet's OpenAI API. Raises ServerError if the fleet has
+    fewer than two replicas, does not serve undisturbed, or a killed process does not come back."""
     if len(fleet.servers) < 2:
-        raise ServerError("A request can only move to another worker; set server.replicas to 2 or more.")
+        raise ServerError("A failover needs a second worker; set server.replicas to 2 or more.")
     bodies = [_body(model, prompt, max_tokens, kind) for kind in KINDS for prompt in _PROMPTS]
     names = [f"{kind.name}: {prompt}" for kind in KINDS for prompt in _PROMPTS]
     with httpx.Client(timeout=REQUEST_TIMEOUT_S, trust_env=False) as client:
-        note("asking the undisturbed fleet")
+        note("recording the outputs of the undisturbed fleet")
         expected = [_ask(client, url, body) for body in bodies]
     report, lock, done = FailoverReport(), threading.Lock(), threading.Event()
     moved_before = num_moved(fleet)
@@ -173,7 +173,7 @@ def verify_failover(fleet: Fleet, url: str, model: str, num_kills: int, max_toke
 
 
 def num_moved(fleet: Fleet) -> int:
-    """Requests that the front end has moved to another worker since it was started."""
+    """Number of requests that the front end has migrated to another worker since its start."""
     front_end = next(service.state for service in fleet.services if service.name == FRONT_END)
     url = f"http://{reachable(front_end.host)}:{front_end.ports['http']}/metrics"
     text = httpx.get(url, timeout=10, trust_env=False).text
@@ -197,7 +197,7 @@ def _kill_in_turn(fleet: Fleet, url: str, model: str, num_kills: int, report: Fa
 
 
 def _wait_until_whole(fleet: Fleet, url: str, model: str) -> None:
-    """Until every process serves again."""
+    """Wait until every process serves. Raises ServerError if one does not come back in time."""
     deadline = time.monotonic() + _RETURN_TIMEOUT_S
     while not (
         all(is_ready(server.state) for server in fleet.servers)
@@ -215,7 +215,7 @@ def _worker_id(fleet: Fleet, number: int) -> str:
 
 
 def _process(server_id: str, name: str) -> int:
-    """The process of a guard's that does the work. Raises ServerError if it is not there."""
+    """Id of a guard's child process with the executable or module `name`. Raises ServerError if there is none."""
     for pid in marked_processes(server_id):
         with suppress(OSError):
             words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
@@ -229,7 +229,7 @@ def _body(model: str, prompt: str, max_tokens: int, kind: Kind) -> dict[str, Any
 
 
 def _ask(client: httpx.Client, url: str, body: Mapping[str, Any]) -> ClientOutput:
-    """One answer. Raises ServerError for any other outcome."""
+    """Send one request. Raises ServerError for anything but a complete response."""
     try:
         response = client.post(f"{url}/chat/completions", json=body)
     except httpx.TimeoutException as error:

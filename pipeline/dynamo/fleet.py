@@ -1,4 +1,4 @@
-"""All servers of this machine: Triton servers, a worker for each, and the OpenAI API in front of them."""
+"""The fleet of this machine: Triton servers, a Dynamo worker for each, and the OpenAI front end."""
 
 from __future__ import annotations
 
@@ -45,17 +45,19 @@ _POLL_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Processes started by this one. servers: `lookahead status` prints the first one."""
+    """Processes that this process has started. servers: Triton servers in the order of their numbers. services: workers
+    and front end."""
 
     servers: list[RunningServer]
     services: list[RunningService]
 
     @property
     def state(self) -> ServerState:
+        """State of the first Triton server."""
         return self.servers[0].state
 
     def wait(self) -> RunningServer | RunningService:
-        """Block until one of the processes has ended; the one that did."""
+        """Block until a process has ended, and return it."""
         while True:
             for running in self.running:
                 if running.poll() is not None:
@@ -63,18 +65,18 @@ class Fleet:
             time.sleep(_POLL_S)
 
     def stop(self) -> None:
-        """End all of them, the front end first. Twice does nothing."""
+        """Stop all processes, the front end first. A second call does nothing."""
         for running in reversed(self.running):
             running.stop()
 
     @property
     def front_end_port(self) -> int | None:
-        """Port of the OpenAI front end, None without one."""
+        """Port of the OpenAI front end; None if the fleet has none."""
         return next((service.state.ports["http"] for service in self.services if service.name == FRONT_END), None)
 
     @property
     def running(self) -> list[RunningServer | RunningService]:
-        """All processes, in the order in which they were started."""
+        """All processes in the order of their start."""
         return [*self.servers, *self.services]
 
 
@@ -89,10 +91,11 @@ def start_fleet(
     verbose: bool = False,
     note: Note = lambda text: None,
 ) -> Fleet:
-    """Start what the server section of the config asks for, and wait until all of it is ready. Raises ServerError.
+    """Start the processes that the server section of the config requires, and wait until all are ready. Raises
+    ServerError if one does not start.
 
-    join: start no front end; that of another machine finds the workers. beside: use free ports and no gateway; the
-    gateway that already runs will send requests to them."""
+    join: start no front end, because the one of another machine finds the workers. beside: use free ports and start no
+    gateway, because the running gateway will switch to the new servers."""
     server = served.resolved.profile.server
     if beside:
         served = _on_free_ports(served)
@@ -105,7 +108,7 @@ def start_fleet(
     with ExitStack() as stack:
         stack.callback(fleet.stop)
         run_dir.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(run_dir / DISCOVERY, ignore_errors=True)  # of servers that were killed
+        shutil.rmtree(run_dir / DISCOVERY, ignore_errors=True)  # entries of killed servers
         card = write_card(served.artifact, run_dir)
         workers = []
         for number in range(1, server.replicas + 1):
@@ -135,10 +138,12 @@ def start_fleet(
 
 
 def check_fleet(resolved: ResolvedConfig, join: bool = False) -> None:
-    """Raises ServerError for what would prevent a start; asked before an engine is built."""
+    """Raise ServerError if the config rules out a start. To be called before an engine is built."""
     server = resolved.profile.server
     if join and not server.openai:
-        raise ServerError("--join starts a worker of a fleet, and server.openai is false. Leave one of them out.")
+        raise ServerError(
+            "--join starts a worker for an OpenAI API, and server.openai is false. Leave one of them out."
+        )
     if join and server.discovery == "file" and FILE_KV not in os.environ:
         raise ServerError(
             f"--join has no fleet to join: set server.discovery to etcd or kubernetes, or {FILE_KV} to the folder that "
@@ -152,37 +157,37 @@ def check_fleet(resolved: ResolvedConfig, join: bool = False) -> None:
 
 
 def without_openai(resolved: ResolvedConfig) -> ResolvedConfig:
-    """The same config with Triton alone."""
+    """The same config without the OpenAI API."""
     return with_server(resolved, openai=False)
 
 
 def with_server(resolved: ResolvedConfig, **settings: object) -> ResolvedConfig:
-    """A config with other settings in its server section."""
+    """The same config with other settings in its server section."""
     profile = resolved.profile
     profile = profile.model_copy(update={"server": profile.server.model_copy(update=settings)})
     return resolved.model_copy(update={"profile": profile})
 
 
 def _openai_ports(server: ServerConfig) -> OpenAIPorts:
-    """Without a gateway the front end itself is public."""
+    """Check and reserve the ports of the OpenAI API. Without a gateway the front end itself uses the public port."""
     asked = {"openai_port": server.openai_port} | ({"inner port": 0} if server.gateway.enabled else {})
     ports = list(bind_ports(server.host, asked).values())
     return OpenAIPorts(ports[0], ports[-1])
 
 
 def replica_dir(run_dir: Path, number: int) -> Path:
-    """Run folder of a Triton server. number: from 1 on; the first has the run folder itself."""
+    """Run folder of a Triton server. number: counted from 1; the first server uses run_dir itself."""
     return run_dir if number == 1 else run_dir / f"replica-{number}"
 
 
 def find_replicas(run_dir: Path) -> list[ServerState]:
-    """The Triton servers that run, the first one first."""
+    """States of the running Triton servers in the order of their numbers."""
     folders = (run_dir, *sorted(run_dir.glob("replica-*")))
     return [state for folder in folders if (state := find_server(folder)) is not None]
 
 
 def openai_url(run_dir: Path) -> str | None:
-    """Base URL of the OpenAI API that runs from a run folder; None if there is none."""
+    """Base URL of the OpenAI API of a run folder; None if none runs."""
     front_end, gateway = (find_service(run_dir / SERVICES / name) for name in (FRONT_END, GATEWAY))
     if front_end is None:
         return None
@@ -193,12 +198,13 @@ def openai_url(run_dir: Path) -> str | None:
 
 
 def as_running(served: PreparedServer, run_dir: Path) -> PreparedServer:
-    """The same with the OpenAI API and the replicas of the running server, for a switch to another profile."""
+    """The same server with the OpenAI port and the number of replicas of the running one, for a switch of the profile.
+    Raises ServerError if the running server has joined another machine's fleet."""
     url, replicas = openai_url(run_dir), len(find_replicas(run_dir))
     if url is None and any(service.name.startswith(WORKER) for service in find_services(run_dir)):
         raise ServerError(
-            "This server has joined a fleet, which goes on without it. Give it another profile with `lookahead stop "
-            "--drain` and `lookahead serve --join`."
+            "This server has joined the fleet of another machine. To change its profile, run `lookahead stop --drain` "
+            "and `lookahead serve --join`."
         )
     if url is None:
         return replace(served, resolved=without_openai(served.resolved))
@@ -207,12 +213,11 @@ def as_running(served: PreparedServer, run_dir: Path) -> PreparedServer:
 
 
 def stop_fleet(run_dir: Path, drain: bool = False) -> ServerState | None:
-    """Stop everything that runs from a run folder. Returns the first Triton server that was stopped, if any.
-
-    drain: the front end first lets running requests finish."""
+    """Stop all processes of a run folder. drain: let running requests finish first. Returns the state of the first
+    Triton server that was stopped; None if none ran."""
     stop_service(run_dir, FRONT_END, drain)
     for state in find_services(run_dir):
-        if state.name != GATEWAY:  # which ends with its server
+        if state.name != GATEWAY:  # the gateway ends with its Triton server
             stop_service(run_dir, state.name, drain)
     stopped = [stop_server(folder, drain) for folder in (run_dir, *sorted(run_dir.glob("replica-*")))]
     return next((state for state in stopped if state is not None), None)

@@ -1,4 +1,4 @@
-"""Draft counts of a worker under the names that vLLM gives them, which load generators such as AIPerf read."""
+"""Draft metrics of a worker under vLLM's names, which load generators such as AIPerf read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NUM_POSITIONS = 16
 
 
 class DraftMetrics:
-    """Counters in a separate registry. Used from one thread."""
+    """Draft counters of a worker, in a separate registry. Not thread safe."""
 
     def __init__(self, model: str) -> None:
         self.registry = CollectorRegistry()
@@ -29,7 +29,7 @@ class DraftMetrics:
         self._positions = [per_position.labels(model, str(place)) for place in range(_NUM_POSITIONS)]
 
     def record(self, statistics: Mapping[str, Any]) -> None:
-        """Count one request. statistics: as `lookahead_bls` returns them."""
+        """Add one request. statistics: output `statistics` of `lookahead_bls`."""
         lengths = [length - 1 for length in statistics["acceptance_lengths"] if length > 1]
         self._drafts.inc(len(statistics["acceptance_lengths"]) if statistics["num_draft_tokens"] else 0)
         self._draft_tokens.inc(statistics["num_draft_tokens"])
@@ -43,8 +43,8 @@ class DraftMetrics:
 
 
 def speculative_decoding(statistics: Mapping[str, Any]) -> dict[str, Any]:
-    """The figures of one request as vLLM's answers have them. statistics: as `lookahead_bls` returns them. The first
-    step computes the prompt and is not counted; tokens that a grammar forced count as accepted."""
+    """Draft statistics of one request in vLLM's format. statistics: output `statistics` of `lookahead_bls`. The first
+    step, which is the prefill, does not count. Tokens that a grammar forced count as accepted drafts."""
     accepted = [length - 1 for length in statistics["acceptance_lengths"][1:]]
     num_accepted, num_steps = sum(accepted), len(accepted)
     num_drafted = max(statistics["num_draft_tokens"], num_accepted)

@@ -1,7 +1,7 @@
-"""A request of Dynamo as the tensors of `lookahead_bls`.
+"""Converts a request of Dynamo to the input tensors of `lookahead_bls`.
 
-A request that moves to another worker or server goes on as it would have: its prompt then holds the tokens so far, and
-everything that counts output tokens (min_tokens, penalties, a response format) counts those too.
+A request that migrates to another worker or server continues with the same output. Its prompt then ends with the tokens
+generated so far, and the options that count output tokens (min_tokens, penalties, response format) include them.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from pipeline.triton_models.tensors import Array
 # Default temperature of the OpenAI API.
 _DEFAULT_TEMPERATURE = 1.0
 _SEEDS = 1 << 64
-# The front end ends a request at its first finish reason, so the gateway makes a request of each choice.
+# The front end ends a request at its first finish reason, so only the gateway, which splits requests, supports n.
 _ONE_CHOICE = "n must be 1 without the gateway (server.gateway.enabled); send the request again with seed + 1"
 _PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
 
 
 @dataclass(frozen=True, slots=True)
 class TokenRequest:
-    """One request. num_resumed_tokens: tokens of token_ids that are output already. num_remaining_tokens: most that are
-    still to come."""
+    """A converted request. num_prompt_tokens: prompt without resumed tokens. num_resumed_tokens: output tokens at the
+    end of input_ids, generated earlier. num_remaining_tokens: limit of tokens still to generate."""
 
     tensors: dict[str, Array]
     num_prompt_tokens: int
@@ -58,8 +58,8 @@ class TokenRequest:
 
 
 def token_request(request: Mapping[str, Any], context_id: str, spec: WorkerSpec) -> TokenRequest:
-    """Read a request. context_id: names it on every worker that it moves to. Raises RequestError, one sentence, if it
-    makes no sense."""
+    """Convert a request. context_id: Dynamo's id of the request, the same on every worker. Raises RequestError if the
+    request is invalid."""
     ids: list[int] = request["token_ids"]
     stop, sampling = request.get("stop_conditions") or {}, request.get("sampling_options") or {}
     if sampling.get("n") not in (None, 1):
@@ -79,7 +79,7 @@ def token_request(request: Mapping[str, Any], context_id: str, spec: WorkerSpec)
     if stop.get("min_tokens"):
         tensors["min_tokens"] = _int(stop["min_tokens"])
     if stop.get("stop"):
-        # Dynamo ends the text at them too, and would show the beginning of one that spans several tokens.
+        # Dynamo stops at these words too, but would show the beginning of a word that spans several tokens.
         tensors["stop_words"] = np.asarray([[word.encode() for word in stop["stop"]]], np.object_)
     if stop.get("ignore_eos"):
         tensors["end_id"] = _int(-1)
@@ -109,13 +109,13 @@ def token_request(request: Mapping[str, Any], context_id: str, spec: WorkerSpec)
 
 
 def takes_engine_data(request: Mapping[str, Any]) -> bool:
-    """Whether the response may hold fields of this worker."""
+    """Whether the response may contain `engine_data`."""
     extension = (request.get("extra_args") or {}).get("nvext") or {}
     return ENGINE_DATA in (extension.get("extra_fields") or [])
 
 
 def resumed(wanted: TokenRequest, token_ids: Sequence[int]) -> TokenRequest:
-    """The rest of a request whose output so far has been continued by some tokens."""
+    """The rest of a request after it has generated token_ids."""
     if not token_ids:
         return wanted
     ids = np.append(wanted.tensors["input_ids"], np.asarray([token_ids], np.int32), axis=1)
@@ -129,7 +129,7 @@ def resumed(wanted: TokenRequest, token_ids: Sequence[int]) -> TokenRequest:
 
 
 def _counts(num_tokens: int, max_tokens: int | None, of_output: int | None, spec: WorkerSpec) -> tuple[int, int]:
-    """Tokens that may still come, and those of the request that are output already."""
+    """Number of tokens still to generate, and of output tokens in the request. of_output: the annotation max_tokens."""
     room = spec.max_seq_len - num_tokens
     if max_tokens is None:
         return max(1, room), 0
@@ -149,13 +149,13 @@ def _sampling(sampling: Mapping[str, Any], num_prompt_tokens: int, spec: WorkerS
         tensors["top_k"] = _int(top_k)
     counts = (sampling.get(name) for name in ("presence_penalty", "frequency_penalty"))
     if spec.prompt_ignore_length and any(counts):
-        # The OpenAI API counts generated tokens, not requested ones.
+        # In the OpenAI API these penalties apply to output tokens only.
         tensors["prompt_ignore_length"] = _int(num_prompt_tokens)
     return tensors
 
 
 def _log_probs(num_top: int | None) -> dict[str, Array]:
-    """num_top: alternatives at each place; None for no log probabilities."""
+    """num_top: number of alternatives at each position; None for no log probabilities."""
     if num_top is None:
         return {}
     tensors: dict[str, Array] = {"return_log_probs": np.asarray([[True]])}
@@ -165,7 +165,7 @@ def _log_probs(num_top: int | None) -> dict[str, Array]:
 def _guide(
     options: Mapping[str, str], decoding: Mapping[str, Any] | None, tool_call_parser: str | None
 ) -> dict[str, Array]:
-    """A response format or the tools: as an annotation, or as Dynamo spells it."""
+    """Guide of a response format or of tools, from the annotations or from Dynamo's own field."""
     if GUIDE_TYPE in options:
         kind, guide = options[GUIDE_TYPE], options.get(GUIDE, "")
     elif TOOLS in options:
@@ -194,7 +194,7 @@ def _dynamo_guide(decoding: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _seed(seed: int | None, context_id: str) -> int:
-    """The client's, or one of the request's own that every worker finds again."""
+    """The client's seed as an unsigned number, else a hash of the request's id, which is the same on every worker."""
     if seed is not None:
         return seed % _SEEDS
     return int.from_bytes(hashlib.sha256(context_id.encode()).digest()[:8], "big")

@@ -1,7 +1,7 @@
-"""The Triton servers that one worker may send a request to: its own, and those beside it for when its own is gone.
+"""Failover of a worker's requests between the Triton servers of its machine.
 
-An output that has begun goes on elsewhere as it would have: its prompt is then the prompt and the tokens so far, and
-the seed and the absolute position of a token decide the noise that it is sampled with.
+An output that has begun continues with the same tokens on another server. The new prompt is the prompt and the tokens
+so far, and the sampling noise depends only on the seed and the absolute position of a token.
 """
 
 from __future__ import annotations
@@ -15,16 +15,15 @@ from pipeline.dynamo.request_tensors import TokenRequest, resumed
 from pipeline.dynamo.triton_stream import TokenChunk, TritonStream
 from pipeline.errors import BusyError, EngineError
 
-# For how long a request looks for a server that is ready; then workers of other machines are asked.
+# Time limit for a ready server of this machine. Afterwards Dynamo migrates the request to another worker.
 _SEARCH_S = 0.5
-# For how long an output that has begun waits for a place on a server that has none.
+# Time limit for a busy server to continue an output that has begun.
 _BUSY_S = 120.0
 _POLL_S = 0.1
 
 
 class TritonServers:
-    """Sends requests to one of several servers. own: the one that gets them. others: those that take over while it
-    cannot be reached."""
+    """Sends requests to one of several servers. own: the preferred server. others: used while it cannot be reached."""
 
     def __init__(self, own: TritonStream, others: Sequence[TritonStream] = ()) -> None:
         self.own = own
@@ -33,8 +32,8 @@ class TritonServers:
     async def generate(
         self, wanted: TokenRequest, request_id: str, trace: Mapping[str, str]
     ) -> AsyncGenerator[TokenChunk, None]:
-        """Chunks as they come, from one server after the other if need be. Raises as `TritonStream.generate` does, and
-        EngineError only if none of them is there."""
+        """Yield the chunks of the output as they arrive, and continue on another server if one fails. Raises the errors
+        of `TritonStream.generate`; EngineError only if no server is ready."""
         server, busy_since = self.own, None
         while wanted.num_remaining_tokens:
             token_ids: list[int] = []
@@ -51,7 +50,7 @@ class TritonServers:
             except BusyError:
                 wanted = resumed(wanted, token_ids)
                 busy_since = busy_since or time.monotonic()
-                # A new request is refused, and its client sends it again; one that has begun has no way back.
+                # The client can send a new request again, but not one whose output has begun.
                 if not wanted.num_resumed_tokens or time.monotonic() - busy_since > _BUSY_S:
                     raise
                 await asyncio.sleep(_POLL_S)
@@ -62,7 +61,7 @@ class TritonServers:
             await server.close()
 
     async def _ready_one(self) -> TritonStream:
-        """The first that is ready. Raises EngineError if none is for a while."""
+        """The first ready server. Raises EngineError if none is ready within `_SEARCH_S`."""
         until = time.monotonic() + _SEARCH_S
         while True:
             for server in self._all:

@@ -1,4 +1,4 @@
-"""The processes of Dynamo as services: a worker beside each Triton server, and the front end with the OpenAI API."""
+"""Dynamo's processes as services: a worker for each Triton server, and the front end with the OpenAI API."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from pipeline.server.state import SERVICES, ServerState, answers, reachable
 
 FRONT_END, WORKER = "front-end", "worker"
 DISCOVERY = "discovery"
-# File in which a worker names its entries in that folder.
+# File with the glob pattern of a worker's entries in the discovery folder.
 ENTRIES = "entries"
 INSTALL = "pip install 'lookahead-pipeline[dynamo]'"
 _LOOPBACK = "127.0.0.1"
-# Limit of moves per request. Each attempt to reach a killed worker counts, and so does each half second in which no
-# server of a machine is ready.
+# Limit of migrations per request. Each attempt to reach a killed worker counts, and each half second without a ready
+# server on a machine.
 _MIGRATION_LIMIT = 100
-# Seconds after its last request for which a session stays with the worker that has its KV cache and drafts. Dynamo's
-# mode `kv` would find the prefix by itself, but in 1.4.2 it does not let a running request move.
+# A session stays on the worker with its KV cache and drafts until this many seconds after its last request. Dynamo's
+# router mode `kv` finds the prefix without sessions, but in 1.4.2 it does not migrate a running request.
 _ROUTING = ("--router-session-affinity-ttl-secs", "3600")
 _STARTUP_S = 120.0
-# Dynamo reads the port of a worker's metrics as a signed number of 16 bits.
+# Dynamo parses the port of a worker's metrics as a signed 16-bit number.
 _SYSTEM_PORTS = range(20000, 1 << 15)
 
 
@@ -43,7 +43,7 @@ def has_dynamo() -> bool:
 
 
 def require_dynamo() -> None:
-    """Raises ServerError if the extra [dynamo] is not installed."""
+    """Raise ServerError if the extra [dynamo] is not installed."""
     if not has_dynamo():
         raise ServerError(
             f"The OpenAI API needs NVIDIA Dynamo, which is not installed. Install it with `{INSTALL}`, or serve Triton "
@@ -52,7 +52,7 @@ def require_dynamo() -> None:
 
 
 def check_tool_call_parser(model: ModelConfig) -> None:
-    """Raises ServerError for a parser that Dynamo does not have."""
+    """Raise ServerError if Dynamo does not have the model's tool_call_parser."""
     if model.tool_call_parser is None:
         return
     from dynamo._core import get_tool_parser_names
@@ -67,10 +67,10 @@ def check_tool_call_parser(model: ModelConfig) -> None:
 def worker_service(
     number: int, resolved: ResolvedConfig, states: Sequence[ServerState], card_dir: Path, run_dir: Path
 ) -> Service:
-    """The worker of one Triton server. number: of the replica, counted from 1. states: all servers of this machine, in
-    the order of their numbers."""
+    """Service of a worker. number: of its Triton server, counted from 1. states: all Triton servers of this machine in
+    the order of their numbers. card_dir: see `write_card`."""
     profile, index = resolved.profile, number - 1
-    states = [*states[index:], *states[:index]]  # its own first
+    states = [*states[index:], *states[:index]]  # the worker's own server first
     entries = run_dir / SERVICES / f"{WORKER}-{number}" / ENTRIES
     entries.parent.mkdir(parents=True, exist_ok=True)
     spec = WorkerSpec(
@@ -102,13 +102,13 @@ def worker_service(
         lambda: answers(url),
         startup_timeout_s=_STARTUP_S + profile.server.startup_timeout_s,
         max_restarts=profile.server.max_restarts,
-        # A worker that was killed would be listed for ten more seconds.
+        # Entries to delete after a kill. Dynamo itself would list a killed worker for ten more seconds.
         leavings_path=str(entries),
     )
 
 
 def front_end_service(resolved: ResolvedConfig, run_dir: Path, host: str, port: int) -> Service:
-    """The OpenAI API. host, port: where it listens; ready when it lists the model."""
+    """Service of the OpenAI front end, which is ready when it lists the model. host, port: address to listen on."""
     environment = _environment(resolved.profile.server, run_dir, FRONT_END)
     argv = [
         *(sys.executable, "-m", "dynamo.frontend"),
@@ -125,12 +125,12 @@ def front_end_service(resolved: ResolvedConfig, run_dir: Path, host: str, port: 
 
 
 def has_several_workers(server: ServerConfig) -> bool:
-    """Whether a front end may have more than one worker."""
+    """Whether the front end can have more than one worker."""
     return server.replicas > 1 or server.discovery != "file" or FILE_KV in os.environ
 
 
 def lists_model(url: str, model: str) -> bool:
-    """Whether an OpenAI API serves a model. url: of its list of models."""
+    """Whether an OpenAI API serves a model. url: URL of its list of models."""
     try:
         answer = httpx.get(url, timeout=2.0, trust_env=False)
         return any(entry["id"] == model for entry in answer.json()["data"])
@@ -141,14 +141,14 @@ def lists_model(url: str, model: str) -> bool:
 def _environment(
     server: ServerConfig, run_dir: Path, part: str, environment: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """The environment of a process of Dynamo. part: names it in traces."""
+    """Environment variables of a Dynamo process. part: its name in traces."""
     result = dict(environment)
     result["PYTHONPATH"] = os.pathsep.join(filter(None, [str(CODE), environment.get("PYTHONPATH", "")]))
     result["DYN_DISCOVERY_BACKEND"] = server.discovery
-    # Dynamo logs each request otherwise.
+    # At its default level Dynamo logs each request.
     result.setdefault("DYN_LOG", "warn")
     result[NUM_THREADS] = "1"
-    # Each process would leave a file with settings of another engine's log.
+    # Prevents a temporary file with SGLang's log settings per process.
     result["DYN_SKIP_SGLANG_LOG_FORMATTING"] = "true"
     if server.json_logs:
         result["DYN_LOGGING_JSONL"] = "true"
@@ -158,13 +158,13 @@ def _environment(
             "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
             "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf",
             "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": f"{server.otlp_endpoint}/v1/traces",
-            # Dynamo sends log records too; its default is this machine.
+            # Dynamo also exports log records, by default to this machine.
             "OTEL_EXPORTER_OTLP_LOGS_PROTOCOL": "http/protobuf",
             "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT": f"{server.otlp_endpoint}/v1/logs",
             "OTEL_SERVICE_NAME": f"lookahead-{part}",
         }
     if server.discovery == "file" and FILE_KV not in environment:
         result[FILE_KV] = str(run_dir / DISCOVERY)
-        # The parts of one machine talk over the loopback device.
-        result |= {"DYN_TCP_RPC_HOST": _LOOPBACK, "DYN_TCP_RESPONSE_STREAM_HOST": "lo"}  # the name of a device
+        # All processes are on this machine, so they connect over the loopback device.
+        result |= {"DYN_TCP_RPC_HOST": _LOOPBACK, "DYN_TCP_RESPONSE_STREAM_HOST": "lo"}  # the latter is a device name
     return result

@@ -1,12 +1,13 @@
-"""Tools of an OpenAI request as a guide, so that a call is one that Dynamo's parser reads and its arguments match.
+"""Converts the tools of an OpenAI request to a guide: calls then have the format of Dynamo's parser, and valid
+arguments.
 
     tool_choice   output                                                        guide
     required      [{"name": ..., "parameters": {...}}, ...]                     JSON schema
     a function    its arguments, {...}                                          JSON schema
     auto          text, or <tool_call>\\n{"name": ..., "arguments": {...}}\\n</tool_call>   structural tag
 
-Dynamo's front end expects the first two forms whatever the model's parser. The third is that of its parser `hermes`; in
-for other parsers the model chooses the form of a call.
+Dynamo's front end expects the first two formats with every parser. The third is the format of the parser `hermes`. With
+other parsers, `auto` has no guide.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ from pipeline.errors import RequestError
 
 HERMES = "hermes"
 _BEGIN, _END = "<tool_call>", "\n</tool_call>"
-# What a function without parameters takes.
-_NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
+# Schema of the arguments of a function without parameters.
+_NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 def tool_guide(asked: str, parser: str | None) -> tuple[str, str] | None:
-    """Type and text of the guide; None where nothing is to be kept to. asked: what `gateway.openai_fields` wrote.
-    parser: of the model's own calls, by Dynamo's name. Raises RequestError for a function that is not there."""
+    """Type and text of the guide; None for unconstrained output. asked: JSON text of `openai_fields.tools_option`.
+    parser: Dynamo's name of the parser of the model's calls. Raises RequestError if tool_choice names an unknown
+    function."""
     value = json.loads(asked)
     functions: dict[str, Any] = value["functions"]
     choice = value["choice"]
@@ -40,7 +42,7 @@ def tool_guide(asked: str, parser: str | None) -> tuple[str, str] | None:
 
 
 def _calls(functions: Mapping[str, Any], parallel: bool) -> dict[str, Any]:
-    """JSON schema of a list of calls. parallel: it may hold more than one."""
+    """JSON schema of a list of calls. parallel: whether several calls are allowed."""
     call = {
         "anyOf": [
             {
@@ -68,4 +70,4 @@ def _hermes_calls(functions: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parameters(schema: Any) -> Any:
-    return schema or _NOTHING
+    return schema or _NO_PARAMETERS

@@ -1,4 +1,4 @@
-"""One request to `lookahead_bls` over gRPC, tokens in and tokens out, in an event loop."""
+"""gRPC client of `lookahead_bls` with token ids as input and output."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pipeline.triton_models.spans import TRACEPARENT
 from pipeline.triton_models.streams import LEAVE_S, Departures, ResponseStream, read_all
 from pipeline.triton_models.tensors import Array
 
-# A server that comes back is found again within half a second; messages are as long as a prompt.
+# Unlimited message lengths, because of long prompts; reconnection within half a second after a restart.
 _CHANNEL = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
@@ -35,14 +35,14 @@ _DTYPES = {
     np.dtype(np.object_): "BYTES",
 }
 _STOP = {"stop": np.asarray([[True]])}
-# In a tensor of texts each text is preceded by its length.
+# Size of the length field in front of each text of a tensor.
 _LENGTH_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class TokenChunk:
-    """New tokens of an output. finish_reason and statistics come with the last chunk. log_probs: of the tokens, if
-    asked for; an end token has none. top: for each of them the most probable tokens with their log probabilities."""
+    """New tokens of an output. finish_reason, statistics: in the last chunk only. log_probs: of the tokens except an
+    end token, if requested. top: for each of these tokens the most probable ones, as (token id, log probability)."""
 
     token_ids: list[int]
     finish_reason: str | None = None
@@ -52,17 +52,17 @@ class TokenChunk:
 
 
 class TritonStream:
-    """Client of one Triton server. Made inside the event loop that uses it."""
+    """Client of one Triton server. Must be created in the event loop that uses it."""
 
     def __init__(self, url: str, key: str = "") -> None:
-        """key: what Triton asks for; empty for none."""
+        """url: host:port. key: Triton's access key; empty for none."""
         self._channel = grpc.aio.insecure_channel(url, options=_CHANNEL)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._departures = Departures()
         self._metadata = ((TRITON_GRPC_KEY, key),) if key else ()
 
     async def is_ready(self) -> bool:
-        """Whether all models of the server answer."""
+        """Whether all models of the server are ready."""
         try:
             return bool((await self._stub.ServerReady(service_pb2.ServerReadyRequest())).ready)
         except grpc.aio.AioRpcError:
@@ -73,18 +73,18 @@ class TritonStream:
         await self._channel.close()
 
     async def _stop(self, request_id: str) -> None:
-        """End the request with this id."""
+        """Send the request that stops the request with this id."""
         metadata = self._metadata
         await read_all(self._stub.ModelStreamInfer([_request(_STOP, request_id)], metadata=metadata, timeout=LEAVE_S))
 
     async def generate(
         self, tensors: Mapping[str, Array], request_id: str, trace: Mapping[str, str]
     ) -> AsyncGenerator[TokenChunk, None]:
-        """Chunks as they come. Leaving the iteration early stops the request. trace: headers of its trace, empty if
-        nothing records it.
+        """Yield the chunks of the output as they arrive. Closing the generator early stops the request. trace: W3C
+        trace headers, empty without tracing.
 
-        Raises RequestError for a request that the server refuses, BusyError for one that it cannot take now,
-        EngineError if the server is gone or going, and RuntimeError for a fault of the server."""
+        Raises RequestError if the server refuses the request, BusyError if it is busy, EngineError if it has ended or
+        is shutting down, RuntimeError for an internal error of the server."""
         if TRACEPARENT in trace:
             tensors = {**tensors, TRACEPARENT: np.asarray([[trace[TRACEPARENT].encode()]], np.object_)}
         metadata = (*self._metadata, *trace.items())
@@ -96,7 +96,7 @@ class TritonStream:
                     failure = streamed_error(response.error_message)
                     continue
                 chunk = _chunk(response.infer_response)
-                # The stream is read to its end before the last chunk or an error goes out.
+                # The last chunk is yielded, and an error raised, only after the end of the stream.
                 if chunk.finish_reason is None:
                     yield chunk
                 else:
@@ -125,7 +125,7 @@ def _request(tensors: Mapping[str, Array], request_id: str) -> Any:
 
 
 def _chunk(response: Any) -> TokenChunk:
-    """response: a ModelInferResponse, the texts in which are single ones."""
+    """Convert a ModelInferResponse. Its tensors of text have one element."""
     found = {output.name: raw for output, raw in zip(response.outputs, response.raw_output_contents, strict=True)}
     reason, statistics = found.get("finish_reason"), found.get("statistics")
     token_ids = np.frombuffer(found.get("output_ids", b""), np.int32).tolist()
@@ -142,7 +142,7 @@ def _chunk(response: Any) -> TokenChunk:
 
 
 def _top(ids: Array, values: Array, num_tokens: int) -> tuple[tuple[tuple[int, float], ...], ...]:
-    """ids, values: of the alternatives of one token after the other."""
+    """Group the alternatives by token. ids, values: [num_tokens * alternatives]."""
     if not ids.size:
         return ()
     rows = zip(ids.reshape(num_tokens, -1).tolist(), values.reshape(num_tokens, -1).tolist(), strict=True)
@@ -150,7 +150,7 @@ def _top(ids: Array, values: Array, num_tokens: int) -> tuple[tuple[tuple[int, f
 
 
 def _call_error(error: grpc.aio.AioRpcError) -> Exception:
-    """The error of a call that failed as a whole."""
+    """Error of a failed call: EngineError, RequestError or RuntimeError."""
     text = error.details() or ""
     if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
         return EngineError(f"the server is gone or going: {text}")

@@ -1,4 +1,4 @@
-"""The worker process: `python -m pipeline.dynamo.worker SPEC`, SPEC a `WorkerSpec` as JSON."""
+"""Worker process: `python -m pipeline.dynamo.worker SPEC`, with SPEC a `WorkerSpec` as JSON."""
 
 from __future__ import annotations
 

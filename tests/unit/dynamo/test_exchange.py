@@ -46,7 +46,7 @@ def hand_over(new_dir: Path) -> None:
     (repository / "m" / "config.pbtxt").write_text('name: "m"\n')
     after = PreparedServer(config(), cast(Any, None), ModelRepository(repository, ("m",)))
     fleet = cast(Fleet, SimpleNamespace(state=NEW, servers=[SimpleNamespace(state=NEW)], front_end_port=None))
-    exchange._hand_over(OLD, fleet, after, new_dir.parent, new_dir)
+    exchange._redirect_gateway(OLD, fleet, after, new_dir.parent, new_dir)
 
 
 def seen(new_dir: Path) -> tuple[str, str, Path]:
