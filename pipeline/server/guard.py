@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.server.log import write_end, write_restart
-from pipeline.server.processes import marked_processes, start_time
+from pipeline.server.processes import marked_processes, remove_environments, start_time
 from pipeline.server.watch import ModelWatch, StartWatch
 
 # Environment variable with the pid of a process. Servers started under it end with that process, detached ones too.
@@ -214,7 +214,7 @@ def _start(spec: GuardSpec) -> subprocess.Popen[bytes]:
 
 
 def _kill_rest(spec: GuardSpec, server: subprocess.Popen[bytes] | None) -> None:
-    """Kill the remaining processes of a server that has ended; remove its container, shared memory and links."""
+    """Kill the remaining processes of a server that has ended; remove its container, memory, links and folders."""
     if server is not None:
         with suppress(ProcessLookupError):
             os.killpg(server.pid, signal.SIGKILL)
@@ -222,6 +222,7 @@ def _kill_rest(spec: GuardSpec, server: subprocess.Popen[bytes] | None) -> None:
     _remove_leavings(spec)
     run_clean_up(spec.clean_up)
     remove_shm(spec.server_id)
+    remove_environments()
 
 
 def _remove_leavings(spec: GuardSpec) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -11,6 +12,10 @@ from typing import Any
 MARK = "LOOKAHEAD_SERVER_ID"
 # Name of the processes in which Triton runs Python models, as far as the kernel stores it.
 _MODEL_PROCESS = b"triton_python_backend_stub"[:15]
+# Library of Triton's Python backend. Each server that loads it creates one folder, and removes it at a normal end. The
+# path is fixed in the library.
+_PYTHON_BACKEND = b"/libtriton_python.so"
+_ENVIRONMENTS = "/tmp/python_env_*"
 
 
 def marked_processes(server_id: str) -> list[int]:
@@ -36,6 +41,19 @@ def model_processes(server_id: str) -> dict[int, str]:
                     parents[pid] = _stat(pid)[1]
                     found[pid] = code.parts[-3]  # MODEL/VERSION/model.py
     return {pid: model for pid, model in found.items() if parents[pid] not in found}
+
+
+def remove_environments() -> None:
+    """Remove the empty folders of killed servers. Their names do not tell whose they are, so all stay while any process
+    has loaded Triton's Python backend."""
+    paths = glob.glob(_ENVIRONMENTS)  # listed first: a server that starts now keeps its folder
+    for pid in _pids():
+        with suppress(OSError):  # gone, or of another user
+            if _PYTHON_BACKEND in _read(pid, "maps"):
+                return
+    for path in paths:
+        with suppress(OSError):  # not empty, gone, or of another user
+            os.rmdir(path)
 
 
 def start_time(pid: int) -> int | None:

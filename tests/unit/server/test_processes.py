@@ -1,0 +1,38 @@
+"""What killed servers leave in the temporary folder."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from pipeline.server import processes
+
+HOLD = """
+import mmap, sys
+with open(sys.argv[1]) as file:
+    held = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+print(flush=True)
+input()
+"""
+
+
+def test_empty_folders_of_killed_servers_go_when_no_server_runs(tmp_path, monkeypatch):
+    empty, full, other = (tmp_path / name for name in ("python_env_a", "python_env_b", "another"))
+    for folder in (empty, full, other):
+        folder.mkdir()
+    # In place of the real one, which other servers of this machine may have loaded.
+    library = full / "libtriton_python.so"
+    library.write_bytes(b"x")
+    monkeypatch.setattr(processes, "_PYTHON_BACKEND", str(library).encode())
+    monkeypatch.setattr(processes, "_ENVIRONMENTS", f"{tmp_path}/python_env_*")
+
+    command = [sys.executable, "-c", HOLD, library]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None
+        server.stdout.readline()
+        processes.remove_environments()
+        assert empty.exists()  # it may be that server's
+        server.communicate(b"\n")
+    processes.remove_environments()
+
+    assert [folder.exists() for folder in (empty, full, other)] == [False, True, True]
