@@ -82,4 +82,8 @@ async def answer_all(
     finally:
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        try:
+            await asyncio.wait(tasks)
+        except asyncio.CancelledError:  # the tasks are ending; a second cancellation would interrupt that
+            await asyncio.wait(tasks)
+            raise

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 from pipeline.errors import RequestError
 from pipeline.triton_models.sequences import TextAnswer, answer_all, sequence_seed
 from pipeline.triton_models.single_response import WORKING_MODELS, passed_on
+from pipeline.triton_models.tensors import Tensors
 from tests.unit.triton_models.fakes import TableTarget
 from tests.unit.triton_models.test_bls import make_bls, run, run_in
 from tests.unit.triton_models.test_bls_tokens import PROMPT_IDS, ids_of, token_tensors
@@ -58,6 +61,41 @@ def test_an_error_of_one_is_raised_and_leaving_early_cancels_all():
         return target
 
     assert run(leave()).engine.held == []
+
+
+def test_an_error_of_one_while_the_client_leaves_stops_the_others_once():
+    async def leave() -> list[str]:
+        log: list[str] = []
+        has_stopped = asyncio.Event()
+
+        async def answer(tensors: Tensors) -> AsyncGenerator[TextAnswer, None]:
+            if "seed" in tensors:  # the second one
+                raise RequestError("wrong")
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                log.append("cancelled")
+                await has_stopped.wait()
+                log.append("stopped")
+                raise
+            yield TextAnswer({}, last=True)
+
+        async def read() -> None:
+            async with aclosing(answer_all(answer, token_tensors(PROMPT_IDS, 5, num_return_sequences=2))) as answers:
+                async for _ in answers:
+                    pass
+
+        reader = asyncio.create_task(read())
+        while not log:
+            await asyncio.sleep(0)
+        reader.cancel()
+        await asyncio.sleep(0)
+        has_stopped.set()
+        with pytest.raises(asyncio.CancelledError):
+            await reader
+        return log
+
+    assert run(leave()) == ["cancelled", "stopped"]
 
 
 @pytest.mark.parametrize("model", WORKING_MODELS.values(), ids=lambda model: model.name)
