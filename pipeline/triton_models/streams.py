@@ -45,11 +45,13 @@ class ResponseStream:
 
     async def leave(self, stop: Awaitable[object]) -> None:
         """Stop the request and read the remaining responses. stop: sends the request that stops it."""
-        with suppress(grpc.aio.AioRpcError, asyncio.TimeoutError):
-            await stop
-            await asyncio.wait_for(read_all(self), LEAVE_S)
-        if not self.is_over:
-            self._call.cancel()
+        try:
+            with suppress(grpc.aio.AioRpcError, asyncio.TimeoutError):
+                await stop
+                await asyncio.wait_for(read_all(self), LEAVE_S)
+        finally:
+            if not self.is_over:
+                self._call.cancel()
 
     async def _next(self) -> Any:
         try:
@@ -74,7 +76,9 @@ class Departures:
             task.add_done_callback(self._tasks.discard)
 
     async def wait(self) -> None:
-        await asyncio.gather(*self._tasks)
+        """Wait until all tasks have ended. asyncio logs the errors of those that failed."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
 
 
 async def read_all(responses: AsyncIterable[Any]) -> None:
