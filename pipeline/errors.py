@@ -73,7 +73,7 @@ def meaning_of(text: str) -> Meaning:
 
 def refused(sentence: str) -> str:
     """The sentence of a refusal, marked if it holds words that would mean something else."""
-    return _REFUSED + sentence if meaning_of(sentence) in _WORDS else sentence
+    return sentence if meaning_of(sentence) == "refused" else _REFUSED + sentence
 
 
 def streamed_error(text: str) -> Exception:

@@ -51,7 +51,7 @@ def refusal_of(status: int, text: str, request_id: str) -> Refusal:
         logger.error("request %s: %d %s", request_id, status, text)
         if status in (503, 504):
             return Refusal(status, "the server could not answer; send the request again", BUSY_RETRY_S)
-        if status >= 500 or "internal error" in text:
+        if status >= 500 or meaning == "fault":
             return Refusal(500, f"the server failed on this request; its log says why under {request_id}")
         return Refusal(status, f"the server refused this request; its log says why under {request_id}")
     return Refusal(status, _shown(text))

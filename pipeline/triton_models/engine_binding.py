@@ -24,7 +24,7 @@ BUSY_PATIENCE_S = 30.0
 
 class Target(Protocol):
     """A model such as `tensorrt_llm`, called from the BLS model. `call` and `stream` raise RequestError with the
-    target's message if it refuses the request, BusyError if its queue is full."""
+    target's message if it refuses the request, BusyError if its queue is full, RuntimeError for a fault of it."""
 
     def connect(self) -> None:
         """Prepare for `stream`. Raises ServerError if the server has no interface for it."""

@@ -132,7 +132,7 @@ def tensors_of(request: Any) -> dict[str, Array]:
 
 def outputs_of_call(responses: Iterable[Any]) -> Tensors:
     """Output tensors of the responses to a call. Raises RequestError if the model refused the call, BusyError if its
-    queue was full, EngineError if its process has ended."""
+    queue was full, EngineError if its process has ended, RuntimeError for a fault of the model."""
     found: dict[str, Array] = {}
     for response in responses:
         if response.has_error():
@@ -164,19 +164,19 @@ def error_response(error: Exception) -> Any:
     return pb_utils.InferenceResponse(error=kind(sentence, kind.INVALID_ARG))
 
 
-def request_error(error: Any) -> EngineError | RequestError:
+def request_error(error: Any) -> Exception:
     import triton_python_backend_utils as pb_utils
 
     return refusal(error.message(), error.code() == pb_utils.TritonError.UNAVAILABLE)
 
 
-def refusal(sentence: str, busy: bool = False) -> EngineError | RequestError:
+def refusal(sentence: str, busy: bool = False) -> Exception:
     """Error for the message of a called model, without the prefixes of Triton and TensorRT-LLM: BusyError if it is
-    busy, EngineError if its process has ended, else RequestError. busy: whether the status code means busy; the message
-    may mean it too."""
+    busy, EngineError if its process has ended, RuntimeError for a fault of the model, else RequestError. busy: whether
+    the status code means busy; the message may mean it too."""
     for prefix in ("Error when running inference: ", "due to the following error: "):
         sentence = sentence.rpartition(prefix)[2]
     meaning = "busy" if busy else meaning_of(sentence)
     if meaning in ("busy", "leaving"):
         return BusyError(sentence)
-    return EngineError(sentence) if meaning == "dead" else RequestError(sentence)
+    return {"dead": EngineError, "fault": RuntimeError}.get(meaning, RequestError)(sentence)

@@ -32,12 +32,12 @@ class Stopping(StreamingCaller):
         self._triton.stop(request_id)
 
 
-def streamed(*answers: Any, num_wanted: int | None = None) -> tuple[list[Any], RequestError | None, Triton]:
+def streamed(*answers: Any, num_wanted: int | None = None) -> tuple[list[Any], Exception | None, Triton]:
     """The responses as a caller gets them, of which it reads as many as wanted, and the error, if there is one."""
 
-    async def read() -> tuple[list[Any], RequestError | None, Triton]:
+    async def read() -> tuple[list[Any], Exception | None, Triton]:
         found: list[Any] = []
-        failure = None
+        failure: Exception | None = None
         async with serving(*answers) as (triton, url):
             caller = Stopping(triton, "engine", {}, CallResponses(), lambda: GrpcAddress(url, {"key": "secret"}))
             caller.connect()
@@ -47,7 +47,7 @@ def streamed(*answers: Any, num_wanted: int | None = None) -> tuple[list[Any], R
                         found.append(item)
                         if len(found) == num_wanted:
                             break
-            except RequestError as error:
+            except Exception as error:
                 failure = error
             await caller.close()
         return found, failure, triton
@@ -72,6 +72,7 @@ def test_each_response_comes_with_its_outputs() -> None:
         (failed("[request id: 3] Exceeds maximum queue size"), BusyError, "Exceeds"),
         (failed("busy: 8 requests are waiting already"), BusyError, "8 requests"),
         (failed("the server is being stopped or exchanged for another"), BusyError, "exchanged"),
+        (failed("internal error: KeyError('x')"), RuntimeError, "KeyError"),
         (grpc.StatusCode.UNAVAILABLE, BusyError, "the reason"),
         (grpc.StatusCode.INVALID_ARGUMENT, RequestError, "the reason"),
     ],

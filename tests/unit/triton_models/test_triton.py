@@ -196,7 +196,9 @@ def test_the_targets_error_is_passed_on_in_its_own_words_and_kind():
     assert str(wrong) == "the prompt is too long"
 
 
-@pytest.mark.parametrize("words", ["busy: ", "is shutting down", "shm", "Stub process", "is not ready"])
+@pytest.mark.parametrize(
+    "words", ["busy: ", "is shutting down", "shm", "Stub process", "is not ready", "internal error: "]
+)
 def test_words_of_a_client_in_a_refusal_do_not_mean_that_the_model_is_busy_or_gone(words):
     sent = error_response(RequestError(f"strategy is {words!r}; it must be one of none, auto"))
 
@@ -211,6 +213,13 @@ def test_a_model_that_is_gone_is_no_refusal():
 
     assert type(gone) is EngineError
     assert type(streamed_error(sent.message())) is EngineError
+
+
+def test_a_fault_of_a_model_is_no_refusal():
+    sent = error_response(request_error(error_response(ZeroDivisionError("oh"))))
+
+    assert sent.code() == Error.INTERNAL
+    assert type(streamed_error(sent.message())) is RuntimeError
 
 
 class Response:
