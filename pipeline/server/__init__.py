@@ -1,1 +1,1 @@
-"""Finds and runs tritonserver, and its clients."""
+"""Starts, supervises, switches and stops tritonserver and the processes beside it; clients of a server."""

@@ -1,7 +1,4 @@
-"""Clients of a running server, over gRPC and HTTP, streaming or not. The command line, tests and bench use them.
-
-Only the names of the optional inputs are specific to this project; any TensorRT-LLM client works as well.
-"""
+"""Clients of a running server over gRPC and HTTP, with and without streaming."""
 
 from __future__ import annotations
 
@@ -38,13 +35,13 @@ _DIRECT = [
     ("grpc.enable_http_proxy", 0),
 ]
 Protocol = Literal["grpc", "http"]
-# The API key of the requests.
+# Environment variable with the API key of the requests.
 KEY_VARIABLE = "LOOKAHEAD_API_KEY"
 
 
 @dataclass(frozen=True, slots=True)
 class TextQuery:
-    """Inputs of `lookahead_bls` by name; None is not sent. messages: a conversation as JSON."""
+    """Inputs of `lookahead_bls` by name. An input with the value None is not sent. messages: a conversation as JSON."""
 
     text_input: str
     max_tokens: int
@@ -71,7 +68,8 @@ class TextQuery:
     return_statistics: bool | None = None
 
     def sent(self) -> dict[str, Any]:
-        """Names and values of the sent inputs. Raises RequestError for a value that its tensor cannot hold."""
+        """Names and values of the inputs to send. Raises RequestError if a value does not fit the type of its
+        tensor."""
         values = ((field.name, getattr(self, field.name)) for field in fields(self))
         sent = {name: list(v) if isinstance(v, list | tuple) else v for name, v in values if v is not None and v != ()}
         for name, value in sent.items():
@@ -82,7 +80,7 @@ class TextQuery:
 
 @dataclass(frozen=True, slots=True)
 class TextChunk:
-    """One response. finish_reason and statistics come with the last one."""
+    """One response of a stream. finish_reason, statistics: in the last response only."""
 
     text: str
     finish_reason: str | None = None
@@ -91,8 +89,8 @@ class TextChunk:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A whole output, and its time in seconds. arrivals_s: arrival of each part of the text, relative to the
-    request."""
+    """A whole output. total_s: response time in seconds. arrivals_s: arrival of each part of the text, in seconds since
+    the request."""
 
     text: str
     finish_reason: str | None
@@ -108,8 +106,9 @@ def key_headers(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def stream_text(query: TextQuery, url: str, protocol: Protocol, timeout_s: float = 300.0) -> Iterator[TextChunk]:
-    """Yield responses as they arrive. url: host:port for gRPC, http://host:port for HTTP. Leaving the iteration early
-    cancels the request. Raises RequestError with the server's message, and ServerError if it cannot be reached."""
+    """Yield responses as they arrive. url: host:port for gRPC, http://host:port for HTTP. Closing the iterator early
+    cancels the request. Raises RequestError with the server's message, or ServerError if the server cannot be
+    reached."""
     return _stream_grpc(query, url, timeout_s) if protocol == "grpc" else _stream_http(query, url, timeout_s)
 
 
@@ -120,7 +119,7 @@ def complete(
     timeout_s: float = 300.0,
     on_text: Callable[[str], None] = lambda text: None,
 ) -> Completion:
-    """Join all responses to one request. on_text: called with each piece of text as it arrives."""
+    """Send one request and join its responses. on_text: called with each part of the text as it arrives."""
     started = time.perf_counter()
     parts: list[str] = []
     arrivals: list[float] = []
@@ -135,9 +134,9 @@ def complete(
 
 
 def is_behind_proxy(url: str) -> bool:
-    """Whether the environment's proxy, if any, applies: never for a server on this machine. url: host:port or
-    http://host:port. Raises ServerError if it is neither."""
-    reason = "there is no host in it"
+    """Whether the proxy of the environment applies to a URL. It does not apply to this machine. url: host:port or
+    http://host:port. Raises ServerError for other formats."""
+    reason = "it has no host"
     try:
         parts = urlsplit(url if "//" in url else f"//{url}")
         host, _ = parts.hostname, parts.port  # the port is checked when it is parsed
@@ -145,7 +144,7 @@ def is_behind_proxy(url: str) -> bool:
         host, reason = None, str(error)
     if not host or ("[" in url and ":" not in host) or any(character.isspace() for character in url):
         raise ServerError(
-            f"{url!r} is no address of a server: {reason}. Write host:port for gRPC and http://host:port for HTTP."
+            f"{url!r} is not an address of a server: {reason}. Use host:port for gRPC and http://host:port for HTTP."
         )
     return not (host in ("localhost", "::1") or host.startswith("127."))
 
@@ -182,7 +181,7 @@ def _stream_grpc(query: TextQuery, url: str, timeout_s: float) -> Iterator[TextC
         try:
             client.async_stream_infer(FRONT_MODEL, _grpc_inputs(query), enable_empty_final_response=True)
         except InferenceServerException as dead:
-            # The stream has ended already, because nothing listens at url: the stream's own error has the reason.
+            # The stream has already ended, because nothing listens at the URL. The stream's own error has the reason.
             raise _named_error(_error_of_stream(answers) or dead, url) from dead
         while True:
             try:
@@ -190,7 +189,7 @@ def _stream_grpc(query: TextQuery, url: str, timeout_s: float) -> Iterator[TextC
             except queue.Empty:
                 raise ServerError(f"{url} did not answer within {timeout_s:.0f} s.") from None
             if error is not None:
-                client.stop_stream()  # see below
+                client.stop_stream()  # without cancelling, see below
                 raise _named_error(error, url)
             response = result.get_response()
             if response.outputs:
@@ -239,7 +238,7 @@ def _check_value(name: str, value: Any) -> None:
 
 
 def _array(name: str, value: Any) -> Array:
-    """Batch of one."""
+    """Convert the value of an input to a tensor: [1, number of values]."""
     row = value if isinstance(value, list) else [value]
     if isinstance(row[0], str):
         return np.asarray([[item.encode() for item in row]], np.object_)
@@ -248,7 +247,8 @@ def _array(name: str, value: Any) -> Array:
 
 
 def _named_error(error: Exception, url: str) -> Exception:
-    """In a stream, the error of one request has no gRPC status; an error with a status ended the stream itself."""
+    """Convert an error of a gRPC stream. An error of one request has no gRPC status; an error with a status ended the
+    stream."""
     status = error.status() if isinstance(error, InferenceServerException) else None
     if status == "StatusCode.DEADLINE_EXCEEDED":
         return ServerError(f"{url} did not answer in time.")

@@ -26,13 +26,13 @@ _PLAIN = re.compile(r"[A-Za-z0-9_%+,./:=@-]+")
 
 
 def is_plain(path: Path) -> bool:
-    """Whether Triton's Python backend can use the path: the backend passes paths through a shell that splits and
+    """Whether Triton's Python backend can use the path. The backend passes paths through a shell, which splits and
     expands them."""
     return _PLAIN.fullmatch(str(path)) is not None
 
 
 def plain_names(server_id: str, **folders: Path) -> tuple[dict[str, Path], dict[str, str]]:
-    """Names for folders that the Python backend can use; some of them are links."""
+    """Paths that the Python backend can use for folders, and the links to create for them, {link: folder}."""
     names, links = dict(folders), {}
     for key, folder in folders.items():
         if not is_plain(folder):
@@ -48,7 +48,8 @@ def single_process(
     environment: Mapping[str, str],
     verbose_log: Path | None = None,
 ) -> MakeCommand:
-    """One tritonserver. backends: folder of its backends, None for its own. verbose_log: Triton's log of every step."""
+    """Return a function that makes the command of one tritonserver. backends: backend directory, None for Triton's
+    default. verbose_log: file for Triton's verbose log."""
 
     def make(listening: Listening, server_id: str) -> StartCommand:
         folders = {"repository": repository} | ({} if backends is None else {"backends": backends})
@@ -70,7 +71,7 @@ def single_process(
 
 
 def listening_words(listening: Listening) -> list[str]:
-    """Options for addresses and ports, and for the key that Triton's interfaces require."""
+    """Options of tritonserver for addresses, ports and the access key."""
     hosts = (listening.host, listening.host, listening.metrics_host)
     words = []
     for name, host, port in zip(("http", "grpc", "metrics"), hosts, listening.ports, strict=True):
@@ -79,8 +80,8 @@ def listening_words(listening: Listening) -> list[str]:
 
 
 def restricting_words(key: str | None) -> list[str]:
-    """Options with which all of Triton's interfaces but health require a key, so that only the gateway and this
-    package's tools can use them. The key is in the command line, which other users of the machine can read."""
+    """Options of tritonserver that require a key for all interfaces except health. Only the gateway and the tools of
+    this package have it. Other users of the machine can read it in the command line."""
     if key is None:
         return []
     interfaces = ",".join(_RESTRICTED)

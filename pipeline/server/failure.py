@@ -1,4 +1,4 @@
-"""Explains from the log, in one sentence, why a server did not start."""
+"""Explains why a server did not start, from its log."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ TAIL_LINES = 15
 
 
 def passing_failure(log_path: Path, free_ports: bool) -> str | None:
-    """The reason of a failure that a new start may fix; None for others. free_ports: whether a new start takes other
-    ports."""
+    """Reason of a failure after which a second start may succeed; None for other failures. free_ports: whether a second
+    start uses other ports."""
     text = _text(log_path)
     if free_ports and _CONFLICT.search(text):
         return "another program took one of the free ports first"
     if _BROKEN_LOCK in text:
-        return "Triton's Python backend fell over a lock of its own"
+        return "a lock of Triton's Python backend failed"
     return None
 
 
 def explain_failure(log_path: Path) -> str:
-    """One sentence for failures that the user can fix; for others the end of the log."""
+    """One sentence for a failure that the user can fix, else the end of the log."""
     if was_stopped(log_path):
         return "The server was stopped before it was ready."
     text = _text(log_path)
     if found := _MISSING_LIBRARY.search(text):
         return (
-            f"The server or its Python backend needs {found['library']}, which this system lacks. Install it, or "
-            f"name another tritonserver in LOOKAHEAD_TRITONSERVER. Log: {log_path}"
+            f"The server or its Python backend needs {found['library']}, which is not installed. Install it, or "
+            f"set LOOKAHEAD_TRITONSERVER to another tritonserver. Log: {log_path}"
         )
     if _CONFLICT.search(text):
         return (
-            "A port of the server was taken by another program. Stop that one, or take free ports: --set "
+            "Another program uses a port of the server. Stop that program, or use free ports: --set "
             f"server.http_port=0 --set server.grpc_port=0 --set server.metrics_port=0. Log: {log_path}"
         )
     if _SMALL_SHM.search(text):
         return (
-            "/dev/shm has too little room for the server, which needs about 1 MB per model instance and more for "
-            f"requests. Make it larger (docker: --shm-size=1g), or remove what fills it. Log: {log_path}"
+            "/dev/shm has too little space for the server, which needs about 1 MB per model instance and more for "
+            f"requests. Make it larger (docker: --shm-size=1g), or remove files from it. Log: {log_path}"
         )
     if found := _FAILED_MODEL.search(text):
         reason = found["reason"].replace("\\n", "\n").replace('\\"', '"')

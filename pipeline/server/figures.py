@@ -12,7 +12,8 @@ from pipeline.errors import ServerError
 
 
 def read_metrics(url: str) -> dict[str, float]:
-    """Every sample of `lookahead_...` by name, summed over labels, without buckets of histograms."""
+    """Samples of all `lookahead_...` metrics by name, summed over labels, without histogram buckets. Raises
+    ServerError if the metrics port cannot be reached."""
     try:
         text = httpx.get(url, timeout=5.0, trust_env=False).text
     except httpx.HTTPError as error:
@@ -26,7 +27,7 @@ def read_metrics(url: str) -> dict[str, float]:
 
 
 def read_figures(urls: Sequence[str]) -> dict[str, float]:
-    """A few metrics of all servers together, in words. Those that need a request are left out before the first one."""
+    """Sums and ratios of the main metrics over all servers, by display name. Ratios without data are omitted."""
     values: Counter[str] = Counter()
     for url in urls:
         values.update(read_metrics(url))

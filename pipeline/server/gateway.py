@@ -25,7 +25,7 @@ OPENAI = "openai"
 
 
 class OpenAIPorts(NamedTuple):
-    """public: address of the OpenAI API for clients. front_end: address of the front end for the gateway."""
+    """public: port of the OpenAI API for clients. front_end: port of the front end, which the gateway uses."""
 
     public: int
     front_end: int
@@ -41,9 +41,9 @@ def gateway_service(
     max_seq_len: int,
     openai: OpenAIPorts | None,
 ) -> Service:
-    """The gateway in front of a Triton server. public: its addresses for clients. triton: Triton's addresses.
-    model: its name for clients of the OpenAI API. max_seq_len: of the engine. openai: its ports, if
-    there is one."""
+    """Service of the gateway in front of a Triton server. public: ports for clients. triton: Triton's addresses.
+    model: model name in the OpenAI API. max_seq_len: limit of the engine. openai: ports of the OpenAI API; None if
+    there is none."""
     front_end = None if openai is None else openai.front_end
     spec = GatewaySpec(
         host=server.host,
@@ -74,8 +74,9 @@ def gateway_service(
 def deployment_spec(
     repository: Path, server: ServerConfig, triton: Listening, model: str, max_seq_len: int, front_end: int | None
 ) -> DeploymentSpec:
-    """What stands behind a gateway. front_end: port of the OpenAI front end on the loopback device."""
-    assert triton.key is not None, "behind a gateway Triton asks for a key"
+    """Addresses and models of the servers behind a gateway. front_end: port of the OpenAI front end on the loopback
+    device."""
+    assert triton.key is not None, "Triton requires a key behind a gateway"
     models = check_repository(repository)
     return DeploymentSpec(
         triton_http=f"{triton.host}:{triton.ports.http}",
@@ -91,5 +92,5 @@ def deployment_spec(
 
 
 def spec_path(run_dir: Path) -> Path:
-    """What the gateway of a run folder is started with."""
+    """Path of the gateway's spec in a run folder."""
     return run_dir / SERVICES / GATEWAY / SPEC

@@ -27,8 +27,8 @@ _STUB = "triton_python_backend_stub"
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """A tritonserver. origin: how it was found. wheel_dir: root of the wheel's server tree, for a server from the
-    wheel."""
+    """A tritonserver. origin: where it was found. wheel_dir: root of the wheel's server tree; None for a server that is
+    not from the wheel."""
 
     executable: Path
     origin: str
@@ -36,15 +36,17 @@ class Installation:
 
 
 def find_installation(environment: Mapping[str, str] = os.environ, container: Path = CONTAINER_SERVER) -> Installation:
-    """The first tritonserver of: LOOKAHEAD_TRITONSERVER, the container's path, PATH, the nvidia-pytriton wheel.
+    """Find a tritonserver: first LOOKAHEAD_TRITONSERVER, then the container's path, PATH, the nvidia-pytriton wheel.
 
-    Raises ServerError if there is none, or if the variable does not name one.
+    Raises ServerError if there is none, or if the variable does not name an executable file.
     """
     wheel = _wheel_dir()
     if named := environment.get(VARIABLE):
         path = expanded(named)
         if not (path.is_file() and os.access(path, os.X_OK)):
-            raise ServerError(f"{VARIABLE} is {named}, which is no executable file. Name a tritonserver, or unset it.")
+            raise ServerError(
+                f"{VARIABLE} is {named}, which is not an executable file. Set it to a tritonserver, or unset it."
+            )
         return _found(path, VARIABLE, wheel)
     if container.is_file():
         return Installation(container, "container")
@@ -54,7 +56,7 @@ def find_installation(environment: Mapping[str, str] = os.environ, container: Pa
         return Installation(wheel / "bin" / "tritonserver", "nvidia-pytriton wheel", wheel)
     raise ServerError(
         f"No tritonserver was found ({VARIABLE}, {container}, PATH, nvidia-pytriton wheel). "
-        "Run `pip install nvidia-pytriton==0.7.0` (x86-64 Linux, glibc 2.35 or newer), or work in NVIDIA's Triton "
+        "Run `pip install nvidia-pytriton==0.7.0` (x86-64 Linux, glibc 2.35 or newer), or use NVIDIA's Triton "
         "container."
     )
 
@@ -64,7 +66,8 @@ def backends_dir(executable: Path) -> Path:
 
 
 def prepare_backends(installation: Installation, folder: Path) -> Path | None:
-    """A backend directory with the stub of this Python, created in `folder`; None if the server has its own.
+    """Create a backend directory with the stub of this Python version in `folder`, and return it; None if the server
+    has a Python backend of its own.
 
     Raises ServerError if the wheel has no stub for this Python.
     """
@@ -86,7 +89,8 @@ def prepare_backends(installation: Installation, folder: Path) -> Path | None:
 
 
 def usable_installation(places: Places) -> Installation:
-    """As `find_installation`; also raises ServerError if its backend cannot run in this environment or folder."""
+    """Find a tritonserver that can run here. Raises ServerError if there is none, or if its Python backend does not
+    work with this environment or these folders."""
     installation = find_installation()
     check_interpreter(installation)
     check_paths(places)
@@ -94,14 +98,14 @@ def usable_installation(places: Places) -> Installation:
 
 
 def check_interpreter(installation: Installation) -> None:
-    """Raise ServerError if this environment cannot host the wheel's Python backend."""
+    """Raise ServerError if the wheel's Python backend does not work with this Python environment."""
     if installation.wheel_dir is None:
         return
     import numpy
 
     if int(numpy.__version__.split(".")[0]) >= 2:
         raise ServerError(
-            f"numpy {numpy.__version__} is installed; Triton's Python backend breaks on text tensors with numpy 2. "
+            f"numpy {numpy.__version__} is installed; Triton's Python backend fails on text tensors with numpy 2. "
             "Run `pip install 'numpy<2'`."
         )
     if libpython() is None:
@@ -113,24 +117,25 @@ def check_interpreter(installation: Installation) -> None:
 
 
 def check_paths(places: Places) -> None:
-    """Raise ServerError if stubs could not open their files: their Python treats every path as ASCII."""
+    """Raise ServerError if a folder has a path that is not ASCII, because the stubs cannot open its files."""
     for folder in (Path(sys.prefix), CODE, places.home, places.engines):
         if not str(folder).isascii():
             moved = folder == places.engines and str(places.home).isascii() and str(CODE).isascii()
-            remedy = "Set LOOKAHEAD_ENGINES to one" if moved else "Move the project to one and run `make setup` there"
+            remedy = "Set LOOKAHEAD_ENGINES to" if moved else "Move the project to"
+            after = "" if moved else ", and run `make setup` there"
             raise ServerError(
-                f"{folder} has letters outside of ASCII; Triton's Python backend can open files only in a folder "
-                f"without. {remedy}. What runs in process (bench, verify, tune) works here."
+                f"{folder} has characters outside of ASCII; Triton's Python backend cannot open its files. {remedy} "
+                f"a folder with a plain name{after}. Commands in process (bench, verify, tune) work here."
             )
 
 
 def server_environment(
     places: Places, installation: Installation, environment: Mapping[str, str] = os.environ, *, replicas: int = 1
 ) -> dict[str, str]:
-    """Environment of the server and its stubs. replicas: servers that share this machine's cores.
+    """Environment variables of the server and its stubs. replicas: servers that share this machine's cores.
 
-    The stubs find this interpreter, and so this package, through PATH, and its library through LD_LIBRARY_PATH. Some
-    also read PYTHONPATH, but the wheel's stub does not.
+    The stubs find this interpreter and this package through PATH, and the interpreter's library through
+    LD_LIBRARY_PATH. The wheel's stub ignores PYTHONPATH; others read it.
     """
     result = dict(environment)
     result["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", os.defpath)])
@@ -141,7 +146,7 @@ def server_environment(
         result["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, paths))
     result.setdefault(*WAIT_POLICY)
     result.setdefault(NUM_THREADS, str(max(1, available_cores() // replicas)))
-    # The stubs' interpreter may differ from the one in the virtual environment, where the loops were compiled.
+    # The stubs may run another interpreter than the virtual environment, whose compiled loops they reuse.
     result[compile_cache.VARIABLE] = str(compile_cache.cache_path().parent)
     return result | served_variables(places)
 
@@ -153,14 +158,14 @@ def served_variables(places: Places) -> dict[str, str]:
         "LOOKAHEAD_CODE": str(CODE),
         "LOOKAHEAD_ENGINES": str(places.engines),
         "LOOKAHEAD_CACHE": str(places.cache),
-        "OPENBLAS_NUM_THREADS": "1",  # numpy's; passes of an engine do not use it
+        "OPENBLAS_NUM_THREADS": "1",  # for numpy; the engine's passes do not use OpenBLAS
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",
     }
 
 
 def libpython() -> Path | None:
-    """The shared library of this interpreter, if there is one."""
+    """Path of the shared library of this interpreter; None if it has none."""
     folders = [sysconfig.get_config_var("LIBDIR"), f"{sys.base_prefix}/lib", sysconfig.get_config_var("LIBPL")]
     multiarch = sysconfig.get_config_var("MULTIARCH")
     if multiarch:
@@ -174,8 +179,7 @@ def _libpython_name() -> str:
 
 
 def _found(path: Path, origin: str, wheel: Path | None) -> Installation:
-    """A server found at a path. Installing the wheel puts no server on PATH, but the variable may name the wheel's
-    server."""
+    """Installation of the server at a path. LOOKAHEAD_TRITONSERVER may name the server in the wheel."""
     inside = wheel is not None and wheel in path.resolve().parents
     return Installation(path, origin, wheel if inside else None)
 

@@ -1,8 +1,8 @@
-"""The server's log file: how the last run ended, and preserved logs of crashed runs.
+"""The server's log file: the end of the last run, and preserved logs of crashed runs.
 
-The guard writes the last line of every log. A log without "stopped" there belongs to a server that crashed, failed to
-load, or was killed with its guard. The next start moves such a log to `server.log.1` (older ones to .2 and .3) instead
-of overwriting it. Standard library only, because the guard uses it.
+The guard writes the last line of every log. If that line does not say "stopped", the server crashed, failed to load, or
+was killed with its guard. The next start then moves the log to `server.log.1` (older ones to .2 and .3) instead of
+overwriting it. Standard library only, because the guard uses it.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def was_stopped(path: Path) -> bool:
 
 
 def crash_log(run_dir: Path) -> Path | None:
-    """The newest log of a run in run_dir that was not stopped on request, if any. Call it only while no server runs:
-    the log of a running server has no last line yet."""
+    """The newest log of a run in run_dir that was not stopped on request; None if there is none. Call it only while no
+    server runs, because the log of a running server has no last line yet."""
     current = run_dir / LOG
     if current.is_file() and not was_stopped(current):
         return current
@@ -46,13 +46,13 @@ def crash_log(run_dir: Path) -> Path | None:
 
 
 def kept_log(run_dir: Path) -> Path | None:
-    """The newest preserved log, if any."""
+    """The newest preserved log; None if there is none."""
     path = _kept(run_dir, 1)
     return path if path.is_file() else None
 
 
 def keep_previous(run_dir: Path) -> Path | None:
-    """Make room for a new log. Returns the new path of the previous log if its server was not stopped on request."""
+    """Preserve the previous log if its server was not stopped on request. Returns its new path, else None."""
     current = run_dir / LOG
     if not current.is_file() or was_stopped(current):
         return None

@@ -1,4 +1,4 @@
-"""Memory that a model needs on a CPU under a profile, and a setting with which it fits this machine."""
+"""Memory that a model needs on a CPU under a profile, and the setting that makes it fit this machine."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.torch.build import stored_bytes, weight_bytes
 
-# The engine in memory is about its weights; packed copies of the layers, buffers and the other models come on top.
+# Memory of an engine relative to its weights: packed copies of the layers and buffers come on top. The other models
+# of the server need a fixed amount.
 _WEIGHTS_FACTOR = 1.6
 _OTHER_BYTES = 900 << 20
 _CPU = Hardware(gpu=None, compute_capability=0, has_tensorrt_llm=False)
-# Settings that need less memory, the ones that change least first.
+# Settings that need less memory, in the order of the change that they make.
 _SMALLER = ("", "engine.quantization=int8", "model.dtype=bfloat16")
 
 
 class MemoryFit(NamedTuple):
-    """needed_bytes: of the model as configured. setting: override with which it fits, "" if none is needed, None if no
-    setting is enough."""
+    """needed_bytes: memory of the model as configured. setting: override that makes it fit; "" if none is needed, None
+    if no override is enough."""
 
     needed_bytes: int
     setting: str | None
@@ -32,7 +33,7 @@ def serving_bytes(engine_bytes: int) -> int:
 
 
 def kv_bytes(resolved: ResolvedConfig) -> int:
-    """Size of the KV cache; 0 for a model whose config states no shape."""
+    """Size of the KV cache in bytes; 0 if the model's config has no shape."""
     shape, engine = resolved.model.shape, resolved.profile.engine
     if shape is None:
         return 0
@@ -42,7 +43,8 @@ def kv_bytes(resolved: ResolvedConfig) -> int:
 
 
 def memory_fit(model: str, profile: str, where: Places, available: int) -> MemoryFit:
-    """Compare the need of a model on a CPU with the available memory. Raises ConfigError for a faulty config."""
+    """Compare the memory that a model needs on a CPU with the available bytes. Raises ConfigError if the config is
+    invalid."""
     needs = {}
     for setting in _SMALLER:
         overrides = ("device=cpu", "backend=torch", *([setting] if setting else []))

@@ -1,4 +1,4 @@
-"""The processes of a server, as the kernel lists them. Standard library only, because the guard uses it."""
+"""Finds the processes of a server in /proc. Standard library only, because the guard uses it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 # Environment variable that marks every process of a server, to identify leftover processes.
 MARK = "LOOKAHEAD_SERVER_ID"
-# Name of the processes in which Triton runs Python models, as far as the kernel stores it.
+# Name of the processes that run Python models. The kernel stores 15 characters.
 _MODEL_PROCESS = b"triton_python_backend_stub"[:15]
 # Library of Triton's Python backend. Each server that loads it creates one folder, and removes it at a normal end. The
 # path is fixed in the library.
@@ -19,25 +19,25 @@ _ENVIRONMENTS = "/tmp/python_env_*"
 
 
 def marked_processes(server_id: str) -> list[int]:
-    """Processes of a server, including those in other sessions (below mpirun), without this one."""
+    """Pids of the processes of a server except this one. Includes other sessions, such as those below mpirun."""
     mark, found = f"{MARK}={server_id}".encode(), []
     for pid in _pids():
-        with suppress(OSError):  # gone, or not ours to look at
+        with suppress(OSError):  # gone, or of another user
             if mark in _read(pid, "environ").split(b"\0"):
                 found.append(pid)
     return [pid for pid in found if pid != os.getpid()]
 
 
 def model_processes(server_id: str) -> dict[int, str]:
-    """Pid and model of each process in which a server runs a Python model. A forked child of such a process looks the
-    same until it runs another program; it is left out, because it may end at any time."""
+    """Pid and model of each process that runs a Python model of a server. Forked children are excluded, because they
+    may end at any time; until they run another program, only their parent distinguishes them."""
     mark, found, parents = f"{MARK}={server_id}".encode(), {}, {}
     for pid in _pids():
         with suppress(OSError):  # gone, or of another user
             if _read(pid, "comm").strip() == _MODEL_PROCESS and mark in _read(pid, "environ").split(b"\0"):
                 arguments = _read(pid, "cmdline").decode().split("\0")
                 code = next((Path(argument) for argument in arguments if argument.endswith("/model.py")), None)
-                if code is not None:  # otherwise it is ending
+                if code is not None:  # None while the process ends
                     parents[pid] = _stat(pid)[1]
                     found[pid] = code.parts[-3]  # MODEL/VERSION/model.py
     return {pid: model for pid, model in found.items() if parents[pid] not in found}
@@ -57,15 +57,15 @@ def remove_environments() -> None:
 
 
 def start_time(pid: int) -> int | None:
-    """Start time of a process in the kernel's ticks; None if there is no such process. It distinguishes a later process
-    with the same pid."""
+    """Start time of a process in the kernel's ticks; None if there is no such process. It distinguishes the process
+    from a later one with the same pid."""
     with suppress(OSError):
         return int(_stat(pid)[19])
     return None
 
 
 def work_of(pid: int) -> float:
-    """Seconds of processor time of a process, and megabytes that it has read, mapped files included."""
+    """Measure of a process's activity: processor seconds plus megabytes read, mapped files included."""
     with suppress(OSError, ValueError):
         fields = _stat(pid)
         counts = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
@@ -75,12 +75,12 @@ def work_of(pid: int) -> float:
 
 
 def _pids() -> list[int]:
-    """Of all processes."""
+    """Pids of all processes."""
     return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
 
 
 def _read(pid: int, name: str) -> bytes:
-    """A file of /proc/PID. Without pathlib, which takes longer: a guard reads files of all processes every second."""
+    """Content of a file of /proc/PID. pathlib is slower, and a guard reads files of all processes every second."""
     with open(f"/proc/{pid}/{name}", "rb", buffering=0) as file:
         return file.read()
 

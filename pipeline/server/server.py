@@ -86,7 +86,7 @@ class RunningServer:
         return self.gateway.poll() if code is None and self.gateway is not None else code
 
     def has_triton_ended(self, within_s: float = 0.0) -> bool:
-        """Whether the guard of tritonserver has ended, or ends within some seconds."""
+        """Whether the guard of tritonserver has ended, or ends within `within_s` seconds."""
         with suppress(subprocess.TimeoutExpired):
             self.guard.wait(within_s)
         return self.guard.poll() is not None
@@ -117,12 +117,11 @@ def start_server(
 ) -> RunningServer:
     """Start tritonserver on a model repository and wait until all models are ready.
 
-    A gateway is started in front of it unless the server section disables it. places: the server's too. model, profile:
-    for the state file. max_seq_len: of the engine. make_command: command to run instead of one tritonserver on this
-    machine. openai: ports of the OpenAI API, if the gateway serves it. with_gateway: false for a server that only
-    processes of this machine use. verbose_log: file for Triton's log of every step. detach: let it outlive this
-    process. note: called with progress messages. Raises ServerError, with the reason from the log, if it does not
-    become ready.
+    Starts a gateway in front of it unless the server section disables it. model, profile: names for the state file.
+    max_seq_len: limit of the engine. make_command: makes the command; default: one tritonserver on this machine.
+    openai: ports of the OpenAI API, if the gateway serves it. with_gateway: false for a server that only processes of
+    this machine use. verbose_log: file for Triton's verbose log. detach: let the server outlive this process. note:
+    called with progress messages. Raises ServerError, with the reason from the log, if it does not become ready.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     if make_command is None:
@@ -130,7 +129,7 @@ def start_server(
     with _locked(run_dir):
         require_none(run_dir)
         if (kept := keep_previous(run_dir)) is not None:
-            note(f"the previous server ended by itself; its log is kept as {kept}")
+            note(f"the previous server ended unexpectedly; its log is now {kept}")
         (run_dir / VERBOSE_LOG).unlink(missing_ok=True)
         (run_dir / READY_FILE).unlink(missing_ok=True)
         handover.prepare_handover(run_dir / HANDOVER)
@@ -143,7 +142,7 @@ def start_server(
             gateway = None
             if server.gateway.enabled and with_gateway:
                 service = gateway_service(repository, run_dir, server, ports, listening, model, max_seq_len, openai)
-                # Detached in any case: it ends with the server, or goes on before another one.
+                # Always detached: it ends with this server, or continues in front of another one.
                 gateway = start_service(service, run_dir, CODE, detach=True, ends_with=server_id)
             else:
                 ports = listening.ports
@@ -206,8 +205,7 @@ def start_server(
 
 
 def stop_server(run_dir: Path, drain: bool = False) -> ServerState | None:
-    """Stop the server that runs from run_dir and wait for its end. Returns the state of the stopped server, if there
-    was one.
+    """Stop the server that runs from run_dir and wait for its end. Returns its state; None if none ran.
 
     drain: refuse new requests and let running ones finish, for up to DRAIN_SECONDS.
     """
@@ -216,7 +214,7 @@ def stop_server(run_dir: Path, drain: bool = False) -> ServerState | None:
         _stop_orphan(run_dir)
         return None
     with drain_lock.drained(Path(state.repository), DRAIN_SECONDS) if drain else nullcontext():
-        # Requests to other models are single calls, which Triton itself lets finish.
+        # Requests to other models are single calls, and Triton itself waits for these.
         end_guard(state.guard_pid, drain)
     if has_gateway(state, run_dir):
         stop_service(run_dir, GATEWAY)
@@ -234,7 +232,8 @@ def _stop_orphan(run_dir: Path) -> None:
 def local_command(
     repository: Path, run_dir: Path, places: Places, verbose_log: Path | None, note: Note, *, replicas: int = 1
 ) -> MakeCommand:
-    """The command of one tritonserver of `replicas` on this machine."""
+    """Return a function that makes the command of a tritonserver on this machine. replicas: servers that share the
+    machine."""
     installation = usable_installation(places)
     note(f"tritonserver: {installation.executable} ({installation.origin})")
     backends = prepare_backends(installation, run_dir / BACKENDS)

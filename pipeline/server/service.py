@@ -31,9 +31,9 @@ _POLL_S = 0.05
 class Service:
     """A process to run beside the server.
 
-    name: of its folder, unique in a run folder. argv, environment: command and complete environment. host, ports: its
-    addresses; ports by purpose ("http", "metrics"). is_ready: readiness check, called until it returns true.
-    startup_timeout_s: time limit of that. max_restarts: limit of restarts after that. leavings_path: see `GuardSpec`.
+    name: unique in a run folder. argv, environment: command and complete environment. host, ports: its addresses;
+    ports by purpose ("http", "metrics"). is_ready: readiness check, called until it returns true. startup_timeout_s:
+    time limit until it is ready. max_restarts: limit of restarts after that. leavings_path: see `GuardSpec`.
     """
 
     name: str
@@ -51,8 +51,8 @@ class ServiceState(GuardedState):
     """State of a running service."""
 
     name: str
-    ports: dict[str, int] = Field(description="Ports by what they are for.")
-    ends_with: str = Field("", description="Id of the server with which it ends; empty for none.")
+    ports: dict[str, int] = Field(description="Ports by purpose.")
+    ends_with: str = Field("", description="Id of the server whose guard ends the service too; empty for none.")
 
 
 @dataclass(slots=True, eq=False)
@@ -73,7 +73,7 @@ class RunningService:
         return self.folder / LOG
 
     def mark_ready(self) -> None:
-        """Allow its guard to restart it from now on."""
+        """Allow the guard to restart the service from now on."""
         (self.folder / READY_FILE).touch()
 
     def poll(self) -> int | None:
@@ -90,8 +90,9 @@ def start_service(
 ) -> RunningService:
     """Start a service and return at once; `wait_until_ready` waits for it.
 
-    run_dir: of its server. home: folder of this package. detach: let it outlive this process. ends_with: id of a server
-    whose guard ends it too. Raises ServerError if a service with that name runs already.
+    run_dir: run folder of its server. home: folder that contains this package. detach: let it outlive this process.
+    ends_with: id of a server whose guard ends the service too. Raises ServerError if a service with that name already
+    runs.
     """
     folder = run_dir / SERVICES / service.name
     folder.mkdir(parents=True, exist_ok=True)
@@ -127,8 +128,8 @@ def start_service(
 
 
 def wait_until_ready(services: Iterable[RunningService], note: Note = lambda text: None) -> None:
-    """Return when all services are ready. Raises ServerError, with the end of its log, for one that ends or that is not
-    ready in time."""
+    """Wait until all services are ready. Raises ServerError, with the end of the log, if a service ends or is not ready
+    in time."""
     for running in services:
         service, noted = running.service, time.monotonic()
         deadline = noted + service.startup_timeout_s
@@ -153,7 +154,7 @@ def wait_until_ready(services: Iterable[RunningService], note: Note = lambda tex
 
 
 def find_service(folder: Path) -> ServiceState | None:
-    """Return the service that runs from a folder, if any. Removes what a killed one left behind."""
+    """State of the service that runs from a folder; None if none runs. Removes leftovers of a killed service."""
     path = folder / STATE
     state = read_state(path, ServiceState)
     if state is None or is_guard(state.guard_pid, state.server_id):
@@ -163,14 +164,14 @@ def find_service(folder: Path) -> ServiceState | None:
 
 
 def find_services(run_dir: Path) -> list[ServiceState]:
-    """The services that run beside a server, by name."""
+    """States of the running services of a run folder, sorted by name."""
     folders = sorted((run_dir / SERVICES).glob("*"))
     return [state for folder in folders if (state := find_service(folder)) is not None]
 
 
 def stop_service(run_dir: Path, name: str, drain: bool = False) -> ServiceState | None:
-    """Stop a service and wait for its end. Returns what was stopped, if anything was. drain: it may take DRAIN_SECONDS
-    to finish its requests after SIGTERM, instead of STOP_SECONDS."""
+    """Stop a service and wait for its end. Returns its state; None if it did not run. drain: let it finish its requests
+    first, for up to DRAIN_SECONDS instead of STOP_SECONDS."""
     folder = run_dir / SERVICES / name
     if (state := find_service(folder)) is None:
         return None

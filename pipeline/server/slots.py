@@ -1,5 +1,5 @@
-"""The two run folders of `lookahead serve`: servers run in one of them, so that others can be started in the other
-before they take over. A small file names the one that serves."""
+"""The two run folders of `lookahead serve`. Servers run in one; a switch starts new servers in the other. A file names
+the folder that serves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SERVING, _SECOND = "serving", "second"
 
 
 def serving_dir(base: Path) -> Path:
-    """The run folder in which servers run, or ran last. base: the first of the two, which holds the other."""
+    """The run folder in which servers run, or ran last. base: the first run folder, which contains the second."""
     try:
         name = (base / _SERVING).read_text(encoding="utf-8").strip()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""ResolvedConfig -> running server: build, render and start, without the stages that are already done."""
+"""ResolvedConfig -> running server: build, render and start. Skips stages that are already done."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def run_dir(places: Places) -> Path:
 
 
 def check_start(resolved: ResolvedConfig, places: Places) -> str:
-    """What will serve here. Raises ServerError for what would prevent it; asked before an engine is built."""
+    """Name of the program that will serve. Raises ServerError if a server cannot start here. To be called before an
+    engine is built."""
     choose_ports(resolved.profile.server)
     return backend_of(resolved.backend).check_start(resolved, places)
 
@@ -52,14 +53,14 @@ def check_start(resolved: ResolvedConfig, places: Places) -> str:
 def prepare(
     resolved: ResolvedConfig, places: Places, out_dir: Path | None = None, note: Note = lambda text: None
 ) -> PreparedServer:
-    """Build the engine and render the repository, to out_dir or beside the engine. Raises ServerError for settings that
-    only work in process, and what `create_drafter` and `planned_engine` raise."""
+    """Build the engine, and render the repository to out_dir or beside the engine. Raises ServerError for settings that
+    only work in process, and the errors of `create_drafter` and `planned_engine`."""
     backend_of(resolved.backend).check_served(resolved)
     # Numba takes a while to load, and most users of this module build nothing.
     from pipeline.decoding.create import create_drafter
     from pipeline.decoding.sources.trie import TrieSource
 
-    # Reports an unreadable snapshot here, and not in the log of a server that does not start.
+    # Reports an unreadable trie snapshot here, not in the log of a server that does not start.
     create_drafter(resolved.profile.drafting.sources, resolved.lookahead, vocab_size=1, kinds={TrieSource.name})
     result = planned_engine(resolved, places, note=note)
     note(f"engine: {result.outcome} ({result.artifact.folder})")
@@ -80,8 +81,9 @@ def launch(
     verbose: bool = False,
     note: Note = lambda text: None,
 ) -> RunningServer:
-    """Start a server on what was prepared. folder: its run folder. openai, with_gateway: see `start_server`. verbose:
-    Triton's log of every step, beside the server's. Raises ServerError, also if memory or GPUs will not do."""
+    """Start a prepared server. folder: its run folder. openai, with_gateway: see `start_server`. verbose: write
+    Triton's verbose log beside the server's log. Raises ServerError if it does not start, or if the memory or the GPUs
+    are insufficient."""
     _require_memory(served)
     resolved = served.resolved
     log = folder / VERBOSE_LOG if verbose else None
@@ -103,19 +105,19 @@ def launch(
 
 
 def start_commands(resolved: ResolvedConfig, places: Places) -> list[StartCommand]:
-    """What `launch` would run for a config, without building or starting anything."""
+    """Commands that `launch` would run for a config. Builds and starts nothing."""
     repository = artifact_dir(places, resolved.model.name, resolved.profile.name) / REPOSITORY
     return list(backend_of(resolved.backend).shown_commands(resolved, repository, places))
 
 
 def fits_beside(served: PreparedServer, num_servers: int) -> bool:
-    """Whether the free memory holds this number of servers. False where it is not known, as on a GPU."""
+    """Whether this number of servers fits into the free memory. False if unknown, as on a GPU."""
     needed = num_servers * (serving_bytes(served.artifact.manifest.num_bytes) + kv_bytes(served.resolved))
     return served.resolved.device == "cpu" and needed <= available_bytes()
 
 
 def _require_memory(served: PreparedServer) -> None:
-    """Raises ServerError if the engine does not fit into the machine's memory, with a setting that would."""
+    """Raise ServerError if the engine does not fit into the machine's memory. The message has a setting that fits."""
     if served.resolved.device != "cpu":
         return
     num_bytes, available = served.artifact.manifest.num_bytes, available_bytes()
@@ -125,7 +127,7 @@ def _require_memory(served: PreparedServer) -> None:
 
 
 def _smaller(resolved: ResolvedConfig, num_bytes: int) -> dict[str, int]:
-    """Settings that make an engine smaller, and its size with each."""
+    """Size of the engine in bytes by the setting that makes it smaller."""
     if resolved.profile.engine.quantization != "none":
         return {}
     if resolved.dtype == "float32":

@@ -26,14 +26,14 @@ SERVICES, SERVICE_STATE, GATEWAY = "services", "service.json", "gateway"
 
 
 class GuardedState(Frozen):
-    """State of what a guard supervises; a file in its folder, which later commands read."""
+    """State of a supervised server or service, stored in its folder for later commands."""
 
-    server_id: str = Field(description="Marks its processes and names its shared memory.")
+    server_id: str = Field(description="Mark of its processes, and prefix of its shared memory.")
     guard_pid: int
     host: str
     started: float = Field(description="Seconds since the epoch.")
-    restarts: int = Field(0, description="Times that the guard started it again.")
-    restart_reason: str = Field("", description="Why, the last time.")
+    restarts: int = Field(0, description="Number of restarts by the guard.")
+    restart_reason: str = Field("", description="Reason of the last restart.")
 
 
 class ServerState(GuardedState):
@@ -46,10 +46,10 @@ class ServerState(GuardedState):
     model: str
     profile: str
     clean_up: tuple[str, ...] = Field((), description="Command that removes its container, if it runs in one.")
-    gateway_id: str = Field("", description="Marks the processes of its gateway; empty without one.")
+    gateway_id: str = Field("", description="Mark of the processes of its gateway; empty without a gateway.")
     triton_http_port: int = Field(description="Triton's own HTTP port; behind a gateway on the loopback device only.")
     triton_grpc_port: int = Field(description="Triton's own gRPC port.")
-    triton_key: str | None = Field(None, description="What Triton's interfaces ask for behind a gateway.")
+    triton_key: str | None = Field(None, description="Triton's access key behind a gateway.")
 
     @property
     def http_url(self) -> str:
@@ -61,7 +61,7 @@ class ServerState(GuardedState):
 
     @property
     def triton_grpc_url(self) -> str:
-        """Triton itself, for processes of this machine that have its key."""
+        """Address of Triton itself, for processes of this machine that have its key."""
         return f"{LOOPBACK if self.triton_key else self._reachable}:{self.triton_grpc_port}"
 
     @property
@@ -87,13 +87,13 @@ def require_none(run_dir: Path) -> None:
     if (running := find_server(run_dir)) is not None:
         raise ServerError(
             f"A server for {running.model} ({running.profile}) already runs from {run_dir} on {running.http_url}. "
-            "Stop it with `lookahead stop`, or give it another profile with `lookahead switch`."
+            "Stop it with `lookahead stop`, or change its profile with `lookahead switch`."
         )
 
 
 def require_server(run_dir: Path, takes_url: bool = False) -> ServerState:
-    """The server that runs from run_dir. Raises ServerError if there is none. takes_url: whether the command has
-    --url."""
+    """State of the server that runs from run_dir. Raises ServerError if none runs. takes_url: whether the command has
+    the option --url, for the message."""
     if (running := find_server(run_dir)) is None:
         other = ", or name one with --url" if takes_url else ""
         raise ServerError(f"No server is running. Start one with `lookahead serve --background`{other}.")
@@ -101,7 +101,7 @@ def require_server(run_dir: Path, takes_url: bool = False) -> ServerState:
 
 
 def find_server(run_dir: Path) -> ServerState | None:
-    """The server that runs from run_dir, if any. Leftovers of a killed server are removed."""
+    """State of the server that runs from run_dir; None if none runs. Removes leftovers of a killed server."""
     state = read_state(run_dir / STATE, ServerState)
     if state is None or is_guard(state.guard_pid, state.server_id):
         return state
@@ -110,7 +110,7 @@ def find_server(run_dir: Path) -> ServerState | None:
 
 
 def read_state(path: Path, kind: type[State]) -> State | None:
-    """The content of a state file; None if there is none. A file of another version of this program is removed."""
+    """Content of a state file; None if there is none. Removes a file of another version of this program."""
     try:
         return kind.model_validate_json(path.read_bytes())
     except FileNotFoundError:
@@ -125,16 +125,16 @@ def is_ready(state: ServerState) -> bool:
 
 
 def answers(url: str) -> bool:
-    """Whether a GET of a URL of this machine returns 200."""
-    try:  # without the environment's proxy
+    """Whether a GET request to a URL of this machine returns 200. Ignores the environment's proxy."""
+    try:
         return httpx.get(url, timeout=2.0, trust_env=False).status_code == 200
     except httpx.HTTPError:
         return False
 
 
 def end_guard(pid: int, drain: bool) -> None:
-    """Let a guard stop what it supervises, and wait for its end. drain: running requests may finish first, for up to
-    DRAIN_SECONDS."""
+    """Make a guard stop its server or service, and wait for its end. drain: let running requests finish first, for up
+    to DRAIN_SECONDS."""
     with suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
         guard = psutil.Process(pid)
         guard.send_signal(signal.SIGUSR1 if drain else signal.SIGTERM)
@@ -151,8 +151,7 @@ def is_guard(pid: int, server_id: str) -> bool:
 
 
 def has_gateway(state: ServerState, run_dir: Path) -> bool:
-    """Whether the gateway that a server was started with, if it was, still is its own: another server may have taken it
-    over."""
+    """Whether a server has a gateway. After a switch, the gateway belongs to the new server."""
     try:
         gateway = json.loads(service_state_path(run_dir, GATEWAY).read_bytes())
     except (FileNotFoundError, ValueError):

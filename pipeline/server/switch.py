@@ -1,9 +1,9 @@
-"""Switches the running server to another profile at the same address; the new engine is built while the old one serves.
+"""Switches the running server to another profile at the same address: stops the old server, then starts the new one.
 
-This is the way where the two cannot run beside each other; `dynamo.exchange` has the other. The old server is stopped
-only when the new engine and repository exist. Running requests finish first (for at most `guard.DRAIN_SECONDS`). New
-ones are refused until the new server is ready, because an engine that fills the GPU leaves no memory for a second one.
-If the new server does not start, the old one is started again.
+Used if the two cannot run beside each other; otherwise see `dynamo.exchange`. The new engine and repository are built
+before the old server stops. Running requests finish first (for at most `guard.DRAIN_SECONDS`). New requests are refused
+until the new server is ready, because an engine that fills the GPU leaves no memory for a second one. If the new server
+does not start, the old one is started again.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ T = TypeVar("T", covariant=True)
 
 
 def running_served(places: Places, folder: Path) -> PreparedServer:
-    """Input of the running server's start, with the address it listens on. Raises ServerError if none runs, BuildError
-    if its engine has changed."""
+    """The running server as input of `launch`, with its current address. Raises ServerError if none runs, BuildError if
+    its engine has changed."""
     state = require_server(folder)
     artifact = load_artifact(artifact_dir(places, state.model, state.profile), places.cache)
     repository = ModelRepository(Path(state.repository), check_repository(Path(state.repository)))
@@ -40,9 +40,9 @@ def running_served(places: Places, folder: Path) -> PreparedServer:
 def resolve_other(
     before: PreparedServer, profile: str, overrides: Sequence[str], folder: Path, places: Places
 ) -> ResolvedConfig:
-    """The running server's model, backend and device under another profile. overrides take precedence."""
+    """Resolve another profile for the running server's model, backend and device. overrides take precedence."""
     resolved = before.resolved
-    # As it is served, with its overrides; the name of a config is its file name.
+    # A file with the served model config, including overrides. The file name is the model's name.
     path = folder / f"{resolved.model.name}.yaml"
     path.write_text(yaml.safe_dump(resolved.model.model_dump(mode="json")), encoding="utf-8")
     kept = (f"backend={resolved.backend}", f"device={resolved.device}")
@@ -53,13 +53,13 @@ def require_other(before: PreparedServer, after: ResolvedConfig) -> None:
     """Raise ServerError if a switch would replace the files needed to restore the old profile."""
     if (before.resolved.model.name, before.resolved.profile.name) == (after.model.name, after.profile.name):
         raise ServerError(
-            f"{after.model.name} ({after.profile.name}) is what the server serves already. For other settings of the "
-            "same profile, `lookahead stop` and start it again."
+            f"The server already serves {after.model.name} ({after.profile.name}). To change settings of the same "
+            "profile, run `lookahead stop` and start it again."
         )
 
 
 class Stop(Protocol):
-    """Stops the server of a run folder. Returns its state, if one ran."""
+    """Stops the server of a run folder. Returns its state; None if none ran."""
 
     def __call__(self, run_dir: Path, drain: bool = False) -> ServerState | None: ...
 
@@ -82,10 +82,10 @@ class Start(Protocol[T]):
 def switch_server(
     before: PreparedServer, after: PreparedServer, places: Places, folder: Path, note: Note, stop: Stop, start: Start[T]
 ) -> T:
-    """Replace the running processes by processes that serve `after`, detached. stop, start: the functions that do it.
+    """Stop the running server, and start `after` detached. stop, start: functions that stop and start a server.
 
-    Raises ServerError with the reason if the new server does not start, or what else kept it from that, after starting
-    the old one again.
+    If the start fails, starts the old server again and raises ServerError with the reason; an interruption, such as
+    KeyboardInterrupt, is raised again.
     """
     old, new = _name(before), _name(after)
     note(f"stopping {old}; running requests finish first")
@@ -95,18 +95,18 @@ def switch_server(
     try:
         return start(_at(after, state), places, folder, detach=True, note=note)
     except BaseException as error:
-        note(f"{new} did not come up; going back to {old}")
+        note(f"{new} did not start; starting {old} again")
         try:
             start(_at(before, state), places, folder, detach=True, note=note)
         except ServerError as second:
-            raise ServerError(f"{new} did not come up: {error}\n{old} did not come back either: {second}") from error
+            raise ServerError(f"{new} did not start: {error}\n{old} did not start again either: {second}") from error
         if not isinstance(error, ServerError):
             raise
-        raise ServerError(f"{new} did not come up, and {old} serves again. Reason: {error}") from error
+        raise ServerError(f"{new} did not start, and {old} serves again. Reason: {error}") from error
 
 
 def _at(served: PreparedServer, state: ServerState) -> PreparedServer:
-    """The same input with the address of a server, which clients know."""
+    """The same input with the address of a running server."""
     address = {
         "host": state.host,
         "http_port": state.http_port,

@@ -1,5 +1,5 @@
-"""Detects that a server hangs before it is ready, or that a process of its models died. Standard library only, because
-the guard uses it."""
+"""Detects a server that hangs before it is ready, and a dead process of a model. Standard library only, because the
+guard uses it."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from contextlib import suppress
 
 from pipeline.server.processes import marked_processes, model_processes, work_of
 
-# Processor seconds plus megabytes read that idle processes use between two checks, at most.
+# Limit of processor seconds plus megabytes read between two checks, for idle processes.
 _IDLE_WORK = 0.5
 
 
 class StartWatch:
-    """Detects a server whose processes compute and read nothing before it is ready: some of Triton's locks in shared
-    memory can be left in a deadlock. is_over: the server is ready, or there is no URL to ask."""
+    """Detects a server whose processes compute and read nothing before it is ready, as in a deadlock of Triton's locks
+    in shared memory. is_over: the server is ready, or there is no URL to check."""
 
     def __init__(self, server_id: str, ready_url: str, hang_seconds: float) -> None:
-        """ready_url: returns 200 once the server is ready; empty: nothing to detect. hang_seconds: limit of
+        """ready_url: returns 200 once the server is ready; empty to detect nothing. hang_seconds: limit of
         inactivity."""
         self._server_id, self._ready_url, self._hang_seconds = server_id, ready_url, hang_seconds
         self.is_over = not ready_url
@@ -39,8 +39,8 @@ class StartWatch:
 
 
 class ModelWatch:
-    """Detects models whose process died. Triton does not restart such a process, still reports itself ready, and leaves
-    the model's requests unanswered."""
+    """Detects models whose process died. Triton does not restart the process, still reports itself ready, and never
+    responds to the model's requests."""
 
     def __init__(self, server_id: str) -> None:
         self._server_id = server_id
@@ -48,10 +48,10 @@ class ModelWatch:
         self._lost_since: dict[int, float] = {}
 
     def dead_models(self, patience: float) -> tuple[str, ...]:
-        """Models whose process was seen earlier and is gone, in the order in which that was seen; empty until one has
-        been gone for `patience` seconds. Call it often."""
+        """Models whose process has disappeared, in the order of the disappearance; empty until one has been missing for
+        `patience` seconds. Call it often."""
         alive, now = model_processes(self._server_id), time.monotonic()
-        # A process that is found again was not gone: one read of /proc can miss it.
+        # One read of /proc can miss a process that still runs.
         self._lost_since = {pid: since for pid, since in self._lost_since.items() if pid not in alive}
         for pid in sorted(self._models.keys() - alive.keys()):
             self._lost_since.setdefault(pid, now)

@@ -89,7 +89,7 @@ def test_a_server_takes_another_profile_and_keeps_the_old_one_if_that_fails(tmp_
         for code in after.repository.folder.glob("*/1/model.py"):
             code.write_text("raise ValueError('sabotaged')")
         notes: list[str] = []
-        with pytest.raises(ServerError, match=r"balanced.*did not come up, and .*throughput.* serves again.*sabotaged"):
+        with pytest.raises(ServerError, match=r"balanced.*did not start, and .*throughput.* serves again.*sabotaged"):
             switch_server(before, after, where, folder, notes.append, stop_server, launch)
 
         third = running(folder)

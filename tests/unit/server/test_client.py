@@ -132,7 +132,7 @@ def test_what_a_tensor_cannot_hold_is_refused_before_anything_is_sent(wrong, sen
     "url", ["http://[::1", "http://x:99999", "x:port", "http://", "", "http://[v1.x]:8000", "a b:1", "//:8000"]
 )
 def test_what_is_no_address_is_refused_with_a_sentence(url, protocol):
-    with pytest.raises(ServerError, match=r"is no address of a server.*Write host:port"):
+    with pytest.raises(ServerError, match=r"is not an address of a server.*Use host:port"):
         complete(QUERY, url, protocol, timeout_s=PATIENCE_S)
 
 

@@ -1,4 +1,4 @@
-"""What a log says of a server that did not come up."""
+"""Explanations of logs of servers that did not start."""
 
 from __future__ import annotations
 
@@ -23,11 +23,14 @@ from pipeline.server.failure import explain_failure, passing_failure
             "The model tensorrt_llm could not be loaded: its process died. Too little memory",
         ),
         ("x: error while loading shared libraries: libre2.so.9: cannot open", "needs libre2.so.9"),
-        ("failed to start HTTP service: Unavailable - Socket '127.0.0.1:8000' already in use", "A port of the server"),
+        (
+            "failed to start HTTP service: Unavailable - Socket '127.0.0.1:8000' already in use",
+            "Another program uses a port",
+        ),
         (
             "E11 m.cc:642] \"failed to load 'preprocessing' version 1: Internal: Unable to initialize shared "
             "memory key 'la177-4a50' to requested size (1048576 bytes). Error: No space left on device\"",
-            "/dev/shm has too little room",
+            "/dev/shm has too little space",
         ),
         ("something else", "something else"),
     ],
@@ -44,7 +47,7 @@ def test_a_log_becomes_a_sentence(tmp_path, line, sentence):
     [
         ("failed to start HTTP service: Unavailable - Socket '127.0.0.1:1' already in use", True, "free ports"),
         ("failed to start HTTP service: Unavailable - Socket '127.0.0.1:1' already in use", False, None),
-        ("  what():  boost::interprocess::lock_exception", False, "a lock of its own"),
+        ("  what():  boost::interprocess::lock_exception", False, "a lock of Triton's Python backend"),
         ("failed to load 'lookahead_bls' version 1: Internal: ConfigError: There is no file.", True, None),
         ("", True, None),
     ],

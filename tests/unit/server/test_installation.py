@@ -20,12 +20,12 @@ from pipeline.server.installation import (
 
 @pytest.mark.parametrize(("folder", "remedy"), [("home", "Move the project"), ("engines", "Set LOOKAHEAD_ENGINES")])
 def test_folders_that_the_backend_cannot_open_are_refused(folder, remedy):
-    with pytest.raises(ServerError, match=rf"/srv/modèles has letters outside of ASCII; .*{remedy}"):
+    with pytest.raises(ServerError, match=rf"/srv/modèles has characters outside of ASCII; .*{remedy}"):
         check_paths(replace(places(), **{folder: Path("/srv/modèles")}))
 
 
 def test_a_variable_that_names_no_server_is_refused(tmp_path):
-    with pytest.raises(ServerError, match=f"{VARIABLE} is .*no executable"):
+    with pytest.raises(ServerError, match=f"{VARIABLE} is .*not an executable"):
         find_installation({VARIABLE: str(tmp_path / "nothing")})
 
 

@@ -60,7 +60,7 @@ def test_the_other_profile_answers_at_the_same_address(running, tmp_path):
 def test_the_old_one_comes_back_if_the_new_one_does_not_come_up(running, tmp_path):
     before, state, folder = running
     notes: list[str] = []
-    with pytest.raises(ServerError, match=r"\(throughput\) did not come up, and .*\(latency\) serves again(.|\n)*load"):
+    with pytest.raises(ServerError, match=r"\(throughput\) did not start, and .*\(latency\) serves again(.|\n)*load"):
         switch_server(
             before, serve_of(tmp_path, "throughput", "bad"), places(), folder, notes.append, stop_server, launch
         )
@@ -68,13 +68,13 @@ def test_the_old_one_comes_back_if_the_new_one_does_not_come_up(running, tmp_pat
     assert back is not None
     assert (back.profile, addresses(back)) == ("latency", addresses(state))
     assert "does not load" in (folder / "server.log.1").read_text()
-    assert any("going back" in note for note in notes)
+    assert any("again" in note for note in notes)
 
 
 def test_if_neither_server_starts_both_reasons_are_reported(running, tmp_path):
     before, _, folder = running
     broken = PreparedServer(before.resolved, before.artifact, ModelRepository(tmp_path / "bad-too", ("m",)))
-    with pytest.raises(ServerError, match=r"did not come up: (.|\n)*did not come back either: (.|\n)*does not load"):
+    with pytest.raises(ServerError, match=r"did not start: (.|\n)*did not start again either: (.|\n)*does not load"):
         switch_server(
             broken, serve_of(tmp_path, "throughput", "bad"), places(), folder, lambda note: None, stop_server, launch
         )
@@ -126,5 +126,5 @@ def test_the_model_stays_as_it_is_served_overrides_included(tmp_path):
     assert other.profile.engine.max_batch_size == 3
     require_other(before, other)
     same = resolve_other(before, "latency", (), tmp_path, places())
-    with pytest.raises(ServerError, match="is what the server serves already"):
+    with pytest.raises(ServerError, match="The server already serves"):
         require_other(before, same)
