@@ -1,1 +1,1 @@
-"""The engine backends, one folder or file each, all with the interface `pipeline.engine.backend.Backend`."""
+"""The engine backends, one module or package each, with the interface `pipeline.engine.backend.Backend`."""

@@ -1,4 +1,5 @@
-"""Base of backends whose engine runs in a Python process: served by one tritonserver and `triton_repo/tensorrt_llm`."""
+"""Base class of backends whose engine runs in Python. One tritonserver serves it with
+`triton_repo/tensorrt_llm_engine`."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class InProcessBackend(Backend):
-    """Base of backends that run in process. A backend adds name, `fingerprint`, `runtime`, `write_engine` and
+    """Base class of backends that run in process. A subclass adds name, `fingerprint`, `runtime`, `write_engine` and
     `load_engine`."""
 
     in_process = True

@@ -1,4 +1,4 @@
-"""Sizes of engines in process that cannot work together."""
+"""Checks of the sizes of engines that run in process."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pipeline.config.schema import EngineConfig, ProfileConfig, ResolvedConfig
 
 
 def faults_of_sizes(profile: ProfileConfig) -> Iterator[Fault]:
-    """Limits of the engine and of drafting, whatever the model."""
+    """Faults of the limits of engine and drafting. Independent of the model."""
     engine, drafting = profile.engine, profile.drafting
     if drafting.max_draft_tokens > engine.max_draft_tokens:
         yield fault(
             "drafting.max_draft_tokens",
-            f"found {drafting.max_draft_tokens}; the engine holds trees of at most engine.max_draft_tokens = "
+            f"found {drafting.max_draft_tokens}; the engine verifies trees of at most engine.max_draft_tokens = "
             f"{engine.max_draft_tokens}.",
             "Lower the first or raise the second.",
             uses=("drafting.max_draft_tokens", "engine.max_draft_tokens"),
@@ -35,8 +35,8 @@ def faults_of_sizes(profile: ProfileConfig) -> Iterator[Fault]:
     if engine.max_draft_tokens >= engine.max_seq_len:
         yield fault(
             "engine.max_draft_tokens",
-            f"found {engine.max_draft_tokens}; drafts count towards engine.max_seq_len = {engine.max_seq_len} "
-            "and leave no room.",
+            f"found {engine.max_draft_tokens}; drafts count towards engine.max_seq_len = {engine.max_seq_len}, "
+            "which leaves no tokens for prompt and output.",
             "Lower the first or raise the second.",
             uses=("engine.max_draft_tokens", "engine.max_seq_len"),
         )
@@ -51,7 +51,7 @@ def faults_of_sizes(profile: ProfileConfig) -> Iterator[Fault]:
 
 
 def faults_of_window(resolved: ResolvedConfig) -> Iterator[Fault]:
-    """A lookahead window that the engine has no room for."""
+    """Faults of a lookahead window that is too large for the engine."""
     model, profile, lookahead = resolved.model, resolved.profile, resolved.lookahead
     engine = profile.engine
     w, n, g = lookahead.sizes
@@ -60,8 +60,8 @@ def faults_of_window(resolved: ResolvedConfig) -> Iterator[Fault]:
         yield fault(
             origin,
             f"W = {w}, N = {n}, G = {g} needs {lookahead.max_draft_len} draft tokens; "
-            f"the engine holds engine.max_draft_tokens = {engine.max_draft_tokens}.",
-            "Raise that or choose less.",
+            f"the engine verifies at most engine.max_draft_tokens = {engine.max_draft_tokens}.",
+            "Raise the limit or choose smaller sizes.",
             uses=(origin, "engine.max_draft_tokens"),
             fixes=(
                 f"engine.max_draft_tokens={lookahead.max_draft_len}",
@@ -74,7 +74,8 @@ def faults_of_window(resolved: ResolvedConfig) -> Iterator[Fault]:
 
 
 def _faults_of_pass(engine: EngineConfig, num_drafts: int, drafts: str, key: str) -> Iterator[Fault]:
-    """A pass that does not hold the drafts of a full batch. key: the setting that says how many one sequence has."""
+    """Fault of a pass that is too small for the drafts of a full batch. num_drafts: per sequence. key: setting of that
+    number."""
     needed = engine.max_batch_size * (num_drafts + 1)
     if needed > engine.max_num_tokens:
         yield fault(

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 class TorchBackend(InProcessBackend):
-    """`pipeline.engine.torch`. With engine.strict_tensorrt_llm its served model takes and returns what that of the
-    TensorRT-LLM backend does."""
+    """Backend of `pipeline.engine.torch`. With engine.strict_tensorrt_llm the served model accepts and returns the same
+    tensors as that of the TensorRT-LLM backend."""
 
     name = "torch"
 
@@ -82,7 +82,7 @@ class TorchBackend(InProcessBackend):
 
 
 def faults_of_ranks(resolved: ResolvedConfig) -> Iterator[Fault]:
-    """Parallelism that the torch engine does not have."""
+    """Faults of parallelism that the torch engine does not support."""
     model, profile = resolved.model, resolved.profile
     tensor, parallel = model.parallelism.tensor, profile.engine.lookahead_parallel
     if model.parallelism.pipeline > 1:
@@ -96,7 +96,7 @@ def faults_of_ranks(resolved: ResolvedConfig) -> Iterator[Fault]:
     if tensor > 1 and parallel > 1:
         yield fault(
             "engine.lookahead_parallel",
-            f"found {parallel}, and model.parallelism.tensor is {tensor}; the torch backend has one or the other.",
+            f"found {parallel}, and model.parallelism.tensor is {tensor}; the torch backend does not combine them.",
             "Set one of them to 1.",
             uses=("engine.lookahead_parallel", "model.parallelism.tensor"),
             fixes=("engine.lookahead_parallel=1",),
@@ -112,7 +112,7 @@ def faults_of_ranks(resolved: ResolvedConfig) -> Iterator[Fault]:
     if tensor > 1 and profile.engine.quantization != "none":
         yield fault(
             "engine.quantization",
-            f"found '{profile.engine.quantization}', which is not spread over model.parallelism.tensor = {tensor} "
+            f"found '{profile.engine.quantization}', which does not work with model.parallelism.tensor = {tensor} "
             "ranks.",
             "Use 'none', or a single rank.",
             uses=("engine.quantization", "model.parallelism.tensor"),

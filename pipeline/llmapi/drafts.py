@@ -1,8 +1,8 @@
-"""Chains from our draft sources for requests that TensorRT-LLM's LLM API decodes.
+"""Draft chains from our draft sources for requests that TensorRT-LLM's LLM API decodes.
 
-TensorRT-LLM shows every running request once per step, with all its tokens; the sources learn from the new ones.
-Everything depends on tokens and their order alone, so that each rank of a model on several GPUs drafts the same.
-Nothing here raises: a failing draft costs speed only.
+TensorRT-LLM passes every running request once per step, with all its tokens; the sources learn from the new ones. The
+drafts depend on tokens and their order only, so all ranks of a model on several GPUs draft the same. Nothing here
+raises: a failing draft source costs speed only.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from pipeline.triton_models.steps import main_chain
 
 logger = logging.getLogger(__name__)
 
-# A request that was absent for this number of steps has ended without notice, or is paused; it may return as a new one.
+# Steps after which an absent request is forgotten. If it was only paused, it returns as a new request.
 FORGET_AFTER = 4096
-# Nodes that the sources may propose per token of the chain that is taken from them.
+# Proposed tree nodes per token of the chain that is taken from the tree.
 _NODES_PER_TOKEN = 4
-# Token ids are only compared and stored, so any vocabulary will do.
+# Upper bound: the sources only compare and store token ids.
 _ANY_VOCABULARY = 1 << 30
 
 
 @dataclass(slots=True)
 class _Running:
-    """A request. num_tokens: number of its tokens seen. tree: the last draft."""
+    """A running request. num_tokens: tokens that the sources have learned. tree: the last draft."""
 
     num_tokens: int
     tree: DraftTree = field(default_factory=lambda: EMPTY_TREE)
@@ -43,7 +43,7 @@ class _Running:
 
 
 class ChainDrafts:
-    """Draft sources over the requests of one model. Not thread safe. Pickles as its settings, without its learned
+    """Draft sources for the requests of one model. Not thread safe. Pickling keeps the settings, and drops the learned
     state."""
 
     def __init__(self, settings: DraftSettings) -> None:
@@ -60,7 +60,7 @@ class ChainDrafts:
         self.__init__(state["settings"])  # type: ignore[misc]
 
     def next_step(self) -> None:
-        """Begin a step: forget requests that have not been seen for many steps."""
+        """Begin a step. Forgets requests that have been absent for FORGET_AFTER steps."""
         self._num_steps += 1
         if self._num_steps % FORGET_AFTER == 0:
             limit = self._num_steps - FORGET_AFTER
@@ -68,7 +68,7 @@ class ChainDrafts:
                 self.stop(request_id)
 
     def draft(self, request_id: int, tokens: Sequence[int], prompt_len: int, max_len: int) -> list[int]:
-        """The chain to verify after tokens [prompt and output so far]; at most max_len tokens, maybe none."""
+        """Return the draft chain, at most max_len tokens; may be empty. tokens: prompt and output so far."""
         try:
             return self._draft(request_id, tokens, prompt_len, min(max_len, self.settings.max_draft_len))
         except Exception:
@@ -76,7 +76,7 @@ class ChainDrafts:
             return []
 
     def finish(self, request_id: int, tokens: Sequence[int]) -> None:
-        """The request has ended with these tokens: learn the last ones, and forget what is private to it."""
+        """Learn the last tokens of a request that has ended, and forget the request. tokens: prompt and output."""
         try:
             if request_id in self._running:
                 self._learn(request_id, tokens)
@@ -85,13 +85,13 @@ class ChainDrafts:
         self.stop(request_id)
 
     def stop(self, request_id: int) -> None:
-        """Forget a request. Twice does nothing."""
+        """Forget a request. A second call does nothing."""
         if self._running.pop(request_id, None) is not None:
             self._sources().stop(str(request_id))
 
     def _draft(self, request_id: int, tokens: Sequence[int], prompt_len: int, max_len: int) -> list[int]:
         running = self._running.get(request_id)
-        if running is not None and len(tokens) < running.num_tokens:  # an id used again
+        if running is not None and len(tokens) < running.num_tokens:  # another request with the same id
             self.stop(request_id)
             running = None
         if running is None:
@@ -119,7 +119,7 @@ class ChainDrafts:
         self._sources().update(str(request_id), step)
 
     def _sources(self) -> Drafter:
-        """Created at first use, in the process that drafts."""
+        """The draft sources, created at first use in the process that drafts."""
         if self._drafter is None:
             self._drafter = create_drafter(self.settings.sources, LOOKAHEAD_OFF, _ANY_VOCABULARY, kinds_on("bls"))
         return self._drafter
@@ -130,11 +130,11 @@ class ChainDrafts:
     def _failed(self, request_id: int) -> None:
         self.num_failures += 1
         if self.num_failures == 1:
-            logger.exception("drafting failed; the request goes on without drafts, and this is not reported again")
+            logger.exception("drafting failed; the request continues without drafts; further failures are not logged")
         if self._running.pop(request_id, None) is not None and self._drafter is not None:
             self._drafter.stop(str(request_id))
 
 
 def room_for_drafts(num_tokens: int, prompt_len: int, max_new_tokens: int) -> int:
-    """Number of draft tokens that a request can take: the target adds one token of its own to the accepted ones."""
+    """Limit of draft tokens for a request, because the target adds one token to the accepted ones."""
     return max(0, prompt_len + max_new_tokens - num_tokens - 1)

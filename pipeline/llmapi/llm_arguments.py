@@ -1,7 +1,6 @@
-"""From model.yaml and settings to the arguments of `LLM()`. NOT RUN with TensorRT-LLM, which is imported inside.
+"""Arguments of `LLM()` from model.yaml and settings. NOT RUN with TensorRT-LLM, which the functions import.
 
-Where an installed release lacks something, the NGram drafts of model.yaml stay, and the log says so. Drafts change the
-speed, never the text.
+If the installed release lacks a feature, the NGram drafts of model.yaml stay, and the log has a warning.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ logger = logging.getLogger(__name__)
 
 
 def llm_arguments(model_yaml: dict[str, Any], settings: DraftSettings) -> dict[str, Any]:
-    """Arguments of `LLM()`: those of model.yaml without `triton_config`, and the drafts that the settings ask for.
+    """Arguments of `LLM()`: those of model.yaml without `triton_config`, with the draft method of the settings.
 
-    Read by TensorRT-LLM's own helper, as the stock model does: releases whose configs have no field `decoding_type`
-    refuse the text form of `speculative_config`, and get an object here; newer ones keep the text, which `LLM()` reads.
+    TensorRT-LLM's own helper reads model.yaml, as in the stock model. It converts `speculative_config` to an object in
+    releases whose configs have no field `decoding_type`, because these refuse a dictionary.
     """
     from tensorrt_llm.llmapi.llm_utils import update_llm_args_with_extra_dict
 
@@ -28,21 +27,21 @@ def llm_arguments(model_yaml: dict[str, Any], settings: DraftSettings) -> dict[s
 
 
 def with_speculation(arguments: dict[str, Any], settings: DraftSettings, max_num_requests: int) -> dict[str, Any]:
-    """Arguments of `LLM()` with the drafts that the settings ask for in the place of those of model.yaml."""
+    """Replace the `speculative_config` of model.yaml by the draft method of the settings."""
     if settings.method in ("auto", "suffix_automaton"):
         try:
             found = {**arguments, "speculative_config": _suffix_automaton(settings)}
-            found.pop("disable_overlap_scheduler", None)  # it drafts on the GPU, inside the pass
+            found.pop("disable_overlap_scheduler", None)  # not needed, because it drafts on the GPU
             return found
         except ImportError as error:
-            logger.warning("the suffix automaton is not in this TensorRT-LLM (%s)", error)
+            logger.warning("this TensorRT-LLM has no suffix automaton (%s)", error)
     if settings.method in ("auto", "trie"):
         try:
             return {**arguments, "speculative_config": _user_provided(settings, max_num_requests)}
         except ImportError as error:
-            logger.warning("this TensorRT-LLM takes no drafter of ours (%s)", error)
+            logger.warning("this TensorRT-LLM does not support user-provided drafters (%s)", error)
     if settings.method not in ("ngram", "none"):
-        logger.warning("NGram drafts instead of %s", settings.method)
+        logger.warning("using NGram drafts instead of %s", settings.method)
     return arguments
 
 

@@ -1,9 +1,9 @@
 """The model repository for the LLM API: one model, `tensorrt_llm`, with the code in triton_repo/llmapi/.
 
 <folder>/tensorrt_llm/config.pbtxt          tensors as in the stock llmapi model
-<folder>/tensorrt_llm/1/model.py            ours: it sets the drafter
-<folder>/tensorrt_llm/1/model.yaml          keyword arguments of LLM(), complete for the stock model.py too
-<folder>/tensorrt_llm/1/drafts.json         who drafts
+<folder>/tensorrt_llm/1/model.py            our code, which sets the drafter
+<folder>/tensorrt_llm/1/model.yaml          keyword arguments of LLM(), also sufficient for the stock model.py
+<folder>/tensorrt_llm/1/drafts.json         draft settings
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ MODEL_YAML, DRAFTS = "model.yaml", "drafts.json"
 def render_llmapi(
     resolved: ResolvedConfig, method: Method, out_dir: Path, source: Path, decoupled: bool = False
 ) -> Path:
-    """Write the repository to out_dir, whole or not at all. source: the folder triton_repo/. decoupled: the model may
-    stream, and `infer` is refused; without, it answers once, as the stock model. Returns out_dir."""
+    """Write the repository to out_dir atomically, and return out_dir. source: the folder triton_repo/. decoupled: allow
+    streams, which excludes `infer`; otherwise the model sends one response, as the stock model does. Raises
+    RepositoryError if source has no code."""
     settings = draft_settings(resolved, method)
     arguments = model_yaml(resolved, settings, decoupled)
     code = source / SOURCE / "model.py"
     if not code.is_file():
-        raise RepositoryError(f"There is no {code}. Set LOOKAHEAD_HOME to a checkout that holds triton_repo/.")
+        raise RepositoryError(f"There is no {code}. Set LOOKAHEAD_HOME to a checkout with triton_repo/.")
     with whole_folder(out_dir) as partial:
         version = partial / MODEL / VERSION
         version.mkdir(parents=True)
@@ -48,7 +49,7 @@ def render_llmapi(
 
 
 def llmapi_config(decoupled: bool = False) -> pb.ModelConfig:
-    """Tensors of the stock llmapi model, without Triton's own batching."""
+    """Config with the tensors of the stock llmapi model, without Triton's own batching."""
     contract = model_contract("llmapi")
     config = pb.ModelConfig(name=MODEL, backend="python", max_batch_size=0)
     config.model_transaction_policy.decoupled = decoupled

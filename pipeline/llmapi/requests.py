@@ -1,4 +1,4 @@
-"""Tensors of the `llmapi` model: requests to prompts and sampling parameters, results to outputs."""
+"""Converts the input tensors of the `llmapi` model to prompts and sampling parameters, and results to outputs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ _PREFIX = "sampling_param_"
 
 @dataclass(frozen=True, slots=True)
 class LlmRequest:
-    """sampling: arguments of SamplingParams. is_stop: it has no prompt and cancels the request with this id."""
+    """A request. sampling: arguments of SamplingParams. is_stop: the request has no prompt, and cancels the running
+    request with its id. Other fields: outputs to return."""
 
     prompt: str
     sampling: dict[str, Any]
@@ -32,7 +33,8 @@ class LlmRequest:
 
 
 def llm_request(tensors: Tensors, can_stream: bool) -> LlmRequest:
-    """Raises RequestError, one sentence, for what cannot be served. can_stream: the model may answer several times."""
+    """Read a request. can_stream: whether the model may send several responses. Raises RequestError if the request is
+    invalid."""
     is_stop = flag(tensors, "stop")
     if flag(tensors, "streaming") and not can_stream:
         raise RequestError(
@@ -51,7 +53,8 @@ def llm_request(tensors: Tensors, can_stream: bool) -> LlmRequest:
 
 
 def output_tensors(request: LlmRequest, result: Any) -> dict[str, Array]:
-    """Outputs for a result of the LLM API. In a stream each holds the whole text so far, as the stock model sends."""
+    """Output tensors of a result of the LLM API. In a stream each holds the whole text so far, as in the stock
+    model."""
     outputs = result.outputs
     tensors = {"text_output": _texts(output.text for output in outputs)}
     if request.finish_reason:
@@ -73,7 +76,7 @@ def _prompt(tensors: Tensors) -> str:
 
 
 def _sampling(tensors: Tensors) -> dict[str, Any]:
-    """Parameters that were sent; the others are the LLM API's own defaults."""
+    """Arguments of SamplingParams that the client sent. The LLM API has defaults for the others."""
     sampling: dict[str, Any] = {name: number(tensors, _PREFIX + name) for name in _NUMBERS}
     sampling |= {name: scalar(tensors, _PREFIX + name) for name in _INTEGERS}
     sampling |= {name: flag(tensors, _PREFIX + name) for name in _FLAGS}
@@ -105,5 +108,5 @@ def _nanoseconds(duration: Any) -> int:
 
 
 def _texts(texts: Any) -> Array:
-    # Triton takes text as bytes objects only.
+    # Triton accepts text as bytes objects only.
     return np.asarray([text.encode() for text in texts], np.object_)

@@ -1,7 +1,7 @@
-"""Requests to an `LLM` of TensorRT-LLM, answered side by side in an event loop of their own. NOT RUN with it.
+"""Serves concurrent requests with an `LLM` of TensorRT-LLM in a separate event loop. NOT RUN with it.
 
-`LLM.generate_async` gives an object that is iterated for results and has `abort()`; nothing else of it is used here, so
-the tests put a stand-in in its place.
+Only `LLM.generate_async` and `shutdown` are used. The former returns an asynchronous iterator of results with a method
+`abort()`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class ServiceClient(Protocol):
-    """The client of a request. request_id: the client's own, "" if it gave none."""
+    """The client of a request. request_id: id from the client, "" for none."""
 
     request_id: str
 
@@ -30,8 +30,8 @@ class ServiceClient(Protocol):
 
 
 class LlmService:
-    """llm: an `LLM`. sampling_params: its class of that name. check_period_s: between checks for clients that left.
-    can_stream: the Triton model may send several responses to a request."""
+    """Serves the requests of one `LLM`. sampling_params: TensorRT-LLM's class SamplingParams. check_period_s: interval
+    of checks for disconnected clients. can_stream: whether the Triton model may send several responses to a request."""
 
     def __init__(self, llm: Any, sampling_params: Callable[..., Any], check_period_s: float, can_stream: bool) -> None:
         self._llm = llm
@@ -48,7 +48,7 @@ class LlmService:
         asyncio.run_coroutine_threadsafe(self._serve(tensors, client), self._loop)
 
     def close(self) -> None:
-        """End the loop and the model. Requests that are still running are cut off."""
+        """Stop the loop and the model. Running requests get no further response."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -84,7 +84,7 @@ class LlmService:
             if not request.streaming:
                 client.answer(output_tensors(request, result), last=True)
             elif not result.finished:
-                raise RequestError("the request was ended before its output was complete")
+                raise RequestError("the request ended before its output was complete")
         finally:
             watch.cancel()
             if self._by_id.get(client.request_id) is running:
@@ -92,7 +92,7 @@ class LlmService:
 
     def _stop(self, client: ServiceClient) -> None:
         if not client.request_id:
-            raise RequestError("stop needs the id of the request that it ends")
+            raise RequestError("stop needs the id of the request to stop")
         running = self._by_id.get(client.request_id)
         if running is not None:
             running.abort()

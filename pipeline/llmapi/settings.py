@@ -1,7 +1,7 @@
-"""Settings of the served model: keyword arguments of `LLM()` (model.yaml) and our own settings (drafts.json).
+"""Settings of the served model: keyword arguments of `LLM()` (model.yaml) and our draft settings (drafts.json).
 
-model.yaml alone is complete for the stock model, with NGram drafts if drafts are wanted. drafts.json
-replaces them: the suffix automaton of newer releases, which drafts on the GPU, or drafts from the trie.
+The stock model can run model.yaml alone, with NGram drafts. drafts.json selects another draft method: the suffix
+automaton of newer releases, which drafts on the GPU, or the trie.
 """
 
 from __future__ import annotations
@@ -17,26 +17,27 @@ from pipeline.errors import ConfigError
 Method = Literal["auto", "suffix_automaton", "trie", "ngram", "none"]
 METHODS: tuple[Method, ...] = ("auto", "suffix_automaton", "trie", "ngram", "none")
 
-# Tokens that NGram looks up: the default of newer releases, and what NVIDIA's examples use; older ones have none.
+# Longest context that NGram matches: the default of newer releases and of NVIDIA's examples. Older releases have no
+# default.
 NGRAM_MATCH_LEN = 2
-# The suffix automaton takes the longest match that it finds.
+# Value of max_matching_ngram_size for the longest match.
 LONGEST_MATCH = -1
 
 
 class DraftSettings(Frozen):
-    """Draft source inside the LLM API, and its limits."""
+    """Draft method inside the LLM API, and its limits."""
 
     method: Method = Field(
-        description="auto: suffix_automaton where the release has it, else trie. suffix_automaton: SADecodingConfig. "
-        "trie: our drafter. else: as in model.yaml."
+        description="auto: suffix_automaton if the release has it, else trie. suffix_automaton: SADecodingConfig. "
+        "trie: our drafter. ngram, none: as in model.yaml."
     )
-    max_draft_len: int = Field(ge=1, description="Longest drafted chain of one step.")
+    max_draft_len: int = Field(ge=1, description="Limit of draft tokens per step.")
     sources: tuple[SourceConfig, ...] = Field(description="Draft sources of the trie drafter.")
     shared: bool = Field(description="Whether drafts may come from other requests' outputs.")
 
 
 def method_named(name: str) -> Method:
-    """The method of a name. Raises ConfigError with the known ones."""
+    """Check the name of a draft method. Raises ConfigError, with the known names, for another one."""
     for method in METHODS:
         if method == name:
             return method
@@ -44,10 +45,11 @@ def method_named(name: str) -> Method:
 
 
 def draft_settings(resolved: ResolvedConfig, method: Method) -> DraftSettings:
-    """Settings from a profile: chain length of external drafts, trie and prompt sources."""
+    """Settings from a profile: its limit of external drafts, and its sources 'trie' and 'prompt'. Raises ConfigError if
+    the method needs a source and the profile has none."""
     sources = [source for source in resolved.profile.drafting.sources if source.kind in ("trie", "prompt")]
     shared = any(source.kind == "trie" for source in sources)
-    # The trie's estimate holds the request's own text already; asking source prompt as well finds the same twice.
+    # The trie already contains the request's own text, so source prompt would find the same drafts.
     chosen = [source for source in sources if source.kind == "trie" or not shared]
     if method in ("auto", "trie") and not chosen:
         raise ConfigError(
@@ -63,7 +65,7 @@ def draft_settings(resolved: ResolvedConfig, method: Method) -> DraftSettings:
 
 
 def model_yaml(resolved: ResolvedConfig, settings: DraftSettings, decoupled: bool = False) -> dict[str, Any]:
-    """Keyword arguments of `LLM()` and `triton_config`. decoupled: requests may stream; off in the stock file."""
+    """Content of model.yaml: keyword arguments of `LLM()`, and `triton_config`. decoupled: see `render_llmapi`."""
     profile, trt = resolved.profile, resolved.profile.tensorrt_llm
     ranks = resolved.model.parallelism
     arguments: dict[str, Any] = {
@@ -82,7 +84,7 @@ def model_yaml(resolved: ResolvedConfig, settings: DraftSettings, decoupled: boo
         },
     }
     if settings.method != "none":
-        # Drafts made on the host must know the tokens of the step before; NVIDIA's tests of them switch it off too.
+        # Drafts on the host need the tokens of the previous step. NVIDIA's tests disable it too.
         arguments["disable_overlap_scheduler"] = True
         arguments["speculative_config"] = ngram_config(settings)
     arguments["triton_config"] = {"max_batch_size": 0, "decoupled": decoupled, "cancellation_check_period_ms": 100}
@@ -90,7 +92,7 @@ def model_yaml(resolved: ResolvedConfig, settings: DraftSettings, decoupled: boo
 
 
 def ngram_config(settings: DraftSettings) -> dict[str, Any]:
-    """NGramDecodingConfig, as in model.yaml."""
+    """NGramDecodingConfig as in model.yaml."""
     return {
         "decoding_type": "NGram",
         "max_draft_len": settings.max_draft_len,
@@ -110,7 +112,8 @@ def suffix_automaton_arguments(settings: DraftSettings) -> dict[str, Any]:
 
 
 def checkpoint_name(resolved: ResolvedConfig) -> str:
-    """Name of the weights for the LLM API: a folder or a name on the hub. Raises ConfigError for other sources."""
+    """Checkpoint argument of the LLM API: a folder, or a repository on the hub. Raises ConfigError for other
+    sources."""
     source = resolved.model.checkpoint
     if isinstance(source, LocalCheckpoint):
         return source.path

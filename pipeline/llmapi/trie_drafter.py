@@ -1,7 +1,8 @@
 """The drafter that TensorRT-LLM's PyTorch engine calls once per step (contract: `user_provided`). NOT RUN with it.
 
-Imported only where TensorRT-LLM is: the classes below derive from its own, at module level so that they can be pickled
-for its worker processes. Drafter and resource manager share one `ChainDrafts`, and go into one config object together.
+The module needs TensorRT-LLM, because its classes derive from TensorRT-LLM's. They are at module level, so that worker
+processes can unpickle them. Drafter and resource manager share one `ChainDrafts`; both belong into one config object,
+so that they are pickled together.
 """
 
 from __future__ import annotations
@@ -14,27 +15,26 @@ from tensorrt_llm._torch.speculative.drafter import Drafter
 
 from pipeline.llmapi.drafts import ChainDrafts, room_for_drafts
 
-# Names that releases give the length of a chain: an argument of the base class, and its attribute.
+# Names of the chain length in different releases: argument and attribute of the base class.
 _LENGTHS = ("max_draft_len", "max_draft_tokens", "max_total_draft_tokens")
 
 
 class TrieDrafter(Drafter):  # type: ignore[misc]  # TensorRT-LLM has no types here
     """Writes `py_draft_tokens` of every running request."""
 
-    # Chains are padded to one length after they were drafted, and rejected padding is taken back from the KV cache as
-    # drafts are: newer releases make room for it there only if the drafter says so.
+    # TensorRT-LLM pads all chains to one length. Newer releases reserve KV cache for the padding only with this flag.
     _needs_padding_kv_extension = True
 
     def __init__(self, drafts: ChainDrafts) -> None:
         longest = drafts.settings.max_draft_len
         taken = inspect.signature(Drafter.__init__).parameters
         super().__init__(**{name: longest for name in _LENGTHS if name in taken})
-        for name in _LENGTHS:  # padding reads one of them, also where the constructor takes none
+        for name in _LENGTHS:  # padding reads an attribute that some constructors do not set
             setattr(self, name, longest)
         self.drafts = drafts
 
     def prepare_draft_tokens(self, scheduled_requests: Any, resource_manager: Any = None) -> None:
-        """Called before every forward pass, in an order that is the same on every rank."""
+        """Draft for all running requests, in the same order on every rank. Called before every forward pass."""
         self.drafts.next_step()
         for request in sorted(scheduled_requests.generation_requests, key=lambda request: request.request_id):
             tokens = request.get_tokens(0)
@@ -43,7 +43,7 @@ class TrieDrafter(Drafter):  # type: ignore[misc]  # TensorRT-LLM has no types h
 
 
 class TrieResources(BaseResourceManager):  # type: ignore[misc]  # TensorRT-LLM has no types here
-    """Resource manager that uses no counted memory; it is called when a request ends."""
+    """Resource manager without resources, which TensorRT-LLM calls when a request ends."""
 
     def __init__(self, drafts: ChainDrafts, max_num_requests: int) -> None:
         self.drafts = drafts
@@ -62,5 +62,5 @@ class TrieResources(BaseResourceManager):  # type: ignore[misc]  # TensorRT-LLM 
         """Nothing to update."""
 
     def free_resources(self, request: Any) -> None:
-        """Learn the last tokens of an ended request, and forget its own text."""
+        """Learn the last tokens of a request that has ended, and forget the request."""
         self.drafts.finish(request.request_id, request.get_tokens(0))

@@ -1,1 +1,1 @@
-"""Engine artefact -> Triton model repository."""
+"""Engine artifact -> Triton model repository."""

@@ -1,6 +1,6 @@
-"""The tensors of TensorRT-LLM's Triton models, as data: names, types, shapes, and whether they are optional.
+"""Tensors of TensorRT-LLM's Triton models: names, types, shapes, and whether they are optional.
 
-`contract.json` holds those of the release line 1.2. The served models have these tensors and further optional ones.
+`contract.json` has those of release line 1.2. The served models have these tensors and further optional ones.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pydantic import TypeAdapter
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One input or output of a Triton model. dtype: such as "TYPE_INT32". dims: without the batch axis; -1 varies.
-    reshape: shape that the backend receives instead of dims, if any. ragged: whether rows of a batch may differ in
-    length."""
+    """One input or output of a Triton model. dtype: e.g. "TYPE_INT32". dims: shape without the batch axis; -1 for a
+    variable length. reshape: shape that the backend receives instead of dims; None for dims. ragged: whether rows of a
+    batch may differ in length."""
 
     name: str
     dtype: str
@@ -38,7 +38,7 @@ class ModelContract:
     required_parameters: frozenset[str] = frozenset()
 
 
-# Element types that TensorRT-LLM takes from the engine, and the values for an engine with float32 logits.
+# Element types that depend on the engine, with the values for an engine with float32 logits.
 ENGINE_DTYPES: Mapping[str, str] = {
     "${logits_datatype}": "TYPE_FP32",
     "${encoder_input_features_data_type}": "TYPE_FP16",

@@ -1,6 +1,6 @@
-"""Tensors that the served models have besides TensorRT-LLM's. All are optional, so every client of TensorRT-LLM works.
+"""Tensors of the served models beyond TensorRT-LLM's. All are optional, so every client of TensorRT-LLM works.
 
-`tensorrt_llm` has them with the torch engine only; `lookahead_bls` always.
+`tensorrt_llm` has them with the torch engine only, `lookahead_bls` with every engine.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ def _input(name: str, dtype: str, dims: tuple[int, ...] = (1,), scalar: bool = F
     return Tensor(name, f"TYPE_{dtype}", dims, optional=True, reshape=() if scalar else None)
 
 
-# Log probabilities are those of the target itself: before temperature, penalties, bans and grammar. return_log_probs
-# requests output_log_probs and cum_log_probs; an end token has none.
+# Log probabilities are computed before temperature, penalties, banned words and grammar. return_log_probs requests
+# output_log_probs and cum_log_probs. An end token has no log probability.
 _LOG_PROB_INPUTS = (
     # With return_log_probs: number of alternatives at each position, at most 64.
     _input("num_top_logprobs", "INT32", scalar=True),
@@ -35,32 +35,33 @@ TENSORRT_LLM_INPUTS = (
     _input("draft_parents", "INT32", (-1,)),
     # Estimated probability that the path down to each draft token is accepted.
     _input("draft_probabilities", "FP32", (-1,)),
-    # The engine's own draft sources that take part; see `pipeline.decoding.strategy`.
+    # The engine's own draft sources to use; see `pipeline.decoding.strategy`.
     _input("draft_strategy", "STRING", scalar=True),
-    # Maximum draft tokens per step of this request, the engine's own included.
+    # Limit of draft tokens per step of this request, including the engine's own.
     _input("max_draft_tokens", "INT32", scalar=True),
     _input("runtime_min_p", "FP32", scalar=True),
-    # Tokens that are banned among the first min_tokens, like end_id: for clients with several end tokens.
+    # Tokens that are banned among the first min_tokens, as end_id is. For models with several end tokens.
     _input("late_ids", "INT32", (-1,)),
-    # Tokens that end the output like end_id, for a guide, which permits its end tokens only where it is complete.
+    # Tokens that end the output, as end_id does. For a guide, which allows end tokens only at its end.
     _input("end_ids", "INT32", (-1,)),
     # Presence and frequency penalties count tokens of prompt and output from this position on; default 0.
     _input("prompt_ignore_length", "INT32", scalar=True),
-    # Number of last input_ids that are output of an earlier request, which this one continues: the grammar counts them.
+    # Number of tokens at the end of input_ids that are output of an earlier request, which this request continues. The
+    # grammar includes them.
     _input("num_resumed_tokens", "INT32", scalar=True),
     *_LOG_PROB_INPUTS,
-    # Namespace whose tokens the engine's own draft sources may propose; see `namespace` of `lookahead_bls`.
+    # Namespace of the engine's own draft sources; see `namespace` of `lookahead_bls`.
     _input("draft_namespace", "STRING", scalar=True),
-    # Whether a further request will continue this one's output: from the second on, their slot is held for a moment.
+    # Whether another request will continue this output. From the second request on, the slot stays reserved briefly.
     _input("to_be_continued", "BOOL", scalar=True),
-    # The span that causes the request, as W3C Trace Context writes it; without a collector it is ignored.
+    # Parent span of the request in W3C Trace Context format. Ignored without a collector.
     _input("traceparent", "STRING", scalar=True),
 )
 
 TENSORRT_LLM_OUTPUTS = (
     # On the last response: end_token, stop_words, length, cancelled; or "step" after a verification step with drafts.
     Tensor("finish_reason", "TYPE_STRING", (1,)),
-    # With return_perf_metrics: passes of the engine in which this request emitted tokens.
+    # With return_perf_metrics: number of engine passes in which this request emitted tokens.
     Tensor("num_steps", "TYPE_INT32", (1,)),
     *_LOG_PROB_OUTPUTS,
 )
@@ -68,7 +69,7 @@ TENSORRT_LLM_OUTPUTS = (
 LOOKAHEAD_BLS_INPUTS = (
     # none, lookahead, trie, hybrid or auto; default: the profile's strategy.
     _input("strategy", "STRING"),
-    # Requests of one namespace share a trie of past outputs; other requests never draft from it.
+    # Requests of one namespace share a trie of past outputs. Requests of other namespaces do not use it.
     _input("namespace", "STRING"),
     # Wrap text_input as a user's message in the model's chat template.
     _input("use_chat_template", "BOOL"),
@@ -77,15 +78,15 @@ LOOKAHEAD_BLS_INPUTS = (
     _input("messages", "STRING"),
     # The prompt as token ids; replaces text_input. The responses then hold output_ids and no text_output.
     _input("input_ids", "INT32", (-1,)),
-    # Number of last input_ids that are output of an earlier, interrupted run of the request: min_tokens, max_tokens and
-    # stop words count them, output_ids leaves them out.
+    # Number of tokens at the end of input_ids that are output of an interrupted run of the request. min_tokens,
+    # max_tokens and stop words include them; output_ids does not.
     _input("num_resumed_tokens", "INT32"),
-    # Added to the logits of some tokens: ids, and a value for each.
+    # Logit bias: token ids, and for each the value to add to its logit.
     _input("logit_bias_ids", "INT32", (-1,)),
     _input("logit_bias_values", "FP32", (-1,)),
-    # As in `tensorrt_llm`; for the torch engine only.
+    # As in `tensorrt_llm`. With the torch engine only.
     _input("prompt_ignore_length", "INT32"),
-    # Predicted output, as in editing tasks: correct parts are verified many tokens at a time.
+    # Predicted output, as in editing tasks. Correct parts are verified several tokens at a time.
     _input("prediction", "STRING"),
     _input("min_p", "FP32"),
     _input("lookahead_window_size", "INT32"),
@@ -96,12 +97,12 @@ LOOKAHEAD_BLS_INPUTS = (
     _input("return_statistics", "BOOL"),
     # As in `tensorrt_llm`.
     _input("traceparent", "STRING"),
-    # Stop the requests that have this request's id; they end with the text sent so far.
+    # Stop the running requests with this request's id. They end with the text sent so far.
     _input("stop", "BOOL"),
 )
 
 LOOKAHEAD_BLS_OUTPUTS = (
-    # The new tokens of this response, an end token included; only if input_ids was sent.
+    # The new tokens of this response, including an end token. Only if input_ids was sent.
     Tensor("output_ids", "TYPE_INT32", (-1,)),
     # On the last response: end_token, stop_words, length or cancelled.
     Tensor("finish_reason", "TYPE_STRING", (1,)),

@@ -1,7 +1,7 @@
-"""config.pbtxt from typed values: one function per served model, and conversion to text and back.
+"""Makes config.pbtxt from typed values: a function per served model, which returns Triton's protobuf message, and
+conversion to text and back.
 
-Each function returns Triton's own protobuf message. `tensorrt_llm` has one function per engine backend, because only
-that model differs between them.
+Only the models with an engine differ between backends; see `Backend.target_configs`.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from pipeline.repository.names import FRONT_MODEL, STOCK_FRONT_MODEL, TARGET_MOD
 
 
 def engine_dtypes(resolved: ResolvedConfig) -> Mapping[str, str]:
-    """Triton types of tensors that depend on the engine. All models of a repository must agree on them, or the ensemble
-    does not load."""
+    """Triton types of tensors that depend on the engine. They must be equal in all models of a repository, or the
+    ensemble does not load."""
     return {**ENGINE_DTYPES, "${logits_datatype}": backend_of(resolved.backend).logits_dtype(resolved)}
 
 
 def python_target(
     resolved: ResolvedConfig, artifact: Artifact, extended: bool = True, strict_mode: str | None = None
 ) -> pb.ModelConfig:
-    """An engine in Python as a Triton model with the tensors of `tensorrt_llm`: one process for many requests.
-    extended: with tensors beyond TensorRT-LLM's. strict_mode: the speculative mode of the emulated TensorRT-LLM
-    engine."""
+    """Config of a model with an engine in Python and the tensors of `tensorrt_llm`. One process serves all requests.
+    extended: with the tensors of `extensions`. strict_mode: speculative mode of the emulated TensorRT-LLM engine; None
+    without emulation."""
     contract = model_contract("tensorrt_llm")
     inputs = contract.inputs + TENSORRT_LLM_INPUTS if extended else contract.inputs
     outputs = contract.outputs + TENSORRT_LLM_OUTPUTS if extended else contract.outputs
     config = _config(TARGET_MODEL, resolved, inputs, outputs)
     config.model_transaction_policy.decoupled = True
-    # The queue is bounded in the model, which distinguishes continuations from new requests, not by Triton.
+    # Not Triton but the model limits the queue, because it distinguishes continuations from new requests.
     set_batching(config, resolved)
     set_parameters(
         config,
         {
-            # The four keys without which TensorRT-LLM's backend does not load; its tools look for them.
+            # TensorRT-LLM's backend requires these four keys, and its tools read them.
             "gpt_model_type": "inflight_fused_batching",
             "tokenizer_dir": str(artifact.tokenizer_dir),
             "guided_decoding_backend": "",
@@ -86,7 +86,7 @@ def postprocessing(resolved: ResolvedConfig, artifact: Artifact) -> pb.ModelConf
 
 
 def lookahead_bls(resolved: ResolvedConfig, artifact: Artifact, vocab_size: int) -> pb.ModelConfig:
-    """Text in, text out: what clients call."""
+    """Config of the front model, which clients call with text or tokens. vocab_size: of the engine."""
     contract = model_contract("tensorrt_llm_bls", engine_dtypes(resolved))
     inputs = (*_all_optional(contract.inputs), *LOOKAHEAD_BLS_INPUTS)
     outputs = contract.outputs + LOOKAHEAD_BLS_OUTPUTS
@@ -105,13 +105,14 @@ def lookahead_bls(resolved: ResolvedConfig, artifact: Artifact, vocab_size: int)
 
 
 def single_response(name: str, working: pb.ModelConfig, resolved: ResolvedConfig) -> pb.ModelConfig:
-    """A model that sends one response, as Triton's `infer` needs, by passing requests on to a decoupled model."""
+    """Config of a model that forwards requests to the decoupled model `working` and sends one response, as Triton's
+    `infer` requires."""
     config = pb.ModelConfig(name=name, backend="python", max_batch_size=working.max_batch_size)
     config.instance_group.add(count=1, kind=pb.ModelInstanceGroup.KIND_CPU)
     config.input.extend(working.input)
     config.output.extend(working.output)
     for tensor in (*config.input, *config.output):
-        tensor.ClearField("reshape")  # requests are passed on, so the shape is that of the clients
+        tensor.ClearField("reshape")  # forwarded requests keep the client's shape
     # Tools read the settings of an engine from the model with this name.
     set_parameters(config, {name: entry.string_value for name, entry in working.parameters.items()})
     waiting = resolved.profile.scheduling.max_queue_size
@@ -120,7 +121,7 @@ def single_response(name: str, working: pb.ModelConfig, resolved: ResolvedConfig
 
 
 def ensemble(resolved: ResolvedConfig) -> pb.ModelConfig:
-    """TensorRT-LLM's `ensemble`: text to text in one response, with the drafts of the front model."""
+    """Config of TensorRT-LLM's `ensemble`: text to text in one response, through the front model and its drafts."""
     contract = model_contract("ensemble", engine_dtypes(resolved))
     config = pb.ModelConfig(name="ensemble", platform="ensemble", max_batch_size=resolved.profile.engine.max_batch_size)
     add_tensors(config, _all_optional(contract.inputs), contract.outputs)
@@ -134,20 +135,21 @@ def ensemble(resolved: ResolvedConfig) -> pb.ModelConfig:
 
 
 def _all_optional(inputs: Iterable[Tensor]) -> tuple[Tensor, ...]:
-    """Make all inputs optional: the model's error for a missing input names it; Triton's only counts inputs."""
+    """Make all inputs optional. Triton's error for a missing input states only the number of inputs; the model's error
+    has its name."""
     return tuple(replace(tensor, optional=True) for tensor in inputs)
 
 
 def to_text(config: pb.ModelConfig) -> str:
-    """The text form, verified by parsing it. Raises RepositoryError if anything was lost."""
+    """Text of config.pbtxt. Raises RepositoryError if parsing it does not return the same config."""
     text: str = text_format.MessageToString(config)
     if parse(text, f"the config of {config.name}") != config:
-        raise RepositoryError(f"The config of {config.name} does not survive being written and read back.")
+        raise RepositoryError(f"The config of {config.name} changes when it is written and read back.")
     return text
 
 
 def parse(text: str, where: str) -> pb.ModelConfig:
-    """Parse a config.pbtxt. Raises RepositoryError, with the name `where`, if it is not valid."""
+    """Parse a config.pbtxt. where: its name in the error. Raises RepositoryError if it is not valid."""
     try:
         return text_format.Parse(text, pb.ModelConfig())
     except text_format.ParseError as error:
@@ -171,7 +173,7 @@ def _config(name: str, resolved: ResolvedConfig, inputs: Iterable[Tensor], outpu
 
 
 def add_tensors(config: pb.ModelConfig, inputs: Iterable[Tensor], outputs: Iterable[Tensor]) -> None:
-    """Append inputs and outputs in this order: some clients read outputs by position."""
+    """Append inputs and outputs. The order matters, because some clients read outputs by position."""
     for tensor in inputs:
         entry = config.input.add(
             name=tensor.name,
@@ -201,11 +203,11 @@ def set_batching(config: pb.ModelConfig, resolved: ResolvedConfig) -> None:
 
 
 def set_queue_bound(config: pb.ModelConfig, resolved: ResolvedConfig) -> None:
-    """Let Triton refuse requests beyond the profile's queue length."""
+    """Make Triton refuse requests beyond the profile's queue length."""
     config.dynamic_batching.default_queue_policy.max_queue_size = resolved.profile.scheduling.max_queue_size
 
 
 def set_parameters(config: pb.ModelConfig, values: Mapping[str, str]) -> None:
-    """Set parameters; Triton stores all as text."""
+    """Set parameters. Triton stores them as text."""
     for name, value in values.items():
         config.parameters[name].string_value = value

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-# Triton models that hold an engine. Stock clients call `tensorrt_llm`, which passes requests on to the first one.
+# Triton models with an engine. Stock clients call `tensorrt_llm`, which forwards requests to the first one.
 TARGET_MODEL = "tensorrt_llm_engine"
 # The second one, built for lookahead decoding.
 LOOKAHEAD_MODEL = "tensorrt_llm_lookahead"
-# Decoupled: text to text, with drafts.
+# The decoupled model that clients call: text to text, with drafts.
 FRONT_MODEL = "lookahead_bls"
 # TensorRT-LLM's names for models that send one response per request: text to text, and tokens to tokens.
 STOCK_FRONT_MODEL = "tensorrt_llm_bls"
@@ -33,8 +33,8 @@ VERSION = "1"
 
 
 def public_models(models: Sequence[str], with_ensemble: bool) -> tuple[str, ...]:
-    """The models of a repository that clients may call. The others are parts of these; they do not check tenants, and
-    neither does the ensemble."""
+    """The models of a repository that clients may call. The others are parts of these and do not check tenants. The
+    ensemble does not check tenants either."""
     if FRONT_MODEL not in models:
         return tuple(models)
     meant = (FRONT_MODEL, STOCK_FRONT_MODEL, *([ENSEMBLE] if with_ensemble else []))

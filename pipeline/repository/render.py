@@ -1,4 +1,4 @@
-"""EngineArtifact -> Triton model repository: config.pbtxt per model beside the served code from triton_repo/."""
+"""EngineArtifact -> Triton model repository: for each model a config.pbtxt and the code from triton_repo/."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from pipeline.repository.names import (
 )
 
 REPOSITORY = "repository"
-# Folder below triton_repo/ with the code of models whose folder has another name.
+# Folder below triton_repo/ with the code of a model, if it is not the model's name.
 _CODE = dict.fromkeys((STOCK_FRONT_MODEL, STOCK_TARGET_MODEL), "single_response")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRepository:
-    """A rendered repository on disk. models: names; a model comes after those it depends on."""
+    """A rendered repository on disk. models: names of the models; each comes after those that it depends on."""
 
     folder: Path
     models: tuple[str, ...]
@@ -43,18 +43,18 @@ def repository_dir(artifact: Artifact) -> Path:
 
 
 def require_replaceable(folder: Path) -> None:
-    """Raise RepositoryError if a repository in a folder would replace anything but models of this program."""
+    """Raise RepositoryError if a new repository would replace other files than models of this program."""
     if not folder.exists():
         return
     others = [path.name for path in folder.iterdir() if path.name not in MODELS] if folder.is_dir() else ["a file"]
     if others:
-        raise RepositoryError(f"{folder} would be replaced, and holds {others[0]}. Name a new folder with --out.")
+        raise RepositoryError(f"{folder} contains {others[0]}, and would be replaced. Use --out with a new folder.")
 
 
 def render(resolved: ResolvedConfig, artifact: Artifact, out_dir: Path, source: Path) -> ModelRepository:
-    """Write the repository to out_dir atomically; an existing one is replaced.
+    """Write the repository to out_dir atomically. Replaces an existing one.
 
-    source: the folder triton_repo/, with the code of each model. Raises RepositoryError if code is missing.
+    source: the folder triton_repo/ with the code of the models. Raises RepositoryError if code is missing.
     """
     configs = model_configs(resolved, artifact)
     with whole_folder(out_dir) as partial:
@@ -113,7 +113,5 @@ def _write_model(config: pb.ModelConfig, source: Path, folder: Path) -> None:
 
 def _code(folder: Path) -> Iterable[Path]:
     if not (folder / "model.py").is_file():
-        raise RepositoryError(
-            f"There is no model.py in {folder}. Set LOOKAHEAD_HOME to a checkout that holds triton_repo/."
-        )
+        raise RepositoryError(f"There is no model.py in {folder}. Set LOOKAHEAD_HOME to a checkout with triton_repo/.")
     return sorted(folder.glob("*.py"))

@@ -54,7 +54,7 @@ from tests.unit.config.shipped import CPU, SHIPPED, faults_of, write
         ),
         (
             ["model.parallelism.tensor=2", "engine.quantization=int8"],
-            "found 'int8', which is not spread over model.parallelism.tensor = 2 ranks",
+            "found 'int8', which does not work with model.parallelism.tensor = 2 ranks",
         ),
         (["model.lookahead.latncy.max_window_size=3"], "model.lookahead.latncy.max_ngram_size: is missing"),
         (

@@ -194,6 +194,6 @@ def test_a_client_that_leaves_or_stops_ends_its_request(tensorrt_llm, monkeypatc
         stopper = ask(service, request_id="r", stop=True)
         assert stopper.done.wait(PATIENCE_S)
     assert client.done.wait(PATIENCE_S)
-    assert client.error == "the request was ended before its output was complete"
+    assert client.error == "the request ended before its output was complete"
     assert not service._by_id
     service.close()

@@ -198,7 +198,7 @@ def test_only_a_repository_of_this_program_is_replaced(tmp_path):
     (folder / "letter.txt").touch()
 
     for path, found in ((repository, "my_own_model"), (folder, "letter.txt"), (file, "a file")):
-        with pytest.raises(RepositoryError, match=f"{path} would be replaced, and holds {found}"):
+        with pytest.raises(RepositoryError, match=f"{path} contains {found}, and would be replaced"):
             require_replaceable(path)
 
 
