@@ -22,7 +22,7 @@ from pipeline.gateway.errors import (
 )
 from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.response_writer import Responder
-from pipeline.gateway.upstream import Onward, Response, Transport, Unreachable
+from pipeline.gateway.upstream import HEADER_LENGTH, Onward, Response, Transport, Unreachable
 
 _LONGEST_ERROR_BYTES = 1 << 16
 # Longest event that is buffered until it is complete. Longer events are forwarded unparsed.
@@ -35,7 +35,7 @@ _CHAT_TEMPLATE = "chat template"
 _RETRY_PAUSE_S = 0.1
 # Time limit for the request that finds the reason of a refusal.
 _REASON_S = 5.0
-_PASSED_HEADERS = ("content-type", "inference-header-content-length", "retry-after")
+_PASSED_HEADERS = ("content-type", HEADER_LENGTH, "retry-after")
 
 
 async def forward(transport: Transport, onward: Onward, receive: Receive, answer: Responder) -> None:

@@ -26,14 +26,13 @@ from pipeline.gateway.openai_body import checked_openai
 from pipeline.gateway.openai_fields import Endpoint
 from pipeline.gateway.refusal import Refusal, not_allowed
 from pipeline.gateway.response_writer import Responder, ResponseWriter, Style
-from pipeline.gateway.rewriting import RewritingResponder
+from pipeline.gateway.rewriting import RewritingResponder, own_id
 from pipeline.gateway.spec import GatewaySpec
 from pipeline.gateway.tenants import Tenant, Tenants, bearer_key
-from pipeline.gateway.upstream import Onward, Transport, Unreachable, Upstream
+from pipeline.gateway.upstream import HEADER_LENGTH, Onward, Transport, Unreachable, Upstream
 
 TIMEOUT_HEADER, SESSION_HEADER = "x-request-timeout", "x-session-id"
 _DYNAMO_SESSION = "x-dynamo-session-id"
-_HEADER_LENGTH = "inference-header-content-length"
 _GET, _POST = ("GET", "HEAD"), ("POST",)
 _VERBS = ("generate", "generate_stream", "infer")
 _OPENAI_POSTS: dict[str, Endpoint] = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
@@ -152,14 +151,15 @@ class HttpGateway:
             types = await self._types(deployment, request.path_params["model"], request_id)
             headers = _JSON | _trace(request)
             if verb == "infer":
-                checked = checked_infer(body, request.headers.get(_HEADER_LENGTH), tenant, types)
+                checked = checked_infer(body, request.headers.get(HEADER_LENGTH), tenant, types)
                 if checked.header_length is not None:
-                    headers |= {"content-type": "application/octet-stream", _HEADER_LENGTH: str(checked.header_length)}
+                    headers |= {"content-type": "application/octet-stream", HEADER_LENGTH: str(checked.header_length)}
             else:
                 checked = checked_generate(body, tenant, types)
             onward = Onward(deployment.triton, "POST", path, checked.body, headers, timeout_s, request_id)
             with self._tenants.admit(tenant, len(body), checked.max_tokens, deployment.spec.max_seq_len):
-                await self._pass_on(request, answer, onward)
+                to_client = RewritingResponder(answer, own_id(tenant)) if tenant.prefix else answer
+                await self._pass_on(request, to_client, onward)
 
     async def _types(self, deployment: Deployment, model: str, request_id: str) -> Types:
         """Datatypes of a model's inputs, cached."""

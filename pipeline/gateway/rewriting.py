@@ -1,9 +1,10 @@
-"""Rewrites the front end's responses to OpenAI's or vLLM's format.
+"""Rewrites responses: the front end's to OpenAI's or vLLM's format, and Triton's to the client's own request id.
 
 draft_figures    moves draft statistics from `nvext.engine_data`, the only place that the front end offers, to
                  `metrics.speculative_decoding`, where vLLM has them and load generators such as AIPerf read them
 log_probs        converts the alternatives of the completions API from lists to objects from token to log probability,
                  and adds `text_offset`, the position of each token in the text
+own_id           removes the tenant's prefix from the request id
 """
 
 from __future__ import annotations
@@ -19,16 +20,18 @@ from pipeline.gateway.bodies import Json, write_json
 from pipeline.gateway.forward import events_of
 from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.response_writer import Responder
+from pipeline.gateway.tenants import Tenant
+from pipeline.gateway.upstream import HEADER_LENGTH
 
 _DATA = b"data: "
 
 
 class Rewrite(NamedTuple):
     """A change of a response. mark: bytes that a response or event must contain to be changed. change: converts its
-    JSON value."""
+    JSON text."""
 
     mark: bytes
-    change: Callable[[Json], Json]
+    change: Callable[[bytes], bytes]
 
 
 class RewritingResponder:
@@ -39,7 +42,7 @@ class RewritingResponder:
         self._rewrite = rewrite
         self._status, self._headers = 200, dict[str, str]()
         self._is_stream = False
-        self._body = b""
+        self._body = bytearray()
 
     async def start(self, status: int, headers: Mapping[str, str], is_stream: bool = False) -> None:
         self._is_stream = is_stream
@@ -51,14 +54,18 @@ class RewritingResponder:
     async def piece(self, data: bytes) -> None:
         if not self._is_stream:
             self._body += data
-        elif self._rewrite.mark in data:
+        elif self._rewrite.mark in data and data.endswith(b"\n\n"):  # otherwise a part of a long event
             await self._answer.piece(b"".join(map(self._rewritten_event, events_of(data))))
         else:
             await self._answer.piece(data)
 
     async def end(self) -> None:
         if not self._is_stream:
-            body = self._rewritten(self._body)
+            length = int(self._headers.get(HEADER_LENGTH, len(self._body)))
+            value = self._rewritten(bytes(self._body[:length]))
+            if HEADER_LENGTH in self._headers:
+                self._headers[HEADER_LENGTH] = str(len(value))
+            body = value + self._body[length:]  # the data of tensors
             await self._answer.start(self._status, self._headers | {"content-length": str(len(body))})
             await self._answer.piece(body)
         await self._answer.end()
@@ -72,9 +79,16 @@ class RewritingResponder:
         return _DATA + self._rewritten(event.removeprefix(_DATA)).removesuffix(b"\n\n") + b"\n\n"
 
     def _rewritten(self, body: bytes) -> bytes:
-        if self._rewrite.mark not in body:
-            return body
-        return write_json(self._rewrite.change(pydantic_core.from_json(body)))
+        return self._rewrite.change(body) if self._rewrite.mark in body else body
+
+
+def _of_json(change: Callable[[Json], Json]) -> Callable[[bytes], bytes]:
+    return lambda body: write_json(change(pydantic_core.from_json(body)))
+
+
+def own_id(tenant: Tenant) -> Rewrite:
+    mark = b'"id":"' + tenant.prefix.encode()  # in no generated text, because JSON escapes the quotes
+    return Rewrite(mark, lambda body: body.replace(mark, b'"id":"'))
 
 
 def _move_figures(body: Json) -> Json:
@@ -105,7 +119,7 @@ def log_probs() -> Rewrite:
             found["text_offset"] = offsets
         return body
 
-    return Rewrite(b'"text_offset"', change)
+    return Rewrite(b'"text_offset"', _of_json(change))
 
 
-DRAFT_FIGURES = Rewrite(f'"{FIGURES}"'.encode(), _move_figures)
+DRAFT_FIGURES = Rewrite(f'"{FIGURES}"'.encode(), _of_json(_move_figures))

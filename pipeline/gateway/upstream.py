@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import anyio
 import h11
 
+# Triton's header: length of the JSON in a body in which the data of tensors follow it.
+HEADER_LENGTH = "inference-header-content-length"
 _CONNECT_TIMEOUT_S = 2.0
 _READ_BYTES = 1 << 16
 

@@ -60,6 +60,10 @@ def ask_as(server: RunningServer, key: str, **fields: object) -> httpx.Response:
     return httpx.post(url_of(server), json=body, headers={"authorization": f"Bearer {key}"}, timeout=PATIENCE_S)
 
 
+def test_a_tenant_gets_the_id_back_that_it_chose(tenants):
+    assert ask_as(tenants, ALICE, id="mine").json()["id"] == "mine"
+
+
 def test_the_command_lines_key_comes_from_the_environment(tenants, monkeypatch):
     monkeypatch.setenv("LOOKAHEAD_API_KEY", ALICE)
     url = {"grpc": tenants.state.grpc_url, "http": tenants.state.http_url}

@@ -18,6 +18,7 @@ from tests.unit.gateway.gateways import (
     METADATA,
     STREAM,
     Behind,
+    Pieces,
     api_key,
     behind,
     client_of,
@@ -149,6 +150,17 @@ def test_with_a_key_the_request_goes_on_in_the_tenants_namespace(headers):
 
     assert answer.status_code == 200
     assert server.body["namespace"] == "alice/x"
+
+
+@pytest.mark.parametrize("path", [GENERATE, INFER])
+def test_a_tenant_gets_the_id_back_that_it_chose(path):
+    server = behind(lambda request: httpx.Response(200, stream=Pieces(b'{"id":"%s"}' % server.body["id"].encode())))
+
+    asked = {"json": {"id": "x", "inputs": []}, "headers": {"x-api-key": "alice"}}
+    answer = send(server, "POST", path, spec_of(api_key("alice")), **asked)
+
+    assert server.body["id"] == "alice/x"
+    assert answer.json() == {"id": "x"}
 
 
 def test_whether_the_server_is_up_needs_no_key():

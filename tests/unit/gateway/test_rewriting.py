@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from pipeline.gateway.refusal import Refusal
-from pipeline.gateway.rewriting import DRAFT_FIGURES, Rewrite, RewritingResponder, log_probs
+from pipeline.gateway.rewriting import DRAFT_FIGURES, Rewrite, RewritingResponder, log_probs, own_id
+from pipeline.gateway.tenants import Tenant
+from pipeline.gateway.upstream import HEADER_LENGTH
 
 FIGURES = {"num_spec_steps": 2}
 SENT: dict[str, Any] = {"id": "x", "nvext": {"engine_data": {"draft_statistics": 1, "speculative_decoding": FIGURES}}}
@@ -38,12 +40,17 @@ class Answer:
         self.body = refusal.sentence.encode()
 
 
-def forwarded(pieces: list[bytes], is_stream: bool, rewrite: Rewrite = DRAFT_FIGURES) -> Answer:
+def forwarded(
+    pieces: list[bytes],
+    is_stream: bool,
+    rewrite: Rewrite = DRAFT_FIGURES,
+    headers: Mapping[str, str] | None = None,
+) -> Answer:
     answer = Answer()
 
     async def run() -> None:
         responder = RewritingResponder(answer, rewrite)
-        await responder.start(200, {"content-length": str(sum(map(len, pieces)))}, is_stream)
+        await responder.start(200, {"content-length": str(sum(map(len, pieces)))} | dict(headers or {}), is_stream)
         for piece in pieces:
             await responder.piece(piece)
         await responder.end()
@@ -101,3 +108,25 @@ def test_offsets_go_on_along_the_stream_of_each_choice() -> None:
     assert last == b"[DONE]"
     offsets = [json.loads(part)["choices"][0]["logprobs"]["text_offset"] for part in found]
     assert offsets == [[0], [0], [2, 2], [1]]
+
+
+OWN_ID = own_id(Tenant("alice", "alice/", 1, None))
+
+
+@pytest.mark.parametrize("tensors", [b"", b'\x00"id":"alice/x'])
+def test_a_client_gets_its_own_id_back_and_all_else_as_it_was(tensors: bytes) -> None:
+    sent, shown = (b'{"a":"\\"id\\":\\"alice/","id":"%s","b":NaN}' % name for name in (b"alice/mine", b"mine"))
+    headers = {HEADER_LENGTH: str(len(sent))} if tensors else {}
+
+    answer = forwarded([sent[:20], sent[20:] + tensors], False, OWN_ID, headers)
+
+    assert answer.body == shown + tensors
+    assert answer.headers["content-length"] == str(len(shown + tensors))
+    assert answer.headers.get(HEADER_LENGTH) == (str(len(shown)) if tensors else None)
+
+
+def test_each_event_of_a_stream_has_the_clients_own_id_and_parts_of_a_long_one_stay_as_they_are() -> None:
+    event = b'data: {"id":"alice/mine","text_output":"alice/"}\n\n'
+    shown = b'data: {"id":"mine","text_output":"alice/"}\n\n'
+
+    assert forwarded([event, event + event, event[:-9], event[-9:]], True, OWN_ID).body == 3 * shown + event
