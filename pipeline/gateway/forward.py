@@ -28,10 +28,9 @@ _LONGEST_ERROR_BYTES = 1 << 16
 # Longest event that is buffered until it is complete. Longer events are forwarded unparsed.
 _LONGEST_EVENT_BYTES = 1 << 20
 # Dynamo's messages if it has no worker, or cannot reach the chosen one because a dead worker is still listed. No worker
-# has received the request then. The first message also means that the chat template refuses the conversation.
+# has received the request then. The first message also means that the chat template refuses the conversation, or that
+# the front end cannot run the template.
 _NO_WORKER = (b"Failed to generate completions", b"is not ready to serve requests yet", b"No workers available")
-# Part of Triton's message if the chat template refuses the conversation.
-_CHAT_TEMPLATE = "chat template"
 _RETRY_PAUSE_S = 0.1
 # Time limit for the request that finds the reason of a refusal.
 _REASON_S = 5.0
@@ -64,11 +63,14 @@ async def pass_on(transport: Transport, onward: Onward, answer: Responder) -> No
     try:
         with anyio.fail_after(onward.timeout_s):
             patient_until = anyio.current_time() + onward.patience_s
-            is_checked = False
+            num_failed, has_worker = 0, False
             while not await _attempt(transport, onward, answer, anyio.current_time() < patient_until):
-                if not is_checked:
-                    await _check_conversation(transport, onward)
-                is_checked = True
+                num_failed += 1
+                # Two dead workers may fail the first two attempts. The front end does not choose them again at once.
+                if has_worker:
+                    raise await _refusal_of_conversation(transport, onward)
+                if num_failed == 2:
+                    has_worker = await _has_worker(transport, onward)
                 await anyio.sleep(_RETRY_PAUSE_S)
     except TimeoutError:
         await answer.refuse(Refusal(504, f"the request took longer than {onward.timeout_s:g} s"))
@@ -78,11 +80,21 @@ async def pass_on(transport: Transport, onward: Onward, answer: Responder) -> No
         await answer.refuse(unavailable())
 
 
-async def _check_conversation(transport: Transport, onward: Onward) -> None:
-    """Raise Refusal if the chat template refuses the conversation, for which the front end has the same message as for
-    an unreachable worker. Finds out with a request to Triton for one token."""
+async def _has_worker(transport: Transport, onward: Onward) -> bool:
+    """Whether the front end answers a plain prompt, where it fails on a conversation. False without a conversation."""
     if onward.renderer is None:
-        return
+        return False
+    body = {"model": parse_json(onward.body)["model"], "prompt": "a", "max_tokens": 1}
+    with suppress(Unreachable, TimeoutError), anyio.fail_after(_REASON_S):
+        async with transport(replace(onward, path="/v1/completions", body=write_json(body))) as response:
+            return response.status == 200
+    return False
+
+
+async def _refusal_of_conversation(transport: Transport, onward: Onward) -> Refusal:
+    """Refusal for a conversation that the front end cannot convert to a prompt. A request to Triton for one token
+    returns the reason, unless it is one of the front end's template engine only."""
+    assert onward.renderer is not None
     body = parse_json(onward.body)
     asked = {
         "text_input": "",
@@ -92,9 +104,10 @@ async def _check_conversation(transport: Transport, onward: Onward) -> None:
     }
     with suppress(Unreachable, TimeoutError), anyio.fail_after(_REASON_S):
         async with transport(replace(onward.renderer, body=write_json(asked))) as response:
-            text = text_of_body(await _start_of(response.chunks))
-            if response.status >= 400 and _CHAT_TEMPLATE in text:
-                raise refusal_of(400, text, onward.request_id)
+            if response.status == 400:
+                return refusal_of(400, text_of_body(await _start_of(response.chunks)), onward.request_id)
+    sentence = "the OpenAI front end cannot apply the chat template to these messages; its log says why under"
+    return Refusal(400, f"{sentence} {onward.request_id}")
 
 
 def _with_text(message: Any) -> Any:

@@ -16,9 +16,14 @@ from tests.integration.servers import TORCH, prepared
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
 REFUSED = "{% if messages|length > 1 %}{{ raise_exception('one message only') }}{% endif %}{{ messages[0].content }}"
+# Dynamo's template engine lacks this method of Python's strings.
+UNKNOWN = REFUSED.replace("raise_exception('one message only')", "messages[0].content.swapcase()")
 
 
-@pytest.mark.parametrize(("template", "sentence"), [(REFUSED, "one message only"), (None, "no chat template; send")])
+@pytest.mark.parametrize(
+    ("template", "sentence"),
+    [(REFUSED, "one message only"), (UNKNOWN, "its log says why"), (None, "no chat template; send")],
+)
 def test_a_conversation_that_the_chat_template_refuses_gets_the_reason(template, sentence, shared_where, tmp_path):
     prepared(shared_where)  # creates the random checkpoint
     checkpoint = tmp_path / f"checkpoint-{len(sentence)}"

@@ -89,12 +89,16 @@ def test_a_completion_is_not_sent_again_for_ever_nor_for_another_error(monkeypat
     assert len(other.requests) == 1
 
 
+def plain_prompts_only(request: httpx.Request) -> httpx.Response:
+    return json_answer(200, {}) if request.url.path == "/v1/completions" else no_worker(request)
+
+
 @pytest.mark.parametrize("num_choices", [1, 2])
 def test_a_conversation_that_the_chat_template_refuses_is_refused_at_once_with_its_sentence(num_choices):
     sentence = "the chat template does not take these messages: roles must alternate"
 
     def answer(request: httpx.Request) -> httpx.Response:
-        return json_answer(400, {"error": sentence}) if request.url.path == GENERATE else no_worker(request)
+        return json_answer(400, {"error": sentence}) if request.url.path == GENERATE else plain_prompts_only(request)
 
     back = behind(answer)
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
@@ -111,18 +115,26 @@ def test_a_conversation_that_the_chat_template_refuses_is_refused_at_once_with_i
     assert asked == {"text_input": "", "max_tokens": 1}
 
 
-@pytest.mark.parametrize("reason", ["the prompt is too long", "messages[0] must be an object"])
-def test_what_triton_refuses_for_another_reason_waits_for_its_worker(monkeypatch, reason):
+def test_a_conversation_that_only_the_front_end_refuses_is_refused_with_the_place_of_the_reason():
+    def answer(request: httpx.Request) -> httpx.Response:
+        return json_answer(200, {}) if request.url.path == GENERATE else plain_prompts_only(request)
+
+    given = send(behind(answer), "POST", "/v1/chat/completions", json={"model": "m", "messages": [{"role": "user"}]})
+
+    assert (given.status_code, given.json()["error"]["type"]) == (400, "invalid_request_error")
+    assert given.json()["error"]["message"].endswith(f"its log says why under {given.headers['x-request-id']}")
+
+
+@pytest.mark.parametrize("num_failed", [2, 5])
+def test_a_conversation_waits_for_its_worker(monkeypatch, num_failed):
     monkeypatch.setattr(forward, "_RETRY_PAUSE_S", 0.001)
 
     def answer(request: httpx.Request) -> httpx.Response:
-        if request.url.path == GENERATE:
-            return json_answer(400, {"error": reason})
-        return no_worker(request) if len(back.requests) < 5 else json_answer(200, {"a": 1})
+        return no_worker(request) if len(back.requests) <= num_failed else json_answer(200, {"a": 1})
 
     back = behind(answer)
     assert send(back, "POST", "/v1/chat/completions", json={"model": "m", "messages": [1]}).json() == {"a": 1}
-    assert sum(request.url.path == GENERATE for request in back.requests) == 1
+    assert [request.url.path for request in back.requests].count("/v1/completions") == 1
 
 
 @pytest.mark.parametrize("stream", [False, True])
