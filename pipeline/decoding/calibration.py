@@ -1,8 +1,8 @@
 """Calibrates the estimated probabilities of paths by the share of similar nodes that were accepted.
 
 Nodes are counted in cells: one row per channel (a draft source, or an order of the continuation table), and one cell
-per range of the estimate's logarithm. An estimate between two cells belongs to both in parts, so the correction is
-continuous (secondary estimation, as in data compressors of the PAQ family).
+per range of the estimate's logarithm. An estimate between two cells counts for both, in proportion, so the correction
+is continuous (secondary estimation, as in data compressors of the PAQ family).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DoubleArray = npt.NDArray[np.float64]
 # Cells stand at probabilities 1, 2^-1/2, 2^-1, 2^-3/2, ...
 NUM_CELLS = 24
 CELLS_PER_HALVING = 2
-# Accepted nodes that a cell has to see before its own ratio counts as much as no correction.
+# Weight, in nodes, of a prior ratio of 1 (no correction).
 PRIOR = 3.0
 # Decay of old outcomes, per step.
 DECAY = 0.998
@@ -27,20 +27,21 @@ HIGHEST = 0.995
 
 
 class Calibration:
-    """The cells of one drafter: sums over verified nodes, `promised` of their estimates and `accepted` of verdicts."""
+    """The cells of one drafter, [channels, NUM_CELLS] sums over verified nodes. promised: of the estimates. accepted:
+    of the accepted nodes."""
 
     def __init__(self, num_channels: int) -> None:
         self.promised = np.zeros((num_channels, NUM_CELLS))
         self.accepted = np.zeros((num_channels, NUM_CELLS))
 
     def corrected(self, estimates: FloatArray, channels: IntArray, parents: IntArray) -> FloatArray:
-        """[n] probabilities of paths, none above that of its parent. estimates: [n]. channels: [n] which channel gave
-        each node its estimate. parents: [n] as in a draft tree."""
+        """[n] calibrated path probabilities, none above that of its parent. estimates: [n]. channels: [n] the channel
+        of each estimate. parents: [n] as in a draft tree."""
         return _corrected(self.promised, self.accepted, estimates, channels, parents)
 
     def learn(self, estimates: FloatArray, channels: IntArray, verified: IntArray, accepted: BoolArray) -> None:
-        """Take in the verdicts of a step. estimates: [n] before correction. verified: [n] below 0 where a node was not
-        verified and does not count. accepted: [n]."""
+        """Update the cells with the outcome of a step. estimates: [n] before correction. verified: [n] below 0 for
+        nodes that were not verified and so do not count. accepted: [n]."""
         _learn(self.promised, self.accepted, estimates, channels, verified, accepted)
 
 
@@ -90,7 +91,7 @@ def _ratio(promised: float, accepted: float) -> float:
 
 @compiled
 def _cell(estimate: float) -> tuple[int, float]:
-    """The lower cell of an estimate, and its distance to the next one."""
+    """The lower cell of an estimate, and the share of the next one."""
     place = min(max(-CELLS_PER_HALVING * np.log2(max(estimate, 1e-9)), 0.0), NUM_CELLS - 1.001)
     low = int(place)
     return low, place - low

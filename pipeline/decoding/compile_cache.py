@@ -1,8 +1,8 @@
-"""Folder of the machine code of compiled loops, and whether it is complete.
+"""The folder with the machine code of compiled loops.
 
 The folder's name is a hash of everything that the machine code depends on: the sources of the loops and their imports,
-the versions of Python and numba, the processor, numba's settings. So machine code is never stale, and a folder marked
-complete needs no compiler. It is beside the environment, or in the cache folder if the environment is read-only.
+the versions of Python and numba, the processor, numba's settings. So machine code is never stale. A folder marked
+complete needs no compiler. The folder is in the virtual environment, or in the cache folder if that is read-only.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from pathlib import Path
 from pipeline.cache_folder import cache_folder
 
 PACKAGE = Path(__file__).parents[1]
-# Environment variable of the first folder to read, and to write if possible.
+# Environment variable of the preferred folder.
 VARIABLE = "LOOKAHEAD_KERNELS"
 COMPLETE = "complete"
 # Folders of the package whose modules may hold compiled loops.
 LOOP_FOLDERS = ("decoding", "engine/torch/lean")
-KEEPER = Path(__file__).name
+THIS_MODULE = Path(__file__).name
 _HOLDS_LOOPS = re.compile(r"^@(compiled|kernel|subkernel|inlined)$", re.MULTILINE)
 
 
 def loop_sources(package: Path = PACKAGE) -> list[Path]:
-    """The modules that hold compiled loops, and those of ours that they import."""
+    """The modules of a package that hold compiled loops, and the modules of the package that they import."""
     found = [
         path
         for folder in LOOP_FOLDERS
         for path in sorted((package / folder).rglob("*.py"))
         if _HOLDS_LOOPS.search(path.read_text())
     ]
-    for path in found:  # grows meanwhile
-        # The place of machine code does not change it.
-        found += [other for other in _imported(path, package) if other not in found and other.name != KEEPER]
+    for path in found:  # the list grows during the loop
+        # This module only locates machine code and does not change it.
+        found += [other for other in _imported(path, package) if other not in found and other.name != THIS_MODULE]
     return sorted(found)
 
 
@@ -55,7 +55,7 @@ def _imported(path: Path, package: Path) -> list[Path]:
 
 
 def state_of(package: Path, environment: Mapping[str, str]) -> str:
-    """Names what machine code of a package's loops is good for."""
+    """Hash (16 hex digits) of everything that the machine code of a package's loops depends on."""
     digest = hashlib.sha256()
     for path in loop_sources(package):
         digest.update(f"{path.relative_to(package)}\0".encode() + path.read_bytes())
@@ -67,7 +67,7 @@ def state_of(package: Path, environment: Mapping[str, str]) -> str:
 
 
 def _processor() -> str:
-    """Description of the processor's instruction set."""
+    """The processor's model and instruction set."""
     try:
         processor = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
     except OSError:
@@ -77,13 +77,13 @@ def _processor() -> str:
 
 @functools.cache
 def cache_path() -> Path:
-    """The folder of this process."""
+    """The folder that this process uses."""
     return find_cache(PACKAGE, os.environ, Path(sys.prefix), sys.prefix != sys.base_prefix)
 
 
 def find_cache(package: Path, environment: Mapping[str, str], prefix: Path, is_virtual: bool) -> Path:
-    """The folder for a package's loops: of those that may hold it, the first that is complete, else the first that can
-    be written. prefix: folder of the environment, which is `is_virtual` or the system's."""
+    """The folder for a package's loops: of the candidates, the first complete one, else the first writable one. prefix:
+    folder of the Python environment. is_virtual: whether that is a virtual environment."""
     roots = [Path(environment[VARIABLE])] if environment.get(VARIABLE) else []
     roots += [prefix / "lookahead-kernels"] if is_virtual else []
     roots += [Path(cache_folder(environment)).expanduser() / "kernels"]
@@ -101,11 +101,11 @@ def _can_be_written(folder: Path) -> bool:
 
 
 def is_complete() -> bool:
-    """Whether nothing is left to compile."""
+    """Whether the folder of this process holds all machine code."""
     return (cache_path() / COMPLETE).exists()
 
 
 def mark_complete() -> None:
-    """To be called when every loop has been compiled."""
+    """Mark the folder of this process complete, after every loop has been compiled."""
     cache_path().mkdir(parents=True, exist_ok=True)
     (cache_path() / COMPLETE).touch()

@@ -1,8 +1,8 @@
-"""A bounded table from the last few tokens to the target's most probable next ones.
+"""A bounded table from the last few tokens to the target's most probable next tokens.
 
-Each row belongs to one *order* n: the key is a hash of the last n tokens, the value the k best next tokens with their
-probabilities, as the target gave them at positions behind these n tokens, the latest one counting most. Rows are
-direct-mapped: a new key takes the place of an older one with the same slot, so memory never grows.
+Each row belongs to one *order* n. Its key is a hash of the last n tokens. Its value is the k most probable next tokens
+with their probabilities, averaged over the target's results after these n tokens with more weight on recent ones. Rows
+are direct-mapped: a new key replaces an older one in the same slot, so memory never grows.
 
     orders = 3      order 1: "mat"          -> [".", ",", "and", ...]
                     order 2: "the mat"      -> ["was", ".", ...]
@@ -20,15 +20,16 @@ import numpy.typing as npt
 from pipeline.decoding.compiled import compiled
 from pipeline.decoding.tree import BoolArray, FloatArray, IntArray
 
-# Share of a row's older probabilities that new ones keep. With 0, 0.35 and 0.6 a step of the hybrid tree yielded 3.55,
-# 3.63 and 3.53 tokens (28 prompts, 64 nodes, model in the loop), so the value matters little.
+# Weight of a row's old probabilities when new ones are stored. With 0, 0.35 and 0.6 a step of the hybrid tree yielded
+# 3.55, 3.63 and 3.53 tokens (28 prompts, 64 nodes, model in the loop), so the value matters little.
 MEMORY = np.float32(0.35)
 
 KeyArray = npt.NDArray[np.uint64]
 
 
 class ContinuationTable(NamedTuple):
-    """keys: [orders, capacity] 0 where empty. ids: [orders, capacity, k], -1 where there is none. probs: likewise."""
+    """keys: [orders, capacity], 0 for empty rows. ids: [orders, capacity, k] next tokens, -1 after the last one. probs:
+    [orders, capacity, k] their probabilities."""
 
     keys: KeyArray
     ids: IntArray
@@ -36,7 +37,7 @@ class ContinuationTable(NamedTuple):
 
 
 def empty_table(orders: int, capacity: int, k: int) -> ContinuationTable:
-    """An empty table. capacity: rows per order, a power of two."""
+    """An empty table. capacity: rows per order. Raises ValueError unless it is a power of two."""
     if orders and (capacity < 1 or capacity & (capacity - 1)):
         raise ValueError(f"the capacity of a continuation table is {capacity}; it must be a power of two")
     return ContinuationTable(
@@ -47,13 +48,13 @@ def empty_table(orders: int, capacity: int, k: int) -> ContinuationTable:
 
 
 def namespace_key(namespace: str) -> np.uint64:
-    """The key of no tokens. Keys of different namespaces differ, so that one never finds what another has stored."""
+    """The key of the empty context in a namespace. It differs between namespaces, so that none reads another's rows."""
     return np.uint64(int.from_bytes(hashlib.blake2b(namespace.encode(), digest_size=8).digest(), "little"))
 
 
 @compiled
 def extend_key(key: np.uint64, token: int) -> np.uint64:
-    """The key of one token more to the left."""
+    """The key of a context extended by one token to the left."""
     mixed = (key ^ np.uint64(token + 1)) * np.uint64(0x9E3779B97F4A7C15)
     mixed ^= mixed >> np.uint64(29)
     return mixed | np.uint64(1)  # never 0, which marks an empty row
@@ -61,14 +62,14 @@ def extend_key(key: np.uint64, token: int) -> np.uint64:
 
 @compiled
 def slot_of(key: np.uint64, capacity: int) -> int:
-    """The only row of each order where a key can stand."""
+    """The slot of a key, the same in every order."""
     return int((key >> np.uint64(20)) & np.uint64(capacity - 1))
 
 
 @compiled
 def store(table: ContinuationTable, key: np.uint64, context: IntArray, ids: IntArray, probs: FloatArray) -> None:
-    """Remember under every order that `ids` [k] with `probs` [k] may follow `context` [len]; -1 ends the list early.
-    key: `namespace_key` of whose text it is."""
+    """Store under every order that `ids` [k] with `probs` [k] may follow `context` [len]; -1 ends the list early. key:
+    `namespace_key` of the request."""
     width = table.ids.shape[2]
     num_new = 0
     while num_new < min(width, len(ids)) and ids[num_new] >= 0:
@@ -122,7 +123,7 @@ def store_step(
     probs: FloatArray,
 ) -> None:
     """Store every row of a verify step. ids, probs: [n + 1, k], row 0 after `context`, row i + 1 after node i of the
-    tree (token_ids, parents). Rows of accepted nodes are stored last, so they win over guesses with the same key."""
+    tree (token_ids, parents). Rows of accepted nodes are stored last, so they outweigh others with the same key."""
     orders = table.keys.shape[0]
     last = np.empty(orders, np.int32)
     for wanted in (False, True):

@@ -29,10 +29,10 @@ class CostPoint:
 
 @dataclass(frozen=True)
 class CostCurve:
-    """Times of passes by number of tokens, measured at some batch sizes and context lengths, each pass once.
+    """Times of passes by number of tokens, measured at some batch sizes and context lengths.
 
-    Between two measured points the time is linear, below the first point constant. Beyond the last point it grows with
-    the slope of the last two, and at least in proportion, so that sizes that were not measured are never too cheap.
+    The time is linear between two measured points and constant below the first. Beyond the last point it grows with the
+    slope of the last two points, and at least in proportion, so that larger passes are not underestimated.
     """
 
     points: tuple[CostPoint, ...]
@@ -42,22 +42,22 @@ class CostCurve:
             raise ValueError("a cost curve needs at least one measured point")
 
     def seconds(self, num_tokens: int, batch_size: int, context_len: int) -> float:
-        """Time of one pass."""
+        """Time of one pass in seconds."""
         return float(self.seconds_up_to(num_tokens, batch_size, context_len)[num_tokens])
 
     def seconds_up_to(self, num_tokens: int, batch_size: int, context_len: int) -> Times:
-        """[num_tokens + 1] times of passes of 0, 1, ... num_tokens tokens, never falling.
+        """[num_tokens + 1] times in seconds of passes of 0, 1, ... num_tokens tokens, never decreasing.
 
-        Linear in the context length between the two nearest measured ones; of the batch sizes the nearest measured one
-        counts, since what matters most is the number of tokens.
+        The time is linear between the two nearest measured context lengths. The nearest measured batch size is used,
+        since the time depends mostly on the number of tokens.
         """
         lines = self._lines[min(self._lines, key=lambda measured: (abs(measured - batch_size), measured))]
         low = max((length for length in lines if length < context_len), default=min(lines))
         high = min((length for length in lines if length >= context_len), default=low)
-        times = _along(lines[low], num_tokens)
+        times = _interpolated(lines[low], num_tokens)
         if high > low:
             share = (context_len - low) / (high - low)
-            times = (1 - share) * times + share * _along(lines[high], num_tokens)
+            times = (1 - share) * times + share * _interpolated(lines[high], num_tokens)
         return np.maximum.accumulate(times)
 
     @cached_property
@@ -67,13 +67,13 @@ class CostCurve:
         for size, length in sorted({(point.batch_size, point.context_len) for point in self.points}):
             at = [point for point in self.points if (point.batch_size, point.context_len) == (size, length)]
             measured = np.asarray(sorted((point.num_tokens, point.seconds) for point in at))
-            # A smaller pass that took longer than a larger one was disturbed.
+            # If a smaller pass took longer than a larger one, its measurement was disturbed.
             times = np.minimum.accumulate(measured[::-1, 1])[::-1]
             lines.setdefault(size, {})[length] = measured[:, 0].copy(), times.copy()
         return lines
 
 
-def _along(line: tuple[Times, Times], num_tokens: int) -> Times:
+def _interpolated(line: tuple[Times, Times], num_tokens: int) -> Times:
     """[num_tokens + 1] times of passes of 0, 1, ... tokens."""
     tokens, times = line
     wanted = np.arange(num_tokens + 1, dtype=np.float64)

@@ -1,4 +1,4 @@
-"""From a profile's drafting section to a drafter."""
+"""Creates a drafter from the drafting section of a profile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ALL_KINDS = frozenset(SOURCE_ROWS)
 
 
 def create_source(config: SourceConfig, lookahead: LookaheadConfig) -> DraftSource:
-    """The draft source of a config. lookahead: the largest W, N, G that a request may ask for."""
+    """The draft source of a config. lookahead: the largest W, N, G of a request."""
     module, _, name = SOURCE_ROWS[config.kind].implementation.partition(":")
     source: DraftSource = getattr(import_module(module), name)(config, lookahead)
     return source
@@ -25,6 +25,6 @@ def create_drafter(
     vocab_size: int,
     kinds: Collection[str] = ALL_KINDS,
 ) -> Drafter:
-    """A drafter of the configured sources whose kind is among `kinds`."""
+    """A drafter with those of the configured sources whose kind is in `kinds`."""
     chosen = [source for source in sources if source.kind in kinds]
     return Drafter([create_source(source, lookahead) for source in chosen], vocab_size)

@@ -1,7 +1,7 @@
-"""Combines all draft sources: asks them for proposals, grows one tree, and lets each learn from the outcome.
+"""Combines all draft sources: collects their proposals, grows one tree, and passes the outcome to each source.
 
-A source that fails costs speed only. It fails if it raises, or proposes something that is not a tree, exceeds the
-budget or is outside the vocabulary. The fault is counted and logged once per source, and the step continues without it.
+The failure of a source costs speed only. A source fails if it raises, or if its proposal is no tree, exceeds the budget
+or leaves the vocabulary. Failures are counted, the first of a source is logged, and the step continues without it.
 """
 
 from __future__ import annotations
@@ -39,30 +39,31 @@ logger = logging.getLogger(__name__)
 
 @runtime_checkable
 class TableSource(DraftSource, Protocol):
-    """A source that does not propose trees but fills a table from which the drafter continues any path."""
+    """A source that proposes no trees. It fills a table, from which the drafter continues any path."""
 
     table: ContinuationTable
     first_rows: FirstRows
 
     def table_key(self, request_id: str) -> np.uint64:
-        """Prefix of the keys of a request's table entries: see `continuations.namespace_key`."""
+        """`continuations.namespace_key` of the request's namespace."""
 
 
 @runtime_checkable
 class LearningSource(DraftSource, Protocol):
-    """A source that keeps what it has learnt: see `learned_state`."""
+    """A source whose learned state can be saved: see `learned_state`."""
 
     def save_learned(self, folder: Path, fingerprint: str) -> None:
-        """Write what was learnt into a folder. fingerprint: of the model and its tokenizer. Raises UserError."""
+        """Write the learned state into a folder. fingerprint: of the model and its tokenizer. Raises UserError if the
+        state cannot be written."""
 
     def load_learned(self, folder: Path, fingerprint: str) -> None:
-        """Read what was saved, if anything. Raises UserError if it cannot be used."""
+        """Load the saved state, if there is any. Raises UserError if it cannot be used."""
 
 
 @dataclass(slots=True)
 class _Request:
-    """names: sources that take part. tree, grown, channels: the last proposal until its outcome is known, and the
-    channel with the highest probability for each node. own_nodes: by source index, places of its nodes in
+    """names: sources that take part. tree, grown: the last proposal, until its outcome is known. channels: for each of
+    its nodes, the channel with the highest probability. own_nodes: for each source index, the range of its nodes in
     `grown.places`."""
 
     names: frozenset[str]
@@ -91,7 +92,7 @@ class Drafter:
         self._table_source = with_table[0] if with_table else None
         num_orders = len(with_table[0].table.keys) if with_table else 0
         self._weights = prior_weights(len(sources), num_orders)
-        # Channels of the sources, then of the orders and the first rows of the one that fills the table.
+        # The channels are the sources, then the orders of the table and the first rows, credited to the table's source.
         num_channels = len(sources) + num_orders + 1
         self._calibration = Calibration(num_channels)
         self._channel_sources = np.arange(num_channels, dtype=np.int32)
@@ -99,31 +100,31 @@ class Drafter:
             self._channel_sources[len(sources) :] = self.sources.index(with_table[0])
 
     def begin_with(self, rows: FirstRows) -> None:
-        """Give the source that fills a table, if there is one, the target's candidates after single tokens."""
+        """Set the first rows of the source that fills a table, if there is one."""
         if self._table_source is not None:
             self._table_source.first_rows = rows
 
     def require_sound(self) -> None:
-        """Raise RuntimeError if a source has failed, for callers that must not continue without it."""
+        """Raise RuntimeError if a source has failed, for callers that depend on every source."""
         failed = [f"{name} ({count} calls)" for name, count in self.failures.items() if count]
         if failed:
             raise RuntimeError(f"draft sources failed: {', '.join(failed)}; see the log for the reason")
 
     def start(self, request_id: str, prompt_ids: IntArray, namespace: str, names: frozenset[str]) -> None:
-        """A request begins. names: the sources that take part; those that this drafter does not have are left out."""
+        """Register a request. names: the sources that take part; names without a source are ignored."""
         self._requests[request_id] = _Request(names)
         prompt_ids = read_only(prompt_ids)
         for source in self._taking_part(names):
             self._guarded(source, None, source.start, request_id, prompt_ids, namespace)
 
     def needs_top_k(self, request_id: str) -> int:
-        """Number of the target's most probable tokens per node that `update` needs."""
+        """Number of the target's most probable tokens per node that `update` needs for this request."""
         names = self._requests[request_id].names
         wanted = max((source.needs_top_k for source in self._taking_part(names)), default=0)
         return min(max(wanted, 0), self._vocab_size)
 
     def propose(self, request_id: str, context: IntArray, budget: DraftBudget) -> DraftTree:
-        """One tree out of what all sources of the request propose, within the budget."""
+        """Grow one tree within the budget from the proposals of the request's sources."""
         request = self._requests[request_id]
         request.grown, request.tree, request.own_nodes = None, EMPTY_TREE, {}
         if budget.max_nodes <= 0 or budget.max_depth <= 0:
@@ -144,7 +145,7 @@ class Drafter:
                 table_source, None, self._grown_with, table_source, request_id, context, proposals, budget
             )
         if grown is None:
-            grown = self._grown(context, proposals, NO_TABLE, np.uint64(0), NO_FIRST_ROWS, budget)
+            grown = self._grown(context, proposals, budget, NO_TABLE, np.uint64(0), NO_FIRST_ROWS)
         request.grown = grown
         request.channels = grown.channel_probs.argmax(axis=1)
         probabilities = self._calibration.corrected(grown.probabilities, request.channels, grown.parents)
@@ -158,13 +159,13 @@ class Drafter:
         return request.tree
 
     def update(self, request_id: str, step: StepResult) -> None:
-        """Let the sources, and the weights that combine them, learn from a step."""
+        """Update the sources, and the weights that combine them, with the result of a step."""
         request = self._requests[request_id]
         self.reliability.add(step.tree, step.nodes)
         grown, places = request.grown, np.empty(0, np.int32)
         if grown is not None:
             verified = places_in(request.tree, step.tree)
-            # One entry more than nodes, so that -1 (not verified) finds False.
+            # The extra last entry is False; index -1 (not verified) reads it.
             accepted_nodes = np.zeros(len(step.tree) + 1, np.bool_)
             accepted_nodes[step.nodes] = True
             unsent = unsent_nodes(step)
@@ -183,8 +184,7 @@ class Drafter:
         request.grown, request.tree, request.own_nodes = None, EMPTY_TREE, {}
 
     def save_learned(self, folder: Path, name: str, fingerprint: str) -> None:
-        """Write what was learnt into a folder, which drafters of other names may share. What cannot be written is
-        logged."""
+        """Write the learned state into a folder, which drafters of other names may share. Logs write errors."""
         for source in self.sources:
             if isinstance(source, LearningSource):
                 self._guarded(source, None, source.save_learned, folder, fingerprint)
@@ -194,7 +194,7 @@ class Drafter:
             logger.warning("%s", error)
 
     def load_learned(self, folder: Path, name: str, fingerprint: str) -> None:
-        """Take in what `save_learned` wrote, before the first request. What cannot be used is logged and left alone."""
+        """Load the files of `save_learned`, before the first request. Logs and ignores unusable files."""
         for source in self.sources:
             if isinstance(source, LearningSource):
                 self._guarded(source, None, source.load_learned, folder, fingerprint)
@@ -208,12 +208,12 @@ class Drafter:
             logger.warning("%s", error)
 
     def _mix(self) -> dict[str, NDArray[Any]]:
-        """State that the drafter itself has learned."""
+        """The learned state of the drafter itself."""
         calibration = self._calibration
         return {"weights": self._weights, "promised": calibration.promised, "accepted": calibration.accepted}
 
     def stop(self, request_id: str) -> None:
-        """The request ended. Twice does nothing."""
+        """Drop a request and its state in all sources. Calling it again does nothing."""
         request = self._requests.pop(request_id, None)
         if request is not None:
             for source in self._taking_part(request.names):
@@ -233,7 +233,7 @@ class Drafter:
             raise ValueError(f"{tree.num_fixed} fixed nodes in a tree of {len(tree)}")
         max_depth = depths(tree)[tree.num_fixed :].max(initial=0)
         if len(tree) > budget.max_nodes or max_depth > budget.max_depth:
-            raise ValueError(f"{len(tree)} nodes of depth {max_depth} proposed, asked for {budget}")
+            raise ValueError(f"the proposal has {len(tree)} nodes of depth {max_depth}; the budget is {budget}")
         if tree.probabilities is not None and (
             tree.probabilities.shape != tree.token_ids.shape or not np.isfinite(tree.probabilities).all()
         ):
@@ -243,7 +243,7 @@ class Drafter:
     def _grown_with(
         self, source: TableSource, request_id: str, context: IntArray, proposals: Proposals, budget: DraftBudget
     ) -> Grown:
-        grown = self._grown(context, proposals, source.table, source.table_key(request_id), source.first_rows, budget)
+        grown = self._grown(context, proposals, budget, source.table, source.table_key(request_id), source.first_rows)
         tokens = grown.token_ids
         if len(tokens) and not (tokens.min() >= 0 and tokens.max() < self._vocab_size):
             raise ValueError(f"the table holds a token outside the vocabulary 0..{self._vocab_size - 1}")
@@ -253,25 +253,18 @@ class Drafter:
         self,
         context: IntArray,
         proposals: Proposals,
+        budget: DraftBudget,
         table: ContinuationTable,
         key: np.uint64,
         first_rows: FirstRows,
-        budget: DraftBudget,
     ) -> Grown:
+        table_channel, weights = len(self.sources), self._weights
         return grow(
-            context,
-            proposals,
-            table,
-            key,
-            first_rows,
-            len(self.sources),
-            self._weights,
-            budget.max_nodes,
-            budget.max_depth,
+            context, proposals, table, key, first_rows, table_channel, weights, budget.max_nodes, budget.max_depth
         )
 
     def _guarded(self, source: DraftSource, otherwise: T, call: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
-        """The result of a call to a source, or `otherwise` if it fails: a draft must never cost a token."""
+        """The result of a call to a source, or `otherwise` if it fails."""
         try:
             return call(*args, **named)
         except Exception:
@@ -284,5 +277,5 @@ class Drafter:
 
 
 def _read_only_copy(step: StepResult) -> StepResult:
-    """A copy, so that a source cannot change the step that other sources receive."""
+    """A copy that a source can change without effect on other sources."""
     return replace(step, context=read_only(step.context), nodes=list(step.nodes), token_ids=list(step.token_ids))

@@ -1,6 +1,6 @@
-"""The target's candidates after single tokens, for a `ContinuationTable` that has not learnt them yet.
+"""The target's most probable tokens after single tokens, for contexts that a `ContinuationTable` has not learned yet.
 
-They are computed once per model, hold no text of users, and never change.
+They are computed once per model, contain no user text, and never change.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pipeline.decoding.tree import FloatArray, IntArray
 
 
 class FirstRows(NamedTuple):
-    """ids, probs: [tokens, k] the target's most probable tokens behind each token of the vocabulary up to some number,
+    """ids, probs: [tokens, k] the target's most probable tokens after each of the first `tokens` ids of the vocabulary,
     best first, and their probabilities."""
 
     ids: IntArray

@@ -1,10 +1,10 @@
 """Grows one draft tree from the proposals of all draft sources.
 
 Proposals (trees of the sources) are merged, so that shared prefixes exist once. A `ContinuationTable` may continue any
-path. The tree grows best first: of all candidates below the nodes taken so far, it takes the one whose path is most
-likely to be accepted. A *channel* is a proposing source or an order of the table. The probability of a candidate, given
-its parent, mixes the probabilities of its channels (see `mixing`). There is one set of weights for each number of
-orders that have an entry after the parent: sources weigh more where the table has few.
+path. The tree grows best first: each step takes the candidate whose path is most likely to be accepted. A *channel* is
+a proposing source or an order of the table. The probability of a candidate, given its parent, mixes the probabilities
+of its channels (see `mixing`). Each number of orders that have an entry after the parent has its own set of weights:
+sources weigh more where the table has few entries.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from pipeline.decoding.tree import BoolArray, FloatArray, IntArray
 
 
 class Proposals(NamedTuple):
-    """Trees of several sources, one behind the other.
+    """Concatenated trees of several sources.
 
-    token_ids, parents: [total]; parents count from the start of the first proposal. conditionals: [total] probability
-    given the parent. channels: [total] channel of the proposing source. fixed: [total] nodes of a window, which are
-    taken before all others whatever their probability; so are their parents, which must be fixed too.
+    token_ids, parents: [total]; parents are indices into the concatenation. conditionals: [total] probability given the
+    parent. channels: [total] channel of the proposing source. fixed: [total] True for nodes of a window, which are
+    taken first whatever their probability; their parents must be fixed too.
     """
 
     token_ids: IntArray
@@ -36,10 +36,13 @@ class Proposals(NamedTuple):
 
 
 class Grown(NamedTuple):
-    """token_ids, parents, probabilities: [n] the tree, in the order of growth. channel_probs: [n, channels] each
-    channel's probability of a node given its parent, 0 where it has no data after the parent, `OTHERS` where it lists
-    only other tokens there. num_orders: [n] number of orders that the table has after a node's parent. places: [total]
-    node that each proposed node became, -1 if it was not taken. num_fixed: number of fixed nodes, which come first."""
+    """A grown tree.
+
+    token_ids, parents, probabilities: [n] nodes in the order of growth. channel_probs: [n, channels] each channel's
+    probability of a node given its parent; 0 if the channel has no data after the parent, `OTHERS` if it lists only
+    other tokens there. num_orders: [n] number of orders with an entry after a node's parent. places: [total] index in
+    the tree of each proposed node, -1 if it was not taken. num_fixed: number of fixed nodes, which come first.
+    """
 
     token_ids: IntArray
     parents: IntArray
@@ -52,8 +55,8 @@ class Grown(NamedTuple):
 
 @compiled
 def learn_from_step(weights: FloatArray, grown: Grown, verified: IntArray, accepted: BoolArray, rate: float) -> None:
-    """Learn from every verified node whose parent was accepted. weights: [sets, channels + 1, 3]. verified: [n] -1
-    where a grown node was not verified, else anything. accepted: [n] whether a grown node was accepted."""
+    """Update weights [sets, channels + 1, 3] with every verified node whose parent was accepted. verified: [n] negative
+    where a grown node was not verified. accepted: [n] whether a grown node was accepted."""
     for node in range(len(grown.parents)):
         if verified[node] >= 0 and (grown.parents[node] < 0 or accepted[grown.parents[node]]):
             learn(weights[grown.num_orders[node]], grown.channel_probs[node], accepted[node], rate)
@@ -71,8 +74,8 @@ def grow(
     max_nodes: int,
     max_depth: int,
 ) -> Grown:
-    """Grow the tree. context: [len] tokens up to the root. table_key: `namespace_key` of the request.
-    table_channel: channel of the table's first order; that of the first rows stands behind its last one. weights:
+    """Grow the tree. context: [len] tokens up to the root. table_key: `namespace_key` of the request. table_channel:
+    channel of the table's first order; the channel of the first rows follows that of the last order. weights:
     [orders + 1, channels + 1, 3] see `mixed_probability`."""
     total = len(proposals.token_ids)
     orders, capacity, width = table.ids.shape
@@ -113,7 +116,7 @@ def grow(
     next_fixed = 1
     num_fixed = 0
     while True:
-        # Open the node taken last: gather what may follow it and rate it.
+        # Expand the node taken last: collect its candidate children and estimate their probabilities.
         may_go_on = depth[current] < max_depth
         if may_go_on or fixed[current]:
             known = _last_tokens(token, parent, current, context, last, orders)
@@ -201,7 +204,7 @@ def _child_of(
     above: int,
     wanted: int,
 ) -> int:
-    """The child of a node with this token; made as number `size` if there is none."""
+    """The child of node `above` with token `wanted`. If there is none, creates it with index `size`."""
     found = first_child[above]
     while found >= 0 and token[found] != wanted:
         found = next_sibling[found]
@@ -217,7 +220,7 @@ def _child_of(
 
 @inlined
 def _last_tokens(token: IntArray, parent: IntArray, node: int, context: IntArray, last: IntArray, count: int) -> int:
-    """Fill `last` with up to `count` tokens up to a node, the latest first. Returns their number."""
+    """Fill `last` with up to `count` tokens that end at a node, latest first. Returns their number."""
     filled = 0
     while filled < count and node > 0:
         last[filled] = token[node]
@@ -242,13 +245,13 @@ def _rate(
 ) -> None:
     """Estimate the path probability of each sibling from `first` on. above: path probability of their parent."""
     for channel in range(channel_probs.shape[1]):
-        names_one = False
+        has_data = False
         each = first
-        while each >= 0 and not names_one:
-            names_one = channel_probs[each, channel] > 0
+        while each >= 0 and not has_data:
+            has_data = channel_probs[each, channel] > 0
             each = next_sibling[each]
         each = first
-        while names_one and each >= 0:
+        while has_data and each >= 0:
             if channel_probs[each, channel] == 0:
                 channel_probs[each, channel] = OTHERS
             each = next_sibling[each]
@@ -280,7 +283,7 @@ def _push(heap: IntArray, size: int, key: FloatArray, item: int) -> int:
 
 @compiled
 def _pop(heap: IntArray, size: int, key: FloatArray) -> int:
-    """Drop the first item of the heap; returns the new size."""
+    """Remove the first item of the heap. Returns the new size."""
     size -= 1
     item = heap[size]
     place = 0

@@ -1,12 +1,11 @@
-"""State that a drafter has learned, saved from one server to the next: a folder with one file per source and one for
-the mix.
+"""Learned state of a drafter, kept across restarts of a server: a folder with one file per source and one per drafter.
 
     trie.snapshot       the shared trie, in the format of the `lookahead trie` commands
     recycling.state     the table of candidates
-    <name>.state        weights of the mix and calibration of the drafter of that name (one per side of a server)
+    <name>.state        mixing weights and calibration of the drafter of that name (engine or BLS model)
 
-Files are written atomically. The sources' own bounds limit their sizes. A file of another model or other settings, or a
-damaged one, is reported and ignored: drafts then start without learned state.
+Files are written atomically. The bounds of the sources limit their sizes. A file that is damaged, or of another model
+or other settings, is reported and ignored.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 def save_arrays(path: Path, arrays: Arrays, fingerprint: str) -> None:
-    """Write arrays to a file; an old file of this name stays until the new one is complete. fingerprint: of the model
-    and its tokenizer. Raises UserError if it cannot be written."""
+    """Write arrays to a file atomically. fingerprint: of the model and its tokenizer. Raises UserError if the file
+    cannot be written."""
     content = io.BytesIO()
     named = {FINGERPRINT: np.frombuffer(fingerprint.encode(), np.uint8), **arrays}
     np.savez(content, **named)
@@ -47,8 +46,8 @@ def save_arrays(path: Path, arrays: Arrays, fingerprint: str) -> None:
 
 
 def load_arrays(path: Path, like: Arrays, fingerprint: str) -> dict[str, npt.NDArray[Any]]:
-    """Arrays that `save_arrays` wrote. like: the names, shapes and types that they must have. Raises UserError if the
-    file is missing, foreign, damaged, or of another model or other settings."""
+    """Return the arrays that `save_arrays` wrote. like: arrays with the required names, shapes and types. Raises
+    UserError if the file is missing, foreign, damaged, or of another model or other settings."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -66,5 +65,5 @@ def load_arrays(path: Path, like: Arrays, fingerprint: str) -> dict[str, npt.NDA
         raise UserError(f"{path} was learnt with another model or tokenizer. Delete it.")
     shapes = {name: (array.shape, array.dtype) for name, array in arrays.items()}
     if shapes != {name: (array.shape, array.dtype) for name, array in like.items()}:
-        raise UserError(f"{path} was learnt with other draft sources or other settings of them. Delete it.")
+        raise UserError(f"{path} was learnt with other draft sources or other settings. Delete it.")
     return arrays

@@ -1,5 +1,7 @@
-"""Log probabilities of tokens under the target, taken from its logits as they are: before temperature, penalties,
-bans, and grammar. So they do not depend on drafts, and they compare between requests."""
+"""Log probabilities of tokens under the target.
+
+They are computed from the raw logits, before temperature, penalties, bans and grammar. So they do not depend on drafts,
+and are comparable between requests."""
 
 from __future__ import annotations
 
@@ -16,9 +18,9 @@ MAX_TOP = 64
 
 @dataclass(frozen=True, slots=True)
 class LogitsWanted:
-    """Parts of the target's logits that a request returns. log_probs: of the tokens of its output. num_top: number of
-    alternatives at each position, with log_probs. prompt: log_probs and num_top for the prompt as well.
-    generation_logits, context_logits: whole rows, of the output and of the prompt."""
+    """Parts of the target's logits that a request returns. log_probs: log probability of each output token. num_top:
+    number of alternatives per position, only with log_probs. prompt: both for prompt tokens as well.
+    generation_logits, context_logits: whole rows for the output and for the prompt."""
 
     log_probs: bool = False
     num_top: int = 0
@@ -46,7 +48,7 @@ class TokenLogProbs:
     rows: list[FloatArray] = field(default_factory=list)
 
     def add(self, logits: FloatArray, token: int, num_top: int, keep_row: bool) -> None:
-        """The next token, chosen after logits [vocab]."""
+        """Append a token and the logits [vocab] that it was chosen from."""
         log_probs = log_softmax(logits)
         self.values.append(float(log_probs[token]))
         ids = top_ids(log_probs, num_top)
@@ -68,7 +70,7 @@ class TokenLogProbs:
 
 
 def check_wanted(wanted: LogitsWanted) -> None:
-    """Raise RequestError for a number of alternatives that makes no sense."""
+    """Raise RequestError if num_top is out of range, or given without log_probs."""
     if not 0 <= wanted.num_top <= MAX_TOP:
         raise RequestError(f"num_top_logprobs is {wanted.num_top}; it must be in 0 .. {MAX_TOP}")
     if wanted.num_top and not wanted.log_probs:
@@ -76,14 +78,14 @@ def check_wanted(wanted: LogitsWanted) -> None:
 
 
 def log_softmax(logits: FloatArray) -> FloatArray:
-    """[vocab] log probabilities. The sum is taken in 64 bits."""
+    """[vocab] float32 log probabilities, computed in float64."""
     shifted = logits.astype(np.float64) - float(logits.max())
     result: FloatArray = (shifted - np.log(np.exp(shifted).sum())).astype(np.float32)
     return result
 
 
 def top_ids(values: FloatArray, count: int) -> IntArray:
-    """[count] places of the largest values, best first, of equal ones the smaller place first."""
+    """[count] indices of the largest values, best first; of equal values the smaller index comes first."""
     if not count:
         return np.empty(0, np.int32)
     count = min(count, len(values))

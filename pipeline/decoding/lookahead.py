@@ -1,4 +1,4 @@
-"""Lookahead decoding's window and what it costs (arXiv 2402.02057).
+"""The window of lookahead decoding (arXiv 2402.02057).
 
 W columns and N - 1 levels of guessed tokens are verified as a draft tree of their own. The root (the last accepted
 token) is column 0 of level 0; level 0 is a chain, and every column hangs down from it:
@@ -9,8 +9,8 @@ token) is column 0 of level 0; level 0 is a chain, and every column hangs down f
                           |        |       |
                          b0       b1      b2        level 2
 
-In this tree "ancestors" is the paper's window mask and "depth" its position. The target's choices below the last level
-complete one N-gram per column, (c1, a1, b1, choice) for instance, and become the last level of the next step's window.
+A node's ancestors give the paper's window mask, and its depth gives the position. The target's choices below the last
+level complete one N-gram per column, (c1, a1, b1, choice) for instance, and become the last level of the next window.
 """
 
 from __future__ import annotations
@@ -26,12 +26,10 @@ def window_size(max_window_size: int, max_ngram_size: int) -> int:
 
 
 class Window:
-    """The guesses of one request. rows: [levels] arrays; row 0 holds columns 1 .. W - 1, the others columns 0 .. W -
-    1."""
+    """The window of one request. rows: [levels] arrays; row 0 holds columns 1 .. W - 1, the others 0 .. W - 1."""
 
     def __init__(self, max_window_size: int, max_ngram_size: int, prompt_ids: IntArray, seed: int) -> None:
-        """The first level is drawn from the prompt, by a random generator of this request; later levels come step by
-        step."""
+        """Draw the first level at random from the prompt's tokens. Each step then adds a level."""
         self.max_window_size = max_window_size
         self.max_ngram_size = max_ngram_size
         self._vocabulary = prompt_ids
@@ -40,11 +38,11 @@ class Window:
 
     @property
     def is_full(self) -> bool:
-        """Whether all N - 1 levels are there, so that a step completes N-grams."""
+        """Whether the window has all N - 1 levels, so that a step completes N-grams."""
         return len(self.rows) == self.max_ngram_size - 1
 
     def tree(self) -> DraftTree:
-        """The window as a draft tree, level after level: all its nodes are fixed."""
+        """The window as a draft tree of fixed nodes, level by level."""
         width = self.max_window_size
         parents = [-1, *range(width - 2)] if width > 1 else []
         if len(self.rows) > 1:
@@ -56,7 +54,7 @@ class Window:
         return DraftTree(tokens, np.asarray(parents, np.int32), None, None, len(tokens))
 
     def last_level(self) -> range:
-        """Nodes of the last level in `tree`, column by column; -1 is the root."""
+        """Indices in `tree` of the last level's nodes, by column; -1 is the root."""
         width = self.max_window_size
         if len(self.rows) == 1:
             return range(-1, width - 1)
@@ -64,18 +62,20 @@ class Window:
         return range(start, start + width)
 
     def ngrams(self, root: int, choices: IntArray) -> list[list[int]]:
-        """The N-grams that a verified full window completes. choices: [W] the target's, below the last level."""
+        """The N-grams that a verified full window completes. choices: [W] the target's choices below the last level."""
         first = np.concatenate(([root], self.rows[0])).astype(np.int32)
         return np.stack([first, *self.rows[1:], choices], axis=1).tolist()  # type: ignore[no-any-return]
 
     def advance(self, num_tokens: int, choices: IntArray | None) -> None:
-        """Move on by num_tokens accepted tokens. choices: [W] the target's below the last level, None if not verified.
+        """Advance the window by num_tokens emitted tokens. choices: [W] the target's choices below the last level; None
+        if it was not verified.
 
-        A full window drops its first level for the choices, and what was one level down lies one position on; so does
-        a window that is still filling, by one column. Columns that come into view on the right are drawn anew.
+        The choices become the last level. A full window drops its first level, so each later level moves up by one.
+        Column c of level l stands for position c + l after the root, which gives the shift of the columns. New columns
+        on the right are drawn at random.
         """
         levels = self.rows if choices is None else [*self.rows, choices]
-        # Each level as pairs (columns from, tokens): level 0 starts at column 1, the others at column 0.
+        # First column of each level.
         starts = [1] + [0] * (len(levels) - 1)
         shift = num_tokens
         if len(levels) > self.max_ngram_size - 1:

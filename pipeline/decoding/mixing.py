@@ -54,9 +54,8 @@ def learn(weights: FloatArray, channel_probs: FloatArray, was_accepted: bool, ra
 
 # Initial weights, fitted by logistic regression to the nodes of one model-in-the-loop run (SmolLM2-135M, 16 prompts of
 # Spec-Bench, HumanEval and GSM8K, 64 draft tokens, trie and recycling). The drafter keeps learning online, so they
-# matter for the first requests only; other models need no others.
-# By the number of the table's orders known after the parent: bias; (weight, offset, penalty) of a proposing source; the
-# same of each order.
+# affect only the first requests, and serve for all models. Index: number of the table's orders known after the parent.
+# _BIAS: bias. _SOURCE, _ORDERS, _FIRST: (weight, offset, penalty) of a source, of each order, of the first rows.
 _BIAS = (-2.4, -1.65, -1.6, -1.75)
 _SOURCE = ((1.2, 3.55, -2.6), (1.15, 3.5, -1.8), (1.0, 2.15, -1.3), (0.65, 0.85, -1.9))
 _ORDERS = (
@@ -65,14 +64,13 @@ _ORDERS = (
     ((0.55, 1.15, -0.95), (0.4, 0.75, -0.55)),
     ((0.2, 0.35, -0.2), (0.3, 0.8, -0.65), (0.2, 0.85, -0.75)),
 )
-# Of the first rows.
 _FIRST = ((0.35, 1.75, -0.85), (0.5, 0.85, -0.8), (0.2, 0.35, -0.2), (0.25, 0.3, -0.55))
 MAX_ORDERS = len(_ORDERS) - 1
 
 
 def prior_weights(num_sources: int, num_orders: int) -> FloatArray:
-    """[num_orders + 1, num_sources + num_orders + 2, 3] initial weights of the channels: of the sources, of the
-    orders, of the first rows, then the bias. Without a table, estimates begin as they are."""
+    """[num_orders + 1, num_sources + num_orders + 2, 3] initial weights: sources, orders, first rows, then the bias.
+    Without a table they leave the estimates of a source unchanged."""
     assert num_orders <= MAX_ORDERS, "one prior per order"
     weights = np.zeros((num_orders + 1, num_sources + num_orders + 2, 3), np.float32)
     for known in range(num_orders + 1):

@@ -1,14 +1,13 @@
-"""How much of every sequence's draft tree is worth verifying in the next pass.
+"""Selects the nodes of all sequences' draft trees that the next pass verifies.
 
-A pass over a batch yields one token per sequence and, in expectation, the sum of the path probabilities of all draft
-nodes verified; it takes the time that the measured `CostCurve` gives for that many tokens. The planner takes nodes from
-the trees of all sequences together, most probable first, and stops where expected tokens per second are highest: long
-trees when a pass has room to spare, fewer nodes under load, and none when drafts do not pay. The time that the prompts
-in a pass take does not count, as it is the same for every plan.
+A pass over a batch is expected to yield one token per sequence plus the sum of the path probabilities of all verified
+draft nodes. The measured `CostCurve` gives its time. The planner takes nodes from the trees of all sequences together,
+most probable first, and stops where expected tokens per second are highest. So trees are large while a pass has spare
+capacity, small under load, and empty when drafts do not pay. The time of prompts in a pass does not count, because it
+is the same for every plan.
 
-A plan follows from its arguments alone. It need not explore: the sources learn from accepted text whether or not they
-were asked, and whenever a pass has room to spare (which changes with the load) even improbable nodes are sent and
-judged."""
+A plan depends on its arguments alone. It does not explore: sources learn from all emitted text, drafted or not, and
+passes with spare capacity verify even improbable nodes."""
 
 from __future__ import annotations
 
@@ -24,8 +23,8 @@ from pipeline.decoding.tree import EMPTY_TREE, BoolArray, DraftTree, FloatArray,
 
 
 class PlanItem(NamedTuple):
-    """One sequence of the next pass: what it drafted, the tokens it must compute in any case, and its cached length.
-    yields_token: False for a part of a prompt, after which there is nothing to choose yet."""
+    """One sequence of the next pass. tree: its drafts. num_pending: tokens computed in any case. context_len: cached
+    tokens. yields_token: False for a part of a prompt before its end, which yields no token."""
 
     tree: DraftTree
     num_pending: int
@@ -34,14 +33,15 @@ class PlanItem(NamedTuple):
 
 
 class Planner(Protocol):
-    """Decides what is verified."""
+    """Selects the draft nodes of a pass."""
 
     def plan(self, items: Sequence[PlanItem], max_num_tokens: int) -> list[DraftTree]:
-        """One tree per item, a part of the item's own. max_num_tokens: room of the pass, pending tokens included."""
+        """One tree per item, a subtree of the item's own. max_num_tokens: limit of the pass, including pending
+        tokens."""
 
 
 class FixedPlanner:
-    """Verifies whatever was drafted, as far as the pass has room; every sequence has the same claim to it."""
+    """Selects all nodes, or the most probable ones of all sequences if the pass cannot hold all."""
 
     def plan(self, items: Sequence[PlanItem], max_num_tokens: int) -> list[DraftTree]:
         room = max_num_tokens - sum(item.num_pending for item in items)
@@ -52,7 +52,7 @@ class FixedPlanner:
 
 
 class AdaptivePlanner:
-    """Verifies as much as the measured cost of a pass repays."""
+    """Selects the number of nodes with the most expected tokens per second."""
 
     def __init__(self, curve: CostCurve) -> None:
         self._curve = curve
@@ -68,14 +68,14 @@ class AdaptivePlanner:
         context_len = round(sum(item.context_len for item in items) / len(items))
         certain = sum(item.yields_token for item in items)
         times = self._curve.seconds_up_to(pending + num_nodes, len(items), context_len)
-        # Times of passes with 0, 1, 2 ... nodes. A prompt's time is spent in any case. An accepted draft
-        # saves a step of decoding, so the prompt's time is left out.
+        # Times of passes with 0, 1, 2 ... nodes, as if they held decoding steps only: the time of prompts is spent in
+        # any case, and an accepted draft saves a decoding step.
         times = times[pending:] - times[pending] + times[max(certain, 1)]
         plain = certain / times[0]
         choice = _choice(items, _fitting_windows(items, room))
         rate, count = _best(choice, certain, times)
-        # A window earns nothing by itself, its n-grams do later; so it is sent while the nodes of this step pay for
-        # it, too. If they do not, they may still be worth their own time.
+        # A window yields tokens only in later steps, through its n-grams. It is kept only if the other nodes of this
+        # step pay for its time; if not, they are planned without it.
         if rate <= plain and choice.num_fixed:
             choice = _choice(items, [False] * len(items))
             rate, count = _best(choice, certain, times)
@@ -83,9 +83,9 @@ class AdaptivePlanner:
 
 
 class _Choice(NamedTuple):
-    """Draft nodes of all items, one item behind the other. probabilities: [n] of paths. fixed: [n] nodes of kept
-    windows. num_fixed: their number. order: the other nodes that may be verified, most probable path first; parents
-    come before their children, as paths only get less probable downwards."""
+    """Draft nodes of all items, concatenated. probabilities: [n] path probabilities. fixed: [n] nodes of kept windows.
+    num_fixed: their number. order: the other nodes that may be verified, most probable path first; parents come before
+    their children, because path probabilities never grow downwards."""
 
     probabilities: FloatArray
     fixed: BoolArray
@@ -94,9 +94,8 @@ class _Choice(NamedTuple):
 
 
 def _choice(items: Sequence[PlanItem], keeps_window: Sequence[bool]) -> _Choice:
-    """The nodes that may be chosen. keeps_window: [items] whether an item's fixed nodes are verified; without its
-    window an item can still use the nodes that do not hang below it. Trees without probabilities count as certain to be
-    refused, so they fill what room is left."""
+    """The nodes that may be chosen. keeps_window: [items] whether an item's fixed nodes are verified; if not, the nodes
+    below them are left out too. Nodes without probabilities count as 0, so they come last in the order."""
     trees = [item.tree for item in items]
     probabilities = np.concatenate(
         [np.zeros(len(tree), np.float32) if tree.probabilities is None else tree.probabilities for tree in trees],
@@ -114,7 +113,7 @@ def _order(
     probabilities: FloatArray, parents: IntArray, sizes: NDArray[np.int64], fixed: BoolArray
 ) -> NDArray[np.int64]:
     """`order` of a choice. Fills `fixed`. parents: [n] within each tree. sizes: [items, 3] number of nodes, number of
-    fixed ones, and whether these are kept."""
+    fixed nodes, and whether these are kept."""
     reachable = np.zeros(len(parents), np.bool_)
     free = np.empty(len(parents), np.int64)
     num_free = start = 0
@@ -132,8 +131,8 @@ def _order(
 
 
 def _best(choice: _Choice, certain: int, times: Times) -> tuple[float, int]:
-    """The number of nodes beside the windows with the most tokens per second, as far as `times` go. Returns that rate,
-    and the number. times: of passes by number of nodes, windows included."""
+    """The most expected tokens per second, and the number of nodes of the order that gives them. times: of passes by
+    number of nodes, windows included."""
     times = times[choice.num_fixed :]
     expected = np.empty(min(len(choice.order) + 1, len(times)))
     expected[0] = certain
@@ -144,7 +143,7 @@ def _best(choice: _Choice, certain: int, times: Times) -> tuple[float, int]:
 
 
 def _fitting_windows(items: Sequence[PlanItem], room: int) -> list[bool]:
-    """Which items' fixed nodes fit into the room, first come first served."""
+    """[items] whether an item's fixed nodes fit into the room left by those of earlier items."""
     fits: list[bool] = []
     for item in items:
         fits.append(item.tree.num_fixed <= room)
@@ -153,7 +152,7 @@ def _fitting_windows(items: Sequence[PlanItem], room: int) -> list[bool]:
 
 
 def _trees(items: Sequence[PlanItem], choice: _Choice, count: int) -> list[DraftTree]:
-    """The kept windows and the first `count` nodes of the order."""
+    """The trees of the kept windows and the first `count` nodes of the order."""
     keep = choice.fixed.copy()
     keep[choice.order[:count]] = True
     trees: list[DraftTree] = []

@@ -1,7 +1,7 @@
-"""The n-gram pool of lookahead decoding (arXiv 2402.02057): what may follow a token, as whole n-grams.
+"""The n-gram pool of lookahead decoding (arXiv 2402.02057).
 
-Under each first token the pool keeps the last G different continuations of N - 1 tokens, the least recently seen one
-making room for a new one. One pool belongs to one request.
+For each first token the pool keeps the last G different continuations of N - 1 tokens. A new one evicts the least
+recently seen one.
 """
 
 from __future__ import annotations
@@ -10,23 +10,25 @@ from collections.abc import Sequence
 
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree, tree_from_lists
 
-# Weight of a candidate against the next more recent one, and of none of them being right.
+# Ratio of a candidate's weight to that of the next more recent one.
 RECENCY = 0.7
+# Weight of other continuations than the candidates.
 ESCAPE = 3.0
 
 
 class NgramPool:
-    """The pool of one request: see the module's text."""
+    """The pool of one request."""
 
     def __init__(self, max_ngram_size: int, max_verification_set_size: int) -> None:
-        """N: length of the n-grams, first token included. G: continuations kept per first token."""
+        """max_ngram_size: N, length of the n-grams, first token included. max_verification_set_size: G, continuations
+        kept per first token."""
         self._max_ngram_size = max_ngram_size
         self._max_per_key = max_verification_set_size
         # A dict keeps its keys in the order of insertion, so the first one is the least recently seen.
         self._continuations: dict[int, dict[tuple[int, ...], None]] = {}
 
     def add(self, ngram: Sequence[int]) -> None:
-        """Take in one n-gram of N tokens as the most recent one under its first token."""
+        """Insert an n-gram of N tokens as the most recent one of its first token."""
         if not self._max_per_key:
             return
         kept = self._continuations.setdefault(ngram[0], {})
@@ -37,7 +39,7 @@ class NgramPool:
         kept[continuation] = None
 
     def add_text(self, token_ids: Sequence[int]) -> None:
-        """Take in every n-gram of a text."""
+        """Insert every n-gram of a text."""
         for start in range(len(token_ids) - self._max_ngram_size + 1):
             self.add(token_ids[start : start + self._max_ngram_size])
 
@@ -46,8 +48,8 @@ class NgramPool:
         return list(reversed(self._continuations.get(first, {})))
 
     def tree(self, first: int, max_depth: int) -> DraftTree:
-        """The candidates after `first` as a tree; a node's probability is the recency-weighted share of its
-        candidates."""
+        """The candidates after `first` as a tree. A node's probability is the recency-weighted share of the candidates
+        that contain it."""
         index: dict[tuple[int, ...], int] = {}
         parents: list[int] = []
         weights: list[float] = []

@@ -1,4 +1,4 @@
-"""Joins the trees of the draft sources into one proposal, and finds its nodes in the verified tree."""
+"""Concatenates the trees of the draft sources, and finds their nodes in the verified tree."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ NO_PROBABILITIES: FloatArray = np.empty(0, np.float32)
 
 
 def joined_proposals(trees: Sequence[tuple[int, DraftTree]], own_nodes: dict[int, slice]) -> Proposals:
-    """Concatenate the trees, each with the index of its source, and record in own_nodes the place of each source's
-    nodes."""
+    """Concatenate trees, each given with the index of its source. Stores the range of each source's nodes in
+    own_nodes."""
     total = sum(len(tree) for _, tree in trees)
     joined = Proposals(
         np.empty(total, np.int32),
@@ -55,7 +55,7 @@ def _append(
     probabilities: FloatArray,
     num_fixed: int,
 ) -> None:
-    """Write a tree into the proposals from place `start` on. probabilities: [n] of paths, or empty if unknown."""
+    """Write a tree into the proposals from index `start` on. probabilities: [n] of paths, or empty if unknown."""
     proposals = Proposals(*joined)
     for node in range(len(token_ids)):
         above = parents[node]
@@ -71,7 +71,7 @@ def _append(
 
 
 def places_in(proposed: DraftTree, verified: DraftTree) -> IntArray:
-    """[len(proposed)] node of `verified` that each proposed node became, -1 if it was left out."""
+    """[len(proposed)] index in `verified` of each proposed node, -1 if it was left out."""
     if verified is proposed:
         return np.arange(len(proposed), dtype=np.int32)
     places = np.full(len(proposed), -1, np.int32)
@@ -94,8 +94,8 @@ def _find_places(
 
 
 def unsent_nodes(step: StepResult) -> IntArray:
-    """The node that carries the target's own token of a step, and the nodes below it; none in most steps. That node was
-    proposed but not verified, because a planner nearer to the target left it out. It was correct; nothing is known
+    """Indices of the node that carries the target's own token of a step, and of the nodes below it; empty in most
+    steps. Such a node was correct but not verified, because the planner of the engine left it out. Nothing is known
     about the nodes below it."""
     tree = step.tree
     if len(step.token_ids) != len(step.nodes) + 1:

@@ -1,4 +1,4 @@
-"""Reliability of the estimates: predicted probability of verified nodes against their acceptance rate."""
+"""Reliability of the estimates: predicted probability of verified nodes compared with their acceptance rate."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy.typing as npt
 from pipeline.decoding.compiled import compiled
 from pipeline.decoding.tree import BoolArray, DraftTree, FloatArray, IntArray
 
-# Upper ends of the buckets of path probabilities; the last one holds what is above.
+# Upper ends of the buckets of path probabilities; one more bucket ends at 1.
 BUCKET_ENDS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
 NUM_BUCKETS = len(BUCKET_ENDS) + 1
 
@@ -28,7 +28,7 @@ class ReliabilityRow(NamedTuple):
 
 
 class Reliability:
-    """Counts since they were last taken. Nodes count for the source that they are credited to."""
+    """Counts since the last `take`. Each node counts for the source that it is credited to."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self._names = names
@@ -36,8 +36,8 @@ class Reliability:
         self._sums = np.zeros((3, max(len(names), 1), NUM_BUCKETS))
 
     def add(self, tree: DraftTree, nodes: list[int]) -> None:
-        """Take in a verified tree and its accepted path. Trees without estimates or credits do not count, nor do the
-        fixed nodes of a window, which are verified whatever is promised."""
+        """Count a verified tree and its accepted path. Trees without estimates or credits do not count, nor do the
+        fixed nodes of a window, which are verified whatever their estimate."""
         if tree.probabilities is None or tree.sources is None or tree.num_fixed == len(tree):
             return
         accepted = np.zeros(len(tree), np.bool_)
@@ -45,7 +45,7 @@ class Reliability:
         _add(self._sums, tree.probabilities, tree.sources, accepted, tree.num_fixed)
 
     def take(self) -> list[ReliabilityRow]:
-        """Non-empty buckets by source. Resets the counts."""
+        """Return the non-empty buckets of each source, and reset the counts."""
         ends = (0.0, *BUCKET_ENDS, 1.0)
         rows = [
             ReliabilityRow(
@@ -69,7 +69,7 @@ def _add(
     sums: npt.NDArray[np.float64], promised: FloatArray, sources: IntArray, accepted: BoolArray, first: int
 ) -> None:
     for node in range(first, len(promised)):
-        if sources[node] < 0:  # a node that the grammar forces, which no source promised
+        if sources[node] < 0:  # forced by the grammar, without an estimate
             continue
         bucket = 0
         while bucket < len(BUCKET_ENDS) and BUCKET_ENDS[bucket] < promised[node]:

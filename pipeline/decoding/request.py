@@ -49,11 +49,14 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One request. prompt_ids: [prompt_len]. end_ids: tokens that end the output; all are banned among the first
-    min_new_tokens. late_ids: further tokens banned there, which end nothing. stop_sequences: token sequences that end
-    the output; like an end token they stay in the output ids, and the text leaves them out. num_resumed_tokens: number
-    of last prompt_ids that are output of an earlier run; max_new_tokens, min_new_tokens, stop_sequences and guide count
-    them as output. guide: format that the output must match, if any."""
+    """One request.
+
+    prompt_ids: [prompt_len]. end_ids: tokens that end the output; banned among the first min_new_tokens. late_ids:
+    further tokens banned there, which do not end the output. stop_sequences: token sequences that end the output; like
+    an end token they stay in the output ids but not in the text. num_resumed_tokens: number of tokens at the end of
+    prompt_ids that an earlier run has generated; max_new_tokens, min_new_tokens, stop_sequences and guide count them as
+    output. guide: format that the output must match, if any.
+    """
 
     request_id: str
     prompt_ids: IntArray
@@ -89,5 +92,5 @@ class StepResult:
 
 
 def as_token_ids(tokens: object) -> IntArray:
-    """[len] int32 copy or view of a list or array of token ids."""
+    """[len] int32 array of a list or array of token ids, without a copy where possible."""
     return np.asarray(tokens, dtype=np.int32)

@@ -1,16 +1,16 @@
-"""From the target's logits to one token, reproducibly.
+"""Chooses a token from the target's logits, reproducibly.
 
 Sampling is Gumbel-max with keyed noise: the token is argmax(log p + g), where the noise g of every vocabulary entry is
-a function of (seed, absolute position) alone. The same seed therefore gives the same text whether drafts are on, off or
-different, alone or in a batch: drafts only decide how many positions one pass can serve. (Gumbel-max trick: Maddison et
-al., arXiv 1411.0030; counter-based generator: Philox, Salmon et al., SC 2011, as provided by numpy.)
+a function of (seed, absolute position) alone. The same seed therefore gives the same text with any drafts or none,
+alone or in a batch: drafts only determine how many positions one pass computes. (Gumbel-max trick: Maddison et al.,
+arXiv 1411.0030; counter-based generator: Philox, Salmon et al., SC 2011, as provided by numpy.)
 
 Order of operations:
 
     1. embedding bias (logit_bias)
     2. repetition penalty, presence and frequency penalty
     3. bad words, and end tokens before the minimum length
-    4. the grammar; where 3 would leave none of the tokens that it permits, 3 is left out
+    4. the grammar; if 3 bans every token that the grammar permits, 3 is skipped
     5. the best token (greedy), or temperature, top-k, top-p, min-p, noise
 
 Log probabilities are those of the target itself, before any of this (`log_probs`).
@@ -27,14 +27,14 @@ from pipeline.decoding.request import GenerationRequest, SamplingParams
 from pipeline.decoding.tree import FloatArray, IntArray
 from pipeline.errors import RequestError
 
-# Logits have 32 bits, and so has whatever is done to them.
+# Scores are computed in float32, as the logits are.
 LARGEST = float(np.finfo(np.float32).max)
 SMALLEST = float(np.finfo(np.float32).tiny)
 
 
 def check_sampling(params: SamplingParams, vocab_size: int) -> None:
-    """Raise RequestError, one sentence per fault, if a value lies outside its range. A value that is not finite would
-    make NaN of logits, and NaN would let banned tokens through."""
+    """Raise RequestError, with all faults, if a value is outside its range. A value that is not finite would turn
+    logits into NaN, and NaN would permit banned tokens."""
     finite = f"in {-LARGEST:.1e} .. {LARGEST:.1e}"
     faults = [
         f"{name} is {value}; it must be {rule}"
@@ -79,13 +79,13 @@ def gumbel_noise(seed: int, position: int, vocab_size: int) -> FloatArray:
     """[vocab] standard Gumbel noise of the token at an absolute position (0 is the prompt's first token)."""
     bits = np.random.Philox(key=seed, counter=[0, position, 0, 0])
     uniform = np.random.Generator(bits).random(vocab_size, dtype=np.float32)
-    # random() may return exactly 0, whose logarithm is -inf; the smallest step above it is as good.
+    # random() may return exactly 0, whose logarithm is -inf.
     noise: FloatArray = -np.log(-np.log(np.maximum(uniform, np.float32(2.0**-25))))
     return noise
 
 
 def needs_logits(request: GenerationRequest) -> bool:
-    """Whether the target's plain greedy choice is not enough to choose this request's tokens."""
+    """Whether choosing this request's tokens takes the logits, and not only their argmax."""
     params = request.sampling
     return not (
         params.greedy
@@ -114,7 +114,7 @@ def choose_token(
     scores = _permitted(scores, _banned(request, context), mask)
     if params.greedy:
         return int(scores.argmax())
-    # The best score becomes 0 first, so that a tiny temperature can only make the others smaller.
+    # The best score is set to 0 first, so that a tiny temperature cannot overflow it.
     with np.errstate(over="ignore"):
         scores = (scores - scores.max()) / np.float32(max(params.temperature, SMALLEST))
     _truncate(scores, params)
@@ -122,7 +122,7 @@ def choose_token(
 
 
 def _banned(request: GenerationRequest, context: IntArray) -> set[int]:
-    """Tokens that bad words and the minimum length exclude after context."""
+    """Tokens that bad words and the minimum length ban after context."""
     banned = set(_completed_bad_words(request.sampling.bad_words, context))
     if len(context) - len(request.prompt_ids) + request.num_resumed_tokens < request.min_new_tokens:
         banned |= request.end_ids | request.late_ids
@@ -130,8 +130,8 @@ def _banned(request: GenerationRequest, context: IntArray) -> set[int]:
 
 
 def _permitted(scores: FloatArray, banned: Iterable[int], mask: TokenMask | None) -> FloatArray:
-    """The scores with -inf for tokens that are banned or that the grammar forbids. Where the bans leave nothing that
-    the grammar permits, the grammar alone counts."""
+    """The scores with -inf for tokens that are banned or that the grammar forbids. If the bans exclude every token that
+    the grammar permits, they are ignored."""
     if mask is None:
         _ban(scores, banned)
         return scores
@@ -142,8 +142,9 @@ def _permitted(scores: FloatArray, banned: Iterable[int], mask: TokenMask | None
 
 
 def _penalise(scores: FloatArray, params: SamplingParams, context: IntArray) -> None:
-    """Repetition penalty (arXiv 1909.05858) on every token seen, presence and frequency on those not ignored; all
-    before the temperature, as in transformers and the OpenAI API. (TensorRT-LLM divides by the temperature first.)"""
+    """Apply the repetition penalty (arXiv 1909.05858) to every token of the context, and presence and frequency
+    penalties to those from `prompt_ignore_length` on. All come before the temperature, as in transformers and the
+    OpenAI API. (TensorRT-LLM divides by the temperature first.)"""
     if params.repetition_penalty != 1.0:
         seen = np.unique(context)
         values = scores[seen]
@@ -163,7 +164,7 @@ def _limited(scores: FloatArray) -> FloatArray:
 
 
 def _completed_bad_words(bad_words: Iterable[Sequence[int]], context: IntArray) -> list[int]:
-    """Tokens that would complete a bad word right now."""
+    """Tokens that would complete a bad word after context."""
     return [
         word[-1]
         for word in bad_words
@@ -178,14 +179,14 @@ def _ban(scores: FloatArray, tokens: Iterable[int]) -> None:
 
 
 def _truncate(scores: FloatArray, params: SamplingParams) -> None:
-    """Set the scores that top-k, top-p and min-p exclude to -inf. Ties at the edge of top-k stay in."""
+    """Set the scores that top-k, top-p and min-p exclude to -inf. All tokens with the k-th best score stay."""
     if 0 < params.top_k < len(scores):
         edge = np.partition(scores, -params.top_k)[-params.top_k]
         scores[scores < edge] = -np.inf
     if params.top_p < 1.0 or params.min_p > 0.0:
         weights = np.exp(scores, dtype=np.float64)  # relative to the best score, which is 0
         if params.top_p < 1.0:
-            # By the scores: at a huge temperature the weights are all alike.
+            # Sorted by score, because at a huge temperature all weights are equal.
             order = np.argsort(-scores, kind="stable")
             before = np.cumsum(weights[order]) - weights[order]
             scores[order[before >= params.top_p * weights.sum()]] = -np.inf

@@ -1,7 +1,7 @@
-"""One request from prompt to finished output: the decode loop, without the model and without I/O.
+"""The decode loop of one request, without the model and without I/O.
 
-Every target (the torch engine in process, TensorRT-LLM or the torch engine behind a Triton call, a lookup table in a
-test) drives a session in the same way, so that tests, measurements and the server run one loop:
+Every target drives a session in the same way: the torch engine in process, either engine behind a Triton call, a lookup
+table in a test. So tests, measurements and the server run the same loop:
 
     while not session.finished:
         tree = session.propose()
@@ -28,15 +28,15 @@ from pipeline.decoding.tree import EMPTY_TREE, DraftTree, FloatArray, IntArray, 
 if TYPE_CHECKING:  # the BLS model has sessions and no grammar library
     from pipeline.decoding.grammar.matcher import Matcher
 
-# The source that tokens forced by a grammar are credited to.
+# Name of the source for tokens that a grammar forces.
 GRAMMAR = "grammar"
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """Result of verifying a tree: see `StepResult` for the fields. top_k: computes top_ids and top_probs, if the target
-    returns them. num_steps: number of passes; more than one if a target without drafts computed several tokens in one
-    call, 0 for tokens that needed no pass."""
+    """Result of verifying a tree; see `StepResult` for the fields. top_k: function that computes top_ids and top_probs,
+    if the target returns them. num_steps: number of passes: above 1 if a target without drafts computed several tokens
+    in one call, 0 for tokens that needed no pass."""
 
     nodes: list[int]
     token_ids: list[int]
@@ -47,11 +47,11 @@ class StepOutcome:
 
 @dataclass(slots=True)
 class GenerationStatistics:
-    """Counts and times of one request. The step that computes the prompt counts, as it yields the first token.
+    """Counts and times of one request. The prefill counts as a step, because it yields the first token.
 
-    accepted_by_source: accepted draft tokens by the name of the source that was surest of them. num_forced_tokens:
-    tokens that the grammar forced and that needed no pass. mask_seconds: time spent on the grammar's masks, most of it
-    beside the target's passes. guide_seconds: time spent on cutting and extending drafts by the grammar."""
+    accepted_by_source: accepted draft tokens by the source with the highest estimate. num_forced_tokens: tokens that
+    the grammar forced without a pass. mask_seconds: time of the grammar's masks, mostly in parallel to the target's
+    passes. guide_seconds: time of cutting and extending drafts by the grammar."""
 
     num_steps: int = 0
     num_draft_tokens: int = 0
@@ -84,14 +84,14 @@ class Session:
         matcher: Matcher | None = None,
         skip_forced: bool = True,
     ) -> None:
-        """names: the draft sources that take part. max_seq_len: room for prompt, output and drafts together. matcher:
-        of the request's guide, where the target applies it through this session. skip_forced: tokens that the grammar
-        forces need no pass, as nobody wants their log probabilities; without draft sources every token takes one."""
+        """names: the draft sources that take part. max_seq_len: limit of prompt, output and drafts together. matcher:
+        the matcher of the request's guide, if this session applies it. skip_forced: emit tokens that the grammar forces
+        without a pass, and so without log probabilities; without draft sources every token takes a pass."""
         self.request = request
         self.budget = budget
         self.statistics = GenerationStatistics()
         self.finish_reason: FinishReason | None = None
-        # Without sources every call to the drafter would do nothing, at the price of a call per step.
+        # Without sources, calls to the drafter would only take time.
         self._drafter = drafter if names else None
         self.matcher = matcher
         self._skips_forced = skip_forced and bool(names)
@@ -114,7 +114,7 @@ class Session:
 
     @property
     def output_ids(self) -> list[int]:
-        """Tokens generated so far, resumed ones and an end token included."""
+        """Tokens generated so far, including resumed ones and an end token."""
         ids: list[int] = self._tokens[self._prompt_len : self._len].tolist()
         return ids
 
@@ -124,15 +124,15 @@ class Session:
 
     @property
     def num_remaining_tokens(self) -> int:
-        """Tokens that may still be generated, by the request's limit and by the room in the sequence."""
+        """Tokens that may still be generated, by max_new_tokens and max_seq_len."""
         return len(self._tokens) - self._len
 
     def context_with(self, emitted: Sequence[int]) -> IntArray:
-        """[len + emitted] the context as it will be once emitted tokens are part of it."""
+        """[len + emitted] the context extended by emitted tokens."""
         return np.concatenate([self.context, np.asarray(emitted, np.int32)]) if emitted else self.context
 
     def propose(self, max_nodes: int | None = None) -> DraftTree:
-        """Draft the next step. max_nodes: a tighter bound than the session's own budget, if any."""
+        """Return the draft tree of the next step. max_nodes: a further bound, if any, beside the session's budget."""
         self.learn()
         nodes = self.budget.max_nodes if max_nodes is None else min(max_nodes, self.budget.max_nodes)
         nodes = min(nodes, self._max_seq_len - self._len)
@@ -150,15 +150,15 @@ class Session:
         return tree
 
     def advance(self, tree: DraftTree, outcome: StepOutcome) -> list[int]:
-        """`take` and `learn`."""
+        """Run `take`, then `learn`. Returns the tokens of `take`."""
         kept = self.take(tree, outcome)
         self.learn()
         return kept
 
     def take(self, tree: DraftTree, outcome: StepOutcome) -> list[int]:
-        """Take in the result of a step. Returns the tokens that belong to the output and, at its end, sets
-        `finish_reason`. Raises RequestError if the grammar does not permit them. The draft sources do not learn from
-        the step before `learn` is called, or before they are needed again."""
+        """Apply the result of a step. Returns the tokens that belong to the output and, at its end, sets
+        `finish_reason`. Raises RequestError if the grammar does not permit them. The draft sources learn from the step
+        at the next `learn` or `propose`."""
         kept = self._keep(outcome.token_ids)
         before, self._len = self._len, self._len + len(kept)
         self._tokens[before : self._len] = kept
@@ -170,8 +170,8 @@ class Session:
         return kept
 
     def advance_certain(self) -> list[int]:
-        """Emit the tokens that need no pass, as the grammar permits nothing else: the end token of a complete output,
-        and whatever is forced unless the session takes a pass for each token. Returns them."""
+        """Emit and return the tokens that need no pass, because the grammar permits no others: the end token of a
+        complete output and, with `skip_forced`, all forced tokens."""
         if self.matcher is None or self.finished:
             return []
         if self._skips_forced or self.matcher.is_complete:
@@ -181,7 +181,7 @@ class Session:
         return []
 
     def learn(self) -> None:
-        """Let the draft sources learn from the steps taken. After the last step they forget the request."""
+        """Pass the results of the steps taken to the draft sources. After the last step, close the session."""
         if self._drafter is None or not self._unlearned:
             return
         started = time.perf_counter()
@@ -195,13 +195,14 @@ class Session:
         self.statistics.draft_seconds += time.perf_counter() - started
 
     def cancel(self) -> None:
-        """End the request where it stands."""
+        """End the request now."""
         if not self.finished:
             self.finish_reason = FinishReason.CANCELLED
         self.close()
 
     def close(self) -> None:
-        """Let the draft sources forget the request. Twice does nothing, as another request may have the id by then."""
+        """Stop the request in the draft sources. Calling it again does nothing, because another request may then have
+        the id."""
         self.learn()
         drafter, self._drafter = self._drafter, None
         if drafter is not None:
@@ -249,5 +250,5 @@ class Session:
 
 
 def outcome_of_tokens(tree: DraftTree, token_ids: Sequence[int], num_steps: int = 1) -> StepOutcome:
-    """The outcome where the target reports only its tokens: the accepted path is the one that carries them."""
+    """The outcome for a target that reports only its tokens: the accepted path is the one that carries them."""
     return StepOutcome(agreeing_path(tree, token_ids[:-1]), list(token_ids), num_steps=num_steps)

@@ -1,14 +1,14 @@
-"""A draft tree split over ranks that each hold the model (lookahead parallelism, arXiv 2402.02057).
+"""Splits a draft tree over ranks that each hold the whole model (lookahead parallelism, arXiv 2402.02057).
 
 A rank can verify a node only with all its ancestors, so a part is a set of branches, ancestors included:
 
-    root -+- a -+- b        2 ranks:   a b c | a d e        a is computed twice, its word counts once
+    root -+- a -+- b        2 ranks:   a b c | a d e        both compute a
           |     +- c
           |     +- d - e
           +- f              3 ranks:   a b c | a d e | f
 
-For the lookahead window, whose columns hang from a chain, this is the paper's split: whole columns to each rank, and
-the chain above them again on each.
+For the lookahead window, whose columns hang from a chain, this is the paper's split: each rank has whole columns and
+the chain above them.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from pipeline.decoding.tree import DraftTree, IntArray
 
 
 def split_tree(tree: DraftTree, num_parts: int) -> list[IntArray]:
-    """Nodes of each part, ascending; parts may be empty. Branches stay in depth-first order, and the largest part is as
-    small as that order allows."""
+    """Return the nodes of each part, ascending; parts may be empty. Branches stay in depth-first order, and the largest
+    part is as small as that order allows."""
     branches = _branches(tree)
     smallest, largest = -(-len(tree) // num_parts), len(tree)
     while smallest < largest:
@@ -51,7 +51,7 @@ def _branches(tree: DraftTree) -> list[int]:
 
 
 def _fill(leaves: list[int], tree: DraftTree, size: int) -> list[set[int]]:
-    """Parts of at most `size` nodes, or of a single branch where that is longer, filled one after the other."""
+    """Fill parts of at most `size` nodes, one after the other. A longer branch gets a part of its own."""
     parents = tree.parents.tolist()
     parts: list[set[int]] = []
     for leaf in leaves:

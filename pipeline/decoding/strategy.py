@@ -12,16 +12,16 @@ STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 
 
 def check_strategy(strategy: str) -> None:
-    """Raise RequestError for an unknown word."""
+    """Raise RequestError for an unknown strategy."""
     if strategy not in STRATEGIES:
         raise RequestError(f"strategy is {strategy!r}; it must be one of {', '.join(STRATEGIES)}")
 
 
 def source_names(strategy: str, available: Collection[str], wants_window: bool = False) -> frozenset[str]:
-    """Names of the available draft sources that take part under a strategy; "auto" is the same as "hybrid".
+    """Names of the available draft sources that a strategy uses; "auto" is the same as "hybrid".
 
-    wants_window: the request brings its own W, N and G, so that under "hybrid" the window takes part in any case.
-    Raises RequestError for an unknown word.
+    wants_window: the request sets its own W, N and G, so "hybrid" includes the window. Raises RequestError for an
+    unknown strategy.
     """
     check_strategy(strategy)
     strategy = "hybrid" if strategy == "auto" else strategy

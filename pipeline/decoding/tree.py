@@ -1,13 +1,13 @@
 """The draft tree: what a draft source proposes and a verify step checks.
 
-A tree hangs below the *root*, the last accepted token of a sequence. Nodes are stored parents before children, so a
-single pass over the arrays suffices for every derived quantity:
+The *root* is the last accepted token of a sequence and not part of the tree. Parents come before their children, so a
+single pass over the arrays computes every derived quantity:
 
     root -+- 0 "the" -+- 1 "cat"      token_ids = [the, cat, dog, a]
           |           +- 2 "dog"      parents   = [ -1,   0,   0, -1]
           +- 3 "a"                    depths    = [  1,   2,   2,  1]
 
-A chain is a tree with one branch. The form is that of the optional input `draft_parents` of the torch engine.
+A chain is a tree with one branch. The optional input `draft_parents` of the torch engine has the form of `parents`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class DraftTree:
     parents: [n] index of each node's parent, always smaller than its own; `ROOT` (-1) for children of the root.
     probabilities: [n] estimated probability that the whole path down to the node is accepted, or None if unknown.
     sources: [n] index of the draft source that each node is credited to, or None.
-    num_fixed: number of first nodes (a lookahead window) that are of use only if all of them are verified.
+    num_fixed: number of nodes at the start (a lookahead window) that are verified all together or not at all.
     """
 
     token_ids: IntArray
@@ -52,8 +52,8 @@ EMPTY_TREE = DraftTree(np.empty(0, np.int32), np.empty(0, np.int32))
 
 
 def read_only(array: Array) -> Array:
-    """A view that cannot be written. Kernels are compiled separately for such arrays and for others, so everything that
-    draft sources receive should be one."""
+    """A read-only view. Kernels are compiled separately for read-only and writable arrays, so draft sources receive
+    read-only ones throughout."""
     view = array.view()
     view.setflags(write=False)
     return view
@@ -73,12 +73,13 @@ def tree_from_lists(
 
 
 def chain(token_ids: Sequence[int], probabilities: Sequence[float] | None = None) -> DraftTree:
-    """The tree with one branch."""
+    """A tree with one branch."""
     return tree_from_lists(token_ids, range(-1, len(token_ids) - 1), probabilities)
 
 
 def check_tree(tree: DraftTree, vocab_size: int | None = None) -> None:
-    """Raise ValueError, with the node, unless parents precede children and tokens are in the vocabulary, if given."""
+    """Raise ValueError with the faulty node if a parent does not precede its child, or a token is outside vocab_size
+    (if given)."""
     tokens, parents = tree.token_ids, tree.parents
     if tokens.ndim != 1 or tokens.shape != parents.shape:
         raise ValueError(
@@ -102,7 +103,7 @@ def depths(tree: DraftTree) -> IntArray:
 
 
 def ancestor_mask(tree: DraftTree) -> BoolArray:
-    """[n, n] True where the column is the row's node itself or one of its ancestors: what a node may attend to."""
+    """[n, n] attention mask: True if the column is the row's node itself or one of its ancestors."""
     mask = np.eye(len(tree), dtype=np.bool_)
     for node, parent in enumerate(tree.parents.tolist()):
         if parent >= 0:
@@ -120,7 +121,7 @@ def path_to(tree: DraftTree, node: int) -> list[int]:
 
 
 def children_of(tree: DraftTree) -> dict[int, dict[int, int]]:
-    """For each inner node (and `ROOT`): token -> child node. Of siblings with one token the first counts."""
+    """For each inner node (and `ROOT`): token -> child node. Of siblings with the same token the first is used."""
     children: dict[int, dict[int, int]] = {}
     for node, (parent, token) in enumerate(zip(tree.parents.tolist(), tree.token_ids.tolist(), strict=True)):
         children.setdefault(parent, {}).setdefault(token, node)
@@ -128,7 +129,7 @@ def children_of(tree: DraftTree) -> dict[int, dict[int, int]]:
 
 
 def select_nodes(tree: DraftTree, keep: BoolArray) -> DraftTree:
-    """The subtree of the nodes in `keep` [n]; a node whose parent is dropped is dropped too."""
+    """The subtree of the nodes in `keep` [n], without nodes whose parent is dropped."""
     if keep.all():
         return tree
     places = [ROOT] * len(tree)

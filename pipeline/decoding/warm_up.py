@@ -1,5 +1,5 @@
-"""Compiling the hot loops before the first request needs them, or loading what `compile_cache` keeps of them, which
-takes well under a second."""
+"""Compiles the hot loops before the first request, or loads their machine code from `compile_cache`, which takes well
+under a second."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ REQUESTS = ("warm-up 1", "warm-up 2")
 
 
 def warm_up() -> None:
-    """Run a few steps of a throwaway drafter with every kind of source that compiles something, for two requests at
-    once, and let a trie grow, forget, be saved and loaded."""
+    """Call every compiled loop: run a few steps of a throwaway drafter for two requests at once, and let a trie grow,
+    prune, be saved and loaded."""
     lookahead = LookaheadConfig.of(2, 3, 2)
     configs = (TrieDraftConfig(max_bytes=1 << 16), RecyclingDraftConfig(top_k=2), WindowDraftConfig())
     drafter = create_drafter(configs, lookahead, VOCAB_SIZE)

@@ -1,7 +1,7 @@
 """Checks grammars in a separate process, because a hostile one may overflow the stack or exhaust the memory.
 
-The parent writes one grammar per line, as JSON, and reads one line back: an empty text, or the fault. The child runs
-this file by its path, so that it imports nothing but llguidance.
+The parent writes one grammar per line, as JSON, and reads back one line: an empty text, or the fault. The child runs
+this file by its path, so that it imports only llguidance.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from pathlib import Path
 
 import llguidance
 
-# Processor time of one grammar, so that a busy machine refuses no more than an idle one; the child's memory; and its
-# stack, a part of what the threads of the parent have.
+# Limit of processor time per grammar, which does not depend on the load of the machine.
 CPU_LIMIT_S = 3
-# Time limit of a child that does not answer, below its limit of processor time.
-_PATIENCE_S = 60.0
+# Limit of wall time, for a child that waits without using the processor.
+_TIMEOUT_S = 60.0
 _MEMORY_BYTES = 1 << 30
+# The child's stack is smaller than the parent's, so a grammar that passes the check fits the parent's.
 _STACK_BYTES = 4 << 20
 PARENT_STACK_BYTES = 4 * _STACK_BYTES
 
 
 def parser_limits() -> llguidance.LLParserLimits:
-    """Bounds of a grammar's size and of the work per token, beyond which a request ends with an error."""
+    """Limits of a grammar's size and of the work per token. A request that exceeds them ends with an error."""
     return llguidance.LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
 
 
 class Checkers:
-    """Child processes, one of which waits for the next grammar."""
+    """Child processes. One of them is kept for the next grammar."""
 
     def __init__(self) -> None:
         self._idle: subprocess.Popen[str] | None = None
         self._lock = threading.Lock()
 
     def check(self, grammar: str) -> str:
-        """The fault of a grammar; empty if it has none."""
+        """Return the fault of a grammar, empty if there is none."""
         with self._lock:
             child, self._idle = self._idle, None
         child = child or _start()
@@ -54,7 +54,7 @@ class Checkers:
         return reply
 
     def close(self) -> None:
-        """End the child that waits, if any."""
+        """End the idle child, if any."""
         with self._lock:
             child, self._idle = self._idle, None
         if child is not None:
@@ -78,9 +78,9 @@ def _ask(child: subprocess.Popen[str], grammar: str) -> str | None:
     try:
         child.stdin.write(json.dumps(grammar) + "\n")
         child.stdin.flush()
-        ready, _, _ = select.select([child.stdout], [], [], _PATIENCE_S)
+        ready, _, _ = select.select([child.stdout], [], [], _TIMEOUT_S)
         line = child.stdout.readline() if ready else ""
-    except OSError:  # it died while it was written to
+    except OSError:  # the child died during the write
         return None
     return str(json.loads(line)) if line else None
 

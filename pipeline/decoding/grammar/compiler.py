@@ -1,4 +1,4 @@
-"""From guides to matchers, in worker threads, so that no request waits for another one's grammar."""
+"""Compiles guides to matchers in worker threads, so that no request waits for another request's grammar."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pipeline.decoding.grammar.matcher import Ends, Matcher
 from pipeline.decoding.grammar.translation import grammar_text
 from pipeline.errors import RequestError
 
-# Compiled grammars and refusals that are kept, and matchers of outputs that another request may continue.
+# Maximum number of cached grammars (refused ones too), and of cached matchers of finished outputs.
 _NUM_KEPT = 64
 _NUM_THREADS = 2
 # Length of the quoted part of the compiler's message, which may contain the whole grammar.
@@ -27,8 +27,8 @@ _MAX_MESSAGE = 300
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """A model's tokens as grammars see them. vocab_size: of the logits. end_id: the token that ends outputs of requests
-    that name none. special_tokens: those that are not text."""
+    """A model's tokens for llguidance. vocab_size: of the logits. end_id: end token of requests without end tokens.
+    special_tokens: tokens that are not text."""
 
     tokenizer: LLTokenizer
     vocab_size: int
@@ -39,8 +39,8 @@ class Vocabulary:
 def load_vocabulary(
     tokenizer_json: str, vocab_size: int, end_id: int, special_tokens: frozenset[str] = frozenset()
 ) -> Vocabulary:
-    """tokenizer_json: the content of a tokenizer.json. Takes about half a second. Raises RequestError if llguidance
-    does not support the tokenizer."""
+    """Return the vocabulary of a tokenizer, in about half a second. tokenizer_json: content of a tokenizer.json. Raises
+    RequestError if llguidance does not support the tokenizer."""
     try:
         tokenizer = LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=end_id)
     except ValueError as error:
@@ -49,17 +49,17 @@ def load_vocabulary(
 
 
 class _Compiled(NamedTuple):
-    """grammar: the text for llguidance. template: a matcher at its start."""
+    """grammar: text for llguidance. template: a matcher at the start of the grammar."""
 
     grammar: str
     template: LLMatcher
 
 
 class Compiler:
-    """Thread safe."""
+    """Compiles guides, with a cache. Thread safe."""
 
     def __init__(self, load: Callable[[], Vocabulary]) -> None:
-        """load: the vocabulary; called once, in a worker thread, by the first guide or `preload`."""
+        """load: returns the vocabulary; called once, in a worker thread, for the first guide or by `preload`."""
         self._load = load
         self._loading = threading.Lock()
         self._vocabulary: Vocabulary | None = None
@@ -81,8 +81,8 @@ class Compiler:
         self._pool().submit(lambda: self.vocabulary)
 
     def matcher(self, guide: Guide, end_ids: frozenset[int], output_ids: Sequence[int] = ()) -> Future[Matcher]:
-        """The matcher of an output that begins with output_ids. The future raises RequestError, one sentence, if the
-        guide cannot be used or does not permit output_ids. Raises RequestError at once if the guide is no guide."""
+        """Return a future of the matcher after output_ids. The future raises RequestError if the guide cannot be
+        compiled or does not permit output_ids. Raises RequestError at once if `check_guide` does."""
         check_guide(guide)
         with self._lock:
             kept = self._kept.pop((guide, tuple(output_ids)), None)
@@ -94,7 +94,7 @@ class Compiler:
         return self._pool().submit(self._matcher, compiled, guide, end_ids, output_ids)
 
     def keep(self, guide: Guide, matcher: Matcher) -> None:
-        """An output has ended that another request may continue."""
+        """Cache the matcher of a finished output, which another request may continue."""
         with self._lock:
             self._kept[guide, tuple(matcher.token_ids)] = matcher
             if len(self._kept) > _NUM_KEPT:
@@ -151,13 +151,13 @@ class Compiler:
         return matcher
 
     def _ends(self, end_ids: frozenset[int]) -> Ends:
-        """The ends of a request with these end tokens. Those outside the vocabulary can never come."""
+        """The ends of a request with these end tokens, without tokens outside the vocabulary."""
         vocabulary = self.vocabulary
         known = frozenset(token for token in end_ids if 0 <= token < vocabulary.vocab_size)
         return Ends(vocabulary.end_id, known or frozenset({vocabulary.end_id}))
 
     def _renewed(self, guide: Guide, compiled: _Compiled) -> LLMatcher:
-        """A new matcher of a guide whose template has run into a limit; later requests get a new template too."""
+        """A new matcher of a guide whose template has met a limit. Also replaces the template for later requests."""
         renewed: Future[_Compiled] = Future()
         renewed.set_result(_Compiled(compiled.grammar, self._new(compiled.grammar)))
         with self._lock:
@@ -166,7 +166,7 @@ class Compiler:
 
 
 def _fault_of(template: LLMatcher) -> str:
-    """Why a compiled grammar permits no output; empty if it permits some."""
+    """The reason why a compiled grammar permits no output; empty if it permits some."""
     if not template.is_error():
         template.compute_bitmask()
         if template.is_stopped() and not template.is_accepting():
@@ -175,6 +175,6 @@ def _fault_of(template: LLMatcher) -> str:
 
 
 def _first_line(message: str) -> str:
-    """The compiler's message, without the grammar's text below it, as part of a sentence."""
+    """The first line of the compiler's message, shortened; the grammar's text follows it."""
     line = next((line.strip() for line in message.splitlines() if line.strip()), message)
     return line if len(line) <= _MAX_MESSAGE else f"{line[:_MAX_MESSAGE]}..."

@@ -1,4 +1,4 @@
-"""Format that a request's output must match."""
+"""The format that a request's output must match."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from dataclasses import dataclass
 
 from pipeline.errors import RequestError
 
-# TensorRT-LLM's words for `guided_decoding_guide_type`; with the torch engine ebnf_grammar takes GBNF and Lark.
+# TensorRT-LLM's values of `guided_decoding_guide_type`. With the torch engine, ebnf_grammar takes GBNF and Lark.
 TENSORRT_LLM_KINDS = ("json", "json_schema", "regex", "ebnf_grammar", "structural_tag")
 GUIDE_KINDS = (*TENSORRT_LLM_KINDS, "choice")
-# A longer guide is refused before anything parses it.
+# Longer guides are refused without being parsed.
 MAX_GUIDE_BYTES = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
 class Guide:
     """kind: one of `GUIDE_KINDS`. text: the schema, expression, grammar, JSON list of choices, or structural tag; empty
-    for kind json, which is any JSON object."""
+    for kind json, which permits any JSON object."""
 
     kind: str
     text: str = ""

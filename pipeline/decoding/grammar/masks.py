@@ -1,4 +1,5 @@
-"""Which tokens a grammar permits after the nodes of a draft tree, computed in a thread while the target's pass runs."""
+"""Masks of the tokens that a grammar permits after the nodes of a draft tree, computed in a thread during the target's
+pass."""
 
 from __future__ import annotations
 
@@ -39,8 +40,8 @@ class TokenMask:
 
 
 class TreeMasks:
-    """Masks after the root and after every node of a tree. The thread fills them in the tree's order, so the likely
-    ones first, until the pass ends. Missing ones are computed on demand. Timing never changes a mask.
+    """Masks after the root and after every node of a tree. The thread computes them in the tree's order, likely nodes
+    first, until the pass ends. The others are computed on demand. Timing does not affect the masks.
 
     seconds: time spent on masks, in the thread and after the pass.
     """
@@ -58,7 +59,7 @@ class TreeMasks:
         self._job = _worker.submit(self._compute)
 
     def finish(self) -> None:
-        """The pass is over: keep what there is."""
+        """Stop the computation after the pass; finished masks are kept."""
         if self._job is not None:
             self._stop.set()
             self._job.result()

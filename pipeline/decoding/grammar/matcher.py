@@ -18,9 +18,8 @@ _NO_CHILDREN: Mapping[int, int] = {}
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """end_id: llguidance's end token. end_ids: the request's end tokens. Each of them is permitted where the output
-    matches the grammar, and nowhere else. Where nothing else is permitted, end_id is forced if it is one of them, else
-    the smallest."""
+    """end_id: llguidance's end token. end_ids: the request's end tokens, permitted exactly where the output matches the
+    grammar. Where only they are permitted, one of them is forced: end_id if it is among them, else the smallest."""
 
     end_id: int
     end_ids: frozenset[int]
@@ -29,9 +28,9 @@ class Ends:
 class Matcher:
     """The state of one output. Not thread safe.
 
-    An error of llguidance stays with a state, and with all copies of one template, as they share what the lexer has
-    found out. Neither a draft nor another request may end this one, so after an error the state is made anew from the
-    grammar and the output's tokens, and only an error of the new state counts."""
+    An error of llguidance is permanent. It affects a state and all copies of its template, because they share the
+    lexer's cache. An error caused by a draft or by another request must not end this one. So after an error the state
+    is rebuilt from the grammar and the output's tokens, and only an error of the rebuilt state counts."""
 
     def __init__(self, template: LLMatcher, vocab_size: int, ends: Ends, renew: Callable[[], LLMatcher]) -> None:
         """template: a matcher at the start of the grammar; it is copied. renew: compiles a new one."""
@@ -48,7 +47,7 @@ class Matcher:
             if token in self._ends.end_ids:
                 return
             if not self._takes(token):
-                # A copy of the template may have met a limit that all share, which this state shows by refusals only.
+                # Another copy of the template may have met a limit. This state then refuses tokens without an error.
                 self._restart()
                 if not self._takes(token):
                     raise RequestError(
@@ -63,20 +62,20 @@ class Matcher:
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing but an end token may follow."""
+        """Whether only an end token may follow."""
         return bool(self._state.is_stopped() and not self._state.is_error())
 
     @property
     def is_accepting(self) -> bool:
-        """Whether the output matches the grammar as it is."""
+        """Whether the output so far matches the grammar."""
         return bool(self._state.is_accepting() and not self._state.is_error())
 
     def forced(self, limit: int) -> list[int]:
-        """The next tokens, at most limit, where the grammar leaves no choice; the end token among them if the output is
-        then complete."""
+        """The next tokens that the grammar forces, at most limit; including the end token if the output is then
+        complete."""
         if self._state.is_stopped():
             return [self._end()][:limit]
-        # Text that ends with an end token's own is not forced: nothing permits that token there.
+        # An end token within the forced text is not permitted there, so the forced text ends before it.
         ends = self._ends.end_ids
         tokens = list(takewhile(lambda token: token not in ends, self._state.compute_ff_tokens()[:limit]))
         if tokens and len(tokens) < limit:
@@ -89,8 +88,7 @@ class Matcher:
         return tokens
 
     def mask_after(self, path: Sequence[int]) -> TokenMask:
-        """The tokens that may follow the output and a path of draft tokens, all of which the grammar permits. Raises
-        RequestError if none may."""
+        """The mask after the output and a path of permitted draft tokens. Raises RequestError if it is empty."""
         self._recover()
         mask = self._mask_behind(path)
         if mask is None and self._state.is_error():
@@ -103,10 +101,10 @@ class Matcher:
     def masks_of(
         self, tokens: Sequence[int], children: Mapping[int, Mapping[int, int]]
     ) -> Generator[tuple[int, TokenMask], None, None]:
-        """Node (`ROOT` first) and mask, for every node of a tree that the grammar permits. The state is as before once
-        the iteration ends, early or not."""
+        """Yield node (`ROOT` first) and mask, for every node of a tree that the grammar permits. The state is restored
+        when the generator ends or is closed."""
         depth = 0
-        # Nodes to visit, and None where one token is to be taken back.
+        # Nodes to visit; None stands for a rollback of one token.
         todo: list[int | None] = [ROOT]
         try:
             while todo:
@@ -133,16 +131,16 @@ class Matcher:
             self._recover()
 
     def guided(self, tree: DraftTree, max_nodes: int, max_depth: int) -> DraftTree:
-        """The part of a draft tree that the grammar permits, with forced tokens added wherever the grammar leaves no
-        choice; such a node is as probable as its parent. Fixed nodes of a window are unchanged: they look ahead and are
-        useful only together. Added nodes are credited to source -1."""
+        """The part of a draft tree that the grammar permits, with forced tokens added. An added node has the
+        probability of its parent and source -1. Fixed nodes of a window are kept, because they are useful only
+        together."""
         growth = _Guided(tree, max_depth)
         self._guide(growth, ROOT, ROOT, 0)
         self._recover()
         return limit_tree(growth.tree(), max_nodes, max(max_depth, len(tree)))
 
     def _guide(self, growth: _Guided, old: int | None, new: int, depth: int) -> None:
-        """Add what may follow node `new`, for which node `old` of the drafts stands, if any."""
+        """Add the permitted nodes below node `new`. old: the same node in the drafts, if it is one."""
         if depth >= growth.max_depth:
             return
         drafts = growth.children.get(old, _NO_CHILDREN) if old is not None else _NO_CHILDREN
@@ -175,7 +173,7 @@ class Matcher:
         for token in {end_id, *self._ends.end_ids}:
             bits[token // 32] &= ~_bit(token)
         if may_end:
-            # After a complete output the end is certain, so it is one token.
+            # If nothing else may follow, the end is forced, so it is a single token.
             for token in self._ends.end_ids if words.any() else [self._end()]:
                 bits[token // 32] |= _bit(token)
         return TokenMask(words) if words.any() else None
@@ -197,7 +195,7 @@ class Matcher:
 
 
 class _Guided:
-    """A tree under construction: the fixed nodes of `drafts` first, then what is added."""
+    """A tree under construction: the fixed nodes of `drafts`, then the added nodes."""
 
     def __init__(self, drafts: DraftTree, max_depth: int) -> None:
         self.max_depth = max_depth
@@ -206,7 +204,6 @@ class _Guided:
         first = slice(0, drafts.num_fixed)
         self._tokens: list[int] = drafts.token_ids[first].tolist()
         self._parents: list[int] = drafts.parents[first].tolist()
-        self._old: list[int] = list(range(drafts.num_fixed))
         count = len(drafts)
         self._old_probabilities = [1.0] * count if drafts.probabilities is None else drafts.probabilities.tolist()
         self._old_sources = [-1] * count if drafts.sources is None else drafts.sources.tolist()
@@ -214,7 +211,7 @@ class _Guided:
         self._sources: list[int] = self._old_sources[first]
 
     def add(self, old: int | None, parent: int, token: int) -> int:
-        """The node below `parent` that carries token; `old` is the draft node that it is, None if there is none."""
+        """Return the node with this token below `parent`. old: the draft node that it copies, if any."""
         if old is not None and old < self._drafts.num_fixed:
             return old
         self._tokens.append(token)

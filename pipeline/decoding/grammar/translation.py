@@ -1,4 +1,4 @@
-"""A guide as a grammar of llguidance."""
+"""Translates a guide to a grammar of llguidance."""
 
 from __future__ import annotations
 
@@ -9,29 +9,30 @@ from typing import Any
 from llguidance import LLMatcher, StructTag
 from llguidance.gbnf_to_lark import any_to_lark
 
-from pipeline.decoding.grammar.endless import require_finite
+from pipeline.decoding.grammar.finiteness import require_finite
 from pipeline.decoding.grammar.guide import Guide, check_guide
 from pipeline.errors import RequestError
 
-# JSON is written with one space after commas and colons and no other white space, so that keys and punctuation are
-# forced. A schema may set other rules under "x-guidance".
-JSON_FORMAT: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# JSON has one space after commas and colons and no other white space, so that keys and punctuation are forced. A schema
+# may set other rules under "x-guidance".
+JSON_FORMAT: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 _TAG_PARTS = ("begin", "schema", "end")
 
 
 def grammar_text(guide: Guide, special_tokens: Collection[str]) -> str:
-    """The guide as a grammar of llguidance. special_tokens: tokens of the vocabulary that are not text. Raises
-    RequestError if the guide's own syntax is wrong; llguidance itself checks the rest."""
+    """Return the guide as a grammar of llguidance. special_tokens: tokens of the vocabulary that are not text. Raises
+    RequestError if the guide's own syntax is wrong; llguidance checks the rest."""
     check_guide(guide)
     if guide.kind == "json":
-        return LLMatcher.grammar_from_json_schema({"type": "object"}, defaults=_json_options())
+        return LLMatcher.grammar_from_json_schema({"type": "object"}, defaults=JSON_FORMAT)
     if guide.kind == "json_schema":
         schema = _parsed(guide, (dict, bool))
         require_finite(schema)
-        text = guide.text if isinstance(schema, dict) else json.dumps({"allOf": [schema]})  # objects only take defaults
+        # Only a JSON object takes the defaults, so `true` and `false` are wrapped.
+        text = guide.text if isinstance(schema, dict) else json.dumps({"allOf": [schema]})
         try:
-            return LLMatcher.grammar_from_json_schema(text, defaults=_json_options())
+            return LLMatcher.grammar_from_json_schema(text, defaults=JSON_FORMAT)
         except ValueError as error:  # Python reads NaN and numbers of any size
             raise RequestError(f"the guide of type json_schema is not valid JSON: {error}") from error
     if guide.kind == "regex":
@@ -44,10 +45,6 @@ def grammar_text(guide: Guide, special_tokens: Collection[str]) -> str:
         return LLMatcher.grammar_from_lark(any_to_lark(guide.text))
     except Exception as error:  # the converter raises bare exceptions
         raise RequestError(f"the guide of type ebnf_grammar is neither GBNF nor Lark: {error}") from error
-
-
-def _json_options() -> Any:
-    return dict(JSON_FORMAT)
 
 
 def _parsed(guide: Guide, types: tuple[type, ...]) -> Any:
@@ -91,6 +88,6 @@ def _tag(structure: Any, triggers: list[Any]) -> StructTag:
         raise RequestError('each structure of a structural tag must be {"begin": text, "schema": {...}, "end": text}')
     trigger = next((t for t in triggers if isinstance(t, str) and t and begin.startswith(t)), None)
     if trigger is None:
-        raise RequestError(f"no trigger of the structural tag is how {begin!r} begins; add one to triggers")
+        raise RequestError(f"{begin!r} begins with no trigger of the structural tag; add one to triggers")
     require_finite(schema)
     return StructTag(trigger=trigger, begin=begin, grammar={"x-guidance": JSON_FORMAT, **schema}, end=end)

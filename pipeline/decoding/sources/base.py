@@ -1,7 +1,7 @@
-"""The contract of a draft source: it guesses how a sequence continues, and learns from the emitted tokens.
+"""The contract of a draft source: it proposes continuations of a sequence, and learns from the emitted tokens.
 
-A source never decides a token; it only costs or saves time. It is created as `Class(config, lookahead)`. A new one is
-one file and one row of `pipeline.config.schema.source_registry` (docs/how-to/add-a-draft-source.md).
+A source affects speed only, never a token. It is created as `Class(config, lookahead)`. A new source is one file and
+one row of `pipeline.config.schema.source_registry` (docs/how-to/add-a-draft-source.md).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pipeline.decoding.tree import DraftTree, IntArray
 
 @dataclass(frozen=True, slots=True)
 class DraftBudget:
-    """Upper bounds of one proposal. max_nodes: nodes of the tree. max_depth: tokens on its longest path; fixed nodes of
-    a window may be deeper, because they look further ahead."""
+    """Upper bounds of one proposal. max_nodes: nodes of the tree. max_depth: tokens on its longest path; only the fixed
+    nodes of a window may be deeper."""
 
     max_nodes: int
     max_depth: int
@@ -25,21 +25,22 @@ class DraftBudget:
 class DraftSource(Protocol):
     """Calls for one request come in the order start, (propose, update)*, stop; requests interleave freely.
 
-    needs_top_k: how many of the target's most probable tokens per node `update` wants to see; 0 for none.
+    needs_top_k: number of the target's most probable tokens per node that `update` needs; 0 for none.
     """
 
     name: str
     needs_top_k: int
 
     def start(self, request_id: str, prompt_ids: IntArray, namespace: str) -> None:
-        """A request begins. prompt_ids: [prompt_len]. namespace: the tenant whose tokens it may see."""
+        """Register a request. prompt_ids: [prompt_len]. namespace: the tenant whose stored tokens it may use."""
 
     def propose(self, request_id: str, context: IntArray, budget: DraftBudget) -> DraftTree:
-        """Draft what may follow context [len], with estimated path probabilities. May be empty."""
+        """Return a draft tree below the last token of context [len], with estimated path probabilities. It may be
+        empty."""
 
     def update(self, request_id: str, step: StepResult, nodes: IntArray) -> None:
         """Learn from a step. nodes: [own nodes] index in `step.tree` of each node of this source's proposal; -1 if it
         was not verified. Called after every step, including those in which this source proposed nothing."""
 
     def stop(self, request_id: str) -> None:
-        """The request ended or was cancelled: forget what is private to it. Calling it again does nothing."""
+        """Drop the private state of a request that ended or was cancelled. Calling it again does nothing."""

@@ -21,7 +21,7 @@ class _Request:
 
 
 class PromptSource:
-    """Every request sees its own text only."""
+    """Keeps a private trie of prompt and output per request."""
 
     name = "prompt"
     needs_top_k = 0
@@ -48,7 +48,7 @@ class PromptSource:
         tokens = np.asarray(step.token_ids, np.int32)
         try:
             self._estimator.learn(request.trie, None, "", step.context, tokens)
-        finally:  # a gap would corrupt the text from here on
+        finally:  # missing tokens would corrupt all later text
             request.text.append(tokens)
 
     def stop(self, request_id: str) -> None:

@@ -1,9 +1,8 @@
 """Token recycling (arXiv 2408.08696): drafts from the candidates that earlier verify steps computed and discarded.
 
-Every position that a step computes, on the accepted path or not, yields the target's most probable next tokens. They
-are kept across requests of a namespace, keyed by the last one, two and three tokens, and the drafter grows its tree
-from them. Unlike in the paper, their probabilities are kept as well, so the tree follows them instead of having a fixed
-shape.
+Every position that a step computes, on the accepted path or not, yields the target's most probable next tokens. A table
+keeps them across the requests of a namespace, keyed by the last one, two and three tokens. The drafter grows its tree
+from this table. Unlike the paper's, the table keeps probabilities, so the tree follows them and has no fixed shape.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class RecyclingSource:
         return self._keys[request_id]
 
     def propose(self, request_id: str, context: IntArray, budget: DraftBudget) -> DraftTree:
-        """Nothing: the drafter continues every path from `table`."""
+        """Return no nodes: the drafter itself continues every path from `table`."""
         return EMPTY_TREE
 
     def update(self, request_id: str, step: StepResult, nodes: IntArray) -> None:

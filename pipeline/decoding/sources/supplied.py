@@ -1,7 +1,7 @@
-"""Drafts that come with the request: the client's prediction of the output, or the tree that a BLS step sends along.
+"""Drafts that come with the request: the client's prediction of the output, or the draft tree of a BLS step.
 
-A tree is offered once, at the next step. A prediction is a guess at the whole output; it is offered from the place
-where the output so far left off, found again after a deviation by its longest match with the last tokens."""
+A tree is offered once, at the next step. A prediction covers the whole output. Each step offers its tokens after the
+position of the output so far. After a deviation, the longest match with the last output tokens gives that position."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pipeline.decoding.request import StepResult
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree, IntArray, chain, limit_tree
 
-# Number of last output tokens that are compared to find the position in a prediction again after a deviation.
+# Maximum length of the match between the end of the output and the prediction.
 MATCH_LEN = 8
 
 
 @dataclass(slots=True)
 class Supplied:
-    """Drafts of one request. prediction: [len] guess at the output. position: where in it the output so far ends.
-    offered: of the prediction in the current step. num_accepted: prediction tokens that were verified and right."""
+    """Drafts of one request. prediction: [len] predicted output. position: index in it of the next output token.
+    offered: prediction tokens proposed in the current step. num_accepted: prediction tokens accepted so far."""
 
     prompt_len: int
     prediction: IntArray
@@ -32,7 +32,7 @@ class Supplied:
 
 
 class SuppliedSource:
-    """Passes on what it is given with `supply` and `predict`."""
+    """Proposes the trees of `supply` and the predictions of `predict`."""
 
     name = "supplied"
     needs_top_k = 0
@@ -48,8 +48,8 @@ class SuppliedSource:
         self._requests[request_id].tree = tree
 
     def predict(self, request_id: str, token_ids: IntArray) -> Supplied:
-        """Take token_ids [len] as the likely output of a started request. Returns its state, which counts what is
-        accepted and outlives the request."""
+        """Set token_ids [len] as the predicted output of a started request. Returns the state of its drafts, whose
+        `num_accepted` stays valid after `stop`."""
         state = self._requests[request_id]
         state.prediction = np.asarray(token_ids, np.int32)
         return state
@@ -61,13 +61,13 @@ class SuppliedSource:
             return limit_tree(tree, budget.max_nodes, budget.max_depth)
         if not len(state.prediction):
             return EMPTY_TREE
-        state.position = _place_in(state.prediction, state.position, context[state.prompt_len :])
+        state.position = _next_position(state.prediction, state.position, context[state.prompt_len :])
         end = state.position + min(budget.max_nodes, budget.max_depth)
         state.offered = state.prediction[state.position : end]
         return chain(state.offered.tolist())
 
     def update(self, request_id: str, step: StepResult, nodes: IntArray) -> None:
-        """Count what was accepted of the prediction; its place in the output follows from the context."""
+        """Count the accepted tokens of the prediction. `propose` finds the next position from the context."""
         state = self._requests[request_id]
         if not len(state.offered):
             return
@@ -81,9 +81,9 @@ class SuppliedSource:
         self._requests.pop(request_id, None)
 
 
-def _place_in(prediction: IntArray, position: int, output: IntArray) -> int:
-    """Position in `prediction` of the text after `output`: after the longest match (up to `MATCH_LEN` tokens) with the
-    output's end. Of equal matches the nearest at or after `position`, the last known one, then the nearest before."""
+def _next_position(prediction: IntArray, position: int, output: IntArray) -> int:
+    """Index in `prediction` after the longest match (up to `MATCH_LEN` tokens) with the end of `output`. Of equal
+    matches, the nearest at or after the last known `position` wins, then the nearest before it."""
     if not len(output):
         return 0
     ends = np.flatnonzero(prediction == output[-1]) + 1

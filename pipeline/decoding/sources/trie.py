@@ -22,8 +22,8 @@ STATE = "trie.snapshot"
 
 @dataclass(slots=True)
 class _Request:
-    """own: trie of prompt and output, private. own_text: its one sequence. output: the output's place in the
-    shared trie."""
+    """own: private trie of prompt and output. own_text: stream into it. output: stream of the output into the shared
+    trie."""
 
     namespace: str
     own: Trie
@@ -32,13 +32,14 @@ class _Request:
 
 
 class TrieSource:
-    """Output tokens enter the shared trie as they come; the prompt is seen by its own request only."""
+    """Shares emitted tokens at once between the requests of a namespace; a prompt stays private to its request."""
 
     name = "trie"
     needs_top_k = 0
 
     def __init__(self, config: TrieDraftConfig, lookahead: LookaheadConfig | None = None) -> None:
-        """Raises ConfigError if the limits hold no trie or the snapshot has others, UserError if it cannot be read."""
+        """Raises ConfigError if max_bytes is too small or the snapshot's branch_length differs, UserError if the
+        snapshot cannot be read."""
         try:
             self.trie = Trie(config.branch_length, config.max_bytes)
         except ValueError as error:
@@ -68,7 +69,7 @@ class TrieSource:
         tokens = np.asarray(step.token_ids, np.int32)
         try:
             self._estimator.learn(request.own, self.trie, request.namespace, step.context, tokens)
-        finally:  # a gap would corrupt the text from here on
+        finally:  # missing tokens would corrupt all later text
             request.own_text.append(tokens)
             request.output.append(tokens)
 
@@ -79,7 +80,7 @@ class TrieSource:
     def load_learned(self, folder: Path, fingerprint: str) -> None:
         path = folder / STATE
         if path.exists():
-            merge_tries(self.trie, [load_trie(path)])  # other servers' too, and the snapshot's texts are among them
+            merge_tries(self.trie, [load_trie(path)])  # the file repeats the texts of the configured snapshot
 
     def stop(self, request_id: str) -> None:
         request = self._requests.pop(request_id, None)
@@ -91,7 +92,7 @@ def _snapshot(path: str, branch_length: int) -> Trie:
     trie = load_trie(path)
     if trie.branch_length != branch_length:
         raise ConfigError(
-            f"draft source 'trie': branch_length is {branch_length}, that of the snapshot {path} {trie.branch_length}. "
+            f"draft source 'trie': branch_length is {branch_length}, but {trie.branch_length} in the snapshot {path}. "
             f"Set branch_length: {trie.branch_length}, or build it again with --branch-length {branch_length}."
         )
     return trie

@@ -15,13 +15,14 @@ from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree, IntArray, depths, limit_tree
 from pipeline.errors import RequestError
 
-# Conditional probability of a window node: most guesses are wrong, and they are verified whatever it is.
+# Conditional probability assigned to window nodes. They are verified in any case.
 GUESS_PROBABILITY = 0.05
 
 
 @dataclass(slots=True)
 class _Lookahead:
-    """window: None where it has no nodes, as in (1, 1, 0). num_proposed: nodes of it in the last proposal."""
+    """window: None if it would have no nodes, as for (W, N, G) = (1, 1, 0). num_proposed: window nodes in the last
+    proposal."""
 
     prompt_ids: IntArray
     pool: NgramPool
@@ -31,7 +32,7 @@ class _Lookahead:
 
 
 class WindowSource:
-    """W, N and G of a request are the limits unless `configure` sets others."""
+    """A request has the largest allowed W, N and G unless `configure` sets others."""
 
     name = "window"
     needs_top_k = 0
@@ -43,14 +44,14 @@ class WindowSource:
 
     @property
     def limits(self) -> LookaheadConfig:
-        """The largest W, N and G that a request may set, and the default."""
+        """The largest W, N and G of a request, which are also the default."""
         return self._limits
 
     def start(self, request_id: str, prompt_ids: IntArray, namespace: str) -> None:
         self._begin(request_id, np.array(prompt_ids, np.int32), self._limits)
 
     def configure(self, request_id: str, lookahead: LookaheadConfig) -> None:
-        """Give a request that has just started its own W, N and G. Raises RequestError if they exceed the limits."""
+        """Set W, N and G of a request right after `start`. Raises RequestError if they exceed the limits."""
         limits = self._limits
         for name in ("max_window_size", "max_ngram_size", "max_verification_set_size"):
             asked, limit = getattr(lookahead, name), getattr(limits, name)
@@ -90,14 +91,14 @@ class WindowSource:
             pool.add_text(prompt_ids.tolist())
         window = None
         if window_size(lookahead.max_window_size, ngram_size):
-            # The same prompt gets the same window, whatever other requests run.
+            # The seed depends on the prompt alone, so other requests do not change the window.
             window = Window(lookahead.max_window_size, ngram_size, prompt_ids, zlib.crc32(prompt_ids.tobytes()))
         self._requests[request_id] = _Lookahead(prompt_ids, pool, window, ngram_size)
 
 
 def _choices_below(window: Window, step: StepResult, nodes: IntArray) -> IntArray | None:
-    """[W] the target's choices below the window's last level. None if it does not return choices or did not verify the
-    window."""
+    """[W] the target's choices below the window's last level. None if the target returns no choices, or if the window
+    was not verified."""
     own = window.last_level()
     if step.choices is None or own[-1] >= len(nodes):
         return None
@@ -109,7 +110,7 @@ def _choices_below(window: Window, step: StepResult, nodes: IntArray) -> IntArra
 
 
 def _side_by_side(first: DraftTree, second: DraftTree) -> DraftTree:
-    """Both trees below one root, the first one's nodes in front."""
+    """Join two trees below one root; the nodes of the first tree come first."""
     if not len(first) or not len(second):
         return first if len(first) else second
     assert second.probabilities is not None, "pool candidates carry probabilities"

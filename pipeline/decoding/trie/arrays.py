@@ -1,22 +1,22 @@
 """The memory of a trie: numpy arrays with named fields, no Python object per node.
 
 nodes        [capacity] records, see `NODE`. A node stands for the strings of one edge: all strings between its parent's
-             depth (exclusive) and its own (inclusive), which occurred at the same places and so have one count. Only
-             the first token of the edge is stored; the others are read from the text at `start`. Row 0 is "no node".
+             depth (exclusive) and its own (inclusive). They occurred at the same positions, so they share one count.
+             Only the first token of the edge is stored; the others are read from the text at `start`. Row 0 is unused.
 buckets      [2 * capacity] a hash table from (parent, first token of the edge) to the row of the child.
 bucket_next  [capacity] the next row of the same bucket, 0 at its end.
-text         [text_len] the tokens themselves, a ring buffer: oldest tokens are overwritten first. A value above 0 is a
-             token + 1; 0 is unwritten; a negative pair opens a piece of one sequence: -(row of the root), then
-             -1 - (number of tokens that repeat the end of the sequence's previous piece).
+text         [text_len] the tokens, a ring buffer that overwrites the oldest. A value above 0 is a token + 1; 0 is
+             unwritten; a negative pair opens a piece of one sequence: -(row of the root), then -1 - (number of tokens
+             that repeat the end of the sequence's previous piece).
 state        [1] counters, see `STATE`.
 
 Every position of the text starts a *suffix*, the string of at most `branch_length` tokens from there on. `start` of a
-node is the slot of the latest suffix that goes through it, so a node is as old as its last use, and forgetting the
+node is the slot of the latest suffix on whose path it lies. So a node is as old as its last use, and forgetting the
 oldest position of the text removes exactly the least recently used nodes.
 
     text      a b c x a b c y         branch_length 4
     nodes     "abc" (count 2) -+- "x..." (count 1)
-                               +- "y..." (count 1)      likewise "bc", "c"; the edge of a count of 1 ends with the text
+                               +- "y..." (count 1)      likewise "bc", "c"; an edge of count 1 ends with the text
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class TrieArrays(NamedTuple):
 
 
 class TrieMemory:
-    """Owns the memory of a trie, and makes more of it without a copy where the system can (mremap)."""
+    """Owns the memory of a trie, and extends it without a copy where the system can (mremap)."""
 
     def __init__(self, num_nodes: int, branch_length: int, text_len: int | None = None) -> None:
         self._maps: list[mmap.mmap] = []
@@ -86,8 +86,8 @@ class TrieMemory:
         self.arrays = self._arrays(records(state))
 
     def double(self) -> None:
-        """Make room for twice as many nodes and twice as much text. Arrays handed out before no longer belong to the
-        trie. The new buckets are filled by `nodes.new_node`, a few at a time."""
+        """Double the capacity for nodes and text. Earlier arrays no longer belong to the trie. `nodes.new_node` fills
+        the new buckets, a few at a time."""
         state, num_nodes = self.arrays.state, 2 * len(self.arrays.nodes)
         num_slots = 2 * len(self.arrays.text)
         del self.arrays
@@ -112,14 +112,14 @@ class TrieMemory:
 
 
 def _grown(memory: mmap.mmap | None, num_bytes: int) -> mmap.mmap:
-    """Zeroed memory of num_bytes that begins with the content of `memory`. The system allocates it as it is touched;
-    large pieces in huge pages if available, which halves the time of looking up a random node."""
+    """Memory of num_bytes that begins with the content of `memory` and continues with zeros. The system allocates pages
+    at their first use. Large memory gets huge pages if available, which halves the time to find a random node."""
     if memory is None:
         memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     else:
         try:
             memory.resize(num_bytes)
-        except (BufferError, SystemError, ValueError):  # someone still holds an array, or the system cannot
+        except (BufferError, SystemError, ValueError):  # an array still refers to it, or the system has no mremap
             larger = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             larger[: len(memory)] = memory[:]
             memory = larger
@@ -134,17 +134,17 @@ def text_slots(num_nodes: int, branch_length: int) -> int:
 
 
 def nodes_within(max_bytes: int) -> int:
-    """Nodes that a trie of max_bytes can hold."""
+    """Number of nodes that a trie of max_bytes can hold."""
     return int((max_bytes - 256) // (NODE_BYTES + 4 * TEXT_SHARE))
 
 
 def bytes_for(num_nodes: int) -> int:
-    """The max_bytes that hold num_nodes nodes."""
+    """The least max_bytes for num_nodes nodes."""
     return int(num_nodes * (NODE_BYTES + 4 * TEXT_SHARE)) + 512
 
 
 @subkernel
 def slot_of(arrays: TrieArrays, position: int) -> int:
-    """The slot of a number from 0 to less than twice the length of the text."""
+    """The position modulo the length of the text. position: less than twice that length."""
     length = len(arrays.text)
     return position - length if position >= length else position

@@ -19,9 +19,12 @@ WORTH_OPENING = float32(4.0)
 
 
 class DraftBuffers(NamedTuple):
-    """Memory in which a tree is grown. First the taken nodes, then the candidates: token_ids, parents,
-    path_probabilities [max_nodes], depths [max_nodes + 1] (0: the root). Possible next tokens of the node being
-    extended: next_ids, next_probabilities [MAX_CANDIDATES]."""
+    """Reusable memory of a growing tree.
+
+    token_ids, parents, path_probabilities: [max_nodes] the taken nodes, then the candidates. depths: [max_nodes + 1],
+    entry 0 for the root. next_ids, next_probabilities: [MAX_CANDIDATES] possible next tokens of the node that is being
+    extended.
+    """
 
     token_ids: IntArray
     parents: IntArray
@@ -57,8 +60,8 @@ def grow_draft_tree(
 ) -> int:
     """Fill the buffers with the most likely paths after context [len], most likely first. Returns the number of nodes.
 
-    The buffers must have room for max_nodes nodes, the workspace for one row more. root_fan, fan: maximum number of
-    children of the root and of other nodes.
+    The buffers must hold max_nodes nodes, the workspace max_nodes + 1 rows. root_fan, fan: maximum number of children
+    of the root and of other nodes.
     """
     pair, work, buffers = pair_of(pair_arrays), Workspace(*work_arrays), DraftBuffers(*buffer_arrays)
     node_token, node_parent, node_path = buffers.token_ids, buffers.parents, buffers.path_probabilities
@@ -66,9 +69,9 @@ def grow_draft_tree(
     find_context(pair, work, context)
     depth[0] = 0
     taken = size = 0
-    # Nodes and candidates are sorted by path probability: no path is more likely than its beginning.
+    # Nodes and candidates are sorted by path probability, which never grows along a path.
     while max_nodes > 0:
-        # Open the node taken last, whose row is `taken`; row 0 is the root.
+        # Expand the node taken last, whose row is `taken`; row 0 is the root.
         path = node_path[taken - 1] if taken else float32(1.0)
         least = node_path[max_nodes - 1] if size == max_nodes else LEAST_PROBABILITY
         if depth[taken] < max_depth and path > WORTH_OPENING * least:

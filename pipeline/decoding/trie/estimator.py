@@ -1,4 +1,4 @@
-"""Queries tries for draft trees, and learns how far to trust each suffix."""
+"""Queries tries for draft trees, and learns how much weight each suffix of the context gets."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ FANS: dict[Retrieval, tuple[int, int]] = {
     "single": (1, 1),
 }
 LEARNING_RATE = 0.3
-# First doubts, as logarithms: of a suffix of one token seen once; for each token more; in the shared trie; of a suffix
-# with several next tokens; of a match.
+# Initial log doubts: the base, for a suffix of one token; then what is added per further token, for the shared trie,
+# for suffixes with several next tokens, and for matches.
 FIRST_DOUBT, DOUBT_PER_TOKEN, SHARED_DOUBT, AMBIGUOUS_DOUBT, LONG_MATCH_DOUBT = 0.2, -0.1, 1.2, 2.0, 0.0
 
 
 class Estimator:
-    """Trust in suffixes, learned from all requests of a source.
+    """The doubts of suffixes, learned from all requests of a source.
 
-    doubts: [tries * (orders + MATCH_CLASSES) * NUM_CLASSES] see `next_tokens`; changed in place by `learn`.
+    doubts: [tries * (orders + MATCH_CLASSES) * NUM_CLASSES] see `next_tokens`; `learn` changes them in place.
     """
 
     def __init__(self, branch_length: int, retrieval: Retrieval = "hierarchical") -> None:
@@ -48,7 +48,7 @@ class Estimator:
     def grow(
         self, own: Trie, shared: Trie | None, namespace: str, context: IntArray, max_nodes: int, max_depth: int
     ) -> DraftTree:
-        """The most likely continuations of context [len], with the estimated probability of each path."""
+        """Return the tree of the most likely continuations of context [len], with estimated path probabilities."""
         pair, work = self.pair(own, shared, namespace), self.workspace(max_nodes + 1)
         if max_nodes > len(self._buffers.token_ids):
             self._buffers = new_buffers(max_nodes)
@@ -61,18 +61,18 @@ class Estimator:
         )
 
     def learn(self, own: Trie, shared: Trie | None, namespace: str, context: IntArray, tokens: IntArray) -> None:
-        """Learn from the tokens that followed context, before they are inserted."""
+        """Learn from the tokens [n] that followed context [len]. Call it before they are inserted into the tries."""
         pair, work = self.pair(own, shared, namespace), self.workspace(len(tokens))
         learn_tokens(pair, tuple(work), read_only(context), tokens, self.doubts, LEARNING_RATE)
 
     def pair(self, own: Trie, shared: Trie | None, namespace: str) -> Plain:
-        """The tries as the kernels take them; good until one of them is written to."""
+        """The tries as the kernels take them. Valid until one of them changes."""
         if shared is None:
             return tuple(own.arrays), tuple(self._nothing.arrays), own.root(), 0
         return tuple(own.arrays), tuple(shared.arrays), own.root(), shared.root(namespace)
 
     def workspace(self, num_rows: int) -> Workspace:
-        """Memory for num_rows rows, reused between calls."""
+        """A workspace of at least num_rows rows, reused between calls."""
         if num_rows > len(self._work.rows):
             self._work = new_workspace(num_rows, self._work.ends.shape[2])
         return self._work

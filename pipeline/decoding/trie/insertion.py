@@ -1,4 +1,4 @@
-"""Taking text into a trie, and forgetting it, as compiled loops."""
+"""Inserts text into a trie and forgets it, in compiled loops."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ MAX_COUNT = 1 << 30
 
 @subkernel
 def _is_later(slot: int, other: int, oldest: int) -> bool:
-    """Whether a slot holds later text than another. Reserved slots may precede slots that others have used since, so
-    the last write is not always the latest text. oldest: slot of the oldest text."""
-    # The ring begins at the oldest slot: of two slots on one side of it the larger one is later.
+    """Whether `slot` holds later text than `other`. oldest: slot of the oldest text. (The slot written last need not
+    hold the latest text, because a stream fills its reserved slots after others have written behind them.)"""
+    # The ring begins at the oldest slot: of two slots on the same side of it the larger one is later.
     return (slot > other) == ((slot >= oldest) == (other >= oldest))
 
 
 @subkernel
 def _visit(trie: TrieArrays, row: int, start: int, oldest: int) -> None:
-    """Count one occurrence more, which starts in slot `start`, of a node's string."""
+    """Count a further occurrence, which starts in slot `start`, of a node's string."""
     node = trie.nodes[row]
     node.count = min(node.count + 1, MAX_COUNT)
     if _is_later(start, node.start, oldest):
@@ -42,15 +42,15 @@ def _visit(trie: TrieArrays, row: int, start: int, oldest: int) -> None:
 
 
 @subkernel
-def _take_in(trie: TrieArrays, above: int, token: int, depth: int, start: int, oldest: int) -> int:
-    """Extend the suffix that starts in slot `start` from node `above` by a token, its `depth`-th one. Returns its new
-    end node, or 0 if there is no other occurrence yet; the rest is then read from the text."""
+def _extend_suffix(trie: TrieArrays, above: int, token: int, depth: int, start: int, oldest: int) -> int:
+    """Extend the suffix that starts in slot `start` and ends at node `above` by its `depth`-th token. Returns its new
+    end node, or 0 if the string is new: its further tokens are then read from the text."""
     nodes = trie.nodes
     row = find_child(trie, above, token)
     if not row:
         new_node(trie, above, token, trie.state[0].branch_length, 1, start)
         return 0
-    # Two nodes become one where nothing else ends or branches between them.
+    # Two nodes become one if nothing else ends or branches between them.
     alone = nodes[row].next == 0 and nodes[row].previous == 0
     ours = alone and nodes[above].parent > 0 and nodes[above].start == start
     if nodes[row].depth > depth:
@@ -71,11 +71,10 @@ def _take_in(trie: TrieArrays, above: int, token: int, depth: int, start: int, o
 def write_text(
     arrays: Plain, root: int, text: IntArray, first_new: int, position: int, may_forget: bool, ends: IntArray
 ) -> int:
-    """Take in text[first_new:], the first of them at `position`; the tokens before them stand in the ring just before
-    it.
+    """Insert text[first_new:] at `position` of the ring, directly after text[:first_new], which the ring holds already.
 
-    Returns how many tokens were taken in: fewer than all if more memory is needed, or if what stands before them was
-    forgotten meanwhile. position: the head, or before it where slots were reserved. ends: [branch_length + 1] scratch.
+    Returns the number of tokens inserted: fewer than all if more memory is needed, or if text[:first_new] was forgotten
+    meanwhile. position: the head, or a reserved slot before it. ends: [branch_length + 1] scratch.
     """
     trie = TrieArrays(*arrays)
     state = trie.state[0]
@@ -94,11 +93,11 @@ def write_text(
         trie.text[slot] = text[place] + 1
         trie.nodes[root].count = min(trie.nodes[root].count + 1, MAX_COUNT)
         trie.nodes[root].start = slot
-        # From the longest suffix down, since each begins where the one that is shorter by a token ended before.
+        # From the longest suffix to the shortest, since suffix k extends the previous ends[k - 1].
         for k in range(min(longest, place + 1), 0, -1):
             if ends[k - 1]:
                 start = slot - k + 1 if slot >= k - 1 else slot - k + 1 + len(trie.text)
-                ends[k] = _take_in(trie, int64(ends[k - 1]), int64(text[place]), k, start, oldest)
+                ends[k] = _extend_suffix(trie, int64(ends[k - 1]), int64(text[place]), k, start, oldest)
             else:
                 ends[k] = 0
         position += 1
@@ -108,7 +107,8 @@ def write_text(
 
 @kernel
 def make_room(trie: TrieArrays, num_slots: int, may_forget: bool) -> bool:
-    """Make room for one more token after num_slots slots; False if that needs more memory."""
+    """Make room for num_slots slots and one token more, by forgetting if `may_forget`. False if that takes more
+    memory."""
     state = trie.state[0]
     while (
         len(trie.nodes) - 1 - state.num_nodes <= 2 * state.branch_length
@@ -122,7 +122,7 @@ def make_room(trie: TrieArrays, num_slots: int, may_forget: bool) -> bool:
 
 @subkernel
 def forget_oldest(trie: TrieArrays) -> None:
-    """Let go of the oldest slot of the text, and of all nodes that only its suffix still holds."""
+    """Forget the oldest slot of the text, and all nodes that were last used by its suffix."""
     state = trie.state[0]
     slot = state.oldest % len(trie.text)
     value = trie.text[slot]
@@ -135,7 +135,7 @@ def forget_oldest(trie: TrieArrays) -> None:
     elif value > 0:
         root = state.oldest_root
         last, depth = root, 0
-        # The tokens along the edges need no comparison: only nodes that this suffix has visited last are dropped.
+        # Tokens along the edges need no comparison, because only nodes that this suffix has used last are dropped.
         while value > 0 and depth < state.branch_length:
             row = find_child(trie, last, value - 1)
             if not row:
@@ -152,8 +152,8 @@ def forget_oldest(trie: TrieArrays) -> None:
 
 @kernel
 def open_piece(trie: TrieArrays, root: int, repeated: IntArray, old: int) -> int:
-    """Open a piece of text with the last tokens of its sequence, which are held and end before position `old`. There
-    is room for it. Returns the position of the next token."""
+    """Open a piece of text that repeats the last tokens of its sequence, which the ring holds before position `old`.
+    The caller has made room. Returns the position of the next token."""
     length = len(trie.text)
     begin = trie.state[0].head
     trie.text[begin % length] = -root
@@ -168,7 +168,8 @@ def open_piece(trie: TrieArrays, root: int, repeated: IntArray, old: int) -> int
 
 @subkernel
 def _move_suffixes(trie: TrieArrays, root: int, text: IntArray, old: int, new: int) -> None:
-    """The end of a sequence, text [len], was repeated: suffixes that start at position old + i start at new + i now."""
+    """After the end of a sequence, text [len], was repeated: let suffixes that start at position old + i start at
+    new + i."""
     length = len(trie.text)
     for begin in range(len(text)):
         if old + begin < trie.state[0].oldest:
@@ -181,8 +182,8 @@ def _move_suffixes(trie: TrieArrays, root: int, text: IntArray, old: int, new: i
             node = trie.nodes[row]
             stop = begin + node.depth
             place = follow_edge(trie, row, text, begin, len(text), place + 1)
-            # A node may not be older than its children, so all nodes on the path are renewed. An edge that extends
-            # beyond this suffix belongs to another suffix.
+            # A node must not be older than its children, so all nodes on the path get the new start. An edge that
+            # extends beyond this suffix belongs to another suffix.
             if place == stop or node.start == (old + begin) % length:
                 node.start = (new + begin) % length
             if place < stop:
@@ -191,7 +192,7 @@ def _move_suffixes(trie: TrieArrays, root: int, text: IntArray, old: int, new: i
 
 @kernel
 def reserve(trie: TrieArrays, num_slots: int) -> None:
-    """Keep the next slots of the text for the piece that ends there, forgetting the oldest text if need be."""
+    """Reserve the slots after the head for the piece that ends there, forgetting the oldest text if necessary."""
     trie.state[0].head += num_slots
     while trie.state[0].head - trie.state[0].oldest >= len(trie.text) - 2:
         forget_oldest(trie)
@@ -199,7 +200,7 @@ def reserve(trie: TrieArrays, num_slots: int) -> None:
 
 @kernel
 def halve_counts(trie: TrieArrays) -> None:
-    """Halve all counts and drop what falls to nothing (the pruning of arXiv 2312.12728)."""
+    """Halve all counts and drop nodes whose count becomes 0 (the pruning of arXiv 2312.12728)."""
     nodes = trie.nodes
     for row in range(1, trie.state[0].fresh):
         if nodes[row].parent >= 0:

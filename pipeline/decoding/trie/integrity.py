@@ -1,5 +1,7 @@
-"""Whether a trie is whole: every node in its place and spelled by the text. Run on every snapshot that is loaded, by
-`lookahead trie inspect --check` and in tests. Safe on any content of the arrays."""
+"""Integrity check of a trie: links, counts, buckets, and the strings of nodes against the text.
+
+It runs on every loaded snapshot, in `lookahead trie inspect --check` and in tests. It is safe on any content of the
+arrays."""
 
 from __future__ import annotations
 
@@ -28,12 +30,13 @@ FAULTS = (
     "nodes are in use that are not counted, or not reached",
     "node {0} is in the wrong bucket",
 )
-_WHOLE, _COUNTER, _POINTER, _DEPTH, _SIBLINGS, _COUNT = range(6)
+_NO_FAULT, _COUNTER, _POINTER, _DEPTH, _SIBLINGS, _COUNT = range(6)
 _FORGOTTEN, _SPELLING, _FREE, _PIECE, _ROOT, _NUMBER, _BUCKET = range(6, 13)
 
 
 def check_arrays(trie: TrieArrays, roots: Mapping[str, int], with_buckets: bool = True) -> None:
-    """Raise ValueError, saying where, unless the trie is whole. roots: row of each namespace's root."""
+    """Raise ValueError with the first fault and its place, if any. roots: row of each namespace's root. with_buckets:
+    check the hash table too."""
     fault, where = _find_fault(trie, np.asarray(sorted(roots.values()), np.int32), with_buckets)
     if fault:
         raise ValueError(f"the trie is damaged: {FAULTS[fault].format(where)}")
@@ -41,7 +44,7 @@ def check_arrays(trie: TrieArrays, roots: Mapping[str, int], with_buckets: bool 
 
 @kernel
 def _find_fault(trie: TrieArrays, roots: IntArray, with_buckets: bool) -> tuple[int, int]:
-    """The first fault found, and where. roots: [namespaces] ascending."""
+    """The number of the first fault, and its node or slot. roots: [namespaces] ascending."""
     state, nodes, length = trie.state[0], trie.nodes, len(trie.text)
     if not (1 <= state.fresh <= len(nodes) and 0 <= state.free < state.fresh and state.branch_length >= 1):
         return _COUNTER, 0
@@ -81,12 +84,12 @@ def _find_fault(trie: TrieArrays, roots: IntArray, with_buckets: bool) -> tuple[
     slot = _fault_in_text(trie)
     if slot >= 0:
         return _PIECE, slot
-    return _fault_in_buckets(trie) if with_buckets else (_WHOLE, 0)
+    return _fault_in_buckets(trie) if with_buckets else (_NO_FAULT, 0)
 
 
 @subkernel
 def _fault_of_node(trie: TrieArrays, row: int) -> int:
-    """Fault of a node by itself or together with its parent."""
+    """The fault of a node itself or of its relation to its parent."""
     state, nodes, length = trie.state[0], trie.nodes, len(trie.text)
     node = nodes[row]
     for value in (node.first_child, node.next, node.previous):
@@ -95,9 +98,9 @@ def _fault_of_node(trie: TrieArrays, row: int) -> int:
     if not (-1 <= node.parent < state.fresh and 0 <= node.start < length and 0 <= node.depth <= state.branch_length):
         return _POINTER
     if node.parent == 0:
-        return _WHOLE if node.depth == 0 and node.next == 0 and node.previous == 0 else _DEPTH
+        return _NO_FAULT if node.depth == 0 and node.next == 0 and node.previous == 0 else _DEPTH
     if node.parent < 0:
-        return _WHOLE
+        return _NO_FAULT
     above = nodes[node.parent]
     if above.parent < 0 or not 0 <= above.depth < node.depth or not 0 <= above.start < length:
         return _DEPTH
@@ -113,13 +116,13 @@ def _fault_of_node(trie: TrieArrays, row: int) -> int:
     # Only the edge of a single occurrence may extend beyond the text.
     for place in range(above.depth, node.depth):
         if trie.text[slot_of(trie, node.start + place)] <= 0:
-            return _WHOLE if node.depth == state.branch_length and node.first_child == 0 else _SPELLING
-    return _WHOLE
+            return _NO_FAULT if node.depth == state.branch_length and node.first_child == 0 else _SPELLING
+    return _NO_FAULT
 
 
 @subkernel
 def _count_children(trie: TrieArrays, row: int) -> int:
-    """How many children a node has; -1 if their list is wrong, -2 if they were seen more often than the node."""
+    """The number of a node's children; -1 if their list is wrong, -2 if their counts exceed the node's."""
     before, child = 0, int64(trie.nodes[row].first_child)
     num_children = total = 0
     while child:
@@ -134,7 +137,7 @@ def _count_children(trie: TrieArrays, row: int) -> int:
 
 @subkernel
 def _fault_in_text(trie: TrieArrays) -> int:
-    """The slot where a piece of text is opened wrongly, or -1."""
+    """The slot of a damaged piece header, or -1."""
     state, text = trie.state[0], trie.text
     if state.oldest_root and trie.nodes[state.oldest_root].parent:
         return 0
@@ -164,4 +167,4 @@ def _fault_in_buckets(trie: TrieArrays) -> tuple[int, int]:
             if bucket_of(trie, nodes[row].parent, nodes[row].token) != bucket:
                 return _BUCKET, row
             row = int64(trie.bucket_next[row])
-    return (_WHOLE, 0) if num_found == trie.state[0].num_nodes else (_BUCKET, 0)
+    return (_NO_FAULT, 0) if num_found == trie.state[0].num_nodes else (_BUCKET, 0)

@@ -1,5 +1,4 @@
-"""Learning how far to trust suffixes: gradient ascent, in log S of `next_tokens`, on the log probability of the tokens
-that came."""
+"""Learns the doubts S of `next_tokens`: gradient ascent in log S on the log probability of the observed tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from pipeline.decoding.trie.suffixes import (
     trie_of,
 )
 
-# Probability of a token that no suffix names, and of any token; bounds of the learnt doubts.
+# Least probability of a token that follows no suffix, and of any token; bounds of the learned doubts.
 LEAST_SHARE = float32(1e-6)
 LEAST_BELIEF = float32(1e-30)
 LEAST_DOUBT, MOST_DOUBT = float32(0.0067), float32(148.0)
@@ -35,8 +34,8 @@ def learn_tokens(
     doubts: FloatArray,
     rate: float,
 ) -> None:
-    """Learn from the tokens that followed context, before they are inserted anywhere. The workspace must have room for
-    len(tokens) rows. doubts: see `next_tokens`; changed in place."""
+    """Learn from tokens [n] that followed context [len], before they are inserted. The workspace must have at least n
+    rows. doubts: see `next_tokens`; changed in place."""
     pair, work = pair_of(pair_arrays), Workspace(*work_arrays)
     find_context(pair, work, context)
     for index in range(len(tokens)):
@@ -68,13 +67,13 @@ def _learn_token(pair: TriePair, work: Workspace, row: int, doubts: FloatArray, 
             work.weights[num] = found.total / (found.total + doubts[index])
             work.shares[num] = share
             num += 1
-    # p = weight * share + (1 - weight) * p of the shorter suffixes, from the shortest up. `shares` becomes the
-    # difference of both, which is the derivative of p by the weight.
+    # p = weight * share + (1 - weight) * p of the shorter suffixes, from the shortest up. `shares` then holds the
+    # derivative of p by the weight, which is share - p of the shorter suffixes.
     p = LEAST_SHARE
     for index in range(num - 1, -1, -1):
         weight, share = work.weights[index], work.shares[index]
         work.shares[index] = share - p
-        # Bounded below: where many suffixes were confident and wrong, p would become zero, and it divides.
+        # Bounded below, because p divides, and would become 0 if many suffixes were confident and wrong.
         p = max(weight * share + (float32(1.0) - weight) * p, LEAST_BELIEF)
     # d weight / d log S = -weight * (1 - weight). An index contributes in proportion to the escape of the longer ones.
     escape = float32(1.0)

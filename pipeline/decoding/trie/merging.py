@@ -1,4 +1,4 @@
-"""Several tries into one."""
+"""Merges tries."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ _Counts = Counter[tuple[str, bytes]]
 
 
 def merge_tries(into: Trie, tries: Iterable[Trie]) -> None:
-    """Insert the texts that tries hold, trie by trie, oldest first. Each text counts as often as in the trie that holds
-    it most often, `into` included: tries that have a past in common do not count it twice."""
+    """Insert the texts of tries, trie by trie, oldest first. A text is counted as often as in the trie that holds it
+    most often, including `into`. So texts that several tries have in common are not counted twice."""
     most: _Counts = Counter(_key(piece) for piece in into.texts())
     for trie in tries:
         into.merge_pieces(_missing(trie.texts(), most), trie.branch_length)
 
 
 def _missing(pieces: Iterable[TextPiece], most: _Counts) -> Iterator[TextPiece]:
-    """The pieces that occur more often than in any trie before; most: how often they do there, kept up to date."""
+    """The pieces that occur more often than in any earlier trie. most: their highest count so far; updated."""
     seen: _Counts = Counter()
     for piece in pieces:
         key = _key(piece)

@@ -1,16 +1,16 @@
-"""Estimates which tokens follow a context, as compiled loops.
+"""Estimates the probabilities of the tokens after a context, in compiled loops.
 
-The estimate is that of interpolated PPM. Each suffix of the context that a trie holds was followed by T tokens. The
-longest suffix takes its part of the probability; the next shorter one takes its part of the rest:
+The estimate is that of interpolated PPM. T tokens have followed a suffix of the context that a trie holds. The longest
+suffix takes a part T / (T + S) of the probability, the next shorter suffix the same part of the rest, and so on:
 
     p(token) = sum over suffixes, longest first, of  escape so far * T / (T + S) * share of the token behind the suffix
 
-S, the doubt, is learnt online (see `learning`) for each trie, order and class of suffix (how often seen, always with
-the same next token or not). A suffix that occurred as often as the longer one before it stands for the same places in
-the text and is skipped.
+S, the doubt, is learned online (see `learning`) for each trie, order and class of suffix. The class is the range of the
+suffix's count, and whether its next tokens differ. A suffix with the same count as the next longer one occurs at the
+same positions, and is skipped.
 
-For any context, from other compiled code: `suffixes.find_context` for the request's context, then
-`suffixes.extend_context` for each drafted token, then `next_tokens` for the row:
+Calls from compiled code: `suffixes.find_context` for the request's context, `suffixes.extend_context` for each drafted
+token, then `next_tokens` for the row:
 
     find_context(pair, work, context)
     extend_context(pair, work, 1, 0, token)
@@ -26,19 +26,19 @@ from pipeline.decoding.tree import FloatArray, IntArray
 from pipeline.decoding.trie.arrays import TrieArrays, slot_of
 from pipeline.decoding.trie.suffixes import LONGEST_MATCH, NO_SLOT, NUM_TRIES, TriePair, Workspace, suffix_end, trie_of
 
-# Classes of a suffix: seen 1, 2, up to 4, more times, always with one next token; likewise with several.
+# Classes of a suffix: seen 1, 2, up to 4, or more times; each with one next token, or with several.
 NUM_CLASSES = 8
-# Lengths of a match: up to 16, 24, 47 tokens, and more.
+# Classes of a match by length: up to 16, 24, 47 tokens, and more.
 MATCH_CLASSES = 4
-# Bonus count of the latest token after a suffix.
+# Added to the count of the latest token after a suffix.
 RECENT = float32(0.5)
-# Children of a node that are read.
+# Maximum number of children of a node that are read.
 MAX_CHILDREN = 64
 
 
 class Evidence(NamedTuple):
-    """Tokens that followed a suffix. total: their number, 0 if nothing followed. differ: 1 if they were not all the
-    same. node: the node whose children they are. slot: slot of the text that holds the only one, or NO_SLOT."""
+    """Tokens that followed a suffix. total: their number. differ: 1 if there are different ones. node: the node whose
+    children they are. slot: slot of the text that holds the only one, or NO_SLOT."""
 
     total: int
     differ: int
@@ -48,8 +48,8 @@ class Evidence(NamedTuple):
 
 @subkernel
 def evidence(trie: TrieArrays, work: Workspace, row: int, which: int, order: int) -> Evidence:
-    """Evidence after the suffix of this order of a row's context (the branch length: the match). Empty if it is the
-    same as that of the longer suffix queried before. Set `work.times` to 0 before the longest query."""
+    """Evidence after the suffix of this order of a row's context; the branch length as order stands for the match.
+    Empty if the longer suffix queried before has the same count. Set `work.times` to 0 before the longest query."""
     side = work.sides[row, which]
     if order == work.ends.shape[2]:
         node, slot, times = 0, int64(side.match_slot), 1
@@ -75,7 +75,7 @@ def evidence(trie: TrieArrays, work: Workspace, row: int, which: int, order: int
 
 @subkernel
 def highest_order(work: Workspace, row: int) -> int:
-    """The order of the longest suffix of a row's context that either trie has."""
+    """The order of the longest suffix of a row's context in either trie."""
     highest = 0
     for which in range(NUM_TRIES):
         side = work.sides[row, which]
@@ -142,7 +142,7 @@ def _add_children(
     probabilities: FloatArray,
     num_found: int,
 ) -> int:
-    """Add the children of a node. The latest counts for more. Frequent ones come first, then the latest."""
+    """Add the children of a node to `tokens`, with a bonus for the latest. They are ordered by count, then by age."""
     latest = trie.nodes[found.node].start
     child = int64(trie.nodes[found.node].first_child)
     left = MAX_CHILDREN
@@ -161,7 +161,7 @@ def _add_children(
 
 @subkernel
 def _add(tokens: IntArray, probabilities: FloatArray, num_found: int, token: int, share: float) -> int:
-    """Add to the probability of a token; returns the number of tokens. A token beyond the capacity is left out."""
+    """Add to the probability of a token. Returns the number of tokens. Ignores a new token if the arrays are full."""
     place = 0
     while place < num_found and tokens[place] != token:
         place += 1

@@ -1,4 +1,4 @@
-"""The nodes of a trie, as compiled functions: find, make, split, drop, and keep siblings in order."""
+"""Compiled functions on the nodes of a trie: find, create, split, drop, and sort siblings."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pipeline.decoding.compiled import int64, kernel, subkernel
 from pipeline.decoding.tree import IntArray
 from pipeline.decoding.trie.arrays import BUCKETS_PER_NODE, TrieArrays, slot_of
 
-# Number of children with the highest counts that keep their place before those that were seen last.
+# Number of children at the front that are sorted by count; the others are sorted by last use.
 NUM_FREQUENT = 16
 
 
 @subkernel
 def bucket_of(trie: TrieArrays, parent: int, token: int) -> int:
     """The bucket of a child. Linear hashing: of `num_unsplit` buckets, the first num_buckets - num_unsplit have been
-    split in two, so the table grows by a bucket at a time."""
+    split in two, so the table grows one bucket at a time."""
     mixed = (np.uint64(parent) << np.uint64(32)) ^ np.uint64(token)
     mixed *= np.uint64(0x9E3779B97F4A7C15)
     mixed ^= mixed >> np.uint64(29)
@@ -36,8 +36,8 @@ def find_child(trie: TrieArrays, parent: int, token: int) -> int:
 
 @subkernel
 def follow_edge(trie: TrieArrays, row: int, text: IntArray, begin: int, end: int, place: int) -> int:
-    """How far the edge of a node matches text[begin:end]; text[begin:place] is known to match. Returns the first
-    position that differs, or where the edge or the text ends."""
+    """Match the edge of a node with text[begin:end], of which text[begin:place] is known to match. Returns the first
+    index that differs, or the end of the edge or of the text."""
     node = trie.nodes[row]
     end = min(end, begin + node.depth)
     slot = slot_of(trie, node.start + place - begin)
@@ -64,8 +64,8 @@ def locate(trie: TrieArrays, root: int, text: IntArray, begin: int, end: int) ->
 
 @subkernel
 def link(trie: TrieArrays, row: int, parent: int) -> None:
-    """Insert a node into its parent's list of children: at the front, but after the first few if these have higher
-    counts."""
+    """Insert a node into its parent's list of children: at the front, but after those of the first `NUM_FREQUENT` that
+    have higher counts."""
     nodes = trie.nodes
     before, after = 0, int64(nodes[parent].first_child)
     steps = 0
@@ -109,7 +109,7 @@ def _leave_bucket(trie: TrieArrays, row: int) -> None:
 
 @subkernel
 def _split_bucket(trie: TrieArrays) -> None:
-    """Put one bucket more into use."""
+    """Split the next bucket in two."""
     state = trie.state[0]
     source = state.num_buckets - state.num_unsplit
     row = int64(trie.buckets[source])
@@ -133,8 +133,7 @@ def fill_buckets(trie: TrieArrays) -> None:
 
 @kernel
 def new_node(trie: TrieArrays, parent: int, token: int, depth: int, count: int, start: int) -> int:
-    """Make a child, the first of its siblings or near it; parent 0 makes a root. The caller has seen to it that a row
-    is free. Returns the row."""
+    """Create a child, or a root if parent is 0. The caller has made sure that a row is free. Returns the row."""
     state = trie.state[0]
     row = state.free
     if row:
@@ -163,7 +162,7 @@ def new_node(trie: TrieArrays, parent: int, token: int, depth: int, count: int, 
 
 @subkernel
 def drop_node(trie: TrieArrays, row: int) -> None:
-    """Free a node; its children, if any, must be dropped or moved as well."""
+    """Free a node. The caller must drop or move its children."""
     _leave_bucket(trie, row)
     unlink(trie, row)
     node = trie.nodes[row]
@@ -198,14 +197,14 @@ def split(trie: TrieArrays, row: int, depth: int) -> int:
     """Cut the edge of a node in two, the upper part down to `depth`. Returns the row of the upper part."""
     nodes = trie.nodes
     if nodes[row].depth == trie.state[0].branch_length:
-        # No row refers to this one: it has no children, and no suffix that ends there can grow. A new row below it
-        # is cheaper than one above it.
+        # No row refers to this one: it has no children, and no suffix that ends there can grow. So the new row can be
+        # the lower part, which is cheaper.
         token = trie.text[slot_of(trie, nodes[row].start + depth)] - 1
         new_node(trie, row, token, nodes[row].depth, nodes[row].count, nodes[row].start)
         nodes[row].depth = depth
         return row
-    # The lower part keeps its row: its children name it, and so does a suffix of the text being written that ends there
-    # (`ends` in `insertion.write_text`), which may have no children after a pruning.
+    # The lower part keeps its row, because its children refer to it. So does `ends` in `insertion.write_text`, if a
+    # suffix of the text being written ends there.
     before, after = nodes[row].previous, nodes[row].next
     parent, token = nodes[row].parent, nodes[row].token
     upper = new_node(trie, 0, 0, depth, nodes[row].count, nodes[row].start)
@@ -220,7 +219,7 @@ def split(trie: TrieArrays, row: int, depth: int) -> int:
 
 @subkernel
 def join(trie: TrieArrays, row: int) -> None:
-    """Join a node with its only child, which was seen as often: the child's row stays."""
+    """Join a node with its only child, which has the same count. The child's row remains."""
     nodes = trie.nodes
     child = int64(nodes[row].first_child)
     before, after = nodes[row].previous, nodes[row].next
@@ -232,7 +231,7 @@ def join(trie: TrieArrays, row: int) -> None:
 
 @subkernel
 def _take_place(trie: TrieArrays, row: int, parent: int, before: int, after: int) -> None:
-    """Stand between two siblings (0: none), whatever stood there."""
+    """Link a node between two siblings (0: none), in place of any others between them."""
     nodes = trie.nodes
     nodes[row].previous = before
     nodes[row].next = after

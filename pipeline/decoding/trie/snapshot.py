@@ -1,4 +1,4 @@
-"""Tries on disk: a versioned, checksummed binary file, written aside and renamed into place (docs/trie-format.md)."""
+"""Saves and loads tries as versioned binary files with a checksum, written atomically (docs/trie-format.md)."""
 
 from __future__ import annotations
 
@@ -20,16 +20,15 @@ from pipeline.files import read_location, write_location
 MAGIC = b"LKTRIE\r\n"
 VERSION = 2
 CHECKSUM_BYTES = 32
-# Beyond it a header's number fits no counter of the kernels.
-MOST = 1 << 62
-# Version 1, of which only the text is read: bytes of a node, and positions of the counters.
+# Limit of the numbers in a header. Larger ones could overflow the counters of the kernels.
+MAX_COUNT = 1 << 62
+# Layout of version 1: bytes per node, number of counters, indices of the counters that are read.
 V1_NODE_BYTES, V1_NUM_COUNTERS, V1_HEAD, V1_OLDEST, V1_OLDEST_ROOT = 32, 8, 2, 3, 4
 _FIXED = struct.Struct("<8sII")
 
 
 def save_trie(trie: Trie, path: str | Path) -> None:
-    """Write a snapshot to a path or a URL of fsspec. An old file of this name stays until the new one is complete.
-    Raises UserError if it cannot be written."""
+    """Write a snapshot to a path or an fsspec URL, atomically. Raises UserError if it cannot be written."""
     arrays = trie.arrays
     used = int(arrays.state["fresh"][0])
     header = {
@@ -59,8 +58,8 @@ def save_trie(trie: Trie, path: str | Path) -> None:
 
 
 def load_trie(path: str | Path) -> Trie:
-    """The trie of a snapshot at a path or a URL of fsspec, as it was saved. Raises UserError if the file is missing,
-    foreign, of another version, or damaged."""
+    """Load a trie from a snapshot at a path or an fsspec URL. Raises UserError if the file is missing, foreign, of an
+    unknown version, or damaged."""
     try:
         content = read_location(path)
     except OSError as error:
@@ -68,7 +67,7 @@ def load_trie(path: str | Path) -> Trie:
     if len(content) < _FIXED.size + CHECKSUM_BYTES or content[: len(MAGIC)] != MAGIC:
         raise UserError(f"{path} is not a trie snapshot; make one with `lookahead trie build`.")
     _, version, header_len = _FIXED.unpack_from(content)
-    # The checksum comes first: a damaged version number is damage, not another version.
+    # The checksum is compared before the version, because the version number itself may be damaged.
     if hashlib.sha256(content[:-CHECKSUM_BYTES]).digest() != content[-CHECKSUM_BYTES:]:
         raise UserError(f"The trie {path} is damaged: its checksum does not match. Restore a copy or build it again.")
     if version not in (1, VERSION):
@@ -77,14 +76,14 @@ def load_trie(path: str | Path) -> Trie:
             "again with `lookahead trie build`."
         )
     try:
-        return (_restored if version == VERSION else _inserted_again)(content, _FIXED.size, header_len)
+        return (_restored if version == VERSION else _from_version_1)(content, _FIXED.size, header_len)
     except (ValueError, RecursionError) as error:
         raise UserError(f"The trie {path} is not as this program writes it: {error}. Build it again.") from error
 
 
 def _restored(content: bytes, offset: int, header_len: int) -> Trie:
-    """The trie in a file whose checksum matches, from the end of its fixed part on. Raises ValueError unless it is
-    consistent."""
+    """The trie in a file of the current version whose checksum matches. offset: end of the fixed part. Raises
+    ValueError if the content is inconsistent."""
     header = _header(content[offset : offset + header_len])
     branch_length, num_nodes, used, ring_len = (
         _count(header, key) for key in ("branch_length", "num_nodes", "num_used", "ring_len")
@@ -114,8 +113,8 @@ def _restored(content: bytes, offset: int, header_len: int) -> Trie:
     return trie
 
 
-def _inserted_again(content: bytes, offset: int, header_len: int) -> Trie:
-    """A trie of the text that a file of version 1 holds. What it had forgotten or pruned is not in its text."""
+def _from_version_1(content: bytes, offset: int, header_len: int) -> Trie:
+    """A new trie of the text in a file of version 1. Its counts of pruned or forgotten text are lost."""
     header = _header(content[offset : offset + header_len])
     used, ring_len = _count(header, "num_used"), _count(header, "ring_len")
     offset += header_len + used * V1_NODE_BYTES
@@ -151,11 +150,11 @@ def _roots(header: dict[str, Any], used: int) -> dict[str, int]:
 
 def _count(header: dict[str, Any], key: str) -> int:
     value = header.get(key)
-    if type(value) is not int or not 0 <= value < MOST:
+    if type(value) is not int or not 0 <= value < MAX_COUNT:
         raise ValueError(f"{key} is {value!r:.40}")
     return value
 
 
-def _require(true: bool, what: str) -> None:
-    if not true:
-        raise ValueError(what)
+def _require(condition: bool, fault: str) -> None:
+    if not condition:
+        raise ValueError(fault)

@@ -1,11 +1,12 @@
-"""Where the suffixes of a context end in two tries (0: the request's own text, 1: the shared one), as compiled loops.
+"""Finds the end nodes of a context's suffixes in two tries (0: the request's own, 1: the shared one), in compiled
+loops.
 
-The context is that of a request, or that and a drafted path. Each has a *row* of a workspace: row 0 is the request's
-context (`find_context`), any other row is that of a parent row and one token more (`extend_context`).
+Each context has a *row* of a workspace. Row 0 is the request's context (`find_context`). Any other row is the context
+of a parent row and one drafted token (`extend_context`).
 
-The *order* of a suffix is its length. Orders below the branch length are looked up in the trie; those of a row are
-found from those of its parent row, and only when they are asked for. A context whose longest suffix is known is
-followed further in the text itself (the *match*), as in PPM*: its order is the branch length.
+The *order* of a suffix is its length. The ends of orders below the branch length are nodes of the trie; a row's ends
+are derived from its parent's at the first query. If the longest suffix is in the trie, one occurrence of it is followed
+further in the text (the *match*), as in PPM*. The order of a match is the branch length.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pipeline.decoding.trie.nodes import find_child, locate
 NUM_TRIES = 2
 # Maximum measured length of a match.
 LONGEST_MATCH = 48
-# Marks the node of a suffix that was not looked up yet.
+# End node of a suffix that was not looked up yet.
 UNKNOWN = -1
 NO_SLOT = -1
 # token: the last one of the row's context. parent: the row without it.
@@ -33,7 +34,7 @@ SIDE = np.dtype([("longest", "<i4"), ("match_slot", "<i4"), ("match_len", "<i4")
 
 
 class TriePair(NamedTuple):
-    """Two tries and the roots of what may be seen in them; root 0 for nothing."""
+    """Two tries, and in each the root of the request's namespace, or 0 if there is none."""
 
     own: TrieArrays
     shared: TrieArrays
@@ -43,16 +44,16 @@ class TriePair(NamedTuple):
 
 @inlined
 def pair_of(plain: Plain) -> TriePair:
-    """The pair whose arrays were handed over as plain tuples."""
+    """The pair from plain tuples."""
     return TriePair(TrieArrays(*plain[0]), TrieArrays(*plain[1]), plain[2], plain[3])
 
 
 class Workspace(NamedTuple):
     """State of the contexts, in memory that is reused between calls.
 
-    rows: [rows] see ROW. sides: [rows, tries] see SIDE. ends: [rows, tries, orders] the node on whose edge the suffix
-    of an order ends, 0 if the trie does not have it, UNKNOWN if it was not looked up. path: [orders + 1]. times:
-    [tries] count of the suffix queried last. asked, weights, shares: [tries * (orders + 1)] for `learning`.
+    rows: [rows] see ROW. sides: [rows, tries] see SIDE. ends: [rows, tries, orders] the node on whose edge a suffix
+    ends, 0 if the trie does not contain the suffix, UNKNOWN if it was not looked up. path: [orders + 1] scratch. times:
+    [tries] count of the suffix queried last. asked, weights, shares: [tries * (orders + 1)] scratch of `learning`.
     """
 
     rows: Records
@@ -66,7 +67,7 @@ class Workspace(NamedTuple):
 
 
 def new_workspace(num_rows: int, branch_length: int) -> Workspace:
-    """Memory for num_rows rows, including the request's own."""
+    """Memory for num_rows rows, including row 0."""
     asked = NUM_TRIES * (branch_length + 1)
     return Workspace(
         records(np.zeros(num_rows, ROW)),
@@ -92,7 +93,7 @@ def root_of(pair: TriePair, which: int) -> int:
 
 @subkernel
 def find_context(pair: TriePair, work: Workspace, context: IntArray) -> None:
-    """Make row 0 that of a context [len]."""
+    """Set row 0 to a context [len]."""
     orders = work.ends.shape[2]
     for which in range(NUM_TRIES):
         trie, root = trie_of(pair, which), root_of(pair, which)
@@ -100,7 +101,7 @@ def find_context(pair: TriePair, work: Workspace, context: IntArray) -> None:
         ends[:] = 0
         ends[0] = root
         longest = 0
-        # Whatever ends in an unknown string is unknown, too.
+        # If a suffix is not in the trie, no longer one is.
         while root and longest < min(orders - 1, len(context)):
             node = locate(trie, root, context, len(context) - longest - 1, len(context))
             if not node:
@@ -121,7 +122,7 @@ def find_context(pair: TriePair, work: Workspace, context: IntArray) -> None:
 
 @subkernel
 def extend_context(pair: TriePair, work: Workspace, row: int, parent: int, token: int) -> None:
-    """Make `row` that of a parent row's context and one token more."""
+    """Set `row` to the context of a parent row, extended by a token."""
     work.rows[row].token = token
     work.rows[row].parent = parent
     orders = work.ends.shape[2]
@@ -145,7 +146,7 @@ def extend_context(pair: TriePair, work: Workspace, row: int, parent: int, token
 
 @subkernel
 def _begin_match(trie: TrieArrays, work: Workspace, which: int, row: int) -> None:
-    """If the longest suffix that the trie can hold is known, follow one occurrence of it from here on."""
+    """Begin a match if the trie contains the suffix of the highest order."""
     side = work.sides[row, which]
     order = work.ends.shape[2] - 1
     side.match_slot = NO_SLOT
@@ -161,8 +162,8 @@ def _begin_match(trie: TrieArrays, work: Workspace, which: int, row: int) -> Non
 
 @subkernel
 def suffix_end(trie: TrieArrays, work: Workspace, which: int, row: int, order: int) -> int:
-    """The node on whose edge the suffix of this order of a row's context ends, or 0. Computed from the parent rows at
-    the first query."""
+    """The node on whose edge the suffix of this order of a row's context ends, or 0. The first query computes it from
+    the parent rows."""
     steps = 0
     node = int64(work.ends[row, which, order])
     while node == UNKNOWN:
@@ -181,7 +182,7 @@ def suffix_end(trie: TrieArrays, work: Workspace, which: int, row: int, order: i
 
 @subkernel
 def _extended(trie: TrieArrays, node: int, depth: int, token: int) -> int:
-    """End of a string of `depth` tokens that ends at a node, or on its edge, after one more token."""
+    """End node of a string of `depth` tokens that ends on the edge of `node`, extended by a token; 0 if unknown."""
     if depth == trie.nodes[node].depth:
         return find_child(trie, node, token)
     return node if trie.text[slot_of(trie, trie.nodes[node].start + depth)] == token + 1 else 0

@@ -1,4 +1,4 @@
-"""The trie of texts: insertion, forgetting and lookup. `layout` describes its memory."""
+"""The trie of texts: insertion, forgetting and lookup. `arrays` describes its memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeline.decoding.trie.arrays import NODE_BYTES, TrieArrays, TrieMemory, by
 from pipeline.decoding.trie.integrity import check_arrays
 from pipeline.decoding.trie.nodes import locate, new_node
 
-# Slots kept for each sequence that is still being written while others are written, too.
+# Text slots reserved for each open sequence while several are open.
 RESERVED = 48
 FIRST_NODES = 1 << 10
 # At most one root per this number of nodes.
@@ -24,8 +24,8 @@ NOTHING: IntArray = np.empty(0, np.int32)
 
 @dataclass(frozen=True, slots=True)
 class TrieStatistics:
-    """num_tokens: tokens of text held. num_nodes: nodes in use. num_bytes: memory set aside. used_bytes: the part
-    of it that holds something. num_forgotten: tokens that were held once and are no more."""
+    """num_tokens: tokens of text in memory. num_nodes: nodes in use. num_bytes: memory reserved. used_bytes: memory in
+    use. num_forgotten: tokens that were inserted and forgotten again."""
 
     num_tokens: int
     num_nodes: int
@@ -36,15 +36,15 @@ class TrieStatistics:
 
 
 class Trie:
-    """Every string of up to `branch_length` tokens that occurs in the texts inserted, with its number of occurrences.
+    """Counts every string of up to `branch_length` tokens in the inserted texts.
 
-    Texts belong to namespaces, which share the memory but never each other's strings. With `max_bytes` all memory is
-    bounded from the start, and the least recently used strings give way; without, the trie grows as needed. Not
-    thread safe.
+    Each text belongs to a namespace. Namespaces share the memory but no strings. With `max_bytes` the memory has a
+    fixed size, and the least recently used strings are forgotten; otherwise the trie grows. Not thread safe.
     """
 
     def __init__(self, branch_length: int = 12, max_bytes: int | None = None, expected_tokens: int = 0) -> None:
-        """Raises ValueError if max_bytes cannot hold the strings of even one place in the text."""
+        """expected_tokens: size of the first allocation, without max_bytes. Raises ValueError if max_bytes cannot hold
+        the suffixes of a single position."""
         least = least_nodes(branch_length)
         num_nodes = max(FIRST_NODES, least, 3 * expected_tokens) if max_bytes is None else nodes_within(max_bytes)
         if num_nodes < least:
@@ -62,7 +62,7 @@ class Trie:
         roots: dict[str, int],
         num_namespaces_ever: int,
     ) -> None:
-        """Become the trie that these values describe."""
+        """Set the whole state, for a new trie or from a snapshot."""
         self.branch_length = branch_length
         self.max_bytes = max_bytes
         self.roots = roots
@@ -73,25 +73,25 @@ class Trie:
 
     @property
     def arrays(self) -> TrieArrays:
-        """Arrays for the kernels. Get them again after an insertion: a trie without a limit grows."""
+        """Arrays for the kernels. Valid until the next insertion, which may replace them."""
         return self._memory.arrays
 
     def insert(self, tokens: IntArray, namespace: str = "") -> None:
-        """Take in a whole sequence [len]."""
+        """Insert a whole sequence [len]."""
         stream = self.open(namespace)
         stream.append(tokens)
         stream.close()
 
     def open(self, namespace: str = "") -> TrieStream:
-        """Begin a sequence that will come in pieces; each is known as soon as it is appended."""
+        """Open a stream, through which a sequence is inserted piece by piece."""
         return TrieStream(self, namespace)
 
     def root(self, namespace: str = "") -> int:
-        """The root's row, 0 if nothing was inserted in this namespace."""
+        """Row of the namespace's root, 0 if nothing was inserted in it."""
         return self.roots.get(namespace, 0)
 
     def count(self, tokens: IntArray, namespace: str = "") -> int:
-        """Count of the string [1 .. branch_length]."""
+        """Number of occurrences of a string of 1 .. branch_length tokens; 0 for other lengths."""
         root = self.root(namespace)
         if not root or not 1 <= len(tokens) <= self.branch_length:
             return 0
@@ -99,7 +99,7 @@ class Trie:
         return int(self.arrays.nodes["count"][node]) if node else 0
 
     def prune(self) -> None:
-        """Halve all counts and drop the strings whose count falls to nothing."""
+        """Halve all counts and drop the strings whose count becomes 0."""
         insertion.halve_counts(self.arrays)
 
     def remove(self, namespace: str) -> None:
@@ -109,15 +109,15 @@ class Trie:
             insertion.drop_namespace(self.arrays, root)
 
     def merge(self, other: Trie) -> None:
-        """Insert the texts that another trie holds, oldest first. What it has forgotten does not come back; what it
-        has pruned is counted anew as far as its text is held."""
+        """Insert the texts of another trie, oldest first. Strings that it pruned are counted again if their text is
+        still in its memory."""
         self.merge_pieces(other.texts(), other.branch_length)
 
     def merge_pieces(self, pieces: Iterable[TextPiece], branch_length: int) -> None:
-        """Insert pieces of text as `texts` of a trie of this branch length yields them."""
+        """Insert pieces of text from `texts` of a trie of this branch length."""
         interrupted: dict[tuple[str, bytes], list[TrieStream]] = {}
         for namespace, tokens, num_repeated in pieces:
-            # Of several pieces with the same end any one may be extended: no string extends back beyond it.
+            # Any piece with this end may be extended, because no string reaches back beyond the end.
             waiting = interrupted.get((namespace, tokens[:num_repeated].tobytes()))
             stream = waiting.pop() if waiting else None
             if stream is None:
@@ -128,8 +128,8 @@ class Trie:
             interrupted.setdefault((namespace, end.tobytes()), []).append(stream)
 
     def texts(self) -> Iterator[TextPiece]:
-        """The pieces of text held, oldest first: namespace, tokens [len], and how many of them repeat the end of
-        an earlier piece of the same sequence, which was interrupted by others."""
+        """Yield the pieces of text in memory, oldest first: namespace, tokens [len], and the number of first tokens
+        that repeat the end of an earlier piece of the same sequence."""
         text, state = self.arrays.text, self.arrays.state
         names = {root: name for name, root in self.roots.items()}
         return text_pieces(
@@ -137,8 +137,7 @@ class Trie:
         )
 
     def check(self) -> None:
-        """Raise ValueError, saying where, unless the trie is whole: every node in its place, spelled by the text
-        it points at."""
+        """Raise ValueError with the first fault of `integrity.check_arrays`, if there is one."""
         check_arrays(self.arrays, self.roots)
 
     @property
@@ -156,7 +155,7 @@ class Trie:
         )
 
     def root_for_writing(self, namespace: str) -> int:
-        """The root's row, made if need be."""
+        """Row of the namespace's root, created if missing."""
         root = self.roots.get(namespace)
         if root is None:
             if len(self.roots) >= len(self.arrays.nodes) // NAMESPACE_SHARE:
@@ -169,31 +168,31 @@ class Trie:
         return root
 
     def grow(self) -> None:
-        """Double the memory. Only tries that never forget grow, so their text begins in slot 0."""
+        """Double the memory. Only tries without max_bytes grow; their text begins in slot 0."""
         self._memory.double()
 
     def _drop_some_namespaces(self) -> None:
-        """Drop the roots of namespaces of which nothing is left; failing these, the oldest namespace."""
+        """Drop the namespaces without strings; if there are none, the oldest namespace."""
         empty = [name for name, root in self.roots.items() if not self.arrays.nodes["first_child"][root]]
         for name in empty or list(self.roots)[:1]:
             self.remove(name)
 
 
 class TrieStream:
-    """A sequence that is being written into a trie."""
+    """Writes one sequence into a trie."""
 
     def __init__(self, trie: Trie, namespace: str) -> None:
         self._trie = trie
         self._namespace = namespace
         self._is_open = True
-        self._end = NOTHING  # its last branch_length - 1 tokens
-        self._position = 0  # where its next token goes
-        self._limit = 0  # end of the slots reserved for it
-        self._epoch = -1  # of the trie, when its run was opened
+        self._end = NOTHING  # last branch_length - 1 tokens of the sequence
+        self._position = 0  # of the next token
+        self._limit = 0  # end of the reserved slots
+        self._epoch = -1  # of the trie when the current piece was opened
         trie.num_open += 1
 
     def append(self, tokens: IntArray) -> None:
-        """Take in the next tokens [len]."""
+        """Insert the next tokens [len]."""
         trie = self._trie
         may_forget = trie.max_bytes is not None
         tokens = np.asarray(tokens, np.int32)
@@ -222,7 +221,7 @@ class TrieStream:
             self._limit = self._position + RESERVED
 
     def close(self) -> None:
-        """The sequence ended, so nothing is reserved for it any more. Twice does nothing."""
+        """End the sequence, so that no slots are reserved for it. Calling it again does nothing."""
         if self._is_open:
             self._is_open = False
             self._trie.num_open -= 1
@@ -231,7 +230,7 @@ class TrieStream:
         return self._position == int(self._trie.arrays.state["head"][0])
 
     def _is_held(self) -> bool:
-        """Whether the end of the sequence is still in the trie, untouched by pruning."""
+        """Whether the end of the sequence is still in memory, without a pruning since."""
         state = self._trie.arrays.state
         return bool(self._epoch == state["epoch"][0] and self._position - len(self._end) >= state["oldest"][0])
 
@@ -239,11 +238,11 @@ class TrieStream:
         return self._is_held() and (self._is_last() or self._position < self._limit)
 
     def _open_piece(self, root: int, may_forget: bool) -> bool:
-        """Go on at the head of the ring; False if memory must grow first."""
+        """Open a piece at the head of the ring. False if memory must grow first."""
         trie = self._trie
         if not insertion.make_room(trie.arrays, len(self._end) + 2, may_forget):
             return False
-        # Asked only now: the room may have been made by forgetting just this.
+        # Checked after `make_room`, which may have forgotten the end of this sequence.
         if not self._is_held():
             self._end = NOTHING
         self._position = int(insertion.open_piece(trie.arrays, root, self._end, self._position))
@@ -252,12 +251,13 @@ class TrieStream:
 
 
 def least_nodes(branch_length: int) -> int:
-    """Rows without which the suffixes of one place might not all find room."""
+    """Least number of rows that holds all suffixes of one position."""
     return branch_length * (branch_length + 8) + 32
 
 
 def text_pieces(held: IntArray, owner: int, names: Mapping[int, str]) -> Iterator[TextPiece]:
-    """The pieces in the slots of a trie's text, oldest first; see `Trie.texts`. owner: root of the first one."""
+    """Yield the pieces in a trie's text, see `Trie.texts`. held: its slots, oldest first. owner: root of the first
+    piece. names: namespace by root."""
     begin, num_repeated = 0, 0
     for end in [*np.flatnonzero(held < 0)[::2].tolist(), len(held)]:
         piece = held[begin:end]

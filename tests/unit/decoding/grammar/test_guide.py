@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.decoding.grammar.endless import require_finite
+from pipeline.decoding.grammar.finiteness import require_finite
 from pipeline.decoding.grammar.guide import Guide
 from pipeline.errors import RequestError
 from tests.grammars import END, TOKENS, compiler
@@ -78,7 +78,7 @@ NODE = {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["n
     ],
 )
 def test_a_schema_that_requires_itself_is_endless(schema: dict[str, Any]) -> None:
-    with pytest.raises(RequestError, match="requires itself without end"):
+    with pytest.raises(RequestError, match="requires itself recursively"):
         require_finite(schema)
 
 

@@ -112,7 +112,7 @@ def test_the_shared_trie_starts_with_a_snapshot(tmp_path: Path):
 def test_a_snapshot_that_does_not_fit_or_is_missing_is_reported(tmp_path: Path):
     path = tmp_path / "short.trie"
     save_trie(Trie(8), path)
-    with pytest.raises(ConfigError, match=r"branch_length is 12, that of the snapshot .*short\.trie 8\."):
+    with pytest.raises(ConfigError, match=r"branch_length is 12, but 8 in the snapshot .*short\.trie\."):
         trie_source(snapshot=str(path))
     with pytest.raises(UserError, match=r"gone\.trie cannot be read: No such file"):
         trie_source(snapshot=str(tmp_path / "gone.trie"))

@@ -1,5 +1,4 @@
-"""Whether a JSON schema has an instance of finite size: one that requires itself has none, and its output would never
-end."""
+"""Refuses JSON schemas without an instance of finite size, because their output would never end."""
 
 from __future__ import annotations
 
@@ -9,11 +8,11 @@ from pipeline.errors import RequestError
 
 
 def require_finite(schema: Any) -> None:
-    """Raise RequestError if the schema requires itself without end. References to other documents pass here; the
-    compiler refuses them."""
+    """Raise RequestError if every instance of the schema contains a further instance of it. Ignores references to other
+    documents, which the compiler refuses."""
     needed = _reachable(schema)
-    # Least fixed point: a schema is finite if of each of its needs at least one part is. Each schema is looked at again
-    # when something that it needs turns out to be finite.
+    # Least fixed point: a schema is finite if each of its requirements has a finite alternative. A schema is examined
+    # again when one of these alternatives turns out to be finite.
     needed_by: dict[int, list[int]] = {}
     for key, needs in needed.items():
         for part in {part for parts in needs for part in parts}:
@@ -27,14 +26,14 @@ def require_finite(schema: Any) -> None:
             todo += needed_by.get(key, [])
     if id(schema) not in finite:
         raise RequestError(
-            "the JSON schema requires itself without end, so no finite output matches it; make the recursive property "
+            "the JSON schema requires itself recursively, so no finite output matches it; make the recursive property "
             "optional or nullable"
         )
 
 
 def _reachable(schema: Any) -> dict[int, list[list[int]]]:
-    """By identity, all schemas that an instance must or may match as a whole or in a required part, and what each
-    needs: of each list at least one."""
+    """All schemas that an instance must or may match, as a whole or in a required part, by identity. Value: the
+    requirements of each, as in `_alternatives`."""
     needed: dict[int, list[list[int]]] = {}
     todo = [schema]
     while todo:
@@ -47,10 +46,10 @@ def _reachable(schema: Any) -> dict[int, list[list[int]]]:
 
 
 def _alternatives(node: Any, root: Any) -> list[list[Any]]:
-    """Requirements of a schema: of each list at least one must be finite."""
+    """The requirements of a schema. Each is a list of alternatives, of which at least one must be finite."""
     if not isinstance(node, dict):
         return []
-    # A constant is the instance itself, so its size is known.
+    # A constant is finite.
     if "const" in node or "enum" in node:
         return []
     needed: list[list[Any]] = []
@@ -76,7 +75,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def _resolved(reference: str, root: Any) -> Any | None:
-    """The schema that a reference within the document names; None if it names none."""
+    """The schema of a reference within the document, None if there is none."""
     if not reference.startswith("#"):
         return None
     node = root
