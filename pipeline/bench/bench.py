@@ -1,4 +1,4 @@
-"""The bench command's work: contenders set up, measured and summarised, in process or through a server."""
+"""Runs `lookahead bench`: creates contenders, measures them in process or through a server, and summarises."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from pipeline.tuning.planned_engine import measure_cost_curve
 
 @dataclass(frozen=True, slots=True)
 class BenchPlan:
-    """What to measure. strategies: the baseline first. baselines: of `BASELINES` and
-    `LLAMA_CPP_BASELINES`. concurrency: numbers of
-    requests in flight, empty for none. url: gRPC address of the server to measure through, None: in process."""
+    """Contents of a measurement. strategies: the baseline first. baselines: names from `BASELINES` and
+    `LLAMA_CPP_BASELINES`. concurrency: numbers of requests in flight, may be empty. cost_curve: whether to measure one.
+    url: gRPC address of a server, None to measure in process."""
 
     strategies: tuple[str, ...]
     baselines: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class BenchPlan:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Callbacks of a run. on_record: after each request; on_note: remarks."""
+    """Callbacks of a run. on_record: called after each request. on_note: called with remarks."""
 
     on_record: Callable[[RequestRecord], None] = lambda record: None
     on_note: Callable[[str], None] = lambda text: None
@@ -53,7 +53,7 @@ class Progress:
 def check_plan(
     artifact: Artifact, tokenizer: Tokenizer, rows: Sequence[WorkloadRow], plan: BenchPlan, options: MeasureOptions
 ) -> None:
-    """Raise UserError for what would fail or mislead only after minutes."""
+    """Raise UserError for a plan that would fail later or give misleading results."""
     most = artifact.resolved.profile.engine.max_batch_size
     too_many = [level for level in plan.concurrency if level > most]
     if too_many:
@@ -87,13 +87,13 @@ def _check_turn_ids(rows: Sequence[WorkloadRow]) -> None:
             name = turn_id(row, number)
             if name in row_ids:
                 raise UserError(
-                    f"The row id {name!r} is what turn {number + 1} of row {row.row_id!r} is called under --turns all. "
+                    f"The row id {name!r} is also the id of turn {number + 1} of row {row.row_id!r} under --turns all. "
                     "Give the row another id."
                 )
 
 
 def _check_lengths(tokenizer: Tokenizer, row: WorkloadRow, longest: int, options: MeasureOptions) -> None:
-    """Check the length of each prompt. Answers are not known yet, so later turns count without them."""
+    """Check the length of each prompt. Later turns count without the answers, which are not known yet."""
     messages: list[str] = []
     for number, turn in enumerate(row.turns if options.turns == "all" else row.turns[:1]):
         messages.append(turn)
@@ -108,14 +108,14 @@ def _check_lengths(tokenizer: Tokenizer, row: WorkloadRow, longest: int, options
 
 
 def _targets(artifact: Artifact, plan: BenchPlan) -> list[TargetTraits]:
-    """The models that serve the strategies."""
+    """The served models for the strategies."""
     targets = backend_of(artifact.resolved.backend).traits(artifact.resolved)
     wanted = set(plan.strategies)
     return [traits for traits in targets if "auto" in wanted or traits.strategies & wanted] or [*targets]
 
 
 def num_requests(rows: Sequence[WorkloadRow], plan: BenchPlan, options: MeasureOptions) -> int:
-    """Number of requests that `run_bench` records, without those of the concurrency levels."""
+    """Number of requests that `run_bench` records; requests of the concurrency levels are not recorded."""
     num_turns = sum(len(row.turns) if options.turns == "all" else 1 for row in rows)
     return options.repeats * num_turns * (len(plan.strategies) + len(plan.baselines))
 
@@ -128,7 +128,8 @@ def run_bench(
     options: MeasureOptions,
     progress: Progress,
 ) -> BenchResults:
-    """Measure a plan. A cost curve is also stored beside the artefact."""
+    """Measure a plan and return the results. A cost curve is also stored beside the artefact. Raises UserError as
+    `check_plan`."""
     check_plan(artifact, tokenizer, rows, plan, options)
     load, num_cpus = os.getloadavg()[0], os.cpu_count() or 1
     if load > num_cpus / 2:
@@ -166,7 +167,7 @@ def run_bench(
 
 
 def config_of(artifact: Artifact, plan: BenchPlan, options: MeasureOptions) -> dict[str, Any]:
-    """The settings of a measurement, for its manifest."""
+    """Settings of a measurement for its manifest, as JSON values."""
     resolved = artifact.resolved
     return {
         "model": resolved.model.name,

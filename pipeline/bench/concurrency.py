@@ -1,5 +1,4 @@
-"""Throughput in process: a fixed number of requests in flight over the whole workload, the next one joining as one
-ends."""
+"""Throughput in process: closed loop with a fixed number of requests in flight."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ class ClosedLoop(NamedTuple):
 
 
 def run_closed_loop(scheduler: Scheduler, submissions: Sequence[Submission], concurrency: int) -> ClosedLoop:
-    """Serve submissions in order with `concurrency` of them in flight. Raises the first error of a request."""
+    """Serve submissions in order, `concurrency` at a time. Raises the error of the first request that has one."""
     todo, results = deque(submissions), Results()
     begun: dict[str, float] = {}
     ttft_s: dict[str, float] = {}
@@ -67,10 +66,11 @@ def measure_concurrency(
     options: MeasureOptions,
     on_run: Callable[[int, str], None] = lambda level, strategy: None,
 ) -> list[ConcurrencyRow]:
-    """One row per level and contender, medians over repeats. Draft sources are emptied before each run. In a cold
-    measurement each request also has its own namespace, so that it cannot draft from the others through the trie. The
-    first contender is the baseline: speedups are relative to it at the same level, and outputs are compared with its
-    outputs at level 1."""
+    """Return one row per level and contender, with medians over repeats.
+
+    Draft sources are emptied before each run. In a cold measurement each request also has its own namespace, so that it
+    cannot draft from the others through the trie. The first contender is the baseline: speedups are relative to it at
+    the same level, and outputs are compared with its outputs at level 1."""
     reference = _run(contenders[0], prompts, 1, options).outputs
     runs: dict[tuple[int, str], list[ClosedLoop]] = {}
     for repeat in range(options.repeats):

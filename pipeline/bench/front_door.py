@@ -1,5 +1,5 @@
-"""Cost of what stands before Triton: time to first token through the OpenAI API and through the gateway, against Triton
-itself, on the running server. The three ways take turns, so that a busy machine harms them alike."""
+"""Latency of the servers in front of Triton: time to first token through the OpenAI API and the gateway, compared with
+Triton itself. Requests of the three ways alternate, so that a busy machine affects all alike."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pipeline.server.state import ServerState
 
 TRITON, GATEWAY, OPENAI = "Triton", "gateway", "OpenAI API"
 _TIMEOUT_S = 60.0
-# The first tokens may be part of a character, which is sent when it is whole.
+# More than one, because the first tokens may be parts of a character, which is sent once it is complete.
 _MAX_TOKENS = 8
 _NUM_WORDS = 24
 _WORDS = ("river", "stone", "lamp", "seven", "green", "walks", "under", "paper", "north", "slow")
@@ -30,7 +30,7 @@ _WORDS = ("river", "stone", "lamp", "seven", "green", "walks", "under", "paper",
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to the engine. text_of: the new text in one event of its stream."""
+    """One way to the engine. text_of: returns the new text in an event of its stream."""
 
     name: str
     url: str
@@ -41,7 +41,7 @@ class Way:
 
 
 def ways_to(state: ServerState, openai_url: str | None) -> list[Way]:
-    """The ways to a running server, Triton itself first. openai_url: base URL of its OpenAI API, if it has one."""
+    """The ways to a running server, Triton itself first. openai_url: base URL of its OpenAI API, if any."""
     path = f"/v2/models/{FRONT_MODEL}/generate_stream"
     body = {"max_tokens": _MAX_TOKENS, "stream": True, "strategy": "none", "temperature": 0.0}
     triton = f"http://{LOOPBACK}:{state.triton_http_port}{path}"
@@ -58,15 +58,15 @@ def ways_to(state: ServerState, openai_url: str | None) -> list[Way]:
 def times_to_first_token(
     ways: list[Way], num_requests: int, step: Callable[[str], None] = lambda name: None, seed: int = 0
 ) -> dict[str, list[float]]:
-    """Milliseconds for each request by the name of the way, warm-up and answers without text left out. Raises
-    ServerError if one fails, or if a way brings no text at all."""
+    """Milliseconds of each request by the name of the way, without warm-up and answers without text. Raises ServerError
+    if a request fails, or if all answers of a way have no text."""
     words = random.Random(seed)
     times: dict[str, list[float]] = {way.name: [] for way in ways}
     with httpx.Client(timeout=_TIMEOUT_S, trust_env=False) as client:
         for number in range(-1, num_requests):
             turn = number % len(ways)
             for way in (*ways[turn:], *ways[:turn]):
-                # No prompt begins as another one does, so none finds its KV cache.
+                # Prompts have different beginnings, so none reuses the KV cache of another.
                 prompt = f"{words.randrange(10**6)} " + " ".join(words.choices(_WORDS, k=_NUM_WORDS))
                 elapsed_ms = _first_token_ms(client, way, prompt)
                 if number >= 0:
@@ -80,7 +80,7 @@ def times_to_first_token(
 
 
 def cost_of(times: Mapping[str, list[float]]) -> dict[str, dict[str, float]]:
-    """Median and 90th percentile by way, and what its median adds to that of Triton, in milliseconds."""
+    """Median and 90th percentile by way, and the difference of its median to Triton's, in milliseconds."""
     base = statistics.median(times[TRITON])
     return {
         name: {
@@ -93,7 +93,7 @@ def cost_of(times: Mapping[str, list[float]]) -> dict[str, dict[str, float]]:
 
 
 def _first_token_ms(client: httpx.Client, way: Way, prompt: str) -> float | None:
-    """None if there is no text: a small model may begin with parts of characters, or end at once."""
+    """Time to first token; None without text, because a small model may emit parts of characters or end at once."""
     started = time.perf_counter()
     elapsed_ms = None
     try:

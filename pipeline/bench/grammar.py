@@ -1,6 +1,6 @@
-"""Structured output measured: speed with a grammar and without, with drafts and without, and whether outputs match.
+"""Measures structured output: speed with and without a grammar, with and without drafts, and validity of outputs.
 
-Each schema is one row; all contenders run it in turn, in rotating order, so that figures compare within a row:
+Each schema is one row. All contenders run it in rotating order, so that figures are comparable within a row:
 
     none | none + grammar | hybrid | hybrid + grammar
 """
@@ -48,9 +48,10 @@ class SchemaRow(Frozen, extra="ignore"):
 
 @dataclass(frozen=True, slots=True)
 class GrammarRecord:
-    """One request. guided: with its schema as the grammar. valid: the whole output matches the schema. seconds: of the
-    request, without compiling the grammar; compile_s: that, where it is guided. mask_s, guide_s: time spent on masks,
-    and on cutting and extending drafts. forced_tokens: that needed no pass."""
+    """One request. guided: whether its schema was the grammar. valid: whether the whole output matches the schema.
+    identical: whether it equals the baseline's. seconds: of the request without compiling. compile_s: of compiling the
+    grammar, if guided. mask_s, guide_s: of masks, and of cutting and extending drafts. forced_tokens: number of tokens
+    without a pass."""
 
     id: str
     task: str
@@ -72,7 +73,7 @@ class GrammarRecord:
 
 
 def load_schemas(path: Path, limit: int | None = None) -> list[SchemaRow]:
-    """The rows of a schema file. Raises UserError, naming the line, for one that is not as it must be."""
+    """Read a schema file. Raises UserError with the line of a row that is invalid."""
     rows: list[SchemaRow] = []
     with reading(path), path.open(encoding="utf-8") as lines:
         for where, value in json_rows(lines, path):
@@ -93,8 +94,8 @@ def measure_schemas(
     options: MeasureOptions,
     on_record: Callable[[GrammarRecord], None] = lambda record: None,
 ) -> list[GrammarRecord]:
-    """Records in the order of rows. strategies: the baseline first; its guided output is what the others' must equal.
-    options: warmth cold empties the draft sources before each row."""
+    """Return records in the order of rows. strategies: the baseline first; guided outputs must equal its guided ones.
+    options: with warmth "cold", draft sources are emptied before each row."""
     contenders = [(opened.contender(strategy), guided) for strategy in strategies for guided in (False, True)]
     records: list[GrammarRecord] = []
     for index, row in enumerate(rows):
@@ -142,7 +143,7 @@ def measure_schemas(
 
 
 def matches(schema: Any, text: str) -> bool:
-    """Whether a text is JSON that the schema admits."""
+    """Whether a text is JSON that the schema permits."""
     try:
         return bool(Draft202012Validator(schema).is_valid(json.loads(text)))
     except ValueError:
@@ -150,7 +151,7 @@ def matches(schema: Any, text: str) -> bool:
 
 
 def summary_table(records: Sequence[GrammarRecord]) -> Table:
-    """Per strategy, with and without the grammar."""
+    """One row per strategy with the grammar, and one without: counts of outputs, speed, and times per step."""
     groups: dict[tuple[str, bool], list[GrammarRecord]] = {}
     for record in records:
         groups.setdefault((record.strategy, record.guided), []).append(record)
@@ -183,7 +184,7 @@ def speed(records: Sequence[GrammarRecord]) -> float:
 
 
 def verdict(records: Sequence[GrammarRecord]) -> str:
-    """Conclusion about the guided outputs, in one sentence."""
+    """One sentence about validity and identity of the guided outputs."""
     guided = [record for record in records if record.guided]
     finished = [record for record in guided if record.finish_reason != FinishReason.LENGTH.value]
     valid, identical = sum(record.valid for record in finished), sum(record.identical for record in guided)

@@ -1,4 +1,4 @@
-"""Closed-loop load on a running server: each client sends its next request when the last one has ended."""
+"""Closed-loop load on a running server: each client sends its next request after the end of the last one."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ REFUSED_PAUSE_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """concurrency: clients. duration_s: time during which requests are sent. grace_s: time after which requests still
-    in flight count as errors. max_requests: limit of requests. max_rate: requests per second over all clients, None: no
-    bound."""
+    """concurrency: number of clients. duration_s: time during which requests are sent. grace_s: further time after
+    which requests in flight count as errors. max_requests: limit of requests, if any. max_rate: limit of requests per
+    second over all clients, if any."""
 
     concurrency: int
     duration_s: float
@@ -36,8 +36,8 @@ class LoadPlan:
 
 @dataclass(slots=True)
 class LoadResult:
-    """Result of a load, times in seconds. gaps_s: between parts of one answer at their arrival. token_s: per request,
-    time after the first part divided by the tokens of that time."""
+    """Result of a load, times in seconds. gaps_s: times between the arrivals of parts of an answer. token_s: per
+    request, time from the first to the last part divided by the number of tokens after the first."""
 
     seconds: float = 0.0
     num_requests: int = 0
@@ -75,8 +75,8 @@ def run_load(
     plan: LoadPlan,
     on_answer: Callable[[LoadResult], None] = lambda result: None,
 ) -> LoadResult:
-    """Send the requests round robin with `generate(query, timeout_s)`. Errors of requests are counted; any other
-    exception ends the run."""
+    """Send the requests in turn with `generate(query, timeout_s)`. RequestError and ServerError are counted; any other
+    exception ends the run. on_answer: called after each request."""
     result = LoadResult()
     lock = threading.Lock()
     numbers = itertools.count()
@@ -91,7 +91,7 @@ def run_load(
             if plan.max_requests is not None and number >= plan.max_requests:
                 return
             if plan.max_rate is not None:
-                # The n-th request is due at n / rate; a client that is early waits for its turn.
+                # The n-th request is due at n / rate.
                 if (due := number / plan.max_rate) >= plan.duration_s:
                     return
                 time.sleep(max(0.0, due - elapsed()))
@@ -100,7 +100,7 @@ def run_load(
             except (RequestError, ServerError) as error:
                 with lock:
                     result.add_error(str(error))
-                # Prevents a busy loop against a server that refuses immediately.
+                # Prevents a busy loop with a server that refuses immediately.
                 time.sleep(REFUSED_PAUSE_S)
             else:
                 with lock:
@@ -115,7 +115,7 @@ def run_load(
 
 
 def summary_of(result: LoadResult) -> dict[str, Any]:
-    """Figures as JSON values; percentiles in milliseconds, None where nothing was measured."""
+    """Figures as JSON values; percentiles in milliseconds, None without measurements."""
     return {
         "seconds": round(result.seconds, 3),
         "requests": result.num_requests,

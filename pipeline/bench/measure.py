@@ -1,6 +1,6 @@
-"""The measuring loop: every contender runs every prompt, alternately and in rotating order, in one process.
+"""The measuring loop: all contenders run each prompt one after the other, in rotating order, in one process.
 
-Speeds on a shared machine drift, so figures are only compared within a prompt's own round:
+The speed of a shared machine varies, so figures are only compared within the round of one prompt:
 
     repeat 0:  prompt 0: none trie hybrid | prompt 1: trie hybrid none | prompt 2: hybrid none trie | ...
 """
@@ -26,8 +26,8 @@ _request_numbers = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class MeasureOptions:
-    """Options of all requests. warmth: cold empties the draft sources before each row, warm only before each repeat.
-    raw: prompts without a chat template. end_ids: tokens that end an output. guide: format that outputs must match, if
+    """Options of all requests. warmth: with "cold" draft sources are emptied before each row, with "warm" before each
+    repeat. raw: use no chat template. end_ids: tokens that end an output. guide: format that outputs must match, if
     any."""
 
     max_new_tokens: int = 128
@@ -41,7 +41,7 @@ class MeasureOptions:
 
 
 def make_request(options: MeasureOptions, prompt_ids: IntArray, namespace: str = "") -> GenerationRequest:
-    """A request under the options, with a unique id."""
+    """A request with these options and a unique id."""
     return GenerationRequest(
         request_id=f"bench-{next(_request_numbers)}",
         prompt_ids=prompt_ids,
@@ -60,8 +60,8 @@ def measure(
     options: MeasureOptions,
     on_record: Callable[[RequestRecord], None] = lambda record: None,
 ) -> list[RequestRecord]:
-    """Records in the order of rows, then contenders, for each repeat. The first contender is the baseline: other
-    outputs are compared with its outputs, and with several turns its answers continue all conversations."""
+    """Return records by repeat, then row, then contender. The first contender is the baseline: outputs are compared
+    with its outputs, and with several turns its answers continue all conversations."""
     warm_up(contenders, rows[0], tokenizer, options)
     records: list[RequestRecord] = []
     for repeat in range(options.repeats):
@@ -79,12 +79,12 @@ def measure(
 
 
 def rotated(count: int, shift: int) -> list[int]:
-    """0 .. count - 1, beginning elsewhere each time, so that no contender always runs first or after the same one."""
+    """0 .. count - 1, rotated by `shift`, so that no contender always runs first."""
     return [(position + shift) % count for position in range(count)]
 
 
 def warm_up(contenders: Sequence[Contender], row: WorkloadRow, tokenizer: Tokenizer, options: MeasureOptions) -> None:
-    """Run a request first, so that compilation, page faults and tuning are not measured. Its state is dropped."""
+    """Run a short request several times, so that compilation, page faults and tuning are not measured."""
     short = replace(options, max_new_tokens=min(options.max_new_tokens, WARM_UP_TOKENS))
     prompt = row.first_prompt(options.raw)
     prompt_ids = prompt_ids_of(tokenizer, prompt)

@@ -1,8 +1,6 @@
-"""Finds the draft budget and the W, N, G with which this model is fastest on this machine, measured against plain
-decoding.
+"""Finds the fastest draft budget and the fastest W, N, G for a model on this machine.
 
-It first measures the cost curve (time of a pass by number of tokens, which the adaptive planner reads). Then it
-measures the candidates that the engine has room for, interleaved with plain decoding over the same prompts.
+All candidates within the engine's limits are measured in turn with plain decoding over the same prompts.
 """
 
 from __future__ import annotations
@@ -23,7 +21,8 @@ from pipeline.engine.create import create_scheduler
 from pipeline.errors import UserError
 
 BUDGETS = (4, 8, 12, 16, 24, 32, 48, 64)
-# Small windows for machines where every token of a pass costs, up to the paper's on an A100 (arXiv 2402.02057 table 4).
+# From small windows, for machines where every token of a pass takes time, to the paper's for an A100 (arXiv 2402.02057
+# table 4).
 LOOKAHEADS = ((1, 3, 2), (2, 3, 3), (3, 3, 3), (4, 3, 4), (5, 4, 5), (7, 5, 7), (10, 5, 10), (15, 5, 15))
 
 
@@ -37,7 +36,7 @@ class Candidate(NamedTuple):
 
 
 def candidates(resolved: ResolvedConfig) -> list[Candidate]:
-    """The settings that an engine of this config has room for. Raises UserError if there is none."""
+    """The settings within the limits of an engine of this config. Raises UserError if there are none."""
     room = resolved.profile.engine.max_draft_tokens
     kinds = {source.kind for source in resolved.profile.drafting.sources}
     found = [Candidate(f"budget {size}", "hybrid", size) for size in BUDGETS if size <= room and kinds]
@@ -54,7 +53,7 @@ def candidates(resolved: ResolvedConfig) -> list[Candidate]:
 
 
 def with_candidate(resolved: ResolvedConfig, candidate: Candidate) -> ResolvedConfig:
-    """The config under which a candidate runs: fixed budgets, so that they and not the planner are compared."""
+    """The config of a candidate, with the fixed planner, so that budgets are compared."""
     drafting = resolved.profile.drafting.model_copy(update={"planner": "fixed"})
     if candidate.max_draft_tokens is not None:
         drafting = drafting.model_copy(update={"max_draft_tokens": candidate.max_draft_tokens})
@@ -72,8 +71,8 @@ def tune(
     options: MeasureOptions,
     on_record: Callable[[RequestRecord], None] = lambda record: None,
 ) -> list[SummaryRow]:
-    """Figures of plain decoding and of each candidate over all prompts, in their order. Raises UserError if a candidate
-    changed a token: then nothing else about it matters."""
+    """Return the figures of plain decoding and of each candidate over all prompts, in this order. Raises UserError if a
+    candidate changes a token."""
     contenders: list[Contender] = [opened.contender(BASELINE), *(_contender(opened, each) for each in chosen)]
     records = measure(contenders, rows, opened.tokenizer, options, on_record)
     different = sorted({record.strategy for record in records if not record.identical})
@@ -83,7 +82,7 @@ def tune(
 
 
 def winners(chosen: Sequence[Candidate], rows: Sequence[SummaryRow]) -> tuple[int | None, LookaheadConfig | None]:
-    """The draft budget and the window of the fastest candidates; None where none beat plain decoding."""
+    """The draft budget and the window of the fastest candidates; None if none is faster than plain decoding."""
     by_name = {each.name: each for each in chosen}
     budget = best(rows, [each.name for each in chosen if each.max_draft_tokens is not None])
     window = best(rows, [each.name for each in chosen if each.lookahead is not None])

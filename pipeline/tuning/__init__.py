@@ -1,1 +1,1 @@
-"""Measured cost of a pass, and what is chosen from it."""
+"""Measurement of pass times, and engines built with them."""

@@ -1,5 +1,6 @@
-"""Measures the cost curve: time of a verify pass by tokens in the pass, sequences and context length. The planner needs
-the whole curve, because on a CPU no part of it is flat (see `critical_decoding_length`).
+"""Measures the cost curve: time of a verify pass by number of tokens, sequences and context length.
+
+The planner needs the whole curve, because on a CPU no part of it is flat (see `critical_decoding_length`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from pipeline.engine.contract import Engine, EngineLimits, EngineSequence, Verif
 
 @dataclass(frozen=True, slots=True)
 class CostGrid:
-    """Which passes are measured: all combinations that fit the engine. max_pass_tokens: over all sequences."""
+    """Sizes of the measured passes: all combinations within the engine's limits. max_pass_tokens: over all
+    sequences."""
 
     tokens_per_sequence: Sequence[int] = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
     batch_sizes: Sequence[int] = (1, 2, 4, 8, 16, 32)
@@ -29,26 +31,24 @@ class CostGrid:
 
 
 FINE = CostGrid()
-# Enough for a planner, in seconds for a small model.
+# Sufficient for a planner; takes seconds for a small model.
 COARSE = CostGrid((1, 2, 4, 8, 16, 24, 32, 64), (1, 4, 16), max_pass_tokens=128, num_repeats=3)
-# A GPU's curve may be flat beyond what is worth measuring on a CPU, and its passes are short. Not run on a GPU.
+# For a GPU, whose curve may be flat up to more tokens than a CPU's. Not tested on a GPU.
 WIDE = CostGrid(max_pass_tokens=2048)
-
-
-# Sizes of a line that are always measured: one alone has no slope.
+# Least number of sizes per group, because a single one has no slope.
 MIN_SIZES = 2
 
 
 def grid_for(device: Device, *, fine: bool) -> CostGrid:
-    """The grid for a device. fine: for a requested measurement; coarse during a build."""
+    """The grid for a device. fine: for `lookahead bench --cost-curve`; otherwise for a build."""
     if device == "cuda":
         return WIDE
     return FINE if fine else COARSE
 
 
 def critical_decoding_length(points: Sequence[CostPoint], tolerance: float = 0.1) -> int:
-    """Draft tokens up to which a pass over one sequence costs hardly more than one without drafts (arXiv 2312.12728,
-    section 3): its time grows by no more than the tolerance. Of the context lengths measured, the shortest one's."""
+    """Maximum number of draft tokens with which a pass over one sequence takes at most (1 + tolerance) times as long as
+    without drafts (arXiv 2312.12728, section 3), at the shortest measured context length."""
     alone = [point for point in points if point.batch_size == 1]
     shortest = min(point.context_len for point in alone)
     most = max(point.num_tokens for point in alone if point.context_len == shortest)
@@ -64,12 +64,11 @@ def measure(
     max_seconds: float = math.inf,
     on_point: Callable[[CostPoint], None] = lambda point: None,
 ) -> list[CostPoint]:
-    """Least times of passes with chains of random drafts, for all sizes that fit the engine's limits.
+    """Return the least times of passes with chains of random drafts, for all sizes within the engine's limits.
 
-    Repeats of the different sizes alternate, so that a slow moment of the machine does not fall on one size alone; of
-    the repeats the least time counts, as disturbances only add. max_seconds: no pass starts later, so that on a slow
-    machine there are fewer repeats, then fewer sizes, then no long contexts; two sizes of one sequence are always
-    measured."""
+    Repeats of different sizes alternate, so that a slow moment of the machine does not affect one size alone. The least
+    time of the repeats counts, because disturbances only add time. max_seconds: no pass starts later; a slow machine
+    gets fewer repeats, then fewer sizes, then no long contexts. Two sizes of one sequence are always measured."""
     random = np.random.default_rng(seed)
     points: list[CostPoint] = []
     groups = groups_that_fit(engine.limits, grid)
@@ -78,18 +77,18 @@ def measure(
         now = time.monotonic()
         if number and now >= deadline:
             break
-        # Groups share the time that is left.
+        # The remaining groups share the remaining time.
         until = now + (deadline - now) / (len(groups) - number)
         prefill_until = until if number else math.inf
         times = _measure_batch(engine, batch_size, context_len, sizes, grid.num_repeats, random, until, prefill_until)
-        for size, seconds in zip(sizes, times, strict=False):  # not all sizes, if time was short
+        for size, seconds in zip(sizes, times, strict=False):  # times of fewer sizes if time was short
             points.append(CostPoint(size * batch_size, batch_size, context_len, seconds))
             on_point(points[-1])
     return points
 
 
 def groups_that_fit(limits: EngineLimits, grid: CostGrid) -> list[tuple[int, int, list[int]]]:
-    """Sequences, context length and numbers of tokens per sequence that a grid measures within limits."""
+    """Batch size, context length and numbers of tokens per sequence of each group of a grid, within limits."""
     # An engine with short sequences is measured at a quarter of their length.
     fitting = [length for length in grid.context_lengths if sizes_that_fit(limits, grid, 1, length)]
     lengths = fitting or [limits.max_seq_len // 4]
@@ -103,7 +102,7 @@ def groups_that_fit(limits: EngineLimits, grid: CostGrid) -> list[tuple[int, int
 
 
 def sizes_that_fit(limits: EngineLimits, grid: CostGrid, batch_size: int, context_len: int) -> list[int]:
-    """Tokens per sequence that a pass may have; none if the sequences outgrow the engine while they are measured."""
+    """Possible numbers of tokens per sequence in a pass. A measurement must also fit into max_seq_len."""
     longest = min(limits.max_num_tokens, grid.max_pass_tokens)
     possible = [
         size
@@ -125,8 +124,8 @@ def _measure_batch(
     until: float,
     prefill_until: float,
 ) -> list[float]:
-    """Seconds by size, of the first sizes if time is short, and of none if it ends before the context is computed.
-    until, prefill_until: on the monotonic clock, when to stop."""
+    """Seconds for each size. If time is short, only for the first sizes, or none if the context takes too long. until,
+    prefill_until: deadlines on the monotonic clock."""
     vocab_size = engine.limits.vocab_size
 
     def tokens(count: int) -> IntArray:
@@ -146,11 +145,11 @@ def _measure_batch(
 
     context = tokens(context_len)
     sequences: list[EngineSequence] = []
-    # Times of the first passes, which may compile or pack something; later repeats replace them.
+    # Times of the first passes, which may include compilation; later repeats replace them.
     times: list[float] = []
     try:
         for _ in range(batch_size):
-            sequences.append(engine.open(context))  # the same for all, so that only the first is computed
+            sequences.append(engine.open(context))  # all have one context, so only the first is computed
             if not _prefill(engine, sequences[-1], prefill_until):
                 return []
         for size in sizes:
@@ -159,7 +158,7 @@ def _measure_batch(
             times.append(seconds_of_pass(size))
         for repeat in range(num_repeats):
             for place, size in enumerate(sizes[: len(times)]):
-                # Sizes ascend, so a pass that is too long for the time left is followed by longer ones.
+                # Sizes ascend, so the following passes would take even longer.
                 if time.monotonic() + times[place] > until:
                     break
                 seconds = seconds_of_pass(size)
@@ -171,7 +170,7 @@ def _measure_batch(
 
 
 def _prefill(engine: Engine, sequence: EngineSequence, until: float) -> bool:
-    """Compute all pending tokens and append one more, so that exactly one is pending. False if time is up before."""
+    """Compute all pending tokens and append one, so that exactly one is pending. False if the deadline passes."""
     while sequence.pending:
         if time.monotonic() >= until:
             return False

@@ -1,5 +1,4 @@
-"""Builds an engine, measures its passes on this machine for the draft planner, and computes the first rows of token
-recycling."""
+"""Builds an engine, measures its cost curve for the draft planner, and computes the first rows of token recycling."""
 
 from __future__ import annotations
 
@@ -30,17 +29,17 @@ from pipeline.errors import BuildError
 from pipeline.tuning.cost_curve import CostGrid, grid_for, measure
 
 OnPoint = Callable[[CostPoint], None]
-# Time limit of a measurement during a build, without the last pass and the loading of the engine.
+# Time limit of the measurement during a build, without the last pass and the loading of the engine.
 MAX_SECONDS = 12.0
-# Longest sequence during a measurement: the longest context of a grid and the tokens that its passes append.
+# Maximum sequence length during a measurement: the longest context of a grid and the tokens that its passes append.
 MEASURED_SEQ_LEN = 1280
 # Number of first rows for token recycling, and the time limit of computing them, without the last pass and the loading
-# of the engine. 8192 of 49152 tokens brought four fifths of what all of them bring.
+# of the engine. 8192 of 49152 tokens gave four fifths of the gain of all tokens.
 MOST_ROWS = 8192
 MAX_ROW_SECONDS = 20.0
 LOADING = "loading the engine, to measure it"
 COMPUTING = "computing the first rows, for token recycling"
-MEASURING = "measuring what passes cost, for the draft planner"
+MEASURING = "measuring pass times, for the draft planner"
 
 
 def planned_engine(
@@ -51,28 +50,27 @@ def planned_engine(
     retake: bool = False,
     note: Note = lambda text: None,
 ) -> BuildResult:
-    """`build_engine`, then the compiled loops, and beside the artefact a cost curve, if the profile's planner needs one
-    that is not there, and likewise the first rows of token recycling. retake: measure a curve that was measured on a
-    busy machine again if other programs use less than half as much now, and compute rows that there was no time for.
-    Raises CheckpointError and BuildError."""
+    """Run `build_engine`, compile the loops, and store the missing cost curve and first rows, if the profile needs
+    them. retake: also repeat a measurement from a busy machine if other programs now use less than half as much, and
+    compute rows that exceeded the time limit. Raises CheckpointError and BuildError."""
     result = build_engine(resolved, places, force=force, note=note)
     artifact = result.artifact
-    ensure_compiled(note)  # otherwise each model of a server compiles them while it loads
+    ensure_compiled(note)  # otherwise each model of a server would compile them
     known, wants_curve = _rows_to_continue(artifact, retake), needs_cost_curve(artifact, retake)
     if known is not None or wants_curve:
         note(LOADING)
         grid = grid_for(resolved.device, fine=False)
         with _measured(artifact, grid, grid.batch_sizes if wants_curve else [1]) as engine:
             if known is not None:
-                _compute_in_passing(artifact, engine, known, note)
+                _compute_and_save_rows(artifact, engine, known, note)
             if wants_curve:
-                _measure_in_passing(artifact, engine, grid, note)
+                _measure_coarse_curve(artifact, engine, grid, note)
     return result
 
 
 def needs_cost_curve(artifact: Artifact, retake: bool = False) -> bool:
-    """Whether the planner is adaptive, the engine runs in process, and these weights were not measured yet on this
-    machine with as many processes. retake: a curve taken while the machine was twice as busy as now does not count."""
+    """Whether `plans_by_cost` holds and there is no curve of these weights on this machine. retake: ignore a curve that
+    was measured while the machine was more than twice as busy as now."""
     if not plans_by_cost(artifact.resolved):
         return False
     stored = load_cost_curve(artifact)
@@ -80,8 +78,8 @@ def needs_cost_curve(artifact: Artifact, retake: bool = False) -> bool:
 
 
 def _rows_to_continue(artifact: Artifact, retake: bool) -> FirstRows | None:
-    """The first rows that are stored, if more are to be computed; None otherwise. They are computed for profiles that
-    recycle tokens on an engine in process: once, or until all are there (retake)."""
+    """The stored first rows if more must be computed, else None. Profiles with token recycling on an engine in process
+    need them. retake: continue rows that exceeded the time limit."""
     resolved = artifact.resolved
     recycles = any(source.kind == "recycling" for source in resolved.profile.drafting.sources)
     if not recycles or not backend_of(resolved.backend).in_process:
@@ -92,9 +90,8 @@ def _rows_to_continue(artifact: Artifact, retake: bool) -> FirstRows | None:
     return stored.rows if retake and len(stored.rows.ids) < min(MOST_ROWS, stored.vocab_size) else None
 
 
-def _compute_in_passing(artifact: Artifact, engine: Engine, known: FirstRows, note: Note) -> None:
-    """Compute and store rows of the first tokens of the vocabulary: those known already, and as many more up to
-    `MOST_ROWS` as `MAX_ROW_SECONDS` allow."""
+def _compute_and_save_rows(artifact: Artifact, engine: Engine, known: FirstRows, note: Note) -> None:
+    """Extend the known rows within `MOST_ROWS` and `MAX_ROW_SECONDS`, and store them."""
     note(COMPUTING)
     rows = compute_first_rows(engine, opening_of(artifact), known, MOST_ROWS, MAX_ROW_SECONDS)
     save_first_rows(artifact, StoredRows(rows, engine.limits.vocab_size))
@@ -102,18 +99,18 @@ def _compute_in_passing(artifact: Artifact, engine: Engine, known: FirstRows, no
 
 
 def plans_by_cost(resolved: ResolvedConfig) -> bool:
-    """Whether the drafts are planned by measured costs of our own engine's passes."""
+    """Whether drafts are planned by measured pass times of an engine in process."""
     return backend_of(resolved.backend).in_process and resolved.profile.drafting.planner == "adaptive"
 
 
 def stored_cost_curve(artifact: Artifact) -> CostCurveFile | None:
-    """The stored curve if drafts of this engine are planned by one, else None."""
+    """The stored curve of an engine whose drafts are planned by one, else None."""
     return load_cost_curve(artifact) if plans_by_cost(artifact.resolved) else None
 
 
-def _measure_in_passing(artifact: Artifact, engine: Engine, grid: CostGrid, note: Note) -> None:
-    """Measure a coarse curve within `MAX_SECONDS` and store it; `lookahead bench --cost-curve` puts a finer one in its
-    place."""
+def _measure_coarse_curve(artifact: Artifact, engine: Engine, grid: CostGrid, note: Note) -> None:
+    """Measure a coarse curve within `MAX_SECONDS` and store it. `lookahead bench --cost-curve` replaces it by a finer
+    one."""
     note(MEASURING)
     done: set[int] = set()
 
@@ -126,8 +123,8 @@ def _measure_in_passing(artifact: Artifact, engine: Engine, grid: CostGrid, note
 
 
 def measure_cost_curve(artifact: Artifact, on_point: OnPoint = lambda point: None) -> CostCurveFile:
-    """Measure the passes of an artefact on a fine grid and store the curve, with the load of the machine meanwhile. The
-    limits of its profile do not apply, so that the curve serves all profiles."""
+    """Measure the passes of an artefact on a fine grid and store the curve, with the load of the machine. The limits of
+    its profile do not apply, so that the curve is valid for all profiles."""
     grid = grid_for(artifact.resolved.device, fine=True)
     with _measured(artifact, grid, grid.batch_sizes) as engine:
         return _measure_and_save(artifact, engine, grid, math.inf, on_point)
@@ -143,9 +140,8 @@ def _measure_and_save(
 
 @contextmanager
 def _measured(artifact: Artifact, grid: CostGrid, batch_sizes: Sequence[int]) -> Iterator[Engine]:
-    """The engine with limits that hold a grid's passes: of the largest of the batch sizes whose KV cache fits into
-    memory. An engine in several processes ends them at the end of the block, so that the caller can start its
-    own."""
+    """Load the engine with limits for a grid's passes, and the largest of the batch sizes whose KV cache fits into
+    memory. Its further processes, if any, end with the block."""
     from pipeline.engine.parallel import ParallelEngine
 
     engine = _load(artifact, grid, sorted(batch_sizes, reverse=True))
@@ -168,7 +164,7 @@ def _load(artifact: Artifact, grid: CostGrid, batch_sizes: Sequence[int]) -> Eng
 
 
 def with_measured_limits(artifact: Artifact, grid: CostGrid, batch_size: int) -> Artifact:
-    """The artefact under limits that hold the grid's passes of up to batch_size sequences."""
+    """The artefact with limits for the grid's passes of up to batch_size sequences."""
     resolved = artifact.resolved
     limits = resolved.profile.engine.model_copy(
         update={
@@ -183,8 +179,8 @@ def with_measured_limits(artifact: Artifact, grid: CostGrid, batch_size: int) ->
 
 
 def opening_of(artifact: Artifact) -> IntArray:
-    """[len >= 1] what the chat template puts in front of the model's answer; the model's first token where there is no
-    template, or one that refuses an empty message."""
+    """[len >= 1] token ids that the chat template adds before the model's answer; the model's BOS token if there is no
+    template, or if it refuses an empty message."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(artifact.tokenizer_dir)
@@ -199,7 +195,7 @@ def opening_of(artifact: Artifact) -> IntArray:
 
 
 def _generation_prompt(tokenizer: Any) -> str:
-    """The text that a template adds before the model's answer; the whole conversation if it adds nothing at the end."""
+    """The text that a template adds before the model's answer, or the whole conversation if that is empty."""
     message = [{"role": "user", "content": ""}]
     before, whole = (
         tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=adds) for adds in (False, True)

@@ -1,1 +1,1 @@
-"""Generators that a bench compares: engines in process, servers, baselines."""
+"""Generators that a bench measures: engines in process, servers, baselines."""

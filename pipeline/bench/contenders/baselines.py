@@ -23,9 +23,8 @@ PROMPT_LOOKUP_NUM_TOKENS = 10
 
 
 class HuggingFaceBaseline:
-    """`model.generate` without sampling: `check_plan` refuses other requests. Steps are counted as forward passes; each
-    call starts from an empty cache. max_seq_len: room of our engine for prompt and output, where its outputs end and
-    these have to end as well."""
+    """`model.generate` without sampling (`check_plan` refuses other requests), from an empty cache. A step is a forward
+    pass. max_seq_len: limit of prompt and output, the same as our engine's, so that outputs end at the same length."""
 
     def __init__(self, name: str, model: Any, max_seq_len: int, prompt_lookup_num_tokens: int | None) -> None:
         self.name = name
@@ -34,7 +33,7 @@ class HuggingFaceBaseline:
         self._prompt_lookup_num_tokens = prompt_lookup_num_tokens
 
     def forget(self) -> None:
-        """Nothing to do: prompt lookup reads the request's own text only."""
+        """Do nothing: prompt lookup uses only the request's own text."""
 
     def generate(self, request: GenerationRequest, prompt: Prompt) -> MeasuredRequest:
         watch = _PassWatch(len(request.prompt_ids))
@@ -57,7 +56,7 @@ class HuggingFaceBaseline:
 
 
 class _PassWatch:
-    """Counts the forward passes of one `generate` from outside, by a hook."""
+    """Counts the forward passes of one `generate` call by a hook."""
 
     def __init__(self, prompt_len: int) -> None:
         self.num_passes = 0
@@ -68,12 +67,11 @@ class _PassWatch:
         self._roots: list[int] = []
 
     def on(self, model: Any) -> Any:
-        """A context in which passes are counted: the handle of the hook, which is removed at the end."""
+        """Return a context manager in which passes are counted (the handle of the hook)."""
         return model.register_forward_hook(self._count, with_kwargs=True)
 
     def acceptance_lengths(self, num_outputs: int) -> list[int]:
-        """Tokens that each pass brought: those from its root (the last token known before it) to the next pass's
-        root."""
+        """Tokens emitted by each pass: from its root (the last token known before it) to the next pass's root."""
         totals = [root + 1 - self._prompt_len for root in self._roots[1:]] + [num_outputs]
         return [total - before for total, before in zip(totals, [0, *totals], strict=False)]
 
@@ -91,9 +89,9 @@ class _PassWatch:
 def load_baselines(
     names: list[str], engine_dir: Path, dtype: Dtype, device: Device, max_seq_len: int, quantization: str = "none"
 ) -> list[Contender]:
-    """The named baselines over one model instance of their own (our engine repacks its weights, so that they cannot be
-    shared), with the engine's weights: in float32 for an engine of the lean pass, int8 weights dequantised. Other int8
-    engines: int8 weights and our kernels. names: of `BASELINES`. max_seq_len: see `HuggingFaceBaseline`."""
+    """Load the named baselines over one model with the engine's weights. They cannot share our engine's tensors, which
+    are repacked. For an engine of the lean pass the model is float32, with int8 weights dequantised; for another int8
+    engine it has int8 weights and our kernels. names: from `BASELINES`. max_seq_len: see `HuggingFaceBaseline`."""
     if not names:
         return []
     from transformers import AutoModelForCausalLM
@@ -110,7 +108,7 @@ def load_baselines(
     else:
         model = AutoModelForCausalLM.from_pretrained(engine_dir, dtype=getattr(torch, dtype), local_files_only=True)
     model = model.to(device).eval()
-    # Under greedy decoding a checkpoint's own sampling settings only cause warnings.
+    # A checkpoint's own sampling settings would only cause warnings.
     model.generation_config = type(model.generation_config)()
     gc.collect()
     lookup = {"hf": None, "hf-prompt-lookup": PROMPT_LOOKUP_NUM_TOKENS}

@@ -1,4 +1,4 @@
-"""The interface of a measured generator: it generates, is timed from outside, and can forget what it has learned."""
+"""The interface of measured generators, and the generator over a scheduler in process."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from pipeline.engine.submission import Submission
 
 
 class Contender(Protocol):
-    """A strategy, in process or through a server, or another library's generate()."""
+    """A measured generator: a strategy in process or through a server, or another library."""
 
     name: str
 
     def forget(self) -> None:
-        """Empty everything learnt from earlier requests."""
+        """Drop all state learned from earlier requests."""
 
     def generate(self, request: GenerationRequest, prompt: Prompt) -> MeasuredRequest:
-        """Serve one request alone. prompt: the source of `request.prompt_ids`, for contenders that receive text."""
+        """Serve and measure one request alone. prompt: source of `request.prompt_ids`, for contenders that take
+        text."""
 
 
 class SchedulerContender:
     """One strategy on an engine in process.
 
-    Each strategy has its own scheduler and draft sources: otherwise the second strategy to get a prompt would find the
-    first one's output in the trie. The engine, and so the weights, is shared.
+    Each strategy has its own scheduler and draft sources; otherwise it would find another strategy's output for the
+    same prompt in the trie. The engine is shared.
     """
 
     def __init__(
@@ -39,9 +40,9 @@ class SchedulerContender:
         forget_cached: Callable[[], None],
         name: str | None = None,
     ) -> None:
-        """create: makes a scheduler over the shared engine with empty draft sources. forget_cached: drops the KV of
-        finished requests, which the next contender would otherwise reuse. name: for one strategy under several
-        settings."""
+        """create: returns a scheduler over the shared engine with empty draft sources. forget_cached: drops the KV of
+        finished requests, which the next contender would otherwise reuse. name: if it differs from the strategy, which
+        may run with several settings."""
         self.name = name or strategy
         self.scheduler = create()
         self.forget_cached = forget_cached
@@ -49,7 +50,7 @@ class SchedulerContender:
         self._create = create
 
     def forget(self) -> None:
-        """Make a fresh scheduler, so that sources, learnt weights and calibration are forgotten."""
+        """Create a new scheduler, without learned state."""
         self.scheduler = self._create()
 
     def submission(self, request: GenerationRequest) -> Submission:
@@ -84,8 +85,7 @@ def greedy_measurement(
     seconds: float,
     ttft_s: float,
 ) -> MeasuredRequest:
-    """The measurement of another library's greedy output. acceptance_lengths: tokens that each of its passes
-    brought."""
+    """The measurement of another library's greedy output. acceptance_lengths: tokens emitted by each pass."""
     steps = len(acceptance_lengths)
     return MeasuredRequest(
         output_ids=output_ids,

@@ -1,4 +1,4 @@
-"""Opens an artefact in this process: one engine, and a contender with its own scheduler per strategy."""
+"""Opens an artefact in this process: one engine, and per strategy a contender with its own scheduler."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BASELINE = "none"
 
 @dataclass(slots=True)
 class InProcess:
-    """A loaded engine, its tokenizer, and the compiler of guides that all contenders share."""
+    """A loaded engine, its tokenizer, and a compiler of guides, which all contenders share."""
 
     artifact: Artifact
     engine: Engine
@@ -39,7 +39,7 @@ class InProcess:
         return self.codec.end_ids
 
     def decode(self, output_ids: Sequence[int]) -> str:
-        """The text of an output, without the token that ended it."""
+        """The text of an output, without its end token."""
         ended = bool(output_ids) and output_ids[-1] in self.end_ids
         return self.codec.decode(output_ids[:-1] if ended else output_ids)
 
@@ -64,8 +64,8 @@ def codec_of(artifact: Artifact) -> TextCodec:
 
 
 def choose_strategies(profile: ProfileConfig, wanted: Sequence[str] | None) -> list[str]:
-    """The strategies to measure, the baseline first. None: all that the profile has draft sources for. Raises UserError
-    for one that is unknown or that would be plain decoding under this profile."""
+    """Return the strategies to measure, the baseline first. wanted: their names, or None for all with draft sources in
+    the profile. Raises UserError for an unknown strategy or one without draft sources."""
     available = [source.kind for source in profile.drafting.sources]
     drafting = [name for name in STRATEGIES if name not in (BASELINE, "auto") and source_names(name, available)]
     if wanted is None:

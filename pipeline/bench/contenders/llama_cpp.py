@@ -1,6 +1,6 @@
-"""llama.cpp as a baseline: greedy, and with its prompt lookup, on the GGUF file that the model was made from.
+"""llama.cpp as a baseline: greedy, and with its prompt lookup, on the GGUF file of the model's checkpoint.
 
-Its weights are the file's own, where ours are dequantised or quantised anew, so its outputs may differ from ours.
+It uses the file's quantised weights; ours are dequantised or quantised again, so outputs may differ.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from pipeline.decoding.request import GenerationRequest
 from pipeline.errors import UserError
 
 LLAMA_CPP_BASELINES = ("llama-cpp", "llama-cpp-prompt-lookup")
-# The number of draft tokens of transformers' prompt lookup, and llama-cpp-python's defaults.
+# Draft tokens as in the transformers baseline, and the default n-gram size of llama-cpp-python.
 _NUM_PREDICTED, _NGRAM_SIZE = 10, 2
 _INSTALL = "pip install 'lookahead-pipeline[llama-cpp]' (it is compiled for this machine, which takes some minutes)"
 
 
 def check_llama_cpp(model: ModelConfig) -> None:
-    """Raises UserError if llama.cpp is not installed, or cannot run the model."""
+    """Raise UserError if llama.cpp is not installed, or cannot run the model."""
     if importlib.util.find_spec("llama_cpp") is None:
         raise UserError(f"The baseline llama-cpp needs llama-cpp-python, which is not installed: {_INSTALL}.")
     if not isinstance(model.checkpoint, (GgufCheckpoint, WheelCheckpoint)):
@@ -39,7 +39,7 @@ def check_llama_cpp(model: ModelConfig) -> None:
 def load_llama_cpp(
     names: Sequence[str], model: ModelConfig, cache_dir: Path, max_seq_len: int, num_threads: int
 ) -> list[Contender]:
-    """The named baselines. max_seq_len: room for prompt and output. num_threads: of a pass, as our engine's."""
+    """Load the named baselines. max_seq_len: limit of prompt and output. num_threads: of a pass, as in our engine."""
     if not names:
         return []
     from llama_cpp import Llama
@@ -70,7 +70,7 @@ def load_llama_cpp(
 
 
 class LlamaCppBaseline:
-    """`Llama.generate` without sampling, from an empty cache. Steps are counted as its forward passes."""
+    """`Llama.generate` without sampling, from an empty cache. A step is a forward pass."""
 
     def __init__(self, name: str, llama: Any, max_seq_len: int) -> None:
         self.name = name
@@ -78,13 +78,13 @@ class LlamaCppBaseline:
         self._max_seq_len = max_seq_len
 
     def forget(self) -> None:
-        """Nothing to do: prompt lookup reads the request's own text only."""
+        """Do nothing: prompt lookup uses only the request's own text."""
 
     def generate(self, request: GenerationRequest, prompt: Prompt) -> MeasuredRequest:
         prompt_ids = request.prompt_ids.tolist()
         limit = min(request.max_new_tokens, self._max_seq_len - len(prompt_ids))
         llama, output_ids = self._llama, list[int]()
-        # Draft tokens of each pass, and the tokens that it brought.
+        # Draft tokens and emitted tokens of each pass.
         drafts: list[int] = []
         lengths: list[int] = []
         evaluate = llama.eval

@@ -1,4 +1,4 @@
-"""Generation through a running server: the model `lookahead_bls` over gRPC, streamed, as a client would call it."""
+"""Generation through a running server, with the model `lookahead_bls` over streaming gRPC."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def query_of(
     sampling: SamplingParams | None = None,
     namespace: str = "",
 ) -> TextQuery:
-    """The request to the server for a prompt. sampling: None is greedy."""
+    """The server request of a prompt. sampling: None for greedy."""
     sampling = sampling or SamplingParams()
     is_conversation = not prompt.raw and (len(prompt.messages) > 1 or bool(prompt.system))
     return TextQuery(
@@ -44,14 +44,14 @@ def query_of(
 
 
 def generate(url: str, query: TextQuery, timeout_s: float = TIMEOUT_S) -> Completion:
-    """The whole answer to one request, streamed over gRPC. Raises RequestError with the server's sentence, and
-    ServerError if it cannot be reached or does not answer in time."""
+    """Return the whole answer to one request, streamed over gRPC. Raises RequestError with the server's message,
+    ServerError if the server cannot be reached or does not answer in time."""
     return complete(query, url, "grpc", timeout_s)
 
 
 class RemoteContender:
-    """One strategy through the server. The server's draft sources cannot be emptied from outside, so forgetting means a
-    new namespace, in which the trie is empty. KV reuse stays as the server has it."""
+    """One strategy through the server. A client cannot empty the server's draft sources, so `forget` takes a new
+    namespace, in which the trie is empty. The server may reuse KV."""
 
     def __init__(self, strategy: str, url: str) -> None:
         self.name = strategy
@@ -67,7 +67,7 @@ class RemoteContender:
 
 
 def require_server_of(url: str, prompt: NamedPrompt) -> None:
-    """Ask for one token. Raises ServerError if the server is not there or is one of another model."""
+    """Generate one token. Raises ServerError if the server does not answer or serves another model."""
     query = query_of(prompt.prompt, 1, "none", namespace=fresh_namespace())
     measured_request(generate(url, query), prompt.prompt_ids)
 
@@ -78,8 +78,8 @@ def fresh_namespace() -> str:
 
 
 def measured_request(answer: Completion, prompt_ids: IntArray) -> MeasuredRequest:
-    """The server's counts with the client's times. prompt_ids: [prompt_len] the prompt by the local tokenizer. Raises
-    ServerError if the server's tokens differ, or it returns no counts."""
+    """Combine the server's counts with the client's times. prompt_ids: [prompt_len] the prompt by the local tokenizer.
+    Raises ServerError if the server's prompt tokens differ, or it returns no counts."""
     counted = answer.statistics or {}
     missing = [name for name in ("prompt_ids", "output_ids", "num_steps", "num_draft_tokens") if name not in counted]
     if missing:
@@ -89,8 +89,8 @@ def measured_request(answer: Completion, prompt_ids: IntArray) -> MeasuredReques
         )
     if counted["prompt_ids"] != prompt_ids.tolist():
         raise ServerError(
-            "The server makes other tokens of a prompt than this engine's tokenizer does: it serves another model. "
-            "Name the one that it serves with --model and --profile."
+            "The server's tokenizer gives other tokens for a prompt than this engine's, so it serves another model. "
+            "Name the served model with --model and --profile."
         )
     return MeasuredRequest(
         output_ids=list(counted["output_ids"]),
@@ -106,7 +106,7 @@ def measured_request(answer: Completion, prompt_ids: IntArray) -> MeasuredReques
 
 
 def check_address(url: str, allow_remote: bool = False) -> None:
-    """Raise ServerError unless url is host:port, something listens there and, without allow_remote, it is this
+    """Raise ServerError unless url is host:port of a listening server, which without allow_remote must be on this
     machine."""
     host, colon, port = url.rpartition(":")
     host = host.strip("[]")

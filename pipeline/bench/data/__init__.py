@@ -1,1 +1,1 @@
-"""Prompts and recorded outputs that measurements read."""
+"""Inputs of measurements: prompts and recorded outputs."""

@@ -1,4 +1,4 @@
-"""Token sequences from files of the user: JSON Lines of token ids or of text, results of a bench, or plain texts."""
+"""Token sequences from user files: JSON Lines of token ids or text, results of a bench, or plain text."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from pipeline.decoding.tree import IntArray
 from pipeline.errors import UserError
 from pipeline.json_lines import json_rows, reading
 
-# A trie stores a token as the next higher number, in 32 bits.
+# A trie stores token + 1 as int32.
 MAX_TOKEN = (1 << 31) - 2
 Encode = Callable[[str], list[int]]
 
 
 def token_sequences(path: Path, encode: Encode | None = None, with_prompts: bool = False) -> Iterator[IntArray]:
-    """The sequences of a file. A row of a .jsonl file holds `token_ids`, or `output_ids` (with `prompt_ids`, prepended
-    on request), or `text`, which `encode` tokenizes. A .json file may be a result of `lookahead bench`; any other file
-    is one text. Raises UserError with the row where something is missing."""
+    """Yield the sequences of a file. A row of a .jsonl file has `token_ids`, or `output_ids` (after `prompt_ids`, if
+    with_prompts), or `text`, which `encode` tokenizes. A .json file may be a result of `lookahead bench`. Any other
+    file is one text. Raises UserError with the place of an invalid row."""
     with reading(path), path.open(encoding="utf-8") as file:
         if path.suffix == ".jsonl":
             for where, value in json_rows(file, path):
@@ -37,8 +37,8 @@ def token_sequences(path: Path, encode: Encode | None = None, with_prompts: bool
 
 
 def bench_requests(text: str, path: Path) -> Iterable[tuple[str, Any]] | None:
-    """The requests of strategy "none" (or of the first strategy) in a bench's results, each with its place; None if the
-    text is not such a file."""
+    """The requests of strategy "none" (or else of the first strategy) in the results of a bench, each with its place in
+    the file. None if the text is not such a result."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -50,7 +50,7 @@ def bench_requests(text: str, path: Path) -> Iterable[tuple[str, Any]] | None:
         raise UserError(f"{path}: requests must be a list of objects, as `lookahead bench --json` writes them.")
     strategies = [request.get("strategy") for request in requests]
     chosen = "none" if "none" in strategies else next(iter(strategies), None)
-    # A bench may have run its workload more than once.
+    # Only the first repeat.
     return [
         (f"{path}, request {number}", request)
         for number, request in enumerate(requests, 1)
@@ -59,8 +59,8 @@ def bench_requests(text: str, path: Path) -> Iterable[tuple[str, Any]] | None:
 
 
 def token_list(value: Any, where: str) -> IntArray:
-    """[len] token ids from a JSON value. Raises UserError if the value is not a list of token ids. where: start of the
-    message."""
+    """[len] token ids of a JSON value. where: start of the message. Raises UserError if the value is not a list of
+    token ids."""
     if not isinstance(value, list) or not all(type(token) is int and 0 <= token <= MAX_TOKEN for token in value):
         raise UserError(f"{where} must be a list of token ids, whole numbers from 0 to {MAX_TOKEN}.")
     return np.asarray(value, np.int32)

@@ -1,8 +1,8 @@
 """Workloads: a file of prompts -> rows, and rows -> token ids.
 
 A row of a JSON Lines file is {"id", "task", "prompt"} or {"id", "task", "turns": [...]}, or has the keys of a public
-data set instead: `KEYS` says which ones are read; all others are ignored. In a .txt file every line is a prompt. The
-file is checked whole before anything is measured, so that a fault in its last line does not cost an hour.
+data set; see `KEYS`. Other keys are ignored. In a .txt file every line is a prompt. The whole file is checked before
+the measurement starts.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ DEFAULT_PROMPTS = Path(__file__).with_name("prompts.jsonl")
 # Accepted keys of a row's parts, in order of preference: our own, and those of HumanEval, MBPP, Spec-Bench, MT-bench
 # and GSM8K.
 KEYS = {"id": ("id", "task_id", "question_id"), "task": ("task", "category")}
-# A row has exactly one of these for the prompt. Of messages, those of the user are the turns; the model itself answers.
+# A row has exactly one of these for the prompt. The user's messages are the turns; other answers are ignored.
 _ASKING = ("prompt", "turns", "question", "messages")
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadRow:
-    """One entry of a data file. turns: the user's messages, at least one. system: the message before them, if any."""
+    """One row of a data file. turns: the user's messages, at least one. system: system message, may be empty."""
 
     row_id: str
     task: str
@@ -47,8 +47,8 @@ class WorkloadRow:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt. messages: user, assistant, user, ... in turn. They go through the tokenizer's chat template with its
-    default system message unless there is one here. raw: the texts, concatenated."""
+    """A prompt. messages: of user and assistant in turn, for the tokenizer's chat template. raw: concatenate the texts
+    without a template. system: system message; if empty, the template's default applies."""
 
     messages: tuple[str, ...]
     raw: bool = False
@@ -60,7 +60,7 @@ class Prompt:
 
 
 class NamedPrompt(NamedTuple):
-    """A prompt as token ids [prompt_len], with the id of its row and what it came from."""
+    """A prompt with its token ids [prompt_len] and the id of its row."""
 
     prompt_id: str
     prompt_ids: IntArray
@@ -68,7 +68,7 @@ class NamedPrompt(NamedTuple):
 
 
 class Tokenizer(Protocol):
-    """The used part of a transformers tokenizer."""
+    """The methods of a transformers tokenizer that are used here."""
 
     @property
     def eos_token_id(self) -> int | None: ...
@@ -83,8 +83,8 @@ class Tokenizer(Protocol):
 
 
 def load_workload(path: Path, limit: int | None = None, tasks: Iterable[str] | None = None) -> list[WorkloadRow]:
-    """Rows in file order. limit: number of rows of each file (after `tasks`, the tasks to keep). Raises UserError with
-    the line of the first fault."""
+    """Read the rows of a file in order. tasks: keep only rows of these. limit: maximum number of these rows. Raises
+    UserError with the line of the first fault."""
     if not path.exists():
         raise UserError(f"There is no data file {path}; give a JSON Lines file, or a .txt with a prompt per line.")
     rows: list[WorkloadRow] = []
@@ -117,7 +117,7 @@ def _lines_as_rows(lines: Iterable[str], path: Path) -> Iterator[tuple[str, Any]
 
 
 def _row_of(data: Any, where: str, number: int) -> WorkloadRow:
-    """number: of the row, which is its id if it has none."""
+    """number: number of the row, the default of its id."""
     if not isinstance(data, dict):
         raise UserError(f"{where} should be a JSON object with id, task and prompt; found a {type(data).__name__}.")
     id_key, task_key = (next((key for key in KEYS[part] if key in data), part) for part in ("id", "task"))
@@ -140,7 +140,7 @@ def _row_of(data: Any, where: str, number: int) -> WorkloadRow:
 
 
 def _turns_of(value: Any, key: str, where: str) -> tuple[str, list[str]]:
-    """The system message, "" if there is none, and the user's messages."""
+    """The system message (may be empty) and the user's messages."""
     system, turns, right = [], value if key == "turns" else [value], "a list of texts" if key == "turns" else "a text"
     if key == "messages":
         right = 'a list of {"role": "user" or "assistant", "content": "..."}, the first one\'s role perhaps "system"'
@@ -155,7 +155,8 @@ def _turns_of(value: Any, key: str, where: str) -> tuple[str, list[str]]:
 
 
 def prompt_ids_of(tokenizer: Tokenizer, prompt: Prompt) -> IntArray:
-    """[prompt_len] token ids of a prompt. Special tokens are added to raw text only: a template writes its own."""
+    """[prompt_len] token ids of a prompt. Special tokens are added to raw text only; a template contains its own.
+    Raises RequestError if the chat template fails."""
     return as_token_ids(tokenizer.encode(_text_of(tokenizer, prompt), add_special_tokens=prompt.raw))
 
 
@@ -166,7 +167,7 @@ def _text_of(tokenizer: Tokenizer, prompt: Prompt) -> str:
         text: str = tokenizer.apply_chat_template(conversation_of(prompt), tokenize=False, add_generation_prompt=True)
     except (ValueError, TemplateError) as error:
         raise RequestError(
-            f"The prompt cannot be put through a chat template ({' '.join(str(error).split())}); use --raw."
+            f"The chat template cannot be applied to the prompt ({' '.join(str(error).split())}); use --raw."
         ) from error
     return text
 
@@ -180,7 +181,7 @@ def first_prompts(tokenizer: Tokenizer, rows: Sequence[WorkloadRow], raw: bool) 
 
 
 def conversation_of(prompt: Prompt) -> list[dict[str, str]]:
-    """The messages as chat templates and servers take them."""
+    """The messages as role and content, for chat templates and servers."""
     system = [{"role": "system", "content": prompt.system}] if prompt.system else []
     return system + [
         {"role": "assistant" if index % 2 else "user", "content": text} for index, text in enumerate(prompt.messages)

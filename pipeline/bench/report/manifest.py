@@ -1,4 +1,4 @@
-"""Machine and versions of a measurement, stored in its JSON so that its figures can be interpreted later."""
+"""Machine, versions and command of a measurement, stored with its results."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ PACKAGES = ("torch", "transformers", "numpy", "numba", "tokenizers", "safetensor
 
 
 def manifest_of(artifact: Artifact | None, config: dict[str, Any]) -> dict[str, Any]:
-    """Environment, versions, command and config. artifact: what was measured in process, or None through a server
-    only."""
+    """Environment, versions, command and config, as JSON values. artifact: the measured engine, if it is in
+    process."""
     manifest: dict[str, Any] = {
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": ["lookahead", *sys.argv[1:]],
@@ -36,7 +36,7 @@ def manifest_of(artifact: Artifact | None, config: dict[str, Any]) -> dict[str, 
 
 
 def environment() -> dict[str, Any]:
-    """The machine, and how busy it was when the measurement began."""
+    """The machine and its current load, as JSON values."""
     import torch
 
     load = os.getloadavg()[0]

@@ -1,4 +1,4 @@
-"""A report as one HTML file: tables, plots as SVG and the manifest. It has no scripts and fetches nothing."""
+"""A report as one HTML file with tables, SVG plots and the manifest, without scripts and external files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def html_of(results: BenchResults) -> str:
 
 
 def inline_markdown(text: str) -> Markup:
-    """Escaped text with `code` and **bold** as elements: all the Markdown that reports use."""
+    """Escaped text in which `code` and **bold** become HTML elements. Reports use no other Markdown."""
     escaped = str(escape(text))
     escaped = re.sub(r"`([^`]*)`", r"<code>\1</code>", escaped)
     return Markup(re.sub(r"\*\*([^*]*)\*\*", r"<strong>\1</strong>", escaped))

@@ -1,4 +1,4 @@
-"""Bench results -> plots, each as SVG text for an HTML page that needs no other file."""
+"""Bench results -> plots as SVG text for an HTML page."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from pipeline.bench.report.results import OVERALL, BenchResults
 from pipeline.decoding.strategy import STRATEGIES
 from pipeline.errors import UserError
 
-# Longer steps are rare and are counted with the last bar.
+# Longer steps are rare and counted in the last bar.
 LONGEST_SHOWN_STEP = 16
-# Colour of lines and letters on a light and on a dark page.
+# Colour of lines and text on a light and on a dark page.
 THEMES = {"light": "#1f2933", "dark": "#f5f7fa"}
 
 
 class Plot(NamedTuple):
-    """svg: the picture, as text to stand in a page."""
+    """svg: text of the SVG element."""
 
     title: str
     svg: str
 
 
 def plots_of(results: BenchResults) -> list[Plot]:
-    """One plot per kind of figure that the results hold."""
+    """One plot per kind of figure in the results."""
     plots = []
     if any(row.speedup is not None and row.strategy != results.baseline for row in results.summary):
         plots.append(Plot(f"Speedup against {results.baseline}, by task", _speedup_by_task(results)))
@@ -51,7 +51,7 @@ def _speedup_by_task(results: BenchResults, ink: str = "black") -> str:
         rows = [row for row in results.summary if row.strategy == strategy and row.speedup is not None]
         values = np.array([(row.speedup, row.speedup_low, row.speedup_high) for row in rows], np.float64)
         speedups, low, high = values.reshape(-1, 3).T
-        # The estimate may be slightly outside of a percentile interval; a single run has none.
+        # The estimate may be slightly outside of a percentile interval; a single run has no interval.
         margins = np.nan_to_num(np.maximum(0.0, [speedups - low, high - speedups]))
         axes.bar(
             [tasks.index(row.task) + shift for row in rows],
@@ -71,8 +71,8 @@ def _speedup_by_task(results: BenchResults, ink: str = "black") -> str:
 
 
 def speed_picture(results: BenchResults, theme: str) -> str:
-    """The speedups by task as an SVG file on a transparent ground. theme: one of THEMES. Raises UserError if the
-    results hold no speedups."""
+    """The speedups by task as an SVG file with a transparent background. theme: one of THEMES. Raises UserError if the
+    results have no speedups."""
     if not any(row.speedup is not None and row.strategy != results.baseline for row in results.summary):
         raise UserError("The results hold no strategy beside the baseline, so there are no speedups to draw.")
     ink = THEMES[theme]
@@ -167,7 +167,7 @@ def _colours(results: BenchResults) -> dict[str, str]:
 
 
 def _groups(strategies: Sequence[str]) -> Iterator[tuple[str, float, float]]:
-    """Each strategy, with shift and width of its bar among those of a place."""
+    """Yield each strategy with the shift and width of its bar within a group."""
     width = 0.8 / max(1, len(strategies))
     for number, strategy in enumerate(strategies):
         yield strategy, (number - (len(strategies) - 1) / 2) * width, width
@@ -185,5 +185,5 @@ def _svg(figure: Figure) -> str:
     with matplotlib.rc_context({"svg.hashsalt": "lookahead", "svg.fonttype": "path"}):
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    # Inside HTML the XML prologue and the doctype, which names a web address, have no place.
+    # The XML prologue and the doctype do not belong inside HTML.
     return re.sub(r"^.*?(?=<svg )", "", buffer.getvalue(), count=1, flags=re.DOTALL)

@@ -15,20 +15,20 @@ BUSY_SHARE = 0.5
 
 
 class Table(NamedTuple):
-    """columns: their heads. rows: as many texts as there are columns."""
+    """columns: their headings. rows: one text per column."""
 
     columns: tuple[str, ...]
     rows: list[tuple[str, ...]]
 
     @classmethod
     def of(cls, rows: Iterable[Mapping[str, str]]) -> Table:
-        """rows: texts by the head of their column, the same heads in all."""
+        """Create a table from rows of texts by column heading; all rows have the same headings."""
         listed = list(rows)
         return cls(tuple(listed[0]) if listed else (), [tuple(row.values()) for row in listed])
 
 
 class Section(NamedTuple):
-    """is_measured: whether the table holds what was measured, and not where and how."""
+    """is_measured: whether the table holds measurements, not the environment."""
 
     title: str
     text: str
@@ -37,7 +37,7 @@ class Section(NamedTuple):
 
 
 def sections_of(results: BenchResults) -> list[Section]:
-    """The report's content, the same for every format."""
+    """The sections of the report, the same for every format."""
     sections = []
     tasks = [task for task in dict.fromkeys(row.task for row in results.summary) if task != OVERALL]
     if results.summary:
@@ -46,17 +46,17 @@ def sections_of(results: BenchResults) -> list[Section]:
         sections.append(Section("By task", "", summary_table(results, tasks)))
     sources = source_table(results)
     if len(sources.columns) > 2:  # more than one source
-        text = "Share of the accepted draft tokens by the source that was surest of them."
-        sections.append(Section("Whose drafts were accepted", text, sources))
+        text = "Share of the accepted draft tokens by the source with the highest estimate."
+        sections.append(Section("Accepted drafts by source", text, sources))
     reliability = reliability_table(results)
     if reliability.rows:
         text = (
-            "Verified draft tokens by the estimated probability that they would be accepted: how many the estimates "
-            "promised, and how many were."
+            "Verified draft tokens by their estimated probability of acceptance: expected number (promised) and actual "
+            "number (accepted)."
         )
         sections.append(Section("Promised and accepted", text, reliability))
     if results.concurrency:
-        text = "Requests in flight over the whole workload; the next one joins as one ends."
+        text = "A fixed number of requests in flight over the whole workload."
         sections.append(Section("Concurrency", text, concurrency_table(results)))
     if results.cost_curve:
         sections.append(Section("Time of a pass", "Least milliseconds by tokens in the pass.", cost_table(results)))
@@ -67,8 +67,7 @@ def sections_of(results: BenchResults) -> list[Section]:
 
 
 def headline(results: BenchResults) -> str:
-    """One paragraph: how much faster our best strategy is, how others' decoding compares, and whether the outputs are
-    the same."""
+    """One paragraph: speedup of our best strategy, speed of other libraries, and identity of the outputs."""
     config = results.manifest.get("config", {})
     rows = [row for row in results.summary if row.task == OVERALL]
     others = [row for row in rows if row.strategy in config.get("baselines", ())]
@@ -89,9 +88,9 @@ def headline(results: BenchResults) -> str:
     if best is not None and best.speedup is not None:
         verdict = "is fastest" if not others else "is the fastest of our strategies"
         if best.speedup_high is not None and best.speedup_high < 1:
-            verdict = "is the fastest of those that draft, and slower than none"
+            verdict = "is the best strategy with drafts, but slower than none"
         elif best.speedup_low is None or best.speedup_low <= 1:
-            verdict = "does best of those that draft, but its interval includes 1"
+            verdict = "is the best strategy with drafts, but its interval includes 1"
         sentences.append(
             f"`{best.strategy}` {verdict}: {best.speedup:.2f} times `{results.baseline}`{_interval(best)}, with "
             f"{best.acceptance_length:.2f} tokens per step over {best.num_prompts} "
@@ -110,7 +109,7 @@ def headline(results: BenchResults) -> str:
 
 
 def busy_note(results: BenchResults) -> list[str]:
-    """One sentence if other programs kept the machine busy when the run began."""
+    """One sentence if the machine was busy at the start of the run, else nothing."""
     environment = results.manifest.get("env", {})
     load, num_cpus = environment.get("load_average_1m"), environment.get("usable_cpus") or environment.get("num_cpus")
     if not load or not num_cpus or load < BUSY_SHARE * num_cpus:
@@ -119,7 +118,7 @@ def busy_note(results: BenchResults) -> list[str]:
 
 
 def summary_table(results: BenchResults, tasks: Sequence[str]) -> Table:
-    """Rows of the named tasks."""
+    """One row per task of `tasks` and strategy."""
     return Table.of(
         {
             "task": row.task,
@@ -141,7 +140,7 @@ def summary_table(results: BenchResults, tasks: Sequence[str]) -> Table:
 
 
 def source_table(results: BenchResults) -> Table:
-    """One row per strategy that has the data; a column per draft source."""
+    """One row per strategy with accepted drafts, one column per draft source."""
     accepted: dict[str, Counter[str]] = {}
     for record in results.requests:
         accepted.setdefault(record.strategy, Counter()).update(record.accepted_by_source)
@@ -177,7 +176,7 @@ def reliability_table(results: BenchResults) -> Table:
 
 
 def concurrency_table(results: BenchResults) -> Table:
-    """A row per strategy and number of requests in flight."""
+    """One row per strategy and number of requests in flight."""
     return Table.of(
         {
             "in flight": str(row.concurrency),
@@ -209,13 +208,13 @@ def definitions(results: BenchResults) -> str:
     warmth = (
         "emptied before every prompt"
         if results.warmth == "cold"
-        else "kept from prompt to prompt and emptied before a repeat"
+        else "kept between prompts and emptied before each repeat"
     )
     return (
-        "All strategies ran every prompt alternately, in rotating order, in one run, after a warm-up. Acceptance "
-        "length is generated tokens / steps, where the pass over the prompt counts as the step that yields the first "
-        "token. Tokens/s counts the prompt's time; of several repeats of a prompt the median counts. The interval is "
-        f"a 95% bootstrap over prompts and repeats. Draft sources were {warmth}, and each strategy had its own."
+        "After a warm-up, all strategies ran each prompt one after the other, in rotating order, in one run. "
+        "Acceptance length is generated tokens / steps, where the prefill counts as the step that yields the first "
+        "token. Tokens/s includes the time of the prompt; it is the median over repeats of a prompt. The interval is a "
+        f"95% bootstrap over prompts and repeats. Draft sources were {warmth}, and each strategy had its own."
     )
 
 

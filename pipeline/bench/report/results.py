@@ -24,15 +24,15 @@ class _Value(BaseModel):
 
 
 class MeasuredRequest(_Value):
-    """Measurement of one request by one contender. seconds: wall time from hand-over to the last token, prompt
-    included."""
+    """Measurement of one request by one contender. seconds: wall time from submission to the last token, including the
+    prompt."""
 
     output_ids: list[int]
     steps: int = Field(ge=0, description="Passes of the target that emitted tokens; the prefill counts as one.")
     draft_tokens: int = Field(ge=0)
     accepted_tokens: int = Field(ge=0)
     accepted_by_source: dict[str, int] = Field(
-        default={}, description="Accepted draft tokens by the source that was surest of them; in process only."
+        default={}, description="Accepted draft tokens by the source with the highest estimate; in process only."
     )
     reliability: list[ReliabilityRow] = Field(
         default=[],
@@ -46,12 +46,12 @@ class MeasuredRequest(_Value):
 
 
 class RequestRecord(MeasuredRequest):
-    """One request: what was asked, and what was measured."""
+    """One request and its measurement."""
 
     id: str
     task: str
     strategy: str
-    repeat: int = Field(0, ge=0, description="Which pass over the workload.")
+    repeat: int = Field(0, ge=0, description="Number of the repeat of the workload.")
     prompt_ids: list[int]
     identical: bool = Field(description="Output equal to that of the baseline for the same prompt and repeat.")
 
@@ -93,7 +93,7 @@ class ConcurrencyRow(_Value):
 
 
 class BenchResults(_Value):
-    """The file that `lookahead bench --json` writes and `report` and `replay` read."""
+    """Content of the file of `lookahead bench --json`, which `report` and `replay` read."""
 
     manifest: dict[str, Any]
     requests: list[RequestRecord]
@@ -115,7 +115,7 @@ def save_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def save_text(path: Path, text: str) -> None:
-    """Write a file that appears whole or not at all. Raises UserError if the folder cannot be written."""
+    """Write a file atomically. Raises UserError if it cannot be written."""
     require_writable(path)
     try:
         write_whole(path, text)
@@ -124,14 +124,14 @@ def save_text(path: Path, text: str) -> None:
 
 
 def require_other(path: Path, *inputs: Path) -> None:
-    """Raise UserError if the file to write is one of the inputs, which would be lost."""
+    """Raise UserError if the output file is one of the inputs, which would be lost."""
     if path.exists() and any(other.exists() and path.samefile(other) for other in inputs):
         raise UserError(f"{path} is the input, and would be overwritten. Name another file for the output.")
 
 
 def require_writable(path: Path, *inputs: Path) -> None:
-    """Raise UserError if the file cannot be written, before hours of measuring are lost, or is one of the inputs. It
-    tries to write, because permissions do not show a read-only file system."""
+    """Raise UserError if an output file cannot be written, or is one of the inputs. Creates a file to find out, because
+    permissions do not show a read-only file system."""
     require_other(path, *inputs)
     if path.is_dir():
         raise UserError(f"{path} cannot be written: it is a folder.")
@@ -145,7 +145,7 @@ def require_writable(path: Path, *inputs: Path) -> None:
 
 
 def load_results(path: Path) -> BenchResults:
-    """Read a file of `save_json`. Raises UserError if the file is missing or is not a bench result."""
+    """Read bench results. Raises UserError if the file is missing or invalid."""
     try:
         return BenchResults.model_validate_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:

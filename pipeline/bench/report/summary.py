@@ -1,10 +1,9 @@
 """Request records -> figures per task and strategy, with an interval for the speedup.
 
-Acceptance length is generated tokens / steps over all requests, tokens/s generated tokens / seconds. Where a prompt ran
-several times its median time counts, so that one hiccup of the machine does not decide. The speedup against the
-baseline is the ratio of tokens/s over the same prompts; its 95% interval comes from a bootstrap that draws prompts and,
-within a prompt, repeats. Baseline and strategy of the same prompt and repeat, which ran close together, are drawn
-together.
+Acceptance length is generated tokens / steps over all requests; tokens/s is generated tokens / seconds. The time of a
+prompt is its median over repeats. The speedup against the baseline is the ratio of tokens/s over the same prompts. Its
+95% interval comes from a bootstrap over prompts and, within a prompt, repeats. Baseline and strategy of the same prompt
+and repeat, which ran one after the other, are drawn together.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class Interval(NamedTuple):
 
 
 def summarise(records: Sequence[RequestRecord], baseline: str = "none") -> list[SummaryRow]:
-    """Rows per task (in order of appearance) and then overall; within each, strategies in order of appearance."""
+    """Return rows per task and then overall, within each per strategy; tasks and strategies in order of appearance."""
     tasks = list(dict.fromkeys(record.task for record in records))
     strategies = list(dict.fromkeys(record.strategy for record in records))
     scopes = [(task, [record for record in records if record.task == task]) for task in tasks]
@@ -75,8 +74,8 @@ def _summary_row(task: str, strategy: str, own: Sequence[RequestRecord], base: S
 def speedup_of(
     own: Sequence[RequestRecord], base: Sequence[RequestRecord], seed: int = 0
 ) -> tuple[float | None, Interval | None]:
-    """Ratio of tokens/s over the prompts that both have, and its interval; None where there is nothing to compare, and
-    no interval from a single pair."""
+    """Ratio of tokens/s over the common prompts and repeats, and its interval. Both are None without common prompts;
+    the interval is None for a single pair."""
     ours, theirs = ({(record.id, record.repeat): record for record in records} for records in (own, base))
     pairs: dict[str, list[tuple[RequestRecord, RequestRecord]]] = {}
     for (prompt, repeat), record in ours.items():
@@ -84,7 +83,7 @@ def speedup_of(
             pairs.setdefault(prompt, []).append((record, theirs[prompt, repeat]))
     if not pairs:
         return None, None
-    # Outputs are normally identical; where one differs in length its own tokens count for its own time.
+    # Outputs are normally identical. If lengths differ, each side's tokens count for its own time.
     num_tokens = [sum(len(pair[side].output_ids) for group in pairs.values() for pair in group) for side in (0, 1)]
     token_ratio = _ratio(*num_tokens)
     times = [np.array([(mine.seconds, theirs.seconds) for mine, theirs in group]) for group in pairs.values()]
@@ -101,14 +100,14 @@ def speedup_of(
 
 
 def _draws(repeats: Seconds, random: np.random.Generator) -> Seconds:
-    """[NUM_RESAMPLES, 2] medians of repeats [repeats, 2] drawn with replacement, both columns together."""
+    """[NUM_RESAMPLES, 2] medians of rows of repeats [repeats, 2] drawn with replacement."""
     drawn = random.integers(0, len(repeats), (NUM_RESAMPLES, len(repeats)))
     medians: Seconds = np.median(repeats[drawn], axis=1)
     return medians
 
 
 def _tokens_per_s(records: Sequence[RequestRecord]) -> float:
-    """Over prompts, each with its mean tokens and its median time."""
+    """Tokens/s over prompts, each with its mean tokens and its median time."""
     groups: dict[str, list[RequestRecord]] = {}
     for record in records:
         groups.setdefault(record.id, []).append(record)

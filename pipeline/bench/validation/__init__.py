@@ -1,1 +1,1 @@
-"""Staged check of a machine with a GPU."""
+"""Validation of a machine, stage by stage."""

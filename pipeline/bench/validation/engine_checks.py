@@ -1,10 +1,9 @@
-"""Checks of the torch engine on a device, without a server: exactness, cost of passes of large shapes, drafts of a real
-model, W, N and G. They need torch, transformers and this package; no network beyond the model's checkpoint.
+"""Checks of the torch engine on a device, without a server. They need the network only for the model's checkpoint.
 
-    exactness   trees against paths on a random tiny model, and every strategy against plain decoding
-    curves      passes of random-weight models against the time to read their weights once
-    drafts      every strategy against plain decoding with the real model: tokens and speed
-    lookahead   acceptance of W, N, G with the real model, and the speed that it gives on the shapes of `curves`
+exactness   logits of trees against those of paths, and every strategy against plain decoding, on a random tiny model
+curves      pass times of random-weight models of large shapes against the time to read their weights once
+drafts      tokens and speed of every strategy against plain decoding with a real model
+lookahead   acceptance of W, N, G with the real model, and the resulting speed on the shapes of `curves`
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ _LIMITS = EngineLimits(max_batch_size=16, max_seq_len=1024, max_num_tokens=1024,
 
 @dataclass(frozen=True, slots=True)
 class CheckOptions:
-    """model: name of a model config, with a checkpoint that is at hand. shapes: keys of `SHAPES`. num_prompts,
-    max_new_tokens: how much is generated with the model."""
+    """model: name of a model config with an available checkpoint. shapes: keys of `SHAPES`. num_prompts,
+    max_new_tokens: size of the generations with the model."""
 
     device: Device
     model: str
@@ -56,7 +55,7 @@ class CheckOptions:
 
 
 def checks(options: CheckOptions, places: Places, note: Note) -> Iterator[tuple[str, Callable[[], Values]]]:
-    """Name and function of each check, in order. Later ones use what earlier ones measured."""
+    """Yield name and function of each check, in order. Later ones use results of earlier ones."""
     curves: dict[str, CostCurve] = {}
     opened: list[InProcess] = []
 
@@ -75,8 +74,8 @@ def checks(options: CheckOptions, places: Places, note: Note) -> Iterator[tuple[
 def run_checks(
     options: CheckOptions, places: Places, note: Note, on_result: Callable[[list[Values]], None]
 ) -> list[Values]:
-    """Run all checks; one that fails is recorded with its error and the next one runs. on_result: called with all
-    results so far after each."""
+    """Run all checks and return their results. A failed check is recorded with its error. on_result: called after each
+    check with all results so far."""
     results: list[Values] = []
     for name, check in checks(options, places, note):
         note(name)
@@ -94,18 +93,18 @@ def run_checks(
 
 
 def exactness(device: Device, places: Places, note: Note) -> Values:
-    """Logits of tree nodes against those of their paths in float32 and bfloat16, and all strategies against plain
-    decoding on the tiny random model."""
+    """Compare logits of tree nodes with those of their paths in float32 and bfloat16, and all strategies with plain
+    decoding, on the tiny random model."""
     gaps = {str(dtype).removeprefix("torch."): _tree_gap(device, dtype) for dtype in (torch.float32, torch.bfloat16)}
     opened = _open_model("tiny-random-llama", device, places, note)
     columns, rows, different = _verify(opened, load_workload(DEFAULT_PROMPTS, 3), 32)
-    # A pass of several rows may sum in another order than one of a single row.
+    # A pass over several rows may sum in another order than a pass over one.
     passed = gaps["float32"] < 1e-3 and not different
     return {"passed": passed, "largest_logit_gap": gaps, "columns": columns, "rows": rows}
 
 
 def curve(shape: str, device: Device) -> tuple[Values, CostCurve]:
-    """Times of passes of a random-weight model against the time to read its weights once."""
+    """Compare pass times of a random-weight model with the time to read its weights once."""
     config = SHAPES[shape]()
     model = random_model(config, device, torch.float32 if device == "cpu" else torch.bfloat16)
     num_bytes = bytes_read(model)
@@ -124,7 +123,7 @@ def curve(shape: str, device: Device) -> tuple[Values, CostCurve]:
 
 
 def drafts(opened: InProcess, options: CheckOptions) -> Values:
-    """Tokens and speed of every strategy against plain decoding."""
+    """Compare tokens and speed of every strategy with plain decoding."""
     rows = load_workload(DEFAULT_PROMPTS, options.num_prompts)
     columns, verdicts, different = _verify(opened, rows, options.max_new_tokens)
     contenders = [opened.contender(name) for name in choose_strategies(opened.artifact.resolved.profile, None)]
@@ -146,8 +145,8 @@ def drafts(opened: InProcess, options: CheckOptions) -> Values:
 
 
 def lookahead_sizes(opened: InProcess, options: CheckOptions, curves: Mapping[str, CostCurve]) -> Values:
-    """Acceptance length of each W, N, G with the model, its measured speed, and the speed that the acceptance gives at
-    the measured cost of passes of each shape."""
+    """Measure acceptance length and speed of each W, N, G with the model, and compute the speedup for each shape from
+    the acceptance length and the shape's pass times."""
     chosen = [each for each in candidates(opened.artifact.resolved) if each.lookahead is not None]
     rows = load_workload(DEFAULT_PROMPTS, options.num_prompts)
     chat = opened.artifact.resolved.model.chat_template
@@ -167,7 +166,7 @@ def lookahead_sizes(opened: InProcess, options: CheckOptions, curves: Mapping[st
 def _curve(shape: str, device: Device, curves: dict[str, CostCurve]) -> Values:
     try:
         result, curves[shape] = curve(shape, device)
-    finally:  # the next shape needs the memory
+    finally:  # free the memory for the next shape
         gc.collect()
         if device == "cuda":
             torch.cuda.empty_cache()
@@ -186,14 +185,14 @@ def _curve_row(point: CostPoint, points: Sequence[CostPoint], floor: float) -> V
 
 
 def _open_model(name: str, device: Device, places: Places, note: Note) -> InProcess:
-    """The engine of a model in float32, where strategies must agree in every token."""
+    """Build and load a model in float32, in which strategies must agree in every token."""
     overrides = ("backend=torch", f"device={device}", "model.dtype=float32", "model.gpu_dtype=float32")
     resolved = resolve_config(name, "latency", (*overrides, "drafting.planner=fixed"), where=places)
     return open_in_process(build_engine(resolved, places, note=note).artifact)
 
 
 def _verify(opened: InProcess, rows: Sequence[WorkloadRow], max_new_tokens: int) -> tuple[Any, Any, bool]:
-    """Columns and rows of the table of verdicts, and whether anything differs."""
+    """Columns and rows of the table of verdicts, and whether an output differs."""
     reference, *contenders = [
         opened.contender(name) for name in choose_strategies(opened.artifact.resolved.profile, None)
     ]
@@ -205,7 +204,7 @@ def _verify(opened: InProcess, rows: Sequence[WorkloadRow], max_new_tokens: int)
 
 
 def _tree_gap(device: Device, dtype: torch.dtype) -> float:
-    """Largest difference between logits of a random tree's nodes and those of each path alone."""
+    """Largest difference between logits of a random tree's nodes and those of each path by itself."""
     config = SHAPES[TINY]()
     engine = TorchEngine(
         random_model(config, device, dtype), replace(_LIMITS, vocab_size=config.vocab_size), num_slots=2

@@ -1,4 +1,4 @@
-"""Models of random weights in the sizes of well-known ones, and what reading their weights takes."""
+"""Random-weight models with the sizes of well-known ones, and the time to read their weights."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _BANDWIDTH_BYTES = {"cuda": 1 << 30, "cpu": 1 << 28}
 
 
 def random_model(config: PretrainedConfig, device: Device, dtype: torch.dtype) -> Any:
-    """A model of random weights, made on the device."""
+    """A model with random weights, created on the device."""
     torch.manual_seed(0)
     with torch.device(device):
         return AutoModelForCausalLM.from_config(config, dtype=dtype)
 
 
 def bandwidth(device: Device) -> float:
-    """Bytes per second that a copy reads and writes together: the best of ten."""
+    """Memory bandwidth in bytes per second, reads and writes of a copy added: the best of ten."""
     source = torch.empty(_BANDWIDTH_BYTES[device], dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     times = []
@@ -52,7 +52,7 @@ def bandwidth(device: Device) -> float:
 
 
 def bytes_read(model: Any) -> int:
-    """Bytes of the weights that a pass reads: all but the rows of an embedding table that is not the output layer."""
+    """Bytes of the weights that a pass reads: all except an embedding table that is not also the output layer."""
     total: int = sum(weight.numel() * weight.element_size() for weight in model.parameters())
     embedding = model.get_input_embeddings().weight
     shared = model.get_output_embeddings().weight is embedding

@@ -1,7 +1,7 @@
-"""Runs every part of the product on this machine: one command after another, each with its log, and a report.
+"""Validates the product on this machine by running its commands one after the other, each with a log.
 
-A stage that fails does not end the run: stages that need its result are skipped, the others run. The run has its own
-engines folder and ports, so it does not touch the user's engines and server.
+After a failed stage, stages that need its result are skipped and the others run. The run has its own engines folder and
+ports, so it does not affect the user's engines and server.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ Outcome = Literal["passed", "failed", "skipped"]
 TAIL_LINES = 30
 FREE_PORTS = tuple(f"server.{name}_port=0" for name in ("http", "grpc", "metrics"))
 PROMPT = "Write a function that adds two numbers, and one that adds three."
-# The address of the server that stage "serve" has started, in the words of a stage.
+# Placeholder in a stage's arguments for the address of the server that stage "serve" has started.
 SERVER = "{server}"
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """arguments: of the `lookahead` command. needs: stages without which it makes no sense. always: also at the end of
-    a run that was interrupted."""
+    """arguments: of the `lookahead` command. needs: stages that must have passed. always: run also at the end of an
+    interrupted run."""
 
     name: str
     purpose: str
@@ -45,7 +45,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class StageResult:
-    """reason: why it was skipped or failed. log: file with its whole output. tail: last lines of it, if it failed."""
+    """reason: of a skipped or failed stage. log: file with the whole output. tail: its last lines after a failure."""
 
     name: str
     purpose: str
@@ -60,9 +60,9 @@ class StageResult:
 
 @dataclass(frozen=True, slots=True)
 class ValidationPlan:
-    """Plan of a validation. other_profile: for the switch. overrides: settings of both profiles besides backend and
-    ports; first_only: of the first profile, unless overrides set them. num_prompts, max_new_tokens: size of verify and
-    bench; data: prompts of bench. load_seconds: duration of the load."""
+    """Plan of a validation. other_profile: profile to switch to. overrides: settings of both profiles, besides backend
+    and ports. first_only: further settings of the first profile. num_prompts, max_new_tokens: size of verify and bench.
+    data: prompts of bench. load_seconds: duration of the load."""
 
     model: str
     profile: str
@@ -95,17 +95,17 @@ def stages_of(plan: ValidationPlan, out_dir: Path) -> tuple[Stage, ...]:
     switch = ("switch", "--profile", plan.other_profile, *_set(plan.overrides))
     bench = ("bench", *which, "--url", SERVER, "--data", str(plan.data), "--strategies", strategies, *limited)
     return (
-        Stage("doctor", "what this machine has, and what it would refuse", ("doctor", *which)),
+        Stage("doctor", "findings about this machine", ("doctor", *which)),
         Stage("plan", "every call of the build, without running it", ("engine", *which, "--dry-run")),
-        Stage("engine", "checkpoint to engine", ("engine", *which), ("plan",)),
-        Stage("serve", "engine to a server that is ready", ("serve", *which, "--background"), ("engine",)),
+        Stage("engine", "build of the engine", ("engine", *which), ("plan",)),
+        Stage("serve", "start of the server", ("serve", *which, "--background"), ("engine",)),
         Stage("generate", "one prompt", one_prompt, ("serve",)),
-        Stage("verify", "no strategy changes a token", verify, ("serve",)),
+        Stage("verify", "identical tokens under every strategy", verify, ("serve",)),
         Stage("bench", "speed of each strategy", (*bench, "--json", bench_json), ("serve",)),
         Stage("load", "eight clients at once", load, ("serve",)),
         Stage("switch", f"profile {plan.other_profile} on the running server", switch, ("serve",)),
         Stage("again", "one prompt under the other profile", one_prompt, ("switch",)),
-        Stage("stop", "the server and all that belongs to it end", ("stop",), ("serve",), always=True),
+        Stage("stop", "end of the server and its processes", ("stop",), ("serve",), always=True),
     )
 
 
@@ -117,7 +117,8 @@ def run_stages(
     timeout_s: float,
     note: Note = lambda text: None,
 ) -> list[StageResult]:
-    """Run them one after the other; logs go to out_dir. server_address: of the server that runs now, if one does."""
+    """Run stages one after the other, with logs in out_dir. server_address: returns the address of the running server,
+    if there is one. timeout_s: limit of a stage."""
     out_dir.mkdir(parents=True, exist_ok=True)
     results: list[StageResult] = []
     outcome: dict[str, Outcome] = {}
@@ -147,10 +148,10 @@ def run_stages(
 
 
 def private_places(places: Places, out_dir: Path) -> tuple[Places, dict[str, str]]:
-    """Places with an engines folder inside out_dir, and the environment that gives them to a command."""
+    """Places with an engines folder inside out_dir, and the environment variables that set them for a command."""
     own = Places(places.home, out_dir / "engines", places.cache)
     variables = {"LOOKAHEAD_HOME": own.home, "LOOKAHEAD_ENGINES": own.engines, "LOOKAHEAD_CACHE": own.cache}
-    # A server of this run ends with it, also if it is killed.
+    # With OWNER, a server of this run ends with this process, even if it is killed.
     return own, {**os.environ, **{name: str(path) for name, path in variables.items()}, OWNER: str(os.getpid())}
 
 
@@ -189,7 +190,7 @@ def _run(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a command that took too long or was interrupted, and what it started."""
+    """End a command that took too long or was interrupted, with its child processes."""
     for number, patience in ((signal.SIGTERM, 20.0), (signal.SIGKILL, 5.0)):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, number)

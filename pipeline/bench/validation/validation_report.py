@@ -1,4 +1,4 @@
-"""Reports of a validation run, and of the checks of the torch engine: Markdown to read and JSON to attach."""
+"""Reports of a validation run and of the checks of the torch engine, as Markdown and as JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ENGINE_JSON, ENGINE_MARKDOWN = "engine.json", "engine.md"
 
 
 def report_of(plan: ValidationPlan, results: Sequence[StageResult]) -> dict[str, Any]:
-    """All that is known of a run, as JSON values."""
+    """The report of a run, as JSON values."""
     config = {**asdict(plan), "data": str(plan.data)}
     report = {
         "passed": has_passed(results),
@@ -42,7 +42,7 @@ def write_report(out_dir: Path, report: dict[str, Any]) -> tuple[Path, Path]:
 
 
 def report_markdown(report: dict[str, Any], bench: Path) -> str:
-    """The report for people, with the bench tables if there are any."""
+    """The report as Markdown, with the tables of the bench results if there are any. bench: file of the results."""
     config, env = report["config"], report["env"]
     devices, builds = report["backend"].get("devices", []), report["backend"].get("versions", {})
     versions = report["versions"] | {f"{name} (builds)": version for name, version in builds.items()}
@@ -80,12 +80,13 @@ def _bench_lines(bench: Path) -> list[str]:
         return []
     try:
         return ["", "## Bench", "", markdown_of(load_results(bench))]
-    except UserError as error:  # a report of what else was found is worth more than none
+    except UserError as error:  # the rest of the report is still useful
         return ["", "## Bench", "", f"The results cannot be read: {error}"]
 
 
 def write_engine_report(folder: Path, options: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> Path:
-    """Write engine.md and engine.json with the results so far; returns the first. options: of the checks."""
+    """Write engine.md and engine.json with the results so far. Returns the path of engine.md. options: of the
+    checks."""
     report = {**manifest_of(None, dict(options)), "checks": list(results)}
     write_whole(folder / ENGINE_JSON, json.dumps(report, indent=2) + "\n")
     path = folder / ENGINE_MARKDOWN

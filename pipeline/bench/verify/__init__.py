@@ -1,1 +1,1 @@
-"""Comparison of outputs with plain decoding."""
+"""Comparison of outputs with those of plain decoding."""

@@ -1,8 +1,7 @@
-"""The bits of logits: those that chose an output token with drafts against those of plain decoding.
+"""Compares the bits of logits with drafts and without: the rows from which output tokens were chosen.
 
-The engine is wrapped. It keeps the rows of each pass, of the root and of the draft nodes. When a path is accepted it
-stores a hash of each row that chose a token, by the token's position. So the rows of the strategies' own trees are
-compared, in their own batches.
+A wrapper of the engine keeps the logits of each pass. When a path is accepted, it stores a hash of each row from which
+a token was chosen, by the token's position. So it compares the rows of the actual trees in their actual batches.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ import numpy as np
 from pipeline.decoding.tree import IntArray
 from pipeline.engine.contract import Engine, EngineLimits, EngineSequence, NodeLogits, ReuseCounters, VerifyItem
 
-# Marks a decoding's name where rows are compared instead of tokens.
+# Suffix of a decoding's name for comparisons of rows instead of tokens.
 LOGITS = "logits"
 
 
 @dataclass(slots=True, eq=False)
 class HashedSequence:
-    """rows: hash of the logits that chose the token at a position, prompt tokens counted."""
+    """rows: by position in the sequence, hash of the logits from which the token was chosen."""
 
     own: EngineSequence
     tokens: list[int]
@@ -44,7 +43,7 @@ class HashedSequence:
 
 
 class RecordingEngine:
-    """Wraps an engine and records its logits. See `pipeline.engine.contract.Engine`."""
+    """Wraps a `pipeline.engine.contract.Engine` and records its logits."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -59,7 +58,7 @@ class RecordingEngine:
         return self._engine.reuse
 
     def take(self) -> list[HashedSequence]:
-        """The sequences that have committed something since the last call, in the order in which they were opened."""
+        """Return the sequences opened since the last call that have committed tokens, in order of opening."""
         taken = [sequence for sequence in self._recorded if sequence.rows]
         self._recorded = []
         return taken
@@ -99,16 +98,15 @@ class RecordingEngine:
 
 
 def row_hash(logits: NodeLogits, row: int) -> bytes:
-    """Hash of the bits of one row, so that 0.0 and -0.0 differ."""
+    """Hash of the bits of one row; 0.0 and -0.0 differ."""
     return hashlib.blake2b(np.asarray(logits.row(row), np.float32).tobytes(), digest_size=16).digest()
 
 
 def rows_by_prompt(
     sequences: Sequence[HashedSequence], prompts: Mapping[str, Sequence[int]]
 ) -> dict[str, list[dict[int, bytes]]]:
-    """The recorded rows of each prompt's sequences. prompts: token ids by prompt id. A sequence begins with its prompt;
-    a sequence that continued after an interruption, with the prompt and some output. If two prompts match, the longer
-    one counts."""
+    """Group the recorded rows by prompt. prompts: token ids by prompt id. A sequence belongs to the longest prompt that
+    it begins with; one resumed after an interruption also begins with some output."""
     found: dict[str, list[dict[int, bytes]]] = {prompt_id: [] for prompt_id in prompts}
     for sequence in sequences:
         fitting = [key for key, ids in prompts.items() if sequence.tokens[: len(ids)] == list(ids)]
@@ -118,7 +116,7 @@ def rows_by_prompt(
 
 
 def first_other_bits(expected: dict[int, bytes], found: dict[int, bytes], prompt_len: int) -> tuple[int, int | None]:
-    """Number of rows that two recordings share, and the first output token whose row differs; None if none does."""
+    """Number of positions in both recordings, and the index of the first output token whose row differs, if any."""
     shared = sorted(expected.keys() & found.keys())
     different = next((position for position in shared if expected[position] != found[position]), None)
     return len(shared), None if different is None else different - prompt_len

@@ -1,10 +1,9 @@
-"""Losslessness through a running server: token ids and text of every strategy, one by one and many at once.
+"""Losslessness through a running server: token ids and text of every strategy, one request at a time and in parallel.
 
 `verify_server` compares with outputs of the same engine in process. `verify_remote` is for an engine that runs in a
-server only: it compares with plain decoding through the same server, so that the same kernels computed both. In 16 bit
-the first difference of a pair is judged by the scores of a second engine that runs in this process (see `verify`); it
-is loaded when it is needed. Sampled outputs of such an engine are not compared: its noise depends on the steps that a
-request took.
+server only. It compares with plain decoding through the same server, which uses the same kernels. In 16 bit, a second
+engine in this process computes the scores at the first difference of a pair (see `verify`); it is loaded on demand.
+Sampled outputs of such an engine are not compared, because its noise depends on the steps of a request.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from pipeline.errors import UserError
 from pipeline.server.client import Completion, TextQuery
 from pipeline.triton_models.routing import offered
 
-# Requests in flight while all strategies are mixed.
+# Number of requests in flight in the parallel part.
 NUM_CLIENTS = 8
 
 References = Mapping[tuple[str, str], list[int]]
@@ -36,8 +35,8 @@ Judge = Callable[[], tuple[Engine, Dtype]]
 
 
 def remote_strategies(resolved: ResolvedConfig, wanted: Sequence[str] | None) -> list[str]:
-    """Strategies that can be compared on an engine, plain decoding first. Raises UserError if there is nothing to
-    compare, or a wanted strategy is not available."""
+    """Strategies to compare on an engine, plain decoding first. wanted: None for all. Raises UserError if the engine
+    has no other strategy than plain decoding, or lacks a wanted one."""
     there = [name for name in STRATEGIES if name in offered(backend_of(resolved.backend).traits(resolved))]
     if there == [BASELINE]:
         raise UserError(
@@ -60,8 +59,9 @@ def verify_server(
     options: MeasureOptions,
     on_comparison: Callable[[Comparison], None] = lambda comparison: None,
 ) -> list[Comparison]:
-    """Comparisons of every strategy (plain decoding too) with the reference outputs by (prompt id, decoding), which
-    come from an engine in process. decode: their text, without the end token; the streamed text must equal it."""
+    """Compare outputs of every strategy, including plain decoding, with reference outputs of an engine in process.
+    references: token ids by (prompt id, decoding). decode: returns their text without the end token, which the streamed
+    text must equal."""
     comparisons: list[Comparison] = []
     for decoding_options in decodings(options):
         for where, prompt, query, answer in answers_of(url, _queries(prompts, strategies, decoding_options)):
@@ -109,8 +109,7 @@ def verify_remote(
 def answers_of(
     url: str, queries: Sequence[tuple[NamedPrompt, TextQuery]]
 ) -> Iterator[tuple[str, NamedPrompt, TextQuery, Completion]]:
-    """The answers to requests one at a time, then to all of them at once. Each comes with "server" or
-    "server batch"."""
+    """Yield the answers to requests sent one at a time ("server"), then to all of them in parallel ("server batch")."""
     for prompt, query in queries:
         yield "server", prompt, query, generate(url, query)
     with ThreadPoolExecutor(NUM_CLIENTS) as clients:
@@ -131,14 +130,14 @@ def _queries(
 
 
 def without_end(tokens: Sequence[int], end_ids: Collection[int]) -> list[int]:
-    """The output up to its end token, which some ways of decoding show and some do not."""
+    """The output up to its end token, which not all engines return."""
     end = next((place for place, token in enumerate(tokens) if token in end_ids), len(tokens))
     return list(tokens[:end])
 
 
 def judging_config(resolved: ResolvedConfig, has_cuda: bool) -> ResolvedConfig:
-    """The same model for our torch engine, which computes the logits of differing tokens; built under another profile
-    name."""
+    """The config of the same model for our torch engine, which computes the logits at differing tokens, under another
+    profile name."""
     profile = resolved.profile
     judging = profile.model_copy(update={"name": f"{profile.name}-judge", "backend": "torch"})
     device = "cuda" if has_cuda else "cpu"

@@ -1,10 +1,9 @@
-"""Proof of losslessness: every strategy's token ids against plain decoding, greedy and with a seed, alone and in a
-batch.
+"""Test of losslessness: token ids of every strategy against plain decoding, greedy and seeded, alone and in a batch.
 
 In 32 bit any difference is a fault. In 16 bit a pass over several tokens rounds differently from a pass over one, so
-two tokens whose scores nearly tie may change places; behind such a place the texts have nothing to do with each
-other, so only the first difference of a pair is examined. It counts as a near-tie if the scores of both tokens lie
-so close below the best one that rounding can explain it (`near_tie_threshold`), and as a fault otherwise.
+two tokens with nearly equal scores may swap. After that the texts are unrelated, so only the first difference of a pair
+is examined. It is a near-tie if the scores of both tokens are so close to the best one that rounding can explain the
+difference (`near_tie_threshold`), and a fault otherwise.
 """
 
 from __future__ import annotations
@@ -31,20 +30,20 @@ from pipeline.engine.submission import Submission
 
 Verdict = Literal["identical", "near_tie", "different"]
 
-# Distance between 1 and the next number of each type.
+# Distance between 1 and the next larger number of each type.
 EPSILON: dict[Dtype, float] = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 NEAR_TIE_ULPS = 4
 SEEDED_TEMPERATURE = 0.8
-# Name of the strategy where the sequences of all strategies are compared together, as in a batch.
+# Strategy name of comparisons over a batch of all strategies.
 ALL_STRATEGIES = "all"
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One output against plain decoding. where: alone, batch, or server. position: of the first difference in the
-    output; expected, found: the tokens there (None: the output ended). gap: distance of the lower of the two scores
-    from the best one, in logits; threshold: limit of a near-tie; None if no two scores can be compared. Where the bits
-    of logits are compared, `decoding` ends in "logits" and tokens are rows."""
+    """One output compared with plain decoding. where: alone, batch, server or server batch. position: index in the
+    output of the first difference. expected, found: the tokens there, None after the end of an output. gap: distance of
+    the lower of the two scores from the best one, in logits. threshold: limit of a near-tie. Both are None if an output
+    has ended. In comparisons of logits, `decoding` ends in "logits" and num_tokens counts rows."""
 
     prompt_id: str
     strategy: str
@@ -60,7 +59,7 @@ class Comparison:
 
 
 def first_difference(expected: Sequence[int], found: Sequence[int]) -> int | None:
-    """Index of the first token that differs, the shorter length if one output begins the other, None if equal."""
+    """Index of the first differing token; the shorter length if one output is a prefix of the other; None if equal."""
     for index, (left, right) in enumerate(zip(expected, found, strict=False)):
         if left != right:
             return index
@@ -68,16 +67,16 @@ def first_difference(expected: Sequence[int], found: Sequence[int]) -> int | Non
 
 
 def near_tie_threshold(dtype: Dtype, scores: FloatArray) -> float:
-    """Gap in logits that rounding can explain: a few units in the last place of the largest logit; 0 in 32 bit."""
+    """Largest gap in logits that rounding can explain: a few units in the last place of the largest logit; 0 in 32
+    bit."""
     if dtype == "float32":
         return 0.0
     return NEAR_TIE_ULPS * EPSILON[dtype] * max(1.0, float(np.abs(scores).max()))
 
 
 def scores_after(engine: Engine, request: GenerationRequest, context: IntArray) -> tuple[FloatArray, FloatArray]:
-    """[vocab] logits after context [len] from a plain pass, and the scores whose argmax is the next token (with the
-    noise of a seeded request, in units of logits). Of the sampling parameters only temperature and seed are known
-    here."""
+    """[vocab] logits after context [len] from a plain pass, and [vocab] scores whose argmax is the next token: with the
+    noise of a seeded request, in units of logits. Applies temperature and seed only."""
     sequence = engine.open(context)
     try:
         logits = None
@@ -103,7 +102,7 @@ def compare(
     strategy: str,
     where: str,
 ) -> Comparison:
-    """Compare an output with the expected one and, if they differ, compute the scores of the two tokens."""
+    """Compare an output with the expected one. If they differ, compute the scores of the two tokens with `engine`."""
     decoding = "greedy" if request.sampling.greedy else "seeded"
     position = first_difference(expected, found)
     if position is None:
@@ -131,18 +130,18 @@ def verify_in_process(
     on_comparison: Callable[[Comparison], None] = lambda comparison: None,
     recorder: RecordingEngine | None = None,
 ) -> tuple[list[Comparison], dict[tuple[str, str], list[int]]]:
-    """All comparisons in process, and the reference outputs by (prompt id, decoding).
+    """Return all comparisons in process, and the reference outputs by (prompt id, decoding).
 
-    Sources are warm: they keep what they learn from prompt to prompt, and each prompt runs a second time in a batch
-    with all others and all strategies mixed, so that drafts come from outputs of the same prompt as well. recorder: the
-    engine, if the bits of logits are to be compared as well."""
+    Draft sources keep their learned state between prompts. Each prompt runs a second time in a batch with all prompts
+    and strategies, so that drafts come from outputs of the same prompt too. recorder: the engine, if the bits of logits
+    are compared too."""
     comparisons: list[Comparison] = []
     references: dict[tuple[str, str], list[int]] = {}
     # Logits of plain decoding by (prompt id, decoding), position by position.
     rows: dict[tuple[str, str], dict[int, bytes]] = {}
 
     def judge(request: GenerationRequest, prompt_id: str, strategy: str, where: str, found: list[int]) -> None:
-        # These scores must not use KV that a strategy left behind.
+        # The scores must not use KV that a strategy has computed.
         reference.forget_cached()
         expected = references[prompt_id, "greedy" if request.sampling.greedy else "seeded"]
         comparison = compare(engine, dtype, request, expected, found, prompt_id, strategy, where)
@@ -193,17 +192,17 @@ def compare_logits(
     strategy: str,
     where: str,
 ) -> Comparison:
-    """Set the rows of a prompt's sequences, by position, against those of plain decoding."""
+    """Compare the rows of a prompt's sequences, by position, with those of plain decoding."""
     compared = [first_other_bits(expected, rows, len(prompt.prompt_ids)) for rows in found]
     position = min((place for _, place in compared if place is not None), default=None)
     verdict: Verdict = "identical" if position is None else "different"
     num_rows = sum(count for count, _ in compared)
-    assert num_rows, "every output has a first token, which a row of logits chose"
+    assert num_rows, "every output has a first token, chosen from a row of logits"
     return Comparison(prompt.prompt_id, strategy, f"{decoding} {LOGITS}", where, verdict, num_rows, position)
 
 
 def decodings(options: MeasureOptions) -> tuple[MeasureOptions, MeasureOptions]:
-    """The two ways of choosing tokens that are verified: greedy, and sampled with the options' seed."""
+    """The two verified decodings: greedy, and sampled with the options' seed."""
     seeded = SamplingParams(temperature=SEEDED_TEMPERATURE, seed=options.sampling.seed)
     return replace(options, sampling=SamplingParams()), replace(options, sampling=seeded)
 
@@ -214,7 +213,7 @@ def is_lossless(comparisons: Sequence[Comparison]) -> bool:
 
 
 def verdict_table(comparisons: Sequence[Comparison]) -> Table:
-    """Outputs, tokens and verdicts by strategy, way of decoding and place."""
+    """Number of outputs, tokens and verdicts by strategy, decoding and place."""
     groups: dict[tuple[str, str, str], list[Comparison]] = {}
     for comparison in comparisons:
         groups.setdefault((comparison.strategy, comparison.decoding, comparison.where), []).append(comparison)
@@ -236,11 +235,11 @@ def verdict_table(comparisons: Sequence[Comparison]) -> Table:
 
 
 def verdict_sentence(comparison: Comparison) -> str:
-    """Where an output differs from the expected one, and the reason of its verdict."""
+    """One sentence: the place of a difference and the reason of its verdict."""
     c = comparison
     place = f"{c.prompt_id}, {c.strategy}, {c.decoding}, {c.where}"
     if c.decoding.endswith(LOGITS):
-        return f"{place}: the logits that chose output {c.position} have other bits; a fault."
+        return f"{place}: the logits of output {c.position} have other bits; a fault."
     if c.position is None:
         return f"{place}: the tokens are equal, the text is not; a fault."
     found = "the end" if c.found is None else f"token {c.found}"

@@ -44,7 +44,7 @@ def test_later_turns_count_with_all_that_is_known_of_them() -> None:
 def test_a_row_is_not_called_like_a_turn_of_another() -> None:
     rows = [WorkloadRow("1", "t", ("x", "y")), WorkloadRow("1#2", "t", ("z",))]
     check(*rows)
-    with pytest.raises(UserError, match="The row id '1#2' is what turn 2 of row '1' is called"):
+    with pytest.raises(UserError, match="The row id '1#2' is also the id of turn 2 of row '1'"):
         check(*rows, turns="all")
 
 

@@ -58,7 +58,7 @@ def test_the_sources_that_drafted_what_was_accepted_have_their_shares() -> None:
     table = source_table(BenchResults(manifest={}, requests=records, summary=[]))
     assert table.columns == ("strategy", "trie", "window")
     assert table.rows == [("hybrid", "75.0%", "25.0%")]
-    assert "Whose drafts" not in markdown_of(results())
+    assert "Accepted drafts" not in markdown_of(results())
 
 
 def test_promises_are_set_against_what_was_accepted() -> None:

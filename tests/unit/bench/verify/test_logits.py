@@ -67,7 +67,7 @@ def test_a_single_other_bit_is_a_fault_that_is_named() -> None:
         assert comparison.position is not None
         assert 0 <= comparison.position < 24
         assert verdict_sentence(comparison).endswith(
-            f"the logits that chose output {comparison.position} have other bits; a fault."
+            f"the logits of output {comparison.position} have other bits; a fault."
         )
     _, rows = verdict_table(wrong)
     assert all(row[-1] != "0" for row in rows)
