@@ -1,4 +1,4 @@
-"""Checks before a request enters the scheduler's queue."""
+"""Validation of a request before it enters the scheduler's queue."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipeline.errors import RequestError
 
 
 def check_submission(submission: Submission, limits: EngineLimits) -> None:
-    """Raise RequestError, with what was found and what is allowed, if an engine of these limits can never serve it."""
+    """Raise RequestError, with the value found and the permitted ones, if no engine with these limits can serve it."""
     request = submission.request
     check_strategy(submission.strategy)
     if len(request.prompt_ids) == 0:
@@ -40,7 +40,7 @@ def check_submission(submission: Submission, limits: EngineLimits) -> None:
         )
     if len(submission.supplied) > limits.max_draft_tokens:
         raise RequestError(
-            f"{len(submission.supplied)} draft tokens were sent; the engine takes {limits.max_draft_tokens} a step"
+            f"{len(submission.supplied)} draft tokens were sent; the engine takes {limits.max_draft_tokens} per step"
         )
     try:
         check_tree(submission.supplied, limits.vocab_size)
@@ -52,8 +52,7 @@ def check_submission(submission: Submission, limits: EngineLimits) -> None:
 
 
 def check_prediction(prediction: IntArray, vocab_size: int) -> None:
-    """Raise RequestError if a predicted output [len] holds a token outside the target's vocabulary: no draft could pass
-    that token."""
+    """Raise RequestError if a predicted output [len] has a token outside the target's vocabulary."""
     wrong = np.flatnonzero((prediction < 0) | (prediction >= vocab_size))
     if len(wrong):
         place = int(wrong[0])

@@ -1,14 +1,13 @@
-"""Built engines on disk: written aside and renamed into place, described by a manifest, refused when anything has
-changed.
+"""Built engines on disk. They are written atomically and described by a manifest; a changed file is an error.
 
     <engines>/<model>/<profile>/
-        engine/          what the backend loads: config.json and weights (safetensors; rank files for TensorRT-LLM)
-        tokenizer/       what AutoTokenizer.from_pretrained loads
+        engine/          files of the backend: config.json and weights (safetensors; rank files for TensorRT-LLM)
+        tokenizer/       files of AutoTokenizer.from_pretrained
         resolved.yaml    the ResolvedConfig
         manifest.json    fingerprint, sizes and hashes of all files above, command, time, commit
-        ...              later stages add their own (repository/), which are not part of the manifest
+        ...              folders of later stages (repository/), which are not part of the manifest
 
-Profiles whose weights are the same share them through hard links.
+Profiles with the same weights share them through hard links.
 """
 
 from __future__ import annotations
@@ -37,12 +36,9 @@ from pipeline.files import write_whole
 
 ENGINE, TOKENIZER, RESOLVED, MANIFEST = "engine", "tokenizer", "resolved.yaml", "manifest.json"
 LOCKS = ".locks"
-# Folder below a model's engines: finished stages, which later builds reuse.
-STAGES = ".stages"
-# Beside the artefacts of a model: what its passes cost (see `pipeline.engine.cost_curve`).
-COSTS = ".costs"
-# Likewise: its candidates after single tokens (see `pipeline.engine.first_rows`).
-FIRST_ROWS = ".first_rows"
+# Folders beside the artefacts of a model: finished build stages, which later builds reuse; cost curves (see
+# `pipeline.engine.cost_curve`); first rows (see `pipeline.engine.first_rows`).
+STAGES, COSTS, FIRST_ROWS = ".stages", ".costs", ".first_rows"
 
 
 class FileEntry(Frozen):
@@ -63,8 +59,8 @@ class Manifest(Frozen):
     lookahead_origin: str | None = Field(None, description="Where W, N and G of the fingerprint come from.")
     files: tuple[FileEntry, ...]
     command: tuple[str, ...] = Field(description="The command line that built it.")
-    created: str = Field(description="When, in UTC.")
-    commit: str | None = Field(description="Commit of the checkout that built it, if it was one.")
+    created: str = Field(description="Time of the build, in UTC.")
+    commit: str | None = Field(description="Commit of the checkout that built it, if any.")
 
     @property
     def num_bytes(self) -> int:
@@ -89,15 +85,15 @@ class Artifact:
 
 
 def artifact_dir(places: Places, model: str, profile: str) -> Path:
-    """Folder of the artefact of a model under a profile, whether it is built or not."""
+    """Folder of the artefact of a model under a profile, built or not."""
     return places.engines / model / profile
 
 
 def load_artifact(folder: Path, cache_dir: Path, *, check_runnable: bool = True) -> Artifact:
     """Read and check an artefact. Raises BuildError with the reason and the command that fixes it.
 
-    Every file's size and SHA-256 are compared; the hash of a large file is cached in cache_dir while the file is
-    unchanged (see `hashing`). check_runnable: also compare its libraries and device with those of this machine.
+    Every file's size and SHA-256 are compared. The hash of a large file is cached in cache_dir until the file changes
+    (see `hashing`). check_runnable: also compare its libraries and device with those of this machine.
     """
     remedy = f"Build it with `lookahead engine --model {folder.parent.name} --profile {folder.name}`."
     if not (folder / MANIFEST).is_file():
@@ -121,7 +117,8 @@ def load_artifact(folder: Path, cache_dir: Path, *, check_runnable: bool = True)
 def write_artifact(
     folder: Path, resolved: ResolvedConfig, fingerprint: Fingerprint, fill: Callable[[Path], None], cache_dir: Path
 ) -> Artifact:
-    """Let `fill` write engine/ and tokenizer/ into a folder aside, describe it, and put it in the place of `folder`."""
+    """Call `fill` to write engine/ and tokenizer/ into a temporary folder, add the manifest, and rename it to
+    `folder`."""
     with whole_folder(folder) as partial:
         fill(partial)
         write_whole(partial / RESOLVED, dump_resolved(resolved))
@@ -130,27 +127,27 @@ def write_artifact(
 
 
 def refresh_resolved(artifact: Artifact, resolved: ResolvedConfig, cache_dir: Path) -> Artifact:
-    """The same engine under settings that differ only where the engine does not depend on them (server, drafting).
-    Everything else in the folder stays as it is, so that a server which runs from it is not disturbed."""
+    """Replace the settings of an artefact by ones that differ only in keys that the engine does not depend on (server,
+    drafting). Other files are untouched, so a server can use the folder meanwhile."""
     write_whole(artifact.folder / RESOLVED, dump_resolved(resolved))
     _describe(artifact.folder, resolved, artifact.manifest.fingerprint, cache_dir)
     return load_artifact(artifact.folder, cache_dir)
 
 
 def share_engine(source: Artifact, folder: Path) -> None:
-    """engine/ and tokenizer/ of another artefact in `folder`, without taking space again."""
+    """Share engine/ and tokenizer/ of another artefact with `folder` through hard links."""
     for name in (ENGINE, TOKENIZER):
         share_folder(source.folder / name, folder / name)
 
 
 def share_folder(source: Path, target: Path) -> None:
-    """Hard links where the file system has them, else copies."""
+    """Copy a folder by hard links, or by copies if the file system has no links."""
     shutil.copytree(source, target, copy_function=link_or_copy)
 
 
 @contextmanager
 def build_lock(places: Places, model: str, on_wait: Callable[[str], None]) -> Iterator[None]:
-    """One build per model at a time; a second one waits, and then finds the first one's result."""
+    """Hold the lock that permits one build per model at a time. on_wait: called if another build holds it."""
     locks = places.engines / LOCKS
     make_folder(locks)
     with (locks / model).open("w") as file:
@@ -160,12 +157,12 @@ def build_lock(places: Places, model: str, on_wait: Callable[[str], None]) -> It
             on_wait(f"another build of {model} is running; waiting for it")
             fcntl.flock(file, fcntl.LOCK_EX)
         folder = places.engines / model
-        for leftover in folder.glob(f"{PARTIAL}*"):  # of a killed build; no other process writes here now
+        for leftover in folder.glob(f"{PARTIAL}*"):  # of a killed build, since this process holds the lock
             shutil.rmtree(leftover)
         try:
             yield
         finally:
-            # Empty only after a first build that failed.
+            # The folder is empty only after a failed first build.
             with suppress(OSError):
                 folder.rmdir()
 
@@ -190,7 +187,7 @@ def _check_files(folder: Path, manifest: Manifest, cache_dir: Path, remedy: str)
         raise BuildError(f"The engine in {folder} lacks {', '.join(missing)}. {remedy}")
     if unknown := sorted(present - expected.keys()):
         raise BuildError(
-            f"The engine in {folder} holds {', '.join(unknown)}, which its manifest does not know. {remedy}"
+            f"The engine in {folder} holds {', '.join(unknown)}, which its manifest does not list. {remedy}"
         )
     for name, entry in expected.items():
         path = folder / name
@@ -212,7 +209,7 @@ def _check_runnable(folder: Path, fingerprint: Fingerprint, resolved: ResolvedCo
 def _describe(folder: Path, resolved: ResolvedConfig, fingerprint: Fingerprint, cache_dir: Path) -> None:
     entries = []
     for path in sorted(_files(folder)):
-        if path.stat().st_mode & 0o777 != 0o644:  # a change of no effect would make its remembered hash void
+        if path.stat().st_mode & 0o777 != 0o644:  # a needless chmod would invalidate the cached hash
             path.chmod(0o644)
         name = path.relative_to(folder).as_posix()
         entries.append(FileEntry(path=name, size=path.stat().st_size, sha256=remembered_sha256(path, cache_dir)))

@@ -2,7 +2,7 @@
 
 To add a backend, write one object that satisfies `Backend` and register it by one line (`pipeline.config.registry`) or
 by an entry point of an installed package. `pipeline.backends.in_process.InProcessBackend` is the base of backends whose
-engine runs in Python. No other module asks which backend it works for.
+engine runs in Python. No other module depends on the kind of backend.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pipeline.engine.artifact import Artifact
     from pipeline.engine.contract import Engine
 
-# Called with a line for each step of something long.
+# Called with one line of text for each step of a long operation.
 Note = Callable[[str], None]
 
 
@@ -53,35 +53,34 @@ class Backend(BackendSettings, Protocol):
     # Building.
 
     def check(self, resolved: ResolvedConfig) -> None:
-        """Raise ConfigError or BuildError for what cannot work, before anything is downloaded or written."""
+        """Raise ConfigError or BuildError for unsupported settings, before anything is downloaded or written."""
         return
 
     def check_config(self, resolved: ResolvedConfig, folder: Path) -> object:
-        """Raise CheckpointError for a checkpoint's config.json that this backend does not serve. The folder may hold
-        nothing else yet: called before a long download."""
+        """Raise CheckpointError if this backend does not support a checkpoint's config.json. Called before the weights
+        are downloaded, so the folder may hold no other file."""
         return None
 
     def plan(self, resolved: ResolvedConfig) -> Mapping[str, Any]:
-        """Description of a build, one line of text per entry. Uses no network and no files, and works on any
-        machine."""
+        """Description of a build, one line of text per entry. Uses no network and no files."""
         return {}
 
     def full_plan(self, resolved: ResolvedConfig, places: Places) -> tuple[str, Mapping[str, Any]] | None:
-        """Every call of a build and of a start: as text, and as JSON values. None if `plan` is all there is."""
+        """Every command of a build and of a start, as text and as JSON values. None if there is only `plan`."""
         return None
 
     def fingerprint(self, resolved: ResolvedConfig, checkpoint_hash: str) -> Fingerprint:
-        """The fingerprint of an engine built here and now. Raises BuildError if the backend is not installed."""
+        """Fingerprint of an engine built now on this machine. Raises BuildError if the backend is not installed."""
 
     def files_digest(self, fingerprint: Fingerprint) -> str:
-        """Hash of what the engine's files depend on; profiles that agree in it share the files on disk."""
+        """Hash of all settings that the engine's files depend on. Profiles with the same hash share the files."""
         return fingerprint.digest
 
     def runtime(self, resolved: ResolvedConfig) -> Runtime:
-        """Libraries and device that a built engine would run on here. Raises BuildError if they are missing."""
+        """Libraries and device that an engine would run on here. Raises BuildError if they are missing."""
 
     def require_resources(self, resolved: ResolvedConfig, folder: Path) -> None:
-        """Raise BuildError if disk, memory or GPU memory does not suffice."""
+        """Raise BuildError if there is not enough disk space, memory or GPU memory."""
         return
 
     def write_engine(self, resolved: ResolvedConfig, checkpoint: Checkpoint, note: Note, folder: Path) -> None:
@@ -90,8 +89,8 @@ class Backend(BackendSettings, Protocol):
     # In process.
 
     def load_engine(self, artifact: Artifact) -> Engine:
-        """The engine of an artefact, loaded. Raises BuildError if it cannot run here, UserError if it runs in
-        a server only."""
+        """Load the engine of an artefact. Raises BuildError if it cannot run here, UserError if it only runs in a
+        server."""
 
     # Serving.
 
@@ -110,18 +109,18 @@ class Backend(BackendSettings, Protocol):
         return artifact.engine_dir
 
     def check_served(self, resolved: ResolvedConfig) -> None:
-        """Raise ServerError for settings that no server can have."""
+        """Raise ServerError for settings that cannot be served."""
         return
 
     def check_start(self, resolved: ResolvedConfig, places: Places) -> str:
-        """Name of the program that would serve. Raises ServerError for anything that prevents serving; called before an
+        """Return the name of the server program. Raises ServerError if this machine cannot serve. Called before an
         engine is built."""
 
     def make_command(
         self, resolved: ResolvedConfig, repository: Path, places: Places, run_dir: Path, log: Path | None, note: Note
     ) -> MakeCommand:
-        """The command of a server on a rendered repository. run_dir: for files of the server. log: Triton's verbose
-        log, if wanted. Raises ServerError if it cannot start here."""
+        """The command of a server on a rendered repository. run_dir: folder for files of the server. log: file of
+        Triton's verbose log, if any. Raises ServerError if the server cannot start here."""
 
     def shown_commands(self, resolved: ResolvedConfig, repository: Path, places: Places) -> Sequence[StartCommand]:
         """The commands of a start, in order, without running them."""
@@ -129,11 +128,11 @@ class Backend(BackendSettings, Protocol):
     # Reports.
 
     def findings(self) -> Iterable[Finding]:
-        """Findings about this machine for `lookahead doctor`."""
+        """Findings of this backend for `lookahead doctor`."""
         return ()
 
     def version_tables(self) -> Sequence[VersionTable]:
-        """Which versions go together, for `lookahead dev versions` and docs/how-to/<name>.md."""
+        """Compatible versions, for `lookahead dev versions` and docs/how-to/<name>.md."""
         return ()
 
     def environment(self) -> Mapping[str, Any]:
@@ -141,12 +140,12 @@ class Backend(BackendSettings, Protocol):
         return {}
 
     def validation_settings(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Overrides for validating this machine: for all profiles, and further ones for the first. Raises
+        """Config overrides for `lookahead validate`: for all profiles, and further ones for the first. Raises
         BuildError if the backend cannot run here."""
         return (), ()
 
 
 def backend_of(name: str) -> Backend:
-    """The backend of a name. Raises KeyError for an unknown one; schemas refuse those."""
+    """The backend of this name. Raises KeyError for an unknown name, which no schema permits."""
     backend: Backend = load_backend(name)
     return backend

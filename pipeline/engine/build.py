@@ -1,5 +1,4 @@
-"""ResolvedConfig -> EngineArtifact: plan what is to be done, then do it unless it is done already. Chooses the
-backend."""
+"""ResolvedConfig -> EngineArtifact: builds an engine, or reuses the files of an earlier build."""
 
 from __future__ import annotations
 
@@ -26,14 +25,14 @@ from pipeline.engine.backend import Backend, Note, backend_of
 from pipeline.engine.fingerprint import Fingerprint
 from pipeline.errors import BuildError, CheckpointError
 
-# built: from the checkpoint. shared: weights taken from another profile. updated: only settings that the engine does
-# not depend on. reused: nothing to do.
+# built: from the checkpoint. shared: with the weights of another profile. updated: only in settings that the engine
+# does not depend on. reused: unchanged.
 Outcome = Literal["built", "shared", "updated", "reused"]
 
 
 @dataclass(frozen=True, slots=True)
 class BuildResult:
-    """The artefact, and what it took to have it."""
+    """The artefact, and how it was obtained."""
 
     artifact: Artifact
     outcome: Outcome
@@ -42,14 +41,14 @@ class BuildResult:
 def build_engine(
     resolved: ResolvedConfig, places: Places, *, force: bool = False, note: Note = lambda text: None
 ) -> BuildResult:
-    """The artefact for a resolved config. `force` builds even if it exists. `note` is called with each step. Raises
-    CheckpointError and BuildError."""
+    """Return the artefact of a resolved config, built if necessary. force: build in any case. note: called with each
+    step. Raises CheckpointError and BuildError."""
     backend = backend_of(resolved.backend)
     backend.check(resolved)
     folder = artifact_dir(places, resolved.model.name, resolved.profile.name)
     with build_lock(places, resolved.model.name, note):
         if force or not _artefacts(folder):
-            # A build is needed: check the GPU and the memory before a long download.
+            # A build is certain, so check the GPU and the memory before a long download.
             backend.require_resources(resolved, folder)
         if force:
             return _build(resolved, backend, folder, _fetch(resolved, backend, places, note), places, note)
@@ -81,7 +80,7 @@ def _identify(
         source = resolved.model.checkpoint
         if source.source != "hub" or present is None or present.resolved.model.checkpoint != source:
             raise
-        # A built engine must work without network and without the hub's cache.
+        # A built engine must be usable without network and without the hub's cache.
         note(f"the engine is not compared with its checkpoint: {error}")
         return present.manifest.fingerprint.checkpoint, None
     return checkpoint.content_hash, checkpoint
@@ -114,12 +113,12 @@ def _usable(folder: Path, places: Places, note: Note) -> Artifact | None:
 
 
 def _sibling_with_weights(folder: Path, fingerprint: Fingerprint, backend: Backend, places: Places) -> Artifact | None:
-    """An artefact of the same model, this profile's old one included, whose engine files would come out the same."""
+    """An artefact of the same model, possibly of this profile, whose engine files equal those of the fingerprint."""
     for other in _artefacts(folder):
         try:
             artifact = load_artifact(other, places.cache)
         except BuildError:
-            continue  # a damaged or foreign artefact has nothing to share; loading it reports why
+            continue  # damaged or foreign
         if artifact.manifest.fingerprint.backend == backend.name and backend.files_digest(
             artifact.manifest.fingerprint
         ) == backend.files_digest(fingerprint):

@@ -1,5 +1,5 @@
-"""An engine that verifies chains under one speculative mode, as TensorRT-LLM's do: what it takes at run time, and
-what of W, N and G a request may ask for."""
+"""Limits of engines that verify chains under one speculative mode, as TensorRT-LLM's do, and W, N and G of a request
+to them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Mode = Literal["lookahead", "trie", "none"]
 
 
 def lookahead_for_request(instance: LookaheadConfig, asked: LookaheadConfig | None, prompt_len: int) -> LookaheadConfig:
-    """W, N and G to send with a request. asked: the request's own. prompt_len: in tokens.
+    """W, N and G to send with a request. instance: those of the engine. asked: the request's own, if any. prompt_len:
+    in tokens.
 
-    The backend checks none of this before a step runs, and wrong sizes then fail the whole batch. Raises RequestError
-    for more than the instance has. With a prompt shorter than N - 1 tokens the engine would read before its beginning,
-    so N is lowered to prompt_len + 1.
+    Raises RequestError if a value exceeds the instance's: the backend would fail the whole batch. With a prompt shorter
+    than N - 1 tokens the engine would read before its beginning, so N is lowered to prompt_len + 1.
     """
     lookahead = instance if asked is None else asked
     if lookahead.exceeds(instance):
@@ -36,7 +36,7 @@ def lookahead_for_request(instance: LookaheadConfig, asked: LookaheadConfig | No
 
 @dataclass(frozen=True, slots=True)
 class RuntimeLimits:
-    """Limits of an engine at run time. max_seq_len: as in the built engine, drafts included."""
+    """Limits of an engine at run time. max_seq_len: of the built engine, including drafts."""
 
     max_seq_len: int
     max_num_tokens: int
@@ -45,20 +45,20 @@ class RuntimeLimits:
 
     @property
     def longest_prompt(self) -> int:
-        """Tokens of the longest prompt; a longer one is an error."""
+        """Maximum number of prompt tokens."""
         longest = self.max_seq_len - 1
         return longest if self.chunked_context else min(longest, self.max_num_tokens)
 
     @property
     def usable_seq_len(self) -> int:
-        """Limit of prompt and output of a request that sends no drafts: the engine keeps room for max_draft_len."""
+        """Limit of prompt and output of a request without drafts; the engine reserves max_draft_len tokens."""
         return self.max_seq_len - self.max_draft_len
 
 
 def not_for_lookahead(request: GenerationRequest) -> Iterator[str]:
-    """Names of a request's settings that a lookahead engine would ignore: it decodes greedily, without penalties,
-    banned words or biases, and has one end token."""
-    from pipeline.decoding.request import SamplingParams  # brings numpy, which settings do without
+    """Yield the names of a request's settings that a lookahead engine would ignore: it decodes greedily, without
+    penalties, banned words or biases, and has one end token."""
+    from pipeline.decoding.request import SamplingParams  # imports numpy
 
     sampling, harmless = request.sampling, SamplingParams()
     names = ["repetition_penalty", "presence_penalty", "frequency_penalty", "bad_words"]

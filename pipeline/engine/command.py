@@ -18,7 +18,7 @@ class Ports(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """Addresses of tritonserver. host: of HTTP and gRPC. key: required by its interfaces, None for no key."""
+    """Addresses of tritonserver. host: of HTTP and gRPC. key: API key of its interfaces, if any."""
 
     host: str
     metrics_host: str
@@ -28,9 +28,9 @@ class Listening:
 
 @dataclass(frozen=True, slots=True)
 class StartCommand:
-    """environment: complete. clean_up: command that removes what the processes leave behind; empty for nothing. shown:
-    the environment variables to display. links: symbolic links that the command uses, created before it runs and
-    removed with the server's shared memory."""
+    """environment: all variables. clean_up: command that removes leftovers of the processes, if any. shown: the
+    variables to display. links: symbolic links that the command uses, created before it runs and removed with the
+    server's shared memory."""
 
     argv: Sequence[str]
     environment: Mapping[str, str]
@@ -44,5 +44,5 @@ class StartCommand:
         return " ".join([*variables, shlex.join(self.argv)])
 
 
-# The command for chosen addresses and a server's id, which must be the start of its shared memory's names.
+# Returns the command for addresses and a server id, with which the names of its shared memory must begin.
 MakeCommand = Callable[[Listening, str], StartCommand]

@@ -1,4 +1,4 @@
-"""Compiling all loops of the package, so that no later command compiles anything.
+"""Compiles all loops of the package, so that no later command compiles anything.
 
 python -m pipeline.engine.compilation      compiles what is missing, with progress
 """
@@ -15,7 +15,7 @@ COMPILING = "compiling the loops of drafting and of the CPU engine for this proc
 
 
 def ensure_compiled(note: Callable[[str], None]) -> None:
-    """Compile what is missing. note: called with what is being done."""
+    """Compile the loops that have no machine code yet. note: called with the progress."""
     if is_complete():
         return
     note(COMPILING)
@@ -41,7 +41,7 @@ def ensure_compiled(note: Callable[[str], None]) -> None:
 
 
 def main() -> None:
-    """Compile what is missing, and print the progress."""
+    """Run `ensure_compiled` and print the progress."""
     on_terminal = sys.stderr.isatty()
     num_notes = 0
 

@@ -1,8 +1,9 @@
-"""The engine contract: what a backend must do in process so that one decode loop serves every backend.
+"""The engine contract: the interface between the decode loop and an engine in the same process.
 
-A *sequence* is a request's place in the engine: its tokens, and the KV cache of those already computed. Tokens that are
-known but not computed yet are *pending* (the prompt at first, then the last accepted token). A verify step computes
-pending tokens and, behind the last of them (the root), the nodes of a draft tree, for several sequences in one pass:
+A *sequence* is the state of a request in the engine: its tokens, and the KV cache of those already computed. Tokens
+that are known but not computed yet are *pending* (first the prompt, then the last accepted token). A verify step
+computes pending tokens and, after the last of them (the root), the nodes of a draft tree, for several sequences in one
+pass:
 
     [ cached KV | pending tokens | tree nodes ]     ->  logits after the root and after every node
 """
@@ -18,8 +19,8 @@ from pipeline.decoding.tree import EMPTY_TREE, DraftTree, FloatArray, IntArray
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """Limits of an engine. max_batch_size: concurrent sequences. max_seq_len: prompt, output and drafts of one.
-    max_num_tokens: tokens of one pass over all sequences. max_draft_tokens: nodes of one tree."""
+    """Limits of an engine. max_batch_size: concurrent sequences. max_seq_len: prompt, output and drafts of a sequence.
+    max_num_tokens: tokens of a pass over all sequences. max_draft_tokens: nodes of a tree."""
 
     max_batch_size: int
     max_seq_len: int
@@ -33,11 +34,11 @@ class EngineSequence(Protocol):
 
     @property
     def num_cached_tokens(self) -> int:
-        """Tokens whose KV is computed."""
+        """Number of tokens whose KV is computed."""
 
     @property
     def num_reused_tokens(self) -> int:
-        """Tokens whose KV was found in the cache when the sequence was opened."""
+        """Number of tokens whose KV was in the cache when the sequence was opened."""
 
     @property
     def pending(self) -> Sequence[int]:
@@ -47,7 +48,7 @@ class EngineSequence(Protocol):
 @dataclass(frozen=True, slots=True)
 class VerifyItem:
     """One sequence's part of a pass: its first `num_pending` pending tokens (None: all), and a tree after the last one.
-    pending_rows: return the logits after the pending tokens too."""
+    pending_rows: also return the logits after the pending tokens."""
 
     sequence: EngineSequence
     tree: DraftTree = EMPTY_TREE
@@ -69,13 +70,14 @@ class NodeLogits(Protocol):
         """[n + 1, k] most probable tokens, best first, and their probabilities, which may be estimates."""
 
     def pending(self) -> list[FloatArray]:
-        """[num_pending][vocab] float32 logits after each pending token of the pass; empty unless the item wanted
-        them."""
+        """[num_pending][vocab] float32 logits after each pending token of the pass; empty unless the item has
+        pending_rows."""
 
 
 @dataclass(slots=True)
 class ReuseCounters:
-    """Prefix reuse since the start. Tokens: prompt tokens whose KV was found, and all that were to be opened."""
+    """Prefix reuse since the start. num_hits, num_opened: sequences with reused KV, and all. num_reused_tokens,
+    num_prompt_tokens: their tokens with reused KV, and all."""
 
     num_hits: int = 0
     num_opened: int = 0
@@ -84,30 +86,30 @@ class ReuseCounters:
 
 
 class Engine(Protocol):
-    """A backend in process. Not thread safe: one thread owns it."""
+    """An engine in the same process. Not thread safe: one thread owns it."""
 
     @property
     def limits(self) -> EngineLimits: ...
 
     def open(self, token_ids: IntArray, reuse: bool = True) -> EngineSequence:
-        """Claim a slot for token_ids [len >= 1], and reuse the KV of the longest cached prefix (at most len - 1 tokens)
-        unless `reuse` is off. Raises BusyError if no slot is free and RequestError if the tokens do not fit or are
-        outside the vocabulary."""
+        """Claim a slot for token_ids [len >= 1]. With `reuse`, use the KV of the longest cached prefix of at most
+        len - 1 tokens. Raises BusyError if no slot is free, RequestError if there are too many tokens or one is outside
+        the vocabulary."""
 
     def verify(self, items: Sequence[VerifyItem]) -> list[NodeLogits | None]:
-        """One pass over all items. None for an item that leaves tokens pending and does not want their rows; one that
-        wants them gets those rows and no others. Changes no KV that a later step could see, except that pending tokens
-        become cached."""
+        """Run one pass over all items. Returns None for an item that leaves tokens pending, unless it has pending_rows;
+        then its logits hold those rows only. Pending tokens become cached; no other KV that a later step uses
+        changes."""
 
     def commit(self, sequence: EngineSequence, nodes: Sequence[int], token_ids: Sequence[int]) -> None:
         """Call after `verify` with a tree: keep the KV of the accepted path `nodes`, drop the other nodes, and append
         token_ids (the path's tokens and at least one more; the tokens after the path become pending)."""
 
     def release(self, sequence: EngineSequence) -> None:
-        """Give the place back; its KV may be reused by later sequences with the same prefix. Twice does nothing."""
+        """Free the slot. Later sequences with the same prefix may reuse its KV. Calling it again does nothing."""
 
     def forget_cached(self) -> None:
-        """Drop the KV of ended sequences, so that later sequences cannot reuse it."""
+        """Drop the KV of released sequences, so that later sequences cannot reuse it."""
 
     @property
     def reuse(self) -> ReuseCounters:

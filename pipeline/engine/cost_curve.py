@@ -1,9 +1,10 @@
-"""Cost curves on disk: what `tuning.cost_curve` measured of a model's passes on this machine, for the draft planner.
+"""Cost curves on disk: the pass times of a model on this machine, which `tuning.cost_curve` measures for the draft
+planner.
 
     <engines>/<model>/.costs/<digest of the key>.json
 
-The key names what the time of a pass depends on: the weights as they lie in the files, the processor, the number of
-processes. A profile's limits are no part of it, so all profiles of a model in one quantisation share a curve.
+The key holds everything that the time of a pass depends on: the weights in the files, the processor, the number of
+processes. It does not hold the limits of a profile, so all profiles of a model with one quantisation share a curve.
 """
 
 from __future__ import annotations
@@ -26,27 +27,27 @@ from pipeline.files import write_whole
 
 
 class CostKey(Frozen):
-    """What the time of a pass depends on. version: changes with the speed of this program's own passes."""
+    """Everything that the time of a pass depends on. version: changes with the speed of this program's own passes."""
 
     version: int = 1
-    files: str = Field(description="Hash of what the weights in the files depend on, quantisation included.")
+    files: str = Field(description="Hash of all settings that the weights in the files depend on.")
     device: str
     processor: str = Field(description="Name of the processor or GPU.")
     num_cores: int = Field(ge=1)
-    processes: str = Field(description="How many share a pass, and by which setting.")
+    processes: str = Field(description="Number of processes of a pass, and the setting that asks for them.")
 
 
 class CostCurveFile(Frozen):
-    """What is stored. others: cores that other programs used on average while it was measured."""
+    """Content of the file. others: cores that other programs used on average during the measurement."""
 
     key: CostKey
-    created: str = Field(description="When, in UTC.")
+    created: str = Field(description="Time of the measurement, in UTC.")
     others: float = Field(ge=0)
     points: tuple[CostPoint, ...] = Field(min_length=1)
 
     @property
     def load(self) -> MachineLoad:
-        """Of the machine while it was measured."""
+        """Load of the machine during the measurement."""
         return MachineLoad(self.others, self.key.num_cores)
 
     @property
@@ -54,17 +55,17 @@ class CostCurveFile(Frozen):
         return CostCurve(self.points)
 
     def to_text(self) -> str:
-        """Whether the machine was busy during the measurement, and what to do then."""
+        """One sentence: whether the machine was busy during the measurement, and the remedy."""
         if not self.load.busy:
             return "measured on an idle machine"
         return (
             f"measured while {self.load.to_text()}, so drafts may be planned badly; `lookahead engine` measures it "
-            "again when they use less than half of that"
+            "again once they use less than half of that"
         )
 
 
 def cost_key(artifact: Artifact) -> CostKey:
-    """What the times of an artefact's passes depend on, here and with as many processes as its settings ask for."""
+    """The key of an artefact's cost curve on this machine."""
     fingerprint, resolved = artifact.manifest.fingerprint, artifact.resolved
     setting, num_ranks = resolved.ranks
     return CostKey(
@@ -77,12 +78,13 @@ def cost_key(artifact: Artifact) -> CostKey:
 
 
 def cost_curve_path(artifact: Artifact) -> Path:
-    """Where the curve of an artefact lies, measured or not."""
+    """Path of the curve of an artefact, measured or not."""
     return artifact.folder.parent / COSTS / f"{digest_of(cost_key(artifact).model_dump(mode='json'))[:16]}.json"
 
 
 def save_cost_curve(artifact: Artifact, points: tuple[CostPoint, ...], load: MachineLoad) -> CostCurveFile:
-    """Store a curve in place of an older one. load: of the machine meanwhile."""
+    """Store a curve, replacing an older one. load: of the machine during the measurement. Raises BuildError if it
+    cannot be written."""
     created = datetime.now(timezone.utc).isoformat(timespec="seconds")
     content = CostCurveFile(key=cost_key(artifact), created=created, others=round(load.others, 2), points=points)
     path = cost_curve_path(artifact)
@@ -95,8 +97,8 @@ def save_cost_curve(artifact: Artifact, points: tuple[CostPoint, ...], load: Mac
 
 
 def load_cost_curve(artifact: Artifact) -> CostCurveFile | None:
-    """The curve of an artefact's passes; None if none was measured of these weights on this machine. Raises BuildError
-    if the file is damaged."""
+    """The curve of an artefact's passes; None if none was measured with these weights on this machine. Raises
+    BuildError if the file is damaged."""
     path = cost_curve_path(artifact)
     try:
         return CostCurveFile.model_validate_json(path.read_bytes())

@@ -21,24 +21,23 @@ SUPPLIED = SuppliedDraftConfig()
 
 
 def create_compiler(artifact: Artifact, engine: Engine) -> Compiler:
-    """Compiles guides for the engine's vocabulary, which it reads when the first one comes."""
+    """A compiler of guides for the engine's vocabulary, which it loads for the first guide."""
     return Compiler(lambda: artifact_vocabulary(artifact, engine.limits.vocab_size))
 
 
 def create_scheduler(
     artifact: Artifact, engine: Engine, kinds: Collection[str] | None = None, compiler: Compiler | None = None
 ) -> Scheduler:
-    """A scheduler over a loaded engine. kinds: draft sources that live with it; None: all. A server passes
-    those of its side, as the others live in its BLS model. compiler: where several schedulers share one."""
+    """A scheduler over a loaded engine. kinds: draft sources in this process, None for all; in a server the others are
+    in the BLS model. compiler: one that several schedulers share. Raises BuildError if an adaptive planner has no cost
+    curve."""
     profile = artifact.resolved.profile
     drafting = profile.drafting
     wanted = ALL_KINDS if kinds is None else kinds
     sources = drafting.sources
     if kinds is not None and all(source.kind != SUPPLIED.kind for source in sources):
-        sources = (
-            *sources,
-            SUPPLIED,
-        )  # a served engine verifies what it is sent, whatever else the profile drafts with
+        # A served engine always verifies the drafts that a request brings.
+        sources = (*sources, SUPPLIED)
     drafter = create_drafter(sources, artifact.resolved.lookahead, engine.limits.vocab_size, wanted)
     first_rows = load_first_rows(artifact)
     if first_rows is not None:

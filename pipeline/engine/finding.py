@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-# fail: the model cannot be built or served on this machine; without a named model, the default one. note: something
-# optional is absent or differs.
+# fail: the model (by default the default one) cannot be built or served on this machine. note: an optional part is
+# absent or differs.
 State = Literal["ok", "note", "fail"]
 
 
 class Finding(NamedTuple):
-    """part: what was examined. found: what is there. remedy: what to do about it."""
+    """part: the examined part. found: its state. remedy: the action that fixes it."""
 
     part: str
     state: State

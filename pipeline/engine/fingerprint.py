@@ -1,4 +1,4 @@
-"""Fingerprint of an engine: everything it was built from and for. Builds with equal fingerprints are interchangeable;
+"""Fingerprint of an engine: everything that a build depends on. Engines with equal fingerprints are interchangeable;
 any difference requires a new build."""
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Fingerprint(Frozen):
 
     @property
     def digest(self) -> str:
-        """Hash of all of it."""
+        """Hash of all fields."""
         return digest_of(self.model_dump(mode="json"))
 
     def differences(self, other: Fingerprint) -> Iterator[str]:
-        """One phrase per entry that differs: "transformers 5.17.0 instead of 5.23.0"."""
+        """Yield one phrase per differing entry: "transformers 5.17.0 instead of 5.23.0"."""
         mine, others = self._entries(), other._entries()
         for name in sorted(mine.keys() | others.keys()):
             if mine.get(name) != others.get(name):

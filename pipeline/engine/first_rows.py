@@ -1,9 +1,9 @@
-"""The first rows of token recycling: the model's candidates after single tokens, computed once per model.
+"""The first rows of token recycling: the model's most probable tokens after single tokens, computed once per model.
 
-    <engines>/<model>/.first_rows/<digest of the weights as they lie in the files>.npz
+    <engines>/<model>/.first_rows/<digest of the weights in the files>.npz
 
-Profiles with the same weights share them. Tokenizers of the BPE kind number their tokens by the frequency of their
-pieces, so the first few thousand ids make up most of any text."""
+Profiles with the same weights share them. BPE tokenizers number tokens by frequency, so the first few thousand ids make
+up most of any text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pipeline.engine.contract import Engine, VerifyItem
 from pipeline.errors import BuildError
 from pipeline.files import write_whole
 
-# Candidates of a row.
+# Candidates per row.
 WIDTH = 8
 
 
@@ -38,9 +38,9 @@ class StoredRows(NamedTuple):
 def compute_first_rows(
     engine: Engine, context: IntArray, known: FirstRows, most_tokens: int, max_seconds: float = math.inf
 ) -> FirstRows:
-    """Known rows, and behind them more: those behind `context` [len] and one token of the vocabulary, for the first so
-    many tokens, or as many of them as can be computed in time; at least one pass is made. The first pass, in which an
-    engine may compile, does not count."""
+    """Extend the known rows up to `most_tokens` tokens of the vocabulary. A row is computed after `context` [len] and
+    the token. Stops after max_seconds, counted from the end of the first pass, because an engine may compile in
+    that."""
     limits = engine.limits
     num_tokens = min(most_tokens, limits.vocab_size)
     width = min(WIDTH, limits.vocab_size)
@@ -52,7 +52,7 @@ def compute_first_rows(
         tokens = np.arange(first, min(first + many, num_tokens), dtype=np.int32)
         sequence = engine.open(context)
         try:
-            # Siblings do not see each other, so one pass computes the rows of many tokens.
+            # Siblings do not attend to each other, so one pass computes the rows of many tokens.
             (logits,) = engine.verify([VerifyItem(sequence, DraftTree(tokens, np.full(len(tokens), -1, np.int32)))])
         finally:
             engine.release(sequence)
@@ -67,14 +67,14 @@ def compute_first_rows(
 
 
 def first_rows_path(artifact: Artifact) -> Path:
-    """Where the first rows of an artefact's weights lie, computed or not."""
+    """Path of the first rows of an artefact's weights, computed or not."""
     fingerprint = artifact.manifest.fingerprint
     digest = backend_of(fingerprint.backend).files_digest(fingerprint)
     return artifact.folder.parent / FIRST_ROWS / f"{digest[:16]}.npz"
 
 
 def save_first_rows(artifact: Artifact, stored: StoredRows) -> None:
-    """Store rows in place of older ones. Raises BuildError if they cannot be written."""
+    """Store rows, replacing older ones. Raises BuildError if they cannot be written."""
     content = io.BytesIO()
     rows = stored.rows
     np.savez(content, ids=rows.ids.astype(np.int32), probs=rows.probs.astype(np.float16), vocab_size=stored.vocab_size)
@@ -105,7 +105,7 @@ def load_first_rows(artifact: Artifact) -> StoredRows | None:
 
 
 def _check(stored: StoredRows) -> None:
-    """Raises ValueError for what are no rows of a vocabulary of this size."""
+    """Raise ValueError if the arrays do not match each other and the vocabulary."""
     ids, probs = stored.rows
     if ids.dtype != np.int32 or ids.ndim != 2 or ids.shape != probs.shape:
         raise ValueError(f"ids {ids.shape} {ids.dtype} and probabilities {probs.shape} do not match")

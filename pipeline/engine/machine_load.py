@@ -1,4 +1,4 @@
-"""How much of this machine's cores other programs use while something is measured."""
+"""Load of this machine by other programs during a measurement."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import psutil
 
-# Share of the cores above which times are taken for disturbed.
+# Share of the cores above which measured times count as disturbed.
 BUSY_SHARE = 0.1
 # The system counts processor time in hundredths of a second.
 SAMPLE_S = 0.5
@@ -24,7 +24,7 @@ class MachineLoad:
 
     @property
     def busy(self) -> bool:
-        """Whether the machine was busy, so that times measured meanwhile are too long."""
+        """Whether the machine was so busy that measured times are too long."""
         return self.others > BUSY_SHARE * self.cores
 
     def to_text(self) -> str:
@@ -32,19 +32,19 @@ class MachineLoad:
 
 
 class LoadMeter:
-    """Measures from its creation on. Processes that this one started count as its own while they run."""
+    """Measures the load since its creation. Running child processes count as part of this process."""
 
     def __init__(self) -> None:
         self._cores = sorted(os.sched_getaffinity(0))
         self._started = self._now()
 
     def read(self) -> MachineLoad:
-        """The mean since the start."""
+        """Mean load since the creation."""
         seconds, used, own = (now - before for now, before in zip(self._now(), self._started, strict=True))
         return MachineLoad(max(0.0, used - own) / seconds if seconds > 0 else 0.0, len(self._cores))
 
     def _now(self) -> tuple[float, float, float]:
-        """Wall time, and processor time on our cores: of everything, and of this process and those it started."""
+        """Wall time, processor time of all programs on our cores, and that of this process and its children."""
         used = 0.0
         per_core = psutil.cpu_times(percpu=True)
         for times in (per_core[core] for core in self._cores if core < len(per_core)):
@@ -54,14 +54,14 @@ class LoadMeter:
         own = 0.0
         this = psutil.Process()
         for process in (this, *this.children(recursive=True)):
-            with suppress(psutil.Error):  # it has ended meanwhile
+            with suppress(psutil.Error):  # the process has ended
                 times_of = process.cpu_times()
                 own += times_of.user + times_of.system
         return time.monotonic(), used, own
 
 
 def machine_load(seconds: float = SAMPLE_S) -> MachineLoad:
-    """The current load, measured over this number of seconds."""
+    """Measure the current load for this number of seconds."""
     meter = LoadMeter()
     time.sleep(seconds)
     return meter.read()

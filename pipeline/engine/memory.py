@@ -1,4 +1,4 @@
-"""Memory of this machine, before something large is loaded."""
+"""Available memory of this machine."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _LIMITS = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "m
 
 
 def available_bytes(groups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Memory that can be had without swapping: this machine's, or what the limit of the container leaves of it."""
+    """Memory that is available without swapping, on this machine and within the container's limit."""
     left = min(_left(groups / limit, groups / use) for limit, use in _LIMITS)
     return int(min(left, psutil.virtual_memory().available))
 
 
 def _left(limit: Path, use: Path) -> float:
-    """Bytes that a limit leaves, with cached files counted as free; infinite without a limit."""
+    """Bytes below a limit, with cached files counted as free; infinite without a limit."""
     try:
         counters = dict(line.split() for line in limit.with_name("memory.stat").read_text().splitlines())
         cached = sum(int(counters.get(f"total_{name}", counters[name])) for name in ("inactive_file", "active_file"))
@@ -30,7 +30,7 @@ def _left(limit: Path, use: Path) -> float:
 
 
 def require_memory(num_bytes: int, purpose: str, remedy: str, error: type[UserError]) -> None:
-    """Raises `error` if less than num_bytes is available."""
+    """Raise `error` if less than num_bytes is available."""
     available = available_bytes()
     if num_bytes > available:
         raise error(

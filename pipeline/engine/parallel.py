@@ -1,18 +1,18 @@
-"""Lookahead parallelism (arXiv 2402.02057): several ranks, each with the whole model, share every draft tree.
+"""Lookahead parallelism (arXiv 2402.02057): several ranks, each with the whole model, split every draft tree.
 
     leader      scheduler -> verify -> split the trees -> its own part -> choices of all nodes -> accept -> commit
                                  |  sent                      ^  collected
     follower                     +-> its part of every tree --+
 
-The ranks communicate once per step. The leader sends the trees to verify (and what was accepted since), and collects
-the target's choice for every node. Only sampling (whole rows of logits) and token recycling (candidates) collect more.
-Each row of logits comes from one rank.
+The ranks communicate once per step. The leader sends the trees and the tokens accepted since, and collects the target's
+choice for every node. Only sampling (whole rows of logits) and token recycling (candidates) collect more. Each row of
+logits comes from one rank.
 
-A rank lacks the KV of accepted nodes that another one verified. They stay pending there and are part of its next pass.
-The leader is an `Engine` like any other; schedulers do not see ranks.
+A rank lacks the KV of accepted nodes that another rank verified. They stay pending there and are part of its next pass.
+The leader implements `Engine`, so schedulers do not depend on ranks.
 
-With tensor parallelism each rank holds a shard of every layer instead, so all have to verify the whole tree
-(`whole_tree`), and the leader has all logits itself.
+With tensor parallelism each rank holds a shard of every layer instead. All ranks verify the whole tree (`whole_tree`),
+and the leader has all logits.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class Leader(Protocol):
         """Send orders to all followers."""
 
     def collect(self, mine: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Sum of this array over all ranks."""
+        """Receive the arrays of all followers and return their sum with `mine`."""
 
     def close(self) -> None: ...
 
 
 class ParallelSequence:
-    """A sequence as one process would hold it. Ranks may have computed less of it."""
+    """The leader's view of a sequence. A rank may have less of its KV."""
 
     def __init__(self, number: int, token_ids: IntArray, num_reused_tokens: int) -> None:
         self.number = number
@@ -61,7 +61,7 @@ class ParallelSequence:
 
 
 class ParallelLogits:
-    """Rows of one tree, computed by one rank or several."""
+    """Logits of one tree, computed by one or more ranks."""
 
     def __init__(self, engine: ParallelEngine, number: int, choices: IntArray) -> None:
         self._engine = engine
@@ -83,7 +83,7 @@ class ParallelLogits:
 
 
 class ParallelEngine:
-    """See `pipeline.engine.contract.Engine`. engine: the leader's own, rank 0."""
+    """Implements `pipeline.engine.contract.Engine` over several ranks. engine: that of rank 0, the leader."""
 
     def __init__(
         self,
@@ -91,13 +91,13 @@ class ParallelEngine:
         leader: Leader,
         split: Callable[[DraftTree, int], list[IntArray]] = split_tree,
     ) -> None:
-        """split: nodes of a tree that each rank verifies."""
+        """split: returns the nodes of a tree that each rank verifies."""
         self.limits: EngineLimits = engine.limits
         self._split = split
         self._rank = Rank(engine, 0)
         self._leader = leader
         self._numbers = itertools.count()
-        self._orders: list[Order] = []  # sent with the next order whose result is collected
+        self._orders: list[Order] = []  # sent together with the next order that has a result
 
     def open(self, token_ids: IntArray, reuse: bool = True) -> ParallelSequence:
         if not reuse:
@@ -168,11 +168,11 @@ class ParallelEngine:
 
     @property
     def reuse(self) -> ReuseCounters:
-        """Counts of the leader's own engine; all ranks open the same sequences."""
+        """Counts of the leader's engine. All ranks open the same sequences."""
         return self._rank.engine.reuse
 
     def close(self) -> None:
-        """End the followers. Twice does nothing."""
+        """End the followers. Calling it again does nothing."""
         self._leader.close()
 
     def _send(self, order: Order) -> None:
@@ -181,7 +181,7 @@ class ParallelEngine:
 
 
 def whole_tree(tree: DraftTree, num_ranks: int) -> list[IntArray]:
-    """The split for ranks that compute every node together."""
+    """The split for tensor parallelism, where all ranks compute every node together."""
     return [np.arange(len(tree), dtype=np.int32)] * num_ranks
 
 

@@ -17,7 +17,7 @@ from pipeline.files import write_whole
 
 
 def engine_plan(resolved: ResolvedConfig, places: Places) -> dict[str, Any]:
-    """Source, place, sizes and what is there already. Touches no network and writes nothing."""
+    """Return checkpoint, folder, sizes and state of an engine. Uses no network and writes no files."""
     folder = artifact_dir(places, resolved.model.name, resolved.profile.name)
     lookahead, backend = resolved.lookahead, backend_of(resolved.backend)
     backend.check(resolved)
@@ -40,7 +40,7 @@ def engine_plan(resolved: ResolvedConfig, places: Places) -> dict[str, Any]:
 
 
 def write_plan(plan: Mapping[str, Any], resolved: ResolvedConfig, places: Places) -> Path:
-    """A plan as JSON, beside the engines of its model; returns the file."""
+    """Write a plan as JSON beside the engines of its model. Returns the path."""
     path = places.engines / resolved.model.name / f"{resolved.profile.name}.plan.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, json.dumps(plan, indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""Versions of this program and of installed packages, and the name of the processor."""
+"""Version of this program, versions of installed packages, and name of the processor."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pathlib import Path
 
 
 def commit() -> str | None:
-    """Commit of the checkout that the package runs from, marked if files were changed since; None without git."""
+    """Commit of the checkout that the package runs from, with "-dirty" if files have changed; None without git."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
-        return None  # no git here; the commit is a convenience
+        return None  # git is not installed
     return done.stdout.strip() if done.returncode == 0 else None
 
 
 def version_of(package: str) -> str | None:
-    """None if it is not installed."""
+    """Version of an installed package; None if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -28,7 +28,7 @@ def version_of(package: str) -> str | None:
 
 
 def cpu_name() -> str:
-    """Name of this machine's processor, as Linux reports it; else what Python knows of it."""
+    """Name of this machine's processor, from Linux or else from Python."""
     try:
         names = re.findall(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:

@@ -1,5 +1,4 @@
-"""One rank of an engine in several processes: its engine, its part of every tree, and the loop of a rank that
-follows."""
+"""One rank of an engine in several processes: its part of every tree, and the loop of a follower."""
 
 from __future__ import annotations
 
@@ -29,13 +28,13 @@ class Follower(Protocol):
         """Wait for the next orders. Raises EOFError if the leader has ended."""
 
     def send(self, mine: npt.NDArray[Any]) -> None:
-        """Send this rank's part of what the leader collects."""
+        """Send this rank's result to the leader."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Work of the ranks for one sequence in a pass. end: number of its tokens that are computed afterwards. first_row:
-    of the tree's rows among those of the pass, None if tokens stay pending. parts: nodes of each rank."""
+    """Work of the ranks for one sequence in a pass. end: number of its computed tokens after the pass. first_row: index
+    of the tree's first row among the rows of the pass, None if tokens stay pending. parts: nodes of each rank."""
 
     number: int
     tree: DraftTree
@@ -45,7 +44,7 @@ class Share:
 
 
 def owners_of(num_nodes: int, parts: Sequence[IntArray]) -> IntArray:
-    """[n + 1] the one rank that answers for the root and for each node: the first that verifies it."""
+    """[n + 1] the rank that reports the logits of the root and of each node: the first one that verifies it."""
     owners = np.zeros(num_nodes + 1, np.int32)
     for rank in reversed(range(len(parts))):
         owners[parts[rank] + 1] = rank
@@ -54,14 +53,14 @@ def owners_of(num_nodes: int, parts: Sequence[IntArray]) -> IntArray:
 
 
 class Rank:
-    """An engine and its sequences, by numbers that all ranks agree on."""
+    """An engine and its sequences, under numbers that are the same on all ranks."""
 
     def __init__(self, engine: Engine, rank: int) -> None:
         self.engine = engine
         self._rank = rank
         self._sequences: dict[int, EngineSequence] = {}
-        # Of the previous pass, per sequence: logits of this rank's part, and for each row of the whole tree its row
-        # there, or -1 if another rank has it.
+        # Previous pass, per sequence: logits of this rank's part, and for each row of the whole tree its row in them,
+        # or -1 if another rank reports it.
         self._logits: dict[int, tuple[NodeLogits, IntArray]] = {}
         self._parts: dict[int, dict[int, int]] = {}
 
@@ -70,7 +69,7 @@ class Rank:
         return sequence
 
     def verify(self, shares: Sequence[Share], num_rows: int) -> npt.NDArray[np.int32]:
-        """[num_rows] the target's choices in the rows that this rank answers for, zero elsewhere."""
+        """[num_rows] the target's choices in the rows that this rank reports, zero elsewhere."""
         rows = np.zeros(num_rows, np.int32)
         self._logits.clear()
         self._parts.clear()
@@ -78,8 +77,8 @@ class Rank:
         items: list[VerifyItem] = []
         for share in shares:
             sequence, part = self._sequences[share.number], share.parts[self._rank]
-            # What other ranks verified and was accepted is pending here. Of a prompt, more may lie in this rank's
-            # cache than in the leader's.
+            # Accepted nodes that other ranks verified are pending here. This rank's cache may hold more of a prompt
+            # than the leader's.
             num_pending = share.end - sequence.num_cached_tokens
             if num_pending > 0:
                 keep = np.zeros(len(share.tree), np.bool_)
@@ -100,12 +99,12 @@ class Rank:
         return rows
 
     def owns(self, number: int, index: int | None = None) -> bool:
-        """Whether this rank answers for a row of the whole tree, or for all of them."""
+        """Whether this rank reports a row of the whole tree, or all rows."""
         _, places = self._logits[number]
         return bool((places >= 0).all() if index is None else places[index] >= 0)
 
     def row(self, number: int, index: int, vocab_size: int) -> FloatArray:
-        """[vocab] logits of a row of the whole tree, zero if another rank answers for it."""
+        """[vocab] logits of a row of the whole tree, zero if another rank reports it."""
         logits, places = self._logits[number]
         return logits.row(int(places[index])) if places[index] >= 0 else np.zeros(vocab_size, np.float32)
 
@@ -120,7 +119,7 @@ class Rank:
         return found
 
     def commit(self, number: int, nodes: Sequence[int], token_ids: Sequence[int]) -> None:
-        """Keep the KV of as much of the accepted path as this rank verified; the rest becomes pending."""
+        """Keep the KV of the part of the accepted path that this rank verified; the rest becomes pending."""
         places = self._parts.get(number, {})
         mine: list[int] = []
         for node in nodes:
@@ -137,7 +136,7 @@ class Rank:
 
 
 def follow(rank: Rank, line: Follower) -> None:
-    """Execute the leader's orders until it ends. The leader collects what an order returns."""
+    """Execute the leader's orders until the leader ends, and send back the arrays that they return."""
     with suppress(EOFError):
         while True:
             for order in line.recv():

@@ -1,4 +1,4 @@
-"""Targets of `lookahead clean`: engines and their costs, leftovers of interrupted builds, and downloads on request."""
+"""Targets of `lookahead clean`: engines with their measurements, leftovers of interrupted builds, and downloads."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pipeline.errors import BuildError
 
 
 def removable(places: Places, model: str | None, cache: bool) -> list[Path]:
-    """Folders that hold an artefact or are leftovers of one, below the engines folder; `cache`: our download folders
-    too. Raises BuildError if there are no engines of the model."""
+    """Folders of artefacts and leftovers below the engines folder; with `cache` the download folders too. Raises
+    BuildError if there are no engines of the model."""
     folders = [places.engines / model] if model is not None else sorted(places.engines.glob("*"))
     if model is not None and not folders[0].is_dir():
         raise BuildError(f"There are no engines of '{model}' in {places.engines}.")
@@ -26,7 +26,7 @@ def removable(places: Places, model: str | None, cache: bool) -> list[Path]:
 
 
 def require_unused(places: Places, folders: Sequence[Path], served: Path | None) -> None:
-    """Raises BuildError if a build is writing into the folders, or a server reads them. served: its repository."""
+    """Raise BuildError if a build writes into the folders, or a server uses them. served: the server's repository."""
     for folder in folders:
         if served is not None and served.is_relative_to(folder):
             raise BuildError(f"{folder} is being served. Stop the server with `lookahead stop` first.")
@@ -48,7 +48,7 @@ def _is_removable(path: Path) -> bool:
 
 
 def remove(folders: Sequence[Path]) -> None:
-    """Remove folders, and model folders that this leaves without an engine."""
+    """Remove folders, and model folders that are empty afterwards."""
     for folder in folders:
         shutil.rmtree(folder)
         if not any(folder.parent.iterdir()):

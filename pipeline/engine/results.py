@@ -1,4 +1,4 @@
-"""The events of several requests, put together."""
+"""Collects the events of several requests into results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Results:
     _last: dict[str, StepEvent] = field(default_factory=dict)
 
     def take(self, event: StepEvent) -> None:
-        """Add what a step brought to its request."""
+        """Add the result of a step to its request."""
         request_id = event.request_id
         self._outputs.setdefault(request_id, []).extend(event.token_ids)
         if event.log_probs is not None:

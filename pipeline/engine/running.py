@@ -1,4 +1,4 @@
-"""A request in a slot of the engine, and how it gets the slot."""
+"""Running requests: state of a request in a slot of the engine, and its start."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ class Running:
         return self.num_steps == 0 and self.submission.wanted.of_prompt
 
     def is_decoding(self, max_draft_tokens: int) -> bool:
-        """Whether the prompt is computed. A step leaves at most its drafts and one token pending; if more is pending,
-        the KV cache of earlier steps is lost."""
+        """Whether the prompt is computed. A step leaves at most its drafts and one token pending, so a continuation
+        with more pending tokens has lost the KV cache of earlier steps."""
         return self.num_steps > 0 or (self.continues and len(self.sequence.pending) <= max_draft_tokens + 1)
 
     def last_event(self, error: Exception | None = None) -> StepEvent:
-        """The event of an end without further tokens. error: why it ended, if not by cancellation."""
+        """The event of an end without further tokens. error: the reason, unless it was cancelled."""
         return StepEvent(self.submission.request.request_id, [], self.session.statistics, None, error)
 
 
 def by_urgency(running: Sequence[Running], max_draft_tokens: int) -> list[Running]:
-    """Sequences in the order in which they get room in a pass: those that decode, the longest admitted one of those
-    that do not, so that it is not starved, and then the shortest prompts, which long ones must not hold up."""
+    """Sort sequences by their priority in a pass: first those that decode, then the oldest prefill, so that it does not
+    starve, then the other prefills by length, so that long prompts do not delay short ones."""
     decoding = [each for each in running if each.is_decoding(max_draft_tokens)]
     prefilling = [each for each in running if not each.is_decoding(max_draft_tokens)]
     return decoding + prefilling[:1] + sorted(prefilling[1:], key=lambda each: len(each.sequence.pending))
@@ -61,7 +61,7 @@ class Starter:
     """Starts requests on one engine with one drafter."""
 
     def __init__(self, engine: Engine, drafter: Drafter, default_budget: DraftBudget) -> None:
-        """default_budget: for requests that bring none."""
+        """default_budget: of requests without a budget."""
         self._engine = engine
         self._drafter = drafter
         self._default_budget = default_budget
@@ -69,12 +69,12 @@ class Starter:
         self._window = next((source for source in drafter.sources if isinstance(source, WindowSource)), None)
 
     def start(self, entry: Waiting) -> Running:
-        """Claim a slot in the engine and start the draft sources. Leaves nothing behind if it raises: RequestError if
-        the request's guide cannot be used."""
+        """Claim a slot in the engine and start the draft sources. Raises RequestError if the request's guide cannot be
+        used. After an error the slot is free again."""
         submission, request, limits = entry.submission, entry.submission.request, self._engine.limits
         matcher = entry.matcher.result() if entry.matcher is not None else None
         if matcher is not None and request.end_ids != matcher.end_ids:
-            request = replace(request, end_ids=matcher.end_ids)  # the grammar ends the output in any case
+            request = replace(request, end_ids=matcher.end_ids)  # the grammar's own end token if there was none
             submission = replace(submission, request=request)
         names = source_names(submission.strategy, self._drafter.names, submission.lookahead is not None)
         budget = self._budget(submission, names)
@@ -95,8 +95,8 @@ class Starter:
         return Running(submission, entry.on_event, entry.continues, session, sequence, needs_logits(request), top_k)
 
     def _budget(self, submission: Submission, names: frozenset[str]) -> DraftBudget:
-        """The submission's drafts per step, and at least what its window and candidates take: a window is verified
-        whole or not at all."""
+        """The submission's drafts per step, raised to the nodes of its window and pool candidates, because a window is
+        verified whole or not at all."""
         budget = submission.budget or self._default_budget
         nodes = budget.max_nodes
         if self._window is not None and self._window.name in names and nodes > 0:

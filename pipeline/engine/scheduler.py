@@ -1,14 +1,14 @@
-"""In-flight batching: many requests share one engine, a step at a time.
+"""In-flight batching: many requests share one engine, step by step.
 
-Requests join and leave between steps. One pass serves the verify steps of running sequences first and fills what is
-left of `max_num_tokens` with chunks of prompts in order of admission, so neither starves the other:
+Requests join and leave between steps. A pass takes the verify steps of running sequences first, and fills the rest of
+`max_num_tokens` with chunks of prompts, so neither starves the other:
 
     admit waiting -> plan items -> engine.verify -> per sequence: choose, accept, commit -> notify requester -> learn
 
-Guides are compiled in worker threads while their requests wait; masks are computed while the engine's pass runs.
+Guides are compiled in worker threads while their requests wait. Masks are computed during the engine's pass.
 
-The scheduler is driven either by its own thread (`start`, used by the server) or by `run` (in process, used by bench
-and tests); `submit` and `cancel` may be called from any thread.
+Either the scheduler's own thread drives it (`start`, in the server), or `run` does (in process, in bench and tests).
+`submit` and `cancel` may be called from any thread.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 class Scheduler:
-    """Shares one engine and one drafter among requests. See the module's text."""
+    """Shares one engine and one drafter among requests."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Scheduler:
         prefill_chunk: int,
         compiler: Compiler | None = None,
     ) -> None:
-        """compiler: of the guides of requests; without one such requests are refused."""
+        """compiler: compiles the guides of requests; without it, requests with a guide are refused."""
         self._compiler = compiler
         self._engine = engine
         self._drafter = drafter
@@ -63,12 +63,12 @@ class Scheduler:
         self._starter = Starter(engine, drafter, default_budget)
         self._prefill_chunk = prefill_chunk
         self._running: list[Running] = []
-        # Learning and closing of sessions: deferred until the tokens of a pass are sent, done before the next drafts.
+        # Calls that learn from a pass or close sessions. They run after the tokens of the pass are sent.
         self._deferred: list[Callable[[], None]] = []
         self._queue = WaitingQueue(max_queue_size, engine.limits.max_batch_size)
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
-        # When the last pass began, in nanoseconds since 1970: for those who get its events.
+        # Start of the last pass, in nanoseconds since 1970, for receivers of its events.
         self.pass_started_ns = 0
 
     @property
@@ -80,8 +80,8 @@ class Scheduler:
         return self._drafter
 
     def submit(self, submission: Submission, on_event: OnEvent) -> None:
-        """Queue a request. on_event is called from the scheduler's thread after every step of it; the last event is
-        `done`. Raises RequestError if it can never be served and BusyError if the queue is full."""
+        """Queue a request. The scheduler's thread calls on_event after every step of it; the last event is `done`.
+        Raises RequestError if the request can never be served, BusyError if the queue is full."""
         check_submission(submission, self._engine.limits)
         matcher = self._matcher_of(submission)
         with self._changed:
@@ -91,15 +91,15 @@ class Scheduler:
             matcher.add_done_callback(lambda _: self._wake())
 
     def cancel(self, request_id: str) -> None:
-        """End a waiting or running request before its next step. An unknown id is ignored: it may have just ended."""
+        """End a waiting or running request before its next step. Ignores an unknown id, which may have just ended."""
         with self._changed:
             if request_id in self._queue.known:
                 self._queue.cancelled.add(request_id)
                 self._changed.notify()
 
     def run(self, submissions: Sequence[Submission]) -> list[GenerationResult]:
-        """Serve requests in the calling thread until all have finished; results in the given order. Raises the first
-        error of a request. Not to be mixed with `start`."""
+        """Serve requests in the calling thread until all have finished. Returns results in the given order. Raises the
+        error of the first request that has one. Do not combine with `start`."""
         results = Results()
         todo = deque(submissions)
         while todo or self._has_work():
@@ -110,14 +110,14 @@ class Scheduler:
         return [results.of(submission) for submission in submissions]
 
     def start(self) -> None:
-        """Serve in a thread of the scheduler's own until `close`."""
+        """Start a thread that serves requests until `close`."""
         if self._compiler is not None:
             self._compiler.preload()
         self._thread = threading.Thread(target=self._serve, name="scheduler", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Cancel everything, notify the requesters, and end the thread."""
+        """Cancel all requests, send their last events, and end the thread."""
         with self._changed:
             self._queue.closed = True
             self._changed.notify()
@@ -128,7 +128,7 @@ class Scheduler:
             self._compiler.close()
 
     def step(self) -> None:
-        """One pass over the engine, or nothing if there is nothing to do."""
+        """Run one pass over the engine, if a request needs one."""
         try:
             self._pass()
         finally:
@@ -153,9 +153,9 @@ class Scheduler:
                 continue
             try:
                 self._advance(running, item, tree_masks, logits)
-            except EngineError:  # no request's fault
+            except EngineError:  # affects all requests
                 raise
-            except Exception as error:  # one request's fault must not end the others; its requester gets the error
+            except Exception as error:  # affects this request only; its requester gets the error
                 if not isinstance(error, RequestError):
                     logger.exception("request %s failed", running.submission.request.request_id)
                 self._end(running, running.last_event(error))
@@ -167,7 +167,7 @@ class Scheduler:
                 break
             try:
                 self.step()
-            except Exception as error:  # the pass as a whole failed: every request in it did
+            except Exception as error:  # the pass failed, and with it every running request
                 logger.exception("engine step failed")
                 for running in list(self._running):
                     self._end(running, running.last_event(error))
@@ -181,7 +181,7 @@ class Scheduler:
 
     def _wait_for_work(self) -> None:
         with self._changed:
-            # Nothing notifies of the end of a hold.
+            # The end of a hold sends no notification, so the wait has a timeout.
             self._changed.wait_for(self._is_wanted, timeout=HOLD_S if self._queue.holds_slots else None)
 
     def _is_wanted(self) -> bool:
@@ -219,7 +219,8 @@ class Scheduler:
                 _notify(entry.on_event, ended_waiting(entry.submission, None, error))
 
     def _plan(self) -> list[tuple[Running, VerifyItem]]:
-        """Items of the next pass, within `max_num_tokens`: verify steps first, then prompt chunks, then drafts."""
+        """Items of the next pass, within `max_num_tokens`: pending tokens of decoding sequences first, then prompt
+        chunks, then drafts."""
         limits = self._engine.limits
         room = max_num_tokens = limits.max_num_tokens
         chosen: list[Running] = []
@@ -242,7 +243,7 @@ class Scheduler:
 
     def _advance(self, running: Running, item: VerifyItem, masks: TreeMasks | None, logits: NodeLogits) -> None:
         running.prompt_rows += logits.pending()
-        if running.sequence.pending:  # of the prompt, of which the rows are wanted
+        if running.sequence.pending:  # more of a prompt, whose rows are requested
             return
         event = advance(self._engine, running, item.tree, logits, masks)
         if running.session.finished or running.num_steps == running.submission.max_steps:
@@ -256,11 +257,11 @@ class Scheduler:
         for call in deferred:
             try:
                 call()
-            except Exception:  # noqa: PERF203  # it costs speed; the tokens are right, and some of them sent
+            except Exception:  # noqa: PERF203  # it costs speed only, and tokens of the step are already sent
                 logger.exception("the draft sources could not learn from a step")
 
     def _end(self, running: Running, event: StepEvent) -> None:
-        """Free the request's place and send its last event. event: what the last step brought, or the error."""
+        """Free the request's slot and send its last event. event: result of the last step, or the error."""
         session, request = running.session, running.submission.request
         self._deferred.append(session.close)
         self._engine.release(running.sequence)
@@ -290,8 +291,8 @@ class Scheduler:
 
 
 def _notify(on_event: OnEvent, event: StepEvent) -> None:
-    """Hand an event over. A requester that cannot take it must not stop the others."""
+    """Call on_event. An error in it must not affect other requests."""
     try:
         on_event(event)
     except Exception:
-        logger.exception("the requester of %s could not take an event", event.request_id)
+        logger.exception("the receiver of events of request %s failed", event.request_id)

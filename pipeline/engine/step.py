@@ -1,4 +1,4 @@
-"""One sequence around a pass: compute masks during it, then choose, accept, advance, commit."""
+"""Work on one sequence during and after a pass: compute masks, then choose, accept, advance, commit."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pipeline.engine.contract import Engine, NodeLogits, VerifyItem
 from pipeline.engine.running import Running
 from pipeline.engine.submission import StepEvent
 
-# The target's token after a node, given the tokens emitted before it in this step.
+# Returns the target's token after a node, given the tokens emitted before it in this step.
 Choose = Callable[[int, Sequence[int]], int]
 
 
 def start_masks(running: Running, item: VerifyItem) -> TreeMasks | None:
-    """Begin to compute the masks of the tree's nodes in a thread; None without a grammar, and where the item leaves
-    tokens pending, so that nothing is chosen."""
+    """Start to compute the masks of the tree's nodes in a thread. None without a grammar, and if the item leaves tokens
+    pending, because then no token is chosen."""
     matcher = running.session.matcher
     if matcher is None or item.num_pending != len(running.sequence.pending):
         return None
@@ -47,7 +47,7 @@ def advance(
         end_ids = running.submission.request.end_ids
         log_probs.cut(sum(token not in end_ids for token in emitted))
     certain = session.advance_certain()
-    # Not what was accepted behind the end of the output: a window may reach beyond the sequence's last place.
+    # Accepted nodes after the end of the output are left out: a window may reach beyond max_seq_len.
     engine.commit(running.sequence, accepted.nodes[: len(emitted) - 1], emitted + certain)
     if masks is not None:
         session.statistics.mask_seconds += masks.seconds
@@ -70,11 +70,11 @@ def _chooser(running: Running, logits: NodeLogits, masks: TreeMasks | None) -> C
         mask = None
         if masks is not None:
             if emitted and emitted[-1] in request.end_ids:
-                return emitted[-1]  # after the end of the output: the session drops it
+                return emitted[-1]  # after the end of the output, any token will do: the session drops it
             mask = masks.at(node)
             if mask.only is not None:
                 return mask.only
-        # If the mask permits the best of all tokens, it is the best permitted one, too.
+        # If the mask permits the best token, that is also the best permitted one.
         if not running.needs_logits and (mask is None or mask.permits(greedy)):
             return greedy
         return choose_token(request, logits.row(node + 1), session.context_with(emitted), mask)
@@ -83,7 +83,7 @@ def _chooser(running: Running, logits: NodeLogits, masks: TreeMasks | None) -> C
 
 
 def _recording(choose: Choose, log_probs: TokenLogProbs, running: Running, logits: NodeLogits) -> Choose:
-    """The same choices, with their log probabilities and those of the alternatives."""
+    """Wrap `choose` so that it records log probabilities of its choices and of the alternatives."""
     wanted = running.submission.wanted
 
     def choose_and_record(node: int, emitted: Sequence[int]) -> int:

@@ -17,11 +17,14 @@ from pipeline.decoding.tree import EMPTY_TREE, DraftTree, FloatArray, IntArray
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A request for the scheduler. budget: drafts per step, None for the scheduler's default. supplied: a tree to
-    verify in the first step. prediction: [len] the requester's guess at the whole output, or empty; both take part
-    under strategies with supplied drafts. lookahead: W, N, G of this request, None for the engine's. max_steps: end
-    after this number of steps; None: no limit. to_be_continued: whether another request will continue this output.
-    wanted: parts of the target's logits to return. reuse: whether the prompt's KV may come from earlier requests."""
+    """A request for the scheduler.
+
+    budget: drafts per step, None for the scheduler's default. supplied: tree to verify in the first step. prediction:
+    [len] predicted output, may be empty. (Both are used by strategies with supplied drafts.) lookahead: W, N, G of this
+    request, None for the engine's. max_steps: maximum number of steps, None for no limit. to_be_continued: whether
+    another request will continue this output. wanted: parts of the target's logits to return. reuse: whether KV of
+    earlier requests may be used for the prompt.
+    """
 
     request: GenerationRequest
     strategy: str = "auto"
@@ -37,9 +40,9 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class StepEvent:
-    """Result of a step for one request. finish_reason is None on the last event of a request that `max_steps` ended.
-    log_probs: of token_ids, if requested; an end token has none. prompt_rows: [prompt_len][vocab] logits after each
-    prompt token, with the first tokens, if requested."""
+    """Result of a step for one request. finish_reason: None also on the last event if `max_steps` ended the request.
+    log_probs: of token_ids without an end token, if requested. prompt_rows: [prompt_len][vocab] logits after each
+    prompt token, if requested, on the first event with tokens."""
 
     request_id: str
     token_ids: list[int]
@@ -52,7 +55,7 @@ class StepEvent:
 
 
 def ended_waiting(submission: Submission, reason: FinishReason | None, error: Exception | None = None) -> StepEvent:
-    """The last event of a request that got no slot."""
+    """The only event of a request that ended without a slot."""
     return StepEvent(submission.request.request_id, [], GenerationStatistics(), reason, error, done=True)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pipeline.config.schema import LookaheadConfig
 from pipeline.engine.chains import Mode, RuntimeLimits
 
-# Outputs that TensorRT-LLM cannot do without: a request that names others but not these fails.
+# With TensorRT-LLM, a request that names outputs must name these.
 REQUIRED_OUTPUTS = ("output_ids", "sequence_length")
 
 
@@ -15,12 +15,11 @@ REQUIRED_OUTPUTS = ("output_ids", "sequence_length")
 class TargetTraits:
     """Description of a target model.
 
-    model: its name in Triton. strategies: those that a request may choose. keyed_noise: whether the same seed means the
-    same noise at a position, so that every step gets the request's seed; else steps get different ones. max_seq_len:
-    limit of prompt and output of one request. limits: of an engine that verifies chains and returns tokens only, as
-    TensorRT-LLM's do; None for one that verifies trees and has more tensors. mode: the one speculative mode of an
-    engine with limits. lookahead: W, N and G of an instance built for lookahead decoding. guided: whether it applies
-    grammars.
+    model: name in Triton. strategies: those that a request may choose. keyed_noise: whether the noise depends on seed
+    and position alone, so that every step gets the request's seed; otherwise steps get different seeds. max_seq_len:
+    limit of prompt and output of a request. limits: limits of an engine that verifies chains and returns tokens only,
+    as TensorRT-LLM's do; None for one that verifies trees and has more tensors. mode: speculative mode of an engine
+    with limits. lookahead: W, N and G of an instance built for lookahead decoding. guided: whether it applies grammars.
     """
 
     model: str
@@ -34,17 +33,17 @@ class TargetTraits:
 
     @property
     def extended(self) -> bool:
-        """Whether it verifies trees and has the additional tensors."""
+        """Whether the model verifies trees and has the additional tensors."""
         return self.limits is None
 
     @property
     def longest_prompt(self) -> int:
-        """Tokens of the longest prompt that it can answer with at least one."""
+        """Maximum length of a prompt that leaves room for one output token."""
         longest = self.max_seq_len - 1
         return longest if self.limits is None else min(longest, self.limits.longest_prompt)
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Outputs of the target that the loop reads, and those that every request must name."""
+        """Outputs that a request names: those that the loop reads, and those that must be named."""
         names = (*REQUIRED_OUTPUTS, "total_draft_tokens", "total_accepted_draft_tokens")
         return (*names, "finish_reason", "num_steps") if self.extended else names

@@ -12,8 +12,8 @@ from pipeline.errors import RequestError
 
 
 def artifact_vocabulary(artifact: Artifact, vocab_size: int) -> Vocabulary:
-    """vocab_size: of the engine's logits. Raises RequestError if the artefact has no tokenizer that grammars can use,
-    or no end token."""
+    """Load the vocabulary of an artefact. vocab_size: of the engine's logits. Raises RequestError if the artefact has
+    no tokenizer that grammars support, or no end token."""
     path = artifact.tokenizer_dir / "tokenizer.json"
     if not path.is_file():
         raise RequestError("this model has no tokenizer.json, which grammars need; leave the guide out")
@@ -24,7 +24,7 @@ def artifact_vocabulary(artifact: Artifact, vocab_size: int) -> Vocabulary:
 
 
 def _end_id(artifact: Artifact, added_tokens: dict[str, Any]) -> int:
-    """The first end token that the model's files name."""
+    """The first end token in the model's files."""
     for folder, name in (
         (artifact.engine_dir, "generation_config.json"),
         (artifact.engine_dir, "config.json"),

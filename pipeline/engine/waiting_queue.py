@@ -1,12 +1,12 @@
 """Queue of the scheduler: requests that wait for a slot of the engine, and ids to cancel.
 
-Requests are served first in, first out, except continuations. A continuation is a request whose prompt is exactly the
-prompt and the output of a request that ended lately; each step of the BLS model is one. It goes first, because its
-stream has begun. Each ended request is continued once, so new requests wait only for requests that run. A request
-whose guide is being compiled does not block the requests behind it.
+Requests are served first in, first out, except continuations. A continuation is a request whose prompt consists of the
+prompt and the output of a recently ended request; each step of the BLS model is one. It goes first, because its stream
+has begun. Each ended request is continued once, so new requests wait only for running ones. A request whose guide is
+being compiled does not block the requests behind it.
 
 Between two steps the slot of such a stream is free. From the second step on, if the request announces further steps,
-the slot is held for HOLD_S. Otherwise a new request would take the slot, and with it the stream's KV cache.
+the slot is held for HOLD_S, so that no new request takes the slot and the stream's KV cache.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pipeline.errors import BusyError, RequestError
 if TYPE_CHECKING:
     from pipeline.decoding.grammar.matcher import Matcher
 
-# How long a slot is held for the next step of a stream. The BLS model drafts and calls again within milliseconds, or
+# Time limit of holding a slot for the next step of a stream. The BLS model usually calls again within milliseconds, but
 # later during a burst of requests.
 HOLD_S = 0.2
 # Number of ended requests that can be continued; a continuation of an older one waits like a new request.
@@ -32,7 +32,7 @@ _NUM_REMEMBERED = 4096
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Waiting:
-    """A request without a slot. continues: whether it is a continuation. matcher: result of compiling its guide; None
+    """A request without a slot. continues: whether it is a continuation. matcher: future of its guide's matcher; None
     without a guide."""
 
     submission: Submission
@@ -46,7 +46,8 @@ class Waiting:
 
     @property
     def is_ready(self) -> bool:
-        """Whether only a slot is missing. A request whose guide was refused is ready too: it takes a slot to fail."""
+        """Whether the request waits for a slot only. This includes one whose guide was refused, which fails at its
+        start."""
         return self.matcher is None or self.matcher.done()
 
 
@@ -61,7 +62,7 @@ class WaitingQueue:
     cancelled: set[str] = field(default_factory=set)
     known: set[str] = field(default_factory=set)
     closed: bool = False
-    # By the hash of their tokens: number of ended requests; held slots with their deadlines, oldest first.
+    # Keys are hashes of prompt and output. _ended: number of ended requests. _held: held slots with their deadlines.
     _ended: OrderedDict[int, int] = field(default_factory=OrderedDict)
     _held: deque[tuple[int, float]] = field(default_factory=deque)
 
@@ -82,8 +83,8 @@ class WaitingQueue:
             raise RequestError(f"request id {request.request_id!r} is in use by an unfinished request; choose another")
         key = _key(request.prompt_ids)
         continues = self._ended.get(key, 0) > 0
-        # Requests for which a slot is free do not count as waiting, though they are queued until the next pass. New
-        # requests do not take room from continuations.
+        # Requests with a free slot do not count as waiting, though they are queued until the next pass. New requests
+        # and continuations have separate limits.
         if len(self.continuing if continues else self.known) >= self.max_queue_size + self.num_slots:
             raise BusyError(f"busy: {self.max_queue_size} requests are waiting already; send the request again later")
         if continues:
@@ -92,7 +93,7 @@ class WaitingQueue:
         self.known.add(request.request_id)
 
     def can_take(self, num_free: int, now: float) -> bool:
-        """Whether one of the free slots goes to a waiting request."""
+        """Whether a waiting request may take one of the free slots."""
         return self._next(num_free, now) is not None
 
     def take(self, num_free: int, now: float) -> Waiting | None:
@@ -124,7 +125,7 @@ class WaitingQueue:
         return cancelled, dropped
 
     def forget(self, request_id: str) -> None:
-        """Free the id of a finished request, and drop a late cancellation so that it cannot hit the id's next use."""
+        """Free the id of a finished request, and drop a late cancellation, which must not affect the id's next use."""
         self.known.discard(request_id)
         self.cancelled.discard(request_id)
 

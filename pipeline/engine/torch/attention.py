@@ -1,12 +1,11 @@
-"""Tree attention over the slot cache, as an attention function that transformers' own modelling code calls.
+"""Tree attention over the slot cache, as an attention function for transformers' own modelling code.
 
-All sequences of a pass lie behind each other in one row of tokens, so the linear layers see one matrix and nothing is
-padded. Attention alone is done per sequence: its new keys and values go into its slot behind the cached ones, and its
-queries look at
+The tokens of all sequences of a pass are concatenated, so linear layers multiply one matrix without padding. Only
+attention is computed per sequence: its new keys and values go into its slot after the cached ones; its queries see
 
     [ cached tokens: all | pending tokens: up to their own | tree nodes: their ancestors and themselves ]
 
-Grouped query heads are laid out as additional query rows of their key head, so keys and values are never repeated.
+Grouped query heads become additional query rows of their key head, so keys and values are never repeated.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from pipeline.engine.torch.kv_cache import SlotCache
 @dataclass(frozen=True, slots=True)
 class Segment:
     """One sequence's tokens in a pass. start: first row in the pass. mask: [group * len, cached + len] added to the
-    scores, None where a single token sees everything. sliding_mask: the same for layers with a sliding window.
-    positions: [len] absolute position of each token."""
+    scores; None for a single token, which attends to everything. sliding_mask: the same for layers with a sliding
+    window. positions: [len] absolute position of each token."""
 
     slot_index: int
     start: int
@@ -39,7 +38,7 @@ class Segment:
 
 
 def segment_positions(num_cached_tokens: int, num_pending: int, tree: DraftTree) -> IntArray:
-    """[pending + nodes] absolute positions: nodes lie as far behind the last pending token as they are deep."""
+    """[pending + nodes] absolute positions. That of a node is the last pending token's plus the node's depth."""
     pending = np.arange(num_cached_tokens, num_cached_tokens + num_pending, dtype=np.int32)
     return np.concatenate([pending, num_cached_tokens + num_pending - 1 + depths(tree)])
 
@@ -47,8 +46,8 @@ def segment_positions(num_cached_tokens: int, num_pending: int, tree: DraftTree)
 def segment_mask(
     num_cached_tokens: int, num_pending: int, tree: DraftTree, sliding_window: int | None = None
 ) -> BoolArray:
-    """[pending + nodes, cached + pending + nodes] what each new token may attend to. With a sliding window only tokens
-    fewer than that many positions back are visible, counted along the path and not along the row."""
+    """[pending + nodes, cached + pending + nodes] True where a new token may attend. With a sliding window the distance
+    must be less than the window, in positions (along the path)."""
     num_new = num_pending + len(tree)
     mask = np.zeros((num_new, num_cached_tokens + num_new), np.bool_)
     mask[:, :num_cached_tokens] = True
@@ -64,7 +63,7 @@ def segment_mask(
 
 
 class SlotAttention:
-    """The attention function of one engine; `segments` describes the pass under way."""
+    """The attention function of one engine. segments: sequences of the current pass."""
 
     def __init__(self, cache: SlotCache) -> None:
         self._cache = cache
@@ -83,13 +82,13 @@ class SlotAttention:
         slopes: torch.Tensor | None = None,
         **_: Any,
     ) -> tuple[torch.Tensor, None]:
-        """query: [1, head, tokens, dim], key, value: [1, kv_head, tokens, dim] -> [1, tokens, head, dim].
-        slopes: [head] added to the scores per position of the key (ALiBi); for as many key heads as query heads."""
+        """query: [1, head, tokens, dim], key, value: [1, kv_head, tokens, dim] -> [1, tokens, head, dim]. slopes:
+        [head] added to the scores per position of the key (ALiBi), only without grouped query heads."""
         layer = int(module.layer_idx)  # type: ignore[arg-type]
         keys, values = self._cache.keys[layer], self._cache.values[layer]
         num_heads, num_kv_heads, dim = query.shape[1], key.shape[1], query.shape[3]
         scale = dim**-0.5 if scaling is None else scaling
-        # Qwen2-MoE keeps its window to itself and to the mask that is not used here.
+        # Qwen2-MoE passes its window only through attention_mask, which is not used here.
         is_sliding = sliding_window is not None or getattr(module, "sliding_window", None) is not None
         # Rows that belong to no segment stay zero.
         output = torch.zeros(1, query.shape[2], num_heads, dim, dtype=query.dtype, device=query.device)
@@ -115,7 +114,7 @@ class SlotAttention:
 
 
 def _position_bias(segment: Segment, slopes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """[head, 1, cached + len] slope times position of the key: tree nodes count along their path."""
+    """[head, 1, cached + len] slope times position of the key, which in a tree counts along the path."""
     cached = np.arange(segment.num_cached_tokens, dtype=np.int32)
     positions = torch.from_numpy(np.concatenate([cached, segment.positions])).to(slopes.device)
     return (slopes[:, None, None] * positions).to(dtype)
@@ -129,7 +128,7 @@ def _capped_attention(
     scale: float,
     softcap: float,
 ) -> torch.Tensor:
-    """Attention with scores squeezed into (-softcap, softcap), as Gemma 2 has it (arXiv 2408.00118 section 2)."""
+    """Attention with scores limited to (-softcap, softcap) by tanh, as in Gemma 2 (arXiv 2408.00118 section 2)."""
     scores = torch.tanh(query @ keys.transpose(2, 3) * (scale / softcap)) * softcap
     if mask is not None:
         scores = scores + mask

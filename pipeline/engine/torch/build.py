@@ -1,5 +1,4 @@
-"""Checkpoint -> the files that the torch engine loads: weights as safetensors in the resolved dtype, and the
-tokenizer."""
+"""Checkpoint -> files of the torch engine: weights as safetensors in the resolved dtype, and the tokenizer."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ from pipeline.errors import BuildError
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-# Libraries whose version decides what a built engine does.
+# Libraries whose version affects the results of an engine.
 LIBRARIES = ("torch", "transformers", "safetensors", "tokenizers")
 _BYTES_PER_PARAMETER: dict[Dtype, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
 # The tokenizer and the small files.
@@ -32,8 +31,8 @@ _OTHER_BYTES = 32 << 20
 
 
 def check(resolved: ResolvedConfig) -> None:
-    """Raises CheckpointError for an architecture that the torch engine does not serve, BuildError for one, or a device,
-    whose weights it does not quantise."""
+    """Raise CheckpointError for an unsupported architecture, BuildError for an architecture or device without int8 if
+    int8 is requested."""
     architecture = resolved.model.architecture
     check_architecture(architecture, f"The model {resolved.model.name}")
     if resolved.model.parallelism.tensor > 1:
@@ -53,7 +52,7 @@ def check(resolved: ResolvedConfig) -> None:
 
 
 def check_config(resolved: ResolvedConfig, folder: Path, gguf_file: str | None = None) -> PretrainedConfig:
-    """Config as transformers reads it from the folder. Raises CheckpointError if the torch engine does not serve it."""
+    """Read the transformers config in a folder. Raises CheckpointError if the torch engine does not support it."""
     config = read_config(folder, resolved.model.architecture, gguf_file)
     check_model_config(config, str(folder))
     check_positions(config, resolved.model.max_position_embeddings, str(folder))
@@ -61,7 +60,7 @@ def check_config(resolved: ResolvedConfig, folder: Path, gguf_file: str | None =
 
 
 def plan(resolved: ResolvedConfig) -> Mapping[str, Any]:
-    """Size of the weights on disk and in memory, and which code computes a pass."""
+    """Size of the weights, and the code that computes a pass."""
     kind = "int8" if _is_int8(resolved) else resolved.dtype
     return {"weights": f"{gigabytes(stored_bytes(resolved))} of {kind} safetensors", "pass": _pass(resolved)}
 
@@ -69,7 +68,7 @@ def plan(resolved: ResolvedConfig) -> Mapping[str, Any]:
 def fingerprint(resolved: ResolvedConfig, checkpoint_hash: str) -> Fingerprint:
     """Fingerprint of a torch engine built now on this machine. Raises BuildError if a library or the device is
     missing."""
-    # An engine does not depend on how many processes share the work.
+    # An engine does not depend on the number of processes.
     sizes = resolved.profile.engine.model_dump(mode="json", exclude={"lookahead_parallel"})
     flags: dict[str, Flag] = {f"engine.{name}": value for name, value in sizes.items()} | {"pass": _pass(resolved)}
     return Fingerprint(
@@ -87,31 +86,31 @@ def fingerprint(resolved: ResolvedConfig, checkpoint_hash: str) -> Fingerprint:
 
 
 def files_digest(fingerprint: Fingerprint) -> str:
-    """Hash of what engine/ and tokenizer/ depend on: not on sizes, drafts or the device."""
+    """Hash of all settings that engine/ and tokenizer/ depend on; sizes, drafts and the device are not among them."""
     names = ("format", "checkpoint", "architecture", "backend", "libraries", "dtype")
     form = {name: fingerprint.flags.get(name) for name in ("engine.quantization", "pass")}
     return digest_of({**{name: getattr(fingerprint, name) for name in names}, **form})
 
 
 def weight_bytes(resolved: ResolvedConfig) -> int:
-    """Size of the weights in the resolved dtype; a build holds them so in memory, whatever it writes."""
+    """Size of the weights in the resolved dtype, in which a build holds them in memory."""
     return resolved.model.num_parameters * _BYTES_PER_PARAMETER[resolved.dtype]
 
 
 def stored_bytes(resolved: ResolvedConfig) -> int:
-    """Size of the weights on disk. An embedding that is not also the output layer keeps the resolved dtype."""
+    """Approximate size of the weights on disk."""
     return resolved.model.num_parameters if _is_int8(resolved) else weight_bytes(resolved)
 
 
 def require_resources(resolved: ResolvedConfig, folder: Path) -> None:
-    """Raises BuildError if disk or memory does not suffice, with a setting that was found to fit if there is one."""
+    """Raise BuildError if there is not enough disk space or memory. The message names a setting that fits, if any."""
     require_space(folder, stored_bytes(resolved) + _OTHER_BYTES, f"The engine of {resolved.model.name}", BuildError)
     purpose = f"Building {resolved.model.name} in {resolved.dtype}"
     require_memory(weight_bytes(resolved), purpose, _memory_remedy(resolved, available_bytes()), BuildError)
 
 
 def _memory_remedy(resolved: ResolvedConfig, available: int) -> str:
-    """A setting whose build fits into the available memory, else what other machines or backends are for."""
+    """Advice: a setting whose build fits into the available memory, else other machines, backends or models."""
     half = resolved.model.num_parameters * _BYTES_PER_PARAMETER["bfloat16"]
     key = "model.dtype" if resolved.device == "cpu" else "model.gpu_dtype"
     if half < weight_bytes(resolved) and half <= available:
@@ -124,8 +123,8 @@ def _memory_remedy(resolved: ResolvedConfig, available: int) -> str:
 
 
 def write_engine(resolved: ResolvedConfig, checkpoint: Checkpoint, note: Note, folder: Path) -> None:
-    """Write engine/ and tokenizer/ below folder. Raises CheckpointError if the checkpoint does not load and BuildError
-    if it cannot be quantised as it should be."""
+    """Write engine/ and tokenizer/ below folder. Raises CheckpointError if the checkpoint does not load, BuildError if
+    it cannot be quantised as requested."""
     config = check_config(resolved, checkpoint.folder, checkpoint.gguf_file)
     write_tokenizer(checkpoint, folder / TOKENIZER)
     model = load_weights(checkpoint, config, resolved.dtype)
@@ -147,13 +146,14 @@ def _check_tensor_parallel(architecture: str) -> None:
 
     if not getattr(transformers, architecture).config_class.base_model_tp_plan:
         raise BuildError(
-            "model.parallelism.tensor spreads a model as transformers plans it, and there is no plan for "
+            f"model.parallelism.tensor needs a tensor-parallel plan in transformers, and there is none for "
             f"{architecture}. Use model.parallelism.tensor = 1."
         )
 
 
 def _pass(resolved: ResolvedConfig) -> str:
-    """The pass that the settings ask for. A checkpoint with an unusual config.json is left to transformers anyway."""
+    """The code of a pass under these settings. transformers computes a model with an unusual config.json in any
+    case."""
     return "lean" if wants_lean(resolved) else "transformers"
 
 

@@ -22,15 +22,15 @@ from pipeline.engine.torch.quantized_linear import pack_quantized
 from pipeline.engine.torch.slots import Slot, SlotEngine, check_item, first_row, slot_of
 
 _engine_numbers = itertools.count()
-# Passes are padded to a number of rows that one of these steps allows, because oneDNN makes and keeps a kernel (half a
-# millisecond, half a megabyte) for each number of rows and each shape of weights. (up to, step)
+# (up to, step): passes are padded to a multiple of the step, because oneDNN creates and keeps a kernel (half a
+# millisecond, half a megabyte) for each number of rows and each shape of weights.
 _ROW_STEPS = ((40, 1), (64, 4), (256, 16))
 _LARGE_STEP = 64
 
 
 class TorchNodeLogits:
-    """Rows of one item in a pass. logits: [n + 1, vocab]. choices: [n + 1]. candidates: of the whole pass, of which
-    `rows` are the item's. pending: [num_pending, vocab] if they are wanted."""
+    """Logits of one item of a pass. logits: [n + 1, vocab]. choices: [n + 1]. candidates: of the whole pass. rows: the
+    item's rows in it. pending: [num_pending, vocab] if requested."""
 
     def __init__(
         self,
@@ -62,14 +62,13 @@ class TorchNodeLogits:
 
 
 class TorchEngine(SlotEngine):
-    """See `pipeline.engine.contract.Engine`. Takes the model over: its linear layers are packed where the CPU gains."""
+    """Implements `pipeline.engine.contract.Engine`. Owns the model, and changes its layers to faster forms."""
 
     def __init__(
         self, model: PreTrainedModel, limits: EngineLimits, num_slots: int | None = None, num_shards: int | None = None
     ) -> None:
         """num_slots: rows of the KV cache; those beyond `limits.max_batch_size` keep finished sequences for reuse.
-        num_shards: of a model that transformers has spread over ranks, the parts that its key/value heads are in; the
-        layers of such a model stay as they are."""
+        num_shards: for a tensor-parallel model, number of parts of its key/value heads; its layers are not changed."""
         self._model = model.eval()
         config = model.config.get_text_config()
         parameter = next(model.parameters())
@@ -87,9 +86,9 @@ class TorchEngine(SlotEngine):
             device=self._device,
         )
         super().__init__(limits, self._cache, num_slots)
-        self._sliding_window: int | None = getattr(config, "sliding_window", None) or None  # some say 0 for none
+        self._sliding_window: int | None = getattr(config, "sliding_window", None) or None  # some configs have 0
         self._attention = SlotAttention(self._cache)
-        # Attention functions are looked up by name for the whole process, so each engine registers under its own.
+        # transformers looks up attention functions by name, so each engine registers its own under another name.
         use_attention(model, self._attention, f"slot_tree_{next(_engine_numbers)}")
         if num_shards is None:
             fuse_layers(model)
@@ -151,7 +150,7 @@ class TorchEngine(SlotEngine):
         return Segment(slot.index, start, length, cached, mask, sliding_mask, positions), positions
 
     def _score_mask(self, visible: BoolArray) -> torch.Tensor:
-        """[group * len, total] 0 where visible, -inf elsewhere, once per query head of a key head's group."""
+        """[group * len, total] 0 where visible, -inf elsewhere, repeated for each query head of a group."""
         mask = torch.zeros(visible.shape, dtype=self._dtype).masked_fill_(torch.from_numpy(~visible), -torch.inf)
         return mask.repeat(self._group_size, 1).to(self._device)
 
@@ -170,13 +169,13 @@ class TorchEngine(SlotEngine):
         return logits
 
     def _rows(self, values: IntArray | Sequence[int]) -> torch.Tensor:
-        """Values on the device, zeros behind them up to the next number of rows that passes may have."""
+        """Values on the device, padded with zeros to `num_rows`."""
         padded = torch.zeros(num_rows(len(values)), dtype=torch.int64)
         padded[: len(values)] = torch.as_tensor(values)
         return padded.to(self._device)
 
 
 def num_rows(count: int) -> int:
-    """The least number of rows that a pass may have to hold `count`."""
+    """Number of rows of a pass over `count` tokens, padding included."""
     step = next((step for limit, step in _ROW_STEPS if count <= limit), _LARGE_STEP)
     return -(-count // step) * step

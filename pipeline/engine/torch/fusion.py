@@ -1,7 +1,7 @@
-"""Fewer, larger operations in a loaded transformers model; its modelling code stays as it is and sees the same modules.
+"""Fuses operations of a loaded transformers model, without a change of its modelling code.
 
-Two things are fused: linear layers that take the same input (q, k and v; gate and up), and RMS norms that the modelling
-code writes out as half a dozen operations.
+Two kinds are fused: linear layers with the same input (q, k and v; gate and up), and RMS norms, which the modelling
+code computes in half a dozen operations.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from torch.nn import functional
 
 from pipeline.engine.torch.quantized_linear import QuantizedLinear, concatenate
 
-# Siblings that modelling code applies to one and the same input.
+# Sibling layers with the same input.
 _FUSED_GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 class FusedLinear(nn.Module):
-    """Several linear layers as one; `parts` of the last input are kept until another input comes."""
+    """Several linear layers as one. Keeps the output for the last input until all its parts are used."""
 
     def __init__(self, linear: nn.Module, widths: list[int]) -> None:
         super().__init__()
@@ -29,7 +29,8 @@ class FusedLinear(nn.Module):
         self._parts: tuple[torch.Tensor, ...] = ()
 
     def part(self, rows: torch.Tensor, index: int) -> torch.Tensor:
-        """Output of one of the layers. The first call with an input computes all, the last part frees them."""
+        """Output of one of the layers. The first call with an input computes all; the call for the last layer frees
+        them."""
         if rows is not self._input:
             self._parts = self.linear(rows).split(self.widths, dim=-1)
             self._input = rows
@@ -40,11 +41,11 @@ class FusedLinear(nn.Module):
 
 
 class FusedPart(nn.Module):
-    """Stands where one of the fused layers stood."""
+    """Replaces one of the fused layers."""
 
     def __init__(self, fused: FusedLinear, index: int) -> None:
         super().__init__()
-        self._fused = (fused,)  # in a tuple, so that the module is registered once, beside its parts
+        self._fused = (fused,)  # in a tuple, so that torch registers the module only once
         self._index = index
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
@@ -64,7 +65,7 @@ class RmsNorm(nn.Module):
 
 
 def fuse_layers(model: nn.Module) -> None:
-    """Fuse the layers that have the expected form; leave all others unchanged."""
+    """Fuse the layers that have the expected form."""
     for module in list(model.modules()):
         for names in _FUSED_GROUPS:
             linears = [getattr(module, name, None) for name in names]
@@ -81,7 +82,7 @@ def fuse_layers(model: nn.Module) -> None:
 
 
 def _concatenated(linears: list[Any]) -> nn.Module | None:
-    """One layer that computes what all of them do, None unless they are layers of one form."""
+    """One layer with the outputs of all; None unless all are layers of the same kind and input width."""
     kinds = {type(linear) for linear in linears}
     if kinds not in ({nn.Linear}, {QuantizedLinear}):
         return None
@@ -99,10 +100,10 @@ def _concatenated(linears: list[Any]) -> nn.Module | None:
 
 @torch.inference_mode()
 def _is_plain_rms_norm(norm: nn.Module, epsilon: float) -> bool:
-    """Whether a norm of that name computes what `RmsNorm` does; families differ in details such as 1 + weight."""
+    """Whether a norm computes the same as `RmsNorm`; families differ in details such as 1 + weight."""
     weight = norm.weight
     if not isinstance(weight, torch.Tensor) or weight.dtype not in (torch.float32, torch.float64):
-        return False  # in 16 bit the order of rounding would differ from the modelling code's
+        return False  # in 16 bit the results would round differently
     probe = torch.linspace(-2, 3, 2 * weight.numel(), dtype=weight.dtype, device=weight.device).view(2, -1)
     expected: torch.Tensor = norm(probe)
     return torch.allclose(RmsNorm(weight, epsilon)(probe), expected, atol=1e-5, rtol=1e-5)

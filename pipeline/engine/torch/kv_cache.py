@@ -14,7 +14,7 @@ from pipeline.engine.torch.slots import require_cache_memory
 
 @dataclass(slots=True, eq=False)
 class SlotCache:
-    """keys, values: [layer, slot, kv_head, max_seq_len, head_dim]. The system claims memory as it is written."""
+    """keys, values: [layer, slot, kv_head, max_seq_len, head_dim]. The system allocates pages at their first write."""
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -31,7 +31,7 @@ class SlotCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> SlotCache:
-        """Raises BuildError if the device has less memory than that."""
+        """Raises BuildError if the device has not enough memory."""
         shape = (num_layers, num_slots, num_kv_heads, max_seq_len, head_dim)
         num_bytes = 2 * math.prod(shape) * dtype.itemsize
         require_cache_memory(num_bytes, _available_bytes(device), num_slots, max_seq_len, str(device))

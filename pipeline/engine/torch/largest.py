@@ -1,5 +1,5 @@
-"""The largest entries of logit rows. A vocabulary is long and torch's own search in it slow on the CPU, so rows are cut
-into blocks: the k largest entries lie in the k blocks with the largest maxima."""
+"""Finds the largest entries of rows of logits. torch's own top-k over a vocabulary is slow on the CPU, so rows are
+split into blocks: the k largest entries lie in the k blocks with the largest maxima."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LONGEST_BLOCK = 64
 
 
 def block_maxima(logits: torch.Tensor) -> torch.Tensor:
-    """[n, vocab] -> [n, blocks] maximum of each block; blocks are as long as divides the vocabulary."""
+    """[n, vocab] -> [n, blocks] maximum of each block. The block length divides the vocabulary size."""
     vocab_size = logits.shape[1]
     length = max(length for length in range(1, min(_LONGEST_BLOCK, vocab_size) + 1) if vocab_size % length == 0)
     return logits.view(len(logits), vocab_size // length, length).amax(2)
@@ -33,11 +33,11 @@ def top_k(logits: torch.Tensor, maxima: torch.Tensor, k: int) -> tuple[torch.Ten
 
 
 class PassCandidates:
-    """The most probable tokens after all rows of a pass, computed when the first sequence needs them.
+    """The most probable tokens in all rows of a pass, computed at the first query.
 
-    A softmax over the vocabulary costs more than everything else between two passes. A token's share is therefore
-    relative to the sum over the maxima of blocks, not over all entries. It is exact where a few tokens hold the mass,
-    and too high by a bounded factor elsewhere. Draft sources calibrate it, so only the order must be exact, and it is.
+    A softmax over the vocabulary takes longer than all other work between two passes. So a token's probability is
+    estimated relative to the sum over the blocks' maxima, not over all entries. The estimate is exact if a few tokens
+    have all the mass, and otherwise too high by a bounded factor. Draft sources calibrate it. The order is exact.
     """
 
     def __init__(self, logits: torch.Tensor, maxima: torch.Tensor) -> None:
@@ -47,8 +47,8 @@ class PassCandidates:
         self._found: dict[int, tuple[IntArray, FloatArray]] = {}
 
     def top_k(self, k: int) -> tuple[IntArray, FloatArray]:
-        """[rows, k] most probable tokens, best first, and estimates of their probabilities, which fall along a row
-        and add up to at most 1."""
+        """[rows, k] most probable tokens, best first, and estimates of their probabilities, which decrease along a row
+        and sum to at most 1."""
         if k not in self._found:
             values, ids = top_k(self._logits, self._maxima, k)
             best = values[:, :1].float()

@@ -1,5 +1,4 @@
-"""From an artefact on disk to an engine in memory. The lean pass needs neither torch nor transformers, so a process
-that serves it imports neither."""
+"""Loads the engine of an artefact. For the lean pass it imports neither torch nor transformers."""
 
 from __future__ import annotations
 
@@ -24,9 +23,8 @@ LoadedEngine = Union["TorchEngine", "LeanEngine", ParallelEngine]
 
 
 def load_engine(artifact: Artifact) -> LoadedEngine:
-    """Load the weights and allocate the KV cache. With engine.lookahead_parallel or model.parallelism.tensor this
-    starts further processes, which end with this one. Raises BuildError if the artefact requires a device that is
-    missing."""
+    """Load the weights and allocate the KV cache. With engine.lookahead_parallel or model.parallelism.tensor, start
+    further processes, which end with this one. Raises BuildError if the device is missing."""
     _, num_ranks = artifact.resolved.ranks
     if num_ranks == 1:
         return load_rank(artifact)
@@ -36,7 +34,8 @@ def load_engine(artifact: Artifact) -> LoadedEngine:
 
 
 def load_rank(artifact: Artifact, rank: int = 0) -> OneProcessEngine:
-    """One process's engine; on CUDA, on the device of that number. With tensor parallelism all ranks load together."""
+    """Load the engine of one process. rank: also the number of its CUDA device. With tensor parallelism all ranks must
+    load at the same time."""
     if artifact.resolved.device == "cuda":
         _require_cuda(artifact)
     warm_up()
@@ -51,7 +50,6 @@ def load_rank(artifact: Artifact, rank: int = 0) -> OneProcessEngine:
 
 
 def _require_cuda(artifact: Artifact) -> None:
-    """Raise BuildError if there is no CUDA device."""
     import torch
 
     if not torch.cuda.is_available():
@@ -62,7 +60,7 @@ def _require_cuda(artifact: Artifact) -> None:
 
 
 def limits_of(artifact: Artifact, vocab_size: int) -> EngineLimits:
-    """Sizes by the artefact's settings."""
+    """Engine limits from the artefact's settings."""
     sizes = artifact.resolved.profile.engine
     return EngineLimits(
         max_batch_size=sizes.max_batch_size,
@@ -74,8 +72,8 @@ def limits_of(artifact: Artifact, vocab_size: int) -> EngineLimits:
 
 
 def num_threads() -> int:
-    """Threads of a pass: torch's number where torch is loaded, else `NUM_THREADS`, else the cores that this
-    process may use."""
+    """Number of threads of a pass: torch's if torch is loaded, else the environment variable `NUM_THREADS`, else the
+    cores of this process."""
     torch = sys.modules.get("torch")
     if torch is not None:
         return int(torch.get_num_threads())

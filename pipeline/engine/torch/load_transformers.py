@@ -1,4 +1,4 @@
-"""From an artefact on disk to an engine over a transformers model."""
+"""Loads an artefact as an engine over a transformers model."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from pipeline.errors import BuildError
 
 
 def load_transformers(artifact: Artifact, rank: int) -> TorchEngine:
-    """One process's engine; on CUDA, on the device of that number. With tensor parallelism all ranks load together.
-    Raises BuildError if the device or the kernels for int8 are missing."""
+    """Load the engine of one process; see `load_rank`. Raises BuildError if the kernels for int8 are missing."""
     resolved = artifact.resolved
     device = f"cuda:{rank}" if resolved.device == "cuda" else "cpu"
     torch.set_num_threads(min(torch.get_num_threads(), available_cores()))
-    transformers_logging.disable_progress_bar()  # the command shows its own progress
+    transformers_logging.disable_progress_bar()  # commands show their own progress
     sizes, dtype = resolved.profile.engine, getattr(torch, resolved.dtype)
     num_shards = resolved.model.parallelism.tensor
     if sizes.quantization == "int8":
@@ -42,7 +41,8 @@ def load_transformers(artifact: Artifact, rank: int) -> TorchEngine:
 
 
 def head_shards(config: PretrainedConfig, num_shards: int) -> int:
-    """Parts that the plan cuts the key/value heads into: some families gather them again before the attention."""
+    """Number of parts of the key/value heads in the tensor-parallel plan; some families gather them before
+    attention."""
     kinds = [
         kind
         for name, kind in config.base_model_tp_plan.items()
@@ -52,8 +52,8 @@ def head_shards(config: PretrainedConfig, num_shards: int) -> int:
 
 
 def _load_shard(artifact: Artifact, dtype: torch.dtype, num_shards: int) -> PreTrainedModel:
-    """This rank's part of the model, by the plan that transformers has for its family. `build.check` has checked that
-    there is one, `start_ranks` that it can be cut into that many parts."""
+    """This rank's shard of the model, by the plan of transformers. `build.check` has checked that there is a plan,
+    `start_ranks` that the number of shards is possible."""
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         artifact.engine_dir,
         dtype=dtype,

@@ -1,6 +1,6 @@
-"""Slot attention for models that transformers does not let a registered attention function into: GPT-J and BLOOM.
+"""Slot attention for models whose attention cannot be replaced through transformers' registry: GPT-J and BLOOM.
 
-Their attention modules keep projections and rotary embeddings; only scores and weighted sums are computed here.
+Their modules still compute projections and rotary embeddings; only scores and weighted sums are computed here.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from pipeline.engine.torch.attention import SlotAttention
 
 
 def use_attention(model: PreTrainedModel, attention: SlotAttention, name: str) -> None:
-    """Let every layer of the model call `attention`, registered under a separate name where layers look it up by
-    name."""
+    """Make every layer of the model call `attention`. name: for the registry, unique in the process."""
     if isinstance(model, GPTJForCausalLM):
         for block in model.transformer.h:
-            # Called with rotated queries and keys; everything around it stays as it is.
+            # GPT-J calls this method with rotated queries and keys.
             block.attn._attn = partial(_gptj_attention, attention, block.attn)
     elif isinstance(model, BloomForCausalLM):
         ones = torch.ones(1, 2, device=model.device)
@@ -33,7 +32,7 @@ def use_attention(model: PreTrainedModel, attention: SlotAttention, name: str) -
 
 
 class AlibiAttention(nn.Module):
-    """BLOOM's attention, with a bias per head that grows with the key's position (arXiv 2108.12409)."""
+    """BLOOM's attention, with a bias per head in proportion to the key's position (ALiBi, arXiv 2108.12409)."""
 
     def __init__(self, plain: Any, slopes: torch.Tensor, attention: SlotAttention) -> None:
         """slopes: [head] bias per position."""
@@ -60,6 +59,6 @@ def _gptj_attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, None]:
-    """[1, head, tokens, dim], as GPT-J lays it out."""
+    """GPT-J's layout: [1, head, tokens, dim]."""
     attended, _weights = attention(module, query, key, value, None)
     return attended.transpose(1, 2), None

@@ -1,7 +1,7 @@
 """Linear layers with weights packed once for the CPU's matrix kernels.
 
-torch's plain float32 linear lays its weight out anew on every call with more than one row. oneDNN can keep the packed
-form; this is the operation that torch's own inductor emits for frozen weights.
+torch's plain float32 linear packs its weight again at every call with more than one row. oneDNN can keep the packed
+form, through an operation that torch's inductor emits for frozen weights.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-# The kernel is chosen for this many rows when the weight is packed; other numbers of rows work as well.
+# Number of rows for which the packing is optimised; the kernel works for any number.
 _TYPICAL_ROWS = 16
 
 
 class PackedLinear(nn.Module):
-    """Computes what `linear` computes, in inference, without keeping its plain weight."""
+    """The packed form of a linear layer, for inference. Does not keep the plain weight."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class PackedLinear(nn.Module):
 
 
 def can_pack(model: nn.Module) -> bool:
-    """Whether this build of torch and the model's weights allow packing: oneDNN, float32, on the CPU."""
+    """Whether packing is possible: it needs oneDNN in torch, and float32 weights on the CPU."""
     parameter = next(model.parameters())
     available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     return available and parameter.device.type == "cpu" and parameter.dtype == torch.float32

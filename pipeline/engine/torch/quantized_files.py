@@ -22,8 +22,7 @@ _SCALE = "_scale"
 
 
 def save_quantized(model: PreTrainedModel, folder: Path) -> None:
-    """Quantise and write. Raises BuildError if the model keeps weights in something else than linear layers, which
-    would stay as large as they are."""
+    """Quantise a model and write it. Raises BuildError if it has matrices other than linear layers and embeddings."""
     linears = {id(module.weight) for module in model.modules() if type(module) is nn.Linear}
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     tensors: dict[str, torch.Tensor] = {}
@@ -52,7 +51,7 @@ def load_quantized(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
     """Load the files of `save_quantized`, with `QuantizedLinear` in place of linear layers and activations of type
     dtype. Raises BuildError if a tensor is missing."""
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    with no_init_weights():  # memory that is never written is never claimed from the system
+    with no_init_weights():  # the system allocates no memory for weights that are never written
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
     model.tie_weights()
     if (folder / "generation_config.json").is_file():

@@ -2,9 +2,9 @@
 
     weight[n, k]  ~  integers[n, k] * scale[n],    integers in -127 .. 127
 
-The arithmetic is that of the activations' type: `rows @ integers.T`, then times the scale, then plus the bias. Neither
-the rounding of the weights nor a kernel depends on how many rows are computed together, so drafts are checked against
-the very model that decodes plainly.
+The arithmetic has the activations' type: `rows @ integers.T`, times the scale, plus the bias. Neither the rounding of
+the weights nor a kernel depends on the number of rows, so drafts are verified by the same function that decodes without
+drafts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Quantized(NamedTuple):
 
 
 def quantize(weight: torch.Tensor) -> Quantized:
-    """The nearest int8 weights. weight: [out, in]; each row's largest entry becomes 127."""
+    """Round a weight [out, in] to int8. The largest magnitude of each row becomes 127."""
     exact = weight.detach().float()
     largest = exact.abs().amax(dim=1)
     scale = torch.where(largest > 0, largest / _LARGEST, torch.ones_like(largest))
@@ -36,12 +36,12 @@ def quantize(weight: torch.Tensor) -> Quantized:
 
 
 def dequantize(quantized: Quantized, dtype: torch.dtype) -> torch.Tensor:
-    """[out, in] the weights that the integers stand for."""
+    """[out, in] weights of type dtype."""
     return (quantized.integers.float() * quantized.scale[:, None]).to(dtype)
 
 
 class QuantizedLinear(nn.Module):
-    """A linear layer with int8 weights in plain operations: the reference, and the form that is fused and packed."""
+    """A linear layer with int8 weights in plain operations: the reference, and the input of fusion and packing."""
 
     def __init__(self, quantized: Quantized, bias: torch.Tensor | None) -> None:
         super().__init__()
@@ -55,10 +55,10 @@ class QuantizedLinear(nn.Module):
 
 
 class _Float32Packed(nn.Module):
-    """float32 activations. FBGEMM keeps the weight as float16, which holds these integers exactly, and multiplies in
-    float32: half the memory traffic of float32 weights, at most the time, and nothing lost beside the rounding to
-    int8. Its AVX2 kernels for one and two rows sum in another order than those for three to six, so that rows are
-    padded to a multiple of six: each is then computed by the same kernel, alone or with others."""
+    """For float32 activations. FBGEMM stores the weight as float16, which holds these integers exactly, and multiplies
+    in float32, with half the memory traffic of float32 weights. Its AVX2 kernels for one and two rows sum in another
+    order than those for three to six. So rows are padded to a multiple of six, and each row has the same bits alone and
+    with others."""
 
     def __init__(self, linear: QuantizedLinear) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class _Float32Packed(nn.Module):
 
 
 class _HalfPacked(nn.Module):
-    """16-bit activations; torch's own kernel reads the integers and sums in float32."""
+    """For 16-bit activations: torch's own kernel, which sums in float32."""
 
     def __init__(self, linear: QuantizedLinear, dtype: torch.dtype) -> None:
         super().__init__()
@@ -89,12 +89,12 @@ class _HalfPacked(nn.Module):
 
 
 def can_quantize() -> bool:
-    """Whether this build of torch has the float32 kernel for this CPU."""
+    """Whether this build of torch has the kernel for float32 activations on this CPU."""
     return "fbgemm" in torch.backends.quantized.supported_engines
 
 
 def concatenate(linears: list[QuantizedLinear]) -> QuantizedLinear:
-    """Layers with the same input as one."""
+    """Join layers with the same input into one."""
     biases = [linear.bias for linear in linears if linear.bias is not None]
     integers = torch.cat([linear.quantized.integers for linear in linears])
     scale = torch.cat([linear.quantized.scale for linear in linears])
@@ -102,8 +102,8 @@ def concatenate(linears: list[QuantizedLinear]) -> QuantizedLinear:
 
 
 def pack_quantized(model: nn.Module, dtype: torch.dtype) -> None:
-    """Give every int8 layer of the model the kernel for activations of this type; float64 keeps the plain operations,
-    and so does a layer that does not live on the CPU."""
+    """Replace every int8 layer on the CPU by the form for activations of this type. float64 and other devices keep the
+    plain operations."""
     for module in model.modules():
         for name, child in module.named_children():
             if type(child) is not QuantizedLinear or child.quantized.integers.device.type != "cpu":
@@ -115,5 +115,5 @@ def pack_quantized(model: nn.Module, dtype: torch.dtype) -> None:
 
 
 def _fits_half_kernel(linear: QuantizedLinear) -> bool:
-    """The 16-bit kernel reads whole vectors and does not check that they are there."""
+    """Whether the widths are multiples of a vector, which the 16-bit kernel requires without a check."""
     return linear.in_features % _VECTOR == 0 and linear.out_features % _VECTOR == 0

@@ -1,6 +1,5 @@
-"""The processes of lookahead and tensor parallelism. The leader has a pipe to each of the others. The shards of a model
-that is spread over them are connected by torch.distributed too: gloo on the CPU, and NCCL on CUDA devices, one per
-process."""
+"""The processes of lookahead and tensor parallelism. The leader has a pipe to each follower. torch.distributed connects
+the shards of a tensor-parallel model: gloo on the CPU, NCCL on CUDA devices, one device per process."""
 
 from __future__ import annotations
 
@@ -30,15 +29,15 @@ from pipeline.engine.rank import Order, Rank, follow
 from pipeline.engine.torch.load import load_rank
 from pipeline.errors import BuildError, EngineError, UserError
 
-# A shard waits in a collective operation for the next pass, which may come at any time.
+# Timeout of collective operations, in which a shard waits for the next pass.
 _FOREVER = timedelta(days=1000)
 # Time limit for a process to end after its connection has broken.
 _ENDING_S = 10.0
 
 
 class PipeLeader:
-    """Rank 0's connection. See `pipeline.engine.parallel.Leader`. It owns the followers from their start on, so they
-    always end with it."""
+    """Implements `pipeline.engine.parallel.Leader` over pipes. Owns the follower processes and ends them with `close`,
+    at the latest at the end of this process."""
 
     def __init__(self, followers: Sequence[tuple[BaseProcess, Connection]], setting: str) -> None:
         """setting: name of the setting that asks for several ranks, for messages."""
@@ -71,7 +70,7 @@ class PipeLeader:
         self._closed = True
         atexit.unregister(self.close)
         for line in self._lines:
-            line.close()  # at which the follower ends
+            line.close()  # makes the follower end
         for process in self._processes:
             process.join(timeout=_ENDING_S)
             process.terminate()
@@ -82,7 +81,7 @@ class PipeLeader:
 
     @contextmanager
     def _reporting_losses(self) -> Iterator[None]:
-        """Raises EngineError if the connection breaks because a follower has ended."""
+        """Raise EngineError if a connection breaks because a follower has ended."""
         try:
             yield
         except (EOFError, OSError) as error:
@@ -90,25 +89,25 @@ class PipeLeader:
             ended = [process for process in self._processes if process.exitcode is not None]
             if not ended:
                 raise
-            # A killed process has a negative exit code; those that ended because of it have not.
+            # A killed process has a negative exit code, unlike those that ended because of it.
             first = min(ended, key=lambda process: process.exitcode or 0)
             raise EngineError(
                 f"Process {first.name} of {self._setting} = {self.num_ranks} has ended during the work "
-                f"(exit code {first.exitcode}), so the engine has ended, too. Run the command again; if the system "
-                "killed the process for memory, with fewer processes."
+                f"(exit code {first.exitcode}), so the engine has ended. Run the command again; if the system killed "
+                "the process for lack of memory, use fewer processes."
             ) from error
 
 
 def start_ranks(artifact: Artifact) -> ParallelEngine:
-    """Load the model in this process and in as many new ones as the settings ask for. Raises BuildError if there are
-    too few CUDA devices, the model cannot be cut into that number of parts, or a process does not come up."""
+    """Load the model in this process and in the new processes that the settings require. Raises BuildError if there are
+    too few CUDA devices, the number of shards does not divide the heads, or a process fails to load."""
     device, (setting, num_ranks) = artifact.resolved.device, artifact.resolved.ranks
     is_spread = artifact.resolved.model.parallelism.tensor > 1
     if device == "cuda" and torch.cuda.device_count() < num_ranks:
         raise BuildError(f"{setting} = {num_ranks} needs as many CUDA devices; {torch.cuda.device_count()} are here.")
     if is_spread:
         _check_heads(artifact, num_ranks)
-    # On a CPU the ranks share its cores.
+    # On a CPU the ranks share the cores.
     num_threads = max(1, torch.get_num_threads() // num_ranks)
     port = _free_port()
     started = _start_followers(artifact, num_ranks, port, num_threads)
@@ -156,9 +155,9 @@ def _start_followers(
 
 @contextmanager
 def _interrupts_held_back() -> Iterator[None]:
-    """Processes started in the block ignore Ctrl-C, which reaches all processes of a terminal: the leader ends them. A
-    process inherits the blocked signals of its parent."""
-    resource_tracker.ensure_running()  # first, as it unblocks the signals when it starts
+    """Make processes started in the block ignore Ctrl-C, because the leader ends them. (A process inherits the blocked
+    signals of its parent.)"""
+    resource_tracker.ensure_running()  # before the block, because its start unblocks the signal
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -173,20 +172,20 @@ def _await_ready(process: BaseProcess, line: Connection, setting: str) -> None:
         process.join()
         raise BuildError(
             f"Process {process.name} of {setting} ended while it loaded the model (exit code {process.exitcode}); "
-            "its own message stands above. Is there memory for that number of copies?"
+            "see its own message above. Is there enough memory for all copies?"
         ) from error
     if refusal is not None:
         raise BuildError(refusal)
 
 
 def _follower(artifact: Artifact, rank: int, num_ranks: int, port: int, num_threads: int, line: Connection) -> None:
-    """The main function of another rank. It ends silently when the leader does."""
+    """The main function of a follower. It ends silently with the leader."""
     torch.set_num_threads(num_threads)
     try:
-        # A model that is spread over the ranks is loaded by all of them together.
+        # All ranks load a tensor-parallel model together, below.
         engine = None if artifact.resolved.model.parallelism.tensor > 1 else load_rank(artifact, rank)
     except UserError as error:
-        line.send(str(error))  # the leader reports it, once
+        line.send(str(error))  # the leader reports it
         return
     line.send(None)
     if engine is None:
@@ -199,8 +198,8 @@ def _follower(artifact: Artifact, rank: int, num_ranks: int, port: int, num_thre
 
 
 def _join(device: Device, rank: int, num_ranks: int, port: int) -> None:
-    """Connect the shards of a model that is spread over the ranks."""
-    os.environ["LOCAL_RANK"] = str(rank)  # by which transformers chooses the device of a shard
+    """Connect this shard of a tensor-parallel model with the others."""
+    os.environ["LOCAL_RANK"] = str(rank)  # transformers reads the device of a shard from it
     if device == "cuda":
         torch.cuda.set_device(rank)
     distributed.init_process_group(

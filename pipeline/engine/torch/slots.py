@@ -1,4 +1,4 @@
-"""Places of sequences in a KV cache: which one a sequence gets, and what it finds there of an earlier one."""
+"""Slots of a KV cache: the assignment of sequences to slots, and the reuse of cached prefixes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from pipeline.errors import BuildError, BusyError, RequestError
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One row of the cache. tokens: [max_seq_len]; `num_tokens` are known, the first `num_cached_tokens` have KV."""
+    """One row of the cache. tokens: [max_seq_len]; the first `num_tokens` are known, the first `num_cached_tokens` have
+    KV."""
 
     index: int
     tokens: IntArray
@@ -40,14 +41,14 @@ class SlotStorage(Protocol):
     """The keys and values of all slots."""
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """Copy the KV of the first places of one slot to another."""
+        """Copy the KV of the first `length` positions of one slot to another."""
 
     def move_path(self, slot: int, start: int, nodes: Sequence[int]) -> None:
         """Move the KV at start + nodes (ascending) to start, start + 1, ..."""
 
 
 class SlotTable:
-    """The slots of one engine. A released slot keeps its KV until the slot is claimed for something else."""
+    """The slots of one engine. A released slot keeps its KV until another sequence claims it."""
 
     def __init__(self, storage: SlotStorage, num_slots: int, max_seq_len: int) -> None:
         self.slots = [Slot(index, np.zeros(max_seq_len, np.int32)) for index in range(num_slots)]
@@ -56,8 +57,8 @@ class SlotTable:
         self._clock = 0
 
     def claim(self, token_ids: IntArray, reuse: bool = True) -> Slot:
-        """A free slot that holds token_ids and the KV of the longest known prefix (never of the last token, whose
-        logits are still wanted), or none if `reuse` is off. Raises BusyError if every slot is in use."""
+        """Claim a free slot for token_ids. With `reuse`, it holds the KV of the longest cached prefix, without the last
+        token, whose logits must be computed. Raises BusyError if every slot is in use."""
         free = [slot for slot in self.slots if not slot.in_use]
         if not free:
             raise BusyError(f"all {len(self.slots)} sequences of the engine are in use; send the request again later")
@@ -65,8 +66,8 @@ class SlotTable:
             ((_common_prefix(slot, token_ids), slot) for slot in self.slots), key=lambda match: match[0]
         )
         length = length if reuse else 0
-        # A sequence takes over a slot if it continues more than half of it. For a short shared prefix (a system prompt)
-        # the KV is copied instead, so that the older conversation stays available.
+        # A sequence takes over a slot if it continues at least half of it. A shorter shared prefix (a system prompt) is
+        # copied instead, so that the older conversation stays cached.
         if not source.in_use and 2 * length >= source.num_cached_tokens:
             target = source
         else:
@@ -94,20 +95,20 @@ class SlotTable:
         slot.num_tokens += len(token_ids)
 
     def forget(self) -> None:
-        """Let no later sequence reuse what the free slots hold."""
+        """Drop the KV of the free slots."""
         for slot in self.slots:
             if not slot.in_use:
                 slot.num_tokens = slot.num_cached_tokens = 0
 
     def release(self, slot: Slot) -> None:
-        """Free the slot; what it holds may be reused until the slot is claimed for something else."""
+        """Free the slot. Its KV may be reused until another sequence claims the slot."""
         self._clock += 1
         slot.in_use = False
         slot.last_used = self._clock
 
 
 class SlotEngine:
-    """The part of the engine contract that concerns slots only. See `pipeline.engine.contract.Engine`."""
+    """The methods of `pipeline.engine.contract.Engine` that concern slots only."""
 
     def __init__(self, limits: EngineLimits, storage: SlotStorage, num_slots: int) -> None:
         """num_slots: rows of the KV cache; those beyond `limits.max_batch_size` keep finished sequences for reuse."""
@@ -132,7 +133,8 @@ class SlotEngine:
 
 
 def check_tokens(token_ids: IntArray, max_seq_len: int, vocab_size: int) -> IntArray:
-    """token_ids as int32. Raises RequestError if there are none or too many, or one is outside the vocabulary."""
+    """Return token_ids as int32. Raises RequestError if there are none or too many, or one is outside the
+    vocabulary."""
     tokens = np.asarray(token_ids)
     if not len(tokens):
         raise RequestError("the prompt is empty; send at least one token")
@@ -151,13 +153,13 @@ def check_tokens(token_ids: IntArray, max_seq_len: int, vocab_size: int) -> IntA
 
 
 def slot_of(sequence: EngineSequence) -> Slot:
-    """The slot that an engine of this package gave out as a sequence."""
+    """The slot behind a sequence of a slot engine."""
     assert isinstance(sequence, Slot), "the sequence belongs to another engine"
     return sequence
 
 
 def check_item(item: VerifyItem, limits: EngineLimits) -> None:
-    """An item that breaks the contract is a fault of the caller's code, not of a request."""
+    """Assert the contract of `Engine.verify` for an item."""
     slot = slot_of(item.sequence)
     num_pending = slot.num_pending if item.num_pending is None else item.num_pending
     assert 0 < num_pending <= slot.num_pending, "a pass must compute at least one pending token of each sequence"
@@ -169,17 +171,17 @@ def check_item(item: VerifyItem, limits: EngineLimits) -> None:
 
 
 def first_row(item: VerifyItem, num_pending: int, is_last: bool) -> int:
-    """The first of an item's rows, counted from its own, whose logits are wanted."""
+    """Index of the first of an item's rows whose logits are needed."""
     if item.pending_rows:
         return 0
     return num_pending - 1 if is_last else num_pending
 
 
 def require_cache_memory(num_bytes: int, available: int, num_slots: int, max_seq_len: int, place: str) -> None:
-    """Raises BuildError if a KV cache of num_bytes does not fit into what is available."""
+    """Raise BuildError if a KV cache of num_bytes does not fit into the available bytes. place: name of the device."""
     if num_bytes > available:
         raise BuildError(
-            f"A KV cache of {num_slots} sequences (engine.max_batch_size, and as many that are kept for reuse) of "
+            f"A KV cache of {num_slots} sequences (twice engine.max_batch_size, half of them for reuse) of "
             f"engine.max_seq_len = {max_seq_len} tokens takes {gigabytes(num_bytes)}; {gigabytes(available)} "
             f"are available on {place}. Lower one of the two."
         )

@@ -3,10 +3,10 @@
     keys     [layer, slot, kv_head, place / 16, dim, 16 places]
     values   [layer, slot, kv_head, dim / 16, place, 16 dims]         dim: head_dim, up to a multiple of 16
 
-A query sees places of its slot: the cached ones, and of its own segment those of its mask. Scores, the sum of their
-exponentials and the weighted sum of values run over places in ascending order, and a place that is not seen adds
-exactly 0. Ancestors in a tree lie in ascending places, in the order in which they would lie once they are cached. So a
-token's bits are the same in a tree, in a chain and alone, and for whatever part of its context was cached.
+A place is an index into a slot. A query attends to the cached places of its slot, and to the places of its own segment
+that its mask permits. Scores, the sum of their exponentials and the weighted sum of values run over places in ascending
+order, and a masked place adds exactly 0. Ancestors in a tree have ascending places, in the order in which they would be
+cached. So a token's bits are the same in a tree, in a chain and alone, with any part of its context cached.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from pipeline.engine.torch.lean.vectors import LANES
 Longs = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 
-# Columns of `segments`: first row of the pass, rows, cached places, slot, 1 if each row sees all rows before it, else
-# where its mask [rows, rows] begins in `visible`, and the first task of the segment.
+# Columns of `segments`: first row of the pass, rows, cached places, slot, 1 if each row attends to all rows before it,
+# start of its mask [rows, rows] in `visible` otherwise, and the first task of the segment.
 START, LENGTH, CACHED, SLOT, IS_CHAIN, MASK, FIRST_TASK, NUM_SEGMENT_FIELDS = range(8)
 # Queries of one task: rows of a segment times the query heads of one key head.
 NUM_QUERIES = 24
 
 
 def rows_per_task(group: int) -> int:
-    """Rows of a segment that one task takes."""
+    """Rows of a segment per task."""
     return max(1, NUM_QUERIES // group)
 
 
 def scratch_floats(group: int, max_seq_len: int, dim: int) -> int:
-    """Floats that a thread works with: scores, queries and results of one task, and a block of ones and of zeros."""
+    """Floats in a thread's scratch memory: scores, queries and results of one task, a block of ones and of zeros."""
     queries = rows_per_task(group) * group
     return queries * (_padded(max_seq_len) + 2 * _padded(dim)) + 4 * LANES * MAX_BLOCKS
 
@@ -66,8 +66,8 @@ def attend(
     """One thread's part of a layer's attention.
 
     group: query heads per key head. projected, attended: (address, bytes per row) of rotated queries and of results.
-    rows: [row, (slot, position, place)]. segments: by the columns named above; the row behind the last segment holds
-    the number of tasks. visible: masks. scratch: [thread, `scratch_floats`]."""
+    rows: [row, (slot, position, place)]. segments: by the columns above; the row after the last segment holds the
+    number of tasks. visible: masks. scratch: [thread, `scratch_floats`]."""
     num_kv_heads = keys.shape[2]
     num_segments = len(segments) - 1
     num_tasks = segments[num_segments, FIRST_TASK]
@@ -132,7 +132,7 @@ def _attend_task(
         for query in range(group):
             for index in range(dim):
                 queries[((row - first) * group + query) * padded + index] = line[query * dim + index] * scale
-    # Some row attends to the places begin .. end - 1; begin is a multiple of 16.
+    # The rows attend to no places but begin .. end - 1; begin is a multiple of 16.
     end = cached + (last if segment[IS_CHAIN] else segment[LENGTH])
     begin = 0
     if window:
@@ -155,7 +155,7 @@ def _attend_task(
     value = values[layer, slot, head].ctypes.data + begin * LANES * 4
     seen, blocks = end - begin, padded // LANES
     _product(weights, 4 * width, count, value, 4 * LANES * num_places, 4 * LANES, seen, blocks, out, 4 * padded, zeros)
-    # The sum of the weights, in the order of the weighted sum; the queries are not needed any more.
+    # The sum of the weights, in the order of the weighted sum. It overwrites the queries.
     _product(weights, 4 * width, count, ones, 0, 0, seen, 1, left, 4 * padded, zeros)
     for row in range(first, last):
         address = attended[0] + (start + row) * attended[1] + 4 * dim * group * head
@@ -181,11 +181,12 @@ def _product(
     out_stride: int,
     zeros: int,
 ) -> None:
-    """out [count, num_blocks * 16] = left [count, steps] times right, whose strides lead from one block of 16 columns
-    to the next and from one step to the next. Addresses and strides in bytes. zeros: address of a block of them.
+    """out [count, num_blocks * 16] = left [count, steps] times right. block_stride, step_stride: of right, from one
+    block of 16 columns to the next and from one step to the next. Addresses and strides in bytes. zeros: address of a
+    block of zeros.
 
-    The weights of other layers have driven keys and values out of the caches, so the first tile of each block of
-    columns fetches the next block."""
+    The weights of other layers have evicted keys and values from the CPU caches, so the first tile of each block of
+    columns prefetches the next block."""
     block = 0
     while block < num_blocks:
         width = MAX_BLOCKS if num_blocks - block >= MAX_BLOCKS else 1
@@ -226,7 +227,7 @@ def _hide(
     rows: Longs,
     visible: npt.NDArray[np.uint8],
 ) -> None:
-    """-inf where a row does not see: scores of the places from `begin` on."""
+    """Set the scores of masked places to -inf. scores: of one row, from place `begin` on."""
     cached, length = segment[CACHED], segment[LENGTH]
     if window:
         for place in range(begin, min(cached, position - window + 1)):

@@ -1,13 +1,13 @@
-"""Threads that run one compiled pass together: shared counters for work, and a wait at the end of each phase.
+"""Threads that run one compiled pass together, with shared work counters and a barrier at the end of each phase.
 
 A pass is one call per thread. A phase is a number of units of work; each thread takes the next ones until none is left.
-A phase ends when all units are completed, not when all threads have arrived: a thread that the system has suspended
-delays only the units that it took, and a late thread skips the phases that are over. A waiting
-thread spins for a moment and then yields its core.
+A phase ends when all units are completed, even if some threads have not arrived. So a thread that the system suspends
+delays only the units that it took, and skips phases that have ended. A waiting thread spins for a moment and then
+yields its core.
 
 A pass ends when every thread that entered it has left it. A thread that comes later finds the pass closed, or the next
-one open, and leaves without touching anything. Threads enter and leave in compiled code, so the calling thread need not
-wait until the others have got Python's lock back, which takes 0.2 ms.
+one open, and leaves without access to any data. Threads enter and leave in compiled code, so the calling thread does
+not wait until the others have reacquired Python's lock, which takes 0.2 ms.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from numba import types
 from pipeline.engine.torch.lean.compilation import generated, generator, kernel
 from pipeline.engine.torch.lean.vectors import I32, I64, call
 
-# Bytes between two counters, so that no two share a cache line.
+# Distance of two counters in bytes, so that no two share a cache line.
 COUNTER_BYTES = 64
 _ENTERED, _LEFT = COUNTER_BYTES, 2 * COUNTER_BYTES
 _SPINS = 2000
@@ -37,7 +37,7 @@ Work = Callable[[int, Turn], None]
 
 @generated
 def fetch_add(typing: Any, address: Any, amount: Any) -> Any:
-    """Atomically add the amount to the int64 at the address; return its value before."""
+    """Atomically add the amount to the int64 at the address. Returns the old value."""
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
         pointer = builder.inttoptr(arguments[0], I64.as_pointer())
@@ -48,7 +48,7 @@ def fetch_add(typing: Any, address: Any, amount: Any) -> Any:
 
 @generated
 def read(typing: Any, address: Any) -> Any:
-    """The int64 at the address, as other threads have left it."""
+    """Atomically read the int64 at the address."""
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
         pointer = builder.inttoptr(arguments[0], I64.as_pointer())
@@ -59,7 +59,7 @@ def read(typing: Any, address: Any) -> Any:
 
 @generated
 def yield_core(typing: Any) -> Any:
-    """Let another thread of this core run."""
+    """Let another thread run on this core."""
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
         call(builder, "sched_yield", I32, [])
@@ -70,13 +70,13 @@ def yield_core(typing: Any) -> Any:
 
 @generator
 def shared(counter: int, count: int, chunk: int) -> Iterator[int]:
-    """Yield this thread's units of a phase, out of 0 .. count - 1, `chunk` at a time. Ends when all threads have
-    completed theirs. counter: address of the phase's counter; the count of completed units follows it."""
+    """Yield this thread's units of a phase, out of 0 .. count - 1. A thread takes `chunk` units at a time. Ends when
+    all units are completed. counter: address of the phase's counter; the count of completed units follows it."""
     completed = 0
     first = fetch_add(counter, chunk)
     while first < count:
         last = min(first + chunk, count)
-        for unit in range(first, last):  # noqa: UP028 - numba knows no `yield from`
+        for unit in range(first, last):  # noqa: UP028 - numba does not support `yield from`
             yield unit
         completed += last - first
         first = fetch_add(counter, chunk)
@@ -90,7 +90,7 @@ def shared(counter: int, count: int, chunk: int) -> Iterator[int]:
 
 @kernel
 def enters(turn: Turn) -> bool:
-    """Whether the pass is still open. Every thread asks this first, and calls `leaves` last if it is."""
+    """Enter a pass. Returns whether it is still open; if so, the thread must call `leaves` at the end."""
     address, number = turn
     fetch_add(address + _ENTERED, 1)
     is_open: bool = read(address) == number
@@ -101,7 +101,7 @@ def enters(turn: Turn) -> bool:
 
 @kernel
 def leaves(thread: int, turn: Turn) -> None:
-    """The end of a thread's part of a pass; thread 0 closes the pass and waits for those that entered it."""
+    """Leave a pass. Thread 0 closes the pass and waits until every thread that entered it has left."""
     address, number = turn
     fetch_add(address + _LEFT, 1)
     if thread > 0:
@@ -129,7 +129,7 @@ class Crew:
 
     def run(self, work: Work) -> None:
         """Call work(thread number, turn) on every thread that comes in time. Returns when all of the work is done and
-        every thread has left it. work: calls one kernel that begins with `enters` and ends with `leaves`."""
+        every thread has left the pass. work: calls one kernel that begins with `enters` and ends with `leaves`."""
         self._number += 1
         self._state[0] = self._number
         turn = self._state.ctypes.data, self._number
@@ -139,11 +139,11 @@ class Crew:
 
 
 def _serve(number: int, queue: SimpleQueue[tuple[Work, Turn] | None], state: npt.NDArray[np.int64]) -> None:
-    """state: of the crew; a thread that comes late may use it when the crew is gone."""
+    """The loop of a thread. state: memory of the crew, kept alive for a thread that comes after the crew's end."""
     while (task := queue.get()) is not None:
         work, turn = task
         work(number, turn)
-        del task, work  # the arrays of a pass are not to live until the next one
+        del task, work  # so that the arrays of a pass are freed before the next one
 
 
 def _end(queues: list[SimpleQueue[tuple[Work, Turn] | None]]) -> None:

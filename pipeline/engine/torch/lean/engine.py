@@ -23,12 +23,12 @@ from pipeline.errors import BuildError
 
 
 class LeanEngine(SlotEngine):
-    """See `pipeline.engine.contract.Engine`. Every row of a pass has the same bits whatever else is in the pass."""
+    """Implements `pipeline.engine.contract.Engine`. The bits of a row do not depend on other rows of the pass."""
 
     def __init__(self, folder: Path, limits: EngineLimits, num_threads: int, num_slots: int | None = None) -> None:
-        """folder: of an engine that `layout.save_lean` wrote. num_slots: rows of the KV cache; those beyond
-        `limits.max_batch_size` keep finished sequences for reuse. Raises BuildError if the engine is damaged or the
-        KV cache does not fit into memory."""
+        """folder: output of `layout.save_lean`. num_slots: rows of the KV cache; those beyond `limits.max_batch_size`
+        keep finished sequences for reuse. Raises BuildError if the engine is damaged or the KV cache does not fit into
+        memory."""
         plan = read_plan(folder)
         if plan is None:
             raise BuildError(f"{folder} holds no {PLAN}; build the engine again with `lookahead engine --force`.")
@@ -37,7 +37,7 @@ class LeanEngine(SlotEngine):
         self._cache = LeanCache(plan, num_slots, limits.max_seq_len)
         super().__init__(limits, self._cache, num_slots)
         if num_threads > 1 and not is_complete():
-            warm_up_pass()  # by one thread: numba fails where several compile a loop at its first call
+            warm_up_pass()  # in one thread: numba fails if several threads compile a loop at its first call
         self._runner = Runner(plan, map_weights(folder / WEIGHTS), self._cache, limits, Crew(num_threads))
 
     def verify(self, items: Sequence[VerifyItem]) -> list[NodeLogits | None]:
@@ -84,7 +84,7 @@ class LeanEngine(SlotEngine):
             pending = None
             if item.pending_rows:
                 pending = logits[row : row + num_pending, : self.limits.vocab_size]
-                row += num_pending - (slot.num_pending == 0)  # the last one is the root's
+                row += num_pending - (slot.num_pending == 0)  # the last one belongs to the root
             count = 0 if slot.num_pending else len(item.tree) + 1
             part = slice(row, row + count)
             found = LeanNodeLogits(logits[part], maxima[part], choices[part], self.limits.vocab_size, pending)
@@ -102,10 +102,10 @@ def _num_pending(item: VerifyItem) -> int:
 
 
 def _parts(num_pending: int, tree: DraftTree, per_task: int) -> list[tuple[int, int, bool]]:
-    """Segments of an item: first row, rows, and whether these are a chain. per_task: rows that one task takes.
+    """Segments of an item: first row, number of rows, and whether they are a chain. per_task: rows per task.
 
-    With a tree in it each task of a segment reads all of its places, so a prompt in front of a tree is a segment of its
-    own."""
+    Each task of a segment with a tree reads all places of the segment, so a long prompt before a tree is a segment of
+    its own."""
     is_chain = tree.parents.tolist() == list(range(-1, len(tree) - 1))
     if is_chain or num_pending <= per_task:
         return [(0, num_pending + len(tree), is_chain)]
@@ -113,7 +113,8 @@ def _parts(num_pending: int, tree: DraftTree, per_task: int) -> list[tuple[int, 
 
 
 def _mask(num_pending: int, tree: DraftTree) -> BoolArray:
-    """[rows, rows] which rows of its segment a row sees: pending tokens those before them, nodes their ancestors."""
+    """[rows, rows] True where a row attends: each row to itself and to pending tokens before it, nodes also to their
+    ancestors."""
     mask = np.tri(num_pending + len(tree), dtype=np.bool_)
     mask[num_pending:, num_pending:] = ancestor_mask(tree)
     return mask

@@ -1,9 +1,9 @@
-"""One pass of a dense decoder, run by every thread of a crew: phase by phase.
+"""One pass of a dense decoder in phases, which all threads of a crew run together.
 
     per layer:  norm -> q, k, v -> rotate, write KV -> attention -> output, add -> norm -> gate, up -> silu -> down, add
 
-and behind the last layer the final norm and the output layer for the rows whose logits are wanted. In int8 each row is
-quantised, by its own largest entry, in the phase that writes it.
+After the last layer come the final norm and the output layer, for the rows whose logits are wanted. In int8 each row is
+quantised by its own largest entry. The phase that writes a row also quantises it, except in attention.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _PHASE_BYTES = 2 * COUNTER_BYTES
 
 
 def num_counters(num_layers: int) -> int:
-    """Counters of a pass: units taken and units completed of each phase."""
+    """Number of counters of a pass: two for each phase, of units taken and of units completed."""
     return 2 * (_PHASES_PER_LAYER * num_layers + _LAST_PHASES)
 
 
@@ -83,9 +83,9 @@ def run_pass(
     scratch: Floats,
     counters: Longs,
 ) -> None:
-    """One thread's part of a pass, if it comes in time.
+    """One thread's part of a pass. Does nothing if the pass is closed.
 
-    turn: see `crew`. sizes, matrices, norms, buffers, rows: by the columns of `tables`. windows: [layer] sliding
+    turn: see `crew`. sizes, matrices, norms, buffers, rows: by the columns in `tables`. windows: [layer] sliding
     window, 0 for none. rotation: [2, position, head_dim / 2] cosines and sines. keys, values, segments, visible,
     scratch: see `attention`. wanted: rows whose logits are computed. counters: zeros, `num_counters` times
     `COUNTER_BYTES`."""
@@ -147,15 +147,15 @@ def run_pass(
 
 @kernel
 def multiply_all(thread: int, turn: Turn, sizes: Longs, matrices: Longs, buffers: Longs, counters: Longs) -> None:
-    """One thread's part of the matrices of a pass alone: the floor that a whole pass is measured against. For the
-    arguments see `run_pass`. The content of the buffers does not matter."""
+    """One thread's part of the matrices of a pass alone, as the lower bound of a pass's time. For the arguments see
+    `run_pass`. The content of the buffers does not matter."""
     if not enters(turn):
         return
     is_int8 = sizes[KIND] == INT8
     h = buffers[BYTES] if is_int8 else buffers[H]
     attended = buffers[BYTES] if is_int8 else buffers[ATTENDED]
     gated = buffers[GATED_BYTES] if is_int8 else buffers[GATED]
-    # Results are stored elsewhere, not added to X, which would grow from call to call.
+    # The results are not added to X, whose values would grow with every call.
     zeros, none, beside = buffers[ZEROS], buffers[NONE], buffers[H] if is_int8 else buffers[X]
     num_rows, counter = sizes[NUM_ROWS], counters.ctypes.data
     for layer in range(sizes[NUM_LAYERS]):

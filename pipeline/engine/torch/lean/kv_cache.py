@@ -1,4 +1,4 @@
-"""The slot KV cache of the lean pass; keys lie so that a vector holds one entry of 16 places (see `attention`)."""
+"""The slot KV cache of the lean pass. A vector of keys holds one entry of 16 places (see `attention`)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from pipeline.engine.torch.slots import require_cache_memory
 
 class LeanCache:
     """keys [layer, slot, kv_head, places / 16, dim, 16], values [layer, slot, kv_head, dim / 16, places, 16], float32;
-    dim is head_dim padded to 16. The system claims memory as it is written."""
+    dim is head_dim padded to 16. The system allocates pages at their first write."""
 
     def __init__(self, plan: LeanPlan, num_slots: int, max_seq_len: int) -> None:
-        """Raises BuildError if the machine has less memory than that."""
+        """Raises BuildError if the machine has not enough memory."""
         blocks, dim = -(-max_seq_len // LANES), -(-plan.head_dim // LANES) * LANES
         shape = (plan.num_layers, num_slots, plan.num_kv_heads)
         self.num_bytes = 2 * 4 * int(np.prod(shape)) * blocks * LANES * dim
@@ -38,7 +38,7 @@ class LeanCache:
 
 @kernel
 def move_places(keys: Floats, values: Floats, slot: int, start: int, nodes: Longs) -> None:
-    """Move what lies at the places start + nodes, which ascend, to start, start + 1, ..."""
+    """Move keys and values from the places start + nodes, which ascend, to start, start + 1, ..."""
     num_layers, _, num_heads, _, dim, _ = keys.shape
     for layer in range(num_layers):
         for head in range(num_heads):

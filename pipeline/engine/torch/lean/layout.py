@@ -1,9 +1,9 @@
 """Weights of a transformers model <-> the file that the lean pass maps into memory.
 
-`model.safetensors` holds, stacked over layers, the matrices qkv, output, gate_up and down in the tiles' block layout
-(see `tiles`), and `head`; with each `.weight` a `.bias`, and in int8 a `.scale` per column and a `.start`, the first
-sum of a column: -128 times the sum of its weights, which takes the zero point of the rows out again.
-All widths are padded to 16 with zeros, so that every tensor begins at a multiple of 64 bytes.
+`model.safetensors` holds the matrices qkv, output, gate_up and down, stacked over layers, and `head`, in the block
+layout of `tiles`. Each `.weight` has a `.bias`. In int8 it also has a `.scale` per column and a `.start`, the initial
+sum of a column: -128 times the sum of its weights, which cancels the zero point of the rows. All widths are padded to
+16 with zeros, so that every tensor begins at a multiple of 64 bytes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def padded(count: int) -> int:
 
 
 def save_lean(model: PreTrainedModel, kind: Kind, folder: Path) -> bool:
-    """Write a model for the lean pass. False, and nothing is written, if that pass does not compute this model."""
+    """Write a model for the lean pass. Returns False, without writing, if the lean pass does not support the model."""
     config = model.config
     inverse_frequencies, rotary_scale = _rotary(config)
     plan = plan_of(config, kind, rotary_scale)
@@ -46,7 +46,7 @@ def save_lean(model: PreTrainedModel, kind: Kind, folder: Path) -> bool:
     folder.mkdir(parents=True, exist_ok=True)
     _save_aligned(tensors, folder / WEIGHTS)
     (folder / PLAN).write_text(plan.model_dump_json(indent=1) + "\n", encoding="utf-8")
-    # A model's own save_pretrained writes this too; a config that was read from a GGUF file lacks it.
+    # As in save_pretrained of a model. A config from a GGUF file lacks it.
     config.architectures = [type(model).__name__]
     config.save_pretrained(folder)
     if model.generation_config is not None:
@@ -55,7 +55,8 @@ def save_lean(model: PreTrainedModel, kind: Kind, folder: Path) -> bool:
 
 
 def load_model(folder: Path) -> PreTrainedModel:
-    """The float32 transformers model that a lean engine's weights stand for. Raises BuildError if there is none."""
+    """The float32 transformers model with a lean engine's weights, dequantised. Raises BuildError if the folder holds
+    no such engine."""
     plan = read_plan(folder)
     if plan is None:
         raise BuildError(f"{folder} holds no engine for the lean pass.")
@@ -65,7 +66,7 @@ def load_model(folder: Path) -> PreTrainedModel:
     model.tie_weights()
     if (folder / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
-    # The file has a bias with every matrix, the model where its family has one.
+    # The file has a bias for every matrix; the model may have fewer.
     plain, names = _plain(map_weights(folder / WEIGHTS), plan), model.state_dict().keys()
     model.load_state_dict({name: torch.from_numpy(plain[name]) for name in names})
     return model.eval()
@@ -83,7 +84,7 @@ def _rotary(config: Any) -> tuple[Array, float]:
 
 
 def _parts(plan: LeanPlan) -> dict[str, list[tuple[str, int]]]:
-    """Linear layers of each matrix, one behind the other, with their columns. Gate and up begin at multiples of 16."""
+    """Linear layers of each matrix, in order, with their numbers of columns."""
     dim = plan.head_dim
     inner = plan.intermediate_size
     return {
@@ -99,7 +100,7 @@ def _parts(plan: LeanPlan) -> dict[str, list[tuple[str, int]]]:
 
 
 def _places(name: str, parts: list[tuple[str, int]]) -> list[int]:
-    """First column of each part, and the total number of columns."""
+    """First column of each part, and the total number of columns. Gate and up begin at multiples of 16."""
     places = [0]
     for _, width in parts:
         places.append(places[-1] + (padded(width) if name == "gate_up" else width))
@@ -117,7 +118,7 @@ def _tensors(state: dict[str, torch.Tensor], plan: LeanPlan) -> dict[str, Array]
             tensors[f"{name}.{field}"] = np.stack([entry[field] for entry in packed])
     head = state["model.embed_tokens.weight" if plan.tied else "lm_head.weight"]
     tensors |= {f"head.{field}": value for field, value in _pack(head, torch.zeros(len(head)), plan.kind).items()}
-    # Columns of the padding are no tokens, so they must never be the largest.
+    # Padding columns are no tokens, so they must never be the largest.
     tensors["head.bias"][plan.vocab_size :] = -np.inf
     if not plan.tied:
         tensors["embedding"] = _wide(state["model.embed_tokens.weight"].float().numpy())
@@ -145,13 +146,13 @@ def _joined(
 
 
 def _wide(values: Array) -> Array:
-    """The last axis padded to a multiple of 16."""
+    """Pad the last axis to a multiple of 16."""
     width = values.shape[-1]
     return np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, padded(width) - width)])
 
 
 def _pack(weight: torch.Tensor, bias: torch.Tensor, kind: Kind) -> dict[str, Array]:
-    """A matrix [out, in] in blocks of 16 columns, with what belongs to its columns."""
+    """A matrix [out, in] in blocks of 16 columns, with the values per column."""
     num_out, num_in = padded(weight.shape[0]), padded(weight.shape[1])
     result = {"bias": _wide(bias.float().numpy())}
     if kind == "int8":
@@ -169,7 +170,7 @@ def _pack(weight: torch.Tensor, bias: torch.Tensor, kind: Kind) -> dict[str, Arr
 
 
 def unpack(tensors: dict[str, Array], name: str, layer: int | None, num_inputs: int) -> Array:
-    """[padded out, num_inputs] float32 weights that a packed matrix stands for."""
+    """[padded out, num_inputs] float32 weights of a packed matrix."""
     place = () if layer is None else (layer,)
     weight = tensors[f"{name}.weight"][place]
     blocks, steps, lanes, step = weight.shape
@@ -208,7 +209,7 @@ def _plain(tensors: dict[str, Array], plan: LeanPlan) -> dict[str, Array]:
 
 
 def _save_aligned(tensors: dict[str, Array], path: Path) -> None:
-    """Write safetensors whose data begin at a multiple of `ALIGNMENT` bytes: spaces in the metadata fill the header,
+    """Write safetensors whose data begin at a multiple of `ALIGNMENT` bytes. Spaces in the metadata pad the header,
     whose length is a multiple of 8."""
     fill = 1
     while True:

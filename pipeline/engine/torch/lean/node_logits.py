@@ -1,4 +1,4 @@
-"""Logits of a pass and what is read from them: the largest entry, the k largest, probabilities."""
+"""Logits of a pass, their largest entries, and the probabilities of these."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ BLOCK = LANES * MAX_BLOCKS
 
 
 class LeanNodeLogits:
-    """Rows of one item. logits: [n + 1, padded vocabulary], -inf behind the vocabulary; maxima: [n + 1, blocks] of
-    `BLOCK` entries each; choices: [n + 1]. pending: [num_pending, vocab] if they are wanted."""
+    """Logits of one item. logits: [n + 1, padded vocabulary], -inf after the vocabulary. maxima: [n + 1, blocks] of
+    `BLOCK` entries each. choices: [n + 1]. pending: [num_pending, vocab] if requested."""
 
     def __init__(
         self, logits: Floats, maxima: Floats, choices: IntArray, vocab_size: int, pending: Floats | None = None
@@ -56,8 +56,8 @@ def largest_entries(logits: Floats, maxima: Floats, choices: IntArray) -> None:
 
 @kernel
 def top_rows(logits: Floats, maxima: Floats, ids: IntArray, probabilities: FloatArray) -> None:
-    """ids, probabilities [n, k]: the k most probable entries of each row, best first; of equal ones the first. The k
-    largest entries lie in the k blocks with the largest maxima."""
+    """Write the k most probable entries of each row into ids and probabilities [n, k], best first; of equal ones the
+    first. The k largest entries lie in the k blocks with the largest maxima."""
     k = ids.shape[1]
     num_blocks = min(k, maxima.shape[1])
     blocks = np.empty(num_blocks, np.int32)
@@ -79,8 +79,8 @@ def top_rows(logits: Floats, maxima: Floats, ids: IntArray, probabilities: Float
 
 @kernel
 def insert(values: Floats, places: IntArray, value: np.float32, place: int) -> None:
-    """Insert an entry into a list in descending order, if it is larger than the last one, which it replaces. Of equal
-    entries the one that came first stands first."""
+    """Insert an entry into a list in descending order if it is larger than the last one, which is dropped. Of equal
+    entries the one inserted first comes first."""
     rank = len(values) - 1
     if not value > values[rank]:
         return

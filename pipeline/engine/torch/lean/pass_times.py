@@ -1,4 +1,4 @@
-"""What a whole pass of the lean engine costs over its matrices alone."""
+"""Measures the time of a pass of the lean engine, and of its matrices alone."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pipeline.engine.torch.lean.engine import LeanEngine
 
 @dataclass(frozen=True, slots=True)
 class PassTime:
-    """Median seconds of a pass over one sequence with num_tokens tokens, whose logits are all wanted, and of its
-    matrices alone."""
+    """Median seconds of a pass over one sequence with num_tokens tokens and all their logits, and of its matrices
+    alone."""
 
     num_tokens: int
     whole_s: float
@@ -28,7 +28,8 @@ class PassTime:
 
 
 def pass_times(engine: LeanEngine, sizes: Sequence[int], context_len: int, num_repeats: int) -> list[PassTime]:
-    """Measured in turns, so that a slow moment of the machine affects both."""
+    """Measure passes of these numbers of tokens after a context. Passes and matrices alternate, so that a slow moment
+    of the machine affects both."""
     random = np.random.default_rng(0)
     vocab_size = engine.limits.vocab_size
     sequence = engine.open(random.integers(0, vocab_size, context_len).astype(np.int32))

@@ -1,7 +1,7 @@
-"""Phases of a pass, each called by every thread: rows or blocks of columns are taken from a counter until none is left.
+"""Phases of a pass, each called by every thread. Threads take rows or blocks of columns from a shared counter.
 
-Buffers are rows of a table, (address, bytes per row): constant numbers as arguments would make numba compile each call
-by itself.
+Buffers are rows of a table, (address, bytes per row), because numba would compile a call again for each constant
+argument.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _chunk(count: int, num_threads: int) -> int:
 
 @kernel
 def _quantize_row(source: int, target: int, scale: int, blocks: int) -> None:
-    """A row of floats as bytes, and its scale."""
+    """Write a row of floats as bytes, and its scale."""
     magnitude = largest_magnitude(source, blocks)
     factor = np.float32(127) / magnitude if magnitude > 0 else np.float32(0)
     quantize_row(source, factor, target, blocks)
@@ -86,7 +86,7 @@ def _quantize_row(source: int, target: int, scale: int, blocks: int) -> None:
 
 @kernel
 def quantize_rows(sizes: Longs, buffers: Longs, counter: int) -> None:
-    """Quantise the rows that attention wrote, as input of the output matrix."""
+    """Quantise the results of attention, as input of the output matrix."""
     num_rows = sizes[NUM_ROWS]
     blocks = _blocks(sizes[NUM_HEADS] * sizes[HEAD_DIM])
     source, target, scale = buffers[ATTENDED], buffers[BYTES], buffers[ROW_SCALE]
@@ -96,7 +96,7 @@ def quantize_rows(sizes: Longs, buffers: Longs, counter: int) -> None:
 
 @kernel
 def _norm(source: int, weight: int, target: int, size: int, epsilon: float) -> None:
-    """Root mean square norm (arXiv 1910.07467) of a row of `size` entries, zeros behind them."""
+    """Root mean square norm (arXiv 1910.07467) of a row of `size` entries, padded with zeros."""
     blocks = _blocks(size)
     mean = sum_of_squares(source, blocks) / np.float32(size)
     scale_row(source, np.float32(1) / np.sqrt(mean + np.float32(epsilon)), weight, target, blocks)
@@ -106,7 +106,7 @@ def _norm(source: int, weight: int, target: int, size: int, epsilon: float) -> N
 def norm_rows(
     sizes: Longs, epsilon: float, weight: int, buffers: Longs, num_rows: int, places: Longs, counter: int
 ) -> None:
-    """Norm of rows of X into H, for int8 quantised too. places: the rows to take; none: the first num_rows."""
+    """Write the norm of rows of X to H, and for int8 also its bytes. places: the rows; if empty, the first num_rows."""
     x, h, target, scale = buffers[X], buffers[H], buffers[BYTES], buffers[ROW_SCALE]
     for row in shared(counter, num_rows, _chunk(num_rows, sizes[NUM_THREADS])):
         source = x[0] + (places[row] if len(places) else row) * x[1]
@@ -118,7 +118,7 @@ def norm_rows(
 
 @kernel
 def gate_rows(sizes: Longs, buffers: Longs, counter: int) -> None:
-    """silu(gate) * up, for int8 quantised too."""
+    """Write silu(gate) * up, and for int8 also its bytes."""
     num_rows = sizes[NUM_ROWS]
     blocks = _blocks(sizes[INTERMEDIATE])
     gates, gated, target, scale = buffers[GATE_UP_OUT], buffers[GATED], buffers[GATED_BYTES], buffers[ROW_SCALE]
@@ -142,16 +142,16 @@ def multiply(
     num_rows: int,
     counter: int,
 ) -> None:
-    """target = base + rows of source times a matrix; each buffer by address and bytes per row. maxima: where the
-    largest entry of each task's columns goes, or address 0."""
+    """target = base + rows of source times a matrix. Each buffer: (address, bytes per row). maxima: buffer for the
+    largest entry of each task's columns, or address 0."""
     num_blocks, block_bytes = matrix[NUM_BLOCKS], matrix[BLOCK_BYTES]
     num_tasks = (num_blocks + MAX_BLOCKS - 1) // MAX_BLOCKS
     num_tiles = (num_rows + MAX_ROWS - 1) // MAX_ROWS
     num_threads = sizes[NUM_THREADS]
     chunk = _chunk(num_tasks, num_threads)
     for task in shared(counter, num_tasks, chunk):
-        # While a tile is computed, its part of the weights of this thread's next task comes from memory: the next one
-        # of its chunk, or the first of the chunk behind those that the other threads are at.
+        # Each tile prefetches its share of the weights of this thread's next task: the next one of its chunk, or the
+        # first of the chunk after those of the other threads.
         following = task + 1 if (task + 1) % chunk else task + 1 + chunk * (num_threads - 1)
         ahead = matrix[WEIGHT] + following * MAX_BLOCKS * block_bytes
         width = MAX_BLOCKS if (task + 1) * MAX_BLOCKS <= num_blocks else 1
@@ -203,7 +203,8 @@ def rotate_rows(
     rows: Longs,
     counter: int,
 ) -> None:
-    """Norm (where the family has one) and rotate queries in place and keys into the cache, and copy values there."""
+    """Apply norm (if the model has one) and rotation to queries in place, and to keys. Write keys and values to the
+    cache."""
     num_rows, dim = sizes[NUM_ROWS], sizes[HEAD_DIM]
     num_heads, num_kv_heads = sizes[NUM_HEADS], sizes[NUM_KV_HEADS]
     half = dim // 2

@@ -1,4 +1,4 @@
-"""Sizes and options of a model that the lean pass needs beside the weights: `lean.json` in the engine's folder."""
+"""Sizes and options of a model for the lean pass: `lean.json` in the engine's folder."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 PLAN, WEIGHTS = "lean.json", "model.safetensors"
-# Most inputs of a matrix whose int8 sums fit into int32: 255 * 127 * inputs < 2**31.
+# Maximum number of inputs of a matrix whose int8 sums fit into int32: 255 * 127 * inputs < 2**31.
 MAX_INPUTS = 66_000
 
 Kind = Literal["float32", "int8"]
 
 
 class LeanPlan(Frozen):
-    """Sizes and settings of one model. All widths are those of the model; the file's are padded to 16."""
+    """Sizes and settings of one model. Widths are those of the model; in the file they are padded to 16."""
 
     kind: Kind = Field(description="Type of the weights of linear layers.")
     num_layers: int
@@ -44,7 +44,7 @@ class LeanPlan(Frozen):
 
 
 def wants_lean(resolved: ResolvedConfig) -> bool:
-    """Whether these settings ask for the lean pass. The checkpoint's config.json must allow it, too."""
+    """Whether these settings permit the lean pass. The checkpoint's config.json must permit it too."""
     return (
         resolved.device == "cpu"
         and resolved.dtype == "float32"
@@ -54,7 +54,7 @@ def wants_lean(resolved: ResolvedConfig) -> bool:
 
 
 def plan_of(config: PretrainedConfig, kind: Kind, rotary_scale: float) -> LeanPlan | None:
-    """The plan of a model by its config.json; None where the lean pass does not compute what it asks for."""
+    """The plan of a model with this config.json; None if the lean pass does not support the model."""
     heads = config.num_attention_heads
     dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     widest = max(config.hidden_size, config.intermediate_size, heads * dim)
@@ -85,8 +85,8 @@ def plan_of(config: PretrainedConfig, kind: Kind, rotary_scale: float) -> LeanPl
 
 
 def read_plan(folder: Path) -> LeanPlan | None:
-    """The plan in an engine's folder; None if the engine is not one for the lean pass. Raises BuildError if the file
-    is damaged."""
+    """The plan in an engine's folder; None if the engine is not for the lean pass. Raises BuildError if the file is
+    damaged."""
     try:
         return LeanPlan.model_validate_json((folder / PLAN).read_bytes())
     except FileNotFoundError:

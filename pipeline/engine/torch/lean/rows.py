@@ -1,7 +1,7 @@
-"""Loops over rows of float32 in vectors, as LLVM code that numba compiles into its caller.
+"""Vectorised loops over rows of float32, as LLVM code that numba compiles into the caller.
 
-A row is named by its address and has a multiple of 16 entries. Sums have 16 partial sums, one per lane, added up in one
-order, so a result depends on the row alone.
+A row is given by its address and has a multiple of 16 entries. A sum consists of 16 partial sums, one per lane, which
+are added in a fixed order. So a result depends on the row alone.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def gate_row(typing: Any, gate: Any, up: Any, target: Any, blocks: Any) -> Any:
 
 @generated
 def fetch_to_write(typing: Any, address: Any) -> Any:
-    """Fetch the cache line at an address, which is to be written soon."""
+    """Prefetch the cache line at an address for a write."""
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
         prefetch(builder, arguments[0], to_write=True)

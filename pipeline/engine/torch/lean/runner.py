@@ -1,4 +1,4 @@
-"""A model's addresses and buffers, and passes over them."""
+"""Runs passes of a model: holds its buffers, and the tables of addresses for compiled code."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Runner:
             plan.intermediate_size,
             tensors["final_norm"].ctypes.data,
         )
-        # Buffers of a pass, and their addresses and bytes per row. They grow and are kept.
+        # Buffers of a pass, kept between passes, and the table of their addresses and bytes per row.
         self._kept: dict[int, Array] = {}
         self._num_kept = 0
         self._table = np.zeros((tables.NONE + 1, 2), np.int64)
@@ -63,8 +63,8 @@ class Runner:
         visible: npt.NDArray[np.uint8],
         wanted: Longs,
     ) -> tuple[Floats, Floats]:
-        """One pass. token_ids: [rows]; for the rest see `run_pass`. [wanted, padded vocabulary] logits, -inf
-        behind the vocabulary, and [wanted, blocks] the maximum of each `BLOCK` of them."""
+        """Run one pass. token_ids: [rows]; for the other arguments see `run_pass`. Returns [wanted, padded vocabulary]
+        logits, -inf after the vocabulary, and [wanted, blocks] the maximum of each `BLOCK` of them."""
         sizes, buffers, logits, maxima = self._prepared(len(token_ids), len(wanted))
         self._embed(token_ids)
 
@@ -93,14 +93,14 @@ class Runner:
         return logits, maxima
 
     def multiply(self, num_rows: int) -> None:
-        """Compute only the matrices of a pass over `num_rows` rows, all of whose logits are wanted."""
-        # The buffers hold addresses only, so the arrays must live as long as the call.
+        """Compute only the matrices of a pass over `num_rows` rows and all their logits."""
+        # The buffers hold addresses only, so `arrays` keeps the memory alive during the call.
         sizes, buffers, *arrays = self._prepared(num_rows, num_rows)
         self._crew.run(lambda thread, turn: multiply_all(thread, turn, sizes, self._matrices, buffers, self._counters))
         del arrays
 
     def _prepared(self, num_rows: int, num_wanted: int) -> tuple[Longs, Longs, Floats, Floats]:
-        """Sizes and buffers of a pass, and the arrays of its logits and their maxima, which the buffers name."""
+        """Sizes and buffers of a pass, and the new arrays of its logits and their maxima."""
         if num_rows > self._num_kept:
             self._grow_buffers(num_rows)
         buffers = self._table.copy()
@@ -147,7 +147,7 @@ class Runner:
         return table
 
     def _make_scratch(self) -> Floats:
-        """[thread, floats] scratch memory; each thread's part begins with a block of ones."""
+        """[thread, floats] scratch memory. Each thread's part begins with a block of ones and one of zeros."""
         dim = self._cache.keys.shape[4]
         size = scratch_floats(self._plan.group_size, self._limits.max_seq_len, dim)
         scratch = np.zeros((self._crew.num_threads, -(-size // LANES) * LANES), np.float32)
@@ -155,7 +155,7 @@ class Runner:
         return scratch
 
     def _grow_buffers(self, num_rows: int) -> None:
-        """Make buffers of at least as many rows."""
+        """Allocate buffers of at least num_rows rows."""
         self._num_kept = max(num_rows, min(2 * self._num_kept, self._limits.max_num_tokens))
         hidden = self._tensors["final_norm"].shape[-1]
         inner = -(-self._plan.intermediate_size // LANES) * LANES
@@ -177,7 +177,7 @@ class Runner:
         self._table[tables.ZEROS] = self._zeros.ctypes.data, 0
 
     def _embed(self, token_ids: npt.NDArray[np.int32]) -> None:
-        """Rows of the embedding into the buffer X."""
+        """Copy rows of the embedding into the buffer X."""
         target = self._kept[tables.X][: len(token_ids)]
         if not self._plan.tied:
             target[:] = self._tensors["embedding"][token_ids]

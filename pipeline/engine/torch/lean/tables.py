@@ -1,4 +1,4 @@
-"""Column numbers of the tables that describe a model to compiled code: sizes, and addresses of arrays."""
+"""Column numbers of the tables that compiled code receives: sizes of a model, and addresses of its arrays."""
 
 FLOAT32, INT8 = 0, 1
 # Columns of `sizes`.
@@ -21,8 +21,7 @@ WEIGHT, NUM_BLOCKS, BLOCK_BYTES, STEPS, START, SCALE, BIAS, NUM_FIELDS = range(8
 QKV, OUTPUT, GATE_UP, DOWN, NUM_MATRICES = range(5)
 # Columns of `norms`: address of the weights, 0 for none.
 INPUT_NORM, POST_NORM, Q_NORM, K_NORM, NUM_NORMS = range(5)
-# Columns of `buffers`: address and bytes per row.
-# The row NONE stays 0: no buffer.
+# Rows of `buffers`, each (address, bytes per row). The row NONE stays 0: no buffer.
 X, H, BYTES, ROW_SCALE, QKV_OUT, ATTENDED, GATE_UP_OUT, GATED, GATED_BYTES, LOGITS, MAXIMA, ZEROS, NONE = range(13)
 # Columns of `rows`.
 ROW_SLOT, ROW_POSITION, ROW_PLACE = range(3)

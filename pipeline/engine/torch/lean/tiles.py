@@ -1,18 +1,18 @@
 """Matrix tiles as LLVM code: a few rows times a few blocks of 16 output columns, in registers.
 
-Every output is one chain of multiply-adds over the inputs in their order, whatever else is in the tile, so its bits do
-not depend on the number of rows. A weight lies in blocks of 16 columns; a step of a block is 64 bytes:
+Every output is one chain of multiply-adds over the inputs in their order, so its bits do not depend on the number of
+rows. A weight is stored in blocks of 16 columns; a step of a block is 64 bytes:
 
     float32   [block, input, 16 columns]
     int8      [block, input / 4, 16 columns, 4 inputs]     rows: bytes with zero point ZERO_POINT
 
-and a step of a row is 4 bytes in both.
+A step of a row is 4 bytes in both.
 
-int8 is exact on every CPU. VNNI sums four products of an unsigned and a signed byte in int32; the first sums take the
-row's zero point out again. AVX2 sums two such products in int16, where it saturates, but magnitudes of at most 128 and
-127 fit: the sign of the row goes to the weight (as in llama.cpp). Other processors widen bytes to int32.
+int8 sums are exact on every CPU. VNNI sums four products of an unsigned and a signed byte in int32; the initial sums
+cancel the row's zero point. AVX2 sums two such products in int16 with saturation, which magnitudes of at most 128 and
+127 do not reach; so the sign of the row moves to the weight (as in llama.cpp). Other processors widen bytes to int32.
 
-While a tile is computed, the weights that its thread needs next are fetched from memory, so that the two overlap.
+Each tile prefetches weights that its thread needs next.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ _HALF_INTS = ir.VectorType(I32, LANES // 2)
 _SUM = "llvm.x86.avx512.vpdpbusd.512"
 _NUM_ARGUMENTS = 18
 
-# (builder, sum so far, four bytes of the row as int32, vector of the weight as ints) -> sum
+# (builder, partial sum, four bytes of the row as int32, vector of the weight as ints) -> new sum
 Step = Callable[[ir.IRBuilder, ir.Value, ir.Value, ir.Value], ir.Value]
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """One kind of tile. integer: sums are int32, scaled at the end. from_start: sums begin with a value per column that
-    cancels the zero point of 128; otherwise they begin with 0."""
+    """One kind of tile. integer: whether sums are int32, scaled at the end. from_start: whether sums begin with a value
+    per column that cancels the zero point of 128; otherwise they begin with 0."""
 
     name: str
     step: Step
@@ -105,7 +105,7 @@ def _plain_int8_step(builder: ir.IRBuilder, total: ir.Value, entry: ir.Value, we
 
 
 def _tile(builder: ir.IRBuilder, arguments: list[ir.Value], kind: _Kind, rows: int, blocks: int) -> None:
-    """One tile of `rows` rows and `blocks` blocks."""
+    """Emit the code of a tile of `rows` rows and `blocks` blocks."""
     (row, row_stride, weight, block_stride, step_stride, steps, start, scale, bias, row_scale) = arguments[:10]
     base, base_stride, out, out_stride, ahead, ahead_stride = arguments[10:16]
     entry, loop, done = builder.block, builder.append_basic_block("steps"), builder.append_basic_block("sums")
@@ -155,8 +155,8 @@ def _tile(builder: ir.IRBuilder, arguments: list[ir.Value], kind: _Kind, rows: i
 
 
 def _tiles(kind: _Kind) -> Any:
-    """An intrinsic's type and code: a call of one function per module, which branches to the tile of the wanted size.
-    Were it part of every caller, compiling would take several times as long."""
+    """Type and code of an intrinsic: a call of one function per module, which branches to the tile of the given size.
+    Inlining it into every caller would multiply the compile time."""
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
         function = builder.module.globals.get(kind.name)
@@ -190,12 +190,12 @@ def _define(function: ir.Function, kind: _Kind) -> None:
 
 
 def _callable(kind: _Kind) -> Callable[..., None]:
-    """The tile of a kind, to be called from compiled code with addresses and strides in bytes:
+    """The tile of a kind, for calls from compiled code. Arguments, with addresses and strides in bytes:
 
-    row, row_stride, weight, block_stride, step_stride, steps (at least 1), start (int8: first sums, int32 per column),
-    scale (int8: float32 per column), bias (float32 per column), row_scale (int8: float32 per row), base, base_stride
-    (what the result is added to), out, out_stride, ahead, ahead_stride (weights to fetch, and bytes of them per step),
-    rows (up to MAX_ROWS), blocks (1 or MAX_BLOCKS)."""
+    row, row_stride, weight, block_stride, step_stride, steps (at least 1), start (int8: initial sums, int32 per
+    column), scale (int8: float32 per column), bias (float32 per column), row_scale (int8: float32 per row), base,
+    base_stride (values to add to the result), out, out_stride, ahead, ahead_stride (weights to prefetch, and their
+    bytes per step), rows (up to MAX_ROWS), blocks (1 or MAX_BLOCKS)."""
 
     def tile(
         typing: Any,

@@ -11,16 +11,14 @@ I8, I32, I64, F32 = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType(
 INTS, FLOATS = ir.VectorType(I32, LANES), ir.VectorType(F32, LANES)
 
 _LOG2_E = 1.4426950408889634
-# ln 2 as a float32 with few digits and the rest, so that n * high is exact.
+# ln 2 in two parts. The high part has few digits, so that n * high is exact in float32.
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
-# Below this exp counts as 0; exp(88) is still a normal float32.
+# exp counts as 0 below _SMALLEST. exp(88) is still a normal float32.
 _SMALLEST, _LARGEST = -87.0, 88.0
-# exp(r) for |r| <= ln(2) / 2: Taylor coefficients from the seventh power down; the rest is below half a unit in the
+# exp(r) for |r| <= ln(2) / 2: Taylor coefficients from the seventh power down. The error is below half a unit in the
 # last place.
 _EXP = (1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2, 1.0, 1.0)
-
-
-# 2^f for |f| <= 1/2 within 8e-5 of it, fitted to the least largest error: coefficients from the third power down.
+# 2^f for |f| <= 1/2: minimax coefficients from the third power down, with a relative error below 8e-5.
 _ROUGH_EXP2 = (0.05517098, 0.2426097, 0.69326097, 0.99992816)
 
 
@@ -45,7 +43,7 @@ def store(builder: ir.IRBuilder, value: ir.Value, address: ir.Value, align: int 
 
 
 def prefetch(builder: ir.IRBuilder, address: ir.Value, to_write: bool = False) -> None:
-    """Fetch the cache line at an address into the second level of the cache. Any address is allowed."""
+    """Prefetch the cache line at an address into the level 2 cache. Any address is allowed."""
     pointer = builder.inttoptr(address, I8.as_pointer())
     access, second_level, is_data = (ir.Constant(I32, number) for number in (int(to_write), 2, 1))
     call(builder, "llvm.prefetch.p0", ir.VoidType(), [pointer, access, second_level, is_data])
@@ -67,12 +65,12 @@ def call(builder: ir.IRBuilder, name: str, result: ir.Type, arguments: list[ir.V
 
 
 def constant(value: float) -> ir.Constant:
-    """A vector of one float."""
+    """A vector with this value in every lane."""
     return ir.Constant(FLOATS, [value] * LANES)
 
 
 def vector_exp(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
-    """exp in every lane; exactly 0 below `_SMALLEST` (-inf among it), limited above `_LARGEST`."""
+    """exp in every lane. Exactly 0 below `_SMALLEST`, also for -inf; arguments are limited to `_LARGEST`."""
     is_zero = builder.fcmp_ordered("<", x, constant(_SMALLEST))
     x = builder.select(is_zero, constant(_SMALLEST), x)
     x = builder.select(builder.fcmp_ordered(">", x, constant(_LARGEST)), constant(_LARGEST), x)
@@ -86,7 +84,7 @@ def vector_exp(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
 
 
 def rough_exp(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
-    """exp in every lane within 0.01 % for x from -87 to 0, tiny below (-inf among it), in half the time of
+    """exp in every lane within 0.01 % for x from -87 to 0, and tiny below, also for -inf. Takes half the time of
     `vector_exp`."""
     x = builder.select(builder.fcmp_ordered("<", x, constant(_SMALLEST)), constant(_SMALLEST), x)
     exponent = builder.fmul(x, constant(_LOG2_E))
@@ -99,7 +97,7 @@ def rough_exp(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
 
 
 def _times_power_of_two(builder: ir.IRBuilder, value: ir.Value, power: ir.Value) -> ir.Value:
-    """value * 2^power, power being whole: adding to the exponent's bits multiplies."""
+    """value * 2^power for integral powers, by addition to the exponent's bits."""
     shifted = builder.shl(builder.fptosi(power, INTS), ir.Constant(INTS, [23] * LANES))
     return builder.bitcast(builder.add(builder.bitcast(value, INTS), shifted), FLOATS)
 
@@ -110,7 +108,8 @@ def loop(
     carried: ir.Value | None,
     body: Callable[[ir.Value, ir.Value | None], ir.Value | None],
 ) -> ir.Value | None:
-    """body(byte offset, carried value) for every vector of a row of at least one; the last carried value."""
+    """Emit a loop that calls body(byte offset, carried value) for every vector of a row. blocks: at least 1. Returns
+    the last carried value."""
     entry, loop, done = builder.block, builder.append_basic_block("rows"), builder.append_basic_block("done")
     builder.branch(loop)
     builder.position_at_end(loop)
@@ -131,7 +130,7 @@ def loop(
 
 
 def reduce(builder: ir.IRBuilder, vector: ir.Value, join: Callable[[ir.Value, ir.Value], ir.Value]) -> ir.Value:
-    """Halves joined until one lane is left."""
+    """Join the halves of a vector repeatedly, down to one lane."""
     width = LANES
     while width > 1:
         width //= 2

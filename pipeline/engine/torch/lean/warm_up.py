@@ -1,4 +1,4 @@
-"""Compile the lean pass before an engine needs it, or load it from `pipeline.decoding.compile_cache`."""
+"""Compiles the lean pass, or loads its machine code from `pipeline.decoding.compile_cache`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.engine.torch.lean.plan import LeanPlan
 from pipeline.engine.torch.lean.runner import Runner
 from pipeline.engine.torch.lean.vectors import LANES
 
-# The smallest model that a pass can compute: one layer with one head, all of a vector's width.
+# The smallest possible model: one layer with one head, all of a vector's width.
 _PLAN = LeanPlan(
     kind="float32",
     num_layers=1,
@@ -36,7 +36,7 @@ _LIMITS = EngineLimits(max_batch_size=1, max_seq_len=LANES, max_num_tokens=1, ma
 
 
 def warm_up_pass() -> None:
-    """Compute one token with weights of zero. One compiled pass serves all models, both kinds of weights among them."""
+    """Compute one token with weights of zero. One compiled pass serves all models and both kinds of weights."""
     tensors: dict[str, npt.NDArray[Any]] = {
         "inverse_frequencies": np.ones(LANES // 2, np.float32),
         "embedding": np.ones((LANES, LANES), np.float32),
@@ -52,7 +52,7 @@ def warm_up_pass() -> None:
     cache = LeanCache(_PLAN, 1, LANES)
     runner = Runner(_PLAN, tensors, cache, _LIMITS, Crew(1))
     segments = np.zeros((2, NUM_SEGMENT_FIELDS), np.int64)
-    segments[0, :5] = 0, 1, 0, 0, 1  # one row of a chain; behind it the number of tasks
+    segments[0, :5] = 0, 1, 0, 0, 1  # one row of a chain; the next line stores the number of tasks
     segments[1, -1] = 1
     logits, maxima = runner.run(
         np.zeros(1, np.int32), np.zeros((1, 3), np.int64), segments, np.zeros(0, np.uint8), np.zeros(1, np.int64)

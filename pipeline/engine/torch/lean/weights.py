@@ -1,4 +1,4 @@
-"""The weights of the lean pass mapped from the file, so that processes share one copy."""
+"""Maps the weights of the lean pass into memory, so that processes share one copy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _TYPES = {"F32": np.float32, "I8": np.int8, "I32": np.int32}
 
 
 def map_weights(path: Path) -> dict[str, npt.NDArray[Any]]:
-    """The tensors of a safetensors file by name, read-only and not yet read. Raises BuildError if it is damaged."""
+    """The tensors of a safetensors file by name, read-only and mapped into memory. Raises BuildError if the file is
+    damaged."""
     try:
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
