@@ -1,6 +1,6 @@
-"""Architectures that the torch engine serves, by the class name in config.json, and those it refuses, with the reason.
+"""Architectures that the torch engine supports, by the class name in config.json, and reasons for unsupported ones.
 
-An architecture is on the list if a test compares it, as a tiny random model, with transformers' own passes.
+For each supported architecture a test compares a tiny random model with transformers' own passes.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pipeline.errors import CheckpointError
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A family that the torch engine serves. unquantized: why its weights cannot be int8; None if they can. lean:
-    whether the engine's own CPU pass computes it."""
+    """A supported architecture. unquantized: reason why its weights cannot be int8, None if they can. lean: whether the
+    lean CPU pass supports it."""
 
     name: str
     family: str
@@ -72,7 +72,7 @@ LEAN_ARCHITECTURES = tuple(architecture.name for architecture in ARCHITECTURES i
 UNQUANTIZED = {known.name: known.unquantized for known in ARCHITECTURES if known.unquantized is not None}
 
 _OWN_ATTENTION = "transformers computes its attention inside the model, where a tree of drafts cannot be masked"
-_NOT_NATIVE = "transformers has no modelling code of its own for it, and code that comes with a checkpoint is not run"
+_NOT_NATIVE = "transformers has no modelling code of its own for it, and a checkpoint's own code is not run"
 REFUSED = {
     "FalconForCausalLM": _OWN_ATTENTION,
     "MptForCausalLM": _OWN_ATTENTION,
@@ -85,11 +85,11 @@ REFUSED = {
     "ChatGLMModel": _NOT_NATIVE,
 }
 
-# Rotary embeddings that change for all positions with the longest one: a draft token past the limit would change the
-# tokens before it, so drafts would not be lossless. "su" is the first name of longrope.
+# Types of rotary embeddings that depend on the text's length at all positions: a draft token beyond the limit would
+# change the tokens before it, so drafts would not be lossless. "su" is an older name of longrope.
 MOVING_ROPE = ("dynamic", "longrope", "su")
 
-# GGUF names of architectures. Mistral is written as "llama" there.
+# GGUF names of architectures. Mistral files have the name "llama".
 GGUF_ARCHITECTURES = {
     "llama": ("LlamaForCausalLM", "MistralForCausalLM"),
     "mistral": ("MistralForCausalLM",),
@@ -99,7 +99,7 @@ GGUF_ARCHITECTURES = {
 
 
 def check_architecture(name: str, where: str) -> None:
-    """Raise CheckpointError for an architecture that the torch engine does not serve."""
+    """Raise CheckpointError for an architecture that the torch engine does not support."""
     if name not in SUPPORTED_ARCHITECTURES:
         reason = f": {REFUSED[name]}" if name in REFUSED else ""
         raise CheckpointError(
@@ -108,8 +108,8 @@ def check_architecture(name: str, where: str) -> None:
 
 
 def check_rope(config: Mapping[str, Any], where: str) -> None:
-    """Raise CheckpointError for rotary embeddings that cannot be computed, or under which drafts would not be lossless.
-    Checks every name and key that config.json, or transformers' reading of it, may use."""
+    """Raise CheckpointError for rotary embeddings that are invalid, or under which drafts would not be lossless.
+    config: config.json, or its settings as transformers reads them, which have other names."""
     kinds: list[object] = []
     bases = [config.get("rope_theta")]
     for key in ("rope_parameters", "rope_scaling"):
@@ -126,7 +126,7 @@ def check_rope(config: Mapping[str, Any], where: str) -> None:
 
 
 def refuse_moving_rope(kinds: Iterable[object], where: str) -> None:
-    """Raise CheckpointError if one of the kinds of rotary embeddings depends on the length of the text."""
+    """Raise CheckpointError if one of these types of rotary embeddings is in `MOVING_ROPE`."""
     if moving := [kind for kind in kinds if kind in MOVING_ROPE]:
         raise CheckpointError(
             f"{where} uses rotary embeddings of type '{moving[0]}', which change for all tokens once a text is long; "

@@ -1,5 +1,5 @@
-"""A tokenizer without training data: every byte, common pairs of letters, and four special tokens. Decoding returns any
-text unchanged."""
+"""A tokenizer that needs no training data. Its tokens are the bytes, common pairs of letters, and four special tokens,
+so it decodes any text to the same text."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _CHAT_TEMPLATE = (
 
 
 def byte_tokenizer(vocab_size: int, max_len: int) -> PreTrainedTokenizerFast:
-    """Ids 0 - 3 are the special tokens, 4 - 259 the bytes, the rest pairs. Raises CheckpointError for an impossible
-    size."""
+    """Create the tokenizer. Ids 0 - 3 are the special tokens, 4 - 259 the bytes, the rest pairs. Raises CheckpointError
+    for an impossible size."""
     if not _MIN_VOCAB <= vocab_size <= _MAX_VOCAB:
         raise CheckpointError(
             f"A random checkpoint's vocab_size should lie between {_MIN_VOCAB} and {_MAX_VOCAB}; found {vocab_size}."

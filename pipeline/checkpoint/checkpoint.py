@@ -1,4 +1,4 @@
-"""A checkpoint on disk, from any source."""
+"""The description of a checkpoint on disk."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from pathlib import Path
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """folder: argument of `from_pretrained`. gguf_file: name inside the folder, or None for safetensors. architecture:
-    class name as in config.json. content_hash: changes with weights, config or tokenizer. weight_files: absolute paths.
-    code_files: the checkpoint's Python code with its data, for converters that run it; None if they must not."""
+    class name as in config.json. content_hash: of weights, config and tokenizer. weight_files: absolute paths.
+    code_files: the checkpoint's Python code with its data, for converters that run it; None if running it is not
+    allowed."""
 
     folder: Path
     gguf_file: str | None

@@ -29,14 +29,14 @@ def write_weights(checkpoint: Checkpoint, config: PretrainedConfig, dtype: Dtype
 
 
 def load_weights(checkpoint: Checkpoint, config: PretrainedConfig, dtype: Dtype) -> PreTrainedModel:
-    """Load the checkpoint as transformers' model, ready to be saved. config: by `read_config`. Raises CheckpointError
-    if tensors are missing, have a wrong shape, are unknown to the model or not finite in that dtype, and as
+    """Load the checkpoint as a transformers model that can be saved. config: from `read_config`. Raises CheckpointError
+    if a tensor is missing, has a wrong shape, does not belong to the model, or is not finite in that dtype, and as
     `check_model` does."""
     import torch
     import transformers
 
     where = str(checkpoint.folder)
-    # Its table of missing tensors, with advice on training, would come before our error.
+    # Suppress its table of missing tensors, because the errors below report them.
     logging.getLogger("transformers.modeling_utils").setLevel(logging.ERROR)
     if quantization := getattr(config, "quantization_config", None):
         quantization["dequantize"] = True  # otherwise transformers keeps the layers quantised on a machine with a GPU
@@ -64,14 +64,14 @@ def load_weights(checkpoint: Checkpoint, config: PretrainedConfig, dtype: Dtype)
         )
     if unknown := sorted(key for key in report["unexpected_keys"] if not _SAVED_MASKS.search(key)):
         raise CheckpointError(
-            f"{where} holds tensors that a {checkpoint.architecture} of its config.json has no place for: "
+            f"{where} holds tensors that are not part of a {checkpoint.architecture} with its config.json: "
             f"{_some(unknown)}. Correct config.json, or fetch the checkpoint again."
         )
     if checkpoint.gguf_file is not None:
         _check_gguf_weights(checkpoint, model)
     check_model(model, where)
     _check_finite(model, dtype, where)
-    # Weights from GGUF are dequantised, but transformers keeps the quantiser attached and then refuses to save.
+    # Weights from GGUF are dequantised, but transformers refuses to save a model with a quantiser attached.
     model.hf_quantizer = None
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
@@ -89,7 +89,7 @@ def write_tokenizer(checkpoint: Checkpoint, folder: Path) -> None:
     try:
         if has_own:
             copy_tokenizer(tokenizer_files(source), source / "config.json", folder)
-        # trust_remote_code: otherwise transformers asks at a terminal whether to run the checkpoint's code.
+        # trust_remote_code: without it transformers asks at a terminal whether to run the checkpoint's code.
         tokenizer = AutoTokenizer.from_pretrained(
             folder if has_own else source, local_files_only=True, trust_remote_code=False, **arguments
         )
@@ -101,20 +101,20 @@ def write_tokenizer(checkpoint: Checkpoint, folder: Path) -> None:
 
 
 def _check_chat_template(tokenizer: Any, where: str) -> None:
-    """Raise CheckpointError for a template that cannot render one user message: every chat would fail."""
+    """Raise CheckpointError if the template cannot render a single user message."""
     if not tokenizer.chat_template:
         return
     try:
         tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False, add_generation_prompt=True)
     except Exception as error:  # a template may raise anything
         raise CheckpointError(
-            f"The chat template of {where} does not work: {reason(error)}. Correct it, or remove it to serve the model "
+            f"The chat template of {where} fails: {reason(error)}. Correct it, or remove it to serve the model "
             "without one."
         ) from error
 
 
 def _check_finite(model: PreTrainedModel, dtype: Dtype, where: str) -> None:
-    """Raise CheckpointError for infinite weights: one beyond the dtype's range makes every output infinite."""
+    """Raise CheckpointError for weights that are not finite, or not within the dtype's range."""
     import torch
 
     broken = [
@@ -124,14 +124,14 @@ def _check_finite(model: PreTrainedModel, dtype: Dtype, where: str) -> None:
     ]
     if broken:
         raise CheckpointError(
-            f"{where} holds weights that are no finite numbers in {dtype}: {_some(broken)}. Use a dtype with a wider "
+            f"{where} holds weights that are not finite in {dtype}: {_some(broken)}. Use a dtype with a wider "
             "range (--set model.dtype=float32 or bfloat16); if that does not help, fetch the checkpoint again."
         )
 
 
 def _check_gguf_weights(checkpoint: Checkpoint, model: PreTrainedModel) -> None:
-    """Check that transformers read all tensors of a GGUF file: it ignores those that it does not know, such as
-    biases."""
+    """Raise CheckpointError unless transformers has read all tensors of a GGUF file, because it ignores unexpected
+    ones, such as biases."""
     (path,) = checkpoint.weight_files
     found, taken = num_weights(path), sum(1 for _ in model.parameters())
     if found != taken:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pipeline.errors import UserError, error_number
 
-# Space left free for everything else on the disk.
+# Space that must stay free.
 _SPARE_BYTES = 256 << 20
 
 _ELSEWHERE = "Fix that, or point LOOKAHEAD_CACHE or LOOKAHEAD_ENGINES to another disk."
@@ -29,8 +29,8 @@ def require_space(
     error: type[UserError],
     moved_by: str = "LOOKAHEAD_CACHE or LOOKAHEAD_ENGINES",
 ) -> None:
-    """Raise `error` if the disk that holds `folder` has less than num_bytes (and a margin) free. moved_by: variables
-    that move the folder."""
+    """Raise `error` if the disk of `folder` has less than num_bytes (and a margin) free. moved_by: environment
+    variables that set the folder."""
     existing = folder
     while not existing.exists():
         existing = existing.parent
@@ -59,13 +59,13 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"The folder {folder} cannot be made: {error.strerror}. {_ELSEWHERE}") from error
+        raise UserError(f"The folder {folder} cannot be created: {error.strerror}. {_ELSEWHERE}") from error
 
 
 @contextmanager
 def whole_folder(target: Path) -> Iterator[Path]:
-    """A folder to fill. It becomes `target` when the block succeeds and is removed otherwise. An older target is
-    replaced. Raises UserError if the disk is full."""
+    """Yield an empty folder. It is renamed to `target` if the block succeeds, and removed otherwise. An older target is
+    replaced. Raises UserError if the folder cannot be created or the disk is full."""
     make_folder(target.parent)
     try:
         partial = Path(tempfile.mkdtemp(dir=target.parent, prefix=f"{PARTIAL}{target.name}-"))
@@ -85,7 +85,7 @@ def whole_folder(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Lock the folder for one process at a time, and remove what a killed one left there."""
+    """Hold the folder's lock, which only one process can hold, and remove unfinished folders of killed processes."""
     make_folder(folder)
     handle = os.open(folder, os.O_RDONLY)
     try:

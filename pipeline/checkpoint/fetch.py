@@ -22,7 +22,7 @@ def fetch(
     model: ModelConfig, cache_dir: Path, check_config: Callable[[Path], object] = lambda folder: None
 ) -> Checkpoint:
     """Download, create or open the checkpoint, and check it. check_config: the caller's check of a folder's
-    config.json, called before a long download. Raises CheckpointError with one sentence."""
+    config.json, called before the weights are downloaded. Raises CheckpointError."""
     match model.checkpoint:
         case LocalCheckpoint() as source:
             from pipeline.checkpoint.local import open_folder
@@ -49,7 +49,7 @@ def fetch(
 
 
 def known_content_hash(model: ModelConfig) -> str | None:
-    """The checkpoint's content hash if the config alone determines it, so that nothing has to be fetched; else None."""
+    """The checkpoint's content hash if the model config alone determines it, else None."""
     match model.checkpoint:
         case WheelCheckpoint() as source:
             return source.sha256

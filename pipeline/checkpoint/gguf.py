@@ -1,4 +1,4 @@
-"""A GGUF file as a checkpoint: checks completeness and architecture. `transformers` dequantises it at loading."""
+"""Opens a GGUF file as a checkpoint, and checks it. transformers dequantises it at loading."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pipeline.errors import CheckpointError
 if TYPE_CHECKING:
     from gguf import GGUFReader
 
-# Factors by which frequencies of rotary embeddings are divided; they are not weights of the model.
+# Divisors of the frequencies of rotary embeddings, which are not weights.
 _ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
 def open_gguf(path: Path, architecture: str, cache_dir: Path) -> Checkpoint:
-    """Check a file and describe it. Raises CheckpointError."""
+    """Check a file and return its description. Raises CheckpointError."""
     if not path.is_file():
         raise CheckpointError(f"There is no GGUF file {path}. Correct the path in the model config.")
     found = _architecture(path)
@@ -32,8 +32,8 @@ def open_gguf(path: Path, architecture: str, cache_dir: Path) -> Checkpoint:
 
 
 def check_settings(path: Path, architecture: str) -> int | None:
-    """Return the sliding window, None without one. Raises CheckpointError for settings that transformers ignores in a
-    GGUF file, because it would compute another model. The settings are read as llama.cpp reads them."""
+    """Return the sliding window in tokens, None if there is none. Reads the settings as llama.cpp does. Raises
+    CheckpointError for settings that transformers ignores in GGUF files, because it would compute another model."""
     from gguf import GGUFReader
 
     reader = GGUFReader(path)
@@ -83,7 +83,7 @@ def _architecture(path: Path) -> str:
         reader = GGUFReader(path)
         end = max((int(tensor.data_offset) + int(tensor.n_bytes) for tensor in reader.tensors), default=0)
         field = reader.get_field("general.architecture")
-    except (ValueError, IndexError, KeyError) as error:  # the reader's errors for a truncated file
+    except (ValueError, IndexError, KeyError) as error:  # errors of GGUFReader for a truncated file
         raise CheckpointError(f"{path} is cut short or damaged ({size} bytes). Fetch it again.") from error
     if end > size:
         raise CheckpointError(f"{path} should have at least {end} bytes; it has {size}. Fetch it again.")

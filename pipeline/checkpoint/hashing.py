@@ -1,7 +1,7 @@
 """SHA-256 of files, cached for large files until they change.
 
-A cached hash is used only if device, inode, size, modification time and status-change time are unchanged. A program
-cannot set the last of these, so a changed file is hashed again.
+A cached hash is valid while device, inode, size, modification time and status-change time are unchanged. Programs
+cannot set the status-change time, so a changed file is always hashed again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pipeline.files import write_whole
 
-# Smaller files are always hashed: it takes milliseconds.
+# Smaller files are hashed every time, which takes milliseconds.
 _REMEMBER_FROM_BYTES = 16 << 20
 _MAX_REMEMBERED = 4096
 
@@ -46,7 +46,7 @@ def _read(store: Path) -> dict[str, str]:
     try:
         known = json.loads(store.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return {}  # an unreadable cache is computed again
+        return {}  # an unreadable cache counts as empty
     return known if isinstance(known, dict) else {}
 
 

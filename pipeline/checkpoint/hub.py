@@ -20,7 +20,7 @@ from pipeline.errors import CheckpointError
 _NEEDED = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
 # Original formats of some publishers, as large as the weights themselves.
 _NOT_NEEDED = ("*/*", "consolidated*")
-# Other formats of weights, to be named in a refusal.
+# Other formats of weights, for error messages.
 _OTHER_WEIGHTS = (".bin", ".pth", ".pt", ".gguf", ".h5", ".msgpack")
 _NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENOENT)
 
@@ -33,8 +33,8 @@ def fetch_from_hub(
     *,
     with_code: bool = False,
 ) -> Checkpoint:
-    """Download the missing files of one commit's snapshot. check_config: called with the folder when it holds
-    config.json, before anything large is fetched. with_code: fetch its Python code too. Raises CheckpointError."""
+    """Download the missing files of one commit's snapshot. check_config: called with the folder after the download of
+    config.json, before that of the weights. with_code: also download Python code. Raises CheckpointError."""
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -97,19 +97,19 @@ def fetch_from_hub(
         raise CheckpointError(f"model.checkpoint: the hub has no such names: {error}") from error
     except ValueError as error:  # invalid JSON in a response, or a token that no header can hold
         raise CheckpointError(
-            f"{name} cannot be fetched: the hub cannot be asked, or its answer not be read ({error}). "
-            "Check HF_TOKEN and HF_ENDPOINT, and whether a proxy answers in its place."
+            f"{name} cannot be fetched: the request to the hub is invalid, or its response cannot be read ({error}). "
+            "Check HF_TOKEN and HF_ENDPOINT, and whether a proxy responds instead of the hub."
         ) from error
     return open_folder(folder, architecture, cache_dir, hub_hash(source.repo_id, folder.name), with_code=with_code)
 
 
 def hub_hash(repo_id: str, commit: str) -> str:
-    """Content hash of a snapshot: the commit pins every file."""
+    """Content hash of a snapshot, which its commit determines."""
     return hashlib.sha256(f"hub\0{repo_id}\0{commit}".encode()).hexdigest()
 
 
 def _check_files(source: HubCheckpoint, patterns: Sequence[str], hub_cache: Path) -> None:
-    """Check that the repository has weights, and the disk has space for the files that are missing."""
+    """Raise CheckpointError if the repository has no weights, or the disk has no space for the missing files."""
     from huggingface_hub import HfApi, try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -118,7 +118,7 @@ def _check_files(source: HubCheckpoint, patterns: Sequence[str], hub_cache: Path
     except HfHubHTTPError:
         raise
     except _transport_errors():
-        return  # without network the cache may still hold everything; otherwise the download fails with a message
+        return  # no network: the cache may hold all files, and otherwise the download raises the error
     files = {file.rfilename: file.size or 0 for file in info.siblings or []}
     wanted = [
         name
@@ -142,19 +142,19 @@ def _check_files(source: HubCheckpoint, patterns: Sequence[str], hub_cache: Path
 
 
 def _refusal(error: BaseException) -> str | None:
-    """Meaning of the hub's error response; None without a response."""
+    """Explain the hub's error response. None if there is no response."""
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status is None:
         return None
     if status == 401:
-        return "the hub does not know the token. Set HF_TOKEN to a valid one, or unset it."
+        return "the hub rejects the token. Set HF_TOKEN to a valid one, or unset it."
     if status == 403:
         return "the hub denies access (HTTP 403). Set HF_TOKEN to a token that may read this repository."
     return f"the hub answers with HTTP {status}. Run the command again later; files already fetched are kept."
 
 
 def _transport_errors() -> tuple[type[Exception], ...]:
-    """Connection errors of the hub's HTTP library; the library depends on the hub package's version."""
+    """Connection errors of the HTTP library, which depends on the version of huggingface_hub."""
     from huggingface_hub.errors import HfHubHTTPError
 
     return (OSError, *(kind for kind in HfHubHTTPError.__mro__ if kind.__name__ == "HTTPError"))

@@ -1,4 +1,4 @@
-"""A checkpoint folder: config.json, safetensors (one file, or shards with an index) and a tokenizer, all checked."""
+"""Opens and checks a checkpoint folder: config.json, safetensors (one file, or shards with an index), tokenizer."""
 
 from __future__ import annotations
 
@@ -25,18 +25,17 @@ _TOKENIZER_FILES = (
     "chat_template.json",
 )
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
-# The checkpoint's own code, and the vocabularies that only such code reads.
+# The checkpoint's own code, and vocabularies for it.
 CODE_FILES = ("*.py", "*.tiktoken")
 _INDEX = "model.safetensors.index.json"
-_GIT_LFS = b"version https://git-lfs.github.com/spec/"  # first bytes of a file that git-lfs has not fetched
+_GIT_LFS = b"version https://git-lfs.github.com/spec/"  # begins a file that git-lfs has not fetched
 
 
 def open_folder(
     folder: Path, architecture: str, cache_dir: Path, content_hash: str | None = None, *, with_code: bool = False
 ) -> Checkpoint:
-    """Check a folder and describe it. architecture: the expected one; the caller has checked that a backend serves it.
-    content_hash: if already known; otherwise all files are hashed. with_code: list its Python code too. Raises
-    CheckpointError."""
+    """Check a folder and return its description. architecture: the expected one, which some backend supports.
+    content_hash: None to hash all files. with_code: also list Python code. Raises CheckpointError."""
     if not folder.is_dir():
         raise CheckpointError(f"There is no checkpoint folder {folder}. Correct the path in the model config.")
     check_config_file(folder, architecture)
@@ -60,7 +59,7 @@ def tokenizer_files(folder: Path) -> tuple[Path, ...]:
 
 def check_config_file(folder: Path, architecture: str) -> None:
     """Raise CheckpointError for a config.json of another architecture, or with rotary embeddings that no backend
-    serves."""
+    supports."""
     config = _read_json(folder / "config.json", "a checkpoint needs one")
     found = named_architecture(config)
     if found != architecture:
@@ -72,21 +71,21 @@ def check_config_file(folder: Path, architecture: str) -> None:
 
 
 def check_safetensors(path: Path) -> None:
-    """Raise CheckpointError for a safetensors file that is not whole, or whose header is not valid."""
+    """Raise CheckpointError for a safetensors file that is incomplete or has an invalid header."""
     from safetensors import SafetensorError, safe_open
 
     with path.open("rb") as file:
         if file.read(len(_GIT_LFS)) == _GIT_LFS:
-            raise CheckpointError(f"{path} is git-lfs's note about the file, not the file. Run `git lfs pull` there.")
+            raise CheckpointError(f"{path} is a git-lfs pointer, not the file. Run `git lfs pull` there.")
     try:
-        with safe_open(path, framework="np"):  # reads the header, and compares it with the size of the file
+        with safe_open(path, framework="np"):  # checks the header and the size of the file
             pass
     except SafetensorError as error:
-        raise CheckpointError(f"{path} is no whole safetensors file: {error}. Fetch it again.") from error
+        raise CheckpointError(f"{path} is not a complete safetensors file: {error}. Fetch it again.") from error
 
 
 def _check_generation_config(path: Path) -> None:
-    """Check the file: transformers ignores a damaged one, and generation would not end at its end tokens."""
+    """Raise CheckpointError for a damaged generation config. transformers would ignore it, with its end tokens."""
     if not path.is_file():
         return
     ends = _read_json(path, "it names the end tokens").get("eos_token_id")

@@ -1,7 +1,7 @@
-"""A checkpoint's config as transformers reads it, and the torch engine's checks of it.
+"""Reads a checkpoint's config through transformers, and checks that the torch engine can compute the model.
 
-transformers renames, merges and completes settings while it reads them (a Phi-3 'yarn' becomes a 'longrope'), so only
-its own reading shows which model will be computed.
+transformers renames, merges and completes settings (a Phi-3 'yarn' becomes a 'longrope'), so the checks need its result
+and not the file.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _MOST_LAYERS = 1024
 
 
 def read_config(folder: Path, architecture: str, gguf_file: str | None = None) -> PretrainedConfig:
-    """Raise CheckpointError if transformers cannot read the config, or would compute another model than the file
-    describes."""
+    """Return the transformers config of a folder. Raises CheckpointError if transformers cannot read it, or would
+    compute another model than the file describes."""
     import transformers
 
     config_class = getattr(transformers, architecture).config_class
@@ -45,7 +45,7 @@ def read_config(folder: Path, architecture: str, gguf_file: str | None = None) -
 
 
 def check_layers(config: PretrainedConfig, where: str) -> None:
-    """Raise CheckpointError for an absurd number of layers: creating them would use all memory."""
+    """Raise CheckpointError for so large a number of layers that creating them would exhaust the memory."""
     layers = config.get_text_config().num_hidden_layers
     if layers > _MOST_LAYERS:
         raise CheckpointError(f"{where}: num_hidden_layers is {layers}; at most {_MOST_LAYERS} are served. Correct it.")
@@ -62,13 +62,13 @@ def check_config(config: PretrainedConfig, where: str) -> None:
     check_rope(config.to_dict(), where)
     if getattr(config, "use_bidirectional_attention", False):
         raise CheckpointError(
-            f"{where} says use_bidirectional_attention: true in config.json: its tokens see those after them, so it is "
-            "no model that text is generated with. Use a causal variant of the model."
+            f"{where} has use_bidirectional_attention: true in config.json, so it cannot generate text. Use a causal "
+            "variant of the model."
         )
     if getattr(config, "slow_but_exact", False) and config.pretraining_tp > 1:
         raise CheckpointError(
-            f"{where} says slow_but_exact with pretraining_tp {config.pretraining_tp} in config.json, which is not "
-            "computed here. Set slow_but_exact: false there; the sums are the same up to rounding."
+            f"{where} has slow_but_exact with pretraining_tp {config.pretraining_tp} in config.json, which is not "
+            "supported. Set slow_but_exact: false there; the sums are the same up to rounding."
         )
     for key in ("quantization_config", "compression_config"):
         quantization = getattr(config, key, None)
@@ -76,14 +76,14 @@ def check_config(config: PretrainedConfig, where: str) -> None:
         if quantization is not None and method not in _DEQUANTISED:
             raise CheckpointError(
                 f"{where} holds quantised weights ({key} in config.json, quant_method {method!r}), which the torch "
-                "engine does not read. Name the checkpoint that it was made from, or a GGUF file; "
-                "engine.quantization: int8 quantises here."
+                "engine does not support. Use the checkpoint before quantisation (with engine.quantization: int8, if "
+                "wanted), or a GGUF file."
             )
 
 
 def check_positions(config: PretrainedConfig, max_position_embeddings: int, where: str) -> None:
-    """Raise CheckpointError if the model config has a longer context than the checkpoint: learned positions end there,
-    and rotary ones beyond it were never trained."""
+    """Raise CheckpointError if max_position_embeddings exceeds the checkpoint's context. Learned positions end there,
+    and rotary positions beyond it are untrained."""
     limit = _longest_context(config, where)
     if limit is not None and max_position_embeddings > limit:
         raise CheckpointError(
@@ -93,19 +93,19 @@ def check_positions(config: PretrainedConfig, max_position_embeddings: int, wher
 
 
 def check_model(model: PreTrainedModel, where: str) -> None:
-    """As `check_config`, for the layers that transformers created from a config."""
+    """Raise CheckpointError as `check_config` does, for the layers that transformers created from a config."""
     for module in model.modules():
         kinds = getattr(module, "rope_type", None)
         refuse_moving_rope(kinds.values() if isinstance(kinds, Mapping) else [kinds], where)
         if getattr(module, "is_causal", True) is False:
             raise CheckpointError(
-                f"{where} has attention in which tokens see those after them, so it is no model that text is generated "
-                "with. Use a causal variant of the model."
+                f"{where} has attention that is not causal, so it cannot generate text. Use a causal variant of the "
+                "model."
             )
 
 
 def loading_errors() -> tuple[type[Exception], ...]:
-    """Errors of transformers for files that are damaged or contradict each other, or that need a missing package."""
+    """Errors of transformers for files that are damaged or inconsistent, or that need a missing package."""
     from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
 
@@ -125,7 +125,7 @@ def loading_errors() -> tuple[type[Exception], ...]:
 
 
 def reason(error: Exception) -> str:
-    """One line without a full stop."""
+    """The message of an error as one line without a full stop."""
     from huggingface_hub.errors import StrictDataclassError
 
     lines = [line.strip() for line in str(error).strip().splitlines()]
@@ -139,7 +139,7 @@ def reason(error: Exception) -> str:
 
 
 def _longest_context(config: PretrainedConfig, where: str) -> int | None:
-    """None for positions without a limit (ALiBi)."""
+    """Number of positions, None without a limit (ALiBi)."""
     stated: int | None = getattr(config, "max_position_embeddings", None)
     if stated is None:
         return None

@@ -1,5 +1,5 @@
-"""A checkpoint of random weights for a transformers config class, with a byte-level tokenizer. The same seed gives the
-same bytes."""
+"""Creates a checkpoint of random weights for a transformers config class, with a byte-level tokenizer. The same seed
+gives the same bytes."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from pipeline.errors import CheckpointError
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-# Needed for every class: the tokenizer depends on them.
+# Required for every class, because the tokenizer depends on them.
 _NEEDED = ("vocab_size", "max_position_embeddings")
 
-# Increase when this file makes other bytes from the same settings.
+# Increase when this file creates other bytes from the same settings.
 _RECIPE = 1
 
 
 def random_hash(source: RandomCheckpoint, architecture: str) -> str:
-    """Computed without making the checkpoint. Library versions are part of it because the libraries draw the
-    weights."""
+    """Content hash, without creating the checkpoint. Includes the versions of the libraries that draw the weights."""
     libraries = {name: importlib.metadata.version(name) for name in ("torch", "transformers", "tokenizers")}
     parts = [_RECIPE, architecture, source.model_dump(mode="json"), libraries]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def make_random(source: RandomCheckpoint, architecture: str, num_parameters: int, cache_dir: Path) -> Checkpoint:
-    """Create it once, then use the cache. Raises CheckpointError if the config class refuses the settings."""
+    """Create the checkpoint, or open it from the cache. Raises CheckpointError if the config class rejects the
+    settings."""
     check_architecture(architecture, "The model config's architecture")
     content_hash = random_hash(source, architecture)
     folder = cache_dir / "random" / content_hash[:16]
@@ -78,7 +78,8 @@ def _write(source: RandomCheckpoint, architecture: str, folder: Path) -> None:
 
 
 def _refuse_unknown(source: RandomCheckpoint, config: PretrainedConfig) -> None:
-    """Refuse unknown settings: a config class stores them as attributes. Older names of known settings are accepted."""
+    """Raise CheckpointError for unknown settings, which a config class would store as attributes. Accepts older names
+    of known settings."""
     known = {*_NEEDED, *(field.name for field in dataclasses.fields(config)), *config.attribute_map}
     for key in source.config:
         if key not in known and hasattr(config, key):

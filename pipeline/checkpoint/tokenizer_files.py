@@ -1,4 +1,4 @@
-"""Tokenizer files that both transformers 4.56 and later and transformers 5 can read.
+"""Writes tokenizer files that transformers 4.56 and later and transformers 5 can read.
 
 NVIDIA's containers have transformers 4.57, which cannot load what transformers 5 saves: it has no class
 `TokenizersBackend`, and expects `extra_special_tokens` to be an object, not a list.
@@ -26,18 +26,15 @@ _OF_LOADING = ("backend", "is_local", "local_files_only")
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write a tokenizer that has a tokenizer.json, with its chat template.
-
-    No model-specific class is named: such classes add special tokens by rules that differ between the releases, whereas
-    tokenizer.json lists the tokens.
-    """
+    """Write a tokenizer that has a tokenizer.json, with its chat template. The class is a general one, because
+    model-specific classes add special tokens, by rules that differ between the releases."""
     tokenizer.save_pretrained(folder)
     _write_settings(folder, _readable({**_settings(folder), "tokenizer_class": _CLASS}))
 
 
 def copy_tokenizer(files: Iterable[Path], config: Path, folder: Path) -> None:
-    """Copy a checkpoint's tokenizer files, changed only if just transformers 5 can read them. config: the checkpoint's
-    config.json, which names the tokenizer's class if tokenizer_config.json does not."""
+    """Copy a checkpoint's tokenizer files, and `make_portable`. config: the checkpoint's config.json, copied if
+    tokenizer_config.json does not state the tokenizer's class."""
     for path in files:
         shutil.copyfile(path, folder / path.name)
     if "tokenizer_class" not in _settings(folder) and config.is_file():
@@ -46,7 +43,7 @@ def copy_tokenizer(files: Iterable[Path], config: Path, folder: Path) -> None:
 
 
 def make_portable(folder: Path) -> None:
-    """Rewrite a tokenizer_config.json that only transformers 5 reads; keep any other unchanged."""
+    """Rewrite a tokenizer_config.json that only transformers 5 can read."""
     settings = _settings(folder)
     if settings.get("tokenizer_class") == _CLASS_OF_5:
         settings["tokenizer_class"] = _CLASS

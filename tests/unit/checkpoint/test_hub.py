@@ -150,10 +150,10 @@ def test_each_answer_has_its_own_sentence(endpoint: str, tmp_path: Path) -> None
     for text, expected in zip(
         results,
         (
-            "the hub does not know the token. Set HF_TOKEN",
+            "the hub rejects the token. Set HF_TOKEN",
             "the hub denies access (HTTP 403). Set HF_TOKEN",
             "the hub answers with HTTP 500. Run the command again later",
-            "or its answer not be read (Expecting value",
+            "or its response cannot be read (Expecting value",
             "some/pickled (revision main) holds no safetensors; it has .bin files",
             "the hub has no such names: Cannot have -- or .. in repo_id",
         ),

@@ -100,9 +100,9 @@ def spoil_other_architecture(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "expected"),
     [
-        (spoil_truncate, "is no whole safetensors file"),
-        (spoil_header, "is no whole safetensors file"),
-        (spoil_empty, "is no whole safetensors file"),
+        (spoil_truncate, "is not a complete safetensors file"),
+        (spoil_header, "is not a complete safetensors file"),
+        (spoil_empty, "is not a complete safetensors file"),
         (spoil_index, "has no weight_map"),
         (spoil_pickle, "Convert them to safetensors"),
         (spoil_gguf, "source: gguf"),

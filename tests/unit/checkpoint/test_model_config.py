@@ -56,7 +56,7 @@ PHI3 = {"rope_parameters": None, "rope_theta": 10000.0, "original_max_position_e
         ("Phi3ForCausalLM", {**PHI3, "rope_scaling": {"type": "longrope", **FACTORS}}, "of type 'longrope'"),
         ("LlamaForCausalLM", {"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "of type 'dynamic'"),
         ("LlamaForCausalLM", {"rope_parameters": {"rope_type": "default", "type": "dynamic"}}, "of type 'dynamic'"),
-        ("Gemma3ForCausalLM", {"use_bidirectional_attention": True}, "tokens see those after them"),
+        ("Gemma3ForCausalLM", {"use_bidirectional_attention": True}, "cannot generate text"),
         ("BloomForCausalLM", {"slow_but_exact": True, "pretraining_tp": 2}, "slow_but_exact with pretraining_tp 2"),
         ("LlamaForCausalLM", {"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quant_method 'gptq'"),
         ("LlamaForCausalLM", {"quantization_config": {"quant_method": "awq"}}, "quant_method 'awq'"),
@@ -168,7 +168,7 @@ def change_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], obj
 
 def test_tensors_without_a_place_are_refused_in_one_sentence(llama: Path, caplog: pytest.LogCaptureFixture) -> None:
     change_tensors(llama, lambda tensors: tensors.update({"model.layers.1.self_attn.q_proj.bias": torch.ones(32)}))
-    with pytest.raises(CheckpointError, match=r"has no place for: model\.layers\.1\.self_attn\.q_proj\.bias \(1 in"):
+    with pytest.raises(CheckpointError, match=r"are not part of a .*: model\.layers\.1\.self_attn\.q_proj\.bias \("):
         loaded(llama)
     assert "LOAD REPORT" not in caplog.text
 
