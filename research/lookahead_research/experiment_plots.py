@@ -1,4 +1,4 @@
-"""Results of `experiments` -> PNG files."""
+"""Plots the results of `experiments` as PNG files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Row = dict[str, Any]
 
 @contextmanager
 def _axes(path: Path, x_label: str, colour: str = "black") -> Iterator[Any]:
-    """Axes of tokens per step to draw in; the picture is written at the end. colour: of the y label."""
+    """Yield axes with tokens per step as y, and write the picture at the end of the block. colour: of the y label."""
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
     axes.set_xlabel(x_label)
@@ -45,7 +45,7 @@ def plot_capacity(path: Path, rows: Sequence[Row]) -> None:
 
 
 def plot_compression(path: Path, rows: Sequence[Row]) -> None:
-    """Tokens per step against the arithmetic of a step, a line per n-gram size."""
+    """Tokens per step against the tokens computed per step, one line per n-gram size."""
     with _axes(path, "tokens computed per step, as a multiple of plain decoding (labels: W, G)") as axes:
         for ngram in sorted({row["max_ngram_size"] for row in rows}):
             chosen = [row for row in rows if row["max_ngram_size"] == ngram]
@@ -60,7 +60,7 @@ def plot_compression(path: Path, rows: Sequence[Row]) -> None:
 
 
 def plot_ranks(path: Path, rows: Sequence[Row]) -> None:
-    """Tokens per step against the number of ranks, and what the busiest of them computes."""
+    """Tokens per step against the number of ranks, and the tokens that the busiest rank computes."""
     ranks = [row["ranks"] for row in rows]
     with _axes(path, "ranks (window and candidates grow with them)", colour="tab:blue") as axes:
         axes.plot(ranks, [row["step_compression"] for row in rows], "o-", color="tab:blue")

@@ -1,8 +1,8 @@
 """The experiments of the two papers on known outputs: gain of drafts against their cost.
 
-Those of the trie (arXiv 2312.12728, figures on decoding and branch length, and on memory) need no model. Those of
-lookahead decoding (arXiv 2402.02057, step compression against the arithmetic of a step) run the engine, because only
-the target gives the tokens after the window's guesses.
+The experiments on the trie (arXiv 2312.12728, figures on decoding length, branch length and memory) need no model. The
+experiment on lookahead decoding (arXiv 2402.02057, step compression against FLOPs per step) runs the engine, because
+the window needs the target's choices after its guesses.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ OnRow = Callable[[], None]
 def by_length(
     rows: Sequence[ReplayRow], name: str, lengths: Sequence[int], decoding_length: int, on_row: OnRow
 ) -> list[Row]:
-    """Acceptance length, warm, for the three retrieval strategies, against decoding_length (draft tokens per step) or
-    branch_length (longest drafted path). name: which of the two takes the `lengths`."""
+    """Warm acceptance length for the three retrieval strategies and for each of the lengths. name: their meaning,
+    "decoding_length" (draft tokens per step) or "branch_length" (longest drafted path). decoding_length: for the
+    latter."""
     results: list[Row] = []
     for retrieval in RETRIEVALS:
         for length in lengths:
@@ -50,7 +51,7 @@ def by_length(
 
 
 def by_capacity(rows: Sequence[ReplayRow], capacities: Sequence[int], decoding_length: int, on_row: OnRow) -> list[Row]:
-    """Content of a trie with a byte limit after all texts were inserted, and the warm acceptance length with it."""
+    """Content of a trie after all texts were inserted, and warm acceptance length, for each limit in bytes."""
     results: list[Row] = []
     for max_bytes in capacities:
         config = TrieDraftConfig(max_bytes=max_bytes)
@@ -72,7 +73,7 @@ def by_capacity(rows: Sequence[ReplayRow], capacities: Sequence[int], decoding_l
 
 
 def require_fit(sizes: Sequence[LookaheadConfig], engine: Engine) -> None:
-    """Raises UserError for sizes that the engine cannot verify in one step."""
+    """Raise UserError for sizes that the engine cannot verify in one step."""
     limit = engine.limits.max_draft_tokens
     for lookahead in sizes:
         w, n, g = (lookahead.max_window_size, lookahead.max_ngram_size, lookahead.max_verification_set_size)
@@ -86,8 +87,8 @@ def require_fit(sizes: Sequence[LookaheadConfig], engine: Engine) -> None:
 def by_lookahead_sizes(
     rows: Sequence[ReplayRow], engine: Engine, sizes: Sequence[LookaheadConfig], prefill_chunk: int, on_row: OnRow
 ) -> Iterator[Row]:
-    """Steps that lookahead decoding takes on the engine for each (W, N, G), against the arithmetic of a step. The
-    outputs are generated anew; how many are the known ones is counted. Raises UserError as `require_fit` does."""
+    """Generate all outputs with lookahead decoding for each (W, N, G). Yields the number of steps, the FLOPs of a step,
+    and the number of outputs that equal the known ones. Raises UserError as `require_fit` does."""
     require_fit(sizes, engine)
     for lookahead in sizes:
         w, n, g = (lookahead.max_window_size, lookahead.max_ngram_size, lookahead.max_verification_set_size)

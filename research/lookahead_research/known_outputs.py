@@ -1,8 +1,8 @@
-"""Known outputs to replay: rows of a JSON Lines file, or of what `lookahead bench --json` wrote.
+"""Known outputs to replay: rows of a JSON Lines file, or of a file of `lookahead bench --json`.
 
-A row is {"prompt_ids": [...], "output_ids": [...], "task" or "category": "...", "dataset": "..."}, the last two being
-optional. It may carry "topk": {"top_ids": [[...], ...], "top_probs": [[...], ...]}, the target's candidates for each
-output token, and "prediction_ids", what a client would have predicted.
+A row is {"prompt_ids": [...], "output_ids": [...], "task" or "category": "...", "dataset": "..."}; the last two are
+optional. Optional keys are "topk": {"top_ids": [[...], ...], "top_probs": [[...], ...]}, the target's candidates for
+each output token, and "prediction_ids", a client's prediction of the output.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from pipeline.decoding.tree import FloatArray, IntArray
 from pipeline.errors import UserError
 from pipeline.json_lines import json_rows, reading
 
-# The name of all tasks together, beside those of the rows.
+# Name of the total over all tasks.
 ALL_TASKS = "all"
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayRow:
     """One known output. top_ids, top_probs: [output_len, k] the target's candidates for each output token, or None.
-    prediction_ids: what a client would have predicted, or None."""
+    prediction_ids: a client's prediction of the output, or None."""
 
     dataset: str
     task: str
@@ -41,19 +41,18 @@ class ReplayRow:
         return np.concatenate((self.prompt_ids, self.output_ids))
 
     def token_arrays(self) -> list[IntArray]:
-        """All arrays of token ids that it has, none of them empty."""
+        """All arrays of token ids in the row. None of them is empty."""
         return [ids for ids in (self.prompt_ids, self.output_ids, self.top_ids, self.prediction_ids) if ids is not None]
 
 
 def load_replay_rows(path: Path) -> list[ReplayRow]:
-    """Rows of a JSON Lines file of known outputs, or of what `lookahead bench --json` wrote (the rows of strategy
-    "none", or of its first strategy). Raises UserError, saying which row, if something is missing or makes no
-    sense."""
+    """Read rows of a JSON Lines file of known outputs, or of a file of `lookahead bench --json` (its strategy "none",
+    or else its first strategy). Raises UserError with the row's place for a missing or invalid value."""
     with reading(path):
         text = path.read_text(encoding="utf-8")
     values = bench_requests(text, path)
     if values is None:
-        # Not splitlines(): a JSON string may hold U+2028 and its like as they are.
+        # Not splitlines(), because JSON strings may contain unescaped U+2028 and U+2029.
         values = json_rows(text.split("\n"), path)
     rows = [_replay_row(value, where) for where, value in values]
     if not rows:
@@ -69,7 +68,7 @@ def _replay_row(value: Any, where: str) -> ReplayRow:
     prompt_ids, output_ids = (_some_tokens(value, key, where) for key in ("prompt_ids", "output_ids"))
     task = str(_first_of(value, "task", "category", default="task"))
     if task == ALL_TASKS:
-        raise UserError(f"{where}: the task {task!r} has the name of all tasks together; give it another.")
+        raise UserError(f"{where}: the task {task!r} has the name of the total over all tasks; rename it.")
     top_ids, top_probs = None, None
     if value.get("topk") is not None:
         top_ids, top_probs = _candidates(value["topk"], len(output_ids), f"{where}: topk")
@@ -111,6 +110,6 @@ def _candidates(value: Any, num_tokens: int, where: str) -> tuple[IntArray, Floa
 
 
 def _lists(value: Any, key: str) -> list[list[Any]]:
-    """The lists below a key; none if there is anything else."""
+    """The list of lists under a key, empty for any other value."""
     found = value.get(key) if isinstance(value, dict) else None
     return found if isinstance(found, list) and all(isinstance(each, list) for each in found) else []

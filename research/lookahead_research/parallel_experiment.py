@@ -1,8 +1,8 @@
 """Lookahead parallelism's gain in steps, simulated on one machine (arXiv 2402.02057, section on lookahead parallelism).
 
-With n ranks the window and the candidates grow n times, and each rank verifies its part of the tree. What comes out and
-in how many steps does not depend on where a node is verified, so one engine computes it all; only the split is worked
-out, which says how many tokens the busiest rank would have computed.
+With n ranks the window and the candidates grow n times, and each rank verifies its part of the tree. Outputs and steps
+do not depend on the rank that verifies a node, so one engine computes all nodes. Only the number of tokens that the
+busiest rank would compute is derived from the split.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pipeline.engine.contract import Engine, EngineLimits, EngineSequence, NodeL
 
 
 class SplitCounter:
-    """An engine that also counts what each of several ranks would compute. See `pipeline.engine.contract.Engine`."""
+    """Implements `pipeline.engine.contract.Engine` over another engine, and counts the tokens of the busiest rank."""
 
     def __init__(self, engine: Engine, num_ranks: int) -> None:
         self.num_passes = self.num_tokens = self.num_rank_tokens = 0
@@ -34,7 +34,7 @@ class SplitCounter:
 
     def verify(self, items: Sequence[VerifyItem]) -> list[NodeLogits | None]:
         for item in items:
-            if len(item.tree):  # a prompt is computed by every rank alike
+            if len(item.tree):  # every rank computes whole prompts
                 self.num_passes += 1
                 self.num_tokens += 1 + len(item.tree)
                 self.num_rank_tokens += 1 + max(map(len, split_tree(item.tree, self._num_ranks)))
@@ -62,9 +62,9 @@ def by_ranks(
     prefill_chunk: int,
     on_row: OnRow,
 ) -> Iterator[Row]:
-    """Steps for each number of ranks, the largest first; `one` is the step of a single rank. tokens_per_step,
-    tokens_per_rank: computed in a step by all, and by the busiest rank. Raises UserError for a tree that the engine
-    cannot verify in one step."""
+    """Yield a row for each number of ranks, the largest first. one: W, N, G of a single rank. In a row, tokens_per_step
+    and tokens_per_rank count the tokens computed per step by all ranks and by the busiest one. Raises UserError for a
+    tree that the engine cannot verify in one step."""
     scaled = [
         LookaheadConfig.of(
             one.max_window_size * num_ranks, one.max_ngram_size, one.max_verification_set_size * num_ranks

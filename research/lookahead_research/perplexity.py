@@ -1,6 +1,6 @@
-"""Perplexity of an engine over texts, and how often its most probable token equals that of another engine.
+"""Perplexity of an engine over texts, and the rate at which two engines agree on the most probable token.
 
-It measures what a quantisation costs in quality: the same texts through the engine in float32 and in int8.
+It measures the loss of quality by quantisation, with the same texts on an engine in float32 and one in int8.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pipeline.decoding.tree import IntArray
 from pipeline.engine.contract import Engine, VerifyItem
 from pipeline.errors import UserError
 
-# Tokens of a pass: their logits are all kept until they have been read.
+# Maximum number of tokens in a pass, whose logits are all in memory at once.
 _CHUNK = 128
 
 
@@ -40,7 +40,7 @@ class Scores(Frozen):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that were predicted."""
+        """Number of predicted tokens."""
         return sum(len(text.choices) for text in self.texts)
 
     @property
@@ -51,7 +51,7 @@ class Scores(Frozen):
 def score_texts(
     engine: Engine, texts: Sequence[tuple[str, IntArray]], on_text: Callable[[str], None] = lambda text_id: None
 ) -> list[TextScore]:
-    """Scores of texts by id, each of at least two tokens and cut where the engine is full."""
+    """Score (id, tokens) texts of at least two tokens each. Texts are truncated to the engine's max_seq_len."""
     scores = []
     for text_id, token_ids in texts:
         scores.append(_score(engine, text_id, token_ids[: engine.limits.max_seq_len]))
@@ -60,7 +60,8 @@ def score_texts(
 
 
 def agreement(mine: Scores, others: Scores) -> float:
-    """Share of places at which both engines have the same most probable token. Raises UserError if the texts differ."""
+    """Share of positions at which both engines have the same most probable token. Raises UserError if the texts
+    differ."""
     if [text.token_ids for text in mine.texts] != [text.token_ids for text in others.texts]:
         raise UserError("The two sets of scores are of different texts or tokenizers; use the same --data for both.")
     same = sum(
@@ -78,7 +79,7 @@ def load_scores(path: Path) -> Scores:
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}.") from error
     except ValidationError as error:
-        raise UserError(f"{path} holds no scores; give what `lookahead research perplexity --json` wrote.") from error
+        raise UserError(f"{path} holds no scores; give a file of `lookahead research perplexity --json`.") from error
 
 
 def _score(engine: Engine, text_id: str, token_ids: IntArray) -> TextScore:
@@ -88,11 +89,11 @@ def _score(engine: Engine, text_id: str, token_ids: IntArray) -> TextScore:
         while sequence.pending:
             count = min(len(sequence.pending), _CHUNK, engine.limits.max_num_tokens)
             (result,) = engine.verify([VerifyItem(sequence, num_pending=count, pending_rows=True)])
-            assert result is not None, "the rows of pending tokens are wanted"
+            assert result is not None, "rows of pending tokens were requested"
             for row in result.pending():
                 place = len(choices) + 1
                 if place == len(token_ids):
-                    break  # nothing is known to follow the last token
+                    break  # no token follows the last one
                 logits = np.asarray(row, np.float64)
                 largest = logits.max()
                 nll += float(np.log(np.exp(logits - largest).sum()) + largest - logits[token_ids[place]])

@@ -1,4 +1,4 @@
-"""An engine that answers from recorded rows, for measuring what a step takes beyond the model's pass."""
+"""An engine that returns recorded rows, to measure the time of a step without the model's pass."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipeline.engine.contract import EngineLimits, EngineSequence, NodeLogits, R
 
 @dataclass(slots=True, eq=False)
 class RecordedSequence:
-    """A place in a recorded text. length: its tokens up to here."""
+    """A prefix of a recorded text. length: in tokens."""
 
     recorded: RecordedRows
     length: int
@@ -30,7 +30,7 @@ class RecordedSequence:
 
 @dataclass(frozen=True, slots=True)
 class RecordedLogits:
-    """Rows of one tree. choices: -1 where a row is unknown, so that no draft is accepted there."""
+    """Rows of one tree. choices: -1 if a row is unknown, so that no draft after it is accepted."""
 
     recorded: RecordedRows
     rows: IntArray
@@ -47,7 +47,7 @@ class RecordedLogits:
 
 
 class RecordedEngine:
-    """Serves the recorded texts only. seconds: processor time of its own calls, to be left out."""
+    """Serves the recorded texts only. seconds: processor time of `verify`."""
 
     def __init__(self, recorded: Sequence[RecordedRows], prompt_lens: Sequence[int], limits: EngineLimits) -> None:
         self.limits = limits

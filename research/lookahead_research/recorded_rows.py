@@ -1,9 +1,9 @@
-"""Rows of a target: its most probable next tokens behind every place of known texts and behind drafts that hang off
-them, kept in a side file, so that draft sources that learn from rows can be replayed without the model.
+"""Recorded rows of a target: its most probable next tokens after every prefix of known texts, and after drafts. With
+them, draft sources that learn from rows can be replayed without the model.
 
-Row i < len(text) stands behind text[: i + 1], prompt included. Rows behind rejected drafts follow, each named by the
-row above it and its token. What was never computed is unknown: sources then see no row there, so a replay of other
-trees learns a little less than a live run; `known` and `asked` count how much.
+Row i < len(text) belongs to text[: i + 1], prompt included. Rows of rejected drafts follow; each is identified by the
+row of its parent and its token. Rows that were never computed are unknown. Sources do not receive them, so a replay
+learns a little less than a live run; `known` and `asked` count how much.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ _ARRAYS = ("parents", "tokens", "ids", "probs")
 
 
 class RecordedRows:
-    """Rows of one text. known, asked: how many rows were found, and asked for, so far."""
+    """Rows of one text. asked: number of rows that `candidates` was called for. known: number of those that it
+    found."""
 
     def __init__(self, text: IntArray, ids: IntArray, probs: FloatArray) -> None:
-        """text: [len] prompt and output. ids, probs: [len, k] rows behind its places."""
+        """text: [len] prompt and output. ids, probs: [len, k] rows of its prefixes."""
         self.text = text
         self._ids = [*ids]
         self._probs = [*probs]
@@ -38,7 +39,7 @@ class RecordedRows:
         self.asked = 0
 
     def find(self, position: int, tree: DraftTree) -> IntArray:
-        """[n + 1] rows behind text[:position] and each node of a tree below it; `UNKNOWN` where there is none."""
+        """[n + 1] indices of the rows of text[:position] and of the nodes of a tree below it, or `UNKNOWN`."""
         rows = np.full(len(tree) + 1, UNKNOWN, np.int32)
         rows[0] = position - 1
         for node, (parent, token) in enumerate(zip(tree.parents.tolist(), tree.token_ids.tolist(), strict=True)):
@@ -48,15 +49,15 @@ class RecordedRows:
         return rows
 
     def candidates(self, position: int, tree: DraftTree, k: int) -> tuple[IntArray, FloatArray]:
-        """[n + 1, k] ids and probabilities of the rows behind text[:position] and the nodes of a tree below it; -1 and
-        0 where a row is unknown."""
+        """[n + 1, k] ids and probabilities of the rows of text[:position] and of the nodes of a tree below it; -1 and 0
+        if a row is unknown."""
         rows = self.find(position, tree)
         self.asked += len(rows)
         self.known += int(np.count_nonzero(rows != UNKNOWN))
         return self.rows(rows, k)
 
     def rows(self, rows: IntArray, k: int) -> tuple[IntArray, FloatArray]:
-        """[n, k] ids and probabilities of rows as `find` names them."""
+        """[n, k] ids and probabilities of rows with indices from `find`."""
         ids, probs = np.full((len(rows), k), -1, np.int32), np.zeros((len(rows), k), np.float32)
         for place, row in enumerate(rows.tolist()):
             if row != UNKNOWN:
@@ -64,7 +65,7 @@ class RecordedRows:
         return ids, probs
 
     def add(self, position: int, tree: DraftTree, ids: IntArray, probs: FloatArray) -> None:
-        """Take in the rows [n + 1, k] of a verified tree below text[:position]."""
+        """Store the rows [n + 1, k] of a verified tree below text[:position]."""
         rows = [position - 1]
         for node, (parent, token) in enumerate(zip(tree.parents.tolist(), tree.token_ids.tolist(), strict=True)):
             above = rows[parent + 1]
@@ -77,7 +78,7 @@ class RecordedRows:
 
     @property
     def k(self) -> int:
-        """Candidates of a row."""
+        """Number of candidates per row."""
         return len(self._ids[0])
 
     @property
@@ -85,7 +86,7 @@ class RecordedRows:
         return len(self._ids)
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """What the side file keeps: see `from_arrays`. Drafts stand in the order in which they were added."""
+        """The arguments of `from_arrays`, for a file. Drafts are in the order of `add`."""
         named = np.asarray(list(self._drafts), np.int32).reshape(-1, 2)
         probs = np.stack(self._probs)
         return {"parents": named[:, 0], "tokens": named[:, 1], "ids": np.stack(self._ids), "probs": probs}
@@ -108,8 +109,8 @@ class RecordedRows:
 def save_rows(
     path: Path, recorded: Sequence[RecordedRows], texts: Sequence[IntArray], first_rows: FirstRows = NO_FIRST_ROWS
 ) -> None:
-    """Write the rows of texts, and what the target says behind single tokens, to one compressed file. Raises UserError
-    if it cannot be written."""
+    """Write the rows of texts, and the first rows, to one compressed file. Raises UserError if it cannot be
+    written."""
     arrays = {f"{_FIRST}.{key}": value for key, value in first_rows._asdict().items()}
     for rows, text in zip(recorded, texts, strict=True):
         arrays |= {f"{_name(text)}.{key}": value for key, value in rows.arrays().items()}
@@ -121,8 +122,8 @@ def save_rows(
 
 
 def load_rows(path: Path, texts: Sequence[IntArray]) -> tuple[list[RecordedRows], FirstRows]:
-    """What `save_rows` wrote of these texts. Raises UserError if the file is missing, is something else or lacks one of
-    the texts."""
+    """Read the rows of these texts, and the first rows, from a file of `save_rows`. Raises UserError if the file is
+    missing, has another format or lacks one of the texts."""
     try:
         with np.load(path, allow_pickle=False) as stored:
             names = set(stored.files)

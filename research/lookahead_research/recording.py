@@ -1,4 +1,4 @@
-"""Recording the rows of a target, so that later replays need no model: see `recorded_rows`."""
+"""Records the rows of a target, so that later replays need no model: see `recorded_rows`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from lookahead_research.recorded_rows import UNKNOWN, RecordedRows
 from pipeline.decoding.tree import DraftTree, FloatArray, IntArray, select_nodes
 from pipeline.engine.contract import Engine, VerifyItem
 
-# Prompt tokens of one pass: its logits are held whole.
+# Maximum number of prompt tokens in a pass, whose logits are all in memory at once.
 CHUNK = 256
 
 
 class LiveRows:
-    """Recorded rows of one text that asks an engine for what is missing."""
+    """Recorded rows of one text. An engine computes the missing ones."""
 
     def __init__(self, recorded: RecordedRows, text: IntArray, engine: Engine) -> None:
         self.recorded = recorded
@@ -21,10 +21,10 @@ class LiveRows:
         self._engine = engine
 
     def candidates(self, position: int, tree: DraftTree, k: int) -> tuple[IntArray, FloatArray]:
-        """[n + 1, k] ids and probabilities of the rows behind text[:position] and the nodes of a tree below it."""
+        """[n + 1, k] ids and probabilities of the rows of text[:position] and of the nodes of a tree below it."""
         missing = self.recorded.find(position, tree) == UNKNOWN
         if missing.any():
-            # With a node go its ancestors.
+            # A node can only be verified with its ancestors.
             wanted = missing[1:].copy()
             for node in range(len(tree) - 1, -1, -1):
                 if wanted[node] and tree.parents[node] >= 0:
@@ -38,12 +38,12 @@ class LiveRows:
             (logits,) = self._engine.verify([VerifyItem(sequence, tree)])
         finally:
             self._engine.release(sequence)
-        assert logits is not None, "nothing of the text is left pending"
+        assert logits is not None, "no token of the text is left pending"
         self.recorded.add(position, tree, *logits.top_k(self.recorded.k))
 
 
 def text_rows(engine: Engine, text: IntArray, k: int) -> tuple[IntArray, FloatArray]:
-    """[len, k] rows behind every place of a text."""
+    """[len, k] rows of every prefix of a text."""
     sequence = engine.open(text, reuse=False)
     ids: list[IntArray] = []
     probs: list[FloatArray] = []
@@ -51,7 +51,7 @@ def text_rows(engine: Engine, text: IntArray, k: int) -> tuple[IntArray, FloatAr
         while len(sequence.pending):
             item = VerifyItem(sequence, num_pending=min(CHUNK, len(sequence.pending)), pending_rows=True)
             (logits,) = engine.verify([item])
-            assert logits is not None, "rows of pending tokens are wanted"
+            assert logits is not None, "rows of pending tokens were requested"
             for row in logits.pending():
                 best = np.argpartition(row, -k)[-k:]
                 best = best[np.argsort(-row[best], kind="stable")]

@@ -1,23 +1,23 @@
-"""Replay: how many verify steps known outputs would have taken with a draft source, counted without a model.
+"""Counts the verify steps of known outputs with a draft source, without a model.
 
-Greedy decoding gives the same tokens with and without drafts, so an output that is known already says which drafts
-would have been accepted. Sources that need more than tokens take it from recorded rows of the target (see
-`recorded_rows`). Without them they see less than in a live run: token recycling learns from the accepted positions at
-most (where a row carries their top candidates), the lookahead window from none.
+Greedy decoding gives the same tokens with and without drafts, so a known output determines which drafts are accepted.
+Sources that learn from the target's candidates get recorded rows (see `recorded_rows`). Without these they learn less
+than in a live run: token recycling only from accepted positions whose candidates the output's row contains, the
+lookahead window from none.
 
-Step 1 is the prefill, one token without a draft. Every later step asks for a draft behind the accepted text, accepts
-the longest path that agrees with the output and one more token. Regimes:
+Step 1 is the prefill and yields one token without a draft. Every later step drafts after the accepted text, and accepts
+the longest path that agrees with the output, and one more token. Regimes:
 
-    cold        nothing known from other requests
-    warm        what is learnt is kept over the rows of one dataset, in file order
-    prewarmed   cold, but after all other rows of the same dataset were served, without drafts
+    cold        no state from other requests
+    warm        learned state is kept over the rows of one dataset, in file order
+    prewarmed   cold, but after all other rows of the same dataset were learned
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
@@ -36,7 +36,7 @@ from pipeline.errors import UserError
 
 Regime = Literal["cold", "warm", "prewarmed"]
 REGIMES: tuple[Regime, ...] = get_args(Regime)
-# Replay can drive only the pool of the lookahead window, so the source is called pool here.
+# Replay uses only the pool of the lookahead window, so the source is named pool here.
 _POOL = "pool"
 _KINDS = {_POOL if kind == "window" else kind: kind for kind, row in SOURCE_ROWS.items() if row.replayable}
 SOURCES = tuple(_KINDS)
@@ -46,7 +46,7 @@ HYBRID = tuple(sorted(kinds_for("hybrid", _KINDS.values())))
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """One row of the result. retrieval_us: time of one ask for a draft."""
+    """One row of the result. retrieval_us: time of one proposal."""
 
     budget: int
     regime: str
@@ -64,8 +64,8 @@ class TargetRows(Protocol):
     """Rows of the target for one text."""
 
     def candidates(self, position: int, tree: DraftTree, k: int) -> tuple[IntArray, FloatArray]:
-        """[n + 1, k] ids and probabilities of the rows behind text[:position] and the nodes of a tree below it; -1 and
-        0 where a row is unknown."""
+        """[n + 1, k] ids and probabilities of the rows of text[:position] and of the nodes of a tree below it; -1 and 0
+        if a row is unknown."""
 
 
 class _Known(NamedTuple):
@@ -114,18 +114,19 @@ def replay(
     targets: Sequence[TargetRows] | None = None,
     first_rows: FirstRows = NO_FIRST_ROWS,
 ) -> list[ReplayResult]:
-    """Results per budget, regime and task, each followed by that of all tasks. source: names of `SOURCES` joined by
-    "+", or "hybrid". on_row: called after every row replayed. trie: settings of source trie, None for the default
-    ones. max_draft_len: longest drafted path, None for the branch length. targets: rows of the target, one entry per
-    row, for sources that learn from them. first_rows: what token recycling begins with. Raises UserError if a name or a
-    number makes no sense."""
+    """Return one result per budget, regime and task, and after the tasks one of all tasks.
+
+    source: names of `SOURCES` joined by "+", or "hybrid". on_row: called after every row. trie: settings of the source
+    trie, None for the default. max_draft_len: longest drafted path, None for the branch length. targets: rows of the
+    target for each row, for sources that learn from them. first_rows: initial rows of token recycling. Raises UserError
+    for an unknown name."""
     names = source_parts(source)
     for regime in regimes:
         if regime not in REGIMES:
             raise UserError(f"--regime is {regime!r}; it must be one of {', '.join(REGIMES)}.")
     vocab_size = 1 + max(int(ids.max()) for row in rows for ids in row.token_arrays())
     if targets is not None:
-        vocab_size = UNBOUNDED  # rows of the target name any token
+        vocab_size = UNBOUNDED  # rows of the target may contain any token
     config = trie or TrieDraftConfig(branch_length=branch_length)
     create = partial(_drafter, names, vocab_size, config, branch_length, first_rows)
     known = [_Known(row, None if targets is None else targets[index]) for index, row in enumerate(rows)]
@@ -146,7 +147,7 @@ def replay(
 
 
 def source_parts(source: str) -> tuple[str, ...]:
-    """The sources that a word of the command line stands for."""
+    """The sources in an argument of --source."""
     parts = HYBRID if source == "hybrid" else tuple("pool" if part == "window" else part for part in source.split("+"))
     for part in parts:
         if part not in SOURCES:
@@ -156,11 +157,6 @@ def source_parts(source: str) -> tuple[str, ...]:
     if len(set(parts)) != len(parts):
         raise UserError(f"source {source!r} names one source twice; name each once (window is another word for pool)")
     return parts
-
-
-def result_rows(results: Sequence[ReplayResult]) -> list[dict[str, Any]]:
-    """The rows as they are written to JSON."""
-    return [asdict(result) for result in results]
 
 
 def _replayed(
@@ -176,16 +172,15 @@ def _replayed(
                 drafter = create()
             if regime == "prewarmed":
                 for other in (*members[:index], *members[index + 1 :]):
-                    _take_in(drafter, other)
+                    _learn_output(drafter, other)
             yield each.row, _replay_one(drafter, each, budget)
 
 
 def _drafter(
     names: Sequence[str], vocab_size: int, trie: TrieDraftConfig, branch_length: int, first_rows: FirstRows
 ) -> Drafter:
-    # Without a model there are no tokens after the window's guesses, so it is left at one column and no level: the pool
-    # lives from the prompt and the accepted text. N and G as in the paper's small setting, G wide enough to be no
-    # limit.
+    # Without a model the window gets no choices, so it has one column and no levels, and the pool learns from the
+    # prompt and the accepted text. N as in the paper's small setting, G so large that it is no limit.
     lookahead = LookaheadConfig.of(1, 5, 16)
     configs: dict[str, Any] = {
         **{kind: row.config() for kind, row in SOURCE_ROWS.items() if row.replayable},
@@ -198,7 +193,7 @@ def _drafter(
 
 
 def _replay_one(drafter: Drafter, known: _Known, budget: DraftBudget) -> _Tally:
-    """Steps of one output."""
+    """Replay one output."""
     row, text = known.row, known.row.text
     start = len(row.prompt_ids)
     request_id = "replay"
@@ -211,20 +206,20 @@ def _replay_one(drafter: Drafter, known: _Known, budget: DraftBudget) -> _Tally:
     position = start
     while position < len(text):
         tree = EMPTY_TREE
-        # The first step is the prefill, without drafts. Drafts may reach beyond the known end.
+        # The first step is the prefill, without drafts. Drafts may extend beyond the known end.
         if position > start:
             asked = time.perf_counter()
             tree = drafter.propose(request_id, text[:position], budget)
             tally.ask_seconds.append(time.perf_counter() - asked)
         nodes = agreeing_path(tree, text[position:].tolist())
-        # Behind a path down to the last token nothing is known of the target's own one.
+        # After a path down to the last token, the target's next token is unknown.
         emitted = text[position : position + len(nodes) + 1].tolist()
         drafter.update(request_id, _step(drafter, request_id, known, position, tree, nodes, emitted))
         position += len(emitted)
         tally.steps += 1
         tally.draft_tokens += len(tree)
     drafter.stop(request_id)
-    drafter.require_sound()  # figures of a source that fails would be those of none
+    drafter.require_sound()  # a failed source proposes no drafts, so the counts would be wrong
     return tally
 
 
@@ -243,7 +238,7 @@ def _step(
         if k := drafter.needs_top_k(request_id):
             top_ids, top_probs = known.target.candidates(position, tree, k)
     elif row.top_ids is not None and row.top_probs is not None:
-        # What followed the rejected nodes, or the end, is not known.
+        # The candidates after rejected nodes, and after the end, are unknown.
         places = np.asarray([0, *(node + 1 for node in nodes)])[: len(emitted)]
         offset = position - len(row.prompt_ids)
         top_ids = np.full((len(tree) + 1, row.top_ids.shape[1]), -1, np.int32)
@@ -253,9 +248,9 @@ def _step(
     return StepResult(text[:position], tree, nodes, emitted, None, top_ids, top_probs)
 
 
-def _take_in(drafter: Drafter, known: _Known) -> None:
-    """Let the sources learn an output as if it had been served, a token at a time. With drafts it would come in longer
-    pieces, which teaches the same for several times the work."""
+def _learn_output(drafter: Drafter, known: _Known) -> None:
+    """Let the sources learn an output as if it had been served, token by token. With drafts the result would be the
+    same for several times the work."""
     row, text = known.row, known.row.text
     _start(drafter, row, "earlier")
     for position in range(len(row.prompt_ids), len(text)):

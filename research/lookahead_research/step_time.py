@@ -1,4 +1,5 @@
-"""What a step takes beyond the model's pass: drafting, planning, accepting, learning and what holds them together."""
+"""Measures the processor time of a step without the model's pass: drafting, planning, accepting, learning,
+scheduling."""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ MAX_DEPTH = 32
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """budget: draft tokens of a step. batch_size: sequences in flight. steps: of all sequences together. ms: processor
-    time per sequence and step, the pass and its candidates left out; of several repeats the least."""
+    """budget: draft tokens per step. batch_size: sequences in flight. steps: total of all sequences. ms: processor time
+    per sequence and step without the pass, the minimum of several repeats."""
 
     budget: int
     batch_size: int
@@ -45,7 +46,7 @@ def measure_step_time(
     batch_size: int,
     repeats: int = 3,
 ) -> StepTime:
-    """Serve known outputs under `hybrid` by a scheduler whose engine answers from recorded rows."""
+    """Serve known outputs under `hybrid` with a scheduler over a `RecordedEngine`."""
     times: list[float] = []
     tokens = steps = 0
     for _ in range(repeats):

@@ -1,15 +1,15 @@
-"""How fast and how large the trie is: insertion, memory, and retrieval of draft trees at growing sizes.
+"""Measures the trie at growing sizes: insertion, memory, and retrieval of draft trees.
 
-Tokens come from texts of the user (held-out sequences are asked for), or from a synthetic stream: a Markov chain whose
-states have few, Zipf-distributed successors, so that strings repeat about as much as in real text.
+Tokens come from texts of the user or from a synthetic stream. The stream is a Markov chain whose states have few,
+Zipf-distributed successors, so that strings repeat about as often as in real text. Drafts are retrieved for held-out
+sequences.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import psutil
@@ -27,8 +27,8 @@ VOCABULARY = 32_000
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Figures of a source of drafts at one size. num_tokens: inserted so far. mean_accepted: tokens of a draft that did
-    follow."""
+    """Measurement of a draft source at one size. num_tokens: inserted so far. mean_accepted: accepted tokens per
+    draft."""
 
     source: str
     num_tokens: int
@@ -45,8 +45,8 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class TrieMeasurement(Measurement):
-    """num_held: tokens still known. bytes_per_token: memory that holds something, per token held.
-    resident_bytes_growth: of the process, since before the trie was made."""
+    """num_held: tokens in the trie. bytes_per_token: memory in use per token in the trie. resident_bytes_growth: growth
+    of the process's resident memory since before the trie."""
 
     num_held: int
     num_nodes: int
@@ -64,8 +64,8 @@ def synthetic_sequences(num_tokens: int, seed: int = 0, vocab_size: int = VOCABU
     result = np.empty((num_sequences, SEQUENCE_LEN), np.int64)
     state = rng.integers(0, 1 << 30, num_sequences)
     for place in range(SEQUENCE_LEN):
-        # Number of the successor of the last two tokens, mostly a small one; the token itself is a hash of both,
-        # Zipf-like.
+        # choice: index of the successor of the last two tokens, Zipf-distributed. The token is a hash of both, with a
+        # Zipf-like distribution.
         choice = np.minimum(rng.zipf(1.6, num_sequences), 5000)
         mixed = (state * 1_000_003 + choice * 7919) % (1 << 31)
         spread = (mixed * 2_654_435_761 % (1 << 32)) / float(1 << 32)
@@ -80,8 +80,8 @@ def synthetic_stream(num_tokens: int, seed: int) -> list[IntArray]:
     return synthetic_sequences(int(num_tokens * 1.02) + SEQUENCE_LEN, seed)
 
 
-def cut(texts: Iterable[IntArray]) -> list[IntArray]:
-    """Texts in sequences of at most `SEQUENCE_LEN` tokens. Raises UserError if they are too few to measure."""
+def split_texts(texts: Iterable[IntArray]) -> list[IntArray]:
+    """Split texts into sequences of at most `SEQUENCE_LEN` tokens. Raises UserError for fewer than 100 tokens."""
     sequences = [text[at : at + SEQUENCE_LEN] for text in texts for at in range(0, len(text), SEQUENCE_LEN)]
     if sum(map(len, sequences)) < 100:
         raise UserError("The files hold fewer than 100 tokens; give more text.")
@@ -89,7 +89,7 @@ def cut(texts: Iterable[IntArray]) -> list[IntArray]:
 
 
 class _InsertTimer:
-    """Time spent on insertion since the last size."""
+    """Inserts, and measures the time since the last size."""
 
     def __init__(self, insert: Callable[[IntArray], object]) -> None:
         self._insert = insert
@@ -121,9 +121,10 @@ def bench_trie(
     on_progress: Callable[[int], None] | None = None,
     peers: Mapping[str, Peer] | None = None,
 ) -> list[Measurement]:
-    """Measure when `sizes` tokens (ascending) were inserted, or all there are. One sequence of a hundred is held
-    out to be asked for. max_bytes: limit of the trie. on_progress: called with the number of tokens inserted. peers:
-    by name, asked the same after the trie, a tenth as often."""
+    """Measure after the insertion of each number of tokens in `sizes` (ascending), and of all tokens if there are
+    fewer. One sequence in a hundred is held out. num_queries: drafts at each size. max_bytes: limit of the trie.
+    on_progress: called with the number of inserted tokens. peers: other sources by name, with a tenth of the
+    queries."""
     held_out = [text for text in sequences[::100] if len(text) > 2]
     inserted = [sequence for index, sequence in enumerate(sequences) if index % 100] or held_out
     _compile(branch_length)
@@ -144,18 +145,13 @@ def bench_trie(
             growth = psutil.Process().memory_info().rss - before
             results.append(_measure(trie, held_out, num_tokens, draft_nodes, num_queries, timers[""], growth))
             for name, peer in (peers or {}).items():
-                asked = _ask(peer.ask, held_out, max(1, num_queries // 10))
-                results.append(Measurement(name, num_tokens, timers[name].rate, draft_nodes, **asked))
+                retrieval = _measure_retrieval(peer.propose, held_out, max(1, num_queries // 10))
+                results.append(Measurement(name, num_tokens, timers[name].rate, draft_nodes, **retrieval))
             for timer in timers.values():
                 timer.reset()
             if not remaining:
                 break
     return results
-
-
-def measurement_rows(results: Sequence[Measurement]) -> list[dict[str, Any]]:
-    """The measurements as they are written to JSON."""
-    return [asdict(result) for result in results]
 
 
 def _measure(
@@ -175,7 +171,7 @@ def _measure(
     def learn(context: IntArray, following: IntArray) -> None:
         estimator.learn(own, trie, "", context, following[:2])
 
-    asked = _ask(grow, held_out, num_queries, learn)
+    retrieval = _measure_retrieval(grow, held_out, num_queries, learn)
     statistics = trie.statistics
     return TrieMeasurement(
         source="trie",
@@ -189,17 +185,17 @@ def _measure(
         insert_tokens_per_s=inserting.rate,
         insert_worst_ms=inserting.worst * 1e3,
         draft_nodes=draft_nodes,
-        **asked,
+        **retrieval,
     )
 
 
-def _ask(
-    ask: Callable[[IntArray], DraftTree],
+def _measure_retrieval(
+    propose: Callable[[IntArray], DraftTree],
     held_out: Sequence[IntArray],
     num_queries: int,
     learn: Callable[[IntArray, IntArray], None] = lambda context, following: None,
 ) -> dict[str, float]:
-    """Fields of a measurement about retrieval. learn: called with each context and what follows it, untimed."""
+    """The retrieval fields of a measurement. learn: called with each context and its continuation, untimed."""
     rng = np.random.default_rng(0)
     times, sizes, accepted = [], [], []
     for _ in range(num_queries):
@@ -207,7 +203,7 @@ def _ask(
         end = int(rng.integers(1, len(text) - 1))
         context, following = text[max(0, end - CONTEXT_LEN) : end], text[end:]
         started = time.perf_counter()
-        tree = ask(context)
+        tree = propose(context)
         times.append((time.perf_counter() - started) * 1e6)
         sizes.append(len(tree))
         accepted.append(len(agreeing_path(tree, following.tolist())))
@@ -221,7 +217,7 @@ def _ask(
 
 
 def _compile(branch_length: int) -> None:
-    """Load or compile the kernels, so that it is not measured."""
+    """Load or compile the kernels before the measurement."""
     trie, own = Trie(branch_length), Trie(branch_length)
     text = np.arange(50, dtype=np.int32) % 7
     trie.insert(text)

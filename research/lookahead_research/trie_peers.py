@@ -1,4 +1,4 @@
-"""Others' retrieval of drafts, asked on the same texts as the trie in the same run."""
+"""Draft sources of other projects, measured on the same texts as the trie in the same run."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from transformers.generation.candidate_generator import PromptLookupCandidateGen
 from pipeline.decoding.tree import DraftTree, IntArray, chain
 from pipeline.errors import UserError
 
-# As the benchmarks of prompt lookup use it.
+# As in the benchmarks of prompt lookup.
 LONGEST_NGRAM = 3
 
 
 class Peer(Protocol):
-    """Text in, drafts out."""
+    """A draft source of another project."""
 
     def insert(self, tokens: IntArray) -> None:
-        """Take in one sequence."""
+        """Insert one sequence [len]."""
 
-    def ask(self, context: IntArray) -> DraftTree:
-        """What may follow context [len]."""
+    def propose(self, context: IntArray) -> DraftTree:
+        """The draft tree after a context [len]."""
 
 
 class PromptLookup:
-    """Prompt lookup of transformers over all text inserted so far, as if it were the prompt. It drafts what follows the
-    first occurrence of the last tokens. max_tokens, max_context: capacity."""
+    """Prompt lookup of transformers, with all inserted text as the prompt. The draft is the text after the first
+    occurrence of the context's last tokens. max_tokens, max_context: capacity."""
 
     def __init__(self, max_tokens: int, max_context: int, draft_tokens: int) -> None:
         self._text = torch.zeros((1, max_tokens + max_context), dtype=torch.int64)
@@ -43,7 +43,7 @@ class PromptLookup:
         self._put(tokens)
         self._num_tokens += len(tokens)
 
-    def ask(self, context: IntArray) -> DraftTree:
+    def propose(self, context: IntArray) -> DraftTree:
         self._put(context)
         num_tokens = self._num_tokens + len(context)
         candidates, _ = self._lookup.get_candidates(self._text[:, :num_tokens])
@@ -57,7 +57,7 @@ PEERS: dict[str, Callable[[int, int, int], Peer]] = {"prompt-lookup": PromptLook
 
 
 def create_peers(names: Sequence[str], max_tokens: int, max_context: int, draft_tokens: int) -> dict[str, Peer]:
-    """The peers by name, with room for text, for a context and in a draft. Raises UserError for one that is unknown."""
+    """Create peers by name. max_tokens, max_context: see `PromptLookup`. Raises UserError for an unknown name."""
     for name in names:
         if name not in PEERS:
             raise UserError(f"There is no peer {name!r}; --peers takes {', '.join(PEERS)}.")

@@ -1,8 +1,8 @@
-"""`python -m tests.mutation`: change the core in many small ways and report which changes no test notices.
+"""`python -m tests.mutation`: mutation testing of the core. Reports the mutants that no test detects.
 
-A mutant runs in a fork of this process, which has imported the libraries but nothing of `pipeline`. The fork imports
-the changed module in place of the original, runs the module's tests without numba's compiler, and is killed by the
-first failure. No file is changed. docs/decisions/050 has the reason for a runner of our own.
+A mutant runs in a fork of this process, which has imported the libraries but no module of `pipeline`. The fork imports
+the mutant in place of the original module, runs the module's tests without numba's compiler, and stops at the first
+failure. No file is changed. docs/decisions/050 has the reason for a runner of our own.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import NamedTuple
 os.environ["NUMBA_DISABLE_JIT"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Imported once, here: every fork has them.
+# Imported here for all forks.
 import hypothesis
 import numba  # noqa: F401
 import pydantic  # noqa: F401
@@ -40,10 +40,10 @@ from tests.mutation.mutants import Mutant, mutants_of
 from tests.mutation.targets import TARGETS, Target
 
 EQUIVALENT = Path(__file__).with_name("equivalent.json")
-# A mutant that takes this much more processor time than the unchanged module counts as noticed: it does not end. One
-# that waits without end is stopped when its wall time is `_MOST_WAITING` times that limit, which load does not cause.
-_SLOWER, _GRACE_S = 4.0, 10.0
-_MOST_WAITING = 20.0
+# Limit of a mutant's processor time, relative to the unchanged module: a mutant beyond it counts as detected. The limit
+# of wall time is `_WALL_TIME_FACTOR` times that limit, which machine load does not reach.
+_CPU_TIME_FACTOR, _GRACE_S = 4.0, 10.0
+_WALL_TIME_FACTOR = 20.0
 
 
 class Outcome(NamedTuple):
@@ -53,7 +53,7 @@ class Outcome(NamedTuple):
 
 
 class _MutatedModule(importlib.abc.MetaPathFinder, importlib.machinery.SourceFileLoader):
-    """Finds and loads the changed module; leaves all others to Python."""
+    """Import hook for the changed module. Python imports all other modules as usual."""
 
     def __init__(self, module: str, tree: ast.Module) -> None:
         super().__init__(module.removesuffix(".py").replace("/", "."), str(Path(module).resolve()))
@@ -70,10 +70,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="make mutation", description="Mutation score of the core.")
     parser.add_argument("--mutants", type=int, default=200, help="Size of the sample.")
     parser.add_argument("--seed", type=int, default=1, help="Sampling seed.")
-    parser.add_argument("--part", default="1/1", help="K/N: only the K-th of N parts of the sample.")
-    parser.add_argument("--only", default="", help="Only modules whose path holds this text.")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="Mutants that run at once.")
-    parser.add_argument("--json", type=Path, help="File to which the outcomes are appended, a line each.")
+    parser.add_argument("--part", default="1/1", help="K/N for the K-th of N parts of the sample.")
+    parser.add_argument("--only", default="", help="Text that the paths of the modules must contain.")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="Number of parallel mutants.")
+    parser.add_argument("--json", type=Path, help="Output file in JSON Lines, appended to.")
     options = parser.parse_args(arguments)
     targets = [target for target in TARGETS if options.only in target.module]
     chosen = _sample(targets, options.mutants, options.seed)
@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _sample(targets: Iterable[Target], size: int, seed: int) -> list[tuple[Target, Mutant]]:
-    """Mutants drawn from all targets together, those known to be equivalent left out."""
+    """Mutants sampled from all targets, without known equivalent ones."""
     known = json.loads(EQUIVALENT.read_text(encoding="utf-8"))
     everything = [
         (target, mutant)
@@ -108,13 +108,13 @@ def _sample(targets: Iterable[Target], size: int, seed: int) -> list[tuple[Targe
 
 
 def _limit(target: Target) -> float:
-    """Seconds of processor time that a mutant may take. Raises SystemExit if the unchanged module fails its tests."""
+    """Limit of a mutant's processor time in seconds. Raises SystemExit if the unchanged module fails its tests."""
     _, status, used = os.wait4(_fork(target, None), 0)
     if status:
-        raise SystemExit(f"{target.module}: its tests fail without any change")
+        raise SystemExit(f"{target.module}: the tests fail without a mutation")
     seconds = used.ru_utime + used.ru_stime
-    print(f"{target.module}: tests take {seconds:.1f} s of a processor", flush=True)
-    return _SLOWER * seconds + _GRACE_S
+    print(f"{target.module}: tests take {seconds:.1f} s of processor time", flush=True)
+    return _CPU_TIME_FACTOR * seconds + _GRACE_S
 
 
 def _run_all(chosen: list[tuple[Target, Mutant]], limits: dict[Target, float], num_jobs: int) -> Iterable[Outcome]:
@@ -123,7 +123,7 @@ def _run_all(chosen: list[tuple[Target, Mutant]], limits: dict[Target, float], n
     while todo or running:
         while todo and len(running) < num_jobs:
             target, mutant = todo.pop()
-            deadline = time.monotonic() + _MOST_WAITING * limits[target]
+            deadline = time.monotonic() + _WALL_TIME_FACTOR * limits[target]
             running[_fork(target, mutant, limits[target])] = (target, mutant, deadline)
         time.sleep(0.02)
         for pid, (target, mutant, deadline) in list(running.items()):
@@ -141,7 +141,8 @@ def _run_all(chosen: list[tuple[Target, Mutant]], limits: dict[Target, float], n
 
 
 def _fork(target: Target, mutant: Mutant | None, limit: float | None = None) -> int:
-    """Pid of a process that runs a target's tests; its status is 0 if all pass. limit: seconds of processor time."""
+    """Start a process that runs a target's tests, with status 0 if all pass. Returns its pid. limit: seconds of
+    processor time."""
     pid = os.fork()
     if pid:
         return pid
@@ -156,7 +157,7 @@ def _fork(target: Target, mutant: Mutant | None, limit: float | None = None) -> 
         if mutant is not None:
             tree = mutant.tree(ast.parse(Path(target.module).read_text(encoding="utf-8")))
             sys.meta_path.insert(0, _MutatedModule(target.module, tree))
-        # A failing example need not be made small.
+        # Without the phase that shrinks failing examples.
         phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
         hypothesis.settings.register_profile(
             "mutation", deadline=None, derandomize=True, database=None, phases=phases, max_examples=40
@@ -169,13 +170,13 @@ def _fork(target: Target, mutant: Mutant | None, limit: float | None = None) -> 
 
 
 def _report(outcomes: list[Outcome]) -> None:
-    print("| module | mutants | noticed |\n| --- | --- | --- |")
+    print("| module | mutants | detected |\n| --- | --- | --- |")
     for module in dict.fromkeys(target.module for target in TARGETS):
         results = [outcome.result for outcome in outcomes if outcome.module == module]
         if results:
             print(f"| `{module}` | {len(results)} | {sum(result != 'survived' for result in results)} |")
-    noticed = sum(outcome.result != "survived" for outcome in outcomes)
-    print(f"| all | {len(outcomes)} | {noticed} ({100 * noticed / max(1, len(outcomes)):.1f} %) |")
+    detected = sum(outcome.result != "survived" for outcome in outcomes)
+    print(f"| all | {len(outcomes)} | {detected} ({100 * detected / max(1, len(outcomes)):.1f} %) |")
 
 
 if __name__ == "__main__":

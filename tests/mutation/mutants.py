@@ -32,14 +32,14 @@ _OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
     ast.RShift: ast.LShift,
 }
 _CALLS = {"min": "max", "max": "min", "any": "all", "all": "any", "sorted": "list", "reversed": "list"}
-# Statements that may be left out.
+# Statements that a mutation may remove.
 _REMOVABLE = (ast.Expr, ast.Assign, ast.AugAssign, ast.Continue, ast.Break, ast.Return)
 Edit = Callable[[ast.AST], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One change. name: stable while the changed line keeps its text: function, line's text, and what changed."""
+    """One change. name: function, text of the line, and change; it does not depend on other lines."""
 
     line: int
     name: str
@@ -129,7 +129,7 @@ def _rename_call(node: ast.AST) -> None:
 
 
 def _left_out(tree: ast.Module) -> Iterator[ast.AST]:
-    """Parts that are not behaviour: annotations, decorators, messages of errors, assertions, type checking."""
+    """Parts without behaviour to test: annotations, decorators, error messages, assertions, type checking."""
     for node in ast.walk(tree):
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef():

@@ -1,4 +1,4 @@
-"""The modules that are mutated, each with the tests that must notice."""
+"""The mutated modules, with the tests of each."""
 
 from __future__ import annotations
 

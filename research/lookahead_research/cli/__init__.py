@@ -1,1 +1,1 @@
-"""The verbs below `lookahead research`."""
+"""The commands of `lookahead research`."""

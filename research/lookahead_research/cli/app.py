@@ -1,4 +1,4 @@
-"""The verbs below `lookahead research`; the entry point of this package."""
+"""The entry point of this package: the commands of `lookahead research`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ VERBS = ("replay", "record", "step_time", "experiments", "bench_trie", "perplexi
 
 
 def build_app() -> typer.Typer:
-    """Return the group of research verbs."""
+    """Return the group of research commands."""
     app = typer.Typer(help="Experiments on draft sources, without a server.", no_args_is_help=True)
     for verb in VERBS:
         app.command()(getattr(importlib.import_module(f"lookahead_research.cli.{verb}"), verb))

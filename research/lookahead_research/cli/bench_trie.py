@@ -1,7 +1,8 @@
-"""The verb that measures a trie: bench-trie."""
+"""The command bench-trie."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,31 +16,29 @@ from pipeline.cli.trie import MOST_MIB, BranchLength, Tokenizer, encoder, new_tr
 if TYPE_CHECKING:
     from lookahead_research.trie_bench import Measurement
 
-# Tokens of the largest stream that fits into the memory of an ordinary machine, with a trie of them.
+# Maximum number of tokens. An ordinary machine can hold them and their trie in memory.
 MOST_TOKENS = 10**8
 
 
 def bench_trie(
     files: Annotated[
         list[Path] | None,
-        typer.Argument(help="Token rows or texts; a synthetic stream if none is given."),
+        typer.Argument(help="Files of token rows or texts. Default: a synthetic stream."),
     ] = None,
     tokenizer: Tokenizer = None,
-    sizes: Annotated[
-        str, typer.Option("--sizes", help="Tokens to measure at; a list such as 1e5,1e6,1e7.")
-    ] = "1e5,1e6",
+    sizes: Annotated[str, typer.Option("--sizes", help="Numbers of inserted tokens, such as 1e5,1e6,1e7.")] = "1e5,1e6",
     nodes: Annotated[int, typer.Option("--nodes", help="Nodes of a draft tree.", min=1, max=MOST_DRAFT_TOKENS)] = 64,
     branch_length: BranchLength = 12,
     max_mib: Annotated[
         float | None,
-        typer.Option("--max-mib", help="Memory limit in MiB; unbounded if not given.", min=0.0625, max=MOST_MIB),
+        typer.Option("--max-mib", help="Memory limit in MiB. Default: no limit.", min=0.0625, max=MOST_MIB),
     ] = None,
-    queries: Annotated[int, typer.Option("--queries", help="Draft trees asked for at each size.", min=1)] = 2000,
-    seed: Annotated[int, typer.Option("--seed", help="Of the synthetic stream.", min=0)] = 0,
-    peers: Annotated[str, typer.Option("--peers", help="Measured as well: prompt-lookup (transformers).")] = "",
-    json_path: Annotated[Path | None, typer.Option("--json", help="Write the figures here as JSON.")] = None,
+    queries: Annotated[int, typer.Option("--queries", help="Draft trees retrieved at each size.", min=1)] = 2000,
+    seed: Annotated[int, typer.Option("--seed", help="Sampling seed of the synthetic stream.", min=0)] = 0,
+    peers: Annotated[str, typer.Option("--peers", help="Further draft sources: prompt-lookup (of transformers).")] = "",
+    json_path: Annotated[Path | None, typer.Option("--json", help="Output file in JSON.")] = None,
 ) -> None:
-    """Measure insertion, memory and retrieval of the trie, and of others on the same text."""
+    """Measure insertion, memory and retrieval of the trie, and of other sources on the same text."""
     from lookahead_research import trie_bench
     from lookahead_research.trie_peers import create_peers
     from pipeline.bench.data.token_rows import token_sequences
@@ -51,12 +50,12 @@ def bench_trie(
     if files:
         encode = encoder(tokenizer)
         texts = [tokens for path in files for tokens in token_sequences(path, encode, with_prompts=True)]
-        sequences = trie_bench.cut(texts)
+        sequences = trie_bench.split_texts(texts)
     else:
         sequences = trie_bench.synthetic_stream(ascending[-1], seed)
     room = sum(map(len, sequences))
     others = create_peers(words("--peers", peers) if peers else [], room, trie_bench.CONTEXT_LEN, nodes)
-    # Refuses what makes no trie before anything is measured.
+    # Raises UserError for an impossible memory limit.
     max_bytes = None if max_mib is None else new_trie(branch_length, max_mib).max_bytes
     with output.progress() as bar:
         task = bar.add_task("insert", total=ascending[-1])
@@ -71,16 +70,16 @@ def bench_trie(
             others,
         )
     if json_path is not None:
-        save_rows(json_path, trie_bench.measurement_rows(results))
+        save_rows(json_path, [asdict(row) for row in results])
     _show(results)
 
 
 def _show(results: list[Measurement]) -> None:
     from lookahead_research.trie_bench import TrieMeasurement
 
-    asking = ["drafts", "accepted", "ask us p50", "p99", "max"]
+    retrieval = ["drafts", "accepted", "retrieval us p50", "p99", "max"]
     output.table(
-        ["tokens", "held", "insert tok/s", "worst ms", "B/token", "MiB", *asking],
+        ["tokens", "held", "insert tok/s", "worst ms", "B/token", "MiB", *retrieval],
         [
             (
                 f"{row.num_tokens:,}",
@@ -89,7 +88,7 @@ def _show(results: list[Measurement]) -> None:
                 f"{row.insert_worst_ms:.1f}",
                 f"{row.bytes_per_token:.0f}",
                 f"{row.allocated_bytes / (1 << 20):.0f}",
-                *_asking(row),
+                *_retrieval(row),
             )
             for row in results
             if isinstance(row, TrieMeasurement)
@@ -98,12 +97,12 @@ def _show(results: list[Measurement]) -> None:
     peers = [row for row in results if not isinstance(row, TrieMeasurement)]
     if peers:
         output.table(
-            ["peer", "tokens", "insert tok/s", *asking],
-            [(row.source, f"{row.num_tokens:,}", f"{row.insert_tokens_per_s:,.0f}", *_asking(row)) for row in peers],
+            ["peer", "tokens", "insert tok/s", *retrieval],
+            [(row.source, f"{row.num_tokens:,}", f"{row.insert_tokens_per_s:,.0f}", *_retrieval(row)) for row in peers],
         )
 
 
-def _asking(row: Measurement) -> tuple[str, ...]:
+def _retrieval(row: Measurement) -> tuple[str, ...]:
     return (
         f"{row.mean_draft_nodes:.0f}",
         f"{row.mean_accepted:.2f}",

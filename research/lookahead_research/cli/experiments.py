@@ -1,4 +1,4 @@
-"""The verb that repeats the papers' experiments on known outputs: experiments."""
+"""The command experiments, which repeats the papers' experiments on known outputs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DECODING_LENGTHS = (2, 4, 8, 16, 32, 64, 128)
 BRANCH_LENGTHS = (1, 2, 4, 8, 12, 16, 24, 32)
 CAPACITIES = tuple(1 << exponent for exponent in range(16, 25))
 DECODING_LENGTH = 64
-# As many as an engine can be split among.
+# Maximum number of ranks of an engine.
 MOST_RANKS = 64
 SIZES = "3,3,3;5,3,5;10,3,10;3,5,3;5,5,5;7,5,7"
 
@@ -33,20 +33,23 @@ def experiments(
     limit: Annotated[int | None, limit_to("outputs")] = None,
     model: Annotated[
         str | None,
-        typer.Option("--model", "-m", help="Run W, N, G on this model's engine as well; it is the outputs'."),
+        typer.Option("--model", "-m", help="Model of the outputs, to run W, N, G on its engine as well."),
     ] = None,
     profile: Profile = DEFAULT_PROFILE,
     overrides: Set = None,
-    sizes: Annotated[str, typer.Option("--sizes", help="W,N,G to run, separated by semicolons.")] = SIZES,
+    sizes: Annotated[str, typer.Option("--sizes", help="Values of W,N,G, separated by semicolons.")] = SIZES,
     ranks: Annotated[
         str,
-        typer.Option("--ranks", help="With --model: only lookahead parallelism, by N ranks; a list such as 1,2,4,8."),
+        typer.Option(
+            "--ranks", help="With --model: ranks of lookahead parallelism, such as 1,2,4,8, and nothing else."
+        ),
     ] = "",
     rank_size: Annotated[
-        str, typer.Option("--rank-size", help="W,N,G of one rank; n ranks run n W and n G.")
+        str, typer.Option("--rank-size", help="W,N,G of one rank; n ranks have n W and n G.")
     ] = "3,3,3",
 ) -> None:
-    """Acceptance length against decoding length, branch length, trie memory and, with --model, W, N and G, or ranks."""
+    """Measure acceptance length against decoding length, branch length and trie memory. With --model also against W, N
+    and G, or only against the number of ranks."""
     from lookahead_research.experiments import require_fit
     from lookahead_research.known_outputs import load_replay_rows
     from pipeline.bench.report.results import require_writable
@@ -55,7 +58,7 @@ def experiments(
     rows = load_replay_rows(outputs)[:limit]
     if ranks:
         if model is None:
-            raise UserError("--ranks runs a model; name the outputs' own with --model.")
+            raise UserError("--ranks runs a model; name the model of the outputs with --model.")
         require_writable(out / "ranks.json")
         counts, one = sorted(numbers("--ranks", ranks, MOST_RANKS)), _size("--rank-size", rank_size)
         _run_ranks(rows, out, *_engine(model, profile, overrides), counts, one)
@@ -63,7 +66,7 @@ def experiments(
         return
     for name in ("decoding_length", "branch_length", "capacity", "lookahead"):
         require_writable(out / f"{name}.json")
-    # First what can be refused: the trie's experiments take their time.
+    # Errors of the model come first, because the trie's experiments are slow.
     loaded = None if model is None else _engine(model, profile, overrides)
     if loaded is not None:
         require_fit(chosen, loaded[0])
@@ -148,7 +151,7 @@ def _engine(model: str, profile: str, overrides: list[str] | None) -> tuple[Load
 
     resolved = resolve(model, profile, overrides)
     if resolved.backend != "torch":
-        raise UserError(f"Profile {profile} is for {resolved.backend}; W, N and G are tried on the torch backend only.")
+        raise UserError(f"Profile {profile} is for {resolved.backend}; W, N and G run on the torch backend only.")
     return load_engine(build_engine(resolved, places(), note=output.note).artifact), resolved
 
 

@@ -1,4 +1,4 @@
-"""The verb that measures what a quantisation costs in quality: perplexity."""
+"""The command perplexity, which measures the loss of quality by quantisation."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def perplexity(
     overrides: Set = None,
     data: Data = None,
     limit: Annotated[int | None, limit_to("rows")] = None,
-    json_path: Annotated[Path | None, typer.Option("--json", help="The file of scores to write.")] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Output file of scores.")] = None,
     against: Annotated[
-        Path | None, typer.Option("--against", help="Scores of another engine for the same texts, to compare with.")
+        Path | None, typer.Option("--against", help="File of another engine's scores for the same texts.")
     ] = None,
 ) -> None:
     """Measure the perplexity of an engine over the prompts of a data file as plain texts."""
@@ -63,6 +63,6 @@ def perplexity(
     if others is not None:
         ratio = scores.perplexity / others.perplexity
         output.say(
-            f"perplexity {ratio:.4f} times that of the other engine; the same most probable token at "
-            f"{100 * agreement(scores, others):.2f}% of all places"
+            f"{ratio:.4f} times the other engine's perplexity; the same most probable token at "
+            f"{100 * agreement(scores, others):.2f}% of all positions"
         )

@@ -1,4 +1,4 @@
-"""The verb that records the rows of a model for replays without it: record."""
+"""The command record, which stores a model's most probable tokens for replays without the model."""
 
 from __future__ import annotations
 
@@ -24,14 +24,12 @@ from pipeline.cli.options import (
 
 def record(
     outputs: Outputs,
-    out: Annotated[Path, typer.Option("--out", help="The file of rows to write; one that exists is added to.")],
+    out: Annotated[Path, typer.Option("--out", help="Output file of rows. An existing file is extended.")],
     model: Model = DEFAULT_MODEL,
     profile: Profile = DEFAULT_PROFILE,
     overrides: Set = None,
-    budget: Annotated[
-        str, typer.Option("--budget", help="Draft tokens per step whose trees are verified; a list such as 64,8.")
-    ] = "64,32,8",
-    width: Annotated[int, typer.Option("--width", help="Candidates kept of each row.", min=1, max=256)] = 32,
+    budget: Annotated[str, typer.Option("--budget", help="Draft tokens per step, such as 64,8.")] = "64,32,8",
+    width: Annotated[int, typer.Option("--width", help="Candidates per row.", min=1, max=256)] = 32,
     limit: Annotated[int | None, limit_to("rows")] = None,
 ) -> None:
     """Record the model's candidates after known outputs and after the drafts of hybrid, for `replay --rows`."""

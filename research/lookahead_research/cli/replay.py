@@ -1,7 +1,8 @@
-"""The verb that measures drafts against known outputs, without a model: replay."""
+"""The command replay, which measures drafts on known outputs without a model."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,28 +22,28 @@ def replay(
         str,
         typer.Option(
             "--source",
-            help="hybrid, or trie, prompt, pool, recycling, supplied; a+b for both in one tree, a,b in turn.",
+            help="hybrid, or trie, prompt, pool, recycling, supplied; a+b for one tree, a,b for two runs.",
         ),
     ] = "trie",
-    budget: Annotated[str, typer.Option("--budget", help="Draft tokens per step; a list such as 16,32,64.")] = "16,64",
+    budget: Annotated[str, typer.Option("--budget", help="Draft tokens per step, such as 16,32,64.")] = "16,64",
     regime: Annotated[str, typer.Option("--regime", help="cold, warm, prewarmed, or a list of them.")] = "cold,warm",
     branch_length: Annotated[
         int, typer.Option("--branch-length", help="Tokens per stored branch.", min=1, max=64)
     ] = 12,
     max_draft_len: Annotated[int, typer.Option("--max-draft-len", help="Longest drafted path.", min=1, max=256)] = 32,
     rows_path: Annotated[
-        Path | None, typer.Option("--rows", help="What `research record` wrote: rows of the model, for hybrid.")
+        Path | None, typer.Option("--rows", help="File of `research record`, with rows of the model for hybrid.")
     ] = None,
     limit: Annotated[int | None, limit_to("rows")] = None,
-    json_path: Annotated[Path | None, typer.Option("--json", help="Write the rows here as JSON.")] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Output file in JSON.")] = None,
 ) -> None:
-    """Count the verify steps that known outputs would have taken with a draft source."""
+    """Count the verify steps of known outputs with a draft source."""
     from functools import partial
 
     from lookahead_research.known_outputs import load_replay_rows
     from lookahead_research.recorded_rows import load_rows
     from lookahead_research.replay import replay as run_replay
-    from lookahead_research.replay import result_rows, source_parts
+    from lookahead_research.replay import source_parts
     from pipeline.bench.report.results import require_writable, save_rows
     from pipeline.decoding.first_rows import NO_FIRST_ROWS
 
@@ -71,11 +72,11 @@ def replay(
                 first_rows=first_rows,
             )
     if json_path is not None:
-        save_rows(json_path, result_rows(results))
+        save_rows(json_path, [asdict(result) for result in results])
     _show(results)
     if recorded:
         known, asked = sum(each.known for each in recorded), sum(each.asked for each in recorded)
-        output.note(f"{asked} rows were asked for, {known / max(asked, 1):.1%} of them were recorded")
+        output.note(f"{known / max(asked, 1):.1%} of the {asked} rows that the sources read were recorded")
 
 
 def _show(results: list[ReplayResult]) -> None:
@@ -89,7 +90,7 @@ def _show(results: list[ReplayResult]) -> None:
             "steps",
             "acceptance length",
             "drafts/step",
-            "ask us p50",
+            "retrieval us p50",
             "p99",
         ],
         [

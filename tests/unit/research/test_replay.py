@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from lookahead_research.known_outputs import ReplayRow, load_replay_rows
-from lookahead_research.replay import replay, result_rows, source_parts
+from lookahead_research.replay import replay, source_parts
 
 from pipeline.decoding.request import StepResult
 from pipeline.decoding.sources.base import DraftBudget
@@ -65,7 +66,7 @@ def test_tasks_are_reported_each_and_together_for_every_budget_and_regime() -> N
         a, b, both = results[first : first + 3]
         assert both.tokens == a.tokens + b.tokens
         assert both.steps == a.steps + b.steps
-    assert set(result_rows(results)[0]) == {
+    assert set(asdict(results[0])) == {
         "budget",
         "regime",
         "task",
@@ -180,9 +181,9 @@ def test_of_a_bench_file_the_plain_outputs_count_once(
     ("text", "complaint"),
     [
         ("", "no outputs"),
-        ("{", "line 1 is no JSON"),
+        ("{", "line 1 is not JSON"),
         ("[" * 100_000, "line 1 is nested too deeply"),
-        (f'{{"prompt_ids": [{"9" * 5000}]}}', "line 1 holds a number of too many digits"),
+        (f'{{"prompt_ids": [{"9" * 5000}]}}', "line 1 has a number with too many digits"),
         ("[1]", "must be an object"),
         ('{"prompt_ids": [1]}', "line 1: output_ids"),
         ('{"prompt_ids": [], "output_ids": [1]}', "prompt_ids is empty"),
