@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 
 def cache_folder(environment: Mapping[str, str]) -> str:
-    """Folder for downloads and compiled code, with `~` not expanded: LOOKAHEAD_CACHE, else a folder in XDG_CACHE_HOME,
-    else one in ~/.cache."""
+    """LOOKAHEAD_CACHE, else a folder in XDG_CACHE_HOME, else one in ~/.cache. Does not expand `~`."""
     cache = environment.get("XDG_CACHE_HOME") or "~/.cache"
     return environment.get("LOOKAHEAD_CACHE") or os.path.join(cache, "lookahead")

@@ -7,12 +7,12 @@ from typing import Literal
 
 
 class UserError(Exception):
-    """A mistake that the user can fix. The text says what is wrong, where, what was found and what to do."""
+    """An error that the user can fix. The text states the error, its place, the value found and the remedy."""
 
 
 class ConfigError(UserError):
-    """A model, a profile or an override is wrong. The message holds all faults, one line each. faults: setting and text
-    of each fault that has them."""
+    """A model, a profile or an override is wrong. The message lists all faults, one per line. faults: (setting, text)
+    of each fault that belongs to a setting."""
 
     faults: tuple[tuple[str, str], ...] = ()
 
@@ -26,7 +26,7 @@ class BuildError(UserError):
 
 
 class EngineError(UserError):
-    """A running engine lost a resource it needs; all its requests have failed."""
+    """A running engine has lost a resource; all its requests have failed."""
 
 
 class RepositoryError(UserError):
@@ -45,9 +45,9 @@ class BusyError(RequestError):
     """The engine's queue is full; the request may be sent again later."""
 
 
-# What the text of an error of Triton or of our models means. refused: the request is wrong. busy: it may be sent again
-# later. leaving: the server ends, another may take the request. dead: the process of a model died or cannot be reached.
-# fault: a fault of ours.
+# Meaning of the text of an error from Triton or our models. refused: the request is wrong. busy: it may be sent again
+# later. leaving: the server is ending; another one may serve the request. dead: the process of a model has ended or
+# cannot be reached. fault: a bug of ours.
 Meaning = Literal["refused", "busy", "leaving", "dead", "fault"]
 _WORDS: dict[Meaning, re.Pattern[str]] = {
     "busy": re.compile(r"\bbusy: |Exceeds maximum queue size|sequences of the engine are in use", re.I),
@@ -59,12 +59,12 @@ _WORDS: dict[Meaning, re.Pattern[str]] = {
     ),
 }
 FAULT = "internal error: "
-# Begins a refusal that quotes such words of the client's.
+# Marks a refusal that quotes such words from the request.
 _REFUSED = "request refused: "
 
 
 def meaning_of(text: str) -> Meaning:
-    """What the text of an error means. A refusal that is marked (`refused`) is one whatever else it says."""
+    """Classify the text of an error. A text with the mark of `refused` is always a refusal."""
     if _REFUSED in text:
         return "refused"
     found = next((meaning for meaning, words in _WORDS.items() if words.search(text)), None)
@@ -72,16 +72,16 @@ def meaning_of(text: str) -> Meaning:
 
 
 def refused(sentence: str) -> str:
-    """The sentence of a refusal, marked if it holds words that would mean something else."""
+    """The text of a refusal, with a mark if `meaning_of` would misread its words."""
     return sentence if meaning_of(sentence) == "refused" else _REFUSED + sentence
 
 
 def streamed_error(text: str) -> Exception:
-    """The error that a text within a stream of Triton's stands for: RequestError, BusyError, EngineError if the server
-    is gone or going, or RuntimeError for a fault of the server.
+    """The exception for an error text within a stream of Triton: RequestError, BusyError, EngineError if the server is
+    ending or cannot be reached, or RuntimeError for a bug of the server.
 
-    Such a text comes without a code. Triton sends the code if a request has the header `triton_grpc_error`, but up to
-    version 2.67 it then uses freed memory now and then, which ends the server
+    The text has no error code. Triton sends one if a request has the header `triton_grpc_error`, but up to version 2.67
+    it then sometimes uses freed memory and crashes
     (https://github.com/triton-inference-server/server/pull/8708)."""
     meaning = meaning_of(text)
     if meaning in ("leaving", "dead"):
@@ -90,8 +90,7 @@ def streamed_error(text: str) -> Exception:
 
 
 def error_number(error: Exception) -> int | None:
-    """The operating system's number of an error, if it has one. Libraries written in Rust have error classes of their
-    own, with the number in the text."""
+    """The errno of an error, None if it has none. Libraries written in Rust have it in the text only."""
     if isinstance(error, OSError):
         return error.errno
     found = re.search(r"\(os error (\d+)\)", str(error))

@@ -1,4 +1,4 @@
-"""Reading and writing of files: whole ones, at paths or URLs, and the end of a log."""
+"""Reads and writes whole files, at paths or URLs, and reads the end of a log."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typing import Any, BinaryIO
 
 
 def write_whole(path: Path, content: str | Iterable[bytes], private: bool = False) -> None:
-    """Write a file atomically (text as UTF-8): write a temporary file beside it, flush it to disk, rename it. Readers
-    find the old file or the new one. private: only the owner can read it. Temporary files of killed writers are
-    removed. Raises OSError and then leaves no temporary file."""
+    """Write a file atomically (text as UTF-8): write a temporary file beside it, flush it to disk, rename it. Also
+    removes temporary files of killed writers. private: only the owner can read the file. Raises OSError, without
+    leaving a temporary file."""
     partial, file = _partial_file(path, 0o600 if private else 0o666)
     try:
         with file:
@@ -32,7 +32,7 @@ def write_whole(path: Path, content: str | Iterable[bytes], private: bool = Fals
 
 
 def _partial_file(path: Path, mode: int) -> tuple[Path, BinaryIO]:
-    """A new temporary file beside path, locked as long as it is open."""
+    """Create a temporary file beside path. It is locked while it is open."""
     while True:
         partial = partial_path(path)
         file = open(partial, "xb", opener=lambda name, flags: os.open(name, flags, mode))  # noqa: SIM115  # for the caller

@@ -1,4 +1,4 @@
-"""JSON Lines files of users. A fault is reported in a sentence with file and line."""
+"""Reads JSON Lines files of users. Errors name file and line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeline.errors import UserError
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Raise UserError if the block finds that the file cannot be read or is not UTF-8."""
+    """Raise UserError if the block raises an error because the file cannot be read or is not UTF-8."""
     try:
         yield
     except OSError as error:
@@ -23,8 +23,8 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def json_rows(lines: Iterable[str], path: Path) -> Iterator[tuple[str, Any]]:
-    """Place ("FILE, line N") and value of each row of a file; empty lines are skipped. Raises UserError at the first
-    line that is not JSON."""
+    """Yield the place ("FILE, line N") and the value of each row. Skips empty lines. Raises UserError at the first line
+    that is not JSON."""
     for number, line in enumerate(lines, 1):
         if number == 1:  # some editors put a byte order mark there
             line = line.removeprefix("\ufeff")
@@ -34,9 +34,9 @@ def json_rows(lines: Iterable[str], path: Path) -> Iterator[tuple[str, Any]]:
         try:
             value = json.loads(line)
         except json.JSONDecodeError as error:
-            raise UserError(f"{where} is no JSON: {error.msg} at column {error.colno}.") from error
+            raise UserError(f"{where} is not JSON: {error.msg} at column {error.colno}.") from error
         except RecursionError as error:
             raise UserError(f"{where} is nested too deeply.") from error
         except ValueError as error:
-            raise UserError(f"{where} holds a number of too many digits.") from error
+            raise UserError(f"{where} has a number with too many digits.") from error
         yield where, value

@@ -60,7 +60,7 @@ def test_forty_schemas_of_five_kinds_are_shipped_and_each_is_sound() -> None:
     ("text", "message"),
     [
         ("", "holds no rows"),
-        ("{", "line 1 is no JSON"),
+        ("{", "line 1 is not JSON"),
         ('{"id": "a", "task": "b", "prompt": "c"}', "line 1 is no row of schemas"),
         ('{"id": "a", "task": "b", "prompt": "", "schema": {}}', "line 1 is no row of schemas"),
         ("[]", "line 1 is no row of schemas"),

@@ -91,7 +91,7 @@ def test_a_url_that_cannot_be_read_is_said(app: typer.Typer, url: str):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("{", "line 1 is no JSON"),
+        ("{", "line 1 is not JSON"),
         ("[" * 100_000, "line 1 is nested too deeply"),
         ('{"output_ids": [1, -1]}', "output_ids must be a list of token ids"),
         ('{"prompt": "x"}', "token_ids, output_ids or text"),

@@ -99,7 +99,7 @@ def test_limit_counts_rows_after_the_choice_of_tasks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "what"),
     [
-        ("{", "line 2 is no JSON"),
+        ("{", "line 2 is not JSON"),
         ("[1]", "should be a JSON object"),
         ('{"id": "b", "task": "t"}', "one of prompt, turns, question, messages; it has none"),
         ('{"id": "b", "task": "t", "prompt": "p", "turns": ["p"]}', "it has prompt and turns"),
