@@ -33,8 +33,6 @@ _MIGRATION_LIMIT = 100
 # router mode `kv` finds the prefix without sessions, but in 1.4.2 it does not migrate a running request.
 _ROUTING = ("--router-session-affinity-ttl-secs", "3600")
 _STARTUP_S = 120.0
-# Dynamo parses the port of a worker's metrics as a signed 16-bit number.
-_SYSTEM_PORTS = range(20000, 1 << 15)
 
 
 def has_dynamo() -> bool:
@@ -78,6 +76,7 @@ def worker_service(
         model=resolved.model.name,
         card_dir=str(card_dir),
         discovery=profile.server.discovery,
+        has_other_machines=has_other_machines(profile.server),
         max_seq_len=profile.engine.max_seq_len,
         max_batch_size=profile.engine.max_batch_size,
         prompt_ignore_length=backend_of(resolved.backend).traits(resolved)[0].extended,
@@ -86,7 +85,7 @@ def worker_service(
         entries_path=str(entries),
         is_traced=profile.server.otlp_endpoint is not None,
     )
-    ports = {"metrics": free_port(_LOOPBACK, _SYSTEM_PORTS)}
+    ports = {"metrics": free_port(_LOOPBACK)}
     environment = _environment(profile.server, run_dir, WORKER) | {
         "DYN_SYSTEM_PORT": str(ports["metrics"]),
         "DYN_SYSTEM_HOST": _LOOPBACK,
@@ -126,7 +125,12 @@ def front_end_service(resolved: ResolvedConfig, run_dir: Path, host: str, port: 
 
 def has_several_workers(server: ServerConfig) -> bool:
     """Whether the front end can have more than one worker."""
-    return server.replicas > 1 or server.discovery != "file" or FILE_KV in os.environ
+    return server.replicas > 1 or has_other_machines(server)
+
+
+def has_other_machines(server: ServerConfig) -> bool:
+    """Whether the fleet can have workers on other machines."""
+    return server.discovery != "file" or FILE_KV in os.environ
 
 
 def lists_model(url: str, model: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from pipeline.server.command import VERBOSE_LOG
@@ -22,10 +23,10 @@ _MISSING_LIBRARY = re.compile(r"error while loading shared libraries: (?P<librar
 TAIL_LINES = 15
 
 
-def passing_failure(log_path: Path, free_ports: bool) -> str | None:
-    """Reason of a failure after which a second start may succeed; None for other failures. free_ports: whether a second
-    start uses other ports."""
-    text = _text(log_path)
+def passing_failure(log_paths: Iterable[Path], free_ports: bool) -> str | None:
+    """Reason of a failure after which a second start may succeed; None for other failures. log_paths: logs of all
+    processes. free_ports: whether a second start uses other ports."""
+    text = "\n".join(map(_text, log_paths))
     if free_ports and _CONFLICT.search(text):
         return "another program took one of the free ports first"
     if _BROKEN_LOCK in text:

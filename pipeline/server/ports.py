@@ -7,14 +7,20 @@ import random
 import secrets
 import socket
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from ipaddress import IPv4Address
+from itertools import count, islice
 
 from pipeline.config.schema import ServerConfig
 from pipeline.engine.command import Listening, Ports
 from pipeline.errors import ServerError
 
 LOOPBACK = "127.0.0.1"
+# Outgoing connections use ports from 32768 on in Linux; one could take a free port before its server listens there.
+# Dynamo also parses the port of a worker's metrics as a signed 16-bit number.
+_FREE = range(20000, 1 << 15)
+# Each process tries them in order, from a random one on, so that two processes rarely choose the same port.
+_numbers = count(random.randrange(len(_FREE)))
 
 
 def choose_ports(server: ServerConfig) -> tuple[Ports, Listening]:
@@ -60,7 +66,8 @@ def bind_ports(host: str, asked: Mapping[str, int]) -> dict[str, int]:
             held = stack.enter_context(socket.socket())
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                held.bind((host, port))
+                held.bind((host, port or free_port(host)))
+                held.listen()  # else another socket may bind the same port
             except PermissionError as error:
                 raise ServerError(f"Port {port} (server.{name}) needs privileges; choose 1024 or higher.") from error
             except OSError as error:
@@ -81,11 +88,18 @@ def _bad_host(host: str, reason: str) -> ServerError:
     )
 
 
-def free_port(host: str, ports: range) -> int:
-    """A free port in a range. Raises ServerError if all are in use."""
-    for port in random.sample(ports, len(ports)):
-        with socket.socket() as held, suppress(OSError):
+def free_port(host: str) -> int:
+    """A free port. Raises OSError if this machine cannot listen at that address, ServerError if all are in use."""
+    for number in islice(_numbers, len(_FREE)):
+        port = _FREE[number % len(_FREE)]
+        with socket.socket() as held:
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            held.bind((host, port))
-            return port
-    raise ServerError(f"No port in {ports.start} .. {ports.stop - 1} is free on {host}. Stop a program that uses one.")
+            try:
+                held.bind((host, port))
+                held.listen()
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+            else:
+                return port
+    raise ServerError(f"No port in {_FREE.start} .. {_FREE.stop - 1} is free on {host}. Stop a program that uses one.")

@@ -191,7 +191,8 @@ def start_server(
                 running_server.stop()
                 free_ports = gateway is not None or 0 in (server.http_port, server.grpc_port, server.metrics_port)
                 if isinstance(error, ServerError) and not stopped:
-                    if attempt + 1 < _ATTEMPTS and (reason := passing_failure(run_dir / LOG, free_ports)):
+                    logs = [run_dir / LOG] if gateway is None else [run_dir / LOG, gateway.log_path]
+                    if attempt + 1 < _ATTEMPTS and (reason := passing_failure(logs, free_ports)):
                         note(f"{reason}; starting again")
                         continue
                     write_end(run_dir / LOG, False, "it did not get ready")

@@ -47,6 +47,7 @@ def test_a_log_becomes_a_sentence(tmp_path, line, sentence):
     [
         ("failed to start HTTP service: Unavailable - Socket '127.0.0.1:1' already in use", True, "free ports"),
         ("failed to start HTTP service: Unavailable - Socket '127.0.0.1:1' already in use", False, None),
+        ("The gateway cannot listen on 127.0.0.1: [Errno 98] Address already in use.", True, "free ports"),
         ("  what():  boost::interprocess::lock_exception", False, "a lock of Triton's Python backend"),
         ("failed to load 'lookahead_bls' version 1: Internal: ConfigError: There is no file.", True, None),
         ("", True, None),
@@ -55,7 +56,8 @@ def test_a_log_becomes_a_sentence(tmp_path, line, sentence):
 def test_a_start_is_worth_repeating_where_nothing_of_ours_was_wrong(
     line: str, free_ports: bool, expected: str | None, tmp_path: Path
 ) -> None:
-    log = tmp_path / "server.log"
-    log.write_text(f"I1 some line\n{line}\n")
-    found = passing_failure(log, free_ports)
+    logs = [tmp_path / "server.log", tmp_path / "gateway.log"]
+    logs[0].write_text("I1 some line\n")
+    logs[1].write_text(f"{line}\n")
+    found = passing_failure(logs, free_ports)
     assert found is None if expected is None else expected in str(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,8 @@ def test_free_ports_differ_and_taken_or_equal_ones_are_named():
     ports, listening = choose_ports(FREE)
     assert len(set(ports)) == 3
     assert (listening.ports, listening.key) == (ports, None)
+    first_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert max(ports) < first_outgoing  # else a connection may take one before the server listens
 
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
