@@ -66,7 +66,7 @@ class TritonEngine(LLMEngine):
         spec = self._spec
         keys = os.environ.get(TRITON_KEYS, "").split(",")
         own, *others = [TritonStream(url, key) for url, key in zip_longest(spec.triton_urls, keys, fillvalue="")]
-        self._servers = TritonServers(own, others)
+        self._servers = TritonServers(own, others, spec.has_other_machines)
         deadline = time.monotonic() + spec.startup_timeout_s
         while not await own.is_ready():
             if time.monotonic() > deadline:

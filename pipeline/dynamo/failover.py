@@ -1,4 +1,5 @@
-"""Failover test: requests run while workers and Triton servers are killed with SIGKILL, and no token may change.
+"""Failover test: requests run while workers, Triton servers and processes of their models are killed with SIGKILL, and
+no token may change.
 
 An undisturbed fleet first serves each request once. Then clients repeat the requests while one process after the other
 is killed and restarted by its guard. Every output must equal the first one.
@@ -11,7 +12,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from pipeline.dynamo.fleet import Fleet
 from pipeline.dynamo.services import FRONT_END, lists_model
 from pipeline.engine.backend import Note
 from pipeline.errors import ServerError
-from pipeline.server.processes import marked_processes
+from pipeline.server.processes import marked_processes, model_processes
 from pipeline.server.state import is_ready, reachable
 
 # Time limit of a request. A longer one counts as failed.
@@ -183,24 +184,33 @@ def num_moved(fleet: Fleet) -> int:
 
 def _kill_in_turn(fleet: Fleet, url: str, model: str, num_kills: int, report: FailoverReport, note: Note) -> None:
     moments = random.Random(num_kills)
+    num_models = [len(model_processes(server.state.server_id)) for server in fleet.servers]
     while report.num_kills < num_kills:
-        _wait_until_whole(fleet, url, model)
+        _wait_until_whole(fleet, url, model, num_models)
         time.sleep(moments.uniform(*_PAUSE_S))
-        replica, is_server = divmod(report.num_kills, 2)
-        replica %= len(fleet.servers)
-        name = "tritonserver" if is_server else "pipeline.dynamo.worker"
-        server_id = fleet.servers[replica].state.server_id if is_server else _worker_id(fleet, replica + 1)
-        os.kill(_process(server_id, name), signal.SIGKILL)
+        index, kind = divmod(report.num_kills, 3)
+        index %= len(fleet.servers)
+        server_id = fleet.servers[index].state.server_id
+        if kind == 0:
+            victim, name = _process(_worker_id(fleet, index + 1), "pipeline.dynamo.worker"), "the worker"
+        elif kind == 1:
+            victim, name = _process(server_id, "tritonserver"), "tritonserver"
+        else:
+            victim, of_model = moments.choice(sorted(model_processes(server_id).items()))
+            name = f"the process of {of_model}"
+        os.kill(victim, signal.SIGKILL)
         report.num_kills += 1
-        note(f"kill {report.num_kills} of {num_kills}: {name} of replica {replica + 1}; {report.num_requests} answers")
-    _wait_until_whole(fleet, url, model)
+        note(f"kill {report.num_kills} of {num_kills}: {name} of replica {index + 1}; {report.num_requests} answers")
+    _wait_until_whole(fleet, url, model, num_models)
 
 
-def _wait_until_whole(fleet: Fleet, url: str, model: str) -> None:
-    """Wait until every process serves. Raises ServerError if one does not come back in time."""
+def _wait_until_whole(fleet: Fleet, url: str, model: str, num_models: Sequence[int]) -> None:
+    """Wait until every process serves. num_models: processes of models per server; a server that has lost one still
+    reports itself ready. Raises ServerError if one does not come back in time."""
     deadline = time.monotonic() + _RETURN_TIMEOUT_S
     while not (
-        all(is_ready(server.state) for server in fleet.servers)
+        [len(model_processes(server.state.server_id)) for server in fleet.servers] == num_models
+        and all(is_ready(server.state) for server in fleet.servers)
         and all(service.service.is_ready() for service in fleet.services)
         and lists_model(f"{url}/models", model)
     ):

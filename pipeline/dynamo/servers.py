@@ -15,25 +15,30 @@ from pipeline.dynamo.request_tensors import TokenRequest, resumed
 from pipeline.dynamo.triton_stream import TokenChunk, TritonStream
 from pipeline.errors import BusyError, EngineError
 
-# Time limit for a ready server of this machine. Afterwards Dynamo migrates the request to another worker.
+# Time limits for a ready server of this machine. With other machines the first one holds, and Dynamo then migrates the
+# request to one of their workers.
 _SEARCH_S = 0.5
+_RETURN_S = 60.0
 # Time limit for a busy server to continue an output that has begun.
 _BUSY_S = 120.0
 _POLL_S = 0.1
 
 
 class TritonServers:
-    """Sends requests to one of several servers. own: the preferred server. others: used while it cannot be reached."""
+    """Sends requests to one of several servers. own: the preferred server. others: used while it cannot be reached.
+    has_other_machines: whether workers of other machines can continue a request."""
 
-    def __init__(self, own: TritonStream, others: Sequence[TritonStream] = ()) -> None:
+    def __init__(self, own: TritonStream, others: Sequence[TritonStream] = (), has_other_machines: bool = True) -> None:
         self.own = own
+        self._has_other_machines = has_other_machines
         self._all = (own, *others)
 
     async def generate(
         self, wanted: TokenRequest, request_id: str, trace: Mapping[str, str]
     ) -> AsyncGenerator[TokenChunk, None]:
         """Yield the chunks of the output as they arrive, and continue on another server if one fails. Raises the errors
-        of `TritonStream.generate`; EngineError only if no server is ready."""
+        of `TritonStream.generate`. If no server is ready in time, raises EngineError if there are other machines, else
+        BusyError."""
         server, busy_since = self.own, None
         while wanted.num_remaining_tokens:
             token_ids: list[int] = []
@@ -61,12 +66,13 @@ class TritonServers:
             await server.close()
 
     async def _ready_one(self) -> TritonStream:
-        """The first ready server. Raises EngineError if none is ready within `_SEARCH_S`."""
-        until = time.monotonic() + _SEARCH_S
+        """The first ready server. Raises EngineError or BusyError if none is ready in time."""
+        until = time.monotonic() + (_SEARCH_S if self._has_other_machines else _RETURN_S)
         while True:
             for server in self._all:
                 if await server.is_ready():
                     return server
             if time.monotonic() > until:
-                raise EngineError("no server of this machine is ready")
+                sentence = "Triton is not ready on this machine"
+                raise EngineError(sentence) if self._has_other_machines else BusyError(sentence)
             await asyncio.sleep(_POLL_S)

@@ -27,6 +27,7 @@ class WorkerSpec(Frozen):
     model: str = Field(description="Model name in the OpenAI API.")
     card_dir: str = Field(description="Folder with the model's configuration, tokenizer and chat template.")
     discovery: Discovery = "file"
+    has_other_machines: bool = Field(False, description="Whether workers of other machines can continue a request.")
     max_seq_len: int = Field(description="Limit of prompt and output of one sequence, in tokens.")
     max_batch_size: int = Field(description="Limit of sequences in a batch.")
     prompt_ignore_length: bool = Field(description="Whether the engine can exclude the prompt from penalties.")

@@ -43,10 +43,11 @@ class Server:
             raise failure
 
 
-def ask(own: Server, *others: Server, **stop: Any) -> list[TokenChunk]:
+def ask(own: Server, *others: Server, has_other_machines: bool = True) -> list[TokenChunk]:
     async def work() -> list[TokenChunk]:
-        wanted: TokenRequest = token_request(request(None, stop), "id", SPEC)
-        return [chunk async for chunk in TritonServers(own, others).generate(wanted, "id", {})]  # type: ignore[arg-type]
+        wanted: TokenRequest = token_request(request(None, {}), "id", SPEC)
+        found = TritonServers(own, others, has_other_machines)  # type: ignore[arg-type]
+        return [chunk async for chunk in found.generate(wanted, "id", {})]
 
     return asyncio.run(work())
 
@@ -100,8 +101,32 @@ def test_an_output_whose_last_token_was_sent_before_the_end_is_ended():
 def test_with_no_server_left_workers_of_other_machines_are_asked(monkeypatch):
     monkeypatch.setattr(servers, "_SEARCH_S", 0.05)
 
-    with pytest.raises(EngineError, match="no server of this machine"):
+    with pytest.raises(EngineError, match="Triton is not ready on this machine"):
         ask(Server((2, GONE), is_there=False), Server(is_there=False))
+
+
+class Restarting(Server):
+    """Is ready again at the tenth question."""
+
+    num_asked = 0
+
+    async def is_ready(self) -> bool:
+        self.num_asked += 1
+        return self.num_asked == 10
+
+
+def test_on_the_only_machine_an_output_waits_for_a_server_that_is_started_again(monkeypatch):
+    monkeypatch.setattr(servers, "_POLL_S", 0.001)
+    monkeypatch.setattr(servers, "_SEARCH_S", 0)
+
+    assert tokens(ask(Restarting((2, GONE)), Server(is_there=False), has_other_machines=False)) == WHOLE
+
+
+def test_on_the_only_machine_a_request_is_refused_as_busy_if_no_server_comes_back(monkeypatch):
+    monkeypatch.setattr(servers, "_RETURN_S", 0.05)
+
+    with pytest.raises(BusyError, match="Triton is not ready"):
+        ask(Server((2, GONE), is_there=False), has_other_machines=False)
 
 
 def test_a_busy_server_refuses_what_is_new_and_keeps_what_has_begun_waiting():
