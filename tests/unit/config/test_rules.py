@@ -14,14 +14,14 @@ from tests.unit.config.shipped import CPU, SHIPPED, faults_of, write
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        (["engine.max_draft_tokens=8"], "drafting.max_draft_tokens: found 32; the engine holds"),
+        (["engine.max_draft_tokens=8"], "drafting.max_draft_tokens: found 32; the engine verifies"),
         (["engine.max_draft_tokens=15", "drafting.max_draft_tokens=15"], None),
         (["engine.max_draft_tokens=14", "drafting.max_draft_tokens=14"], "W = 5, N = 3, G = 3 needs 15"),
         (["engine.max_num_tokens=1024", "engine.max_batch_size=64"], "needs 64 x (32 + 1) = 2112"),
         (["engine.max_num_tokens=2111", "engine.max_batch_size=64", "engine.prefill_chunk=512"], "2112"),
         (["engine.prefill_chunk=8192"], "engine.prefill_chunk: found 8192; a pass holds at most"),
         (["engine.max_seq_len=8193"], "was made for at most 8192 positions"),
-        (["engine.max_seq_len=128"], "leave no room"),
+        (["engine.max_seq_len=128"], "leaves no tokens for prompt and output"),
         (["engine.max_draft_tokens=0", "drafting.max_draft_tokens=0", "drafting.strategy=none"], None),
         (["engine.max_draft_tokens=0", "drafting.max_draft_tokens=0"], "so it should be 'none'"),
         (
@@ -42,7 +42,7 @@ from tests.unit.config.shipped import CPU, SHIPPED, faults_of, write
         (["model.parallelism.pipeline=2"], "the torch backend has no pipeline parallelism"),
         (
             ["model.parallelism.tensor=2", "engine.lookahead_parallel=2"],
-            "engine.lookahead_parallel: found 2, and model.parallelism.tensor is 2; the torch backend has one",
+            "engine.lookahead_parallel: found 2, and model.parallelism.tensor is 2; the torch backend does not combine",
         ),
         (
             [
