@@ -109,33 +109,39 @@ class GrpcGateway:
                         raise item
                     yield item
             finally:
+                stream.close()
                 # A client's disconnection must not cancel the clean-up.
                 await asyncio.shield(asyncio.ensure_future(end_stream(stream, tasks)))
 
     async def _send(self, requests: AsyncIterator[Any], stream: Stream, tenant: Tenant) -> None:
         async for request in requests:
+            if stream.is_closed:
+                return
             try:
                 call = await self._call_for(stream, tenant)
                 held = self._admitted(request, tenant, call.deployment)
                 stop = self._stop_of(request, call.deployment)
             except Refusal as refusal:
-                stream.answers.put_nowait(_error_answer(refusal, request.id.removeprefix(tenant.prefix)))
+                await stream.put(_error_answer(refusal, request.id.removeprefix(tenant.prefix)))
                 continue
             call.open.append(OpenRequest(request.id, asyncio.get_running_loop().time(), held, stop))
             with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # `_receive` handles the end of the call
                 await call.rpc.write(request)
         stream.is_sent = True
         if not stream.calls:
-            stream.answers.put_nowait(None)
+            await stream.put(None)
         elif not stream.calls[-1].is_done:
             await stream.calls[-1].finish()
 
     async def _call_for(self, stream: Stream, tenant: Tenant) -> Call:
         """The stream's open call to the current deployment, opened if necessary."""
-        deployment = self._deployments.current
         last = stream.calls[-1] if stream.calls else None
-        if last is not None and last.deployment is deployment and not last.is_done:
-            return last
+        if last is not None and not last.is_done:
+            if last.deployment is self._deployments.current:
+                return last
+            await last.finish()
+        # No await between here and the request's entry in `open`: a call that fails closes the requests in `open`.
+        deployment = self._deployments.current
         # No deadline: at the client's deadline the client's stream ends, and `end_stream` ends the call without a
         # cancellation.
         rpc = deployment.stub.ModelStreamInfer(metadata=deployment.metadata)
@@ -143,11 +149,10 @@ class GrpcGateway:
         deployment.num_streams += 1
         stream.calls.append(call)
         stream.receiving.append(asyncio.ensure_future(self._receive(stream, call, tenant)))
-        if last is not None and not last.is_done:
-            await last.finish()
         return call
 
     async def _receive(self, stream: Stream, call: Call, tenant: Tenant) -> None:
+        end = None
         try:
             async for answer in call.rpc:
                 failed = bool(answer.error_message)
@@ -157,16 +162,16 @@ class GrpcGateway:
                 if failed or answer.infer_response.parameters["triton_final_response"].bool_param:
                     call.close(answer.infer_response.id)
                 answer.infer_response.id = chosen_id(answer.infer_response.id).removeprefix(tenant.prefix)
-                stream.answers.put_nowait(answer)
+                await stream.put(answer)
         except grpc.aio.AioRpcError as error:
             if call.open or not call.is_done:  # else the client expects no more from this call
-                stream.answers.put_nowait(_refusal_of_rpc(error))
+                end = _refusal_of_rpc(error)
         finally:
             call.deployment.num_streams -= 1
         stream.calls.remove(call)
         call.close_all()
-        if not call.is_done or (stream.is_sent and not stream.calls):
-            stream.answers.put_nowait(None)
+        if end is not None or not call.is_done or (stream.is_sent and not stream.calls):
+            await stream.put(end)
 
     async def _watch(self, stream: Stream) -> None:
         """End the stream if its oldest request exceeds the time limit. Finish calls without requests to earlier
@@ -176,7 +181,7 @@ class GrpcGateway:
             await asyncio.sleep(_CHECK_S)
             for call in list(stream.calls):
                 if call.open and asyncio.get_running_loop().time() - call.open[0].began_s > longest:
-                    stream.answers.put_nowait(Refusal(504, f"a request took longer than {longest:g} s"))
+                    stream.close(Refusal(504, f"a request took longer than {longest:g} s"))
                     return
                 if not (call.open or call.is_done or call.deployment is self._deployments.current):
                     await call.finish()

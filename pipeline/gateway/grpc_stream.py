@@ -7,15 +7,19 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import grpc
 from tritonclient.grpc import service_pb2 as pb
 
 from pipeline.gateway.deployment import Deployment
+from pipeline.gateway.refusal import Refusal
 
 # Input of a request that stops the requests with the same id.
 STOP = "stop"
+# Responses that wait for a client to read them. While there are as many, nothing further is read for that client.
+_MAX_ANSWERS = 64
 # Time limit for the requests of a disconnected client to end.
 _CLOSE_S = 2.0
 
@@ -74,12 +78,26 @@ class Call:
 class Stream:
     """A client's stream of requests. calls: open calls to upstream servers, the current one last. receiving: a task per
     call. answers: responses and refusals for the client; None ends the stream. is_sent: whether the client has closed
-    its sending side."""
+    its sending side. is_closed: whether later answers are dropped."""
 
     calls: list[Call] = field(default_factory=list)
     receiving: list[asyncio.Task[None]] = field(default_factory=list)
-    answers: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
+    answers: asyncio.Queue[Any] = field(default_factory=partial(asyncio.Queue, _MAX_ANSWERS))
     is_sent: bool = False
+    is_closed: bool = False
+
+    async def put(self, answer: Any) -> None:
+        """Add an answer as soon as there is room for it."""
+        if not self.is_closed:
+            await self.answers.put(answer)
+
+    def close(self, refusal: Refusal | None = None) -> None:
+        """End the stream without the answers that the client has not read. Requests of a client that does not read then
+        run to their end, because tasks that wait for room continue."""
+        self.is_closed = True
+        while not self.answers.empty():
+            self.answers.get_nowait()
+        self.answers.put_nowait(refusal)
 
 
 async def end_stream(stream: Stream, tasks: Sequence[asyncio.Future[None]]) -> None:

@@ -30,7 +30,8 @@ class Triton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[mis
     """Sends the given responses. A status code ends the stream; None waits until the request is stopped or cancelled.
 
     of: place of the request that the responses belong to. stopped: ids of requests that were to be stopped. deadline_s:
-    what the stream had left. was_read, was_cancelled: how it ended. obeys: whether it stops requests."""
+    what the stream had left. num_sent: responses. was_read, was_cancelled: how it ended. obeys: whether it stops
+    requests."""
 
     def __init__(self, *answers: Any) -> None:
         self.answers = answers
@@ -39,6 +40,7 @@ class Triton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[mis
         self.requests: list[Any] = []
         self.metadata: dict[str, str] = {}
         self.stopped: list[str] = []
+        self.num_sent = 0
         self.was_read, self.was_cancelled = asyncio.Event(), asyncio.Event()
         self.obeys = True
         self._go_on = asyncio.Event()
@@ -70,6 +72,7 @@ class Triton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[mis
             else:
                 answer.infer_response.id = received[self.of].id
                 yield answer
+                self.num_sent += 1
         self.was_read.set()
 
 

@@ -20,6 +20,7 @@ from pipeline.gateway import __main__ as gateway
 from pipeline.gateway import grpc_app
 from pipeline.gateway.deployment import Deployments
 from pipeline.gateway.grpc_app import GrpcGateway
+from pipeline.gateway.grpc_stream import Call
 from pipeline.gateway.spec import GatewaySpec, GatewayStatus, status_path
 from pipeline.gateway.tenants import Tenants
 from tests.patience import PATIENCE_S
@@ -174,6 +175,31 @@ def test_a_stream_without_requests_lets_its_server_go_and_is_served_by_the_new_o
             return answer
 
     assert asyncio.run(work()) == ("b", "second")
+
+
+def test_a_request_to_a_new_server_that_fails_at_once_holds_no_place(monkeypatch):
+    finish = Call.finish
+
+    async def work() -> None:
+        async with gateway_before_two(monkeypatch) as (call, first, _, deployments, _):
+
+            async def finish_after_the_new_one_has_failed(old: Call) -> None:
+                await finish(old)
+                while deployments.current.num_streams:
+                    await asyncio.sleep(0)  # returns before the failure ends the client's stream
+
+            await call.write(request_named("a"))
+            await until(lambda: deployments.current.num_running == 1)
+            monkeypatch.setattr(Call, "finish", finish_after_the_new_one_has_failed)
+            deployments.exchange(deployment_at(9))  # where nothing listens
+            await call.write(request_named("b"))
+            first.may_answer.set()
+            with pytest.raises(grpc.aio.AioRpcError, match="starting again"):
+                async for _ in call:
+                    pass
+            await until(lambda: not deployments.current.num_running)
+
+    asyncio.run(work())
 
 
 def test_the_gateway_follows_its_spec_and_says_so(tmp_path: Path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -134,3 +134,63 @@ def test_a_clients_own_stop_has_the_id_that_it_chose() -> None:
             return triton
 
     assert asyncio.run(stop()).stopped == ["mine"]
+
+
+# More than gRPC itself buffers on the way.
+MANY, BIG = 400, np.zeros((1, 25_000), np.int32)
+
+
+async def settled(number: Callable[[], int]) -> int:
+    """A number above 0 that no longer rises."""
+    earlier = 0
+    while not earlier or number() != earlier:
+        earlier = number()
+        await asyncio.sleep(0.3)
+    return earlier
+
+
+def test_a_client_that_does_not_read_its_answers_fills_no_memory_and_keeps_nobody_from_theirs() -> None:
+    async def ask() -> None:
+        async with stream_to(*[response(output_ids=BIG)] * MANY, final()) as (stream, triton):
+            call = stream([request("mine")])
+            assert await settled(lambda: triton.num_sent) < MANY
+            triton.answers = (final(),)
+            assert len([answer async for answer in stream([request("another")])]) == 1
+            assert [answer.infer_response.id async for answer in call] == ["mine"] * (MANY + 1)
+
+    asyncio.run(ask())
+
+
+def test_requests_of_a_client_that_does_not_read_end_after_the_time_limit(monkeypatch) -> None:
+    monkeypatch.setattr(grpc_app, "_CHECK_S", 0.01)
+
+    async def ask() -> None:
+        tenants = Tenants((), GatewayConfig())
+        answers = [response(output_ids=BIG)] * MANY
+        async with stream_to(*answers, tenants=tenants, request_timeout_s=1) as (stream, _):
+            call = stream([request("mine")])
+            await until(lambda: tenants.num_running == 1)
+            await until(lambda: not tenants.num_running)
+            with pytest.raises(grpc.aio.AioRpcError, match="longer than 1 s"):
+                async for _ in call:
+                    pass
+
+    asyncio.run(ask())
+
+
+def test_no_more_requests_are_read_of_a_client_that_does_not_read_their_refusals() -> None:
+    async def ask() -> None:
+        num_sent = 0
+
+        async def requests() -> AsyncIterator[pb.ModelInferRequest]:
+            nonlocal num_sent
+            for _ in range(MANY):
+                yield request("m" * 100_000, "no model")
+                num_sent += 1
+
+        async with stream_to() as (stream, _):
+            call = stream(requests())
+            assert await settled(lambda: num_sent) < MANY
+            assert len([answer async for answer in call]) == MANY
+
+    asyncio.run(ask())
