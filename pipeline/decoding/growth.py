@@ -2,9 +2,8 @@
 
 Proposals (trees of the sources) are merged, so that shared prefixes exist once. A `ContinuationTable` may continue any
 path. The tree grows best first: each step takes the candidate whose path is most likely to be accepted. A *channel* is
-a proposing source or an order of the table. The probability of a candidate, given its parent, mixes the probabilities
-of its channels (see `mixing`). Each number of orders that have an entry after the parent has its own set of weights:
-sources weigh more where the table has few entries.
+a proposing source or an order of the table. A candidate's probability given its parent mixes those of its channels (see
+`mixing`), with one set of weights for each number of orders that have an entry after the parent.
 """
 
 from __future__ import annotations

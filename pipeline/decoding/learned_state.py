@@ -62,8 +62,8 @@ def load_arrays(path: Path, like: Arrays, fingerprint: str) -> dict[str, npt.NDA
     except (ValueError, OSError, KeyError, zipfile.BadZipFile) as error:
         raise UserError(f"{path} is no learned state of this version: {error}. Delete it.") from error
     if arrays.pop(FINGERPRINT, np.empty(0, np.uint8)).tobytes() != fingerprint.encode():
-        raise UserError(f"{path} was learnt with another model or tokenizer. Delete it.")
+        raise UserError(f"{path} was learned with another model or tokenizer. Delete it.")
     shapes = {name: (array.shape, array.dtype) for name, array in arrays.items()}
     if shapes != {name: (array.shape, array.dtype) for name, array in like.items()}:
-        raise UserError(f"{path} was learnt with other draft sources or other settings. Delete it.")
+        raise UserError(f"{path} was learned with other draft sources or other settings. Delete it.")
     return arrays

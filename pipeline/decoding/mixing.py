@@ -1,4 +1,4 @@
-"""Mixes the probabilities that several channels give a draft node into one. The weights are learnt online from accepted
+"""Mixes the probabilities of a draft node from several channels into one. The weights are learned online from accepted
 and rejected nodes (logistic mixing as in data compressors of the PAQ family):
 
     logit p = bias + sum over the channels that name the node of (weight * logit(their probability) + offset)

@@ -5,7 +5,7 @@ table in a test. So tests, measurements and the server run the same loop:
 
     while not session.finished:
         tree = session.propose()
-        outcome = <target verifies tree behind session.context>
+        outcome = <target verifies tree after session.context>
         emitted = session.advance(tree, outcome) + session.advance_certain()
     session.close()
 """

@@ -98,7 +98,7 @@ def test_each_number_of_processes_has_a_curve_of_its_own_and_leaves_the_engine_t
 
 
 def test_a_model_without_a_plan_is_not_spread(where: Places) -> None:
-    with pytest.raises(BuildError, match="no plan for OPTForCausalLM"):
+    with pytest.raises(BuildError, match="there is none for OPTForCausalLM"):
         planned_engine(tiny("model.parallelism.tensor=2", "model.architecture=OPTForCausalLM"), where)
 
 

@@ -90,12 +90,12 @@ class Matcher:
     def mask_after(self, path: Sequence[int]) -> TokenMask:
         """The mask after the output and a path of permitted draft tokens. Raises RequestError if it is empty."""
         self._recover()
-        mask = self._mask_behind(path)
+        mask = self._mask_of_path(path)
         if mask is None and self._state.is_error():
             self._recover()
-            mask = self._mask_behind(path)
+            mask = self._mask_of_path(path)
         if mask is None:
-            raise RequestError(f"the grammar permits no token behind the output so far{_reason(self._state)}")
+            raise RequestError(f"the grammar permits no token after the output so far{_reason(self._state)}")
         return mask
 
     def masks_of(
@@ -156,7 +156,7 @@ class Matcher:
                 self._guide(growth, drafts.get(token), growth.add(drafts.get(token), new, token), depth + 1)
                 state.rollback(1)
 
-    def _mask_behind(self, path: Sequence[int]) -> TokenMask | None:
+    def _mask_of_path(self, path: Sequence[int]) -> TokenMask | None:
         num_consumed = self._state.try_consume_tokens(list(path))
         mask = self._mask()
         if mask is not None:

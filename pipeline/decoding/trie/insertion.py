@@ -24,7 +24,7 @@ MAX_COUNT = 1 << 30
 @subkernel
 def _is_later(slot: int, other: int, oldest: int) -> bool:
     """Whether `slot` holds later text than `other`. oldest: slot of the oldest text. (The slot written last need not
-    hold the latest text, because a stream fills its reserved slots after others have written behind them.)"""
+    hold the latest text, because a stream fills its reserved slots after others have written later slots.)"""
     # The ring begins at the oldest slot: of two slots on the same side of it the larger one is later.
     return (slot > other) == ((slot >= oldest) == (other >= oldest))
 

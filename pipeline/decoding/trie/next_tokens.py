@@ -3,7 +3,7 @@
 The estimate is that of interpolated PPM. T tokens have followed a suffix of the context that a trie holds. The longest
 suffix takes a part T / (T + S) of the probability, the next shorter suffix the same part of the rest, and so on:
 
-    p(token) = sum over suffixes, longest first, of  escape so far * T / (T + S) * share of the token behind the suffix
+    p(token) = sum over suffixes, longest first, of  escape so far * T / (T + S) * share of the token after the suffix
 
 S, the doubt, is learned online (see `learning`) for each trie, order and class of suffix. The class is the range of the
 suffix's count, and whether its next tokens differ. A suffix with the same count as the next longer one occurs at the

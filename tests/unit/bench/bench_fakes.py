@@ -22,8 +22,8 @@ def contender_over(engine: Engine, strategy: str) -> SchedulerContender:
 
 
 class LyingEngine(TableEngine):
-    """Wrong behind draft nodes: there the second best token gets `error` more. tie: distance of the second best to the
-    best token everywhere, None for what the table says."""
+    """Wrong after draft nodes: there the second best token gets `error` more. tie: distance of the second best to the
+    best token everywhere, None for that of the table."""
 
     def __init__(self, error: float, tie: float | None = None) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a bench would fail at is said before anything is measured, and for which row."""
+"""Errors of a bench are reported before the measurement, with the row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The measuring loop: who runs when, what is forgotten when, and that outputs are compared."""
+"""The measuring loop: order of contenders, reset of draft sources, and comparison of outputs."""
 
 from __future__ import annotations
 

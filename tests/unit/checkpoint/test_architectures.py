@@ -11,7 +11,7 @@ from pipeline.checkpoint.architectures import (
 from pipeline.cli.generated import architecture_page
 from pipeline.errors import CheckpointError
 
-# What the product promises to serve or to refuse with a reason.
+# Architectures that the product must support, or refuse with a reason.
 PROMISED = [
     "LlamaForCausalLM",
     "MistralForCausalLM",

@@ -1,4 +1,4 @@
-"""The hub's own client against a small local hub: what is fetched, with which token, and what refusals say."""
+"""The hub's own client against a small local hub: fetched files, token, and messages of errors."""
 
 from __future__ import annotations
 

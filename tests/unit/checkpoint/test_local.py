@@ -1,4 +1,4 @@
-"""Folders: what counts for their hash, and one sentence for each way they are spoilt."""
+"""Checkpoint folders: the content of their hash, and one message for each kind of damage."""
 
 from __future__ import annotations
 

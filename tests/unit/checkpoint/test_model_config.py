@@ -1,4 +1,4 @@
-"""What transformers reads as the config of a checkpoint, and what is refused in it before and after weights load."""
+"""Configs of checkpoints as transformers reads them, and the errors in them before and after the load of weights."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_no_longer_context_is_promised_than_the_checkpoint_has(
 
 
 def test_layers_have_the_last_word() -> None:
-    """A config class may hide what its layers do."""
+    """A config class may not show a property of its layers."""
     for architecture, changes in (
         ("Gemma2ForCausalLM", {"use_bidirectional_attention": True}),
         ("LlamaForCausalLM", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}),

@@ -21,7 +21,7 @@ KEY = namespace_key("")
 
 
 def found(table: ContinuationTable, context: list[int], order: int) -> list[int] | None:
-    """The candidates behind the last `order` tokens of a context."""
+    """The candidates after the last `order` tokens of a context."""
     key = KEY
     for token in reversed(context[len(context) - order :]):
         key = np.uint64(extend_key(key, token))
@@ -68,7 +68,7 @@ def test_older_probabilities_count_less_and_the_best_stay() -> None:
 
 
 def test_every_node_of_a_step_is_kept_and_the_accepted_ones_win() -> None:
-    # Tokens 3 and 3: one accepted, one a refused guess behind it.
+    # Tokens 3 and 3: one accepted, one a rejected guess after it.
     tree = tree_from_lists([3, 4, 3], [-1, 0, 1])
     table = empty_table(2, 64, 1)
     rows = np.asarray([[3], [5], [6], [7]], np.int32)
@@ -115,7 +115,7 @@ def test_one_namespace_never_finds_what_another_has_stored() -> None:
 
 
 def test_a_row_that_another_text_takes_over_keeps_nothing_of_the_first() -> None:
-    """All keys of a table of one row collide: what one namespace has stored must not come up in another's."""
+    """All keys of a table of one row collide. Even so, a namespace must not read another one's row."""
     table = empty_table(1, 1, 3)
     context = np.asarray([1], np.int32)
     first, second = namespace_key("first"), namespace_key("second")

@@ -29,7 +29,7 @@ def test_beyond_the_last_measurement_the_last_slope_goes_on() -> None:
 
 
 def test_what_was_not_measured_is_not_free() -> None:
-    """A curve may be flat as far as it was measured, or end with a point that was disturbed less than the others."""
+    """A measured curve may be flat, or end with a point that was disturbed less than the others."""
     curve = cost_curve([(1, 1, 0, 1.0), (32, 1, 0, 2.0), (64, 1, 0, 1.98)])
     assert curve.seconds(128, 1, 0) == pytest.approx(2 * 1.98)
 

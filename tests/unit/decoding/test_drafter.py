@@ -1,4 +1,4 @@
-"""Drafts of several sources are merged within one budget, and each source hears of its own."""
+"""Drafts of several sources are merged within one budget, and each source receives the outcome of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A source that is broken costs its own drafts only."""
+"""A source that fails loses its own drafts only."""
 
 from __future__ import annotations
 

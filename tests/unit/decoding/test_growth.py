@@ -20,12 +20,12 @@ FIRST = FirstRows(np.asarray([[2, 1], [3, -1]], np.int32), np.asarray([[0.5, 0.2
 
 
 def grow(context: np.ndarray, *arguments: object) -> Grown:
-    """As drafters call it. An array that can be written would be compiled for once more."""
+    """Read-only, as in a drafter's call. A writable array would cause another compilation."""
     return growth.grow(read_only(context), *arguments)  # type: ignore[arg-type]
 
 
 def prior_weights() -> np.ndarray:
-    """Different in every set, so that a mistaken set shows."""
+    """Different in every set, so that a test detects a wrong set."""
     weights = np.tile(np.asarray([0.8, 1.0, -0.5], np.float32), (3, NUM_CHANNELS + 1, 1))
     weights[:, -1] = -1.0, 0.0, 0.0
     weights[1, :-1, 1] = 0.5
@@ -226,7 +226,7 @@ def test_first_rows_say_what_follows_a_token_of_which_the_table_says_nothing() -
     grown = grow(
         np.asarray([4, 0], np.int32), proposals, empty_table(2, 64, 2), KEY, FIRST, TABLE_CHANNEL, prior_weights(), 8, 2
     )
-    # Behind 0: 2 and 1; behind 1 then 3, and of 2 nothing is known.
+    # After 0 come 2 and 1; after 1 comes 3; the table has no row after 2.
     assert sorted(zip(grown.token_ids.tolist(), grown.parents.tolist(), strict=True)) == [
         (1, -1),
         (2, -1),

@@ -1,4 +1,4 @@
-"""The decode loop over a lookup table: the tokens of plain decoding, whatever was drafted, and counts that add up."""
+"""The decode loop over a lookup table: the tokens of plain decoding for any drafts, and consistent counts."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def session_of(
 
 
 def ended(whole: list[int], room: int, ends: frozenset[int], stops: tuple[tuple[int, ...], ...]) -> tuple[int, str]:
-    """The reference: token by token, how much of a text belongs to the output, and why it ends there."""
+    """The reference, token by token: the part of a text that belongs to the output, and the reason of its end."""
     for length in range(1, len(whole) + 1):
         if whole[length - 1] in ends:
             return length, "end_token"

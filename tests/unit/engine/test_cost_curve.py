@@ -1,4 +1,4 @@
-"""Stored cost curves are found by weights, machine and number of processes, say how busy the machine was, and are
+"""Stored cost curves are found by weights, machine and number of processes, state the load of the machine, and are
 refused when damaged."""
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ def test_requests_may_ask_for_a_smaller_window_and_no_larger() -> None:
 
 def test_a_window_that_is_right_beyond_the_last_place_of_a_sequence_ends_it_there() -> None:
     scheduler = make_scheduler([WindowDraftConfig()], (5, 2, 1))
-    # Whatever comes before, the next token is 1, and so are all guesses of the window.
+    # The next token is always 1, and so are all guesses of the window.
     always_one = SamplingParams(embedding_bias=np.where(np.arange(VOCAB_SIZE) == 1, 99, 0).astype(np.float32))
     prompts = [[1] * length for length in range(LIMITS.max_seq_len - 12, LIMITS.max_seq_len)]
     submissions = [Submission(make_request(prompt, 100, sampling=always_one), "lookahead") for prompt in prompts]

@@ -1,4 +1,4 @@
-"""The load of others is what other programs use, not what the measuring process and its children do."""
+"""The load of others is that of other programs, without the measuring process and its children."""
 
 from __future__ import annotations
 

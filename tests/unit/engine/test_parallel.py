@@ -1,4 +1,4 @@
-"""Lookahead parallelism over ranks in threads: every token as with one process, whatever is drafted."""
+"""Lookahead parallelism over ranks in threads: the tokens of one process for any drafts."""
 
 import queue
 import threading

@@ -1,4 +1,4 @@
-"""What this program is, as artefacts and measurements state it."""
+"""Versions of this program in artefacts and measurements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engines and leftovers are removed, what is in use is not."""
+"""Engines and leftovers are removed, but not engines in use."""
 
 from __future__ import annotations
 

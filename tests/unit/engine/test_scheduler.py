@@ -129,7 +129,7 @@ def test_a_bad_request_is_refused_with_a_sentence_and_affects_no_other(
 
 
 class Scribbler(HostileSource):
-    """Writes into everything that it is given in one of the calls."""
+    """Writes into every argument of one of the calls."""
 
     def __init__(self, where: str) -> None:
         super().__init__(broken=0.0)

@@ -186,5 +186,5 @@ def test_end_tokens_outside_the_vocabulary_never_come_and_harm_no_request() -> N
 @pytest.mark.parametrize("strategy", ["none", "trie"])
 def test_a_grammar_does_not_force_the_text_of_an_end_token(strategy: str) -> None:
     request = make_request(guide=regex("(a|b)12x"), end_ids=frozenset({TOKENS.index("1")}))
-    with pytest.raises(RequestError, match="permits no token behind the output so far"):
+    with pytest.raises(RequestError, match="permits no token after the output so far"):
         make_scheduler().run([Submission(request, strategy)])

@@ -1,4 +1,4 @@
-"""Who takes part in a pass that has no room for all: verify steps, then prompts in the order in which they came."""
+"""Sequences of a pass that cannot hold all: verify steps, then prompts in order of arrival."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_prompts_are_computed_in_the_order_in_which_they_came() -> None:
         scheduler.submit(Submission(request, "none"), lambda event: None)
     for _ in range(3):
         scheduler.step()
-    # 16 tokens are a chunk; what is left of a pass goes to the next prompt in line.
+    # 16 tokens are a chunk; the rest of a pass goes to the next prompt.
     assert engine.passes[0] == [(1, 16), (2, 4)]
     assert engine.passes[1] == [(1, 14), (2, 6)]
     assert engine.passes[2][0] == (1, 1)

@@ -1,4 +1,4 @@
-"""Who waits for the scheduler, who is refused, and whose place is held between the steps of a stream."""
+"""Requests that wait or are refused, and slots that are held between the steps of a stream."""
 
 import threading
 
@@ -13,7 +13,7 @@ from tests.patience import PATIENCE_S
 
 
 def test_a_full_queue_answers_busy() -> None:
-    """A request that finds a place does not wait: three may, beside those for which the engine has room."""
+    """A request with a free slot does not count as waiting; three further ones may wait."""
     scheduler = make_scheduler(engine=TableEngine(EngineLimits(2, 256, 128, 64, VOCAB_SIZE)), max_queue_size=3)
     for _ in range(2 + 3):
         scheduler.submit(Submission(make_request()), lambda event: None)
@@ -34,7 +34,7 @@ def stream_steps(scheduler: Scheduler, count: int, output: list[int]) -> None:
 
 
 def test_a_stream_of_steps_is_not_refused_for_new_requests_and_waits_for_none_of_them() -> None:
-    """The one place is the stream's between its steps, too, while as many new requests wait as may."""
+    """The only slot belongs to the stream between its steps too, while the queue of new requests is full."""
     scheduler = make_scheduler(engine=TableEngine(EngineLimits(1, 256, 128, 64, VOCAB_SIZE)), max_queue_size=2)
     output: list[int] = []
     new: list[StepEvent] = []
@@ -54,7 +54,7 @@ def test_new_requests_run_when_a_stream_of_steps_has_ended(monkeypatch: pytest.M
     new: list[StepEvent] = []
     scheduler.submit(Submission(make_request(max_new_tokens=2), "none"), new.append)
     scheduler.step()
-    assert not new  # the place is held for the next step, which does not come
+    assert not new  # the slot is held for the next step, which does not come
     now += 1.0
     scheduler.step()
     assert len(new) == 1

@@ -33,7 +33,7 @@ def add(queue: WaitingQueue, text: int) -> str:
 @settings(max_examples=60)
 @given(st.randoms(use_true_random=True))
 def test_it_does_what_plain_lists_say(random: Random) -> None:
-    """Long runs from a random generator: short ones hold no place and fill no queue."""
+    """Long runs from a random generator, because short ones hold no slot and fill no queue."""
     queue = WaitingQueue(QUEUE, PLACES)
     new: list[str] = []
     continuing: list[str] = []

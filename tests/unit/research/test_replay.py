@@ -40,7 +40,7 @@ def test_an_unpredictable_output_takes_a_step_per_token() -> None:
 
 
 def test_steps_of_a_repetition_are_those_counted_by_hand() -> None:
-    # Prefill: 5. Then the pool knows (5 -> 6 7 8 5): 6 7 8 5 and one more, 6; then 7 8 5 6 and 7.
+    # Prefill: 5. Then the pool has (5 -> 6 7 8 5): 6 7 8 5 and one more, 6; then 7 8 5 6 and 7.
     rows = [row([*PERIOD, *PERIOD], [*PERIOD, *PERIOD, *PERIOD][:11])]
     results = replay(rows, "pool", [8], ["cold"])
     assert results[-1].steps == 3

@@ -1,4 +1,4 @@
-"""Others' drafts, in the form in which the trie's are measured."""
+"""Draft sources of other projects behind the interface `Peer`."""
 
 from __future__ import annotations
 

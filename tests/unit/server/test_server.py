@@ -63,7 +63,7 @@ def test_the_log_of_a_server_that_died_is_kept_and_one_that_was_stopped_is_not(f
     write(fake, 'print("words before the end", flush=True)')
     notes: list[str] = []
     server = start(tmp_path, note=notes.append)
-    assert not any("log is kept" in note for note in notes)
+    assert not any("its log is now" in note for note in notes)
     pid = server.state.guard_pid
     if victim == "server":
         pid = next(p.pid for p in processes_of(server.state.server_id) if str(fake) in p.cmdline())

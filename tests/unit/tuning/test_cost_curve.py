@@ -17,7 +17,7 @@ from tests.fakes import TableEngine, TableLogits
 
 
 class Counting(TableEngine):
-    """Notes the shape of every pass: sequences and tokens."""
+    """Records the shape of every pass: sequences and tokens."""
 
     def __init__(self, **limits: int) -> None:
         super().__init__(limits=dataclasses.replace(TableEngine().limits, **limits))

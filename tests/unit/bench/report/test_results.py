@@ -57,7 +57,7 @@ def test_missing_file_and_unwritable_folder_are_user_errors(tmp_path: Path) -> N
 def test_that_a_file_can_be_written_is_tried(tmp_path: Path) -> None:
     require_writable(tmp_path / "new" / "out.json")
     assert not list((tmp_path / "new").iterdir())
-    # A folder in which root may do everything by its permissions, and nobody can make a file.
+    # A folder with permissions for root, in which no file can be created.
     with pytest.raises(UserError, match=r"/proc/out\.json cannot be written"):
         require_writable(Path("/proc/out.json"))
     with pytest.raises(UserError, match="it is a folder"):

@@ -1,4 +1,4 @@
-"""Stages of a validation run, with small commands in the place of ours: what is skipped, reported, and always done."""
+"""Stages of a validation run, with small commands in place of ours: skipped, reported and unconditional stages."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_without_a_gpu_it_is_refused_in_one_sentence(tmp_path, monkeypatch, caps
 
 
 def planned(tmp_path: Path, monkeypatch: Any, *arguments: str, **machine: Any) -> ValidationPlan:
-    """What a GPU machine would run, up to the stages themselves."""
+    """The stages of a GPU machine, without running them."""
     programs, _ = fake_machine(tmp_path / "machine", docker=True, **machine)
     monkeypatch.setenv("PATH", str(programs))
     monkeypatch.setattr(validation, "run_stages", lambda *arguments: [])

@@ -1,5 +1,4 @@
-"""The matcher on trees: what is cut, what is added, which masks nodes get, and what an error below the root may not
-do."""
+"""The matcher on trees: dropped nodes, added nodes, masks of nodes, and errors below the root."""
 
 from __future__ import annotations
 
@@ -154,5 +153,5 @@ def test_an_error_of_another_output_of_the_grammar_does_not_end_the_request() ->
 
 
 def test_an_output_that_the_grammar_cannot_follow_ends_with_a_sentence() -> None:
-    with pytest.raises(RequestError, match="the grammar permits no token behind the output so far: lexer error"):
+    with pytest.raises(RequestError, match="the grammar permits no token after the output so far: lexer error"):
         limited_matchers(12, 1)[0].mask_after([])

@@ -136,7 +136,7 @@ def test_an_empty_update_and_one_with_a_tree_are_taken():
 
 @pytest.mark.parametrize("source", [trie_source(), PromptSource(PromptDraftConfig())])
 def test_one_token_repeated_for_long_then_others_are_learnt_and_taken_in(source):
-    """Then many contexts are sure of the repeated token, and all are wrong."""
+    """Then many contexts give the repeated token a high probability, and all are wrong."""
     text = [4, 6, *[5] * 200, 7, 8, 9, 10]
     source.start("r", PROMPT, "")
     context = PROMPT.tolist()

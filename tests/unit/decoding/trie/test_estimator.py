@@ -20,7 +20,7 @@ def ids(tokens: list[int]) -> np.ndarray:
 
 
 def plain_estimate(text: list[int], context: list[int], doubts: np.ndarray) -> dict[int, float]:
-    """What one trie that holds `text` says of the next token, from plain counts."""
+    """Estimate of the next token by one trie that holds `text`, from plain counts."""
     result: dict[int, float] = {}
     escape = 1.0
     for suffix in suffixes_in(text, context, BRANCH):
@@ -134,7 +134,7 @@ def test_both_texts_speak_in_one_estimate():
 
 
 def plain_tree(text: list[int], context: list[int], doubts: np.ndarray, depth: int) -> dict[tuple[int, ...], float]:
-    """Probability of every path of up to `depth` tokens behind the context, from plain counts."""
+    """Probability of every path of up to `depth` tokens after the context, from plain counts."""
     result: dict[tuple[int, ...], float] = {}
     level: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(depth):

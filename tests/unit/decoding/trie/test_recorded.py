@@ -1,4 +1,4 @@
-"""Draft trees of recorded runs, as the trie gave them with 64 children read of a node and the doubts of decision 057.
+"""Draft trees recorded with 64 children per node and the doubts of decision 057.
 The texts are words of a licence and a random chain with repetitions."""
 
 from __future__ import annotations

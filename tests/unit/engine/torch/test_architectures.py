@@ -31,7 +31,7 @@ COMMON: dict[str, Any] = {
 }
 GROUPED: dict[str, Any] = {"num_key_value_heads": 2}
 
-# What only this family has, switched on so that it is tested. Windows are shorter than the test's sequences.
+# Features of a single family, switched on for the test. Windows are shorter than the test's sequences.
 OWN: dict[str, dict[str, Any]] = {
     "MistralForCausalLM": {"sliding_window": 7},
     "MixtralForCausalLM": {"num_local_experts": 4, "sliding_window": 7},

@@ -1,4 +1,4 @@
-"""The search by blocks finds what the search through whole rows finds."""
+"""The search by blocks gives the same result as a search through whole rows."""
 
 from __future__ import annotations
 

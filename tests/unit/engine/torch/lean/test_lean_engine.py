@@ -1,4 +1,4 @@
-"""The lean pass computes what transformers computes, in float32, and in int8 what its definition says."""
+"""The lean pass equals transformers in float32, and its definition in int8."""
 
 from __future__ import annotations
 
