@@ -20,13 +20,13 @@ _report_dropped = sys.unraisablehook
 
 
 def leave_on_sigterm() -> None:
-    """Clean up after `kill` as after Ctrl-C, wherever the signal is handled."""
+    """Make SIGTERM raise SystemExit, so that cleanup runs as after Ctrl-C."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     sys.unraisablehook = _send_again
 
 
 def _send_again(dropped: sys.UnraisableHookArgs) -> None:
-    """Send SIGTERM again: Python drops what is raised in a finalizer or a callback, also for a signal handled there."""
+    """Send SIGTERM again, because Python drops exceptions that a signal handler raises in a finalizer or callback."""
     if isinstance(dropped.exc_value, SystemExit | KeyboardInterrupt):
         threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGTERM)).start()
     else:

@@ -50,7 +50,7 @@ Baselines = Annotated[
     str,
     typer.Option(
         "--baselines",
-        help="Others beside ours: hf, hf-prompt-lookup (transformers), llama-cpp, llama-cpp-prompt-lookup.",
+        help="Other engines to measure: hf, hf-prompt-lookup (transformers), llama-cpp, llama-cpp-prompt-lookup.",
     ),
 ]
 Warm = Annotated[str, typer.Option("--warm", help="cold: empty the draft sources before each prompt. warm: keep them.")]
@@ -88,7 +88,7 @@ def bench(
         str | None, typer.Option("--tasks", help="Tasks of the file to measure, separated by commas; default: all.")
     ] = None,
     warm: Warm = "cold",
-    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Passes over the workload.")] = 1,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Repetitions of the workload.")] = 1,
     concurrency: Concurrency = "",
     turns: Turns = "first",
     raw: Raw = False,
@@ -226,12 +226,12 @@ def load(
 
 
 def front_door(
-    num_requests: Annotated[int, typer.Option("--requests", min=1, help="Requests on each way.")] = 100,
+    num_requests: Annotated[int, typer.Option("--requests", min=1, help="Number of requests by each way.")] = 100,
     as_json: Json = False,
 ) -> None:
-    """Measure time to first token through the OpenAI API and the gateway against Triton itself, on the running server.
+    """Compare time to first token through the OpenAI API and the gateway with Triton itself, on the running server.
 
-    The ways take turns, one request at a time. LOOKAHEAD_API_KEY is sent as the API key."""
+    Sends one request at a time, to each in turn. The API key is LOOKAHEAD_API_KEY."""
     from pipeline.bench.front_door import cost_of, times_to_first_token, ways_to
     from pipeline.dynamo.fleet import openai_url
     from pipeline.server.startup import run_dir

@@ -149,16 +149,16 @@ def batch(
     requests: Annotated[Path, typer.Argument(help="OpenAI batch file: JSON lines with custom_id, url and body.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Results as JSON lines, in the order of the requests.")],
     url: Annotated[
-        str | None, typer.Option("--url", help="Base URL of an OpenAI API; that of `lookahead serve` if left out.")
+        str | None, typer.Option("--url", help="Base URL of an OpenAI API; default: that of `lookahead serve`.")
     ] = None,
-    concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Requests at once.")] = 16,
-    timeout_s: Annotated[float, typer.Option("--timeout", min=1, help="Seconds for one request.")] = 600.0,
+    concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Concurrent requests.")] = 16,
+    timeout_s: Annotated[float, typer.Option("--timeout", min=1, help="Time limit of a request, in seconds.")] = 600.0,
     as_json: Json = False,
 ) -> None:
-    """Answer a file of requests at full load. After an interruption the same command continues where it stopped.
+    """Send a file of requests to the OpenAI API, several at a time. After an interruption the same command continues.
 
-    Each result that is not 200 is in the output with its error; the exit code is then 1. LOOKAHEAD_API_KEY is sent
-    as the API key, else OPENAI_API_KEY.
+    A failed request is in the output with its error, and the exit code is 1. The API key is LOOKAHEAD_API_KEY, else
+    OPENAI_API_KEY.
     """
     from pipeline.bench.report.results import require_writable
     from pipeline.dynamo.batch import journal_path, read_batch, read_journal, run_batch

@@ -49,7 +49,7 @@ def _python() -> Finding:
 
 
 def _packages() -> Iterator[Finding]:
-    """Installed versions against the version ranges that this package declares."""
+    """Compare installed versions with the version ranges that this package declares."""
     try:
         declared = importlib.metadata.requires(_DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:
@@ -144,8 +144,8 @@ def _hub() -> Finding:
 
 
 def examine_config(model: str, profile: str, overrides: Sequence[str]) -> Iterator[Finding]:
-    """Findings for a model under a profile: its settings, and whether this machine can build and serve it. Status "ok"
-    where nothing is refused."""
+    """Findings for a model under a profile: its settings, and whether this machine can build and serve it. The status
+    is "ok" if nothing is refused."""
     subject = f"{model} ({profile})"
     try:
         resolved = resolve(model, profile, overrides)

@@ -18,12 +18,12 @@ from pipeline.server.startup import check_start, prepare
 
 # Limit of printed differences and failures.
 _SHOWN = 5
-# Its clients run here, and have none of the profile's keys.
+# Without API keys, because the clients of the test have none.
 _OWN = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "openai_port": 0, "host": LOOPBACK, "api_keys": ()}
 
 
 def run_failover(resolved: ResolvedConfig, places: Places, num_kills: int, max_tokens: int, as_json: bool) -> None:
-    """Run the comparison. Raises typer.Exit with code 1 if an answer differs, fails or is missing."""
+    """Run the comparison. Raises typer.Exit with code 1 if an output differs or a request fails."""
     require_dynamo()
     server = resolved.profile.server
     settings = {"openai": True, "replicas": max(2, server.replicas), "max_restarts": num_kills, **_OWN}

@@ -1,4 +1,4 @@
-"""Files of the repository that are written from the code: JSON schemas, the page of architectures, version tables."""
+"""Files of the repository that are generated from the code: JSON schemas, the page of architectures, version tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipeline.engine.finding import VersionTable
 from pipeline.errors import ConfigError
 from pipeline.markdown import markdown_table
 
-# The version tables of a backend stand between these lines of docs/how-to/<backend>.md.
+# The version tables of a backend are between these lines of docs/how-to/<backend>.md.
 BEGIN = "<!-- versions: written by `lookahead dev generate` -->"
 END = "<!-- end of versions -->"
 
@@ -27,8 +27,7 @@ _SCHEMAS: dict[str, type[Frozen]] = {
 
 
 def generated_files(home: Path) -> dict[Path, str]:
-    """Path and up-to-date content of each file below home. Raises ConfigError for a page without marks for its
-    tables."""
+    """Path and current content of each file below home. Raises ConfigError if a page has no marks for its tables."""
     docs = home / "docs"
     files = {home / "configs" / "schema" / name: text for name, text in schema_texts().items()}
     files[docs / "architectures.md"] = architecture_page()
@@ -45,7 +44,7 @@ def stale_files(files: dict[Path, str]) -> list[Path]:
 
 
 def page_with(page: Path, tables: Iterable[VersionTable]) -> str:
-    """The text of a page with these tables between its marks. Raises ConfigError for a page without the marks."""
+    """Text of a page with these tables between its marks. Raises ConfigError if the page has no marks."""
     text = page.read_text(encoding="utf-8") if page.is_file() else ""
     begin, end = text.find(BEGIN), text.find(END)
     if begin < 0 or end < begin:
@@ -63,7 +62,7 @@ def _schema_of(kind: type[Frozen]) -> dict[str, Any]:
     schema = kind.model_json_schema()
     if kind is ResolvedConfig:
         return schema
-    # In a file the name comes from the file name; a model may take other settings from its base.
+    # A file needs no name, which is the file name; a model file can inherit other settings from its base.
     schema["required"] = [] if kind is ModelConfig else [key for key in schema.get("required", []) if key != "name"]
     if kind is ModelConfig:
         schema["properties"]["base"] = {"type": "string", "description": "File with the settings of the family."}
@@ -75,14 +74,14 @@ _HEAD = """# Architectures of the torch engine
 Written by `lookahead dev generate` from `pipeline/checkpoint/architectures.py`; `make check` and a test fail when it is
 stale.
 
-For each row `tests/unit/engine/torch/test_architectures.py` makes a tiny random model and compares prompts in chunks,
-draft trees and the cache after a commit with transformers' own plain passes, path by path; windows are shorter than the
-test's sequences. Attention is that of the modelling code: full, or as the row says. int8: `engine.quantization: int8`.
+For each row `tests/unit/engine/torch/test_architectures.py` makes a tiny random model. It compares chunked prompts,
+draft trees and the KV cache after a commit with transformers' own plain passes, path by path. Windows are shorter than
+the test's sequences. The column attention is the attention of the modelling code. int8 is `engine.quantization: int8`.
 
-pass: what computes the model. `lean` is the engine's own pass for CPUs in float32 and int8 (see
-[cpu-engine.md](cpu-engine.md)); these families take the transformers path on CUDA, in 16 bit, with
-`model.parallelism.tensor` above 1, and for a checkpoint with another activation than SiLU or with partial rotary
-embeddings. `transformers` is transformers' modelling code; its int8 rounds the weights only.
+The column pass is the implementation of the forward pass. `lean` is the engine's own pass for CPUs in float32 and int8
+(see [cpu-engine.md](cpu-engine.md)). These families use the pass of transformers on CUDA, in 16 bit, with
+`model.parallelism.tensor` above 1, and for a checkpoint with partial rotary embeddings or an activation other than
+SiLU. `transformers` is the modelling code of transformers; its int8 rounds the weights only.
 
 | class in config.json | family | attention | pass | int8 |
 | --- | --- | --- | --- | --- |
@@ -91,7 +90,7 @@ embeddings. `transformers` is transformers' modelling code; its int8 rounds the 
 _REFUSED = """
 ## Refused, and why
 
-A class that is in neither table is refused as not tested.
+A class in neither table is refused as not tested.
 
 | class in config.json | reason |
 | --- | --- |
@@ -107,8 +106,8 @@ def architecture_page() -> str:
     refused = [f"| {name} | {reason} |" for name, reason in REFUSED.items()]
     kinds = " or ".join(f"`{kind}`" for kind in MOVING_ROPE)
     refused.append(
-        f"| any with rotary embeddings of type {kinds} | they change for all positions with the longest one, so a "
-        "draft token past the limit would change tokens before it |"
+        f"| any with rotary embeddings of type {kinds} | the length of a sequence changes them at all positions, so "
+        "a draft token past the limit would change earlier tokens |"
     )
     reasons: dict[str, list[str]] = {}
     for known in ARCHITECTURES:

@@ -1,4 +1,4 @@
-"""Grammars in the commands bench and verify."""
+"""Grammar options of the commands bench and verify."""
 
 from __future__ import annotations
 
@@ -76,8 +76,9 @@ def bench_schemas(
 def require_matching(
     guide: Guide, opened: InProcess, references: Mapping[tuple[str, str], Sequence[int]]
 ) -> tuple[int, int]:
-    """Return a text with the number of finished reference outputs. Raises typer.Exit with code 1 if a finished one does
-    not match a JSON schema. references: by prompt and decoding; all other outputs were compared with them."""
+    """Check that the finished reference outputs match a JSON schema. references: by prompt and decoding; all other
+    outputs were compared with them. Returns the numbers of finished and of all outputs. Raises typer.Exit with code 1
+    if one does not match."""
     import json
 
     from pipeline.bench.grammar import matches

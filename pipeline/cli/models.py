@@ -71,8 +71,8 @@ def _show(
     of: str,
     as_json: bool,
 ) -> None:
-    """Print configs with the memory that each needs. pairs: model and profile of each. cells: of a row, from a config
-    and the two cells about memory. of: what the estimate holds for."""
+    """Print configs with the memory that each needs. pairs: model and profile of each row. cells: function that makes a
+    row from a config and two texts about memory. of: subject of the estimate, for the title."""
     from pipeline.checkpoint.disk import gigabytes
     from pipeline.engine.memory import available_bytes
     from pipeline.server.memory_fit import memory_fit

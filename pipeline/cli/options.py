@@ -66,12 +66,12 @@ AllowRemote = Annotated[bool, typer.Option("--allow-remote", help="Allow a serve
 
 
 def limit_to(what: str) -> Any:
-    """The option --limit for a command that reads a file of such items."""
+    """The option --limit of a command that reads a file. what: name of the file's items."""
     return typer.Option("--limit", min=1, help=f"Only the first N {what}.")
 
 
 def resolve(model: str, profile: str, overrides: Sequence[str] | None = None) -> ResolvedConfig:
-    """Return the config from which everything is built and served. Raises ConfigError with all faults."""
+    """Resolve the config of a command. Raises ConfigError with all faults."""
     from pipeline.config.resolution import resolve_config
 
     return resolve_config(model, profile, tuple(overrides or ()), note=output.note)

@@ -90,7 +90,8 @@ def _display(kind: type[Progress]) -> Progress:
 
 
 class Bars:
-    """Shows other packages' bars as further tasks of a display; without a terminal as part of its stage."""
+    """Shows progress bars of other packages as further tasks of a display, or without a terminal as part of its
+    stage."""
 
     def __init__(self, bar: Progress) -> None:
         self._bar = bar
@@ -121,8 +122,8 @@ class _Sink(io.StringIO):
 
 @contextmanager
 def foreign_bars(display: Bars) -> Iterator[None]:
-    """Show every tqdm bar that begins in the block: transformers' conversions, downloads of the hub. The bars print
-    nothing themselves."""
+    """Show every tqdm bar that starts in the block in our display, such as conversions of transformers and downloads
+    from the hub."""
     from tqdm.std import tqdm
 
     sink = _Sink()
@@ -151,8 +152,8 @@ def foreign_bars(display: Bars) -> Iterator[None]:
 
 @contextmanager
 def working(what: str) -> Iterator[Callable[[str], None]]:
-    """Show that work of unknown length runs, and for how long, with the bars of other packages. Yields a `note` that
-    also names the stage."""
+    """Show the elapsed time of work of unknown length, and progress bars of other packages. Yields a function `note`,
+    which also sets the name of the stage."""
     stage = what
     started = time.monotonic()
 

@@ -31,11 +31,11 @@ def repo(
             "--llmapi",
             metavar="DRAFTS",
             help="Write a repository for TensorRT-LLM's LLM API, without an engine. Draft source: auto "
-            "(suffix_automaton where the release has it, else trie), suffix_automaton, trie, ngram or none.",
+            "(suffix_automaton if the release has it, else trie), suffix_automaton, trie, ngram or none.",
         ),
     ] = None,
     decoupled: Annotated[
-        bool, typer.Option("--decoupled", help="With --llmapi: a model that streams, and does not take `infer`.")
+        bool, typer.Option("--decoupled", help="With --llmapi: a model that can stream, and cannot serve `infer`.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -50,7 +50,7 @@ def repo(
     if llmapi is not None:
         folder, models = _write_llmapi(resolved, llmapi, target, decoupled)
     elif decoupled:
-        raise ConfigError("--decoupled belongs to --llmapi: the other repositories have models of both kinds.")
+        raise ConfigError("--decoupled needs --llmapi. Other repositories have models with and without streaming.")
     else:
         with output.working("building the engine and the repository") as note:
             repository = prepare(resolved, places(), target, note).repository

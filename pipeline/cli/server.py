@@ -30,7 +30,7 @@ def serve(
     profile: Profile = DEFAULT_PROFILE,
     overrides: Set = None,
     background: Annotated[
-        bool, typer.Option("--background", "-b", help="Return when the server is ready; `lookahead stop` stops it.")
+        bool, typer.Option("--background", "-b", help="Return when the server is ready. `lookahead stop` stops it.")
     ] = False,
     verbose_log: Annotated[
         bool, typer.Option("--verbose-log", help="Write Triton's log of every step to triton.log beside server.log.")
@@ -60,14 +60,14 @@ def serve(
     signal.signal(signal.SIGTERM, leave)
     require_none(run_dir(where))
     if resolved.profile.server.openai and not join and not has_dynamo():
-        output.note(f"no OpenAI API, Triton alone: NVIDIA Dynamo is not installed. Install it with `{INSTALL}`.")
+        output.note(f"serving without the OpenAI API: NVIDIA Dynamo is not installed. Install it with `{INSTALL}`.")
         resolved = without_openai(resolved)
     check_start(resolved, where)
     check_fleet(resolved, join)
     if open_to_all(resolved.profile.server):
         output.note(
-            f"open to every client that reaches {resolved.profile.server.host}: there are no server.api_keys. Make "
-            "them with `lookahead key TENANT`."
+            f"every client that reaches {resolved.profile.server.host} is served, because server.api_keys is empty. "
+            "Make keys with `lookahead key TENANT`."
         )
     with output.working("preparing the server") as note:
         served = prepare(resolved, where, note=note)
@@ -97,7 +97,7 @@ def stop(
 
     where = places()
     stopped = stop_fleet(run_dir(where), drain)
-    stop_fleet(free_dir(base_dir(where)))  # of a switch that was killed
+    stop_fleet(free_dir(base_dir(where)))  # servers of an interrupted switch
     if as_json:
         output.print_json({"stopped": stopped is not None})
     else:
@@ -161,7 +161,7 @@ def status(as_json: Json = False) -> None:
 
 
 def _costs_of(state: ServerState) -> str | None:
-    """How the pass costs of the draft planner were measured; None if the planner does not use costs."""
+    """Text about the pass costs of the draft planner; None if the planner does not use costs."""
     from pipeline.engine.artifact import artifact_dir, load_artifact
     from pipeline.tuning.planned_engine import stored_cost_curve
 
@@ -182,12 +182,12 @@ def switch(
     overrides: Set = None,
     as_json: Json = False,
 ) -> None:
-    """Replace the profile of the running server, at the same address. If the new server does not start, the old profile
-    returns.
+    """Switch the running server to another profile, at the same address. If the new server does not start, the old one
+    continues.
 
-    The new server starts beside the old one, takes over when it is ready, and the old one ends when its requests have.
-    Where the memory does not hold both, running requests finish, and new ones are refused until the new server is
-    ready. It runs in the background."""
+    The new server starts beside the old one and takes over when it is ready. The old one stops after its last request.
+    If the memory does not hold both, running requests finish first, and new ones are refused until the new server is
+    ready. The new server runs in the background."""
     from pipeline.dynamo.exchange import switch_fleet
     from pipeline.dynamo.fleet import as_running, openai_url
     from pipeline.server.startup import base_dir, prepare, run_dir
@@ -230,7 +230,7 @@ def _announce(state: ServerState, url: str | None) -> None:
 
 
 def _wait(fleet: Fleet) -> None:
-    """Return upon Ctrl-C or `lookahead stop`. Raises ServerError if a process of the server exited by itself."""
+    """Wait for Ctrl-C or `lookahead stop`. Raises ServerError if a process of the server exits unexpectedly."""
     output.note("Ctrl-C stops it")
     ended = fleet.wait()
     code = ended.poll()
@@ -238,6 +238,6 @@ def _wait(fleet: Fleet) -> None:
         from pipeline.files import log_tail
 
         raise ServerError(
-            f"{ended.name} exited by itself (exit code {code}). End of {ended.log_path}, which the next start keeps as "
-            f"{ended.log_path.name}.1:\n{log_tail(ended.log_path)}"
+            f"{ended.name} exited unexpectedly (exit code {code}). End of {ended.log_path} (the next start "
+            f"renames it to {ended.log_path.name}.1):\n{log_tail(ended.log_path)}"
         )

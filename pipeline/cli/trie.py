@@ -42,14 +42,15 @@ def build(
     out: Out,
     tokenizer: Tokenizer = None,
     namespace: Annotated[
-        str, typer.Option("--namespace", help="Namespace of these texts: only its requests draft from them.")
+        str,
+        typer.Option("--namespace", help="Namespace of these texts. Only requests of this namespace draft from them."),
     ] = "",
     prompts: Annotated[bool, typer.Option("--prompts", help="Store prompt_ids too, not only outputs.")] = False,
     branch_length: BranchLength = 12,
     max_mib: MaxMib = 64.0,
     as_json: Json = False,
 ) -> None:
-    """Build a trie from past outputs, so that a server starts warm."""
+    """Build the initial trie of a server from past outputs."""
     from pipeline.bench.data.token_rows import token_sequences
     from pipeline.bench.report.results import require_other
     from pipeline.decoding.trie.snapshot import save_trie
@@ -114,16 +115,15 @@ def prune(
 def merge(
     snapshots: Annotated[
         list[str],
-        typer.Argument(
-            help="Snapshots: files or URLs. The last one is forgotten last, so put the most valuable there."
-        ),
+        typer.Argument(help="Snapshots: files or URLs. Put the most important one last, because it is pruned last."),
     ],
     out: Out,
     max_mib: MaxMib = 64.0,
     as_json: Json = False,
 ) -> None:
-    """Merge the texts of several snapshots into one trie, such as what the servers of a fleet have learnt. Namespaces
-    stay apart. A text counts as often as in the snapshot that holds it most often."""
+    """Merge several snapshots into one trie, such as those of the servers of a fleet.
+
+    Namespaces stay separate. The count of a text is its highest count in a snapshot."""
     from pipeline.decoding.trie.merging import merge_tries
     from pipeline.decoding.trie.snapshot import load_trie, save_trie
 

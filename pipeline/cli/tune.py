@@ -41,8 +41,7 @@ def tune(
     max_new_tokens: MaxNewTokens = 96,
     as_json: Json = False,
 ) -> None:
-    """Measure the cost of a pass, then draft budgets and W, N, G against plain decoding. Prints the settings to write,
-    with their file."""
+    """Measure pass times, draft budgets and W, N, G against plain decoding, and print the settings to write."""
     from dataclasses import asdict
 
     from pipeline.bench.contenders.in_process import open_in_process

@@ -30,15 +30,17 @@ def validate_gpu(
     backend: Annotated[
         str, typer.Option("--backend", help="Backend: tensorrt_llm, or torch, which also runs on a CPU.")
     ] = "tensorrt_llm",
-    num_prompts: Annotated[int, typer.Option("--num-prompts", min=1, help="For verify and bench.")] = 6,
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="For verify and bench.")] = 64,
+    num_prompts: Annotated[int, typer.Option("--num-prompts", min=1, help="Prompts of verify and bench.")] = 6,
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", min=1, help="Output tokens of verify and bench.")
+    ] = 64,
     part: Annotated[
         str, typer.Option("--part", help="server: all stages. engine: the torch engine alone, without a server.")
     ] = "server",
     shapes: Annotated[
         str | None,
         typer.Option(
-            "--shapes", help="For --part engine: tiny, llama2-7b, llama2-13b, qwen2.5-7b, separated by commas."
+            "--shapes", help="Shapes for --part engine: tiny, llama2-7b, llama2-13b, qwen2.5-7b, separated by commas."
         ),
     ] = None,
     load_seconds: Annotated[
@@ -55,8 +57,8 @@ def validate_gpu(
 ) -> None:
     """Build a small model; serve, verify, bench, load and switch it; write a report to attach to an issue.
 
-    A stage that fails is reported with its log, and the stages that do not need it still run. Exit code 1 if not all
-    passed.
+    If a stage fails, the report has its log, and the stages that do not depend on it still run. Exit code 1 if a stage
+    failed.
     """
     from pipeline.bench.data.workload import DEFAULT_PROMPTS
     from pipeline.bench.validation.validation import ValidationPlan, has_passed

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from pipeline.engine.contract import Engine
 
 
-# The size of --quick.
+# Number of prompts and tokens with --quick.
 QUICK_PROMPTS, QUICK_TOKENS = 3, 24
 
 
@@ -55,7 +55,7 @@ def verify(
     overrides: Set = None,
     strategies: Strategies = None,
     data: Data = None,
-    num_prompts: Annotated[int | None, typer.Option("--num-prompts", min=1, help="Only the first N.")] = None,
+    num_prompts: Annotated[int | None, typer.Option("--num-prompts", min=1, help="Only the first N prompts.")] = None,
     max_new_tokens: MaxNewTokens = 64,
     quick: Annotated[
         bool, typer.Option("--quick", help="Compare three prompts of 24 tokens; takes about a minute.")
@@ -66,21 +66,22 @@ def verify(
         typer.Option("--grammar", help="Grammar that all outputs must match: .json (schema), .lark, .gbnf or .regex."),
     ] = None,
     logits: Annotated[
-        bool, typer.Option("--logits", help="Compare the bits of logits as well (engines with the lean pass).")
+        bool, typer.Option("--logits", help="Also compare the bits of the logits (engines with the lean pass).")
     ] = False,
     seed: Seed = 0,
     url: Annotated[
         str | None,
-        typer.Option("--url", help="gRPC address of a server to compare with too; default: the running one."),
+        typer.Option("--url", help="gRPC address of a server to compare as well; default: the running one."),
     ] = None,
     server: Annotated[
-        bool, typer.Option("--server/--no-server", help="Compare through a server too, or only in process.")
+        bool, typer.Option("--server/--no-server", help="Also compare through a server, or only in process.")
     ] = True,
     allow_remote: AllowRemote = False,
     failover: Annotated[
         bool,
         typer.Option(
-            "--failover", help="Instead, start a fleet, kill its workers and servers, and compare what clients get."
+            "--failover",
+            help="Instead, start a fleet, kill its workers and servers, and compare the outputs of the clients.",
         ),
     ] = False,
     num_kills: Annotated[int, typer.Option("--kills", min=1, help="Number of kills with --failover.")] = 20,
@@ -130,8 +131,8 @@ def verify(
 
 
 def _server_of(artifact: Artifact) -> str | None:
-    """gRPC address of the server that `lookahead serve` started, if it serves this artifact. Raises UserError if the
-    artifact was built anew since: the server has the engine of before."""
+    """gRPC address of the server that `lookahead serve` started; None if it does not serve this artifact. Raises
+    UserError if the artifact was rebuilt after the start."""
     from pipeline.server.startup import run_dir
     from pipeline.server.state import find_server
 
@@ -157,8 +158,8 @@ def _compare_in_process(
     grammar: Path | None,
     logits: bool,
 ) -> list[Comparison]:
-    """Run all comparisons in process; with url also those with that server. grammar: file of a grammar that all outputs
-    must match. logits: compare their bits in process."""
+    """Run all comparisons in process, and with url also those through that server. grammar: file with a grammar that
+    all outputs must match. logits: also compare the bits of the logits in process."""
     from pipeline.bench.contenders.in_process import open_in_process
     from pipeline.bench.contenders.remote import require_server_of
     from pipeline.bench.data.workload import first_prompts
@@ -176,7 +177,7 @@ def _compare_in_process(
     sampling = SamplingParams(seed=seed)
     options = MeasureOptions(max_new_tokens=max_new_tokens, end_ids=opened.end_ids, sampling=sampling, guide=guide)
     if url is not None:
-        require_server_of(url, prompts[0])  # before minutes of comparing in process
+        require_server_of(url, prompts[0])  # first, because comparing in process takes minutes
     reference, *contenders = [opened.contender(strategy) for strategy in strategies]
     dtype = artifact.resolved.dtype
     num_passes = 2 * len(strategies) - 1 + (0 if url is None else 2 * len(strategies))
@@ -202,14 +203,14 @@ def _compare_in_process(
 
 
 def _require_same_bits(artifact: Artifact) -> None:
-    """Raises UserError for an engine whose rows may depend on the other rows of a pass."""
+    """Raise UserError if the rows of an engine's pass depend on each other."""
     from pipeline.engine.torch.lean.plan import read_plan
 
     if read_plan(artifact.engine_dir) is None:
         raise UserError(
-            f"--logits compares bits, and the rows of {artifact.manifest.model} in {artifact.resolved.dtype} are "
-            "computed by transformers, which rounds them differently with their number; engines of the lean pass "
-            "(docs/architectures.md) give the same bits. Leave out --logits."
+            f"--logits needs an engine with the lean pass (docs/architectures.md). transformers computes "
+            f"{artifact.manifest.model} in {artifact.resolved.dtype}, and its rounding depends on the number of rows. "
+            "Leave out --logits."
         )
 
 
@@ -229,7 +230,7 @@ def _compare_through_server(
 
     if url is None:
         raise ServerError(
-            "This engine runs only in a server, and no server has it. Start it with `lookahead serve "
+            "This engine runs only in a server, and no server runs it. Start it with `lookahead serve "
             f"--model {artifact.manifest.model} --profile {artifact.manifest.profile} --background`."
         )
     chosen = remote_strategies(artifact.resolved, strategies)

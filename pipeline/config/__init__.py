@@ -1,1 +1,1 @@
-"""Configuration: schema, loading, resolution."""
+"""Configuration of models and profiles: schema, loading, resolution."""

@@ -1,4 +1,4 @@
-"""A model config made from a GGUF file or a Hugging Face repository that --model names directly."""
+"""Makes a model config from a GGUF file or a Hugging Face repository, for --model without a YAML."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pipeline.config.folder import LOOKAHEAD, config_values, json_object, model_
 from pipeline.config.loading import Draft, shown
 from pipeline.errors import ConfigError
 
-# A path such as ./name or ../name is none.
+# Excludes paths such as ./name and ../name.
 _REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")
-# Class of each GGUF architecture that is served. A "llama" file without a sliding window may hold a Mistral model: the
-# computation is the same.
+# Class of each supported GGUF architecture. A "llama" file may contain a Mistral model, whose computation is the same
+# without a sliding window.
 _GGUF_CLASSES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
@@ -29,14 +29,14 @@ def is_repository(name: str) -> bool:
 
 
 def draft_from_gguf(path: Path) -> Draft:
-    """Read the settings and the tensor list of a GGUF file. Raises ConfigError if it is not one or its architecture is
-    not served."""
+    """Read the settings and the tensor list of a GGUF file. Raises ConfigError if the file is invalid or its
+    architecture is not supported."""
     from gguf import GGUFReader
 
     try:
         reader = GGUFReader(path)
     except (ValueError, IndexError, KeyError, OSError) as error:
-        raise ConfigError(f"{shown(path)} is no GGUF file, is cut short or is damaged. Fetch it again.") from error
+        raise ConfigError(f"{shown(path)} is not a GGUF file, is incomplete or is damaged. Fetch it again.") from error
 
     def setting(key: str) -> Any:
         field = reader.get_field(key)
@@ -45,7 +45,7 @@ def draft_from_gguf(path: Path) -> Draft:
     architecture = setting("general.architecture")
     if architecture not in _GGUF_CLASSES:
         raise ConfigError(
-            f"{shown(path)} holds architecture {architecture!r}; GGUF files of {', '.join(_GGUF_CLASSES)} are served. "
+            f"{shown(path)} has architecture {architecture!r}; supported in GGUF files: {', '.join(_GGUF_CLASSES)}. "
             "Use the checkpoint's safetensors instead."
         )
     data: dict[str, Any] = {
@@ -70,7 +70,7 @@ def draft_from_hub(repo_id: str) -> Draft:
     return them."""
     config_path = _fetched(repo_id, "config.json")
     if config_path is None:
-        raise ConfigError(f"{repo_id} holds no config.json, so it is no checkpoint. Correct the name.")
+        raise ConfigError(f"{repo_id} has no config.json, so it is not a checkpoint. Correct the name.")
     data: dict[str, Any] = {
         "name": model_name(repo_id.rpartition("/")[2]),
         "description": f"{repo_id} on the Hugging Face hub",
@@ -85,7 +85,7 @@ def draft_from_hub(repo_id: str) -> Draft:
 
 
 def _fetched(repo_id: str, name: str) -> Path | None:
-    """Path of a repository's file, from the hub or its cache; None if the repository has no such file."""
+    """Path of a repository's file, from the hub or its cache; None if the repository does not have the file."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -109,14 +109,14 @@ def _fetched(repo_id: str, name: str) -> Path | None:
 
 
 def _num_parameters(repo_id: str) -> int:
-    """Number of parameters from the index of shards, else from the hub's own count; 1 if neither is known."""
+    """Number of parameters from the index of shards, else from the hub's count; 1 if both are unknown."""
     from huggingface_hub import get_safetensors_metadata
     from huggingface_hub.errors import HfHubHTTPError, NotASafetensorsRepoError, OfflineModeIsEnabled
 
     if (index := _fetched(repo_id, _INDEX)) is not None:
         total = json_object(index, ConfigError).get("metadata", {}).get("total_size")
         if isinstance(total, int | float):
-            return max(1, int(total) // 2)  # published weights have two bytes
+            return max(1, int(total) // 2)  # published weights have 16 bits
     try:
         return max(1, sum(get_safetensors_metadata(repo_id).parameter_count.values()))
     except (HfHubHTTPError, NotASafetensorsRepoError, OfflineModeIsEnabled, OSError):

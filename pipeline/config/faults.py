@@ -1,5 +1,4 @@
-"""Faults of a configuration, with what the user needs to fix them: file and line, key, the value found, a correct
-value."""
+"""Faults of a configuration, with file and line, key, the value found, and a correct value."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from pipeline.errors import ConfigError
 
 KeyPath = tuple[str | int, ...]
 
-# Keys that choose among the types of a union; pydantic puts their value into the path of an error.
+# Keys that select the type of a union. pydantic puts their value into the path of an error.
 _TAGS = ("source", "kind")
 _TYPES = {
     "bool": "true or false",
@@ -71,7 +70,7 @@ def dotted(path: KeyPath) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A suggestion with a leading blank, or the empty string."""
+    """A suggestion with a leading space; empty without a similar word."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f" Did you mean '{close[0]}'?" if close else ""
 
@@ -92,7 +91,7 @@ def faults_of_validation(
     """Convert pydantic's errors to one fault per wrong setting. `prefix` is shown before each key ("model" for keys of
     a model)."""
     faults = []
-    members: dict[KeyPath, list[str]] = {}  # unions that no member fits; pydantic has an error for each member
+    members: dict[KeyPath, list[str]] = {}  # unions without a matching member; pydantic has an error for each member
     for entry in error.errors():
         path, member = _place(entry["loc"], data, is_missing=entry["type"] == "missing")
         if member is not None:
@@ -107,15 +106,15 @@ def faults_of_validation(
 
 
 def origin_of(path: KeyPath, origins: Mapping[KeyPath, str]) -> str:
-    """Place where the setting, or the closest mapping around it, was written."""
+    """Place where the setting was written, or else the closest mapping around it."""
     for length in range(len(path), -1, -1):
         if path[:length] in origins:
             return origins[path[:length]]
-    raise AssertionError("origins always hold the root")
+    raise AssertionError("origins always contain the root")
 
 
 def _origin_of_rule(path: KeyPath, origins: Mapping[KeyPath, str]) -> str:
-    """Place to report when settings below `path` contradict each other: the layer that was merged last."""
+    """Place to report if settings below `path` contradict each other: the layer that was merged last."""
     where = origin_of(path, origins)
     below = [place for key, place in origins.items() if key[: len(path)] == path and len(key) > len(path)]
     over = [place for place in below if place.partition(":")[0] != where.partition(":")[0]]
@@ -123,7 +122,7 @@ def _origin_of_rule(path: KeyPath, origins: Mapping[KeyPath, str]) -> str:
 
 
 def without(data: Mapping[str, Any], paths: Iterable[KeyPath]) -> dict[str, Any]:
-    """A copy of data without the settings at `paths`, so that they take their defaults."""
+    """Copy data without the settings at `paths`, which then get their defaults."""
     drop = set(paths)
 
     def copy(value: Any, path: KeyPath) -> Any:
@@ -155,11 +154,11 @@ def _text(entry: dict[str, Any], path: KeyPath, schema: type[BaseModel], data: M
             key = context["discriminator"].strip("'")
             return f"found {key} {context['tag']!r}; should be one of {context['expected_tags']}.{hint}"
         case "union_tag_not_found":
-            return f"needs the key {context['discriminator']}, which says which settings follow."
+            return f"needs the key {context['discriminator']}, which selects the other settings."
         case "value_error":
             return f"{context['error']}."
         case "string_pattern_mismatch":
-            hint = " It is that of the file, so rename the file." if path == ("name",) else ""
+            hint = " It is the name of the file, so rename the file." if path == ("name",) else ""
             return f"found {found!r}; should be of the form {context['pattern']}.{hint}"
         case "string_type" if isinstance(found, bool):
             word = "true" if found else "false"
@@ -182,7 +181,7 @@ def _suggest_key(path: KeyPath, schema: type[BaseModel], data: Mapping[str, Any]
 
 
 def _setting_paths(schema: type[BaseModel], path: KeyPath) -> list[tuple[str, ...]]:
-    """Every setting that has a fixed path."""
+    """Paths of all settings, except those below lists, mappings with free keys, and unions."""
     found: list[tuple[str, ...]] = []
     for name, field in schema.model_fields.items():
         inner = field.annotation
@@ -194,7 +193,7 @@ def _setting_paths(schema: type[BaseModel], path: KeyPath) -> list[tuple[str, ..
 
 
 def _fields_at(schema: type[BaseModel], path: KeyPath, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of the type at `path`; empty where no single type is there."""
+    """Fields of the type at `path`; empty if the type is not a single class."""
     current: Any = schema
     value: Any = data
     for part in path:
@@ -210,7 +209,7 @@ def _fields_at(schema: type[BaseModel], path: KeyPath, data: Mapping[str, Any]) 
 
 
 def _chosen(annotation: Any, value: Any) -> Any:
-    """The member of a tagged union that `value` selects; other annotations unchanged."""
+    """Member of a tagged union that `value` selects. Returns other annotations unchanged."""
     if typing.get_origin(annotation) is typing.Annotated:
         annotation = typing.get_args(annotation)[0]
     if typing.get_origin(annotation) not in (typing.Union, types.UnionType):
@@ -224,7 +223,7 @@ def _chosen(annotation: Any, value: Any) -> Any:
 
 
 def _place(location: tuple[str | int, ...], data: Mapping[str, Any], *, is_missing: bool) -> tuple[KeyPath, str | None]:
-    """Path of a setting, and the union member that the error is about, which pydantic puts after the path."""
+    """Path of a setting, and the union member of the error, which pydantic appends to the path."""
     path: list[str | int] = []
     value: Any = data
     for part in location:
@@ -239,7 +238,7 @@ def _place(location: tuple[str | int, ...], data: Mapping[str, Any], *, is_missi
 
 
 def _value_at(path: KeyPath, data: Any) -> Any:
-    """Return None where there is nothing."""
+    """The value at a path; None if there is none."""
     try:
         for part in path:
             data = data[part]

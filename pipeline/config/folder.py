@@ -1,4 +1,4 @@
-"""A model config made from a checkpoint folder, so that `--model path/to/checkpoint` needs no YAML."""
+"""Makes a model config from a checkpoint folder, for `--model path/to/checkpoint` without a YAML."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipeline.config.faults import KeyPath
 from pipeline.config.loading import Draft, shown
 from pipeline.errors import ConfigError, UserError
 
-# W, N, G of a model that was not tuned: 7 draft tokens, which fit into every shipped profile. arXiv 2402.02057 has 119
+# W, N, G of a model that was not tuned: 7 draft tokens, which every shipped profile allows. arXiv 2402.02057 uses 119
 # for a 7B model on an A100.
 LOOKAHEAD: dict[str, Any] = {
     "max_window_size": 2,
@@ -25,15 +25,16 @@ _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "seq_length"
 
 
 def draft_from_checkpoint_folder(folder: Path) -> Draft:
-    """Read config.json and the sizes of the weight files. W, N and G get the default."""
+    """Read config.json and the sizes of the weight files. W, N and G get the default. Raises ConfigError if the folder
+    is not a checkpoint."""
     config_path = folder / "config.json"
     if (folder / "adapter_config.json").is_file() and not config_path.exists():
         raise ConfigError(
-            f"{shown(folder)} is an adapter (LoRA), not a whole model. Merge it into the model that it was made for "
-            "(`merge_and_unload` of peft), and name the folder that this is saved to."
+            f"{shown(folder)} is an adapter (LoRA), not a whole model. Merge it into its base model "
+            "(`merge_and_unload` of peft), save the result, and use that folder."
         )
     if not config_path.exists():
-        raise ConfigError(f"{shown(folder)} is no checkpoint: it holds no config.json.")
+        raise ConfigError(f"{shown(folder)} is not a checkpoint: it has no config.json.")
     config = json_object(config_path, ConfigError)
     data: dict[str, Any] = {
         "name": model_name(folder.resolve().name),
@@ -54,7 +55,7 @@ def model_name(written: str) -> str:
 
 
 def config_values(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a model config that a config.json states."""
+    """Settings of a model config from a config.json."""
     values: dict[str, Any] = {}
     if architecture := named_architecture(config):
         values["architecture"] = architecture
@@ -66,20 +67,20 @@ def config_values(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def json_object(path: Path, error: type[UserError]) -> dict[str, Any]:
-    """Content of a JSON file of a checkpoint. Raises `error` unless that is an object."""
+    """Content of a JSON file of a checkpoint. Raises `error` if it is not a JSON object."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as cause:
         raise error(f"{shown(path)} cannot be read: {cause.strerror}.") from cause
     except (ValueError, RecursionError) as cause:
-        raise error(f"{shown(path)} is no valid JSON: {cause}.") from cause
+        raise error(f"{shown(path)} is not valid JSON: {cause}.") from cause
     if not isinstance(value, dict):
-        raise error(f"{shown(path)} should hold a JSON object.")
+        raise error(f"{shown(path)} should contain a JSON object.")
     return value
 
 
 def named_architecture(config: Mapping[str, Any]) -> str | None:
-    """The class that config.json names; None if it names none."""
+    """First class in `architectures` of config.json; None if there is none."""
     match config.get("architectures"):
         case [str(name), *_]:
             return name

@@ -1,4 +1,4 @@
-"""The hardware of this machine, found without importing torch where no GPU driver is present."""
+"""The hardware of this machine. Imports torch only if there is a GPU driver."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """gpu: name of the first CUDA device that torch can use, or None. compute_capability: e.g. 90; 0 without a GPU."""
+    """gpu: name of the first CUDA device that torch can use; None without one. compute_capability: e.g. 90; 0 without a
+    GPU."""
 
     gpu: str | None
     compute_capability: int

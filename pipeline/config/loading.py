@@ -1,7 +1,6 @@
-"""Reads a model or a profile: YAML file -> base merged in -> overrides -> settings with the place of each.
+"""Reads a model or a profile: YAML file, merged over its base, with overrides. Each setting keeps its place.
 
-Nothing is validated here. `resolution` validates, so that faults of the model, the profile and their combination are
-reported together.
+`resolution` validates the settings later, to report faults of the model, the profile and their combination together.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class Draft:
 
 
 def names_in(folders: Iterable[Path]) -> list[str]:
-    """Names of the configs in the folders. Bases are in a subfolder and are left out."""
+    """Names of the configs in the folders, without bases, which are in a subfolder."""
     return sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
 
 
@@ -61,7 +60,7 @@ def _find(name: str, folders: Iterable[Path], kind: str, other: str) -> Path:
 
 
 def read_draft(path: Path) -> Draft:
-    """The file's settings merged over those of its base. `name` is taken from the file name. Raises ConfigError if the
+    """Read a file's settings and merge them over those of its base. `name` is the file name. Raises ConfigError if the
     file or its base cannot be read as YAML."""
     draft = _read_yaml(path)
     faults = list(draft.faults)
@@ -78,27 +77,31 @@ def read_draft(path: Path) -> Draft:
             base = _read_yaml(base_path)
             faults += base.faults
             if "base" in base.data:
-                faults.append(Fault(("base",), "a base has no base of its own.", where=base.origins[("base",)]))
+                faults.append(Fault(("base",), "a base cannot have a base itself.", where=base.origins[("base",)]))
             written = set(origins)
             data, origins = _merge(base, Draft(data, origins))
             _restate_origins(data, written, "unstated")
             data.pop("base", None)
     if data.setdefault("name", path.stem) != path.stem:
         faults.append(
-            Fault(("name",), f"found {data['name']!r}; should be '{path.stem}', as the file.", where=origins[("name",)])
+            Fault(
+                ("name",),
+                f"found {data['name']!r}; should be '{path.stem}', the name of the file.",
+                where=origins[("name",)],
+            )
         )
         data["name"] = path.stem
     return Draft(data, origins, tuple(faults))
 
 
 def with_overrides(draft: Draft, overrides: Sequence[tuple[str, Any]], prefix: KeyPath = ()) -> Draft:
-    """Settings with (dotted key, value) applied. prefix: shown before their keys."""
+    """Apply overrides (dotted key, value) to settings. prefix: put before the keys in messages."""
     data, origins, faults = copy.deepcopy(draft.data), dict(draft.origins), list(draft.faults)
     for key, value in overrides:
         path = tuple(int(part) if part.isdigit() else part for part in key.split("."))
         where = "--set"
         if path == ("name",):
-            text = f"found {value!r}; the name is that of the file. Copy the file instead."
+            text = f"found {value!r}; it is the name of the file. Copy the file instead."
             faults.append(Fault(prefix + path, text, where=where))
         elif _put(data, path, value):
             origins = {known: origin for known, origin in origins.items() if known[: len(path)] != path}
@@ -106,14 +109,15 @@ def with_overrides(draft: Draft, overrides: Sequence[tuple[str, Any]], prefix: K
             for length in range(1, len(path)):  # mappings that the override created, including unknown ones
                 origins.setdefault(path[:length], where)
         else:
-            text = "cannot be reached: a part of the key is no mapping and no list with that entry."
+            text = "does not exist: a part of the key is neither a mapping nor a list with that entry."
             faults.append(Fault(prefix + path, text, where=where))
     _restate_origins(data, {tuple(key.split(".")) for key, _ in overrides}, "set on the command line")
     return Draft(data, origins, tuple(faults))
 
 
 def parse_overrides(texts: Sequence[str]) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]], list[Fault]]:
-    """Parse "KEY=VALUE" texts -> overrides of the model (keys that begin with "model."), of the profile, and faults."""
+    """Parse "KEY=VALUE" texts. Returns overrides of the model (keys that begin with "model."), overrides of the
+    profile, and faults."""
     model: list[tuple[str, Any]] = []
     profile: list[tuple[str, Any]] = []
     faults = []
@@ -143,10 +147,10 @@ def parse_overrides(texts: Sequence[str]) -> tuple[list[tuple[str, Any]], list[t
 
 
 def shown(path: Path) -> str:
-    """A path as the user would type it: relative to the working folder if it is below."""
+    """A path for messages: relative to the working folder if it is below."""
     try:
         return str(path.resolve().relative_to(Path.cwd()))
-    except (ValueError, FileNotFoundError):  # it is elsewhere, or the working folder was removed
+    except (ValueError, FileNotFoundError):  # not below the working folder, or that was removed
         return str(path)
 
 
@@ -158,10 +162,10 @@ def _read_yaml(path: Path) -> Draft:
     try:
         found = parse_yaml(text)
     except ValueError as error:
-        raise ConfigError(f"{shown(path)} is no valid YAML: {error}.") from error
+        raise ConfigError(f"{shown(path)} is not valid YAML: {error}.") from error
     data = {} if found.data is None else found.data
     if not isinstance(data, dict):
-        raise ConfigError(f"{shown(path)} should hold keys and values; found a {type(data).__name__}.")
+        raise ConfigError(f"{shown(path)} should contain keys and values; found a {type(data).__name__}.")
     file = shown(path)
     origins: dict[KeyPath, str] = {(): file}
     origins |= {key: f"{file}:{line}" for key, line in found.lines.items()}
@@ -170,8 +174,8 @@ def _read_yaml(path: Path) -> Draft:
 
 
 def _merge(base: Draft, over: Draft) -> tuple[dict[str, Any], dict[KeyPath, str]]:
-    """Merge mappings key by key and replace everything else. A mapping with another `source` or `kind` is replaced
-    too."""
+    """Merge mappings key by key, and replace other values and mappings with another `source` or `kind`. Returns the
+    result and the place of each setting."""
     origins = dict(base.origins) | {(): over.origins[()]}
 
     def merge(low: Any, high: Any, path: KeyPath) -> Any:
@@ -187,7 +191,7 @@ def _merge(base: Draft, over: Draft) -> tuple[dict[str, Any], dict[KeyPath, str]
 
 
 def _restate_origins(data: Mapping[str, Any], written: Set[KeyPath], origin: str) -> None:
-    """Where W, N or G of a model are overridden without a new origin, the old values' origin is removed."""
+    """Replace the origin of W, N and G if an override changes one of them and not the origin."""
     lookahead = data.get("lookahead")
     for name, sizes in lookahead.items() if isinstance(lookahead, dict) else ():
         new = {key for key in _LOOKAHEAD_SIZES if ("lookahead", name, key) in written}

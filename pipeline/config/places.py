@@ -10,9 +10,9 @@ from pathlib import Path
 from pipeline.cache_folder import cache_folder
 from pipeline.errors import ConfigError
 
-# The folder on the import path that contains this package.
+# Folder of the import path with this package.
 CODE = Path(__file__).resolve().parents[2]
-# configs/, triton_repo/ and docker/: at the top of a checkout, inside the package in a wheel.
+# Folder of configs/, triton_repo/ and docker/: the top of a checkout, or the package in a wheel.
 _IN_WHEEL = CODE / "pipeline" / "shipped"
 SHIPPED = _IN_WHEEL if _IN_WHEEL.is_dir() else CODE
 
@@ -47,17 +47,17 @@ def expanded(written: str) -> Path:
         return Path(written).expanduser()
     except RuntimeError as error:
         raise ConfigError(
-            f"{written}: there is no such user, or this user has no home folder. Write the whole path; the folder of "
-            "downloads is named by LOOKAHEAD_CACHE."
+            f"{written}: there is no such user, or the user has no home folder. Use an absolute path; LOOKAHEAD_CACHE "
+            "sets the folder of downloads."
         ) from error
 
 
 def places(environment: Mapping[str, str] = os.environ) -> Places:
-    """Return the folders in use.
+    """Read the folders from the environment.
 
-    home: LOOKAHEAD_HOME, else what the package ships. engines: LOOKAHEAD_ENGINES, else `engines/` in the checkout, or
-    in the working folder if the package is installed from a wheel. cache: LOOKAHEAD_CACHE, else
-    XDG_CACHE_HOME/lookahead, else ~/.cache/lookahead. Raises ConfigError if home holds no configs."""
+    home: LOOKAHEAD_HOME, else the folder of the package. engines: LOOKAHEAD_ENGINES, else `engines/` in the checkout,
+    or in the working folder if the package is installed from a wheel. cache: LOOKAHEAD_CACHE, else
+    XDG_CACHE_HOME/lookahead, else ~/.cache/lookahead. Raises ConfigError if home has no configs."""
     named = environment.get("LOOKAHEAD_HOME")
     home = expanded(named).resolve() if named else SHIPPED
     if not (home / "configs" / "models").is_dir():

@@ -1,8 +1,7 @@
 """The engine backends by name.
 
-A backend is one object (`pipeline.engine.backend.Backend`). It is registered by one line below, or by an installed
-package through an entry point of the group `lookahead.backends`. It is imported at first use, so that lower packages
-can use this module.
+A backend is one object (`pipeline.engine.backend.Backend`). A line below registers it, or an entry point of the group
+`lookahead.backends` in an installed package. It is imported at first use, so lower packages can use this module.
 """
 
 from __future__ import annotations

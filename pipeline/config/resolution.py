@@ -1,5 +1,5 @@
-"""Names and overrides -> ResolvedConfig: a model under a profile, checked as a whole, with every "auto" replaced by a
-value."""
+"""Resolves the names of a model and a profile, and overrides, to a checked ResolvedConfig with a value for every
+"auto"."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ _Schema = TypeVar("_Schema", bound=Frozen)
 
 
 class _Resolution(NamedTuple):
-    """settled: None if the faults leave too little to resolve. faults: of both files and of their combination."""
+    """settled: resolved config; None if faults prevent it. faults: of both files and of their combination."""
 
     settled: ResolvedConfig | None
     faults: list[Fault]
 
 
 class _Validated(NamedTuple):
-    """value: the settings, with defaults in place of faulty ones; None if that is not enough. bad: keys with faults."""
+    """value: settings, with defaults for faulty ones; None if defaults are not enough. bad: keys with faults."""
 
     value: Frozen | None
     faults: list[Fault]
@@ -72,9 +72,9 @@ def resolve_config(
     backend_rules: bool = True,
     note: Callable[[str], None] = lambda text: None,
 ) -> ResolvedConfig:
-    """Read, override, check and resolve. backend_rules: False skips the checks of the backend. note: called with each
-    setting that is clipped to the model. Raises ConfigError with all faults of both files, of their combination, and by
-    the rules of the backend."""
+    """Read a model and a profile, apply overrides, check and resolve. backend_rules: False skips the checks of the
+    backend. note: called for each setting that is clipped to the model's limits. Raises ConfigError with all faults of
+    both files and of their combination."""
     where, hardware = where or places(), hardware or detect_hardware()
 
     def resolved_with(more: Sequence[str], note: Callable[[str], None] = lambda text: None) -> _Resolution:
@@ -127,7 +127,7 @@ def _resolve(
 def _with_checked_fix(
     fault: Fault, all_faults: Sequence[Fault], resolved_with: Callable[[Sequence[str]], _Resolution]
 ) -> Fault:
-    """The fault with the first of its fixes that removes it without another fault."""
+    """Add to a fault the first of its fixes that removes it without causing another one."""
     known = {each.key for each in all_faults} - {fault.key}
     for fix in fault.fixes:
         if {each.key for each in resolved_with([fix]).faults} <= known:
@@ -151,18 +151,18 @@ def load_profile(name: str, where: Places | None = None) -> ProfileConfig:
 
 
 def dump_resolved(resolved: ResolvedConfig) -> str:
-    """YAML that `load_resolved` reads back to an equal value. Dumping that value again gives the same bytes."""
+    """Text in YAML that `load_resolved` reads back to an equal value. Its dump has the same bytes again."""
     return yaml.safe_dump(resolved.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
 
 
 def load_resolved(path: Path) -> ResolvedConfig:
-    """Read what `dump_resolved` wrote (YAML or JSON). Raises ConfigError if the file is not a resolved config."""
+    """Read a file of `dump_resolved` (YAML or JSON). Raises ConfigError if it is not a resolved config."""
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{shown(path)} cannot be read: {' '.join(str(error).split())}.") from error
     if not isinstance(data, dict):
-        raise ConfigError(f"{shown(path)} is no resolved config: it should hold keys and values.")
+        raise ConfigError(f"{shown(path)} is not a resolved config: it should contain keys and values.")
     return _load(Draft(data, {(): shown(path)}), ResolvedConfig)
 
 
@@ -182,8 +182,7 @@ def _model_draft(name: str, where: Places) -> Draft:
 
 
 def _clipped(profile: Draft, model: Draft, note: Callable[[str], None]) -> Draft:
-    """The profile with its lengths clipped to the model's context. Overrides are not clipped, so that they are
-    refused."""
+    """Clip the lengths of a profile to the model's context. Overrides are not clipped: they cause a fault."""
     context = model.data.get("max_position_embeddings")
     engine = profile.data.get("engine")
     if type(context) is not int or context < 1 or not isinstance(engine, dict):
@@ -192,7 +191,7 @@ def _clipped(profile: Draft, model: Draft, note: Callable[[str], None]) -> Draft
     asked = engine.get("max_seq_len", EngineConfig().max_seq_len)
     if type(asked) is int and asked > context and profile.origins.get(("engine", "max_seq_len")) != "--set":
         data["engine"]["max_seq_len"] = context
-        note(f"engine.max_seq_len: {asked} lowered to {context}, the positions of {model.data.get('name')}")
+        note(f"engine.max_seq_len: {asked} lowered to {context}, the context of {model.data.get('name')}")
     most = context // 4
     for section in ("engine", "drafting"):
         settings = data.get(section)
@@ -200,7 +199,7 @@ def _clipped(profile: Draft, model: Draft, note: Callable[[str], None]) -> Draft
             continue
         if type(drafts := settings.get("max_draft_tokens")) is int and drafts > most:
             settings["max_draft_tokens"] = most
-            note(f"{section}.max_draft_tokens: {drafts} lowered to {most}, a quarter of the model's positions")
+            note(f"{section}.max_draft_tokens: {drafts} lowered to {most}, a quarter of the model's context")
     return replace(profile, data=data)
 
 
@@ -241,14 +240,14 @@ def _settled(model: ModelConfig, profile: ProfileConfig, backend: str, device: D
 
 
 def _located(fault: Fault, model: Draft, profile: Draft) -> Fault:
-    """The fault with the place of its setting."""
+    """Add the place of its setting to a fault."""
     if fault.path[0] == "model":
         return replace(fault, where=origin_of(fault.path[1:], model.origins))
     return replace(fault, where=origin_of(fault.path, profile.origins))
 
 
 def _rests_on(fault: Fault, bad: set[KeyPath]) -> bool:
-    """Whether a setting that the fault compares is faulty itself, or part of something faulty."""
+    """Whether a setting of the fault, or a mapping around it, is faulty itself. bad: faulty keys."""
     return any(_path(key)[: len(each)] == each for key in fault.uses or (fault.key,) for each in bad)
 
 

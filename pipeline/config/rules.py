@@ -1,4 +1,4 @@
-"""Combinations of settings that cannot work, each with its key, the value found and a correct value."""
+"""Checks for combinations of settings that do not work with any backend."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LOOKAHEAD_OFF = LookaheadConfig.of(1, 1, 0, origin="off: not tuned for this mode
 
 
 def lookahead_for(model: ModelConfig, profile_name: str) -> LookaheadConfig:
-    """W, N and G of a model under a profile: its own, else the model's default, else off."""
+    """W, N and G of a model for a profile: the profile's entry, else the model's default, else off."""
     return model.lookahead.get(profile_name) or model.lookahead.get("default") or LOOKAHEAD_OFF
 
 
@@ -35,14 +35,14 @@ def faults_of_pair(model: ModelConfig, profile: ProfileConfig, known_profiles: l
     if engine.max_seq_len > model.max_position_embeddings:
         yield fault(
             "engine.max_seq_len",
-            f"found {engine.max_seq_len}; {model.name} was made for at most {model.max_position_embeddings} positions.",
-            "Lower it to that, or take a model for longer texts.",
+            f"found {engine.max_seq_len}; {model.name} has at most {model.max_position_embeddings} positions.",
+            "Lower it to that, or use a model with a longer context.",
             uses=("engine.max_seq_len", "model.max_position_embeddings"),
             fixes=(f"engine.max_seq_len={model.max_position_embeddings}",),
         )
     for name in model.lookahead:
         if name not in ("default", profile.name, *known_profiles):
-            yield fault(f"model.lookahead.{name}", "names no profile.", f"Known: default, {', '.join(known_profiles)}.")
+            yield fault(f"model.lookahead.{name}", "is not a profile.", f"Known: default, {', '.join(known_profiles)}.")
 
 
 def _faults_of_sources(profile: ProfileConfig) -> Iterator[Fault]:
@@ -76,7 +76,7 @@ def _faults_of_ports(profile: ProfileConfig) -> Iterator[Fault]:
         if port and port in seen:
             yield fault(
                 f"server.{key}",
-                f"found {port}, which server.{seen[port]} has too; give each its own, or 0 for a free one.",
+                f"found {port}, the same as server.{seen[port]}; use different ports, or 0 for a free one.",
                 uses=(f"server.{key}", f"server.{seen[port]}"),
             )
         seen.setdefault(port, key)

@@ -1,4 +1,4 @@
-"""Threads of the engine: their number, and how they wait."""
+"""Number of the engine's threads, and how they wait."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import math
 import os
 from pathlib import Path
 
-# How many threads compute a pass. Read by torch too, once, when it is imported.
+# Environment variable with the number of threads of a pass. torch reads it once, at import.
 NUM_THREADS = "OMP_NUM_THREADS"
-# A variable and its value, for `environment.setdefault(*WAIT_POLICY)` before torch is imported: OpenMP reads it once.
-# Where other processes use the cores too, threads that spin at every barrier wait for a descheduled thread: next to one
-# busy process on two cores, a step took seven times as long (docs/decisions/004).
+# Variable and value for `environment.setdefault(*WAIT_POLICY)`, before the import of torch, because OpenMP reads it
+# once. If other processes use the cores, threads that spin at barriers wait for a descheduled thread: next to one busy
+# process on two cores, a step took seven times as long (docs/decisions/004).
 WAIT_POLICY = ("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def available_cores(groups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Cores that this process may use: those it is bound to, or fewer where its container (control groups of version 2
-    or 1) gets the time of fewer."""
+    """Number of cores that this process may use: limited by its CPU affinity and by the quota of its container (control
+    groups of version 2 or 1)."""
     return max(1, math.ceil(min(len(os.sched_getaffinity(0)), _quota(groups))))
 
 
 def _quota(groups: Path) -> float:
-    """Processor time per time of a control group; infinite without a limit."""
+    """Quota of a control group in cores; infinite without a limit."""
     try:
         if (limit := groups / "cpu.max").exists():
             quota, period = limit.read_text().split()

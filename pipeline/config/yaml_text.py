@@ -1,7 +1,7 @@
-"""YAML text -> settings, with the line of each key.
+"""Parses YAML to settings, with the line of each key.
 
-It accepts texts, numbers, booleans, null, lists and mappings, with anchors and merged mappings (`<<`). Keys stay texts
-as written (`on` is not a boolean), and dates stay texts.
+Accepts strings, numbers, booleans, null, lists and mappings, with anchors and merged mappings (`<<`). Keys and dates
+stay strings as written (`on` is not a boolean key).
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import yaml
 from pipeline.config.faults import KeyPath
 
 _TAG = "tag:yaml.org,2002:"
-# Limit of values with anchors expanded: a config has some hundreds.
+# Limit of values with anchors expanded. A config has some hundreds.
 _MOST_VALUES = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class YamlText:
-    """data: None if there is none. lines: line of each key of a mapping, from 1. repeated: lines of keys that occur
-    twice in a mapping. num_values: values with anchors expanded."""
+    """A parsed text. data: None for an empty text. lines: line of each key, from 1. repeated: lines of keys that occur
+    twice in a mapping. num_values: number of values with anchors expanded."""
 
     data: Any = None
     lines: dict[KeyPath, int] = field(default_factory=dict)
@@ -30,7 +30,7 @@ class YamlText:
 
 
 class _Loader(yaml.SafeLoader):
-    """Keeps dates as texts."""
+    """YAML loader that keeps dates as strings."""
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -40,7 +40,7 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def parse_yaml(text: str) -> YamlText:
-    """Raises ValueError with one line that gives the fault and its place."""
+    """Parse a text. Raises ValueError, with one line about the fault and its place, if it is not valid."""
     result = YamlText()
     try:
         loader = _Loader(text)
@@ -57,7 +57,7 @@ def parse_yaml(text: str) -> YamlText:
 def _value_of(node: yaml.Node, at: KeyPath, loader: _Loader, result: YamlText) -> Any:
     result.num_values[0] += 1
     if result.num_values[0] > _MOST_VALUES:
-        problem = f"it holds more than {_MOST_VALUES} values; anchors that name each other multiply. Write less"
+        problem = f"it has more than {_MOST_VALUES} values, as anchors that refer to each other multiply. Use fewer"
         raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
     if isinstance(node, yaml.SequenceNode) and node.tag == f"{_TAG}seq":
         return [_value_of(child, (*at, index), loader, result) for index, child in enumerate(node.value)]
@@ -70,7 +70,7 @@ def _value_of(node: yaml.Node, at: KeyPath, loader: _Loader, result: YamlText) -
     if value is not None and not isinstance(value, str | int | float):
         raise yaml.MarkedYAMLError(problem=f"the type {node.tag} is not used here", problem_mark=node.start_mark)
     if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
-        raise yaml.MarkedYAMLError(problem="half of a surrogate pair is no character", problem_mark=node.start_mark)
+        raise yaml.MarkedYAMLError(problem="half of a surrogate pair is not a character", problem_mark=node.start_mark)
     return value
 
 

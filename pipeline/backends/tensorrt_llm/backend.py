@@ -44,7 +44,8 @@ _LOGITS = {"float32": "TYPE_FP32", "float16": "TYPE_FP16"}
 
 
 class TensorRTLLMBackend(Backend):
-    """An engine per speculative mode, converted and built by stages that run here or in NVIDIA's container."""
+    """Backend with an engine per speculative mode. The stages of a build run on this machine or in NVIDIA's
+    container."""
 
     name = "tensorrt_llm"
     in_process = False

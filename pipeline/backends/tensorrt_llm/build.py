@@ -1,4 +1,4 @@
-"""Plan, fingerprint and build of an engine; `execute` runs a plan."""
+"""Plan, fingerprint and build of an engine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def plan(resolved: ResolvedConfig) -> Mapping[str, Any]:
 
 
 def full_plan(resolved: ResolvedConfig, places: Places) -> tuple[str, Mapping[str, Any]]:
-    """Every call of a build and of a start: as text, and as JSON values."""
+    """All commands of a build and of a start, as text and as JSON values."""
     from pipeline.backends.tensorrt_llm.command import shown_commands
     from pipeline.repository.render import REPOSITORY  # brings tritonclient
 
@@ -47,7 +47,7 @@ def full_plan(resolved: ResolvedConfig, places: Places) -> tuple[str, Mapping[st
 
 
 def fingerprint(resolved: ResolvedConfig, checkpoint_hash: str) -> Fingerprint:
-    """Fingerprint of the engines that a config builds, with the target GPU as device."""
+    """Fingerprint of the engines of a config. Its device is the target GPU."""
     whole = plan_for(resolved, checkpoint_hash=checkpoint_hash)
     return Fingerprint(
         checkpoint=checkpoint_hash,
@@ -65,7 +65,8 @@ def fingerprint(resolved: ResolvedConfig, checkpoint_hash: str) -> Fingerprint:
 
 
 def require_resources(resolved: ResolvedConfig, folder: Path) -> None:
-    """Raises BuildError if TensorRT-LLM, the GPU, disk or memory will not do, or calibration texts are missing."""
+    """Raise BuildError if TensorRT-LLM, GPU, disk or memory is missing or insufficient, or if there are no calibration
+    texts."""
     whole = plan_for(resolved)
     texts = calibration_folder(build_context_of(resolved))
     if texts is not None and not texts.is_dir():
@@ -93,8 +94,8 @@ def execute(
 ) -> None:
     """Run the missing stages of a plan, and put engine/ and tokenizer/ into `folder`.
 
-    With two engines, engine/ holds one folder per Triton model. run: function that runs calls. Raises BuildError with
-    the end of the stage's log if one fails, or with the differences if the result is not what was requested.
+    With two engines, engine/ has one folder per Triton model. run: function that runs commands. Raises BuildError with
+    the end of the log if a stage fails, or with the differences if its result does not match the plan.
     """
     shape = build_context_of(resolved).known_shape
     write_tokenizer(checkpoint, folder / TOKENIZER)  # first, as it may turn out that only code can read it

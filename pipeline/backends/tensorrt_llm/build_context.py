@@ -1,4 +1,4 @@
-"""Input of all checks: a resolved config, the model's sizes, and the build options of each engine."""
+"""Input of all checks: a resolved config, the model's sizes, and values derived for each engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BUILD_MODES: dict[Mode, str | None] = {
     "none": None,
 }
 
-# Weight formats: quant_algo of the checkpoint; whether their weights are FP8 in the sense of the builder's KV rule.
+# Weight formats: quant_algo of the checkpoint; whether the builder's KV cache rule counts the weights as FP8.
 QUANT_ALGOS: Mapping[str, str | None] = {
     "none": None,
     "fp8": "FP8",
@@ -35,7 +35,7 @@ KV_QUANT_ALGOS: Mapping[str, str | None] = {"auto": None, "fp8": "FP8", "int8": 
 
 
 def modes_of(resolved: ResolvedConfig) -> tuple[Mode, ...]:
-    """Modes of a config's engines; the first is served as `tensorrt_llm`."""
+    """Speculative modes of a config's engines. The first engine is served as `tensorrt_llm`."""
     match resolved.profile.tensorrt_llm.speculation:
         case "both":
             return ("trie", "lookahead")
@@ -45,7 +45,7 @@ def modes_of(resolved: ResolvedConfig) -> tuple[Mode, ...]:
 
 @dataclass(frozen=True)
 class BuildContext:
-    """A config with what follows from it. shape: None if the sizes are not known without a download."""
+    """A config with derived values. shape: the model's sizes; None if they are unknown before the download."""
 
     resolved: ResolvedConfig
     shape: ModelShape | None
@@ -72,7 +72,7 @@ class BuildContext:
 
     @property
     def known_shape(self) -> ModelShape:
-        """The sizes of the model. The rules refuse models whose sizes are unknown."""
+        """The model's sizes. Call only after the rules, which refuse models without them."""
         assert self.shape is not None, "the rules refuse models of unknown shape"
         return self.shape
 
@@ -91,43 +91,43 @@ class BuildContext:
 
     @property
     def world_size(self) -> int:
-        """Ranks of an engine. The launcher has a world size of its own: `num_processes`."""
+        """Number of ranks of an engine. See `num_processes` for the launcher's world size."""
         ranks = self.model.parallelism
         return ranks.tensor * ranks.pipeline * self.trt.context_parallel
 
     @property
     def names_ranks(self) -> bool:
-        """Whether engines receive their MPI ranks: an orchestrator that spawns no processes finds them by number."""
+        """Whether the config of an engine lists its MPI ranks, as an orchestrator that spawns no processes requires."""
         return self.trt.orchestrator and not self.trt.spawn_processes
 
     @property
     def num_processes(self) -> int:
-        """Servers that the launcher starts: in leader mode one per rank. An orchestrator spawns the ranks of all
-        engines by itself, or is rank 0 beside them."""
+        """Number of servers that the launcher starts: in leader mode one per rank. An orchestrator spawns the ranks of
+        all engines, or is rank 0 in addition to them."""
         if self.names_ranks:
             return 1 + len(self.modes) * self.world_size
         return 1 if self.trt.orchestrator else self.world_size
 
     def participant_ids(self, index: int) -> str | None:
-        """MPI ranks of the engine number `index`, as its Triton model receives them; None without an orchestrator."""
+        """MPI ranks of engine number `index`, in the format of its Triton model; None without an orchestrator."""
         if not self.names_ranks:
             return None
         first = 1 + index * self.world_size
         return ",".join(str(rank) for rank in range(first, first + self.world_size))
 
     def max_draft_len(self, mode: Mode) -> int:
-        """`max_draft_len` of the engine; for W, N and G by the formula. The served instance has the same W, N and G,
-        and a request may only ask for less."""
+        """`max_draft_len` of the engine; for a lookahead engine, computed from W, N and G. The served instance has the
+        same W, N and G, and a request may only lower them."""
         external = self.trt.max_external_draft_len
         return {"lookahead": self.resolved.lookahead.max_draft_len, "trie": external, "none": 0}[mode]
 
     def asked_seq_len(self, mode: Mode) -> int:
-        """Value of --max_seq_len: the builder adds max_draft_len to it, and engine.max_seq_len includes the drafts."""
+        """Value of --max_seq_len. The builder adds max_draft_len to it, but engine.max_seq_len includes the drafts."""
         return self.engine.max_seq_len - self.max_draft_len(mode)
 
     def max_num_tokens(self, mode: Mode) -> int:
-        """Tokens of a pass: engine.max_num_tokens, or what all sequences hold together where that is less. The builder
-        has the same cap."""
+        """Limit of tokens per pass: engine.max_num_tokens, or the total length of all sequences if that is less. The
+        builder applies the same limit."""
         return max(1, min(self.engine.max_num_tokens, self.asked_seq_len(mode) * self.engine.max_batch_size))
 
     def limits(self, mode: Mode) -> RuntimeLimits:
@@ -140,7 +140,7 @@ class BuildContext:
         )
 
     def flag(self, name: str) -> FlagValue | None:
-        """An option of trtllm-build as the user set it, else its default there."""
+        """Value of an option of trtllm-build: the user's, else the default."""
         default: FlagValue | None = release_data.release().build_flags[name].default
         return self.trt.build_flags.get(name, default)
 
@@ -149,21 +149,21 @@ class BuildContext:
         return self.flag(name) in ("enable", True)
 
     def parameter(self, name: str) -> bool | int | float | str | None:
-        """A further parameter of the served model, if the user set it."""
+        """Value of a further parameter of the served model; None if the user did not set it."""
         return self.trt.parameters.get(name)
 
     def kv_cache_reuse(self, mode: Mode) -> bool:
-        """Whether an instance keeps the KV cache of finished requests. NVIDIA's lookahead tests switch it off, and a
-        recurrent state is not kept with it."""
+        """Whether an instance keeps the KV cache of finished requests. Off by default for lookahead, as in NVIDIA's
+        tests, and for models with a recurrent state, which the cache does not contain."""
         if self.trt.enable_kv_cache_reuse is not None:
             return self.trt.enable_kv_cache_reuse
         return mode != "lookahead" and "recurrent" not in self.traits and self.paged_context_off is None
 
     @property
     def paged_context_off(self) -> str | None:
-        """Why the engine has no paged context attention; None if it has."""
+        """Reason why the engine has no paged context attention; None if it has."""
         trt = self.trt
-        if self.resolved.dtype == "float32":  # the builder does not notice; the attention plugin falls back at run time
+        if self.resolved.dtype == "float32":  # no error in the builder; the attention plugin falls back at run time
             return "model.gpu_dtype = 'float32' leaves attention unfused; the fused kernels take float16 and bfloat16"
         if not self.enabled("context_fmha"):
             return "tensorrt_llm.build_flags.context_fmha = 'disable' switches it off"
@@ -182,7 +182,7 @@ class BuildContext:
 
     @property
     def fp8_context_off(self) -> str | None:
-        """Why the engine cannot compute context attention in FP8; None if it can."""
+        """Reason why the engine cannot compute context attention in FP8; None if it can."""
         if self.resolved.dtype == "float32":
             return self.paged_context_off
         if not self.enabled("context_fmha"):
@@ -200,10 +200,10 @@ class BuildContext:
 
     @property
     def fp8_context_forced(self) -> bool:
-        """Whether the builder switches FP8 context attention on by itself, as it does with a paged FP8 KV cache."""
+        """Whether the builder enables FP8 context attention without request, as with a paged FP8 KV cache."""
         return self.paged_context_off is None and self.fp8_context_off is None
 
 
 def build_context_of(resolved: ResolvedConfig) -> BuildContext:
-    """Reads a local checkpoint's config.json at most."""
+    """Make the context of a config. Reads the config.json of a local checkpoint, and downloads nothing."""
     return BuildContext(resolved, shape_of(resolved.model))

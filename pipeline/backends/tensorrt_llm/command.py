@@ -35,7 +35,8 @@ BACKEND = "tensorrtllm"
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Place of a server. executable: the tritonserver; None: in a container. has_mpirun: on this machine."""
+    """Place of a server. executable: tritonserver of this machine; None for a server in a container. has_mpirun:
+    whether mpirun is available there."""
 
     executable: Path | None
     has_mpirun: bool
@@ -45,8 +46,8 @@ class Site:
 
 
 def find_site(environment: Mapping[str, str] = os.environ, container: Path = Path(CONTAINER_SERVER)) -> Site:
-    """A tritonserver of this machine with the TensorRT-LLM backend, else docker. Raises ServerError if neither is
-    there."""
+    """Find a tritonserver with the TensorRT-LLM backend on this machine, else docker. Raises ServerError if there is
+    neither."""
     search = environment.get("PATH")
     try:
         installation = find_installation(environment, container)
@@ -58,37 +59,37 @@ def find_site(environment: Mapping[str, str] = os.environ, container: Path = Pat
     if shutil.which("docker", path=search) is not None:
         return Site(None, has_mpirun=True)
     raise ServerError(
-        f"{found}, and docker was not found. Work in NVIDIA's container with TensorRT-LLM, install docker with the "
+        f"{found}, and docker was not found. Use NVIDIA's container with TensorRT-LLM, install docker with the "
         "NVIDIA container toolkit, or use --set backend=torch."
     )
 
 
 def startable_site(resolved: ResolvedConfig) -> Site:
-    """Place of a new server. Raises ServerError if this machine has neither tritonserver nor docker, no mpirun if it is
-    needed, or fewer GPUs than an engine has ranks. Two engines share the GPUs."""
+    """Place of a new server. Raises ServerError if this machine has neither tritonserver nor docker, lacks mpirun for
+    several ranks, or has fewer GPUs than an engine has ranks. Two engines share the GPUs."""
     site, context = find_site(), build_context_of(resolved)
     if context.num_processes > 1 and not site.has_mpirun:
         raise ServerError(
-            f"{context.num_processes} ranks are started with mpirun, which was not found. Install Open MPI, or work in "
-            "NVIDIA's container."
+            f"{context.num_processes} ranks need mpirun, which was not found. Install Open MPI, or use NVIDIA's "
+            "container."
         )
     if (found := len(gpus())) < context.world_size:
         raise ServerError(
-            f"{context.world_size} rank(s) need a GPU each, and nvidia-smi shows {found}. Serve where the engine was "
-            "built, or lower model.parallelism; --set backend=torch needs no GPU."
+            f"{context.world_size} rank(s) need a GPU each, and nvidia-smi shows {found}. Serve on the machine of the "
+            "build, or lower model.parallelism; --set backend=torch needs no GPU."
         )
     return site
 
 
 def check_start(resolved: ResolvedConfig) -> str:
-    """Place of a new server, for display. Raises ServerError for anything that prevents the start."""
+    """Place of a new server, for display. Raises ServerError if a server cannot start here."""
     return str(startable_site(resolved).executable or "in docker")
 
 
 def start_here(
     resolved: ResolvedConfig, repository: Path, places: Places, run_dir: Path, log: Path | None, note: Note
 ) -> MakeCommand:
-    """The command of a server on a repository, its image built if it runs in a container."""
+    """Return a function that makes the command of a server. For a container, builds the image if it is missing."""
     site, num_ranks = startable_site(resolved), build_context_of(resolved).num_processes
     if site.executable is None:
         tag = resolved.profile.tensorrt_llm.container_tag
@@ -100,8 +101,8 @@ def start_here(
 
 
 def shown_commands(resolved: ResolvedConfig, repository: Path, places: Places) -> list[StartCommand]:
-    """The commands of a start, in order. Placeholders stand for the server's id and for ports that are 0. On a machine
-    without a server these are the commands for NVIDIA's container."""
+    """Commands of a start, in order, with placeholders for the server's id and for ports that are 0. On a machine
+    without tritonserver and docker, these are the commands for use in NVIDIA's container."""
     try:
         site = find_site()
     except ServerError:
@@ -125,8 +126,8 @@ def _command_maker(
         if site.executable is None:
             if not is_plain(repository):
                 raise ServerError(
-                    f"Triton's Python backend cannot open files in {repository}: the path has a blank or another "
-                    "character that a shell reads. Set LOOKAHEAD_ENGINES to a folder without."
+                    f"Triton's Python backend cannot open files in {repository}: the path has a space or another "
+                    "special character of the shell. Set LOOKAHEAD_ENGINES to a folder with a plain name."
                 )
             words = launch_words(context, server, use_mpi, repository, listening, server_id, verbose_log)
             return _in_container(resolved, words, variables, server_id, places)

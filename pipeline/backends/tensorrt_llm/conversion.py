@@ -1,4 +1,4 @@
-"""Hugging Face checkpoint -> TensorRT-LLM checkpoint: which of the four ways, and the exact call.
+"""Hugging Face checkpoint -> TensorRT-LLM checkpoint: the choice between four methods, and the exact command.
 
 from_hugging_face     16-bit and weight-only formats, once per rank, then save_checkpoint
 quantize              formats with calibration, through the model class; writes all ranks at once
@@ -24,14 +24,14 @@ EXAMPLES_ROOT = "/app"
 # Formats that need no calibration.
 _PLAIN = ("none", "int8_wo", "int4_wo")
 _WEIGHT_ONLY_PRECISION = {"int8_wo": "int8", "int4_wo": "int4"}
-# Options of a family's script that every script has, where no source lists them all.
+# Options that every family's script has. Used for scripts without a complete list.
 _COMMON_FLAGS = ("model_dir", "output_dir", "dtype", "tp_size")
 
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """method: which way. call: for the two ways through Python, class and arguments as `conversion_script` takes them;
-    else empty. argv: what to run."""
+    """A conversion. call: class and arguments for `conversion_script`; empty for methods that run a script of
+    TensorRT-LLM. argv: command to run."""
 
     method: Method
     call: dict[str, Any]
@@ -39,7 +39,7 @@ class Conversion:
 
 
 def method_of(context: BuildContext) -> Method:
-    """The way that fits weight format, KV format and model class."""
+    """The method for the weight format, KV cache format and model class."""
     trt = context.trt
     if "script_only" in context.traits:
         return "convert_checkpoint.py"
@@ -51,13 +51,13 @@ def method_of(context: BuildContext) -> Method:
 
 
 def known_script_flags(family: str) -> frozenset[str]:
-    """Options that a family's script is known to have."""
+    """Known options of a family's script."""
     return frozenset(release_data.release().convert_flags.get(family, {})) or frozenset(_COMMON_FLAGS)
 
 
 class ScriptNeed(NamedTuple):
-    """A setting that takes an option of the family's script. option: None where no script can do it. found: its value;
-    plain: the value that needs no option."""
+    """A setting that needs an option of the family's script. option: None if no script supports the setting. found:
+    value of the setting. plain: the value that needs no option."""
 
     option: str | None
     key: str
@@ -66,7 +66,7 @@ class ScriptNeed(NamedTuple):
 
 
 def needs_of_script(context: BuildContext) -> list[ScriptNeed]:
-    """What is asked of a family's script beyond the plain conversion on tensor-parallel ranks."""
+    """Settings that need more of a family's script than a plain conversion for tensor-parallel ranks."""
     trt, ranks = context.trt, context.model.parallelism
     asked: list[tuple[str | None, str, object, object]] = [
         ("use_weight_only" if trt.quantization in _PLAIN else None, "quantization", trt.quantization, "none"),
@@ -84,15 +84,13 @@ def needs_of_script(context: BuildContext) -> list[ScriptNeed]:
 
 
 def is_calibrated(context: BuildContext) -> bool:
-    """Whether the conversion runs texts through the model to find scales."""
+    """Whether the conversion runs the model on calibration texts to compute scales."""
     return method_of(context) in ("quantize", "quantize.py") or context.trt.kv_cache_dtype == "int8"
 
 
 def calibration_folder(context: BuildContext) -> Path | None:
-    """The folder of calibration texts; None if they are a named data set, or none are needed.
-
-    Anything that looks like a path is one. It is made absolute, because the stages run in other folders.
-    """
+    """Absolute path of the folder of calibration texts; None if they are a named data set or not needed. A value that
+    looks like a path is one."""
     written = context.trt.calib_dataset
     path = expanded(written)
     is_folder = written.startswith(("/", ".", "~")) or path.is_dir()
@@ -100,7 +98,7 @@ def calibration_folder(context: BuildContext) -> Path | None:
 
 
 def calib_dataset_of(context: BuildContext) -> str:
-    """Calibration texts, as the argument of the converters."""
+    """Argument of the converters for the calibration texts."""
     return str(calibration_folder(context) or context.trt.calib_dataset)
 
 
@@ -119,7 +117,7 @@ def mapping_arguments(context: BuildContext) -> dict[str, int]:
 
 
 def quant_arguments(context: BuildContext) -> dict[str, str]:
-    """Keyword arguments of QuantConfig; enum members by name."""
+    """Keyword arguments of QuantConfig, with enum members by name."""
     named = {
         "quant_algo": QUANT_ALGOS[context.trt.quantization],
         "kv_cache_quant_algo": KV_QUANT_ALGOS[context.trt.kv_cache_dtype],
@@ -128,8 +126,8 @@ def quant_arguments(context: BuildContext) -> dict[str, str]:
 
 
 def conversion_of(context: BuildContext, source: Path, output: Path, request: Path) -> Conversion:
-    """source: checkpoint folder with a normalised config.json. output: folder to write. request: JSON file of the call,
-    for conversions through Python."""
+    """Make the conversion of a config. source: checkpoint folder with a normalized config.json. output: folder to
+    write. request: file for `Conversion.call` in JSON."""
     method = method_of(context)
     if method == "convert_checkpoint.py":
         return Conversion(method, {}, _convert_argv(context, source, output))

@@ -1,7 +1,7 @@
-"""Runs one conversion beside TensorRT-LLM: `python3 -m pipeline.backends.tensorrt_llm.conversion_script request.json`.
+"""Runs one conversion with TensorRT-LLM: `python3 -m pipeline.backends.tensorrt_llm.conversion_script request.json`.
 
-This is the only module of ours that is imported where TensorRT-LLM is installed but our other requirements may not be:
-it needs the standard library and `tensorrt_llm` alone. `request.json` holds `Conversion.call`.
+It runs in the environment of TensorRT-LLM, which may lack our requirements, so it imports only the standard library and
+`tensorrt_llm`. `request.json` contains `Conversion.call`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 
 def convert(call: Mapping[str, Any]) -> None:
-    """Write the checkpoint that a call describes. Raises what TensorRT-LLM raises."""
+    """Write the checkpoint that a call describes. Exceptions of TensorRT-LLM propagate."""
     if call["method"] == "quantize":
         _quantize(call)
     else:
@@ -22,7 +22,7 @@ def convert(call: Mapping[str, Any]) -> None:
 
 
 def _from_hugging_face(call: Mapping[str, Any]) -> None:
-    """One rank after the other, so that host memory holds one rank's weights beside the checkpoint."""
+    """Convert one rank at a time, so that host memory holds the checkpoint and the weights of one rank."""
     import tensorrt_llm.models
     from tensorrt_llm.mapping import Mapping as RankMapping
 
@@ -39,7 +39,7 @@ def _from_hugging_face(call: Mapping[str, Any]) -> None:
 
 
 def _quantize(call: Mapping[str, Any]) -> None:
-    """Calibrates on the GPU and writes all ranks."""
+    """Calibrate on the GPU, and write all ranks."""
     import tensorrt_llm.models
     from tensorrt_llm.mapping import Mapping as RankMapping
 
@@ -63,7 +63,7 @@ def _quant_config(call: Mapping[str, Any]) -> Any:
 
 
 def main(arguments: list[str]) -> int:
-    """Exit code of the command."""
+    """Run the command line, and return its exit code."""
     if len(arguments) != 1:
         print("usage: python3 -m pipeline.backends.tensorrt_llm.conversion_script request.json", file=sys.stderr)
         return 2

@@ -1,8 +1,8 @@
-"""Running a stage or a server in NVIDIA's container where docker is there and TensorRT-LLM is not.
+"""Commands that run a stage or a server in NVIDIA's container, for machines with docker and without TensorRT-LLM.
 
-The image of a server is NVIDIA's with a few packages more (`docker/Dockerfile`), built once per container tag. Its
-container shares network and shared memory with the machine and sees our folders under the same paths, so that ports,
-addresses and leftovers are the same as those of a server outside.
+The image of a server is NVIDIA's with a few more packages (`docker/Dockerfile`), built once per container tag. The
+container shares the network and the shared memory of the machine, and mounts our folders under the same paths. So
+ports, addresses and leftovers are as those of a server outside a container.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from pipeline.errors import ServerError
 from pipeline.files import log_tail
 
 BUILD_LOG = "docker-build.log"
-# Settings of the shell that a stage must not inherit: the loader switch would lead to other weights.
+# Environment variables that a stage must not inherit: the loader switch would change the converted weights.
 DROPPED_VARIABLES = (LOADER_SWITCH,)
-# Variables that a login sets. The caller's user id has no entry in the container's list of users, and libraries name
-# their cache folders after the user: without these, torch fails with a KeyError.
+# Login variables. The container has no user with the caller's id, and libraries name their cache folders after the
+# user: without these, torch fails with a KeyError.
 _LOGIN = {"HOME": "/tmp", "USER": "lookahead", "LOGNAME": "lookahead"}
 
 
@@ -34,9 +34,9 @@ def docker_argv(
     work_dir: Path,
     environment: Mapping[str, str],
 ) -> tuple[str, ...]:
-    """`docker run` with all GPUs and the same paths inside as outside.
+    """`docker run` with all GPUs, and with the given folders mounted under the same paths.
 
-    Shared memory and locked memory as NVIDIA's images require. Files belong to the caller afterwards.
+    Sets the limits of shared and locked memory that NVIDIA's images require. New files belong to the caller.
     """
     words = ["docker", "run", "--rm", "--gpus", "all", "--ipc=host"]
     words += ["--ulimit", "memlock=-1", "--ulimit", "stack=67108864"]
@@ -90,8 +90,8 @@ def run_argv(
     places: Places,
     files: Sequence[Path] = (),
 ) -> tuple[str, ...]:
-    """`docker run` around the command of a server. variables: of the server's environment. files: what it reads from
-    elsewhere."""
+    """`docker run` for the command of a server. variables: environment of the server. files: further paths that it
+    reads."""
     words = docker_argv(
         serving_image(tag),
         argv,
@@ -100,10 +100,10 @@ def run_argv(
         work_dir=places.home,
         environment=variables,
     )
-    # docker run passes signals on; --init hands them to mpirun or tritonserver, and reaps their children.
+    # --init forwards signals to mpirun or tritonserver, and reaps their children.
     return (*words[:2], "--name", container_name(server_id), "--init", "--network", "host", *words[2:])
 
 
 def remove_argv(server_id: str) -> tuple[str, ...]:
-    """The command that removes a server's container if it is still there."""
+    """Command that removes the container of a server, if it exists."""
     return ("docker", "rm", "--force", container_name(server_id))

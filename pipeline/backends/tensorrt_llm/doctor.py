@@ -1,4 +1,4 @@
-"""Findings of `lookahead doctor` about the TensorRT-LLM backend: its parts and their versions."""
+"""Findings of `lookahead doctor` about the TensorRT-LLM backend: programs, packages and their versions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ASK_SECONDS = 10
 
 
 def examine_tensorrt_llm() -> Iterator[Finding]:
-    """Findings; nothing here is needed by the torch engine, so whatever is missing is a note."""
+    """Yield the findings. A missing program is a note, not an error, because the torch engine needs none of them."""
     found_gpus = gpus()
     found = dict(package_versions())
     if found_gpus:
@@ -56,7 +56,8 @@ def _gpus(found: tuple[Gpu, ...]) -> Finding:
 
 
 def _program(name: str, arguments: list[str], missing: str, silent: str = "", remedy: str = "") -> Finding:
-    """silent, remedy: what to say of one that does not answer, and what to do; empty: that is no matter."""
+    """Finding about a program. arguments: to print its version. missing: text if it is not installed. silent, remedy:
+    text and remedy if it prints no version; empty if that is fine."""
     path = shutil.which(name)
     if path is None:
         return Finding(name, "note", missing)

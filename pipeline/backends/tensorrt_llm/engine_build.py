@@ -1,8 +1,8 @@
-"""TensorRT-LLM checkpoint -> engine: every option of trtllm-build, and the expected result.
+"""TensorRT-LLM checkpoint -> engine: all options of trtllm-build, and the expected result.
 
-The builder changes its options: a speculative mode adds max_draft_len to max_seq_len. `engine.max_seq_len` in our
-configs includes the drafts, so the builder gets less. The engine's config.json holds the options as fields of
-BuildConfig, the speculative mode as a number; `readback` compares them with the expected ones.
+With a speculative mode, the builder adds max_draft_len to max_seq_len. `engine.max_seq_len` in our configs includes the
+drafts, so the builder gets a smaller value. The engine's config.json contains the options as fields of BuildConfig,
+with the speculative mode as a number; `readback` compares them with the expected values.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pipeline.backends.tensorrt_llm import release_data
 from pipeline.backends.tensorrt_llm.build_context import BUILD_MODES, BuildContext, FlagValue
 from pipeline.engine.chains import Mode
 
-# Options of the command line that BuildConfig spells otherwise.
+# Options of the command line with another name in BuildConfig.
 _FIELD_OF_FLAG = {"strip_plan": "use_strip_plan"}
 _SEVERAL_FIELDS = {"gather_all_token_logits": ("gather_context_logits", "gather_generation_logits")}
-# Options that choose no size or kernel, so that they stay out of BuildConfig, and fields of it that do not describe the
-# engine.
+# Options that are not in BuildConfig, because they do not affect sizes or kernels, and fields of BuildConfig that do
+# not describe the engine.
 _NOT_EXPECTED = (
     *("checkpoint_dir", "output_dir", "workers", "log_level", "logits_dtype", "fast_build"),
     *("input_timing_cache", "output_timing_cache", "visualize_network"),
@@ -29,8 +29,8 @@ _NOT_EXPECTED = (
 
 @dataclass(frozen=True, slots=True)
 class EngineBuild:
-    """flags: every option that is set, by name. argv: the call. expected: what the engine's config.json must hold in
-    build_config."""
+    """Build of an engine. flags: options by name. argv: command to run. expected: required values of build_config in
+    the engine's config.json."""
 
     flags: dict[str, FlagValue]
     argv: tuple[str, ...]
@@ -47,7 +47,7 @@ def build_of(context: BuildContext, mode: Mode, checkpoint: Path, output: Path) 
 
 
 def build_flags_of(context: BuildContext, mode: Mode, checkpoint: Path, output: Path) -> dict[str, FlagValue]:
-    """All sizes and all options that matter for serving are stated, also where they are the builder's defaults."""
+    """Options of trtllm-build. Includes all sizes and all options that matter for serving, even with default values."""
     trt, dtype = context.trt, context.resolved.dtype
     drafts = context.max_draft_len(mode)
     asked = context.asked_seq_len(mode)
@@ -78,16 +78,15 @@ def build_flags_of(context: BuildContext, mode: Mode, checkpoint: Path, output: 
         flags |= {"speculative_decoding_mode": name, "max_draft_len": drafts}
     flags |= trt.build_flags
     if flags["multiple_profiles"] == "disable":
-        # Kernels are chosen for a pass in which every sequence of a full batch decodes.
+        # The builder selects kernels for a pass in which every sequence of a full batch decodes.
         tuned = min(context.engine.max_batch_size * (drafts + 1), context.max_num_tokens(mode))
         flags.setdefault("opt_num_tokens", tuned)
     return flags
 
 
 def _expected(context: BuildContext, mode: Mode, flags: Mapping[str, FlagValue]) -> dict[str, Any]:
-    """Expected build_config in the engine's config.json: options of the command line as BuildConfig in its JSON form,
-    with PluginConfig inside, and with the one change that the builder always makes. The rules refuse options that it
-    would change as well."""
+    """Expected build_config in the engine's config.json: the options as JSON of BuildConfig, with PluginConfig inside,
+    and with the builder's change of max_seq_len. The rules refuse options that the builder would change as well."""
     known = release_data.release().build_flags
     config: dict[str, Any] = {}
     plugins: dict[str, Any] = {"dtype": context.resolved.dtype}
@@ -106,19 +105,19 @@ def _expected(context: BuildContext, mode: Mode, flags: Mapping[str, FlagValue])
     config.setdefault("speculative_decoding_mode", release_data.release().speculative_decoding_modes["NONE"])
     config.setdefault("max_draft_len", 0)
     config["max_seq_len"] = int(config["max_seq_len"]) + context.max_draft_len(mode)
-    # In the place of "auto" the type may stand that it means.
+    # The builder may replace "auto" by the selected type, so "auto" is not compared.
     return {**config, "plugin_config": {name: value for name, value in plugins.items() if value != "auto"}}
 
 
 def _plugin_value(flag: release_data.Flag, value: FlagValue) -> FlagValue | None:
-    """Switches become booleans; a plugin that is off becomes null."""
+    """Convert the value of a plugin option to JSON: a switch to a boolean, a disabled plugin to null."""
     if flag.choices == ("enable", "disable"):
         return value == "enable"
     return None if value == "disable" else value
 
 
 def _gemm_plugin(context: BuildContext) -> str:
-    """NVIDIA's advice: the model's type for 16-bit models, off for FP8, and its own for FP4."""
+    """Value of gemm_plugin that NVIDIA recommends: the model's type for 16-bit models, off for FP8, nvfp4 for FP4."""
     return {"fp8": "disable", "nvfp4": "nvfp4"}.get(context.trt.quantization, context.resolved.dtype)
 
 

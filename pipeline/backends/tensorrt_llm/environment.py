@@ -1,4 +1,4 @@
-"""Parts of TensorRT-LLM on this machine, and the place of a build."""
+"""TensorRT-LLM's packages, docker and GPUs of this machine, and whether a build can run here."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from pipeline.errors import BuildError
 
 Where = Literal["here", "docker", "nowhere"]
 
-# Names as package metadata has them, dashes as underscores.
+# Names of package metadata, with underscores for dashes.
 PACKAGES = ("tensorrt_llm", "tensorrt", "torch", "nvidia_modelopt", "transformers")
 _GPU_QUERY = "name,compute_cap,memory.total,driver_version"
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """compute_capability: e.g. 90. memory_mib: of the whole device."""
+    """A GPU. compute_capability: e.g. 90. memory_mib: total memory in MiB."""
 
     name: str
     compute_capability: int
@@ -35,8 +35,8 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """version: of the installed TensorRT-LLM, if any. loader_switched_off: the variable that spoils conversions is
-    set."""
+    """The environment of builds. version: of the installed TensorRT-LLM; None without it. docker: path of the program;
+    None without it. loader_switched_off: whether the variable LOADER_SWITCH is set."""
 
     version: str | None
     docker: str | None
@@ -45,7 +45,7 @@ class Environment:
 
     @property
     def where(self) -> Where:
-        """Whether stages run with an installed TensorRT-LLM, in docker, or not on this machine."""
+        """Place of the stages: "here" with an installed TensorRT-LLM, else "docker", else "nowhere"."""
         return "here" if self.version is not None else "docker" if self.docker is not None else "nowhere"
 
 
@@ -60,11 +60,11 @@ def detect(environment: Mapping[str, str] = os.environ) -> Environment:
 
 
 def package_versions(environment: Mapping[str, str] = os.environ) -> Mapping[str, str]:
-    """Versions of TensorRT-LLM (importing it takes a minute and a GPU) and of its dependencies: in this interpreter,
-    else in the one that runs the stages of a build.
+    """Versions of TensorRT-LLM and of its dependencies by package name; empty without TensorRT-LLM. Does not import it,
+    which takes a minute and a GPU.
 
-    In NVIDIA's container the packages belong to the container's own python3, and this program to a virtual environment;
-    `trtllm-build` on PATH shows that they are installed. Empty without TensorRT-LLM.
+    Searches this interpreter, then python3. In NVIDIA's container the packages belong to the container's python3, and
+    this program runs in a virtual environment; `trtllm-build` on PATH shows that they are installed.
     """
     here = {name: version for name in PACKAGES if (version := version_of(name)) is not None}
     if "tensorrt_llm" in here:
@@ -78,7 +78,7 @@ def package_versions(environment: Mapping[str, str] = os.environ) -> Mapping[str
 
 @cache
 def _versions_in(python: str) -> Mapping[str, str]:
-    """Versions that another interpreter has; none if it does not answer."""
+    """Versions in another interpreter; empty if it cannot be run."""
     script = (
         "import importlib.metadata as m, json\n"
         f"have = {{d.metadata['Name'].lower().replace('-', '_'): d.version for d in m.distributions()}}\n"
@@ -88,7 +88,7 @@ def _versions_in(python: str) -> Mapping[str, str]:
         done = subprocess.run([python, "-c", script], capture_output=True, text=True, timeout=60)
         found: dict[str, str] = json.loads(done.stdout)
     except (OSError, ValueError, subprocess.TimeoutExpired):
-        return {}  # a python3 that cannot run has no TensorRT-LLM
+        return {}
     return found
 
 
@@ -106,7 +106,7 @@ def gpus(environment: Mapping[str, str] = os.environ) -> tuple[Gpu, ...]:
 
 
 def parse_gpus(text: str) -> tuple[Gpu, ...]:
-    """Lines of nvidia-smi's answer: name, compute capability as 9.0, MiB, driver version."""
+    """Parse nvidia-smi's output: a line per GPU with name, compute capability (9.0), MiB and driver version."""
     found = []
     for line in text.splitlines():
         parts = [part.strip() for part in line.split(",")]
@@ -117,44 +117,41 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
 
 
 def engine_version(resolved: ResolvedConfig) -> str:
-    """TensorRT-LLM that builds and runs the engine: the installed one, else that of the container."""
+    """Version of TensorRT-LLM that builds and runs the engine: the installed one, else that of the container."""
     container = release_data.release().containers[resolved.profile.tensorrt_llm.container_tag]
     return package_versions().get("tensorrt_llm") or container.trtllm or "unknown"
 
 
 def engine_device(resolved: ResolvedConfig) -> str:
-    """Kind of GPU that an engine would run on here: the first one that nvidia-smi shows, else the target."""
+    """Name of the GPU that an engine would run on: the first one that nvidia-smi shows, else the target."""
     found = gpus()
     capability = found[0].compute_capability if found else resolved.profile.tensorrt_llm.compute_capability
     return f"cuda-sm{capability}"
 
 
 def require_ready(found: Environment, resolved: ResolvedConfig, world_size: int) -> None:
-    """Raises BuildError if a build cannot run on this machine, with what to do. Docker's own GPUs are those here."""
+    """Raise BuildError with the remedy if a build cannot run on this machine. Docker uses the same GPUs."""
     trt, release = resolved.profile.tensorrt_llm, release_data.RELEASE_LINE
     image, capability = release_data.image_of(trt.container_tag), trt.compute_capability
     others = sorted({gpu.compute_capability for gpu in found.gpus[:world_size]} - {capability})
     if found.where == "nowhere":
         text = (
-            f"TensorRT-LLM is not installed here and docker was not found. Work in the container {image}, install "
+            f"TensorRT-LLM is not installed here and docker was not found. Use the container {image}, install "
             "docker with the NVIDIA container toolkit, or use --set backend=torch."
         )
     elif found.version is not None and not found.version.startswith(f"{release}."):
         text = (
             f"TensorRT-LLM {found.version} is installed; engines with lookahead decoding need release line {release}. "
-            f"Work in the container {image}."
+            f"Use the container {image}."
         )
     elif found.where == "here" and found.loader_switched_off:
         switch = release_data.LOADER_SWITCH
-        text = f"{switch} is set, which switches the checkpoint loader off that conversions rely on. Unset it."
+        text = f"{switch} is set, which disables the checkpoint loader that conversions need. Unset it."
     elif not found.gpus:
-        text = (
-            "nvidia-smi shows no GPU; trtllm-build ends with an error of its process pool without one. Build on the "
-            "machine that serves."
-        )
+        text = "nvidia-smi shows no GPU; trtllm-build fails without one. Build on the machine that serves."
     elif len(found.gpus) < world_size:
         text = (
-            f"{world_size} ranks are asked for and {len(found.gpus)} GPU(s) are here. Lower model.parallelism or "
+            f"{world_size} ranks need a GPU each, and nvidia-smi shows {len(found.gpus)}. Lower model.parallelism or "
             "tensorrt_llm.context_parallel."
         )
     elif others:
@@ -168,8 +165,8 @@ def require_ready(found: Environment, resolved: ResolvedConfig, world_size: int)
 
 
 def validation_settings() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Overrides that fit the first GPU, and further ones for the first profile. Raises BuildError where there is no
-    GPU, or nothing to build with."""
+    """Overrides for the first GPU, and further overrides for the first profile. Raises BuildError if this machine has
+    no GPU, or neither TensorRT-LLM nor docker."""
     found = detect()
     if not found.gpus:
         raise BuildError(
@@ -178,7 +175,7 @@ def validation_settings() -> tuple[tuple[str, ...], tuple[str, ...]]:
         )
     if found.where == "nowhere":
         raise BuildError(
-            "Neither TensorRT-LLM nor docker was found; work in NVIDIA's container, or install docker with the NVIDIA "
+            "Neither TensorRT-LLM nor docker was found; use NVIDIA's container, or install docker with the NVIDIA "
             "container toolkit (docs/how-to/validate-on-gpu.md)."
         )
     gpu = found.gpus[0]

@@ -1,4 +1,4 @@
-"""One served engine: the Triton model that holds it, and the settings that must agree with how it was built."""
+"""A served engine: its Triton model, and the settings that must match its build."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pipeline.repository.names import LOOKAHEAD_MODEL, TARGET_MODEL
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """lookahead: W, N and G, equal to those that limits.max_draft_len was computed from; None for other modes.
-    kv_fraction: share of the GPU memory that is free when the model loads; of two, the second finds what the first has
-    left. kv_tokens: limit of the KV cache where two engines share a GPU. participant_ids: MPI ranks, where the backend
-    needs them."""
+    """A served engine. lookahead: W, N and G, from which limits.max_draft_len was computed; None for other modes.
+    kv_fraction: share for the KV cache of the GPU memory that is free when the model loads. Of two models, the second
+    loads after the first. kv_tokens: limit of the KV cache if two engines share a GPU. participant_ids: MPI ranks;
+    None if the backend does not need them."""
 
     triton_model: str
     mode: Mode
@@ -30,7 +30,7 @@ class Instance:
 
 
 def instance_of(context: BuildContext, index: int) -> Instance:
-    """Settings of the engine number `index` of a config."""
+    """Instance of engine number `index` of a config."""
     mode = context.modes[index]
     return Instance(
         triton_model=TARGET_MODEL if index == 0 else LOOKAHEAD_MODEL,
@@ -45,5 +45,6 @@ def instance_of(context: BuildContext, index: int) -> Instance:
 
 
 def engine_dir(root: Path, instance: Instance, num_engines: int) -> Path:
-    """Folder of an instance's engine below an artefact's engine/: with two of them, each has its own."""
+    """Folder of an instance's engine. root: the artifact's engine/, which has a subfolder per engine if there are
+    two."""
     return root if num_engines == 1 else root / instance.triton_model

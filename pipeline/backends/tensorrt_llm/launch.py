@@ -1,10 +1,10 @@
-"""Starting tritonserver for one rank or many, word for word as NVIDIA's launcher for this backend does.
+"""Command line of tritonserver for one or more ranks, with the options of NVIDIA's launcher for this backend.
 
-Leader mode: one server per rank under mpirun, and ranks above 0 load only the models with an engine. Orchestrator
-mode: one server that spawns a process per rank of each engine, or that is rank 0 beside them if they are started with
-it; it needs two variables, and small memory pools where it spawns. Three things are added to the launcher's words:
-addresses to listen on (it always takes all), the key that Triton's interfaces require, and a name of our own for
-shared memory, by which a crashed server's leftovers are found.
+Leader mode: mpirun starts a server per rank; ranks above 0 load only the models with an engine. Orchestrator mode: one
+server spawns a process per rank of each engine, or is rank 0 of processes that mpirun starts. It needs two environment
+variables, and small memory pools if it spawns. We add three options: addresses to listen on (the launcher listens on
+all), the key that Triton's interfaces require, and a prefix for shared memory, to find the leftovers of a crashed
+server.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CONTAINER_SERVER = "/opt/tritonserver/bin/tritonserver"
 
 
 def orchestrator_variables(trt: TensorRTLLMConfig) -> dict[str, str]:
-    """Environment variables of a server, on top of the shell's."""
+    """Additional environment variables of a server in orchestrator mode; empty in leader mode."""
     if not trt.orchestrator:
         return {}
     spawns = "1" if trt.spawn_processes else "0"
@@ -40,7 +40,7 @@ def launch_words(
     server_id: str,
     verbose_log: Path | None,
 ) -> tuple[str, ...]:
-    """The command line of all ranks. repository: by the name that the server gets. verbose_log: of rank 0."""
+    """Command line that starts all ranks. repository: path that the server uses. verbose_log: for rank 0."""
     words = ["mpirun", "--allow-run-as-root"] if use_mpi else []
     for rank in range(context.num_processes):
         of_rank = [tritonserver, *_options(context, rank, repository, listening, server_id, verbose_log)]

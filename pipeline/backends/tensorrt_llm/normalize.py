@@ -1,7 +1,7 @@
-"""Converts a checkpoint's config.json to the form that TensorRT-LLM's converters read.
+"""Converts a checkpoint's config.json to the format that TensorRT-LLM's converters read.
 
-They run with transformers 4.57, which reads `rope_theta` and `rope_scaling` at top level. transformers 5 saves both
-inside `rope_parameters`, and the converter would silently use a base of 10000 for every model.
+The converters run with transformers 4.57, which reads `rope_theta` and `rope_scaling` at top level. transformers 5
+saves both inside `rope_parameters`; a converter would then silently use a base of 10000.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Any
 
 from pipeline.errors import CheckpointError
 
-# Entries of rope_parameters that stand at top level in the older form.
+# Entries of rope_parameters that are at top level in the older format.
 _TOP_LEVEL = ("rope_theta", "partial_rotary_factor")
 _PLAIN_TYPES = (None, "default")
 
 
 def normalized(config: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """A copy of config with RoPE settings and dtype at top level. where: for messages. Raises CheckpointError if the
-    two forms contradict each other or the older one cannot express it."""
+    """Return a copy of config with RoPE settings and dtype at top level. where: name of the file in messages. Raises
+    CheckpointError if the two formats contradict each other, or if the older one cannot express the settings."""
     result = dict(config)
     rope = config.get("rope_parameters")
     if rope:
@@ -37,8 +37,8 @@ def normalized(config: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def expected_rotary(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Expected RoPE settings of a converted checkpoint, from a normalised config: rotary_base if it is stated, and
-    rotary_scaling's factor."""
+    """Expected RoPE settings of a converted checkpoint: rotary_base if the config has it, and the factor of
+    rotary_scaling. config: normalized."""
     expected: dict[str, Any] = {}
     if config.get("rope_theta") is not None:
         expected["rotary_base"] = float(config["rope_theta"])
@@ -52,7 +52,7 @@ def _older_form(rope: Mapping[str, Any], where: str) -> dict[str, Any]:
     inner = {name: value for name, value in rope.items() if isinstance(value, Mapping)}
     if not inner:
         return _flat(rope)
-    # One entry per kind of layer. Gemma 3 has an older form for that; others only if all kinds agree.
+    # One entry per kind of layer. Only Gemma 3 has an older format for that; in other models all kinds must agree.
     forms = {name: _flat(value) for name, value in inner.items()}
     if set(inner) == {"full_attention", "sliding_attention"}:
         full, sliding = forms["full_attention"], forms["sliding_attention"]

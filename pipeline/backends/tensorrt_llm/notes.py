@@ -11,7 +11,7 @@ from pipeline.backends.tensorrt_llm.conversion import calibration_folder, method
 
 
 def notes_of(context: BuildContext) -> Iterator[str]:
-    """One sentence each."""
+    """Yield the notes, one sentence each."""
     trt, engine, modes, name = context.trt, context.engine, context.modes, context.model.architecture
     drafting = context.resolved.profile.drafting
     yield "No part of this plan has been run with TensorRT-LLM; it is checked against the documented contract."
@@ -27,15 +27,15 @@ def notes_of(context: BuildContext) -> Iterator[str]:
     for mode in modes:
         if (tokens := context.max_num_tokens(mode)) < engine.max_num_tokens:
             yield (
-                f"engine.max_num_tokens = {engine.max_num_tokens}: the '{mode}' engine gets {tokens}, as its sequences "
-                "hold no more together."
+                f"engine.max_num_tokens = {engine.max_num_tokens}: the '{mode}' engine gets {tokens}, which is "
+                "the length of all its sequences."
             )
     if engine.max_num_tokens > 16384:
         yield f"engine.max_num_tokens = {engine.max_num_tokens}: the builder warns above 16384."
     if drafting.strategy == "trie" and "trie" not in modes:
         yield (
             "drafting.strategy = 'trie' belongs to the torch engine here; with tensorrt_llm.speculation = "
-            f"'{trt.speculation}' there is no engine that verifies drafts from outside."
+            f"'{trt.speculation}' no engine verifies external drafts."
         )
     if (texts := calibration_folder(context)) is not None:
         yield from _of_calibration(context, texts)

@@ -1,11 +1,11 @@
-"""The complete plan of a TensorRT-LLM engine: every stage with its exact call, what must come out of it, and its cost.
+"""The complete plan of a TensorRT-LLM engine: every stage with its exact command, its expected result and its cost.
 
-    source       checkpoint folder with a normalised config.json            in this process
+    source       checkpoint folder with a normalized config.json            in this process
     conversion   -> TensorRT-LLM checkpoint, one file per rank               here or in the container
     build        -> engine, one per speculative mode                         here or in the container
 
-Conversion and build are stages of their own, each with a fingerprint, so that a second profile of a model, or a build
-after a failed one, starts where it can. `plan_for` touches no network and runs on any machine.
+Conversion and build are separate stages with separate fingerprints, so a second profile of a model, or a build after a
+failed one, reuses finished stages. `plan_for` does not use the network and runs on any machine.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _NOT_FETCHED = "known once the checkpoint is fetched"
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """folder: of the stage; output: what it makes there. docker_argv: its call in the container. expected: keys that
-    the output's config.json must have. digest: hash of the fingerprint."""
+    """A stage. folder: of the stage. output: its result in that folder. docker_argv: its command in the container.
+    expected: required values of the output's config.json. digest: hash of the fingerprint."""
 
     folder: Path
     output: Path
@@ -59,7 +59,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class ConversionStage(Stage):
-    """Makes a TensorRT-LLM checkpoint. source: normalised checkpoint. request: file that holds conversion.call."""
+    """Makes a TensorRT-LLM checkpoint. source: normalized checkpoint. request: file for conversion.call."""
 
     source: Path
     request: Path
@@ -74,14 +74,14 @@ class EngineStage(Stage):
     build: EngineBuild
 
 
-# The call in the container: of a call, in a folder, with further folders that it reads.
+# Converts a command to its command in the container. Arguments: command, working folder, further folders to read.
 InDocker = Callable[[tuple[str, ...], Path, Sequence[Path]], tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything that a build does. where: on what the stages run on this machine; version: of TensorRT-LLM there.
-    world_size: ranks of each engine."""
+    """All stages of a build. where: place of the stages. version: of TensorRT-LLM there. world_size: ranks of each
+    engine."""
 
     model: str
     profile: str
@@ -103,14 +103,14 @@ class Plan:
 
 
 def plan_for(resolved: ResolvedConfig, where: Places | None = None, checkpoint_hash: str | None = None) -> Plan:
-    """The plan of a config. checkpoint_hash: content of the checkpoint, if it has been fetched. Raises ConfigError with
-    everything that is wrong."""
+    """Make the plan of a config. checkpoint_hash: hash of the checkpoint; None if it has not been fetched. Raises
+    ConfigError with all faults."""
     used = where or places()
     context = check(resolved)
     stages = used.engines / resolved.model.name / STAGES
-    _refuse_sniffed(stages, resolved)
+    _refuse_misleading_path(stages, resolved)
     content = checkpoint_hash or known_content_hash(resolved.model) or _NOT_FETCHED
-    # The package itself, for the call in the container; nothing else of the caller's environment matters there.
+    # The command in the container needs the package, and nothing else of the caller's environment.
     environment = {"PYTHONPATH": str(CODE)}
     image = release_data.image_of(resolved.profile.tensorrt_llm.container_tag)
 
@@ -174,7 +174,7 @@ def _conversion_stage(context: BuildContext, stages: Path, content: str, in_dock
 
 
 def _expected_checkpoint(context: BuildContext) -> dict[str, Any]:
-    """Keys of the converted config.json that are known beforehand. Calibrated formats may add to `quantization`."""
+    """Required values of the converted config.json. Calibrated formats may add keys to `quantization`."""
     shape = context.known_shape
     ranks = context.model.parallelism
     return {
@@ -217,7 +217,7 @@ def _engine_stage(
         build=build,
         docker_argv=in_docker(build.argv, folder, []),
         expected={
-            # The checkpoint's config goes into the engine; only the type of the logits is an option of the build.
+            # The engine contains the checkpoint's config; only the type of the logits is an option of the build.
             "pretrained_config": {**conversion.expected, "logits_dtype": context.trt.logits_dtype},
             "build_config": build.expected,
         },
@@ -226,8 +226,9 @@ def _engine_stage(
     )
 
 
-def _refuse_sniffed(folder: Path, resolved: ResolvedConfig) -> None:
-    """The Llama loader reads meaning into the words of a path; the rules have looked at names, this at the place."""
+def _refuse_misleading_path(folder: Path, resolved: ResolvedConfig) -> None:
+    """Raise ConfigError if the path has a word by which the Llama loader selects another kind of model. The rules check
+    the names in the config."""
     for word in release_data.misleading_words(resolved.model.architecture, str(folder)):
         raise ConfigError(
             f"LOOKAHEAD_ENGINES: found {folder}; TensorRT-LLM's Llama loader takes '{word}' in a path for another kind "

@@ -1,4 +1,4 @@
-"""Compares written files with the requested settings. Upstream drops unknown keys and changes values silently."""
+"""Compares written files with the requested settings, because TensorRT-LLM silently drops keys and changes values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from pipeline.backends.tensorrt_llm.release_data import RELEASE_LINE, release_of
 from pipeline.errors import BuildError
 
-# Families whose config.json names no RoPE base, such as Falcon and RecurrentGemma, compute with this one.
+# RoPE base of families without one in config.json, such as Falcon and RecurrentGemma.
 _DEFAULT_ROTARY_BASE = 10000.0
 
 
@@ -38,10 +38,10 @@ def engine_differences(folder: Path, expected: Mapping[str, Any], world_size: in
 
 
 def require_equal(differences: list[str], folder: Path, stage: str) -> None:
-    """Raises BuildError that lists all differences, if there are any."""
+    """Raise BuildError if there are differences, with all of them."""
     if differences:
         raise BuildError(
-            f"The {stage} in {folder} is not what was asked for: {'; '.join(differences)}. TensorRT-LLM changed or "
+            f"The {stage} in {folder} differs from the plan: {'; '.join(differences)}. TensorRT-LLM changed or "
             "dropped settings; do not serve it. Check the container's version with `lookahead doctor`."
         )
 
@@ -57,7 +57,7 @@ def _differences(expected: Mapping[str, Any], found: Mapping[str, Any], prefix: 
 
 
 def _equal(expected: object, found: object) -> bool:
-    """Names of enums are written in upper or lower case; numbers as whole or broken."""
+    """Compare two JSON values. Ignores the case of enum names, and the difference between integers and floats."""
     if isinstance(expected, str) and isinstance(found, str):
         return expected.lower() == found.lower()
     if isinstance(expected, bool) or isinstance(found, bool):
@@ -75,5 +75,5 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise BuildError(f"{path} was not written or cannot be read: {error}. See the stage's log.") from error
     if not isinstance(value, dict):
-        raise BuildError(f"{path} should hold a JSON object. See the stage's log.")
+        raise BuildError(f"{path} should contain a JSON object. See the stage's log.")
     return value

@@ -11,9 +11,9 @@ from pipeline.config.schema import Frozen
 RELEASE_LINE = "1.2"
 # The first release whose Triton backend reads W, N and G.
 FIRST_WITH_LOOKAHEAD_PARAMETERS = (0, 19)
-# What one of these words anywhere in a checkpoint's path does: the Llama loader takes other weight names.
-_SNIFFED_PATH_WORDS = ("llava", "vila", "exaone")
-# Words that must stand in it: by them the Llama loader finds EXAONE's weights, and ChatGLM's converter the version.
+# With one of these words anywhere in a checkpoint's path, the Llama loader expects other weight names.
+_MISLEADING_WORDS = ("llava", "vila", "exaone")
+# Words that the path must contain: the Llama loader recognizes EXAONE by it, and ChatGLM's converter the version.
 NEEDED_PATH_WORDS = {
     "ExaoneForCausalLM": "exaone",
     "GLMModel": "glm",
@@ -21,9 +21,10 @@ NEEDED_PATH_WORDS = {
     "ChatGLMForCausalLM": "glm",
     "ChatGLMForConditionalGeneration": "glm",
 }
-# Set, it switches the loader off that every conversion here relies on.
+# Environment variable that disables the loader that all conversions here need.
 LOADER_SWITCH = "TRTLLM_DISABLE_UNIFIED_CONVERTER"
-# The converter takes a Baichuan model with this many heads for the 7B with RoPE, and all others for the 13B with ALiBi.
+# Number of heads by which the converter recognizes the 7B Baichuan model with RoPE. It treats others as the 13B with
+# ALiBi.
 BAICHUAN_ROPE_HEADS = 32
 # NVIDIA's lookahead tests are skipped on GPUs from this compute capability on.
 UNTESTED_GPUS = 100
@@ -44,7 +45,7 @@ Trait = Literal[
 
 
 class Flag(Frozen):
-    """An option of trtllm-build. type: str, int or store_true. field: of PluginConfig, for the plugin group."""
+    """An option of trtllm-build. type: str, int or store_true. field: field of PluginConfig; None for other options."""
 
     type: str
     default: Any
@@ -63,7 +64,8 @@ class Parameter(Frozen):
 
 
 class Container(Frozen):
-    """A Triton container. trtllm: the version of TensorRT-LLM in it; None where no source confirms one."""
+    """Versions in a Triton container; None if no source confirms one. trtllm: TensorRT-LLM. engine_backend: whether it
+    can build and serve engines."""
 
     trtllm: str | None
     tensorrt: str | None
@@ -74,7 +76,7 @@ class Container(Frozen):
 
 
 class Requirement(Frozen):
-    """A range of versions. part: key among the versions of a machine."""
+    """A required range of versions. part: name of the program in the versions of a machine. below: excluded."""
 
     part: str
     name: str
@@ -88,14 +90,14 @@ class Requirement(Frozen):
 
 
 class ReleaseData(Frozen, extra="ignore"):
-    """build_flags: options of trtllm-build, by name without dashes. parameters: of the C++ backend's `tensorrt_llm`
-    model. flags_, parameters_: those that the pipeline or another setting sets, and those that are not to be used, with
-    the reason. model_map: TensorRT-LLM's class for each architecture that it has engines for. model_traits: differences
-    of an architecture from a plain decoder with rotary positions. not_in_engine_backend: well-known architectures that
-    only the later PyTorch path has. families: example folder whose script converts a class. convert_flags: options of a
-    family's convert_checkpoint.py, where a source lists them. lookahead_tested_on: compute capabilities of NVIDIA's own
-    tests. requirements: of the release line, for the machine that builds and serves. containers: by tag, the oldest
-    first."""
+    """Content of `release_data.json`. build_flags: options of trtllm-build by name without dashes. parameters: of the
+    C++ backend's `tensorrt_llm` model. ..._set_elsewhere: those that the pipeline or another setting sets, with that
+    setting. ..._of_no_use: those that must not be set, with the reason. model_map: TensorRT-LLM's class by
+    architecture. model_traits: differences of an architecture from a plain decoder with rotary positions.
+    not_in_engine_backend: well-known architectures that only the PyTorch backend supports. families: example folder
+    with the conversion script of a class. convert_flags: known options of a family's convert_checkpoint.py.
+    lookahead_tested_on: compute capabilities of NVIDIA's tests. requirements: of the release line, for the machine that
+    builds and serves. containers: by tag, the oldest first."""
 
     build_flags: dict[str, Flag]
     flags_set_elsewhere: dict[str, str]
@@ -121,7 +123,7 @@ class ReleaseData(Frozen, extra="ignore"):
         return self.model_traits.get(architecture, frozenset())
 
     def family(self, architecture: str) -> str | None:
-        """Example folder whose script converts an architecture; None if there is none."""
+        """Example folder with the conversion script of an architecture; None if there is none."""
         return self.families.get(self.model_map.get(architecture, ""))
 
 
@@ -142,8 +144,8 @@ def release_of(version: str) -> tuple[int, int]:
 
 
 def misleading_words(architecture: str, path: str) -> tuple[str, ...]:
-    """Words in a path by which the Llama loader takes a checkpoint for another kind of model."""
+    """Words in a path by which the Llama loader mistakes the checkpoint for another kind of model."""
     if release().model_map.get(architecture) != "LLaMAForCausalLM":
         return ()
     right = NEEDED_PATH_WORDS.get(architecture)
-    return tuple(word for word in _SNIFFED_PATH_WORDS if word in path.lower() and word != right)
+    return tuple(word for word in _MISLEADING_WORDS if word in path.lower() and word != right)

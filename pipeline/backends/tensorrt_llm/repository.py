@@ -1,8 +1,7 @@
-"""`tensorrt_llm` as TensorRT-LLM's own C++ backend serves it: all tensors and parameters of release line 1.2.
+"""Config of `tensorrt_llm` for TensorRT-LLM's C++ backend: all tensors and parameters of release line 1.2.
 
-Every value comes from the config that the engine was planned with, so that engine, instance and requests agree on W, N
-and G. Parameters without a value are left out, except for four: the backend does not load without them, even if they
-are empty.
+Every value comes from the config of the engine's plan, so that engine, instance and requests have the same W, N and G.
+Parameters without a value are omitted, except for four that the backend requires even if they are empty.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from pipeline.engine.artifact import Artifact
 from pipeline.repository import model_config
 from pipeline.repository.contract import model_contract
 
-# Left out if the profile does not set them: then the backend's defaults apply.
+# Omitted unless the profile sets them, so that the backend's defaults apply.
 UNSET = frozenset(
     {
         "encoder_model_path",  # decoder models only
@@ -41,7 +40,7 @@ Value = bool | int | float | str
 
 
 def target_configs(resolved: ResolvedConfig, artifact: Artifact) -> list[pb.ModelConfig]:
-    """The configs of the models with an engine: one or two."""
+    """Configs of the one or two models with an engine."""
     context = build_context_of(resolved)
     return [target(context, instance, folder, artifact) for instance, folder in _instances(context, artifact)]
 
@@ -56,7 +55,8 @@ def _instances(context: BuildContext, artifact: Artifact) -> list[tuple[Instance
 
 
 def target(context: BuildContext, instance: Instance, engine: Path, artifact: Artifact) -> pb.ModelConfig:
-    """A model with an engine, decoupled: streams and requests of several rows have several responses."""
+    """Config of a model with an engine. It is decoupled, because streams and requests with several rows have several
+    responses."""
     contract = model_contract("tensorrt_llm", model_config.engine_dtypes(context.resolved))
     config = pb.ModelConfig(
         name=instance.triton_model, backend="tensorrtllm", max_batch_size=context.engine.max_batch_size
@@ -72,7 +72,7 @@ def target(context: BuildContext, instance: Instance, engine: Path, artifact: Ar
 
 
 def parameter_values(context: BuildContext, instance: Instance, engine: Path, tokenizer: Path) -> dict[str, Value]:
-    """Parameters of an instance, typed. Parameters that the profile leaves out get the backend's own defaults."""
+    """Typed parameters of an instance. The backend has defaults for omitted ones."""
     trt = context.trt
     values: dict[str, Value] = {
         name: entry.default
@@ -80,7 +80,7 @@ def parameter_values(context: BuildContext, instance: Instance, engine: Path, to
         if entry.default is not None and name not in UNSET
     }
     values |= {
-        # Without these four the backend does not load.
+        # The backend requires these four.
         "gpt_model_type": "inflight_fused_batching",
         "tokenizer_dir": str(tokenizer),
         "guided_decoding_backend": "",
@@ -103,8 +103,8 @@ def parameter_values(context: BuildContext, instance: Instance, engine: Path, to
 
 
 def _of_mode(instance: Instance) -> Mapping[str, Value]:
-    """The backend reads W, N and G only with decoding_mode lookahead, and fails to load if one of them is missing. For
-    external drafts no mode is set: the backend takes it from the engine."""
+    """Parameters of a speculative mode. The backend reads W, N and G only with decoding_mode lookahead, and then
+    requires all three. For external drafts it reads the mode from the engine."""
     if instance.lookahead is not None:
         window, ngram, candidates = instance.lookahead.sizes
         return {

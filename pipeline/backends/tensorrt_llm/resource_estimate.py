@@ -1,4 +1,4 @@
-"""Estimates disk, host memory and GPU memory of a build and of serving from the model's sizes, before the build."""
+"""Estimates disk space, host memory and GPU memory of building and serving from the model's sizes."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pipeline.backends.tensorrt_llm.conversion import method_of
 from pipeline.engine.chains import Mode
 
 _BYTES_OF_DTYPE = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0}
-# Per weight, scales of groups and channels included; embeddings stay in the model's dtype.
+# Bytes per weight, including scales. Embeddings stay in the model's dtype.
 _BYTES_OF_FORMAT = {"fp8": 1.0, "int8_wo": 1.01, "int4_wo": 0.51, "int4_awq": 0.52, "w4a8_awq": 0.52, "nvfp4": 0.57}
-# Room of a CUDA context, TensorRT's own buffers and the decoder's state.
+# GPU memory of a CUDA context, TensorRT's buffers and the decoder's state.
 _CONTEXT_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class GpuNeed:
-    """Per GPU. weight_bytes, activation_bytes: of all engines together. kv_bytes_per_token: of one engine.
-    kv_bytes_for_one: KV of one sequence of full length per engine, all engines together."""
+    """Memory per GPU. weight_bytes, activation_bytes: of all engines. kv_bytes_per_token: KV cache of one engine.
+    kv_bytes_for_one: KV cache of one sequence of full length in every engine."""
 
     weight_bytes: int
     activation_bytes: int
@@ -32,8 +32,8 @@ class GpuNeed:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """disk_bytes: checkpoint copy, converted checkpoint and engines together. host_bytes: peak of the largest stage.
-    kv_tokens: tokens that all instances' KV caches hold together in what the GPU has left."""
+    """Estimates of a plan. disk_bytes: copy of the checkpoint, converted checkpoint and engines. host_bytes: peak of
+    the largest stage. kv_tokens: total tokens of all KV caches in the remaining GPU memory."""
 
     disk_bytes: int
     source_bytes: int
@@ -45,7 +45,7 @@ class Estimate:
 
 
 def weight_bytes(context: BuildContext) -> int:
-    """Weights of all ranks together, as converted."""
+    """Size of the converted weights of all ranks, in bytes."""
     whole = _BYTES_OF_DTYPE[context.resolved.dtype]
     num_embedding = 2 * context.known_shape.vocab_size * context.known_shape.hidden_size
     num_blocks = max(0, context.model.num_parameters - num_embedding)
@@ -54,7 +54,7 @@ def weight_bytes(context: BuildContext) -> int:
 
 
 def kv_bytes_per_token(context: BuildContext) -> int:
-    """KV cache of one engine on one GPU. Heads are repeated if there are fewer than ranks."""
+    """KV cache of one engine on one GPU, in bytes per token. Heads are repeated if there are more ranks than heads."""
     ranks = context.model.parallelism
     size = _BYTES_OF_DTYPE[context.resolved.dtype] if context.trt.kv_cache_dtype == "auto" else 1.0
     heads = max(1, -(-context.known_shape.num_key_value_heads // ranks.tensor))
@@ -80,7 +80,7 @@ def gpu_need(context: BuildContext) -> GpuNeed:
 
 
 def kv_tokens(context: BuildContext) -> int:
-    """Tokens that fit into the share of free GPU memory, over all instances."""
+    """Tokens of all KV caches in their share of the free GPU memory."""
     need = gpu_need(context)
     free = context.trt.gpu_memory_gib * (1 << 30) - need.weight_bytes - need.activation_bytes - _CONTEXT_BYTES
     tokens = int(free * context.trt.kv_cache_free_gpu_mem_fraction) // need.kv_bytes_per_token
@@ -88,14 +88,14 @@ def kv_tokens(context: BuildContext) -> int:
 
 
 def kv_share(context: BuildContext, mode: Mode) -> float:
-    """Share of one engine in the KV cache's memory."""
+    """Share of an engine in the memory of the KV caches."""
     if len(context.modes) == 1:
         return 1.0
     return context.trt.lookahead_kv_share if mode == "lookahead" else 1.0 - context.trt.lookahead_kv_share
 
 
 def kv_tokens_of(context: BuildContext, mode: Mode) -> int:
-    """Tokens that one engine's share of the KV cache holds, in whole blocks."""
+    """Tokens of an engine's KV cache, in whole blocks."""
     block = context.trt.tokens_per_block
     return max(block, int(kv_tokens(context) * kv_share(context, mode)) // block * block)
 
@@ -104,7 +104,7 @@ def estimate_of(context: BuildContext) -> Estimate:
     source = int(context.model.num_parameters * min(_BYTES_OF_DTYPE[context.resolved.dtype], 2.0))
     converted = weight_bytes(context)
     engines = converted * len(context.modes)
-    # Conversion holds the source beside the rank that is being made; a build holds its weights twice.
+    # A conversion holds the source and the weights of one rank; a build holds its weights twice.
     converting = source + converted if method_of(context) == "from_hugging_face" else 2 * source
     return Estimate(
         disk_bytes=source + converted + engines,

@@ -1,4 +1,4 @@
-"""A model's sizes before anything is downloaded: from its YAML, from arguments for random weights, from a folder."""
+"""Finds a model's sizes without a download: in its YAML, the arguments of random weights, or a checkpoint folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipeline.backends.tensorrt_llm import release_data
 from pipeline.config.places import expanded
 from pipeline.config.schema import LocalCheckpoint, ModelConfig, ModelShape, RandomCheckpoint
 
-# Names of config.json for each size, the usual one first.
+# Keys of config.json for each size, the most common one first.
 _NAMES: dict[str, tuple[str, ...]] = {
     "hidden_size": ("hidden_size", "n_embd", "d_model"),
     "intermediate_size": ("intermediate_size", "ffn_dim", "n_inner"),
@@ -26,7 +26,7 @@ _LEARNED = ("GPT2LMHeadModel", "GPTBigCodeForCausalLM", "OPTForCausalLM")
 
 
 def shape_of(model: ModelConfig) -> ModelShape | None:
-    """The model's sizes; None if they are not known before a download."""
+    """The model's sizes; None if they are unknown without a download."""
     if model.shape is not None:
         return model.shape
     match model.checkpoint:
@@ -36,15 +36,15 @@ def shape_of(model: ModelConfig) -> ModelShape | None:
             try:
                 config = json.loads((expanded(source.path) / "config.json").read_text(encoding="utf-8"))
             except (OSError, ValueError):
-                return None  # fetching the checkpoint reports the fault of the folder
+                return None  # the fault is reported when the checkpoint is opened
             return shape_from_config(config, model.architecture)
         case _:
             return None
 
 
 def shape_from_config(config: Mapping[str, Any], architecture: str) -> ModelShape | None:
-    """The sizes that a config.json states; None if one is missing. position_embedding stays unset if neither the config
-    nor the architecture gives it."""
+    """Sizes in a config.json; None if one is missing. position_embedding stays unset if neither the config nor the
+    architecture determines it."""
     values: dict[str, Any] = {
         field: next((config[name] for name in names if config.get(name)), None) for field, names in _NAMES.items()
     }
@@ -54,7 +54,7 @@ def shape_from_config(config: Mapping[str, Any], architecture: str) -> ModelShap
         values["head_size"] = values["head_size"] or hidden // heads
         values["intermediate_size"] = values["intermediate_size"] or 4 * hidden
     if config.get("multi_query") and not config.get("new_decoder_architecture"):
-        values["num_key_value_heads"] = 1  # Falcon and GPTBigCode, whatever number stands beside it
+        values["num_key_value_heads"] = 1  # Falcon and GPTBigCode ignore the key num_key_value_heads
     if position := _positions(config, architecture):
         values["position_embedding"] = position
     try:
@@ -64,7 +64,7 @@ def shape_from_config(config: Mapping[str, Any], architecture: str) -> ModelShap
 
 
 def differences(stated: ModelShape, found: ModelShape) -> list[str]:
-    """Sizes that a checkpoint states otherwise than the model's YAML: "num_layers 32 instead of 40"."""
+    """Differences of a checkpoint's sizes from the model's YAML, as texts: "num_layers 32 instead of 40"."""
     mine, others = stated.model_dump(), found.model_dump(exclude_unset=True)
     return [f"{name} {others[name]} instead of {mine[name]}" for name in others if mine[name] != others[name]]
 
@@ -79,7 +79,7 @@ def _positions(config: Mapping[str, Any], architecture: str) -> str | None:
 
 
 def _sliding_window(config: Mapping[str, Any]) -> int | None:
-    # Qwen2 states a window that only counts if it is switched on.
+    # Qwen2 has a key for the window and one that enables it.
     if config.get("use_sliding_window") is False:
         return None
     window: int | None = config.get("sliding_window")

@@ -1,7 +1,7 @@
-"""Running the stages of a plan, each only if its fingerprint is not on disk yet.
+"""Runs the stages of a plan. Skips a stage whose fingerprint is on disk.
 
-A stage's folder is emptied before it runs and gets its `stage.json` when its result has been read back and is right, so
-an interrupted or wrong stage is never taken for a finished one.
+A stage empties its folder first, and writes `stage.json` after its result has been checked. So an interrupted or wrong
+stage never counts as finished.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ from pipeline.files import log_tail, write_whole
 STAGE = "stage.json"
 LOG = "log.txt"
 
-# Runs a call with extra variables in a folder, its output to a log; returns the exit code.
+# Runs a command with additional environment variables in a folder, and writes its output to a log. Returns the exit
+# code.
 Run = Callable[[Sequence[str], Mapping[str, str], Path, Path], int]
 
 
 def run_process(argv: Sequence[str], environment: Mapping[str, str], folder: Path, log: Path) -> int:
-    """The call itself. Raises BuildError if the program is not there."""
+    """Run a command in a new process. Raises BuildError if it cannot be started."""
     inherited = {name: value for name, value in os.environ.items() if name not in DROPPED_VARIABLES}
     try:
         with log.open("wb") as file:
@@ -53,7 +54,7 @@ def run_process(argv: Sequence[str], environment: Mapping[str, str], folder: Pat
 def run_conversion(
     plan: Plan, checkpoint: Checkpoint, dtype: Dtype, shape: ModelShape, note: Note, run: Run = run_process
 ) -> None:
-    """Source and conversion. shape: what the plan was made with; a checkpoint that differs is refused."""
+    """Run the stages source and conversion. shape: sizes in the plan. Raises BuildError if they differ."""
     stage = plan.conversion
     if is_done(stage.folder, stage.digest):
         note(f"converted checkpoint: reused ({stage.output})")
@@ -82,10 +83,10 @@ def run_build(plan: Plan, stage: EngineStage, note: Note, run: Run = run_process
 
 
 def write_source(checkpoint: Checkpoint, dtype: Dtype, folder: Path) -> dict[str, Any]:
-    """A checkpoint folder as the converters read it; returns its normalised config.json.
+    """Write a checkpoint folder that the converters can read, and return its normalized config.json.
 
-    Weights are linked or copied into the folder, because a container sees no other; a GGUF file becomes safetensors.
-    Code of the checkpoint comes along only if it may be run."""
+    Weights are linked or copied into the folder, because a container mounts only this one. A GGUF file is converted to
+    safetensors. Code of the checkpoint is copied only with model.trust_remote_code."""
     folder.mkdir(parents=True)
     if checkpoint.gguf_file is not None:
         read = read_config(checkpoint.folder, checkpoint.architecture, checkpoint.gguf_file)
@@ -101,7 +102,7 @@ def write_source(checkpoint: Checkpoint, dtype: Dtype, folder: Path) -> dict[str
     config = normalized(_read_json(folder / "config.json"), str(checkpoint.folder))
     tokenizer = folder / "tokenizer_config.json"
     if checkpoint.code_files is None:
-        # The converters run whatever code a checkpoint names, also where transformers has the model itself.
+        # The converters run the code that a checkpoint names, even if transformers has the model itself.
         config.pop("auto_map", None)
         if tokenizer.is_file() and "auto_map" in (settings := _read_json(tokenizer)):
             _write_json(tokenizer, {name: value for name, value in settings.items() if name != "auto_map"})
@@ -123,7 +124,7 @@ def begin(folder: Path) -> None:
 
 
 def finish(folder: Path, fingerprint: Mapping[str, Any], digest: str) -> None:
-    """Mark a stage as finished, in one step."""
+    """Mark a stage as finished, atomically."""
     text = json.dumps({"digest": digest, "fingerprint": fingerprint}, indent=2)
     write_whole(folder / STAGE, text + "\n")
 
@@ -141,13 +142,11 @@ def _require_shape(config: Mapping[str, Any], checkpoint: Checkpoint, shape: Mod
     found = shape_from_config(config, checkpoint.architecture)
     if found is None:
         raise CheckpointError(
-            f"{checkpoint.folder}: config.json lacks sizes that a {checkpoint.architecture} should state; it cannot be "
-            "compared with model.shape."
+            f"{checkpoint.folder}: config.json lacks sizes of a {checkpoint.architecture}, so it cannot be compared "
+            "with model.shape."
         )
     if wrong := differences(shape, found):
-        raise CheckpointError(
-            f"{checkpoint.folder} is not the model that was planned: {'; '.join(wrong)}. Correct model.shape."
-        )
+        raise CheckpointError(f"{checkpoint.folder} differs from model.shape: {'; '.join(wrong)}. Correct model.shape.")
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -156,5 +155,5 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    path.unlink()  # it may be a link to the checkpoint's own file, which must stay as it is
+    path.unlink()  # it may be a link to the checkpoint's own file, which must not change
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

@@ -1,12 +1,12 @@
-"""The torch engine as a double of TensorRT-LLM's: it takes, cuts and refuses what the C++ backend of release line 1.2
-does, so that what calls it can be tested against the contract without a GPU.
+"""Emulates a TensorRT-LLM engine with the torch engine, to test callers against the contract without a GPU. It accepts,
+cuts and refuses inputs as the C++ backend of release line 1.2 does.
 
     trie        an engine built for external drafts: one chain per request, one verification step, no streaming with it
-    lookahead   an engine built for lookahead decoding: drafts for itself, greedy whatever the sampling tensors say
+    lookahead   an engine built for lookahead decoding: makes its own drafts, decodes greedily, ignores sampling tensors
     none        an engine without speculation
 
-Where TensorRT-LLM's behaviour is undefined (no room for output, a prompt shorter than the n-gram, W, N and G larger
-than the instance's) the double refuses, as a caller must never get there.
+It also refuses requests for which TensorRT-LLM's behaviour is undefined: no room for output, a prompt shorter than the
+n-gram, W, N and G larger than the instance's.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from pipeline.triton_models.tensors import Tensors, flag, integer, number, requi
 
 @dataclass(frozen=True, slots=True)
 class StrictEngine:
-    """The engine that is played. lookahead: W, N and G of the instance, for mode "lookahead" only. kv_cache_reuse: off
-    for an instance that computes the whole prompt of each request."""
+    """The emulated engine. lookahead: W, N and G of the instance; None for other modes. kv_cache_reuse: false for an
+    instance that computes the whole prompt of each request."""
 
     mode: Mode
     limits: RuntimeLimits
@@ -45,13 +45,13 @@ class StrictEngine:
 
 
 def strict_engine(resolved: ResolvedConfig, mode: Mode, vocab_size: int) -> StrictEngine:
-    """The engine of one mode of a config. Raises RepositoryError if the torch engine is too small to emulate it."""
+    """The emulated engine of one mode of a config. Raises RepositoryError if the torch engine is too small for it."""
     context = BuildContext(resolved, None)
     limits = context.limits(mode)
     room = resolved.profile.engine.max_draft_tokens
     if limits.max_draft_len > room:
         raise RepositoryError(
-            f"engine.strict_tensorrt_llm plays an engine with {limits.max_draft_len} draft tokens ({mode}); "
+            f"engine.strict_tensorrt_llm emulates an engine with {limits.max_draft_len} draft tokens ({mode}); "
             f"engine.max_draft_tokens is {room}. Raise it, or lower tensorrt_llm.max_external_draft_len or W, N and G."
         )
     lookahead = resolved.lookahead if mode == "lookahead" else None
@@ -59,14 +59,15 @@ def strict_engine(resolved: ResolvedConfig, mode: Mode, vocab_size: int) -> Stri
 
 
 def strict_profile(resolved: ResolvedConfig) -> ResolvedConfig:
-    """The config with which the torch engine verifies what it is sent, whole, and drafts by the window alone."""
+    """The config of the emulating torch engine: it verifies the drafts of a request completely, and its only own draft
+    source is the window."""
     sources = (SuppliedDraftConfig(), WindowDraftConfig())
     drafting = resolved.profile.drafting.model_copy(update={"planner": "fixed", "sources": sources})
     return resolved.model_copy(update={"profile": resolved.profile.model_copy(update={"drafting": drafting})})
 
 
 def strict_call(tensors: Tensors, request_id: str, engine: StrictEngine, exclude_input: bool = False) -> EngineCall:
-    """Read the tensors of one row for the engine. Raises RequestError, one sentence, for what it refuses."""
+    """Convert the tensors of one row to a call of the engine. Raises RequestError if TensorRT-LLM would refuse them."""
     require_one_row(tensors)
     for tensor in TENSORRT_LLM_INPUTS:
         if tensor.name in tensors:
@@ -80,7 +81,7 @@ def strict_call(tensors: Tensors, request_id: str, engine: StrictEngine, exclude
     sent_drafts = "draft_input_ids" in tensors
     request = _with_room(request, len(drafts) if sent_drafts else engine.limits.max_draft_len, engine.limits)
     if len(drafts):
-        # The prompt's last token and the drafts are one step, which yields at most this number of tokens.
+        # The prompt's last token and the drafts are one step, which emits at most this number of tokens.
         tree, strategy, budget = chain(drafts.tolist()), "trie", DraftBudget(len(drafts), len(drafts))
     else:
         tree, strategy, budget = EMPTY_TREE, "none", DraftBudget(0, 0)
@@ -99,24 +100,25 @@ def strict_call(tensors: Tensors, request_id: str, engine: StrictEngine, exclude
 
 
 def require_outputs(names: Collection[str]) -> None:
-    """Raises RequestError if a request leaves out an output that TensorRT-LLM cannot do without. names: all there are
-    where a client named none."""
+    """Raise RequestError if a request does not ask for an output that TensorRT-LLM requires. names: requested outputs;
+    all outputs if the client named none."""
     for name in REQUIRED_OUTPUTS:
         if name not in names:
             raise RequestError(f"the request must ask for the output {name}; add it to the requested outputs")
 
 
 def _refuse_logits(tensors: Tensors) -> None:
-    """Refuse logits that TensorRT-LLM returns only in part beside speculation, and that our configs of it leave off."""
+    """Refuse guides and logits. Our configs of TensorRT-LLM do not enable them, and with speculation it returns only a
+    part of the logits."""
     if tensors.get(GUIDE_TYPE) is not None:
         raise RequestError(f"{GUIDE_TYPE} was sent; the engine is served without guided decoding")
     for name in ("return_log_probs", "return_context_logits", "return_generation_logits"):
         if flag(tensors, name):
-            raise RequestError(f"{name} is not supported by the double of TensorRT-LLM; leave it out or send false")
+            raise RequestError(f"{name} is not supported by the emulated TensorRT-LLM; leave it out or send false")
 
 
 def _with_sampling(request: GenerationRequest, tensors: Tensors, engine: StrictEngine) -> GenerationRequest:
-    """Neither top-k nor top-p sent means greedy, whatever the temperature; a lookahead engine is always greedy."""
+    """Without top-k and top-p a request is greedy, even with a temperature. A lookahead engine is always greedy."""
     if engine.mode == "lookahead":
         return replace(request, sampling=SamplingParams())
     if (integer(tensors, "runtime_top_k") or 0) == 0 and (number(tensors, "runtime_top_p") or 0.0) <= 0.0:
@@ -148,7 +150,7 @@ def _check_request(request: GenerationRequest, engine: StrictEngine) -> None:
 
 
 def _drafts(tensors: Tensors, request: GenerationRequest, engine: StrictEngine) -> IntArray:
-    """The draft tokens that are verified: those sent, cut to what the longest prompt leaves room for."""
+    """The draft tokens to verify: those of the request, cut to the limit of the prompt length."""
     if "draft_input_ids" not in tensors:
         return np.empty(0, np.int32)
     drafts = token_ids(tensors, "draft_input_ids")
@@ -171,7 +173,7 @@ def _drafts(tensors: Tensors, request: GenerationRequest, engine: StrictEngine) 
 
 
 def _lookahead(tensors: Tensors, request: GenerationRequest, engine: StrictEngine) -> LookaheadConfig | None:
-    """W, N and G of a request; None if the engine has no lookahead decoding."""
+    """W, N and G of a request; None for an engine without lookahead decoding."""
     asked = lookahead_config(tensors)
     if engine.lookahead is None:
         if asked is not None:
@@ -192,7 +194,7 @@ def _lookahead(tensors: Tensors, request: GenerationRequest, engine: StrictEngin
 
 
 def _with_room(request: GenerationRequest, num_reserved: int, limits: RuntimeLimits) -> GenerationRequest:
-    """The request with its output cut to what fits beside the prompt and the room kept for drafts."""
+    """Limit the output of a request to the length that prompt and reserved drafts leave."""
     room = limits.max_seq_len - len(request.prompt_ids) - num_reserved
     if room < 1:
         raise RequestError(

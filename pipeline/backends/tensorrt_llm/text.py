@@ -1,4 +1,4 @@
-"""A plan for people to read."""
+"""Prints a plan as text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WHERE = {
 
 
 def summary(plan: Plan) -> dict[str, str]:
-    """The figures that matter, one line each."""
+    """Main facts of a plan, one line each."""
     estimate = plan.estimate
     return {
         "speculation": plan.speculation,
@@ -35,7 +35,7 @@ def summary(plan: Plan) -> dict[str, str]:
 
 
 def full_text(plan: Plan, serving: Sequence[str]) -> str:
-    """All of it: figures, every call as it would be typed, and notes. serving: the calls that start a server."""
+    """The complete plan: main facts, all commands, and notes. serving: commands that start a server."""
     return "\n".join(_lines(plan, serving))
 
 

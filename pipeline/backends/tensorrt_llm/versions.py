@@ -1,4 +1,4 @@
-"""Which versions go together: the requirements of the release line, and the matrix of containers, as tables."""
+"""Tables of compatible versions: requirements of the release line, and versions in the containers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipeline.engine.finding import VersionTable
 
 
 def is_met(requirement: Requirement, version: str) -> bool:
-    """Whether a version is in the range; a pre-release counts as the release it leads to."""
+    """Whether a version is in the range. A pre-release counts as its final release."""
     try:
         found = Version(Version(version).base_version)
     except InvalidVersion:
@@ -26,7 +26,7 @@ def is_met(requirement: Requirement, version: str) -> bool:
 
 
 def container_status(container: Container) -> str:
-    """Whether this pipeline builds for a container, and why not."""
+    """Whether this pipeline supports a container: "yes" or "no", with the reason."""
     if not container.engine_backend:
         return "no engines"
     if container.trtllm is None:
@@ -40,8 +40,7 @@ def container_status(container: Container) -> str:
 
 
 def version_tables() -> tuple[VersionTable, ...]:
-    """Requirements of the release line, and the matrix of containers, the newest first; "-" where no source states a
-    version."""
+    """Tables of the requirements, and of the containers, the newest first; "-" for an unknown version."""
     needs = tuple((need.name, need.range, need.why) for need in release().requirements)
     columns = ("container", "TensorRT-LLM", "TensorRT", "torch", "CUDA", "driver", "served by this pipeline")
     matrix = tuple(

@@ -1,7 +1,7 @@
 """Schema of the settings: types of a model file, a profile file, and both together.
 
-Every value is frozen, unknown keys are refused, and each field has a description and bounds. `loading` reads YAML into
-these types, `resolution` combines a model with a profile and replaces every "auto".
+Values are frozen, unknown keys are refused, and each field has a description and bounds. `loading` reads YAML into
+these types. `resolution` combines a model with a profile and replaces every "auto".
 """
 
 from pipeline.config.schema.access import ApiKey, GatewayConfig

@@ -14,9 +14,11 @@ class TrieDraftConfig(Frozen):
 
     kind: Literal["trie"] = "trie"
     retrieval: Retrieval = Field(
-        "hierarchical", description="Merged branches with shared prefixes, separate branches, or the best branch alone."
+        "hierarchical", description="Merged branches with shared prefixes, separate branches, or only the best branch."
     )
-    branch_length: int = Field(12, ge=1, le=64, description="Longest drafted path; tokens stored per branch.")
+    branch_length: int = Field(
+        12, ge=1, le=64, description="Limit of the length of drafted paths, and of tokens stored per branch."
+    )
     max_bytes: int = Field(64 << 20, ge=1 << 16, description="Hard memory bound of the shared trie.")
     snapshot: str | None = Field(
         None,
@@ -29,7 +31,7 @@ class PromptDraftConfig(Frozen):
     """Drafts from the request's own prompt and output."""
 
     kind: Literal["prompt"] = "prompt"
-    branch_length: int = Field(12, ge=1, le=64, description="Longest drafted path.")
+    branch_length: int = Field(12, ge=1, le=64, description="Limit of the length of drafted paths.")
 
 
 class WindowDraftConfig(Frozen):
@@ -47,6 +49,6 @@ class RecyclingDraftConfig(Frozen):
 
 
 class SuppliedDraftConfig(Frozen):
-    """Drafts that come with the request: a client's prediction, or the tree that a BLS step sends."""
+    """Drafts in the request: a client's prediction, or the tree of a BLS step."""
 
     kind: Literal["supplied"] = "supplied"

@@ -19,7 +19,7 @@ from pipeline.config.schema.draft_sources import (
 from pipeline.config.schema.source_registry import SOURCE_ROWS
 
 if TYPE_CHECKING:
-    # The built-in ones; installed packages add theirs.
+    # Built-in draft sources. Installed packages can add others.
     SourceConfig = TrieDraftConfig | PromptDraftConfig | WindowDraftConfig | RecyclingDraftConfig | SuppliedDraftConfig
 else:
     SourceConfig = Annotated[reduce(or_, (row.config for row in SOURCE_ROWS.values())), Field(discriminator="kind")]
@@ -29,19 +29,21 @@ class DraftingConfig(Frozen):
     """Draft sources, strategy and budgets."""
 
     strategy: Strategy = Field("auto", description="Strategy of requests that do not set one.")
-    max_draft_tokens: int = Field(16, ge=0, le=2048, description="Nodes per sequence and step (decoding_length).")
-    max_draft_len: int = Field(12, ge=0, le=256, description="Longest path per step (branch_length).")
+    max_draft_tokens: int = Field(
+        16, ge=0, le=2048, description="Limit of nodes per sequence and step (decoding_length)."
+    )
+    max_draft_len: int = Field(12, ge=0, le=256, description="Limit of the path length per step (branch_length).")
     planner: Literal["fixed", "adaptive"] = Field(
         "fixed",
-        description="fixed: always up to the limits above. adaptive: as many as the measured cost curve repays, or for "
-        "chains to TensorRT-LLM what the calls are seen to cost.",
+        description="fixed: always up to the limits above. adaptive: tree size by the measured cost curve, or for "
+        "chains to TensorRT-LLM by the measured cost of the calls.",
     )
     keep_learned_minutes: float = Field(
         0.0,
         ge=0,
         le=1440,
-        description="How often a server saves what its draft sources have learnt, and once more when it stops; the "
-        "next server of the model begins with it, under any profile. 0: never.",
+        description="Interval at which a server saves the learned state of its draft sources. It also saves at its "
+        "stop. The next server of the model starts with it, under any profile. 0: never.",
     )
     sources: tuple[SourceConfig, ...] = Field(
         (TrieDraftConfig(), PromptDraftConfig()), description="Draft sources that a strategy may choose from."

@@ -11,8 +11,8 @@ class LookaheadConfig(Frozen):
     """W, N and G of lookahead decoding (arXiv 2402.02057) and the origin of the values."""
 
     max_window_size: int = Field(ge=1, description="W: columns of the window.")
-    max_ngram_size: int = Field(ge=1, description="N: length of an n-gram, first token included.")
-    max_verification_set_size: int = Field(ge=0, description="G: candidates verified per step.")
+    max_ngram_size: int = Field(ge=1, description="N: length of an n-gram, including the first token.")
+    max_verification_set_size: int = Field(ge=0, description="G: n-grams verified per step.")
     origin: str = Field("unstated", description="Origin of the values: paper, vendor or measurement.")
 
     @model_validator(mode="after")
@@ -34,7 +34,7 @@ class LookaheadConfig(Frozen):
         return self.max_window_size, self.max_ngram_size, self.max_verification_set_size
 
     def exceeds(self, limits: LookaheadConfig) -> bool:
-        """Whether one of the three is larger than that of `limits`."""
+        """Whether W, N or G is larger than in `limits`."""
         return any(mine > limit for mine, limit in zip(self.sizes, limits.sizes, strict=True))
 
     @property
@@ -44,7 +44,6 @@ class LookaheadConfig(Frozen):
 
     @property
     def max_draft_len(self) -> int:
-        """Draft tokens of one step: the N-1 levels of the window and the candidates, without the token that is already
-        accepted."""
+        """Number of draft tokens per step: those of the window, and G n-grams. TensorRT-LLM has the same formula."""
         w, n, g = self.sizes
         return (0 if n == 1 else n - 2) + (w - 1 + g) * (n - 1)

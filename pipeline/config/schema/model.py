@@ -45,22 +45,22 @@ class ModelConfig(Frozen):
     checkpoint: CheckpointSource
     dtype: Dtype = Field("float32", description="Type of weights and activations on the torch backend's CPU path.")
     gpu_dtype: Dtype = Field("bfloat16", description="Type of weights and activations on a GPU.")
-    num_parameters: int = Field(ge=1, description="Parameters, for memory and disk estimates.")
+    num_parameters: int = Field(ge=1, description="Number of parameters, for estimates of memory and disk space.")
     max_position_embeddings: int = Field(ge=1, description="Longest context of the model, in tokens.")
     trust_remote_code: bool = Field(
         False,
-        description="Let TensorRT-LLM's converters run Python code of the checkpoint. Nothing else ever runs it.",
+        description="Let TensorRT-LLM's converters run Python code of the checkpoint. No other part runs it.",
     )
-    chat_template: bool = Field(True, description="Whether the tokenizer brings a chat template that fits the model.")
+    chat_template: bool = Field(True, description="Whether the tokenizer has a chat template that fits the model.")
     tool_call_parser: str | None = Field(
         None,
         description="NVIDIA Dynamo's parser of the tool calls that the model writes: hermes, llama3_json, mistral ...; "
-        "unset: no calls with tool_choice auto. With hermes, calls are kept to the parameters' schemas.",
+        "unset: no calls with tool_choice auto. With hermes, calls match the schemas of the parameters.",
     )
     shape: ModelShape | None = Field(
-        None, description="Sizes as in config.json; the TensorRT-LLM backend plans with them."
+        None, description="Sizes as in config.json, for the plan of the TensorRT-LLM backend."
     )
     parallelism: Parallelism = Parallelism()
     lookahead: dict[str, LookaheadConfig] = Field(
-        default_factory=dict, description="Tuned W, N, G per profile; 'default' serves the others."
+        default_factory=dict, description="Tuned W, N, G per profile; 'default' for other profiles."
     )

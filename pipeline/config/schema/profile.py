@@ -16,28 +16,30 @@ from pipeline.config.schema.tensorrt_llm import TensorRTLLMConfig
 class EngineConfig(Frozen):
     """Sizes for which an engine is built."""
 
-    max_batch_size: int = Field(8, ge=1, le=4096, description="Sequences computed together.")
-    max_seq_len: int = Field(2048, ge=16, description="Prompt + output + drafts of one sequence.")
-    max_num_tokens: int = Field(2048, ge=1, description="Tokens of one pass over all sequences.")
-    max_draft_tokens: int = Field(64, ge=0, le=2048, description="Nodes of one draft tree; 0 builds without drafts.")
+    max_batch_size: int = Field(8, ge=1, le=4096, description="Limit of sequences in a batch.")
+    max_seq_len: int = Field(2048, ge=16, description="Limit of prompt, output and drafts of one sequence, in tokens.")
+    max_num_tokens: int = Field(2048, ge=1, description="Limit of tokens in a pass over all sequences.")
+    max_draft_tokens: int = Field(
+        64, ge=0, le=2048, description="Limit of nodes in a draft tree; 0 builds without drafts."
+    )
     prefill_chunk: int = Field(512, ge=1, description="Prompt tokens of one sequence per pass.")
     quantization: Literal["none", "int8"] = Field(
         "none",
-        description="Linear layers of the torch engine. int8: weights with one scale per output channel; on a CPU in "
-        "float32 the families of the lean pass quantise each activation row too and sum in integers, exactly "
-        "(docs/cpu-engine.md). TensorRT-LLM's own formats stand under tensorrt_llm.quantization.",
+        description="Format of the torch engine's linear layers. int8: weights with a scale per output channel. On a "
+        "CPU in float32 the families of the lean pass also quantize each activation row, and sum exactly in integers "
+        "(docs/cpu-engine.md). TensorRT-LLM's formats are under tensorrt_llm.quantization.",
     )
     lookahead_parallel: int = Field(
         1,
         ge=1,
         le=64,
-        description="Processes of the torch backend that each hold the model and split every draft tree "
-        "(lookahead parallelism); for what runs in process: bench, verify, tune, experiments.",
+        description="Number of processes of the torch backend with a copy of the model each, which split every draft "
+        "tree (lookahead parallelism). In process only: bench, verify, tune, experiments.",
     )
     strict_tensorrt_llm: bool = Field(
         False,
-        description="Torch engine only: take, refuse and return exactly what the TensorRT-LLM engine that the section "
-        "tensorrt_llm describes would, for tests of what is built on top of it.",
+        description="Torch engine only: emulate the inputs, outputs and refusals of the TensorRT-LLM engine in the "
+        "section tensorrt_llm, for tests of its callers.",
     )
 
 
@@ -45,9 +47,11 @@ class SchedulingConfig(Frozen):
     """How requests share the engine."""
 
     max_queue_size: int = Field(128, ge=1, description="Length of the queue; further requests get the error 'busy'.")
-    max_queue_delay_microseconds: int = Field(0, ge=0, description="Time that Triton waits to fill a batch.")
-    bls_instances: int = Field(1, ge=1, le=64, description="Processes of the BLS model.")
-    tokenizer_instances: int = Field(1, ge=1, le=64, description="Processes each of pre- and postprocessing.")
+    max_queue_delay_microseconds: int = Field(0, ge=0, description="Time limit of Triton to fill a batch.")
+    bls_instances: int = Field(1, ge=1, le=64, description="Number of processes of the BLS model.")
+    tokenizer_instances: int = Field(
+        1, ge=1, le=64, description="Number of processes of preprocessing, and of postprocessing."
+    )
 
 
 class ServerConfig(Frozen):
@@ -62,7 +66,10 @@ class ServerConfig(Frozen):
     )
     openai_port: int = Field(8080, ge=0, le=65535, description="Port of the OpenAI API.")
     replicas: int = Field(
-        1, ge=1, le=64, description="Triton servers on this machine, with a worker each, behind one OpenAI API."
+        1,
+        ge=1,
+        le=64,
+        description="Number of Triton servers on this machine, each with a worker, behind one OpenAI API.",
     )
     discovery: Literal["file", "etcd", "kubernetes"] = Field(
         "file",
@@ -71,21 +78,19 @@ class ServerConfig(Frozen):
     )
     startup_timeout_s: float = Field(300.0, gt=0, description="Time limit for the models to become ready.")
     max_restarts: int = Field(
-        3, ge=0, description="Restarts of a crashed server within ten minutes; after these it stays down."
+        3, ge=0, description="Limit of restarts of a crashed server within ten minutes. Afterwards it stays down."
     )
-    api_keys: tuple[ApiKey, ...] = Field(
-        (), description="API keys. Without any key, every client is served, as one tenant."
-    )
+    api_keys: tuple[ApiKey, ...] = Field((), description="API keys. If empty, all clients are served as one tenant.")
     side_channel_safe: bool = Field(
         False,
-        description="Hide how drafts fared: answers in pieces of a fixed number of tokens, no draft figures in them, "
-        "metrics on the loopback address only. Against the attack of arXiv 2411.01076.",
+        description="Hide the acceptance of drafts: responses of a fixed number of tokens, without draft statistics; "
+        "metrics on the loopback address only. Protects against the attack of arXiv 2411.01076.",
     )
     gateway: GatewayConfig = GatewayConfig()
     otlp_endpoint: str | None = Field(
         None,
         pattern=r"^https?://[A-Za-z0-9._-]+(:[0-9]+)?$",
-        description="OpenTelemetry collector that takes OTLP over HTTP, e.g. http://collector:4318. It gets spans "
+        description="OpenTelemetry collector for OTLP over HTTP, e.g. http://collector:4318. It receives spans "
         "of front end, workers, BLS model and engine, without prompts and outputs.",
     )
     json_logs: bool = Field(False, description="Logs of gateway, front end and workers as JSON lines.")

@@ -26,9 +26,10 @@ _TEXT_STRATEGIES: frozenset[Strategy] = frozenset({"trie", "hybrid"})
 _BLS: frozenset[Side] = frozenset({"bls"})
 _ENGINE: frozenset[Side] = frozenset({"engine"})
 _SOURCES = "pipeline.decoding.sources"
-# The trie's estimate already contains the request's own text; also asking source `prompt` spends nodes on duplicates
-# (0.5 - 1 % fewer tokens per step in replay). Recycling reads from every computed node what the window spends nodes on:
-# with 11 of 64 nodes given to a window a step yielded 3.35 tokens, without 3.45 (28 prompts, model in the loop).
+# Alternatives by role. The trie already contains the request's own text, so source `prompt` would spend nodes on
+# duplicates (0.5 - 1 % fewer tokens per step in replay). Recycling gets candidates from every computed node, the window
+# needs nodes of its own: with 11 of 64 nodes for a window a step yielded 3.35 tokens, without 3.45 (28 prompts, model
+# in the loop).
 _BUILT_IN = (
     SourceRow(TrieDraftConfig, f"{_SOURCES}.trie:TrieSource", _TEXT_STRATEGIES, "text", _BLS),
     SourceRow(PromptDraftConfig, f"{_SOURCES}.prompt:PromptSource", _TEXT_STRATEGIES, "text", _BLS),
@@ -54,14 +55,14 @@ _BUILT_IN = (
 
 
 def _with_installed(rows: tuple[SourceRow, ...]) -> dict[str, SourceRow]:
-    """Rows by kind; those of installed packages come after the given ones."""
+    """Rows by kind: the given ones, then those of installed packages."""
     installed = tuple(point.load() for point in entry_points(group=ENTRY_POINTS))
     result: dict[str, SourceRow] = {}
     for row in (*rows, *installed):
         if not isinstance(row, SourceRow):
             raise TypeError(f"an entry point of {ENTRY_POINTS} is {row!r}; it must name a SourceRow")
         if row.kind in result:
-            raise ValueError(f"two draft sources are called {row.kind!r}; remove one of the packages that bring them")
+            raise ValueError(f"two draft sources are called {row.kind!r}; remove one of their packages")
         result[row.kind] = row
     return result
 
@@ -70,12 +71,12 @@ SOURCE_ROWS = _with_installed(_BUILT_IN)
 
 
 def kinds_on(side: Side) -> frozenset[str]:
-    """Kinds of draft sources that run on a side of a server."""
+    """Kinds of draft sources that run on one side of a server, "bls" or "engine"."""
     return frozenset(kind for kind, row in SOURCE_ROWS.items() if side in row.sides)
 
 
 def kinds_for(strategy: str, available: Collection[str]) -> frozenset[str]:
-    """The available kinds that take part under a strategy: of each role the first one in the registry."""
+    """The available kinds that a strategy uses: for each role the first one in the registry."""
     chosen: dict[str, str] = {}
     for kind, row in SOURCE_ROWS.items():
         if kind in available and strategy in row.strategies:
@@ -84,5 +85,5 @@ def kinds_for(strategy: str, available: Collection[str]) -> frozenset[str]:
 
 
 def carries(strategy: str, kinds: Collection[str]) -> bool:
-    """Whether a strategy drafts anything with sources of these kinds."""
+    """Whether a strategy can draft with sources of these kinds."""
     return any(SOURCE_ROWS[kind].drafts_alone for kind in kinds_for(strategy, kinds))

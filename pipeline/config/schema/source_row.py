@@ -16,10 +16,9 @@ class SourceRow:
 
     config: its section in a profile; the default of the field `kind` is the source's name. implementation:
     "module:Class", imported when a drafter is made; the class is called with the config and the largest W, N, G.
-    strategies: those in which it takes part. role: sources of one role are alternatives; of those that a profile lists,
-    the first one in the registry's order takes part. sides: where it runs in a server. drafts_alone: whether a strategy
-    can use it alone; false for a source that only passes on drafts. replayable: whether it can draft from text and
-    recorded candidates.
+    strategies: those that use it. role: sources with the same role are alternatives; of those in a profile, the first
+    one in the registry is used. sides: where it runs in a server. drafts_alone: whether a strategy can use it alone;
+    false for a source that only forwards drafts. replayable: whether it can draft from text and recorded candidates.
     """
 
     config: type[Frozen]

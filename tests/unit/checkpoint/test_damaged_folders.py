@@ -123,8 +123,8 @@ def as_merges(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "expected"),
     [
-        (text("config.json", "[]"), "config.json should hold a JSON object"),
-        (text("config.json", "[" * 100_000), "config.json is no valid JSON"),
+        (text("config.json", "[]"), "config.json should contain a JSON object"),
+        (text("config.json", "[" * 100_000), "config.json is not valid JSON"),
         (as_folder, "config.json cannot be read: Is a directory"),
         (as_adapter, "is an adapter (LoRA), not a whole model"),
         (setting("config.json", architectures="LlamaForCausalLM"), "architecture: is missing"),

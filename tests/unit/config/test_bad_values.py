@@ -16,7 +16,7 @@ from tests.unit.config.shipped import CPU, SHIPPED, faults_of
 
 def test_anchors_that_multiply_are_refused() -> None:
     levels = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10)]
-    with pytest.raises(ValueError, match="holds more than 100000 values"):
+    with pytest.raises(ValueError, match="has more than 100000 values"):
         parse_yaml("\n".join(["a0: &a0 [x, x, x, x, x, x, x, x, x]", *levels]))
 
 
@@ -62,9 +62,9 @@ def test_a_profile_is_fitted_to_a_model_of_short_context(
     folder = folder_with(tmp_path, architecture, **config)
     resolved = resolve_config(str(folder), profile, where=SHIPPED, hardware=CPU, note=notes.append)
     assert resolved.profile.engine.max_seq_len == context
-    assert any(f"lowered to {context}, the positions of model" in note for note in notes)
+    assert any(f"lowered to {context}, the context of model" in note for note in notes)
     assert resolved.lookahead.origin.startswith("default of models that were not tuned")
-    with pytest.raises(ConfigError, match="was made for at most"):
+    with pytest.raises(ConfigError, match="has at most"):
         resolve_config(str(folder), profile, ("engine.max_seq_len=4096",), where=SHIPPED, hardware=CPU)
 
 
@@ -86,7 +86,7 @@ def test_a_gguf_file_serves_as_model(tmp_path: Path) -> None:
     assert (model.name, model.architecture, model.num_parameters) == ("my-model.q8", "Qwen2ForCausalLM", 32)
     assert (model.chat_template, resolved.profile.engine.max_seq_len) == (True, 1024)
     path.write_bytes(b"GGUF")
-    assert "is cut short or is damaged" in faults_of(model=str(path))
+    assert "is incomplete or is damaged" in faults_of(model=str(path))
 
 
 def test_a_repository_of_the_hub_serves_as_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,4 +19,4 @@ def test_a_checkpoint_folder_serves_as_model(tmp_path: Path) -> None:
     assert (model.name, model.architecture, model.num_parameters) == ("my-model", "LlamaForCausalLM", 12)
     assert model.chat_template is False
     (folder / "config.json").unlink()
-    assert "is no checkpoint: it holds no config.json" in faults_of(model=str(folder))
+    assert "is not a checkpoint: it has no config.json" in faults_of(model=str(folder))

@@ -51,11 +51,11 @@ def test_a_checkpoint_of_another_source_replaces_that_of_the_base(tmp_path: Path
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("a: [", "is no valid YAML"),
-        ("- 1\n- 2\n", "should hold keys and values; found a list"),
+        ("a: [", "is not valid YAML"),
+        ("- 1\n- 2\n", "should contain keys and values; found a list"),
         ("dtype: float32\ndtype: float16\n", "dtype: is written twice"),
         ("base: nowhere.yaml\n", "there is no file"),
-        ("name: other\n", "should be 'own', as the file"),
+        ("name: other\n", "should be 'own', the name of the file"),
         ("", "architecture: is missing"),
         ("~\n", "architecture: is missing"),
         (
@@ -63,7 +63,7 @@ def test_a_checkpoint_of_another_source_replaces_that_of_the_base(tmp_path: Path
             "own.yaml:1: model.description: found false, which YAML also reads yes, no",
         ),
         ("on: 1\n", "own.yaml:1: model.on: unknown key"),
-        ("a: &a [*a]\n", "own.yaml is no valid YAML: lists and mappings are nested too deeply, or an anchor"),
+        ("a: &a [*a]\n", "own.yaml is not valid YAML: lists and mappings are nested too deeply, or an anchor"),
     ],
 )
 def test_broken_files(text: str, expected: str, tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_broken_files(text: str, expected: str, tmp_path: Path) -> None:
 
 def test_a_base_has_no_base_of_its_own(tmp_path: Path) -> None:
     write(tmp_path / "one.yaml", "base: two.yaml\n")
-    assert "a base has no base of its own" in faults_of(model=str(write(tmp_path / "own.yaml", "base: one.yaml\n")))
+    assert "a base cannot have a base itself" in faults_of(model=str(write(tmp_path / "own.yaml", "base: one.yaml\n")))
 
 
 def test_an_invalid_model_name_is_reported_with_a_remedy(tmp_path: Path) -> None:

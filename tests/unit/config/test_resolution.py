@@ -66,7 +66,7 @@ def test_backend_is_settled_by_what_the_machine_has() -> None:
 def test_resolved_files_of_another_kind_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         load_resolved(tmp_path / "none.yaml")
-    with pytest.raises(ConfigError, match="is no resolved config"):
+    with pytest.raises(ConfigError, match="is not a resolved config"):
         load_resolved(write(tmp_path / "list.yaml", "[1]"))
     with pytest.raises(ConfigError, match=r"model: is missing"):
         load_resolved(write(tmp_path / "half.yaml", "device: cpu\n"))

@@ -20,16 +20,16 @@ from tests.unit.config.shipped import CPU, SHIPPED, faults_of, write
         (["engine.max_num_tokens=1024", "engine.max_batch_size=64"], "needs 64 x (32 + 1) = 2112"),
         (["engine.max_num_tokens=2111", "engine.max_batch_size=64", "engine.prefill_chunk=512"], "2112"),
         (["engine.prefill_chunk=8192"], "engine.prefill_chunk: found 8192; a pass holds at most"),
-        (["engine.max_seq_len=8193"], "was made for at most 8192 positions"),
+        (["engine.max_seq_len=8193"], "has at most 8192 positions"),
         (["engine.max_seq_len=128"], "leaves no tokens for prompt and output"),
         (["engine.max_draft_tokens=0", "drafting.max_draft_tokens=0", "drafting.strategy=none"], None),
         (["engine.max_draft_tokens=0", "drafting.max_draft_tokens=0"], "so it should be 'none'"),
         (
             ["server.http_port=9000", "server.metrics_port=9000"],
-            "server.metrics_port: found 9000, which server.http_port",
+            "server.metrics_port: found 9000, the same as server.http_port",
         ),
         (["server.http_port=0", "server.grpc_port=0", "server.metrics_port=0"], None),
-        (["server.openai_port=8000"], "server.openai_port: found 8000, which server.http_port has too"),
+        (["server.openai_port=8000"], "server.openai_port: found 8000, the same as server.http_port"),
         (["server.openai_port=8000", "server.openai=false"], None),
         (["drafting.sources=[{kind: trie}, {kind: trie}]"], "holds 'trie' twice"),
         (
@@ -59,7 +59,7 @@ from tests.unit.config.shipped import CPU, SHIPPED, faults_of, write
         (["model.lookahead.latncy.max_window_size=3"], "model.lookahead.latncy.max_ngram_size: is missing"),
         (
             ["model.lookahead.fast={max_window_size: 2, max_ngram_size: 2, max_verification_set_size: 1}"],
-            "model.lookahead.fast: names no profile. Known: default, balanced",
+            "model.lookahead.fast: is not a profile. Known: default, balanced",
         ),
         (
             ["model.lookahead.latency={max_window_size: 8, max_ngram_size: 1, max_verification_set_size: 1}"],
@@ -91,7 +91,7 @@ from tests.unit.config.shipped import CPU, SHIPPED, faults_of, write
         (["engine.max_batch_size=0"], "should be greater than or equal to 1"),
         (["engine=4"], "engine: found 4"),
         (["name=fast"], "name: found 'fast'"),
-        (["drafting.sources.9.top_k=1"], "cannot be reached"),
+        (["drafting.sources.9.top_k=1"], "does not exist"),
         (["model.checkpoint.version=9.9"], "found the number 9.9; should be a text. Put it in quotes."),
         (["server.startup_timeout_s=5"], None),
     ],

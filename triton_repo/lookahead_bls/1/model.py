@@ -1,4 +1,4 @@
-"""Triton model `lookahead_bls`: text in, text out, drafts from the trie; many requests at once in one event loop."""
+"""Triton model `lookahead_bls`: text to text with drafts from the trie. One event loop serves all requests."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TritonPythonModel:
         self._drain_lock = DrainLock(Path(args["model_repository"]).parent)
         self._metrics = Metrics(pb_utils)
         self._tracer = tracer_of("lookahead-bls")
-        # One call for each request that runs, and one that stops it.
+        # Per running request: its call, and one that stops it.
         self._loop = RequestLoop(self._serve, self._kept, 2 * int(config["max_batch_size"]))
 
     def execute(self, requests: list[Any]) -> None:
@@ -61,7 +61,7 @@ class TritonPythonModel:
             async with aclosing(answer_all(self._answer, incoming.tensors)) as answers:
                 async for answer in answers:
                     if answer.last:
-                        self._kept.is_gone(client)  # asked for what it lets go; the answer is ready in any case
+                        self._kept.is_gone(client)  # only to release kept responses; the result does not matter
                     client.answer(answer.tensors, last=answer.last)
         self._learned.save_if_due()
 

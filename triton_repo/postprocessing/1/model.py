@@ -29,6 +29,6 @@ class TritonPythonModel:
             return response_of(postprocess(self._codec, tensors_of(request), self._skip_special_tokens))
         except UserError as error:
             return error_response(error)
-        except Exception as error:  # a fault of ours ends this request, not the others of the batch
+        except Exception as error:  # a bug fails this request, not the others of the batch
             pb_utils.Logger.log_error(f"postprocessing failed: {error!r}")
             return error_response(error)

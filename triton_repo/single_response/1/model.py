@@ -1,4 +1,4 @@
-"""Triton models `tensorrt_llm` and `tensorrt_llm_bls`: one response per request, made by a decoupled model."""
+"""Triton models `tensorrt_llm` and `tensorrt_llm_bls`: forward requests to a decoupled model and send one response."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class TritonPythonModel:
         self._model = WORKING_MODELS[parameter(config, "model_name")]
         self._kept = CallResponses()
         self._caller = ModelCaller(self._model.name, self._model.stop, self._kept)
-        # Client ids may repeat; those of the requests that are passed on must not.
+        # Ids of forwarded requests. Clients' ids are not unique.
         self._ids = (f"{args['model_instance_name']}-{number}" for number in itertools.count())
-        # One call for each request, waiting ones included, and one that stops it.
+        # Per running or waiting request: its call, and one that stops it.
         self._loop = RequestLoop(self._serve, self._kept, 2 * int(parameter(config, "max_requests")))
 
     def execute(self, requests: list[Any]) -> None:
@@ -35,5 +35,5 @@ class TritonPythonModel:
         client = incoming.client
         tensors = passed_on(incoming.tensors, self._model)
         answer = await self._caller.call(tensors, sorted(client.outputs | self._model.outputs), next(self._ids))
-        self._kept.is_gone(client)  # lets go of kept responses; the answer is ready in any case
+        self._kept.is_gone(client)  # only to release kept responses; the result does not matter
         client.answer(answer, last=True)

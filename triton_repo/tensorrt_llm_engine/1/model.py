@@ -1,4 +1,4 @@
-"""Triton model `tensorrt_llm_engine` over an engine in Python: tensors in, one scheduler for all, tensors out."""
+"""Triton model `tensorrt_llm_engine`: an engine in Python, with one scheduler for all requests."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ METRICS_PERIOD_S = 1.0
 
 @dataclass(slots=True)
 class _Request:
-    """An unfinished request. request_id: the client's own, which others may use too. rows: ids in the scheduler of the
-    rows that are under way. is_abandoned: it was stopped, or its client has left."""
+    """An unfinished request. request_id: from the client, not unique. rows: scheduler's ids of the unfinished rows.
+    is_abandoned: it was stopped, or its client has disconnected."""
 
     request_id: str
     client: Client
@@ -63,7 +63,7 @@ class TritonPythonModel:
         self._scheduler = create_scheduler(artifact, self._engine, kinds_on("engine"))
         vocab_size = self._engine.limits.vocab_size
         self._strict = None if mode == "no" else strict_engine(artifact.resolved, cast(Mode, mode), vocab_size)
-        # Compiles and packs what is compiled and packed on first use, before a client has to wait for it.
+        # Warm-up: the first request compiles and packs.
         warmup = GenerationRequest("warmup", as_token_ids([0, 1, 2, 3]), max_new_tokens=4)
         self._scheduler.run([Submission(warmup, "auto")])
         folder = Path(parameter(config, "artifact_dir"))
@@ -112,8 +112,8 @@ class TritonPythonModel:
             self._submit(key, _Request(request_id, client, set()), self._with_sequences(rows, calls))
         except UserError as error:
             self._end(key, client, error)
-        except Exception as error:  # a fault of ours ends this request, not the server
-            pb_utils.Logger.log_error(f"request could not be taken: {error!r}")
+        except Exception as error:  # a bug fails this request, not the server
+            pb_utils.Logger.log_error(f"a request could not be accepted: {error!r}")
             self._end(key, client, error)
 
     def _call(self, tensors: Tensors, row_id: str) -> EngineCall:
@@ -125,7 +125,7 @@ class TritonPythonModel:
         return call
 
     def _with_sequences(self, rows: list[Tensors], calls: list[EngineCall]) -> list[EngineCall]:
-        """The calls, and for each further output of a row one more. TensorRT-LLM's double answers for itself."""
+        """Add a call for each further output of a row, except in strict mode."""
         found: list[EngineCall] = []
         for row, first in zip(rows, calls, strict=True):
             found.append(first)
@@ -152,7 +152,7 @@ class TritonPythonModel:
     def _end(self, key: int, client: Client, error: Exception) -> None:
         with self._lock:
             request = self._requests.pop(key, None)
-        if request is not None:  # other rows of it may be under way
+        if request is not None:  # other rows may still run
             self._cancel(request)
         client.send(error_response(error), last=True)
 
@@ -174,7 +174,7 @@ class TritonPythonModel:
         try:
             if (tensors := call.response(event)) is not None:
                 request.client.answer(tensors, last=last)
-        except Exception as error:  # a fault of ours ends this request; its client would wait for ever
+        except Exception as error:  # a bug fails this request, so that its client does not wait forever
             pb_utils.Logger.log_error(f"a response could not be made: {error!r}")
             self._end(key, request.client, error)
 
@@ -187,19 +187,19 @@ class TritonPythonModel:
             self._scheduler.cancel(row_id)
 
     def _abandon(self, request: _Request) -> None:
-        """Cancel a request that nobody waits for."""
+        """Cancel a request that was stopped or whose client has disconnected."""
         self._num_abandoned += not request.is_abandoned
         request.is_abandoned = True
         self._cancel(request)
 
     def _watch_clients(self, period_s: float) -> None:
-        """Cancel the requests of clients that are gone; enter what the engine counts, now and then."""
+        """Until the model closes: cancel requests of disconnected clients, record metrics, save the learned state."""
         entered = time.monotonic()
         while not self._closing.wait(period_s):
             if time.monotonic() - entered > METRICS_PERIOD_S:
                 entered = time.monotonic()
                 self._metrics.record(self._engine.reuse, self._num_abandoned)
-                # The scheduler goes on meanwhile: tables hold no pointers, so parts of two steps do no harm.
+                # The scheduler runs meanwhile. Tables have no pointers, so a mixture of two steps is harmless.
                 self._learned.save_if_due()
             for request in self._unfinished():
                 if request.client.is_gone():

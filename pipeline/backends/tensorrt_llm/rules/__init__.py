@@ -1,5 +1,4 @@
-"""Checks of a config for TensorRT-LLM: small functions that yield faults. All run before anything is downloaded or
-built, and all faults are reported together."""
+"""Checks of a config for TensorRT-LLM. All run before a download or build, and all faults are reported together."""
 
 from __future__ import annotations
 
@@ -20,19 +19,19 @@ RULES: tuple[Rule, ...] = (
     *flags.RULES,
     *serving.RULES,
 )
-# The rules that check whether a value is valid for its key at all.
+# Rules that check single values: names and types.
 _READING: tuple[Rule, ...] = (flags.known_flags, serving.known_parameters)
 
 
 def faults_of(context: BuildContext) -> list[Fault]:
-    """Everything that is wrong, each thing once. A value that its key cannot have is not judged further."""
+    """All faults, without duplicates. Other rules skip a key whose name or value is invalid."""
     unreadable = {found.key for rule in _READING for found in rule(context)}
     found = [each for rule in RULES for each in rule(context) if rule in _READING or each.key not in unreadable]
     return list(dict.fromkeys(found))
 
 
 def check(resolved: ResolvedConfig) -> BuildContext:
-    """The context, if nothing is wrong with it; else ConfigError with all faults."""
+    """Make the context of a config. Raises ConfigError with all faults."""
     context = build_context_of(resolved)
     names = {True: f"model {resolved.model.name}", False: f"profile {resolved.profile.name}"}
     raise_faults([replace(each, where=names[each.path[0] == "model"]) for each in faults_of(context)])
@@ -40,12 +39,12 @@ def check(resolved: ResolvedConfig) -> BuildContext:
 
 
 def faults_of_profile(profile: ProfileConfig, hardware: Hardware | None = None) -> Iterator[Fault]:
-    """Settings of a profile that are for other backends."""
+    """Faults of settings that only work with other backends."""
     engine, found = profile.engine, list[tuple[str, object, str, str]]()
     if profile.device == "cpu":
         found.append(("device", profile.device, "backend tensorrt_llm needs a GPU", "on a CPU"))
     if engine.quantization != "none":
-        same = "or, for the same on TensorRT-LLM, 'none' and tensorrt_llm.quantization: int8_wo"
+        same = "or, for TensorRT-LLM, 'none' and tensorrt_llm.quantization: int8_wo"
         found.append(("engine.quantization", engine.quantization, "a format of the torch backend", same))
     if engine.lookahead_parallel != 1:
         reason = "TensorRT-LLM has no lookahead parallelism"

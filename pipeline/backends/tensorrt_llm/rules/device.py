@@ -1,4 +1,4 @@
-"""GPU generation, container and memory, and sizes that the builder would change without a message."""
+"""Checks of GPU generation, container and memory, and of sizes that the builder would change silently."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from pipeline.backends.tensorrt_llm.versions import container_status
 from pipeline.config.faults import Fault
 
 _GIB = 1 << 30
-# Room for a prompt and an answer below which an engine is of no use.
+# Shortest useful length of prompt and output.
 _LEAST_SEQ_LEN = 16
 _KEY = "tensorrt_llm.compute_capability"
-# Formats by the first GPU that has them, and what to use on others.
+# First compute capability of each format, and formats for older GPUs.
 _FIRST_GPU = {"fp8": 89, "w4a8_awq": 89, "nvfp4": 100}
 _OTHERS = {89: "Use 'int8_wo', 'int4_awq' or 'none'.", 100: "Use 'fp8' or 'int4_awq'."}
-# What the builder refuses for GPUs from 100 to below 120.
+# Formats that the builder refuses for compute capabilities 100 .. 119.
 _INTEGER_FORMATS = ("int8_wo", "int4_wo", "int4_awq", "w4a8_awq")
-# Settings that make an engine smaller per GPU, the mildest first.
+# Settings that reduce the memory per GPU, the smallest change first.
 _SMALLER = (
     "tensorrt_llm.quantization=fp8",
     *(f"model.parallelism.tensor={ranks}" for ranks in (2, 4, 8)),
@@ -29,8 +29,8 @@ _SMALLER = (
 
 
 def gpu_has_the_formats(context: BuildContext) -> Iterator[Fault]:
-    """The converter or the builder reports this too, but only after the download. FP8 from Ada (89) on, FP4 from
-    Blackwell (100) on, integer formats up to Hopper."""
+    """Formats of weights and KV cache: FP8 from Ada (89) on, FP4 from Blackwell (100) on, integer formats up to Hopper.
+    The converter or the builder checks this too, but only after the download."""
     gpu, weights, cache = context.trt.compute_capability, context.trt.quantization, context.trt.kv_cache_dtype
     known = release_data.release().compute_capabilities
     if gpu not in known:
@@ -52,7 +52,7 @@ def gpu_has_the_formats(context: BuildContext) -> Iterator[Fault]:
 
 
 def container_is_known(context: BuildContext) -> Iterator[Fault]:
-    """Options and files differ between release lines; ours are those of one."""
+    """The container has the supported release line, because options and files differ between release lines."""
     tag = context.trt.container_tag
     *_, newest = release_data.release().containers
     found = release_data.release().containers.get(tag)
@@ -63,7 +63,7 @@ def container_is_known(context: BuildContext) -> Iterator[Fault]:
 
 
 def engines_fit_into_the_gpu(context: BuildContext) -> Iterator[Fault]:
-    """Weights, activations and the KV cache of one sequence of full length, by estimate."""
+    """Estimate of weights, activations and the KV cache of one sequence of full length."""
     if context.shape is None:
         return
     need, have = gpu_need(context).minimum_bytes, context.trt.gpu_memory_gib
@@ -79,7 +79,7 @@ def engines_fit_into_the_gpu(context: BuildContext) -> Iterator[Fault]:
 
 
 def caches_hold_a_sequence(context: BuildContext) -> Iterator[Fault]:
-    """An engine can never serve a sequence that is longer than its KV cache."""
+    """The KV cache of an engine holds at least one sequence of full length."""
     if context.shape is None or any(engines_fit_into_the_gpu(context)):
         return
     longest, limit = context.engine.max_seq_len, context.parameter("max_tokens_in_paged_kv_cache")
@@ -95,15 +95,15 @@ def caches_hold_a_sequence(context: BuildContext) -> Iterator[Fault]:
         yield wrong(
             setting(name),
             float(getattr(context.trt, name)),
-            f"the '{mode}' engine's KV cache gets {share:.3g} of the memory that is left, about {held} tokens, and one "
+            f"the '{mode}' engine's KV cache gets {share:.3g} of the remaining memory, about {held} tokens, and one "
             f"sequence has up to engine.max_seq_len = {longest}",
-            "Give it more, lower engine.max_seq_len, or state a larger tensorrt_llm.gpu_memory_gib.",
+            "Raise it, lower engine.max_seq_len, or set a larger tensorrt_llm.gpu_memory_gib.",
         )
 
 
 def sizes_are_those_of_the_built_engine(context: BuildContext) -> Iterator[Fault]:
-    """engine.max_seq_len includes the drafts; the rest is what requests can use. With any speculative mode the builder
-    raises max_num_tokens to max_batch_size * (max_draft_len + 1)."""
+    """Sizes leave room for requests, and the builder does not change them. engine.max_seq_len includes the drafts. With
+    a speculative mode the builder raises max_num_tokens to max_batch_size * (max_draft_len + 1)."""
     engine = context.engine
     for mode in context.modes:
         drafts = context.max_draft_len(mode)
@@ -117,7 +117,7 @@ def sizes_are_those_of_the_built_engine(context: BuildContext) -> Iterator[Fault
             yield wrong(
                 "engine.max_num_tokens",
                 engine.max_num_tokens,
-                f"the builder would raise it unseen to {needed} = engine.max_batch_size {engine.max_batch_size} x "
+                f"the builder would silently raise it to {needed} = engine.max_batch_size {engine.max_batch_size} x "
                 f"({drafts} drafts + 1) for the '{mode}' engine",
                 f"Raise it yourself, or lower engine.max_batch_size or {key}.",
                 f"engine.max_num_tokens={needed}",
@@ -126,7 +126,8 @@ def sizes_are_those_of_the_built_engine(context: BuildContext) -> Iterator[Fault
 
 
 def external_prefix_fits_into_a_pass(context: BuildContext) -> Iterator[Fault]:
-    """Each step of external drafts sends prompt, output so far and drafts as one prompt."""
+    """A pass holds a whole sequence, because each step with external drafts sends prompt, output and drafts as one
+    prompt."""
     engine = context.engine
     is_chunked = context.trt.enable_chunked_context
     if "trie" in context.modes and not is_chunked and engine.max_num_tokens < engine.max_seq_len:

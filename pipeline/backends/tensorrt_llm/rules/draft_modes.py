@@ -1,4 +1,4 @@
-"""What lookahead decoding and external drafts each exclude."""
+"""Checks of lookahead decoding and external drafts: models and settings that do not work with them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pipeline.backends.tensorrt_llm.build_context import BuildContext
 from pipeline.backends.tensorrt_llm.rules.problem import Rule, build_flag, setting, wrong
 from pipeline.config.faults import Fault, fault
 
-# Which of the query heads per key/value head, and which head sizes, the tree-attention kernels exist for.
+# Limits of the tree-attention kernels: query heads per key/value head, and head size.
 _MAX_QUERIES_PER_KV = 32
 _MAX_HEAD_SIZE = 256
 _TESTED_QUANTIZATIONS = ("none", "fp8")
@@ -18,7 +18,7 @@ _OTHER_MODES = ("tensorrt_llm.speculation=trie", "tensorrt_llm.speculation=none"
 
 
 def lookahead_makes_drafts(context: BuildContext) -> Iterator[Fault]:
-    """trtllm-build accepts a lookahead engine with max_draft_len 0 and gives no warning."""
+    """W, N and G give drafts. trtllm-build accepts a lookahead engine with max_draft_len 0 without a warning."""
     lookahead = context.resolved.lookahead
     if "lookahead" in context.modes and lookahead.max_draft_len == 0:
         yield fault(
@@ -29,7 +29,7 @@ def lookahead_makes_drafts(context: BuildContext) -> Iterator[Fault]:
 
 
 def lookahead_has_a_kernel(context: BuildContext) -> Iterator[Fault]:
-    """Lookahead decoding needs an XQA kernel for the model's heads; without one the run fails."""
+    """There is an XQA kernel for the model. Without one, lookahead decoding fails at run time."""
     if "lookahead" not in context.modes:
         return
     for lack in _lacks_of_lookahead(context):
@@ -48,7 +48,8 @@ def lookahead_has_a_kernel(context: BuildContext) -> Iterator[Fault]:
 
 
 def _lacks_of_lookahead(context: BuildContext) -> Iterator[str]:
-    """What of the model the tree-attention kernels do not take. They know rotary and learned absolute positions."""
+    """Properties of the model that the tree-attention kernels do not support. They support rotary and learned absolute
+    positions."""
     shape = context.shape
     if context.positions == "alibi":
         yield "has ALiBi positions, for which no tree-attention kernel exists"
@@ -58,7 +59,7 @@ def _lacks_of_lookahead(context: BuildContext) -> Iterator[str]:
     reaches = window is not None and window < context.engine.max_seq_len
     if reaches or ("sliding_window" in context.traits and window is None):
         width = f" of {window} tokens, below engine.max_seq_len" if window else ""
-        yield f"has a sliding attention window{width}, which lookahead decoding does not combine with"
+        yield f"has a sliding attention window{width}, which lookahead decoding does not support"
     if shape is None:
         return
     if (size := shape.head_size) % 16 or size > _MAX_HEAD_SIZE:
@@ -71,7 +72,8 @@ def _lacks_of_lookahead(context: BuildContext) -> Iterator[str]:
 
 
 def lookahead_where_it_is_tested(context: BuildContext) -> Iterator[Fault]:
-    """Context parallelism excludes the tree; the support matrix has tensor parallelism, FP16, BF16 and FP8."""
+    """NVIDIA's support matrix has tensor parallelism, FP16, BF16 and FP8. Context parallelism excludes tree
+    attention."""
     if "lookahead" not in context.modes:
         return
     if (ranks := context.trt.context_parallel) > 1:
@@ -99,8 +101,8 @@ def lookahead_where_it_is_tested(context: BuildContext) -> Iterator[Fault]:
 
 
 def checkpoints_without_drafts(context: BuildContext) -> Iterator[Fault]:
-    """A recurrent state cannot go back by a token, be cut into chunks, or be taken up in the middle of a text. Medusa,
-    ReDrafter and EAGLE checkpoints are bound to their own mode."""
+    """Checkpoints that exclude drafts. A recurrent state cannot be rolled back, cut into chunks or reused. Medusa,
+    ReDrafter and EAGLE checkpoints only work in their own mode."""
     name, asked = context.model.architecture, context.trt
     if "own_speculation" in context.traits:
         reason = "its checkpoints only work in their own speculative mode, which this pipeline does not build"
@@ -118,8 +120,8 @@ def checkpoints_without_drafts(context: BuildContext) -> Iterator[Fault]:
 
 
 def paged_context_where_needed(context: BuildContext) -> Iterator[Fault]:
-    """External drafts, KV reuse and chunked context run through paged context attention, which the builder switches off
-    unseen. The backend refuses to load an engine for external drafts without KV reuse."""
+    """External drafts, KV reuse and chunked context need paged context attention, which the builder can silently
+    disable. The backend does not load an engine for external drafts without KV reuse."""
     drafts, reuse, reason = "trie" in context.modes, context.trt.enable_kv_cache_reuse, context.paged_context_off
     if drafts and reuse is False:
         why = f"with tensorrt_llm.speculation = '{context.trt.speculation}' the backend does not load without it"
@@ -140,7 +142,8 @@ def paged_context_where_needed(context: BuildContext) -> Iterator[Fault]:
 
 
 def context_attention_is_as_asked(context: BuildContext) -> Iterator[Fault]:
-    """The builder switches paged and FP8 context attention off or on unseen, by weights, KV cache and each other."""
+    """Requested values of paged and FP8 context attention. The builder silently changes them, depending on weights, KV
+    cache and each other."""
     flags = context.trt.build_flags
     for name, off in (
         ("use_paged_context_fmha", context.paged_context_off),
@@ -155,7 +158,7 @@ def context_attention_is_as_asked(context: BuildContext) -> Iterator[Fault]:
 
 
 def default_strategy_has_its_engine(context: BuildContext) -> Iterator[Fault]:
-    """One speculative mode per engine: a lookahead engine cannot verify outside drafts, nor the other way round."""
+    """The default strategy has an engine. An engine has one speculative mode: lookahead, or external drafts."""
     strategy = context.resolved.profile.drafting.strategy
     if strategy == "lookahead" and "lookahead" not in context.modes:
         reason = f"tensorrt_llm.speculation = '{context.trt.speculation}' builds no engine for it"

@@ -1,4 +1,4 @@
-"""Further options and plugins of trtllm-build: known, well-typed, not set elsewhere, and possible together."""
+"""Checks of further options and plugins of trtllm-build."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ _FP8_ONLY = ("gemm_swiglu_plugin", "low_latency_gemm_plugin", "low_latency_gemm_
 
 
 def known_flags(context: BuildContext) -> Iterator[Fault]:
-    """Unknown names, values of the wrong type, and options that have a place of their own. trtllm-build reports the
-    same, but after the download and the conversion."""
+    """Names and types of the options, and options that another setting controls. trtllm-build checks this too, but only
+    after the download and the conversion."""
     release = release_data.release()
     for name, value in context.trt.build_flags.items():
         key, known = build_flag(name), release.build_flags
         if found := misplaced(key, value, release.flags_set_elsewhere.get(name), release.flags_of_no_use.get(name)):
             yield found
         elif name not in known:
-            text = f"is no option of trtllm-build {release_data.RELEASE_LINE}."
+            text = f"is not an option of trtllm-build {release_data.RELEASE_LINE}."
             yield fault(key, f"{text}{did_you_mean(name, known)} Names are written without dashes in front.")
         elif name != "kv_cache_type" and (right := _right_value(known[name], value)):  # that one has but one use here
             yield wrong(key, value, f"should be {right}")
 
 
 def _right_value(flag: release_data.Flag, value: FlagValue) -> str | None:
-    """What the value should be; None if it is fine."""
+    """Description of valid values; None if the value is valid."""
     if flag.type == "store_true":
         return None if isinstance(value, bool) else "true or false"
     if flag.type == "int":
@@ -39,8 +39,8 @@ def _right_value(flag: release_data.Flag, value: FlagValue) -> str | None:
 
 
 def needed_for_serving(context: BuildContext) -> Iterator[Fault]:
-    """The builder makes an engine without these too, but the backend does not load it: models are served with in-flight
-    batching and one beam."""
+    """Options that in-flight batching with one beam requires. The builder makes an engine without them, but the backend
+    does not load it."""
     needed = [("gpt_attention_plugin", "auto"), ("remove_input_padding", "enable")]
     if "recurrent" in context.traits:
         needed += [("mamba_conv1d_plugin", "auto"), ("paged_state", "enable")]
@@ -56,8 +56,8 @@ def needed_for_serving(context: BuildContext) -> Iterator[Fault]:
 
 
 def plugins_have_what_they_need(context: BuildContext) -> Iterator[Fault]:
-    """The builder takes a type that is not the model's, which then fails or loses precision, and does not check the
-    user buffer; it refuses a LoRA plugin without modules after the conversion."""
+    """Requirements of the plugins. The builder accepts a type other than the model's, which then fails or loses
+    precision. It does not check the user buffer, and checks the LoRA modules only after the conversion."""
     dtype, weights = context.resolved.dtype, context.trt.quantization
     for name in ("gpt_attention_plugin", "gemm_plugin", *_FP8_ONLY):
         value = context.trt.build_flags.get(name)

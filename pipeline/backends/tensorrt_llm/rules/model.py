@@ -1,4 +1,4 @@
-"""Whether the engine backend has the model, and whether its checkpoint can be converted as asked."""
+"""Checks that the engine backend supports the model, and that its checkpoint can be converted with these settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ARCHITECTURE = "model.architecture"
 
 
 def architecture_has_an_engine(context: BuildContext) -> Iterator[Fault]:
-    """The engine backend must know the class, and the model must read and write text."""
+    """The engine backend supports the architecture, and the model reads and writes text."""
     name = context.model.architecture
     if release_data.release().model_map.get(name) is None:
         if name in release_data.release().not_in_engine_backend:
@@ -33,7 +33,7 @@ def architecture_has_an_engine(context: BuildContext) -> Iterator[Fault]:
 
 
 def shape_is_known(context: BuildContext) -> Iterator[Fault]:
-    """Kernels, memory and ranks are judged by the sizes, before anything is downloaded."""
+    """The sizes are known before the download, for the checks of kernels, memory and ranks."""
     if context.shape is None and release_data.release().model_map.get(context.model.architecture) is not None:
         positions = ", with position_embedding, as some have ALiBi" if "maybe_alibi" in context.traits else ""
         yield fault(
@@ -45,8 +45,8 @@ def shape_is_known(context: BuildContext) -> Iterator[Fault]:
 
 
 def ranks_divide_the_model(context: BuildContext) -> Iterator[Fault]:
-    """Every tensor-parallel rank takes the same number of heads. Experts are split over the tensor-parallel ranks;
-    calibration takes no expert ranks."""
+    """All tensor-parallel ranks get the same number of heads. Experts are split over the tensor-parallel ranks.
+    Calibration does not support expert parallelism."""
     ranks, shape, trt = context.model.parallelism, context.shape, context.trt
     if shape is not None and not _divides(shape, ranks.tensor):
         heads = f"{shape.num_attention_heads} attention heads"
@@ -73,14 +73,14 @@ def ranks_divide_the_model(context: BuildContext) -> Iterator[Fault]:
 
 
 def _divides(shape: ModelShape, ranks: int) -> bool:
-    """Whether all ranks get the same number of heads; a key/value head may be copied to several ranks."""
+    """Whether all ranks get the same number of heads. A key/value head may be copied to several ranks."""
     kv_heads = shape.num_key_value_heads
     return shape.num_attention_heads % ranks == 0 and (kv_heads % ranks == 0 or ranks % kv_heads == 0)
 
 
 def converter_can_do_it(context: BuildContext) -> Iterator[Fault]:
-    """Families converted by a script can only do what that script has options for. Beside TensorRT-LLM 1.2,
-    transformers has no class for some; the converters run the checkpoint's own code."""
+    """The converter supports the settings. A conversion script is limited to its options. For some families the
+    transformers of TensorRT-LLM 1.2 has no class, so the converter runs the checkpoint's code."""
     name = context.model.architecture
     if "remote_code" in context.traits and not context.model.trust_remote_code:
         yield wrong(
@@ -92,7 +92,7 @@ def converter_can_do_it(context: BuildContext) -> Iterator[Fault]:
         )
     model_class = release_data.release().model_map.get(name)
     if model_class == "GrokForCausalLM" and context.trt.quantization != "none":
-        reason = f"the converter of {name} takes no quantisation"
+        reason = f"the converter of {name} does not support quantization"
         yield wrong(setting("quantization"), context.trt.quantization, reason, "Use 'none'.")
     if method_of(context) != "convert_checkpoint.py" or model_class is None:
         return
@@ -109,8 +109,8 @@ def converter_can_do_it(context: BuildContext) -> Iterator[Fault]:
 
 
 def path_says_what_it_is(context: BuildContext) -> Iterator[Fault]:
-    """The converters look for words in the path of the checkpoint, whose copy lies in a folder of the model's name:
-    some families need one, and the Llama loader takes other weight names by some."""
+    """The converters interpret words in the path of the checkpoint, whose copy is in a folder with the model's name.
+    Some families need a word, and some words make the Llama loader expect other weight names."""
     architecture, name, source = context.model.architecture, context.model.name, context.model.checkpoint
     word = release_data.NEEDED_PATH_WORDS.get(architecture)
     if word is not None and word not in name:
@@ -125,7 +125,9 @@ def path_says_what_it_is(context: BuildContext) -> Iterator[Fault]:
         paths["model.checkpoint.path"] = str(Path(source.path))
     for key, text in paths.items():
         for word in release_data.misleading_words(architecture, text):
-            reason = f"TensorRT-LLM's Llama loader takes '{word}' in a path for another model and loads wrong weights"
+            reason = (
+                f"with '{word}' in a path TensorRT-LLM's Llama loader assumes another model and loads wrong weights"
+            )
             yield wrong(key, text, reason, "Rename it.")
 
 

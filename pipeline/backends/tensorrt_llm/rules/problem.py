@@ -1,4 +1,4 @@
-"""Rules of this backend: functions that yield the faults of a config."""
+"""Type of the rules of this backend, and helpers that make their faults."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ Rule = Callable[[BuildContext], Iterator[Fault]]
 
 
 def wrong(key: str, value: object, reason: str, remedy: str = "", *fixes: str) -> Fault:
-    """A fault of the setting `key`. value: found there. reason: why it is wrong, as the end of a sentence."""
+    """Fault of the setting `key`. value: found there. reason: why it is wrong, as the end of a sentence."""
     found = str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else repr(value)
     return fault(key, f"found {found}; {reason}.", remedy, fixes=fixes)
 
 
 def misplaced(key: str, value: object, set_elsewhere: str | None, no_use: str | None) -> Fault | None:
-    """A fault of an option that something else sets, or that is not to be used; None for any other option."""
+    """Fault of an option that must not be set. set_elsewhere: the setting that controls it. no_use: reason not to use
+    it. None if both are None."""
     if set_elsewhere is not None:
         return wrong(key, value, f"it is set by {set_elsewhere}", "Remove it here.")
     return None if no_use is None else wrong(key, value, f"not to be used here: {no_use}", "Remove it.")

@@ -1,4 +1,4 @@
-"""Parameters of the served model and the way it is launched."""
+"""Checks of the parameters of the served model and of its launch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from pipeline.config.faults import Fault, did_you_mean, fault, one_of
 
 
 def known_parameters(context: BuildContext) -> Iterator[Fault]:
-    """Unknown names, values that the backend would drop without a message, and settings that belong elsewhere."""
+    """Names and types of the parameters, and parameters that another setting controls. The backend silently ignores
+    invalid values."""
     release = release_data.release()
     set_elsewhere, of_no_use = release.parameters_set_elsewhere, release.parameters_of_no_use
     for name, value in context.trt.parameters.items():
@@ -19,13 +20,13 @@ def known_parameters(context: BuildContext) -> Iterator[Fault]:
         if found := misplaced(key, value, set_elsewhere.get(name), of_no_use.get(name)):
             yield found
         elif name not in known:
-            yield fault(key, f"is no parameter of the tensorrtllm backend.{did_you_mean(name, known)}")
+            yield fault(key, f"is not a parameter of the tensorrtllm backend.{did_you_mean(name, known)}")
         elif right := _right_value(known[name], value):
             yield wrong(key, value, f"should be {right}")
 
 
 def _right_value(entry: release_data.Parameter, value: bool | int | float | str) -> str | None:
-    """What the value should be; None if it is fine. The backend keeps its default for a value that it cannot read."""
+    """Description of valid values; None if the value is valid. The backend uses its default for an invalid value."""
     kind = entry.type.split(";")[0]
     if kind == "bool":
         return None if isinstance(value, bool) else "true or false"
@@ -45,7 +46,7 @@ def _right_value(entry: release_data.Parameter, value: bool | int | float | str)
 
 
 def lookahead_excludes(context: BuildContext) -> Iterator[Fault]:
-    """Sink tokens and limited windows have no tree kernels; guided decoding knows no drafts."""
+    """Lookahead decoding supports neither sink tokens nor limited attention windows nor guided decoding."""
     if "lookahead" not in context.modes:
         return
     for name, reason in (
@@ -59,7 +60,7 @@ def lookahead_excludes(context: BuildContext) -> Iterator[Fault]:
 
 
 def parameters_have_what_they_need(context: BuildContext) -> Iterator[Fault]:
-    """What the backend switches off or cannot load."""
+    """Parameters that the backend ignores or cannot load with these settings."""
     guided, weights = context.parameter("guided_decoding_backend"), context.parameter("gpu_weights_percent")
     if guided and not context.parameter("xgrammar_tokenizer_info_path"):
         reason = "the C++ backend reads the tokens from the file xgrammar_tokenizer_info_path, which is not set"

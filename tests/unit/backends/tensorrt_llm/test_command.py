@@ -147,7 +147,7 @@ def test_one_rank_needs_no_mpirun_and_two_do(machine, tmp_path):
     server.stop()
     assert ":" not in recorded(record, server, 0)["argv"]
 
-    with pytest.raises(ServerError, match="2 ranks are started with mpirun, which was not found"):
+    with pytest.raises(ServerError, match="2 ranks need mpirun, which was not found"):
         start(tmp_path, "model.parallelism.tensor=2")
 
 

@@ -1,7 +1,7 @@
 """Triton model `tensorrt_llm` over TensorRT-LLM's LLM API (1.3 and later), with drafts from our trie.
 
-Written to the documented contract and NOT RUN with TensorRT-LLM. model.yaml beside it holds the arguments of LLM();
-LLM_CONFIG_PATH names another, as with the stock model.
+Written to the documented contract and NOT RUN with TensorRT-LLM. model.yaml beside it has the arguments of LLM(). The
+environment variable LLM_CONFIG_PATH selects another file, as in the stock model.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pipeline.triton_models.triton import Client, error_response, tensors_of
 
 
 class LlmClient(Client):
-    """As `LlmService` wants it."""
+    """Client of a Triton request for `LlmService`."""
 
     def __init__(self, request: Any) -> None:
         super().__init__(request)
@@ -31,7 +31,7 @@ class LlmClient(Client):
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
-        from tensorrt_llm import LLM, SamplingParams  # opens the GPUs, so not before it is needed
+        from tensorrt_llm import LLM, SamplingParams  # late, because the import opens the GPUs
 
         folder = Path(args["model_repository"]) / args["model_version"]
         path = folder / os.environ.get("LLM_CONFIG_PATH", "model.yaml")
