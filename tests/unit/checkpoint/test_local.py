@@ -114,7 +114,10 @@ def spoil_other_architecture(folder: Path) -> None:
         (spoil_rope, "rotary embeddings of type 'dynamic'"),
         (spoil_layered_rope, "rotary embeddings of type 'longrope'"),
         (spoil_second_rope, "rotary embeddings of type 'su'"),
-        (lambda folder: (folder / "generation_config.json").write_text("{"), "generation_config.json is not valid JSON"),
+        (
+            lambda folder: (folder / "generation_config.json").write_text("{"),
+            "config.json is not valid JSON",
+        ),
         (
             lambda folder: (folder / "generation_config.json").write_text('{"eos_token_id": ["</s>"]}'),
             "eos_token_id should be a token id or a list of them; found ['</s>']",
