@@ -42,8 +42,6 @@ STAGES, COSTS, FIRST_ROWS = ".stages", ".costs", ".first_rows"
 
 
 class FileEntry(Frozen):
-    """One file of an artefact."""
-
     path: str = Field(description="Relative to the artefact, with forward slashes.")
     size: int = Field(ge=0)
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")

@@ -9,8 +9,6 @@ from typing import NamedTuple
 
 
 class Ports(NamedTuple):
-    """Ports of a server."""
-
     http: int
     grpc: int
     metrics: int

@@ -21,7 +21,6 @@ class LiveRows:
         self._engine = engine
 
     def candidates(self, position: int, tree: DraftTree, k: int) -> tuple[IntArray, FloatArray]:
-        """[n + 1, k] ids and probabilities of the rows of text[:position] and of the nodes of a tree below it."""
         missing = self.recorded.find(position, tree) == UNKNOWN
         if missing.any():
             # A node can only be verified with its ancestors.

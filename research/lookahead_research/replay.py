@@ -193,7 +193,6 @@ def _drafter(
 
 
 def _replay_one(drafter: Drafter, known: _Known, budget: DraftBudget) -> _Tally:
-    """Replay one output."""
     row, text = known.row, known.row.text
     start = len(row.prompt_ids)
     request_id = "replay"
