@@ -116,7 +116,7 @@ def spoil_other_architecture(folder: Path) -> None:
         (spoil_second_rope, "rotary embeddings of type 'su'"),
         (
             lambda folder: (folder / "generation_config.json").write_text("{"),
-            "config.json is not valid JSON",
+            "generation_config.json is not valid JSON",
         ),
         (
             lambda folder: (folder / "generation_config.json").write_text('{"eos_token_id": ["</s>"]}'),
