@@ -96,7 +96,7 @@ test-kernels: setup-dev ## Run the compiled loops with index checks, and small e
 	NUMBA_BOUNDSCHECK=1 timeout 900 $(VENV)/bin/python -m pytest -q tests/unit/decoding $(WITHOUT_LOOPS:%=--ignore=tests/unit/decoding/%)
 	NUMBA_DISABLE_JIT=1 timeout 900 $(VENV)/bin/python -m pytest -q -W ignore:overflow tests/unit/decoding/trie/test_random_operations.py
 
-mutation: setup-dev ## Change the core in small ways and list what no test notices: ARGS="--mutants 50"
+mutation: setup-dev ## Make small changes to the core and list those that no test detects: ARGS="--mutants 50"
 	$(VENV)/bin/python -m tests.mutation $(ARGS)
 
 soak: setup-dev ## Start, query, kill and stop servers for an hour
