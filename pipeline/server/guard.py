@@ -28,11 +28,14 @@ from typing import Any
 
 from pipeline.server.log import write_end, write_restart
 from pipeline.server.processes import marked_processes, remove_environments, start_time
+from pipeline.server.shared_memory import make_private, remove_shm
 from pipeline.server.watch import ModelWatch, StartWatch
 
 # Environment variable with the pid of a process. Servers started under it end with that process, detached ones too.
 OWNER = "LOOKAHEAD_OWNER_PID"
 STOP_SECONDS = 15.0
+# Time for a server to end that is not ready. Triton ends by itself only after it has loaded its models.
+_LOADING_SECONDS = 1.0
 # Time for running requests to finish after SIGUSR1.
 DRAIN_SECONDS = 60.0
 _PR_SET_PDEATHSIG = 1
@@ -102,25 +105,6 @@ def stop_guard(guard: subprocess.Popen[bytes]) -> None:
         guard.wait(STOP_SECONDS + 10)
     if guard.stdin is not None:
         guard.stdin.close()
-
-
-def shm_files(prefix: str) -> list[Path]:
-    """Shared memory regions whose names start with prefix."""
-    return [Path(name) for name in glob.glob(f"/dev/shm/{glob.escape(prefix)}*")]
-
-
-def make_private(prefix: str) -> None:
-    """Make shared memory regions unreadable for other users. Triton makes them readable for all, whatever the umask. It
-    creates them when it loads models, so before the first request."""
-    for path in shm_files(prefix):
-        with suppress(FileNotFoundError):
-            if not path.is_symlink() and path.stat().st_mode & 0o077:
-                path.chmod(0o600)
-
-
-def remove_shm(prefix: str) -> None:
-    for path in shm_files(prefix):
-        path.unlink(missing_ok=True)
 
 
 def owner() -> tuple[int, int] | None:
@@ -255,20 +239,22 @@ def _wait_for_end(server: subprocess.Popen[bytes], wake_fd: int, spec: GuardSpec
     models = ModelWatch(spec.server_id)
     while True:
         ready, _, _ = select.select(fds, [], [], _WATCH_SECONDS)
+        is_ready = start.is_ready()
+        patience = STOP_SECONDS if is_ready else _LOADING_SECONDS
         if wake_fd in ready and (received := set(os.read(wake_fd, 64)) - {signal.SIGCHLD}):
-            name = signal.Signals(min(received)).name
-            return _End(name, True, DRAIN_SECONDS if received == {signal.SIGUSR1} else STOP_SECONDS)
+            drains = is_ready and received == {signal.SIGUSR1}
+            return _End(signal.Signals(min(received)).name, True, DRAIN_SECONDS if drains else patience)
         if server.poll() is not None:
             return _End(restart=bool(spec.ready_path) and Path(spec.ready_path).exists())
         if len(fds) > 1 and fds[1] in ready and not os.read(fds[1], 1):
-            return _End("the command that started it has ended", True, STOP_SECONDS)
+            return _End("the command that started it has ended", True, patience)
         if spec.owner is not None and start_time(spec.owner[0]) != spec.owner[1]:
-            return _End("the command that owns it has ended", True, STOP_SECONDS)
-        if start.hangs():
+            return _End("the command that owns it has ended", True, patience)
+        if not is_ready and start.hangs():
             return _End(f"it did nothing for {spec.hang_seconds:.0f} s before it was ready", restart=True)
         make_private(spec.server_id)
         # Before it is ready, a server that loses a model's process logs the reason and ends by itself.
-        if dead := models.dead_models(_CRIPPLED_SECONDS if start.is_over else spec.hang_seconds):
+        if dead := models.dead_models(_CRIPPLED_SECONDS if is_ready else spec.hang_seconds):
             processes = "process of the model" if len(dead) == 1 else "processes of the models"
             return _End(f"the {processes} {', '.join(dead)} died; was there too little memory?", restart=True)
 

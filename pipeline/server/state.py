@@ -15,9 +15,10 @@ from pydantic import Field, ValidationError
 
 from pipeline.config.schema import Frozen
 from pipeline.errors import ServerError
-from pipeline.server.guard import DRAIN_SECONDS, STOP_SECONDS, remove_shm, run_clean_up
+from pipeline.server.guard import DRAIN_SECONDS, STOP_SECONDS, run_clean_up
 from pipeline.server.ports import LOOPBACK
 from pipeline.server.processes import MARK, marked_processes
+from pipeline.server.shared_memory import remove_shm
 
 State = TypeVar("State", bound=Frozen)
 STATE = "server.json"

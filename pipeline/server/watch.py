@@ -16,22 +16,23 @@ _IDLE_WORK = 0.5
 
 class StartWatch:
     """Detects a server whose processes compute and read nothing before it is ready, as in a deadlock of Triton's locks
-    in shared memory. is_over: the server is ready, or there is no URL to check."""
+    in shared memory."""
 
     def __init__(self, server_id: str, ready_url: str, hang_seconds: float) -> None:
         """ready_url: returns 200 once the server is ready; empty to detect nothing. hang_seconds: limit of
         inactivity."""
         self._server_id, self._ready_url, self._hang_seconds = server_id, ready_url, hang_seconds
-        self.is_over = not ready_url
+        self._is_ready = not ready_url
         self._work, self._since = -1.0, time.monotonic()
 
+    def is_ready(self) -> bool:
+        """Whether the server has been ready. True if there is no URL to check."""
+        self._is_ready = self._is_ready or _answers(self._ready_url)
+        return self._is_ready
+
     def hangs(self) -> bool:
-        """Whether the server has been inactive for the time limit. Each call samples its activity, so call it often."""
-        if self.is_over:
-            return False
-        self.is_over = _answers(self._ready_url)
-        if self.is_over:
-            return False
+        """Whether a server that is not ready has been inactive for the time limit. Each call samples its activity, so
+        call it often."""
         work = sum(map(work_of, marked_processes(self._server_id)))
         if work - self._work > _IDLE_WORK:
             self._work, self._since = work, time.monotonic()

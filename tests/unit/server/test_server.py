@@ -15,9 +15,9 @@ from pipeline.config.places import places
 from pipeline.errors import ServerError
 from pipeline.server.command import is_plain
 from pipeline.server.figures import read_metrics
-from pipeline.server.guard import shm_files
 from pipeline.server.log import crash_log
 from pipeline.server.server import start_server, stop_server
+from pipeline.server.shared_memory import shm_files
 from pipeline.server.state import STATE, find_server, is_ready
 from tests.servers import left_over, processes_of
 from tests.unit.server.fake_server import FREE, assert_gone, start, write
@@ -134,8 +134,21 @@ def test_a_proxy_is_not_asked_for_our_own_server(fake, tmp_path, monkeypatch):
     assert read_metrics(server.state.http_url) == {}
 
 
-def test_a_server_that_is_stopped_before_it_is_ready_did_not_crash(fake, tmp_path):
-    write(fake, 'print("loading", flush=True); import time; time.sleep(600)')
+# Ends eight seconds after SIGTERM, as Triton ends only after it has loaded its models.
+LOADING = """
+import signal, time
+def end(number, frame):
+    time.sleep(8)
+    print("loaded", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+print("loading", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_server_that_is_stopped_before_it_is_ready_does_not_load_to_the_end_and_did_not_crash(fake, tmp_path):
+    write(fake, LOADING)
     log = tmp_path / "run" / "server.log"
     failures: list[BaseException] = []
 
@@ -153,6 +166,7 @@ def test_a_server_that_is_stopped_before_it_is_ready_did_not_crash(fake, tmp_pat
     starting.join()
 
     assert "was stopped before it was ready" in str(failures[0])
+    assert "loaded" not in log.read_text()
     assert crash_log(tmp_path / "run") is None
 
 
