@@ -52,12 +52,12 @@ def notebook_page(path: Path) -> str:
 
 
 def cli_page() -> str:
-    """One section per verb, in the order of `lookahead --help`."""
+    """Page with a section per command, in the order of `lookahead --help`."""
     command = typer.main.get_command(build_app())
     lines = [
         "# Command line",
         "",
-        "Exit codes: 0 success, 1 a fault of the program (with a trace), 2 a user error.",
+        "Exit codes: 0 success, 1 internal error (with a trace), 2 user error.",
         "",
     ]
     lines += ["`lookahead --install-completion` installs completion for the current shell.", ""]
@@ -71,7 +71,7 @@ def cli_page() -> str:
 
 
 def command_sections(name: str, command: click.Command) -> Iterator[list[str]]:
-    """Sections of a verb, or of the verbs below it."""
+    """Sections of a command, or of its subcommands."""
     below = getattr(command, "commands", None)
     if below:
         for verb, each in sorted(below.items()):
@@ -106,7 +106,7 @@ def configuration_page() -> str:
 
 
 def schema_tables(schema: dict[str, Any], definitions: dict[str, Any]) -> Iterator[str]:
-    """The table of a schema's own keys, then one per named part of it."""
+    """Table of a schema's own keys, then a table per named part."""
     yield from schema_table(schema)
     for name, part in definitions.items():
         if "properties" in part:
@@ -145,7 +145,7 @@ def tensors_page() -> str:
         "tensorrt_llm": (extensions.TENSORRT_LLM_INPUTS, extensions.TENSORRT_LLM_OUTPUTS),
     }
     for model, (inputs, outputs) in ours.items():
-        lines += [f"## Ours: `{model}`", "", "Optional tensors on top of TensorRT-LLM's.", ""]
+        lines += [f"## Additional: `{model}`", "", "Optional tensors beyond TensorRT-LLM's.", ""]
         lines += [*tensor_table("input", inputs), "", *tensor_table("output", outputs), ""]
     for model in ("tensorrt_llm_bls", "ensemble", "preprocessing", "tensorrt_llm", "postprocessing"):
         contract = model_contract(model)

@@ -226,7 +226,9 @@ def load(
 
 
 def front_door(
-    num_requests: Annotated[int, typer.Option("--requests", min=1, help="Number of requests by each way.")] = 100,
+    num_requests: Annotated[
+        int, typer.Option("--requests", min=1, help="Number of requests through each interface.")
+    ] = 100,
     as_json: Json = False,
 ) -> None:
     """Compare time to first token through the OpenAI API and the gateway with Triton itself, on the running server.

@@ -33,8 +33,8 @@ MaxTokens = Annotated[int, typer.Option("--max-tokens", "-n", help="Maximum numb
 Temperature = Annotated[
     float | None, typer.Option("--temperature", help="Sampling temperature; default: 0, which is greedy decoding.")
 ]
-TopK = Annotated[int | None, typer.Option("--top-k")]
-TopP = Annotated[float | None, typer.Option("--top-p")]
+TopK = Annotated[int | None, typer.Option("--top-k", help="Number of most probable tokens to sample from.")]
+TopP = Annotated[float | None, typer.Option("--top-p", help="Total probability of the tokens to sample from.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="Sampling seed. The same seed gives the same text.")]
 System = Annotated[str | None, typer.Option("--system", help="System prompt for the chat template.")]
 Transport = Annotated[Literal["grpc", "http"], typer.Option("--protocol", help="Protocol of the requests.")]
