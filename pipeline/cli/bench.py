@@ -57,7 +57,7 @@ Warm = Annotated[str, typer.Option("--warm", help="cold: empty the draft sources
 Concurrency = Annotated[
     str, typer.Option("--concurrency", help="Also measure tokens/s with N requests in flight; a list such as 1,2,4,8.")
 ]
-Turns = Annotated[str, typer.Option("--turns", help="first: one turn. all: feed the answers back as a conversation.")]
+Turns = Annotated[str, typer.Option("--turns", help="first: one turn. all: feed the outputs back as a conversation.")]
 CostCurve = Annotated[
     bool, typer.Option("--cost-curve", help="Measure pass times and store them with the engine for the planner.")
 ]
@@ -173,7 +173,7 @@ def load(
     url: Annotated[
         str | None, typer.Option("--url", help="gRPC address of the server, host:port; default: the running one.")
     ] = None,
-    concurrency: Annotated[int, typer.Option("--concurrency", min=1, max=MOST_REQUESTS, help="Clients.")] = 4,
+    concurrency: Annotated[int, typer.Option("--concurrency", min=1, max=MOST_REQUESTS, help="Number of clients.")] = 4,
     duration: Annotated[float, typer.Option("--duration", min=0.1, help="Duration of sending, in seconds.")] = 30.0,
     max_requests: Annotated[
         int | None, typer.Option("--max-requests", min=1, help="Number of requests after which the run ends.")

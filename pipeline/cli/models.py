@@ -72,7 +72,7 @@ def _show(
     as_json: bool,
 ) -> None:
     """Print configs with the memory that each needs. pairs: model and profile of each row. cells: function that makes a
-    row from a config and two texts about memory. of: subject of the estimate, for the title."""
+    row from a config and two texts about memory. of: subject of the estimate, for the note."""
     from pipeline.checkpoint.disk import gigabytes
     from pipeline.engine.memory import available_bytes
     from pipeline.server.memory_fit import memory_fit

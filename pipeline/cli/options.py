@@ -58,9 +58,11 @@ Strategies = Annotated[
         "--strategies", help="Strategies, e.g. none,trie,hybrid; default: all that the profile has draft sources for."
     ),
 ]
-MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", min=1, help="Longest output.")]
+MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", min=1, help="Limit of output tokens.")]
 Raw = Annotated[bool, typer.Option("--raw", help="Send the prompts without the chat template.")]
-Temperature = Annotated[float, typer.Option("--temperature", min=0.0, help="0 is greedy.")]
+Temperature = Annotated[
+    float, typer.Option("--temperature", min=0.0, help="Sampling temperature; 0 is greedy decoding.")
+]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Sampling seed.")]
 AllowRemote = Annotated[bool, typer.Option("--allow-remote", help="Allow a server on another machine.")]
 

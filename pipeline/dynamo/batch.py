@@ -140,7 +140,7 @@ def _result(client: httpx.Client, request: BatchRequest, stop: threading.Event) 
             response = client.post(request.url, content=json.dumps(request.body))
         except httpx.HTTPError as error:
             raise ServerError(
-                f"{client.base_url} did not answer {request.custom_id}: {error!r}. Run the command again to go on."
+                f"{client.base_url} did not answer {request.custom_id}: {error!r}. Run the command again to continue."
             ) from error
         if response.status_code not in _RETRIED:
             return _line(request, response)

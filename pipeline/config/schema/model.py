@@ -42,7 +42,7 @@ class ModelConfig(Frozen):
     )
     description: str = Field("", description="One line for `lookahead models`.")
     architecture: str = Field(description="Class name in the checkpoint's config.json, e.g. LlamaForCausalLM.")
-    checkpoint: CheckpointSource
+    checkpoint: CheckpointSource = Field(description="Source of the weights.")
     dtype: Dtype = Field("float32", description="Type of weights and activations on the torch backend's CPU path.")
     gpu_dtype: Dtype = Field("bfloat16", description="Type of weights and activations on a GPU.")
     num_parameters: int = Field(ge=1, description="Number of parameters, for estimates of memory and disk space.")

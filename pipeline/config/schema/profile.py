@@ -58,9 +58,9 @@ class ServerConfig(Frozen):
     """Server processes and their addresses. Port 0 selects a free port."""
 
     host: str = Field("127.0.0.1", description="IPv4 address to listen on; 0.0.0.0 for all.")
-    http_port: int = Field(8000, ge=0, le=65535)
-    grpc_port: int = Field(8001, ge=0, le=65535)
-    metrics_port: int = Field(8002, ge=0, le=65535)
+    http_port: int = Field(8000, ge=0, le=65535, description="Port of the HTTP interface.")
+    grpc_port: int = Field(8001, ge=0, le=65535, description="Port of the gRPC interface.")
+    metrics_port: int = Field(8002, ge=0, le=65535, description="Port of the Prometheus metrics.")
     openai: bool = Field(
         True, description="Start NVIDIA Dynamo's OpenAI API in front of Triton; needs the extra [dynamo]."
     )

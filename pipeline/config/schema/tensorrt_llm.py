@@ -28,7 +28,10 @@ class TensorRTLLMConfig(Frozen):
         0.9, gt=0, lt=1, description="Share of the free GPU memory for the KV cache."
     )
     enable_chunked_context: bool = Field(False, description="Split long prompts over several passes.")
-    batch_scheduler_policy: Literal["guaranteed_no_evict", "max_utilization"] = "guaranteed_no_evict"
+    batch_scheduler_policy: Literal["guaranteed_no_evict", "max_utilization"] = Field(
+        "guaranteed_no_evict",
+        description="TensorRT-LLM's scheduling: never pause a running request, or fill the batch.",
+    )
     container_tag: str = Field(
         "26.07", pattern=r"^\d\d\.\d\d$", description="Tag of the Triton container that builds and serves."
     )
