@@ -41,7 +41,7 @@ def experiments(
     ranks: Annotated[
         str,
         typer.Option(
-            "--ranks", help="With --model: ranks of lookahead parallelism, such as 1,2,4,8, and nothing else."
+            "--ranks", help="Numbers of ranks, such as 1,2,4,8, to measure instead of the rest; requires --model."
         ),
     ] = "",
     rank_size: Annotated[
