@@ -14,6 +14,9 @@ from pipeline.engine.finding import Finding
 from pipeline.server.installation import VARIABLE
 from tests.unit.server.fake_machine import fake_machine, write_program
 
+# The default ports may be in use.
+FREE_PORTS = [part for name in ("http", "grpc", "metrics") for part in ("--set", f"server.{name}_port=0")]
+
 
 def doctor(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, dict[str, str]]]:
     with pytest.raises(SystemExit) as caught:
@@ -103,7 +106,7 @@ def test_all_wrong_settings_of_a_config_are_reported(capsys):
 
 def test_what_this_machine_lacks_for_a_config_is_reported(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PATH", str(tmp_path))
-    code, found = doctor(capsys, "-m", "llama2-13b", "--set", "backend=tensorrt_llm")
+    code, found = doctor(capsys, "-m", "llama2-13b", "--set", "backend=tensorrt_llm", *FREE_PORTS)
 
     assert code == 2
     assert found["llama2-13b (latency)"]["state"] == "ok"
@@ -112,8 +115,7 @@ def test_what_this_machine_lacks_for_a_config_is_reported(tmp_path, monkeypatch,
 
 
 def test_a_config_that_this_machine_can_build_and_serve(capsys):
-    free = [part for name in ("http", "grpc", "metrics") for part in ("--set", f"server.{name}_port=0")]
-    _, found = doctor(capsys, "-m", "tiny-random-llama", "--set", "backend=torch", "--set", "device=cpu", *free)
+    _, found = doctor(capsys, "-m", "tiny-random-llama", "--set", "backend=torch", "--set", "device=cpu", *FREE_PORTS)
     parts = ("tiny-random-llama (latency)", "build here", "serve here")
     assert [found[part]["state"] for part in parts] == ["ok"] * 3
 
