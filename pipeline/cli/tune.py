@@ -51,14 +51,15 @@ def tune(
     from pipeline.bench.tune import tune as measure_candidates
     from pipeline.engine.build import build_engine
     from pipeline.tuning.cost_curve import critical_decoding_length
-    from pipeline.tuning.planned_engine import measure_cost_curve
+    from pipeline.tuning.planned_engine import MEASURING, measure_cost_curve, noted
 
     resolved = resolve(model, profile, overrides)
     rows = load_workload(data or DEFAULT_PROMPTS, limit)
     chosen = candidates(resolved)
-    artifact = build_engine(resolved, places(), note=output.note).artifact
-    output.note("measuring the cost of passes")
-    stored = measure_cost_curve(artifact)
+    with output.working("preparing the engine") as note:
+        artifact = build_engine(resolved, places(), note=note).artifact
+        note(MEASURING)
+        stored = measure_cost_curve(artifact, noted(note))
     output.note(f"cost curve: {stored.to_text()}")
     critical_len = critical_decoding_length(stored.curve.points)
     opened = open_in_process(artifact)

@@ -112,6 +112,11 @@ def _measure_coarse_curve(artifact: Artifact, engine: Engine, grid: CostGrid, no
     """Measure a coarse curve within `MAX_SECONDS` and store it. `lookahead bench --cost-curve` replaces it by a finer
     one."""
     note(MEASURING)
+    _measure_and_save(artifact, engine, grid, MAX_SECONDS, noted(note))
+
+
+def noted(note: Note) -> OnPoint:
+    """A callback that notes each batch size whose passes are being measured."""
     done: set[int] = set()
 
     def on_point(point: CostPoint) -> None:
@@ -119,7 +124,7 @@ def _measure_coarse_curve(artifact: Artifact, engine: Engine, grid: CostGrid, no
             done.add(point.batch_size)
             note(f"{MEASURING}: passes of {point.batch_size} sequence{'s' if point.batch_size > 1 else ''} done")
 
-    _measure_and_save(artifact, engine, grid, MAX_SECONDS, on_point)
+    return on_point
 
 
 def measure_cost_curve(artifact: Artifact, on_point: OnPoint = lambda point: None) -> CostCurveFile:

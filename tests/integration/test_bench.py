@@ -10,8 +10,12 @@ from typing import Any
 
 import pytest
 
+from pipeline.bench import tune
 from pipeline.bench.report.results import load_results
+from pipeline.cli import output
 from pipeline.errors import UserError
+from pipeline.tuning import planned_engine
+from pipeline.tuning.cost_curve import CostGrid
 from tests.integration.command import MODEL, lookahead
 
 pytestmark = pytest.mark.slow
@@ -120,3 +124,19 @@ def test_what_cannot_be_measured_is_one_sentence(data: Path, arguments: list[str
 def test_what_is_measured_in_process_cannot_be_measured_through_a_server(data: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(UserError, match="leave out --url"):
         lookahead("bench", *MODEL, "--data", data, "--url", f"127.0.0.1:{server.getsockname()[1]}", "--cost-curve")
+
+
+def test_tune_names_the_settings_and_reports_its_progress(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planned_engine, "grid_for", lambda device, fine: CostGrid((1, 2), (1,), (16,), num_repeats=1))
+    monkeypatch.setattr(tune, "BUDGETS", (4,))
+    monkeypatch.setattr(tune, "LOOKAHEADS", ((1, 3, 2),))
+    monkeypatch.setattr(output, "SECONDS_PER_LINE", 0.01)
+    result = lookahead("tune", *MODEL, "--data", data, "--max-new-tokens", 8, "--limit", 1, "--json")
+
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert [row["strategy"] for row in found["summary"]] == ["none", "budget 4", "W,N,G 1,3,2"]
+    assert [point["num_tokens"] for point in found["cost_curve"]] == [1, 2]
+    assert found["max_draft_tokens"] in (None, 4)
+    assert f"{planned_engine.MEASURING}: passes of 1 sequence done" in result.stderr
+    assert "1 budget 4: 2 of 3" in result.stderr
