@@ -4,7 +4,7 @@ ARG BASE=nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3
 FROM ${BASE}
 WORKDIR /app
 COPY . /app
-# What the container brings is left as it is.
+# The container's packages are not changed.
 RUN python3 -m pip freeze --exclude-editable | grep -E '^[A-Za-z0-9_.-]+==' > /tmp/present.txt \
     && python3 -m pip install --no-cache-dir --constraint /tmp/present.txt --requirement docker/requirements.txt \
     && python3 -m pip install --no-cache-dir --no-deps . \
