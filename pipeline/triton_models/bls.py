@@ -114,7 +114,15 @@ class Bls:
                 outcome = "cancelled"
                 raise
             finally:
-                on_end(_request_metrics(generation, outcome, started), self._trie_metrics())
+                on_end(_request_metrics(generation, outcome, started), self.trie_metrics())
+
+    def trie_metrics(self) -> TrieMetrics:
+        """Size of the shared trie, which is zero without one, and failures of the draft sources."""
+        failures = sum(self._drafter.failures.values())
+        if self._trie is None:
+            return TrieMetrics(0, 0, failures)
+        statistics = self._trie.statistics
+        return TrieMetrics(statistics.num_nodes, statistics.num_bytes, failures)
 
     def learned_state(self, artifact_dir: Path, cache_dir: Path) -> LearnedState:
         """Load the stored state of the draft sources. Returns the object that saves it again."""
@@ -156,13 +164,6 @@ class Bls:
         if self._supplied is not None and self._supplied.name in names and len(request.prediction):
             prediction = self._supplied.predict(request.generation.request_id, request.prediction)
         return Generation(request, session, self._codec, engine, slot, prediction)
-
-    def _trie_metrics(self) -> TrieMetrics:
-        failures = sum(self._drafter.failures.values())
-        if self._trie is None:
-            return TrieMetrics(0, 0, failures)
-        statistics = self._trie.statistics
-        return TrieMetrics(statistics.num_nodes, statistics.num_bytes, failures)
 
 
 def load_bls(artifact_dir: Path, vocab_size: int, targets: Mapping[str, Target]) -> Bls:

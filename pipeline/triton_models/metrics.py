@@ -75,9 +75,10 @@ class TrieMetrics:
 
 
 class Metrics:
-    """The metrics of the BLS model. pb_utils: Triton's module."""
+    """The metrics of the BLS model. pb_utils: Triton's module. trie: before the first request; learned state of an
+    earlier server may be in it."""
 
-    def __init__(self, pb_utils: Any) -> None:
+    def __init__(self, pb_utils: Any, trie: TrieMetrics) -> None:
         self._families = _families(pb_utils, _BLS_METRICS)
         self._metrics = {
             name: family.Metric(**({"buckets": list(_BUCKETS[name])} if name in _BUCKETS else {}))
@@ -87,7 +88,8 @@ class Metrics:
         self._requests: dict[tuple[str, str], Any] = {}
         self._num_calls = self._num_plain_calls = 0
         self._closing = False
-        self._queue: queue.SimpleQueue[tuple[RequestMetrics, TrieMetrics] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[RequestMetrics | None, TrieMetrics] | None] = queue.SimpleQueue()
+        self._queue.put((None, trie))
         self._thread = threading.Thread(target=self._work, name="metrics", daemon=True)
         self._thread.start()
 
@@ -105,9 +107,14 @@ class Metrics:
 
     def _work(self) -> None:
         while (item := self._queue.get()) is not None and not self._closing:
-            self._record(*item)
+            request, trie = item
+            if request is not None:
+                self._record(request)
+            self._metrics["trie_nodes"].set(trie.num_nodes)
+            self._metrics["trie_bytes"].set(trie.num_bytes)
+            self._metrics["draft_source_failures"].set(trie.num_failures)
 
-    def _record(self, request: RequestMetrics, trie: TrieMetrics) -> None:
+    def _record(self, request: RequestMetrics) -> None:
         key, statistics, metrics = (request.strategy, request.outcome), request.statistics, self._metrics
         lengths = statistics.acceptance_lengths
         if key not in self._requests:
@@ -130,9 +137,6 @@ class Metrics:
             metrics["time_to_first_token_seconds"].observe(request.step_times[0] - request.started)
         for (before, after), length in zip(pairwise(request.step_times), lengths[1:], strict=False):
             metrics["inter_token_seconds"].observe((after - before) / max(length, 1))
-        metrics["trie_nodes"].set(trie.num_nodes)
-        metrics["trie_bytes"].set(trie.num_bytes)
-        metrics["draft_source_failures"].set(trie.num_failures)
 
 
 class EngineMetrics:

@@ -38,6 +38,9 @@ class Pb:
         self.MetricFamily = Family
 
 
+EMPTY = TrieMetrics(0, 0, 0)
+
+
 def request() -> RequestMetrics:
     return RequestMetrics(
         strategy="trie",
@@ -54,7 +57,7 @@ def request() -> RequestMetrics:
 def test_an_ended_request_is_entered():
     pb = Pb()
     pb.opened.set()
-    metrics = Metrics(pb)
+    metrics = Metrics(pb, EMPTY)
     metrics.record(request(), TrieMetrics(5, 100, 0))
     wait_for(lambda: pb.values["lookahead_trie_bytes"])
     metrics.close()
@@ -64,9 +67,18 @@ def test_an_ended_request_is_entered():
     assert pb.values["lookahead_acceptance_length"] == 6
 
 
+def test_a_trie_that_was_loaded_is_entered_before_the_first_request():
+    pb = Pb()
+    pb.opened.set()
+    metrics = Metrics(pb, TrieMetrics(5, 100, 0))
+    wait_for(lambda: pb.values["lookahead_trie_bytes"])
+    metrics.close()
+    assert pb.values["lookahead_trie_nodes"] == 5
+
+
 def test_an_unloaded_model_does_not_wait_for_its_metrics():
     pb = Pb()
-    metrics = Metrics(pb)
+    metrics = Metrics(pb, EMPTY)
     for _ in range(1000):
         metrics.record(request(), TrieMetrics(5, 100, 0))
     closing = threading.Thread(target=metrics.close)

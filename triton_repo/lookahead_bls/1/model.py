@@ -39,7 +39,7 @@ class TritonPythonModel:
         self._bls = load_bls(artifact_dir, int(parameter(config, "vocab_size")), self._targets)
         self._learned = self._bls.learned_state(artifact_dir, places().cache)
         self._drain_lock = DrainLock(Path(args["model_repository"]).parent)
-        self._metrics = Metrics(pb_utils)
+        self._metrics = Metrics(pb_utils, self._bls.trie_metrics())
         self._tracer = tracer_of("lookahead-bls")
         # Per running request: its call, and one that stops it.
         self._loop = RequestLoop(self._serve, self._kept, 2 * int(config["max_batch_size"]))
