@@ -37,6 +37,8 @@ class ResponseStream:
     async def __anext__(self) -> Any:
         if self._reading is None:
             self._reading = asyncio.ensure_future(self._next())
+            # asyncio would log an error that no reader takes because it has left.
+            self._reading.add_done_callback(lambda done: done.cancelled() or done.exception())
         item = await asyncio.shield(self._reading)
         self._reading = None
         if item is _END:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
+
+import pytest
 
 from pipeline.triton_models.streams import Departures, ResponseStream
 
@@ -23,6 +26,15 @@ class SilentCall:
         self._end.set()
 
 
+class LostCall(SilentCall):
+    """A call that fails once it is cancelled."""
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        await self._end.wait()
+        raise RuntimeError("the connection is lost")
+        yield b""
+
+
 def test_a_call_whose_request_cannot_be_stopped_is_cancelled() -> None:
     async def stop() -> None:
         raise RuntimeError("the model is gone")
@@ -34,3 +46,22 @@ def test_a_call_whose_request_cannot_be_stopped_is_cancelled() -> None:
         return [response async for response in responses]
 
     assert asyncio.run(leave()) == []
+
+
+def test_the_error_of_a_call_that_nobody_reads_any_more_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def stop() -> None:
+        raise RuntimeError("the model is gone")
+
+    async def leave() -> None:
+        departures, responses = Departures(), ResponseStream(LostCall())
+        reader = asyncio.ensure_future(anext(responses))
+        await asyncio.sleep(0)
+        reader.cancel()
+        departures.begin(responses, stop)
+        await departures.wait()
+        await asyncio.sleep(0.01)
+
+    asyncio.run(leave())
+    gc.collect()
+    assert "the connection is lost" not in caplog.text
+    assert "the model is gone" in caplog.text
