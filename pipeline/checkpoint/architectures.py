@@ -115,13 +115,13 @@ def check_rope(config: Mapping[str, Any], where: str) -> None:
     for key in ("rope_parameters", "rope_scaling"):
         settings = config.get(key) or {}
         if not isinstance(settings, Mapping):
-            raise CheckpointError(f"{where}: {key} in config.json should be an object; found {settings!r}.")
+            raise CheckpointError(f"{where}: {key} in config.json: found {settings!r}; should be an object.")
         for part in (settings, *(inner for inner in settings.values() if isinstance(inner, Mapping))):  # by layer type
             kinds += [part.get("rope_type"), part.get("type")]
             bases.append(part.get("rope_theta"))
     for base in bases:
         if base is not None and not (isinstance(base, int | float) and 0 < base < math.inf):
-            raise CheckpointError(f"{where}: rope_theta in config.json should be a number above 0; found {base!r}.")
+            raise CheckpointError(f"{where}: rope_theta in config.json: found {base!r}; should be a number above 0.")
     refuse_moving_rope(kinds, where)
 
 

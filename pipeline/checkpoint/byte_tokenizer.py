@@ -35,7 +35,7 @@ def byte_tokenizer(vocab_size: int, max_len: int) -> PreTrainedTokenizerFast:
     for an impossible size."""
     if not _MIN_VOCAB <= vocab_size <= _MAX_VOCAB:
         raise CheckpointError(
-            f"A random checkpoint's vocab_size should lie between {_MIN_VOCAB} and {_MAX_VOCAB}; found {vocab_size}."
+            f"model.checkpoint.config.vocab_size: found {vocab_size}; should be {_MIN_VOCAB} to {_MAX_VOCAB}."
         )
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast

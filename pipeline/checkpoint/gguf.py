@@ -25,7 +25,7 @@ def open_gguf(path: Path, architecture: str, cache_dir: Path) -> Checkpoint:
     if architecture not in GGUF_ARCHITECTURES.get(found, ()):
         known = ", ".join(f"{word} ({' or '.join(classes)})" for word, classes in GGUF_ARCHITECTURES.items())
         raise CheckpointError(
-            f"{path} holds architecture '{found}'; the model config says {architecture}. "
+            f"{path} has architecture {found!r}; the model config says {architecture!r}. "
             f"Supported in GGUF files: {known}."
         )
     return Checkpoint(path.parent, path.name, architecture, remembered_sha256(path, cache_dir), (path,))
@@ -75,7 +75,7 @@ def _setting(reader: GGUFReader, name: str) -> Any:
 def _architecture(path: Path) -> str:
     with path.open("rb") as file:
         if file.read(4) != b"GGUF":
-            raise CheckpointError(f"{path} is not a GGUF file: it does not begin with the letters GGUF.")
+            raise CheckpointError(f"{path} is not a GGUF file. Fetch it again.")
     from gguf import GGUFReader
 
     size = path.stat().st_size
@@ -84,7 +84,7 @@ def _architecture(path: Path) -> str:
         end = max((int(tensor.data_offset) + int(tensor.n_bytes) for tensor in reader.tensors), default=0)
         field = reader.get_field("general.architecture")
     except (ValueError, IndexError, KeyError) as error:  # errors of GGUFReader for a truncated file
-        raise CheckpointError(f"{path} is cut short or damaged ({size} bytes). Fetch it again.") from error
+        raise CheckpointError(f"{path} is incomplete or damaged ({size} bytes). Fetch it again.") from error
     if end > size:
-        raise CheckpointError(f"{path} should have at least {end} bytes; it has {size}. Fetch it again.")
+        raise CheckpointError(f"{path} is incomplete: it has {size} of {end} bytes. Fetch it again.")
     return str(field.contents()) if field is not None else "(none named)"

@@ -94,7 +94,7 @@ def fetch_from_hub(
             "Check the network and run the command again; files already fetched are kept."
         ) from error
     except HFValidationError as error:
-        raise CheckpointError(f"model.checkpoint: the hub has no such names: {error}") from error
+        raise CheckpointError(f"model.checkpoint.repo_id: {error}") from error
     except ValueError as error:  # invalid JSON in a response, or a token that no header can hold
         raise CheckpointError(
             f"{name} cannot be fetched: the request to the hub is invalid, or its response cannot be read ({error}). "
@@ -130,7 +130,7 @@ def _check_files(source: HubCheckpoint, patterns: Sequence[str], hub_cache: Path
         kinds = [kind for kind in _OTHER_WEIGHTS if any(name.endswith(kind) for name in files)]
         found = f"; it has {' and '.join(kinds)} files" if kinds else ""
         raise CheckpointError(
-            f"{source.repo_id} (revision {source.revision}) holds no safetensors{found}. Name a revision or a "
+            f"{source.repo_id} (revision {source.revision}) has no safetensors{found}. Name a revision or a "
             "repository that has them, or fetch a GGUF file and name that (source: gguf)."
         )
     missing = sum(

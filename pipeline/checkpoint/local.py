@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any
 
 from pipeline.checkpoint.architectures import check_rope
 from pipeline.checkpoint.checkpoint import Checkpoint
@@ -45,7 +44,7 @@ def open_folder(
         check_safetensors(path)
     tokenizer = tokenizer_files(folder)
     if not any(path.name in _VOCABULARIES for path in tokenizer):
-        raise CheckpointError(f"{folder} holds no tokenizer; expected one of {', '.join(_VOCABULARIES)}.")
+        raise CheckpointError(f"{folder} has no tokenizer; expected one of {', '.join(_VOCABULARIES)}.")
     code = tuple(sorted(path for kind in CODE_FILES for path in folder.glob(kind))) if with_code else None
     if content_hash is None:
         others = [path for name in ("config.json", "generation_config.json") if (path := folder / name).is_file()]
@@ -60,12 +59,13 @@ def tokenizer_files(folder: Path) -> tuple[Path, ...]:
 def check_config_file(folder: Path, architecture: str) -> None:
     """Raise CheckpointError for a config.json of another architecture, or with rotary embeddings that no backend
     supports."""
-    config = _read_json(folder / "config.json", "a checkpoint needs one")
+    if not (folder / "config.json").exists():
+        raise CheckpointError(f"{folder} is not a checkpoint: it has no config.json.")
+    config = json_object(folder / "config.json", CheckpointError)
     found = named_architecture(config)
     if found != architecture:
         raise CheckpointError(
-            f"{folder} is a {found or '(none named)'}; the model config says architecture: {architecture}. "
-            "Correct the config."
+            f"{folder} has architecture {found!r}; the model config says {architecture!r}. Correct the config."
         )
     check_rope(config, str(folder))
 
@@ -88,27 +88,27 @@ def _check_generation_config(path: Path) -> None:
     """Raise CheckpointError for a damaged generation config. transformers would ignore it, with its end tokens."""
     if not path.is_file():
         return
-    ends = _read_json(path, "it names the end tokens").get("eos_token_id")
+    ends = json_object(path, CheckpointError).get("eos_token_id")
     if ends is not None and not all(type(end) is int for end in (ends if isinstance(ends, list) else [ends])):
-        raise CheckpointError(
-            f"{path}: eos_token_id should be a token id or a list of them; found {ends!r}. Correct it."
-        )
+        raise CheckpointError(f"{path}: eos_token_id: found {ends!r}; should be a token id or a list of token ids.")
 
 
 def _weight_files(folder: Path) -> tuple[Path, ...]:
     for path in folder.glob("*.safetensors"):
         if path.exists() and not path.is_file():
-            raise CheckpointError(f"{path} is no regular file; weights are read from files. Replace it.")
+            raise CheckpointError(f"{path} is not a regular file. Replace it.")
     if (folder / "model.safetensors").is_file():
         return (folder / "model.safetensors",)  # transformers reads it even if there are shards
     index_path = folder / _INDEX
     if index_path.is_file():
-        index = _read_json(index_path, "it lists the shards")
+        index = json_object(index_path, CheckpointError)
         tensors = index.get("weight_map")
         if not isinstance(tensors, dict) or not tensors:
-            raise CheckpointError(f"{index_path} has no weight_map, so the shards are not known. Fetch it again.")
+            raise CheckpointError(f"{index_path} has no weight_map. Fetch it again.")
         if wrong := [name for name in tensors.values() if not isinstance(name, str) or Path(name).name != name]:
-            raise CheckpointError(f"{index_path} should name files beside it; found {wrong[0]!r}. Fetch it again.")
+            raise CheckpointError(
+                f"{index_path}: found {wrong[0]!r}; should be the name of a file beside it. Fetch it again."
+            )
         shards = tuple(folder / name for name in sorted(set(tensors.values())))
         missing = [path.name for path in shards if not path.is_file()]
         if missing:
@@ -117,12 +117,14 @@ def _weight_files(folder: Path) -> tuple[Path, ...]:
             )
         return shards
     if any(folder.glob("*.gguf")):
-        raise CheckpointError(f"{folder} holds a GGUF file; name that file, with source: gguf in the model config.")
+        raise CheckpointError(
+            f"{folder} has a GGUF file and no safetensors. Name that file (source: gguf in the model config)."
+        )
     if any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth")):
         raise CheckpointError(
-            f"{folder} holds pickled PyTorch weights, which are not read. Convert them to safetensors."
+            f"{folder} has pickled PyTorch weights, which are not supported. Convert them to safetensors."
         )
-    raise CheckpointError(f"{folder} holds no weights: neither model.safetensors nor {_INDEX}.")
+    raise CheckpointError(f"{folder} has no weights: neither model.safetensors nor {_INDEX}.")
 
 
 def _hash_files(paths: tuple[Path, ...], cache_dir: Path) -> str:
@@ -130,9 +132,3 @@ def _hash_files(paths: tuple[Path, ...], cache_dir: Path) -> str:
     for path in sorted(paths):
         digest.update(f"{path.name}\0{remembered_sha256(path, cache_dir)}\n".encode())
     return digest.hexdigest()
-
-
-def _read_json(path: Path, why: str) -> dict[str, Any]:
-    if not path.exists():
-        raise CheckpointError(f"{path.parent} holds no {path.name}; {why}.")
-    return json_object(path, CheckpointError)

@@ -37,7 +37,7 @@ def read_config(folder: Path, architecture: str, gguf_file: str | None = None) -
         config: PretrainedConfig = config_class.from_pretrained(folder, local_files_only=True, **arguments)
     except loading_errors() as error:
         raise CheckpointError(
-            f"{folder / (gguf_file or 'config.json')} is no config of a {architecture}: {reason(error)}."
+            f"{folder / (gguf_file or 'config.json')} is not a config of a {architecture}: {reason(error)}."
         ) from error
     if gguf_file is not None and hasattr(config, "sliding_window"):
         config.sliding_window = window  # transformers gives a Mistral config without a window a default one
@@ -48,7 +48,7 @@ def check_layers(config: PretrainedConfig, where: str) -> None:
     """Raise CheckpointError for so large a number of layers that creating them would exhaust the memory."""
     layers = config.get_text_config().num_hidden_layers
     if layers > _MOST_LAYERS:
-        raise CheckpointError(f"{where}: num_hidden_layers is {layers}; at most {_MOST_LAYERS} are served. Correct it.")
+        raise CheckpointError(f"{where}: num_hidden_layers: found {layers}; should be at most {_MOST_LAYERS}.")
 
 
 def check_config(config: PretrainedConfig, where: str) -> None:
@@ -56,9 +56,9 @@ def check_config(config: PretrainedConfig, where: str) -> None:
     check_layers(config, where)
     for key, value in config.to_dict().items():
         if value != value:  # NaN, which Python's JSON reads
-            raise CheckpointError(f"{where}: {key} in config.json is NaN; it should be a number. Correct it.")
+            raise CheckpointError(f"{where}: {key} in config.json: found NaN; should be a number.")
         if key.endswith(("_eps", "_epsilon")) and value is not None and value < 0:
-            raise CheckpointError(f"{where}: {key} in config.json is {value}; it should be at least 0. Correct it.")
+            raise CheckpointError(f"{where}: {key} in config.json: found {value}; should be at least 0.")
     check_rope(config.to_dict(), where)
     if getattr(config, "use_bidirectional_attention", False):
         raise CheckpointError(
@@ -75,8 +75,8 @@ def check_config(config: PretrainedConfig, where: str) -> None:
         method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization
         if quantization is not None and method not in _DEQUANTISED:
             raise CheckpointError(
-                f"{where} holds quantised weights ({key} in config.json, quant_method {method!r}), which the torch "
-                "engine does not support. Use the checkpoint before quantisation (with engine.quantization: int8, if "
+                f"{where} has quantized weights ({key} in config.json, quant_method {method!r}), which the torch "
+                "engine does not support. Use the original checkpoint (with engine.quantization: int8, if "
                 "wanted), or a GGUF file."
             )
 
@@ -87,8 +87,8 @@ def check_positions(config: PretrainedConfig, max_position_embeddings: int, wher
     limit = _longest_context(config, where)
     if limit is not None and max_position_embeddings > limit:
         raise CheckpointError(
-            f"model.max_position_embeddings: found {max_position_embeddings}; {where} was made for at most {limit} "
-            "positions. Lower it to that."
+            f"model.max_position_embeddings: found {max_position_embeddings}; should be at most {limit}, the context "
+            f"length of {where}."
         )
 
 
@@ -151,8 +151,8 @@ def _longest_context(config: PretrainedConfig, where: str) -> int | None:
         factor = settings.get("factor") or 1
         if not all(isinstance(value, int | float) and math.isfinite(value) for value in (original, factor)):
             raise CheckpointError(
-                f"{where}: the factor and original_max_position_embeddings of rotary embeddings in config.json should "
-                f"be numbers; found {factor!r} and {original!r}."
+                f"{where}: factor and original_max_position_embeddings of rotary embeddings in config.json: found "
+                f"{factor!r} and {original!r}; should be numbers."
             )
         limits.append(int(original * factor))
     return max(limits)

@@ -59,7 +59,7 @@ def _write(source: RandomCheckpoint, architecture: str, folder: Path) -> None:
 
     vocab_size, max_len = (source.config.get(name) for name in _NEEDED)
     if not isinstance(vocab_size, int) or not isinstance(max_len, int):
-        raise CheckpointError(f"A random checkpoint's config needs {' and '.join(_NEEDED)} as integers.")
+        raise CheckpointError(f"model.checkpoint.config: {' and '.join(_NEEDED)} should be whole numbers.")
     tokenizer = byte_tokenizer(vocab_size, max_len)
     model_class = getattr(transformers, architecture)
     special = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
@@ -68,10 +68,12 @@ def _write(source: RandomCheckpoint, architecture: str, folder: Path) -> None:
         try:
             config = model_class.config_class(**{**special, **source.config})
             _refuse_unknown(source, config)
-            check_layers(config, "checkpoint.config")
+            check_layers(config, "model.checkpoint.config")
             model = model_class(config)
         except loading_errors() as error:
-            raise CheckpointError(f"{architecture} cannot be made from checkpoint.config: {reason(error)}.") from error
+            raise CheckpointError(
+                f"{architecture} cannot be made from model.checkpoint.config: {reason(error)}."
+            ) from error
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     model.save_pretrained(folder)
     save_tokenizer(tokenizer, folder)
@@ -84,5 +86,5 @@ def _refuse_unknown(source: RandomCheckpoint, config: PretrainedConfig) -> None:
     for key in source.config:
         if key not in known and hasattr(config, key):
             raise CheckpointError(
-                f"model.checkpoint.config.{key}: {type(config).__name__} has no such setting.{did_you_mean(key, known)}"
+                f"model.checkpoint.config.{key}: unknown key of {type(config).__name__}.{did_you_mean(key, known)}"
             )

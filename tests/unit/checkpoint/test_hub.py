@@ -154,8 +154,8 @@ def test_each_answer_has_its_own_sentence(endpoint: str, tmp_path: Path) -> None
             "the hub denies access (HTTP 403). Set HF_TOKEN",
             "the hub answers with HTTP 500. Run the command again later",
             "or its response cannot be read (Expecting value",
-            "some/pickled (revision main) holds no safetensors; it has .bin files",
-            "the hub has no such names: Cannot have -- or .. in repo_id",
+            "some/pickled (revision main) has no safetensors; it has .bin files",
+            "model.checkpoint.repo_id: Cannot have -- or .. in repo_id",
         ),
         strict=True,
     ):

@@ -42,7 +42,7 @@ def test_hub_snapshot(hub: dict[str, Any], folder: Path, tmp_path: Path) -> None
     assert "*.safetensors" in patterns["allow_patterns"]
     assert "*/*" in patterns["ignore_patterns"]
     (hub["answer"] / "model.safetensors").unlink()
-    assert "holds no weights" in fault(hub_source(), tmp_path)
+    assert "has no weights" in fault(hub_source(), tmp_path)
 
 
 def test_a_refused_config_is_reported_before_the_weights_are_fetched(

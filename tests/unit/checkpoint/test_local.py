@@ -109,7 +109,7 @@ def spoil_other_architecture(folder: Path) -> None:
         (spoil_config, "is not valid JSON"),
         (
             spoil_architecture,
-            "is a MambaForCausalLM; the model config says architecture: LlamaForCausalLM. Correct the config.",
+            "has architecture 'MambaForCausalLM'; the model config says 'LlamaForCausalLM'. Correct the config.",
         ),
         (spoil_rope, "rotary embeddings of type 'dynamic'"),
         (spoil_layered_rope, "rotary embeddings of type 'longrope'"),
@@ -120,12 +120,12 @@ def spoil_other_architecture(folder: Path) -> None:
         ),
         (
             lambda folder: (folder / "generation_config.json").write_text('{"eos_token_id": ["</s>"]}'),
-            "eos_token_id should be a token id or a list of them; found ['</s>']",
+            "eos_token_id: found ['</s>']; should be a token id or a list of token ids",
         ),
-        (spoil_other_architecture, "the model config says architecture: LlamaForCausalLM"),
-        (lambda folder: (folder / "model.safetensors").unlink(), "holds no weights"),
-        (lambda folder: (folder / "config.json").unlink(), "holds no config.json"),
-        (lambda folder: (folder / "tokenizer.json").unlink(), "holds no tokenizer"),
+        (spoil_other_architecture, "the model config says 'LlamaForCausalLM'"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "has no weights"),
+        (lambda folder: (folder / "config.json").unlink(), "is not a checkpoint: it has no config.json"),
+        (lambda folder: (folder / "tokenizer.json").unlink(), "has no tokenizer"),
         (lambda folder: shutil.rmtree(folder), "There is no checkpoint folder"),
     ],
 )

@@ -64,11 +64,15 @@ PHI3 = {"rope_parameters": None, "rope_theta": 10000.0, "original_max_position_e
         ("LlamaForCausalLM", {"compression_config": {"quant_method": "compressed-tensors"}}, "(compression_config in"),
         ("LlamaForCausalLM", {"num_attention_heads": 3}, "is not a multiple of the number of attention heads"),
         ("LlamaForCausalLM", {"num_attention_heads": 0}, "modulo by zero"),
-        ("LlamaForCausalLM", {"rope_parameters": None, "rope_theta": -5.0}, "above 0; found -5.0"),
-        ("LlamaForCausalLM", {"rope_parameters": {"rope_type": "default", "rope_theta": 0}}, "above 0; found 0"),
+        ("LlamaForCausalLM", {"rope_parameters": None, "rope_theta": -5.0}, "found -5.0; should be a number above 0"),
+        (
+            "LlamaForCausalLM",
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 0}},
+            "found 0; should be a number above 0",
+        ),
         ("LlamaForCausalLM", {"rope_parameters": {"rope_type": "default", "rope_theta": "big"}}, "found 'big'"),
-        ("LlamaForCausalLM", {"rms_norm_eps": -1.0}, "rms_norm_eps in config.json is -1.0"),
-        ("GPT2LMHeadModel", {"layer_norm_epsilon": -1e-5}, "layer_norm_epsilon in config.json is -1e-05"),
+        ("LlamaForCausalLM", {"rms_norm_eps": -1.0}, "rms_norm_eps in config.json: found -1.0"),
+        ("GPT2LMHeadModel", {"layer_norm_epsilon": -1e-5}, "layer_norm_epsilon in config.json: found -1e-05"),
         ("LlamaForCausalLM", {"hidden_size": "32"}, "Field 'hidden_size' expected int, got str"),
     ],
 )
@@ -124,7 +128,9 @@ def test_no_longer_context_is_promised_than_the_checkpoint_has(
     write_config(tmp_path, architecture, changes)
     checked(tmp_path, architecture, longest or 1_000_000)
     if longest is not None:
-        with pytest.raises(CheckpointError, match=rf"found {longest + 1}; here was made for at most {longest} pos"):
+        with pytest.raises(
+            CheckpointError, match=rf"found {longest + 1}; should be at most {longest}, the context length of here"
+        ):
             checked(tmp_path, architecture, longest + 1)
 
 
@@ -288,7 +294,7 @@ def test_what_transformers_passes_over_in_a_gguf_file_is_refused(
 def test_scaling_by_one_changes_nothing(tmp_path: Path) -> None:
     write_gguf(tmp_path, *scaling(RopeScalingType.LINEAR, 1.0), rope_freqs__weight=floats(1, 1, 1, 1))
     assert loaded(tmp_path, "a.gguf").config.rope_parameters["rope_type"] == "default"
-    with pytest.raises(CheckpointError, match="found 65; here was made for at most 64 positions"):
+    with pytest.raises(CheckpointError, match="found 65; should be at most 64, the context length of here"):
         check_positions(read_config(tmp_path, "LlamaForCausalLM", "a.gguf"), 65, "here")
 
 

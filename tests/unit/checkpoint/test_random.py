@@ -48,11 +48,11 @@ def test_random_tokenizer_gives_any_text_back(text: str, made: Checkpoint) -> No
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"vocab_size": 10}, "vocab_size should lie between 260 and"),
-        ({"vocab_size": "many"}, "needs vocab_size and max_position_embeddings as integers"),
-        ({"num_attention_heads": 3}, "cannot be made from checkpoint.config"),
-        ({"num_attention_heads": 0}, "cannot be made from checkpoint.config: integer division or modulo by zero"),
-        ({"hidden_sizes": 16}, "config.hidden_sizes: LlamaConfig has no such setting. Did you mean 'hidden_size'?"),
+        ({"vocab_size": 10}, "vocab_size: found 10; should be 260 to"),
+        ({"vocab_size": "many"}, "vocab_size and max_position_embeddings should be whole numbers"),
+        ({"num_attention_heads": 3}, "cannot be made from model.checkpoint.config"),
+        ({"num_attention_heads": 0}, "cannot be made from model.checkpoint.config: integer division or modulo by zero"),
+        ({"hidden_sizes": 16}, "config.hidden_sizes: unknown key of LlamaConfig. Did you mean 'hidden_size'?"),
     ],
 )
 def test_impossible_random_config_is_refused_and_leaves_nothing(

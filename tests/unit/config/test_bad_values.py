@@ -106,5 +106,5 @@ def test_a_repository_of_the_hub_serves_as_model(tmp_path: Path, monkeypatch: py
     model = resolve_config("owner/Some-Model", "latency", where=SHIPPED, hardware=CPU).model
     assert (model.name, model.architecture, model.num_parameters) == ("some-model", "Qwen2ForCausalLM", 500)
     assert model.chat_template
-    assert "owner/other is not in the hub's cache" in faults_of(model="owner/other")
+    assert "owner/other is not in the local cache" in faults_of(model="owner/other")
     assert "There is no model './owner'" in faults_of(model="./owner")
