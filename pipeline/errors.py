@@ -22,7 +22,7 @@ class CheckpointError(UserError):
 
 
 class BuildError(UserError):
-    """An engine cannot be built, or the artefact on disk cannot be used."""
+    """An engine cannot be built, or the artifact on disk cannot be used."""
 
 
 class EngineError(UserError):

@@ -1,4 +1,4 @@
-"""Runs `lookahead bench`: creates contenders, measures them in process or through a server, and summarises."""
+"""Runs `lookahead bench`: creates contenders, measures them in process or through a server, and summarizes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipeline.bench.data.workload import Prompt, Tokenizer, WorkloadRow, first_p
 from pipeline.bench.measure import MeasureOptions, measure, turn_id
 from pipeline.bench.report.manifest import manifest_of
 from pipeline.bench.report.results import BenchResults, ConcurrencyRow, RequestRecord
-from pipeline.bench.report.summary import summarise
+from pipeline.bench.report.summary import summarize
 from pipeline.config.places import places
 from pipeline.decoding.cost import CostPoint
 from pipeline.engine.artifact import Artifact
@@ -128,7 +128,7 @@ def run_bench(
     options: MeasureOptions,
     progress: Progress,
 ) -> BenchResults:
-    """Measure a plan and return the results. A cost curve is also stored beside the artefact. Raises UserError as
+    """Measure a plan and return the results. A cost curve is also stored beside the artifact. Raises UserError as
     `check_plan`."""
     check_plan(artifact, tokenizer, rows, plan, options)
     load, num_cpus = os.getloadavg()[0], os.cpu_count() or 1
@@ -158,7 +158,7 @@ def run_bench(
     return BenchResults(
         manifest=manifest_of(artifact, config_of(artifact, plan, options)),
         requests=records,
-        summary=summarise(records, plan.strategies[0]),
+        summary=summarize(records, plan.strategies[0]),
         concurrency=concurrency,
         cost_curve=points,
         warmth=options.warmth,

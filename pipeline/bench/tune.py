@@ -15,7 +15,7 @@ from pipeline.bench.contenders.in_process import BASELINE, InProcess
 from pipeline.bench.data.workload import WorkloadRow
 from pipeline.bench.measure import MeasureOptions, measure
 from pipeline.bench.report.results import OVERALL, RequestRecord, SummaryRow
-from pipeline.bench.report.summary import summarise
+from pipeline.bench.report.summary import summarize
 from pipeline.config.schema import LookaheadConfig, ResolvedConfig
 from pipeline.engine.create import create_scheduler
 from pipeline.errors import UserError
@@ -78,7 +78,7 @@ def tune(
     different = sorted({record.strategy for record in records if not record.identical})
     if different:
         raise UserError(f"{', '.join(different)} changed tokens; run `lookahead verify` and report its output.")
-    return [row for row in summarise(records, BASELINE) if row.task == OVERALL]
+    return [row for row in summarize(records, BASELINE) if row.task == OVERALL]
 
 
 def winners(chosen: Sequence[Candidate], rows: Sequence[SummaryRow]) -> tuple[int | None, LookaheadConfig | None]:

@@ -39,7 +39,7 @@ def load_weights(checkpoint: Checkpoint, config: PretrainedConfig, dtype: Dtype)
     # Suppress its table of missing tensors, because the errors below report them.
     logging.getLogger("transformers.modeling_utils").setLevel(logging.ERROR)
     if quantization := getattr(config, "quantization_config", None):
-        quantization["dequantize"] = True  # otherwise transformers keeps the layers quantised on a machine with a GPU
+        quantization["dequantize"] = True  # otherwise transformers keeps the layers quantized on a machine with a GPU
     model_class = getattr(transformers, checkpoint.architecture)
     arguments: dict[str, Any] = {"gguf_file": checkpoint.gguf_file} if checkpoint.gguf_file else {}
     try:
@@ -71,7 +71,7 @@ def load_weights(checkpoint: Checkpoint, config: PretrainedConfig, dtype: Dtype)
         _check_gguf_weights(checkpoint, model)
     check_model(model, where)
     _check_finite(model, dtype, where)
-    # Weights from GGUF are dequantised, but transformers refuses to save a model with a quantiser attached.
+    # Weights from GGUF are dequantized, but transformers refuses to save a model with a quantizer attached.
     model.hf_quantizer = None
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config

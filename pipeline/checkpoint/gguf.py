@@ -1,4 +1,4 @@
-"""Opens a GGUF file as a checkpoint, and checks it. transformers dequantises it at loading."""
+"""Opens a GGUF file as a checkpoint, and checks it. transformers dequantizes it at loading."""
 
 from __future__ import annotations
 

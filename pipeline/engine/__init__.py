@@ -1,1 +1,1 @@
-"""The engine contract, artefacts, and the scheduler that shares one engine among requests."""
+"""The engine contract, artifacts, and the scheduler that shares one engine among requests."""

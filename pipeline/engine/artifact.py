@@ -36,19 +36,19 @@ from pipeline.files import write_whole
 
 ENGINE, TOKENIZER, RESOLVED, MANIFEST = "engine", "tokenizer", "resolved.yaml", "manifest.json"
 LOCKS = ".locks"
-# Folders beside the artefacts of a model: finished build stages, which later builds reuse; cost curves (see
+# Folders beside the artifacts of a model: finished build stages, which later builds reuse; cost curves (see
 # `pipeline.engine.cost_curve`); first rows (see `pipeline.engine.first_rows`).
 STAGES, COSTS, FIRST_ROWS = ".stages", ".costs", ".first_rows"
 
 
 class FileEntry(Frozen):
-    path: str = Field(description="Relative to the artefact, with forward slashes.")
+    path: str = Field(description="Relative to the artifact, with forward slashes.")
     size: int = Field(ge=0)
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
 class Manifest(Frozen):
-    """Description of an artefact and of its files."""
+    """Description of an artifact and of its files."""
 
     model: str
     profile: str
@@ -83,12 +83,12 @@ class Artifact:
 
 
 def artifact_dir(places: Places, model: str, profile: str) -> Path:
-    """Folder of the artefact of a model under a profile, built or not."""
+    """Folder of the artifact of a model under a profile, built or not."""
     return places.engines / model / profile
 
 
 def load_artifact(folder: Path, cache_dir: Path, *, check_runnable: bool = True) -> Artifact:
-    """Read and check an artefact. Raises BuildError with the reason and the command that fixes it.
+    """Read and check an artifact. Raises BuildError with the reason and the command that fixes it.
 
     Every file's size and SHA-256 are compared. The hash of a large file is cached in cache_dir until the file changes
     (see `hashing`). check_runnable: also compare its libraries and device with those of this machine.
@@ -125,7 +125,7 @@ def write_artifact(
 
 
 def refresh_resolved(artifact: Artifact, resolved: ResolvedConfig, cache_dir: Path) -> Artifact:
-    """Replace the settings of an artefact by ones that differ only in keys that the engine does not depend on (server,
+    """Replace the settings of an artifact by ones that differ only in keys that the engine does not depend on (server,
     drafting). Other files are untouched, so a server can use the folder meanwhile."""
     write_whole(artifact.folder / RESOLVED, dump_resolved(resolved))
     _describe(artifact.folder, resolved, artifact.manifest.fingerprint, cache_dir)
@@ -133,7 +133,7 @@ def refresh_resolved(artifact: Artifact, resolved: ResolvedConfig, cache_dir: Pa
 
 
 def share_engine(source: Artifact, folder: Path) -> None:
-    """Share engine/ and tokenizer/ of another artefact with `folder` through hard links."""
+    """Share engine/ and tokenizer/ of another artifact with `folder` through hard links."""
     for name in (ENGINE, TOKENIZER):
         share_folder(source.folder / name, folder / name)
 

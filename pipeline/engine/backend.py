@@ -89,7 +89,7 @@ class Backend(BackendSettings, Protocol):
     # In process.
 
     def load_engine(self, artifact: Artifact) -> Engine:
-        """Load the engine of an artefact. Raises BuildError if it cannot run here, UserError if it only runs in a
+        """Load the engine of an artifact. Raises BuildError if it cannot run here, UserError if it only runs in a
         server."""
 
     # Serving.

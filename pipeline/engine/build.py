@@ -32,7 +32,7 @@ Outcome = Literal["built", "shared", "updated", "reused"]
 
 @dataclass(frozen=True, slots=True)
 class BuildResult:
-    """The artefact, and how it was obtained."""
+    """The artifact, and how it was obtained."""
 
     artifact: Artifact
     outcome: Outcome
@@ -41,13 +41,13 @@ class BuildResult:
 def build_engine(
     resolved: ResolvedConfig, places: Places, *, force: bool = False, note: Note = lambda text: None
 ) -> BuildResult:
-    """Return the artefact of a resolved config, built if necessary. force: build in any case. note: called with each
+    """Return the artifact of a resolved config, built if necessary. force: build in any case. note: called with each
     step. Raises CheckpointError and BuildError."""
     backend = backend_of(resolved.backend)
     backend.check(resolved)
     folder = artifact_dir(places, resolved.model.name, resolved.profile.name)
     with build_lock(places, resolved.model.name, note):
-        if force or not _artefacts(folder):
+        if force or not _artifacts(folder):
             # A build is certain, so check the GPU and the memory before a long download.
             backend.require_resources(resolved, folder)
         if force:
@@ -113,8 +113,8 @@ def _usable(folder: Path, places: Places, note: Note) -> Artifact | None:
 
 
 def _sibling_with_weights(folder: Path, fingerprint: Fingerprint, backend: Backend, places: Places) -> Artifact | None:
-    """An artefact of the same model, possibly of this profile, whose engine files equal those of the fingerprint."""
-    for other in _artefacts(folder):
+    """An artifact of the same model, possibly of this profile, whose engine files equal those of the fingerprint."""
+    for other in _artifacts(folder):
         try:
             artifact = load_artifact(other, places.cache)
         except BuildError:
@@ -126,6 +126,6 @@ def _sibling_with_weights(folder: Path, fingerprint: Fingerprint, backend: Backe
     return None
 
 
-def _artefacts(folder: Path) -> list[Path]:
-    """Folders of all artefacts of the same model."""
+def _artifacts(folder: Path) -> list[Path]:
+    """Folders of all artifacts of the same model."""
     return sorted(path.parent for path in folder.parent.glob(f"*/{MANIFEST}"))

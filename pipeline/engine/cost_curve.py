@@ -4,7 +4,7 @@ planner.
     <engines>/<model>/.costs/<digest of the key>.json
 
 The key holds everything that the time of a pass depends on: the weights in the files, the processor, the number of
-processes. It does not hold the limits of a profile, so all profiles of a model with one quantisation share a curve.
+processes. It does not hold the limits of a profile, so all profiles of a model with one quantization share a curve.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class CostCurveFile(Frozen):
 
 
 def cost_key(artifact: Artifact) -> CostKey:
-    """The key of an artefact's cost curve on this machine."""
+    """The key of an artifact's cost curve on this machine."""
     fingerprint, resolved = artifact.manifest.fingerprint, artifact.resolved
     setting, num_ranks = resolved.ranks
     return CostKey(
@@ -78,7 +78,7 @@ def cost_key(artifact: Artifact) -> CostKey:
 
 
 def cost_curve_path(artifact: Artifact) -> Path:
-    """Path of the curve of an artefact, measured or not."""
+    """Path of the curve of an artifact, measured or not."""
     return artifact.folder.parent / COSTS / f"{digest_of(cost_key(artifact).model_dump(mode='json'))[:16]}.json"
 
 
@@ -97,7 +97,7 @@ def save_cost_curve(artifact: Artifact, points: tuple[CostPoint, ...], load: Mac
 
 
 def load_cost_curve(artifact: Artifact) -> CostCurveFile | None:
-    """The curve of an artefact's passes; None if none was measured with these weights on this machine. Raises
+    """The curve of an artifact's passes; None if none was measured with these weights on this machine. Raises
     BuildError if the file is damaged."""
     path = cost_curve_path(artifact)
     try:

@@ -20,7 +20,7 @@ Flag = str | int | float | bool
 class Fingerprint(Frozen):
     """Everything that a built engine depends on."""
 
-    format: int = Field(1, description="Layout of the artefact; changes when an older one cannot be read.")
+    format: int = Field(1, description="Layout of the artifact; changes when an older one cannot be read.")
     checkpoint: str = Field(description="Content hash of the checkpoint.")
     architecture: str = Field(description="Class name of the model.")
     backend: str

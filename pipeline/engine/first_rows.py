@@ -67,7 +67,7 @@ def compute_first_rows(
 
 
 def first_rows_path(artifact: Artifact) -> Path:
-    """Path of the first rows of an artefact's weights, computed or not."""
+    """Path of the first rows of an artifact's weights, computed or not."""
     fingerprint = artifact.manifest.fingerprint
     digest = backend_of(fingerprint.backend).files_digest(fingerprint)
     return artifact.folder.parent / FIRST_ROWS / f"{digest[:16]}.npz"
@@ -87,7 +87,7 @@ def save_first_rows(artifact: Artifact, stored: StoredRows) -> None:
 
 
 def load_first_rows(artifact: Artifact) -> StoredRows | None:
-    """The first rows of an artefact's weights; None if they were not computed. Raises BuildError if the file is
+    """The first rows of an artifact's weights; None if they were not computed. Raises BuildError if the file is
     damaged."""
     path = first_rows_path(artifact)
     try:

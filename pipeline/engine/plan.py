@@ -55,7 +55,7 @@ def _state(resolved: ResolvedConfig, places: Places) -> str:
         present = load_artifact(folder, places.cache)
     except BuildError as error:
         return f"to be built again: {error}"
-    # If only a download gives the checkpoint's hash, the artefact's checkpoint is assumed to be unchanged.
+    # If only a download gives the checkpoint's hash, the artifact's checkpoint is assumed to be unchanged.
     content_hash = known_content_hash(resolved.model) or present.manifest.fingerprint.checkpoint
     wanted = backend_of(resolved.backend).fingerprint(resolved, content_hash)
     if changes := list(wanted.differences(present.manifest.fingerprint)):

@@ -14,7 +14,7 @@ from pipeline.errors import BuildError
 
 
 def removable(places: Places, model: str | None, cache: bool) -> list[Path]:
-    """Folders of artefacts and leftovers below the engines folder; with `cache` the download folders too. Raises
+    """Folders of artifacts and leftovers below the engines folder; with `cache` the download folders too. Raises
     BuildError if there are no engines of the model."""
     folders = [places.engines / model] if model is not None else sorted(places.engines.glob("*"))
     if model is not None and not folders[0].is_dir():

@@ -1,4 +1,4 @@
-"""The vocabulary of an artefact, for grammars."""
+"""The vocabulary of an artifact, for grammars."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipeline.errors import RequestError
 
 
 def artifact_vocabulary(artifact: Artifact, vocab_size: int) -> Vocabulary:
-    """Load the vocabulary of an artefact. vocab_size: of the engine's logits. Raises RequestError if the artefact has
+    """Load the vocabulary of an artifact. vocab_size: of the engine's logits. Raises RequestError if the artifact has
     no tokenizer that grammars support, or no end token."""
     path = artifact.tokenizer_dir / "tokenizer.json"
     if not path.is_file():

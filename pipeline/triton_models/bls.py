@@ -87,7 +87,7 @@ class Bls:
         self._supplied = next((s for s in self._drafter.sources if isinstance(s, SuppliedSource)), None)
         self._is_safe = profile.server.side_channel_safe
         self._longest_prompt = max(traits.longest_prompt for traits in self._models)
-        self._readers = ThreadPoolExecutor(1, "tokeniser")
+        self._readers = ThreadPoolExecutor(1, "tokenizer")
 
     async def answer(
         self, tensors: Tensors, on_end: OnEnd = lambda metrics, trie: None
@@ -167,7 +167,7 @@ class Bls:
 
 
 def load_bls(artifact_dir: Path, vocab_size: int, targets: Mapping[str, Target]) -> Bls:
-    """Load the tokenizer, the config and the draft sources of an artefact. targets: by model name. Raises ConfigError
+    """Load the tokenizer, the config and the draft sources of an artifact. targets: by model name. Raises ConfigError
     or RepositoryError if a file cannot be read or `targets` lacks a model of the config."""
     codec = load_codec(artifact_dir / TOKENIZER, artifact_dir / ENGINE, vocab_size)
     resolved = load_resolved(artifact_dir / RESOLVED)

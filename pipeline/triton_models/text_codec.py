@@ -1,4 +1,4 @@
-"""Conversion between text and token ids with the tokenizer of an artefact."""
+"""Conversion between text and token ids with the tokenizer of an artifact."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def check_text(text: str, name: str) -> None:
 
 
 def load_codec(tokenizer_dir: Path, engine_dir: Path | None = None, vocab_size: int | None = None) -> TextCodec:
-    """Load the codec of an artefact. engine_dir: folder whose generation_config.json may name more end tokens.
+    """Load the codec of an artifact. engine_dir: folder whose generation_config.json may name more end tokens.
     vocab_size: by default the tokenizer's. Raises RepositoryError if the tokenizer cannot be loaded."""
     from transformers import AutoTokenizer
 

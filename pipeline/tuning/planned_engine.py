@@ -128,7 +128,7 @@ def noted(note: Note) -> OnPoint:
 
 
 def measure_cost_curve(artifact: Artifact, on_point: OnPoint = lambda point: None) -> CostCurveFile:
-    """Measure the passes of an artefact on a fine grid and store the curve, with the load of the machine. The limits of
+    """Measure the passes of an artifact on a fine grid and store the curve, with the load of the machine. The limits of
     its profile do not apply, so that the curve is valid for all profiles."""
     grid = grid_for(artifact.resolved.device, fine=True)
     with _measured(artifact, grid, grid.batch_sizes) as engine:
@@ -169,7 +169,7 @@ def _load(artifact: Artifact, grid: CostGrid, batch_sizes: Sequence[int]) -> Eng
 
 
 def with_measured_limits(artifact: Artifact, grid: CostGrid, batch_size: int) -> Artifact:
-    """The artefact with limits for the grid's passes of up to batch_size sequences."""
+    """The artifact with limits for the grid's passes of up to batch_size sequences."""
     resolved = artifact.resolved
     limits = resolved.profile.engine.model_copy(
         update={

@@ -1,6 +1,6 @@
 """Perplexity of an engine over texts, and the rate at which two engines agree on the most probable token.
 
-It measures the loss of quality by quantisation, with the same texts on an engine in float32 and one in int8.
+It measures the loss of quality by quantization, with the same texts on an engine in float32 and one in int8.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def load_baselines(
     names: list[str], engine_dir: Path, dtype: Dtype, device: Device, max_seq_len: int, quantization: str = "none"
 ) -> list[Contender]:
     """Load the named baselines over one model with the engine's weights. They cannot share our engine's tensors, which
-    are repacked. For an engine of the lean pass the model is float32, with int8 weights dequantised; for another int8
+    are repacked. For an engine of the lean pass the model is float32, with int8 weights dequantized; for another int8
     engine it has int8 weights and our kernels. names: from `BASELINES`. max_seq_len: see `HuggingFaceBaseline`."""
     if not names:
         return []

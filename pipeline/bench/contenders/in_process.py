@@ -1,4 +1,4 @@
-"""Opens an artefact in this process: one engine, and per strategy a contender with its own scheduler."""
+"""Opens an artifact in this process: one engine, and per strategy a contender with its own scheduler."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class InProcess:
 
 
 def open_in_process(artifact: Artifact) -> InProcess:
-    """Load engine and tokenizer. Raises UserError if the artefact is for a backend that does not run in process."""
+    """Load engine and tokenizer. Raises UserError if the artifact is for a backend that does not run in process."""
     engine = backend_of(artifact.resolved.backend).load_engine(artifact)
     return InProcess(artifact, engine, codec_of(artifact), create_compiler(artifact, engine))
 

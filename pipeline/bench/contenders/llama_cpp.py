@@ -1,6 +1,6 @@
 """llama.cpp as a baseline: greedy, and with its prompt lookup, on the GGUF file of the model's checkpoint.
 
-It uses the file's quantised weights; ours are dequantised or quantised again, so outputs may differ.
+It uses the file's quantized weights; ours are dequantized or quantized again, so outputs may differ.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class RequestRecord(MeasuredRequest):
 
 
 class SummaryRow(_Value):
-    """One strategy on one task, or on all of them (task "overall"). See `summary.summarise` for the definitions."""
+    """One strategy on one task, or on all of them (task "overall"). See `summary.summarize` for the definitions."""
 
     task: str
     strategy: str

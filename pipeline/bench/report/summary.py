@@ -27,7 +27,7 @@ class Interval(NamedTuple):
     high: float
 
 
-def summarise(records: Sequence[RequestRecord], baseline: str = "none") -> list[SummaryRow]:
+def summarize(records: Sequence[RequestRecord], baseline: str = "none") -> list[SummaryRow]:
     """Return rows per task and then overall, within each per strategy; tasks and strategies in order of appearance."""
     tasks = list(dict.fromkeys(record.task for record in records))
     strategies = list(dict.fromkeys(record.strategy for record in records))

@@ -21,7 +21,7 @@ from pipeline.bench.contenders.in_process import InProcess, choose_strategies, o
 from pipeline.bench.data.workload import DEFAULT_PROMPTS, WorkloadRow, first_prompts, load_workload
 from pipeline.bench.measure import MeasureOptions, measure
 from pipeline.bench.report.results import OVERALL
-from pipeline.bench.report.summary import summarise
+from pipeline.bench.report.summary import summarize
 from pipeline.bench.tune import LOOKAHEADS, Candidate, candidates, tune
 from pipeline.bench.validation.shapes import LARGE_SHAPES, SHAPES, TINY, bandwidth, bytes_read, random_model
 from pipeline.bench.verify.verify import verdict_table, verify_in_process
@@ -138,7 +138,7 @@ def drafts(opened: InProcess, options: CheckOptions) -> Values:
             "speedup": row.speedup,
             "identical": f"{row.num_identical}/{row.num_requests}",
         }
-        for row in summarise(records, contenders[0].name)
+        for row in summarize(records, contenders[0].name)
         if row.task == OVERALL
     ]
     return {"passed": not different, "columns": columns, "rows": verdicts, "speeds": speeds}

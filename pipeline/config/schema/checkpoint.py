@@ -27,7 +27,7 @@ class HubCheckpoint(Frozen):
 
 
 class GgufCheckpoint(Frozen):
-    """One GGUF file; its weights are dequantised to the model's dtype."""
+    """One GGUF file; its weights are dequantized to the model's dtype."""
 
     source: Literal["gguf"] = "gguf"
     path: str = Field(min_length=1, description="The .gguf file.")

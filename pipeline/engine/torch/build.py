@@ -124,7 +124,7 @@ def _memory_remedy(resolved: ResolvedConfig, available: int) -> str:
 
 def write_engine(resolved: ResolvedConfig, checkpoint: Checkpoint, note: Note, folder: Path) -> None:
     """Write engine/ and tokenizer/ below folder. Raises CheckpointError if the checkpoint does not load, BuildError if
-    it cannot be quantised as requested."""
+    it cannot be quantized as requested."""
     config = check_config(resolved, checkpoint.folder, checkpoint.gguf_file)
     write_tokenizer(checkpoint, folder / TOKENIZER)
     model = load_weights(checkpoint, config, resolved.dtype)

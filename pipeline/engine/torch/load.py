@@ -1,4 +1,4 @@
-"""Loads the engine of an artefact. For the lean pass it imports neither torch nor transformers."""
+"""Loads the engine of an artifact. For the lean pass it imports neither torch nor transformers."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _require_cuda(artifact: Artifact) -> None:
 
 
 def limits_of(artifact: Artifact, vocab_size: int) -> EngineLimits:
-    """Engine limits from the artefact's settings."""
+    """Engine limits from the artifact's settings."""
     sizes = artifact.resolved.profile.engine
     return EngineLimits(
         max_batch_size=sizes.max_batch_size,

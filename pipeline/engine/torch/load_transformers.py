@@ -1,4 +1,4 @@
-"""Loads an artefact as an engine over a transformers model."""
+"""Loads an artifact as an engine over a transformers model."""
 
 from __future__ import annotations
 

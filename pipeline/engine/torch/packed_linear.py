@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-# Number of rows for which the packing is optimised; the kernel works for any number.
+# Number of rows for which the packing is optimized; the kernel works for any number.
 _TYPICAL_ROWS = 16
 
 

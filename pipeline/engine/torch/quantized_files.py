@@ -1,7 +1,7 @@
 """An int8 model on disk: transformers' own config.json, and safetensors in which the weight of every linear layer is
 int8 under its own name, with `<name>_scale` (float32, one per output channel) beside it.
 
-A weight that an embedding shares with the output layer is stored once and quantised once, so both see the same values.
+A weight that an embedding shares with the output layer is stored once and quantized once, so both see the same values.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SCALE = "_scale"
 
 
 def save_quantized(model: PreTrainedModel, folder: Path) -> None:
-    """Quantise a model and write it. Raises BuildError if it has matrices other than linear layers and embeddings."""
+    """Quantize a model and write it. Raises BuildError if it has matrices other than linear layers and embeddings."""
     linears = {id(module.weight) for module in model.modules() if type(module) is nn.Linear}
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     tensors: dict[str, torch.Tensor] = {}

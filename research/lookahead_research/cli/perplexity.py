@@ -1,4 +1,4 @@
-"""The command perplexity, which measures the loss of quality by quantisation."""
+"""The command perplexity, which measures the loss of quality by quantization."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def perplexity(
     )
     if json_path is not None:
         write_whole(json_path, scores.model_dump_json() + "\n")
-    columns = ["model", "dtype", "quantisation", "texts", "tokens", "perplexity"]
+    columns = ["model", "dtype", "quantization", "texts", "tokens", "perplexity"]
     lines = [scores] if others is None else [others, scores]
     output.table(
         columns,

@@ -10,7 +10,7 @@ from pipeline.bench.concurrency import measure_concurrency
 from pipeline.bench.data.workload import NamedPrompt, Prompt, WorkloadRow, prompt_ids_of
 from pipeline.bench.measure import WARM_UP_ROUNDS, MeasureOptions, measure
 from pipeline.bench.report.results import MeasuredRequest
-from pipeline.bench.report.summary import summarise
+from pipeline.bench.report.summary import summarize
 from pipeline.decoding.request import GenerationRequest
 from pipeline.errors import RequestError
 from tests.fakes import TableEngine, make_request, plain_decode
@@ -93,7 +93,7 @@ def test_records_of_a_real_scheduler_hold_the_reference_output_and_add_up() -> N
         assert record.identical
         assert record.steps == len(record.acceptance_lengths)
         assert sum(record.acceptance_lengths) == len(record.output_ids)
-    by_strategy = {row.strategy: row for row in summarise(records) if row.task == "overall"}
+    by_strategy = {row.strategy: row for row in summarize(records) if row.task == "overall"}
     assert by_strategy["none"].acceptance_length == 1.0
     assert by_strategy["trie"].acceptance_length > 1.3
     assert by_strategy["none"].draft_tokens_per_step == 0.0
@@ -103,7 +103,7 @@ def test_a_changed_token_is_counted() -> None:
     engine = LyingEngine(error=100.0)
     contenders = [contender_over(engine, "none"), contender_over(engine, "trie")]
     records = measure(contenders, ROWS, DigitTokenizer(), MeasureOptions(max_new_tokens=20, raw=True))
-    row = next(row for row in summarise(records) if (row.task, row.strategy) == ("overall", "trie"))
+    row = next(row for row in summarize(records) if (row.task, row.strategy) == ("overall", "trie"))
     assert row.num_identical < row.num_requests
 
 

@@ -213,13 +213,13 @@ def test_fp8_weights_come_back_whole_also_beside_a_gpu(
 ) -> None:
     before = load_file(llama / "model.safetensors")
 
-    def quantise(tensors: dict[str, torch.Tensor]) -> None:
+    def quantize(tensors: dict[str, torch.Tensor]) -> None:
         for name in [name for name in tensors if "proj" in name]:
             scale = tensors[name].abs().max() / 448
             tensors[name] = (tensors[name] / scale).to(torch.float8_e4m3fn)
             tensors[f"{name}_scale_inv"] = scale.reshape(1, 1)
 
-    change_tensors(llama, quantise)
+    change_tensors(llama, quantize)
     settings = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
     write_config(llama, "LlamaForCausalLM", {"quantization_config": settings})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)

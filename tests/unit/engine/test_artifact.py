@@ -1,4 +1,4 @@
-"""Artefacts are refused if anything changed since they were built."""
+"""Artifacts are refused if anything changed since they were built."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def fault(folder: Path, where: Places) -> str:
     return str(caught.value)
 
 
-def test_the_artefact_holds_what_the_engine_and_the_tokenizer_load(built: Path, where: Places) -> None:
+def test_the_artifact_holds_what_the_engine_and_the_tokenizer_load(built: Path, where: Places) -> None:
     from transformers import AutoTokenizer
 
     from pipeline.engine.torch.lean.layout import load_model
@@ -74,7 +74,7 @@ SPOILERS: list[tuple[Callable[[Path], object], str]] = [
 
 
 @pytest.mark.parametrize(("spoil", "expected"), SPOILERS)
-def test_a_changed_artefact_is_refused_with_reason_and_command_and_built_anew(
+def test_a_changed_artifact_is_refused_with_reason_and_command_and_built_anew(
     spoil: Callable[[Path], object], expected: str, built: Path, where: Places
 ) -> None:
     spoil(built)

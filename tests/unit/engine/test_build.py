@@ -104,7 +104,9 @@ def test_a_config_that_the_backend_refuses_is_reported_before_the_weights_are_lo
     """Learned positions end at the checkpoint's number: a longer prompt would fail, and with it its whole pass."""
     monkeypatch.setattr(torch_build, "load_weights", lambda *arguments: pytest.fail("weights are loaded"))
     monkeypatch.setattr(torch_build, "write_tokenizer", lambda *arguments: pytest.fail("the tokenizer is loaded"))
-    with pytest.raises(CheckpointError, match=r"max_position_embeddings: found 8192; should be at most 4096, the context length of "):
+    with pytest.raises(
+        CheckpointError, match=r"max_position_embeddings: found 8192; should be at most 4096, the context length of "
+    ):
         build_engine(tiny("model.max_position_embeddings=8192"), where, force=True)
     for key, value, expected in (
         ("quantization_config", {"quant_method": "awq"}, "quant_method 'awq'"),

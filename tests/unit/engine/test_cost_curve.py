@@ -55,7 +55,7 @@ def test_profiles_share_a_curve_whatever_their_limits(tmp_path: Path) -> None:
         assert stored.curve.points == POINTS
 
 
-def test_another_quantisation_has_a_curve_of_its_own(tmp_path: Path) -> None:
+def test_another_quantization_has_a_curve_of_its_own(tmp_path: Path) -> None:
     save_cost_curve(artifact(tmp_path), POINTS, IDLE)
     assert load_cost_curve(artifact(tmp_path, "engine.quantization=int8")) is None
 

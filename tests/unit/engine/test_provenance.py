@@ -1,4 +1,4 @@
-"""Versions of this program in artefacts and measurements."""
+"""Versions of this program in artifacts and measurements."""
 
 from __future__ import annotations
 

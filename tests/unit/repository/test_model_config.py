@@ -68,7 +68,7 @@ def as_served(name: str, *tensors: Tensor) -> dict[str, Tensor]:
 
 
 def fake_artifact(folder: Path, resolved: ResolvedConfig) -> Artifact:
-    """An artefact as far as rendering looks at it: its folders, and a config.json that states the vocabulary."""
+    """An artifact as far as rendering looks at it: its folders, and a config.json that states the vocabulary."""
     (folder / "engine").mkdir(parents=True, exist_ok=True)
     (folder / "engine" / "config.json").write_text(json.dumps({"vocab_size": 512}))
     return Artifact(folder, manifest=None, resolved=resolved)  # type: ignore[arg-type]

@@ -96,7 +96,7 @@ def test_word_lists_that_would_take_others_time_are_refused(name, words):
         run_in(make_bls(), text_tensors("bcd", 5, **{name: words}))
 
 
-def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenised(monkeypatch):
+def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenized(monkeypatch):
     codec = letter_codec()
     codec.token_bytes = TokenBytes(3)
     bls = Bls(small_config(), codec, [TableTarget()])
@@ -124,7 +124,7 @@ def test_of_a_long_prediction_only_what_an_output_can_have_is_read(monkeypatch):
     assert statistics["mean_acceptance_length"] > 4
 
 
-def test_other_requests_go_on_while_a_long_text_is_tokenised(monkeypatch):
+def test_other_requests_go_on_while_a_long_text_is_tokenized(monkeypatch):
     codec = letter_codec()
     bls = Bls(small_config(), codec, [TableTarget()])
     encode, over = codec.encode, threading.Event()

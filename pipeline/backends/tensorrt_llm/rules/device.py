@@ -73,7 +73,7 @@ def engines_fit_into_the_gpu(context: BuildContext) -> Iterator[Fault]:
             float(have),
             f"{len(context.modes)} engine(s) of {context.model.name} need about {need / _GIB:.1f} GiB per GPU with one "
             "sequence",
-            "Raise model.parallelism.tensor, quantise, lower engine.max_seq_len, or state a larger GPU.",
+            "Raise model.parallelism.tensor, quantize, lower engine.max_seq_len, or state a larger GPU.",
             *_SMALLER,
         )
 

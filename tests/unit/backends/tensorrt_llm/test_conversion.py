@@ -158,7 +158,7 @@ def test_calibration_texts_are_a_name_or_a_folder(written, folder, tmp_path, mon
 
 
 @pytest.mark.parametrize("quantization", ["fp8", "int4_awq", "w4a8_awq"])
-def test_the_quantisation_script_gets_options_that_it_has(quantization):
+def test_the_quantization_script_gets_options_that_it_has(quantization):
     found = convert(f".quantization={quantization}", ".kv_cache_dtype=int8", ".speculation=none")
     given = options(found.argv)
     assert set(given) <= set(RELEASE_FACTS["quantize_flags"])

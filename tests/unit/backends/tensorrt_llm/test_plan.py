@@ -265,7 +265,7 @@ def test_what_is_unusual_is_noted():
     assert "column 'text' of split 'train' in /my/data" in notes(".quantization=fp8", ".calib_dataset=/my/data")
 
 
-def test_fingerprints_of_artefacts_never_share_engines_of_other_sizes():
+def test_fingerprints_of_artifacts_never_share_engines_of_other_sizes():
     backend = backend_of("tensorrt_llm")
     one = backend.fingerprint(trt_config(), "abc")
     other = backend.fingerprint(trt_config("llama2-13b", "latency", "engine.max_batch_size=2"), "abc")

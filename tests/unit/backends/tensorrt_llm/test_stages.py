@@ -80,7 +80,7 @@ def test_two_engines_lie_side_by_side(where):
         assert (folder / "engine" / model / "config.json").is_file()
 
 
-def test_the_checkpoint_itself_is_not_changed_and_its_copy_is_normalised(where):
+def test_the_checkpoint_itself_is_not_changed_and_its_copy_is_normalized(where):
     resolved = trt_config("tiny-random-llama")
     checkpoint = fetch(resolved.model, where.cache)
     before = (checkpoint.folder / "config.json").read_bytes()

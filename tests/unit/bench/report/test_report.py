@@ -18,7 +18,7 @@ from pipeline.bench.report.report import (
     summary_table,
 )
 from pipeline.bench.report.results import OVERALL, BenchResults, ConcurrencyRow
-from pipeline.bench.report.summary import summarise
+from pipeline.bench.report.summary import summarize
 from pipeline.decoding.cost import CostPoint
 from pipeline.errors import UserError
 from tests.unit.bench.report.test_summary import record
@@ -33,7 +33,7 @@ def results(identical: bool = True, **fields: object) -> BenchResults:
         for strategy, seconds, steps, drafts in (("none", 2.0, 10, 0), ("trie", 1.0, 5, 40))
     ]  # fmt: skip
     manifest = {"config": {"model": "m|1", "profile": "p"}, "env": {"cpu": "a <b>"}, "command": ["lookahead", "bench"]}
-    return BenchResults(manifest=manifest, requests=records, summary=summarise(records), **fields)  # type: ignore[arg-type]
+    return BenchResults(manifest=manifest, requests=records, summary=summarize(records), **fields)  # type: ignore[arg-type]
 
 
 def full_results() -> BenchResults:
@@ -88,7 +88,7 @@ def test_the_headline_praises_ours_and_sets_the_baselines_beside_it() -> None:
     records = [record(name, seconds, id=str(number)) for number in range(3)
                for name, seconds in (("none", 2.0), ("trie", 1.0), ("hf", 0.5), ("hf-prompt-lookup", 4.0))]  # fmt: skip
     manifest = {"config": {"baselines": ["hf", "hf-prompt-lookup"]}}
-    text = headline(BenchResults(manifest=manifest, requests=records, summary=summarise(records)))
+    text = headline(BenchResults(manifest=manifest, requests=records, summary=summarize(records)))
     assert text.startswith("`trie` is the fastest of our strategies: 2.00 times `none`")
     assert "By comparison, `hf` runs at 4.00 and `hf-prompt-lookup` runs at 0.50 times `none`." in text
 
@@ -97,7 +97,7 @@ def test_a_baseline_whose_outputs_differ_is_no_fault_of_ours() -> None:
     records = [record(name, 1.0, id=str(number), identical=name != "hf")
                for number in range(3) for name in ("none", "trie", "hf")]  # fmt: skip
     manifest = {"config": {"baselines": ["hf"]}}
-    text = headline(BenchResults(manifest=manifest, requests=records, summary=summarise(records)))
+    text = headline(BenchResults(manifest=manifest, requests=records, summary=summarize(records)))
     assert "3 of 3 outputs of `hf` differ." in text
     assert "All 6 outputs are token for token those of `none`." in text
 
@@ -105,7 +105,7 @@ def test_a_baseline_whose_outputs_differ_is_no_fault_of_ours() -> None:
 def test_a_strategy_whose_interval_includes_1_is_not_called_fastest() -> None:
     records = [record(name, seconds, id=str(number)) for number, scatter in enumerate((0.8, 1.0, 1.3))
                for name, seconds in (("none", 1.0), ("trie", scatter))]  # fmt: skip
-    text = headline(BenchResults(manifest={}, requests=records, summary=summarise(records)))
+    text = headline(BenchResults(manifest={}, requests=records, summary=summarize(records)))
     assert "fastest" not in text
     assert "its interval includes 1" in text
 

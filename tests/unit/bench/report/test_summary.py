@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.bench.report.results import OVERALL, RequestRecord
-from pipeline.bench.report.summary import speedup_of, summarise
+from pipeline.bench.report.summary import speedup_of, summarize
 
 
 def record(strategy: str = "none", seconds: float = 1.0, tokens: int = 10, **fields: object) -> RequestRecord:
@@ -30,7 +30,7 @@ def record(strategy: str = "none", seconds: float = 1.0, tokens: int = 10, **fie
 
 def test_acceptance_length_is_tokens_over_steps_pooled_not_a_mean_of_means() -> None:
     records = [record("trie", steps=5, tokens=10), record("trie", id="b", steps=30, tokens=30)]
-    (row, overall) = summarise(records)
+    (row, overall) = summarize(records)
     assert row.acceptance_length == pytest.approx(40 / 35)
     assert overall.task == OVERALL
     assert row.speedup is None
@@ -43,7 +43,7 @@ def test_speedup_is_the_ratio_of_tokens_per_second_on_the_same_prompts() -> None
         record("none", 6.0, id="b", task="u"),
         record("trie", 2.0, id="b", task="u"),
     ]
-    rows = {(row.task, row.strategy): row for row in summarise(records)}
+    rows = {(row.task, row.strategy): row for row in summarize(records)}
     assert rows["t", "trie"].speedup == pytest.approx(2.0)
     assert rows["u", "trie"].speedup == pytest.approx(3.0)
     assert rows[OVERALL, "trie"].speedup == pytest.approx(8 / 3)
@@ -53,7 +53,7 @@ def test_speedup_is_the_ratio_of_tokens_per_second_on_the_same_prompts() -> None
 
 def test_the_median_of_repeats_counts() -> None:
     records = [record("none", seconds, repeat=repeat) for repeat, seconds in enumerate([1.0, 1.0, 9.0])]
-    assert summarise(records)[0].tokens_per_s == pytest.approx(10.0)
+    assert summarize(records)[0].tokens_per_s == pytest.approx(10.0)
 
 
 def test_a_single_pair_has_no_interval_and_equal_prompts_a_tight_one() -> None:
@@ -77,7 +77,7 @@ def test_identical_outputs_are_counted_and_drafts_are_per_step() -> None:
         record("trie", steps=5, draft_tokens=20, accepted_tokens=5, draft_seconds=0.01),
         record("trie", id="b", steps=5, draft_tokens=0, identical=False),
     ]
-    row = summarise(records)[0]
+    row = summarize(records)[0]
     assert row.num_identical == 1
     assert row.draft_tokens_per_step == 2.0
     assert row.acceptance_rate == 0.25

@@ -33,11 +33,11 @@ def tiny(*overrides: str, profile: str = "latency", hardware: Hardware = CPU) ->
 
 def test_an_int8_engine_is_a_build_of_its_own_and_shared_by_profiles_that_want_it(where: Places) -> None:
     plain = planned_engine(tiny(), where)
-    quantised = planned_engine(tiny(INT8), where)
-    assert (plain.outcome, quantised.outcome) == ("built", "built")
+    quantized = planned_engine(tiny(INT8), where)
+    assert (plain.outcome, quantized.outcome) == ("built", "built")
     assert planned_engine(tiny(INT8, profile="balanced"), where).outcome == "shared"
     assert planned_engine(tiny(INT8), where).outcome == "reused"
-    assert quantised.artifact.manifest.fingerprint.flags["engine.quantization"] == "int8"
+    assert quantized.artifact.manifest.fingerprint.flags["engine.quantization"] == "int8"
     assert planned_engine(tiny(), where).outcome == "built"
 
 
@@ -82,7 +82,7 @@ def test_drafts_change_no_token_of_it_and_transformers_agrees(where: Places, set
     assert len(run("lookahead")) == len(plain) == 24
 
 
-def test_what_cannot_be_quantised_is_refused_before_anything_is_fetched(where: Places) -> None:
+def test_what_cannot_be_quantized_is_refused_before_anything_is_fetched(where: Places) -> None:
     with pytest.raises(BuildError, match=r"'int8' does not go with .* GPT2LMHeadModel keeps its weights transposed"):
         planned_engine(tiny(INT8, "model.architecture=GPT2LMHeadModel"), where)
     gpu = Hardware(gpu="H100", compute_capability=90, has_tensorrt_llm=False)

@@ -135,7 +135,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_drafts_change_no_token_of_the_quantised_model(engine: TorchEngine, temperature: float) -> None:
+def test_drafts_change_no_token_of_the_quantized_model(engine: TorchEngine, temperature: float) -> None:
     random = np.random.default_rng(1)
     prompts = [random.integers(1, 40, length).tolist() for length in (1, 5, 9, 17, 30)]
 
