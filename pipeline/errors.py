@@ -47,7 +47,7 @@ class BusyError(RequestError):
 
 # Meaning of the text of an error from Triton or our models. refused: the request is wrong. busy: it may be sent again
 # later. leaving: the server is ending; another one may serve the request. dead: the process of a model has ended or
-# cannot be reached. fault: a bug of ours.
+# cannot be reached. fault: a bug in this program.
 Meaning = Literal["refused", "busy", "leaving", "dead", "fault"]
 _WORDS: dict[Meaning, re.Pattern[str]] = {
     "busy": re.compile(r"\bbusy: |Exceeds maximum queue size|sequences of the engine are in use", re.I),

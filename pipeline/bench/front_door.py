@@ -75,7 +75,7 @@ def times_to_first_token(
                         times[way.name].append(elapsed_ms)
     for way in ways:
         if not times[way.name]:
-            raise ServerError(f"{way.url} answered without any text.")
+            raise ServerError(f"{way.url} returned no text.")
     return times
 
 
@@ -99,7 +99,7 @@ def _first_token_ms(client: httpx.Client, way: Way, prompt: str) -> float | None
     try:
         with client.stream("POST", way.url, json={**way.body, way.prompt_field: prompt}, headers=way.headers) as answer:
             if answer.status_code != 200:
-                raise ServerError(f"{way.url} answered {answer.status_code}: {answer.read()[:200]!r}")
+                raise ServerError(f"{way.url} returned status {answer.status_code}: {answer.read()[:200]!r}")
             for line in answer.iter_lines():
                 data = line.removeprefix("data:").strip()
                 if elapsed_ms is None and data.startswith("{") and way.text_of(json.loads(data)):

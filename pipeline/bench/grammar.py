@@ -80,7 +80,7 @@ def load_schemas(path: Path, limit: int | None = None) -> list[SchemaRow]:
             try:
                 rows.append(SchemaRow.model_validate(value))
             except ValidationError as error:  # noqa: PERF203  # each fault names its line
-                text = f'{where} is no row of schemas; it must be {{"id", "task", "prompt", "schema": {{...}}}}.'
+                text = f'{where} is not a row of schemas; it must be {{"id", "task", "prompt", "schema": {{...}}}}.'
                 raise UserError(text) from error
     if not rows:
         raise UserError(f"{path} holds no rows; add at least one.")

@@ -55,12 +55,12 @@ def load_arrays(path: Path, like: Arrays, fingerprint: str) -> dict[str, npt.NDA
     start = len(MAGIC) + CHECKSUM_BYTES
     body = content[start:]
     if content[: len(MAGIC)] != MAGIC or hashlib.sha256(body).digest() != content[len(MAGIC) : start]:
-        raise UserError(f"{path} is no learned state of this version, or is damaged. Delete it.")
+        raise UserError(f"{path} is not a learned state of this version, or is damaged. Delete it.")
     try:
         with np.load(io.BytesIO(body), allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
     except (ValueError, OSError, KeyError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path} is no learned state of this version: {error}. Delete it.") from error
+        raise UserError(f"{path} is not a learned state of this version: {error}. Delete it.") from error
     if arrays.pop(FINGERPRINT, np.empty(0, np.uint8)).tobytes() != fingerprint.encode():
         raise UserError(f"{path} was learned with another model or tokenizer. Delete it.")
     shapes = {name: (array.shape, array.dtype) for name, array in arrays.items()}

@@ -190,7 +190,9 @@ def _dynamo_guide(decoding: Mapping[str, Any]) -> tuple[str, str]:
         return "regex", "|".join(f"(?:{re.escape(choice)})" for choice in choices)
     if (grammar := decoding.get("grammar")) is not None:
         return "ebnf_grammar", grammar
-    raise RequestError(f"guided_decoding has no json, regex, choice or grammar but {', '.join(sorted(decoding))}")
+    raise RequestError(
+        f"guided_decoding has {', '.join(sorted(decoding))}; it must have json, regex, choice or grammar"
+    )
 
 
 def _seed(seed: int | None, context_id: str) -> int:

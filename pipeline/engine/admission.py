@@ -35,8 +35,8 @@ def check_submission(submission: Submission, limits: EngineLimits) -> None:
         )
     if len(request.prompt_ids) >= limits.max_seq_len:
         raise RequestError(
-            f"the prompt has {len(request.prompt_ids)} tokens, the engine holds {limits.max_seq_len} with the "
-            "output; shorten it or build with a larger engine.max_seq_len"
+            f"the prompt has {len(request.prompt_ids)} tokens; prompt and output may have "
+            f"{limits.max_seq_len}; shorten it or build with a larger engine.max_seq_len"
         )
     if len(submission.supplied) > limits.max_draft_tokens:
         raise RequestError(

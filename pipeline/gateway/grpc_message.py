@@ -18,7 +18,7 @@ def check_request(request: Any, tenant: Tenant, sets_namespace: bool) -> int | N
     (400)."""
     for tensor in (*request.inputs, *request.outputs):
         if _SHARED_MEMORY in tensor.parameters:
-            raise Refusal(400, f"{tensor.name[:80]} lies in shared memory, which clients of this server cannot use")
+            raise Refusal(400, f"{tensor.name[:80]} is in shared memory, which clients of this server cannot use")
     is_raw = bool(request.raw_input_contents)
     if is_raw and len(request.raw_input_contents) != len(request.inputs):
         raise Refusal(

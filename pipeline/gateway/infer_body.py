@@ -54,7 +54,7 @@ def _tensors(value: Json, name: str) -> list[Json]:
 def _refuse_shared_memory(tensors: list[Json]) -> None:
     for tensor in tensors:
         if _SHARED_MEMORY in _parameters(tensor):
-            raise Refusal(400, f"{tensor['name'][:80]} lies in shared memory, which clients of this server cannot use")
+            raise Refusal(400, f"{tensor['name'][:80]} is in shared memory, which clients of this server cannot use")
 
 
 def _parameters(tensor: Json) -> Json:

@@ -80,7 +80,7 @@ class LlmService:
                 if request.streaming:
                     client.answer(output_tensors(request, result), last=bool(result.finished))
             if result is None:
-                raise RequestError("the model gave no result")
+                raise RequestError("the model returned no result")
             if not request.streaming:
                 client.answer(output_tensors(request, result), last=True)
             elif not result.finished:

@@ -161,7 +161,7 @@ def _stream_http(query: TextQuery, url: str, timeout_s: float) -> Iterator[TextC
                 try:
                     yield _chunk_of_json(json.loads(body.removeprefix(b"data:")))
                 except ValueError as error:
-                    raise ServerError(f"{endpoint} answered {response.status_code}: {body[:200]!r}") from error
+                    raise ServerError(f"{endpoint} returned status {response.status_code}: {body[:200]!r}") from error
                 return
             for line in response.iter_lines():
                 if line.startswith("data:"):

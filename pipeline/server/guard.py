@@ -1,12 +1,12 @@
-"""Supervisor of one server: `python -m pipeline.server.guard SPEC`, a process between the command and tritonserver.
+"""Supervises one server: `python -m pipeline.server.guard SPEC`, a process between the command and tritonserver.
 
-The guard ends the server on a signal (SIGTERM; with SIGUSR1 running requests may finish), when its owner is gone
-(standard input closes, or a process named in the spec ends), or when the server ends. It restarts the server, a limited
-number of times, when a model's process dies, when the server dies after it was ready, or when it hangs before. Log and
-state file record the count and the reason. After every end it kills the remaining processes of the server and removes
-its shared memory and container. After the last end it removes the state file, and writes the reason as the log's last
-line. If the guard itself is killed, the kernel ends the server. It uses the standard library only, so it starts fast
-and stays small.
+The guard ends the server on SIGTERM or SIGUSR1 (running requests may finish), and when the owner ends: standard input
+closes, or the process in the spec ends. It restarts the server, a limited number of times, if a model's process dies,
+if the server dies after it was ready, or if it hangs before that. Log and state file record count and reason.
+
+After each end of the server, the guard kills the remaining processes and removes shared memory and container. After the
+last end it removes the state file and writes the reason to the log. If the guard is killed, the kernel ends the server.
+The guard imports the standard library only, so it starts fast and needs little memory.
 """
 
 from __future__ import annotations
@@ -31,34 +31,35 @@ from pipeline.server.processes import marked_processes, remove_environments, sta
 from pipeline.server.shared_memory import make_private, remove_shm
 from pipeline.server.watch import ModelWatch, StartWatch
 
-# Environment variable with the pid of a process. Servers started under it end with that process, detached ones too.
+# Environment variable with the pid of a process. Servers with this variable end with that process, even detached ones.
 OWNER = "LOOKAHEAD_OWNER_PID"
 STOP_SECONDS = 15.0
-# Time for a server to end that is not ready. Triton ends by itself only after it has loaded its models.
+# Time limit of the end of a server that loads its models. Triton ends by itself only after that.
 _LOADING_SECONDS = 1.0
 # Time for running requests to finish after SIGUSR1.
 DRAIN_SECONDS = 60.0
 _PR_SET_PDEATHSIG = 1
 _CLEAN_UP_SECONDS = 30.0
-# Limit of restarts of a server that lost a model's process, or hangs while it starts.
+# Default limit of restarts.
 MAX_RESTARTS = 3
 _RESTART_WINDOW_S = 600.0
 HANG_SECONDS = 60.0
-# Interval between checks of the models' processes, and time for a server that lost one to end by itself.
+# Interval between checks of the models' processes, and time limit of a server that lost one to end by itself.
 _WATCH_SECONDS = 1.0
 _CRIPPLED_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class GuardSpec:
-    """Command to run and resources to remove afterwards. server_id: value of MARK, and prefix of its shared memory.
-    watch_parent: end when standard input closes. clean_up: command that removes what outlives the processes. links:
-    created first, named like shared memory, and removed with it. owner: pid and start time of a process with which the
-    server ends. ready_url: returns 200 once the server is ready. hang_seconds: limit of inactivity before that.
-    ready_path: a file that exists once the server has been ready. max_restarts: limit of restarts within
-    restart_window_s. companions: state files of the services that end with it, if they name it in `ends_with`.
-    leavings_path: a file in which the server lists patterns of files to remove at its end, such as its entries in a
-    service registry."""
+    """Command to run, and resources to remove afterwards.
+
+    server_id: value of MARK, and prefix of the shared memory. watch_parent: end when standard input closes. clean_up:
+    command that removes a container. links: symbolic links, created before the start and removed with the shared
+    memory. owner: pid and start time of a process with which the server ends. ready_url: returns 200 once the server
+    is ready. hang_seconds: limit of inactivity before that. ready_path: a file that exists once the server has been
+    ready. max_restarts: limit of restarts within restart_window_s. companions: state files of services that end with
+    the server, if they name it in `ends_with`. leavings_path: file in which the server lists patterns of files to
+    remove at its end."""
 
     command: Sequence[str]
     environment: dict[str, str]
@@ -82,8 +83,7 @@ class GuardSpec:
 
 
 def start_guard(spec: GuardSpec, path: Path, home: Path) -> subprocess.Popen[bytes]:
-    """Start a guard for a server. path: file for the spec, which holds the environment. home: folder of this
-    package."""
+    """Start a guard. path: file for the spec, private because of the environment. home: parent of this package."""
     path.touch(mode=0o600)
     path.write_text(spec.dump(), encoding="utf-8")
     return subprocess.Popen(
@@ -98,7 +98,7 @@ def start_guard(spec: GuardSpec, path: Path, home: Path) -> subprocess.Popen[byt
 
 
 def stop_guard(guard: subprocess.Popen[bytes]) -> None:
-    """Let a guard that this process started stop its server, and wait for its end. A second call does nothing."""
+    """Stop the server of a guard that this process started, and wait for the end. A second call does nothing."""
     if guard.poll() is None:
         guard.send_signal(signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):
@@ -115,14 +115,14 @@ def owner() -> tuple[int, int] | None:
 
 
 def run_clean_up(command: Sequence[str]) -> None:
-    """Remove a container. After a server that ended well it is already gone, which is not an error."""
+    """Remove a container. It is already gone if the server ended normally, which is not an error."""
     if command:
         with suppress(OSError, subprocess.TimeoutExpired):
             subprocess.run(command, capture_output=True, timeout=_CLEAN_UP_SECONDS, check=False)
 
 
 def main() -> int:
-    """Run the server named by the spec file until its end; returns its exit code."""
+    """Run the server of the spec file until its last end. Returns its exit code."""
     spec = GuardSpec(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
     log = Path(spec.log_path)
     wake_read, wake_write = os.pipe()
@@ -132,7 +132,7 @@ def main() -> int:
         signal.signal(number, lambda number, frame: None)
     log.write_bytes(b"")
     end, code, num_restarts = _End(), 1, 0
-    recent: list[float] = []  # when it was started again
+    recent: list[float] = []  # times of restarts
     try:
         while True:
             try:
@@ -174,7 +174,7 @@ def record_restart(state_path: Path, number: int, reason: str) -> None:
 
 
 def _read_state(path: Path) -> dict[str, Any]:
-    """What a state file holds, empty if there is none."""
+    """Content of a state file; empty if it is missing or damaged."""
     try:
         state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -224,8 +224,8 @@ def _kill_marked(server_id: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """Why the server should end; empty if it has ended. wanted: whether an end was requested. patience: time limit of
-    the end. restart: whether to start it again."""
+    """reason: why the server should end; empty if it has ended by itself. wanted: whether an end was requested.
+    patience: time limit of the end, in seconds. restart: whether to start the server again."""
 
     reason: str = ""
     wanted: bool = False

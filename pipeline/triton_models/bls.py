@@ -197,7 +197,7 @@ def _require_fit(request: TextRequest, traits: TargetTraits) -> None:
     num_tokens = len(request.generation.prompt_ids)
     if num_tokens > traits.longest_prompt:
         raise RequestError(
-            f"the prompt has {num_tokens} tokens, the engine holds {traits.longest_prompt + 1} with the output; "
+            f"the prompt has {num_tokens} tokens; prompt and output may have {traits.longest_prompt + 1}; "
             "shorten it or build with a larger engine.max_seq_len"
         )
 

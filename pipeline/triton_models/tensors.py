@@ -113,7 +113,7 @@ def word_list(tensors: Tensors, name: str) -> tuple[tuple[int, ...], ...]:
         if end < 0:
             break
         if not start < end <= len(ids):
-            raise RequestError(f"{name} ends a word at {end}; ends must grow and lie in 1 .. {len(ids)}")
+            raise RequestError(f"{name} ends a word at {end}; ends must increase and be in 1 .. {len(ids)}")
         words.append(tuple(ids[start:end]))
         start = end
     return tuple(words)

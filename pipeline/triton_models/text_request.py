@@ -81,7 +81,7 @@ def text_request(
     check_strategy(strategy)
     max_tokens = integer(tensors, "max_tokens")
     if max_tokens is None:
-        raise RequestError("max_tokens is missing; send the most tokens that the output may have, at least 1")
+        raise RequestError("max_tokens is missing; send the maximum number of output tokens, at least 1")
     if max_tokens < 1:
         raise RequestError(f"max_tokens is {max_tokens}; it must be at least 1")
     min_tokens = integer(tensors, "min_tokens") or 0
@@ -168,8 +168,8 @@ def _encoded_prompt(codec: TextCodec, prompt: str, longest: int | None, add_spec
     """Token ids of a prompt. Raises RequestError before tokenizing if its length alone exceeds the limit."""
     if longest is not None and codec.token_bytes is not None and codec.token_bytes.fewest_tokens(prompt) > longest:
         raise RequestError(
-            f"the prompt has {_num_bytes(prompt)} bytes, so more than {longest} tokens; the engine holds {longest + 1} "
-            "with the output; shorten it or build with a larger engine.max_seq_len"
+            f"the prompt has {_num_bytes(prompt)} bytes, so more than {longest} tokens; prompt and output may have "
+            f"{longest + 1}; shorten it or build with a larger engine.max_seq_len"
         )
     return codec.encode(prompt, add_special_tokens)
 

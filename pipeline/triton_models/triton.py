@@ -140,7 +140,7 @@ def outputs_of_call(responses: Iterable[Any]) -> Tensors:
         # A response without outputs only marks the end. Copies, because the memory belongs to the response.
         found |= {tensor.name(): tensor.as_numpy().copy() for tensor in response.output_tensors()}
     if not found:  # Triton sometimes loses the error of a full queue
-        raise BusyError("busy: the model gave no answer; send the request again later")
+        raise BusyError("busy: the model did not respond; send the request again later")
     return found
 
 

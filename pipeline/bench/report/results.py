@@ -156,6 +156,6 @@ def load_results(path: Path) -> BenchResults:
         first = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": str(error)}
         where = ".".join(map(str, first["loc"])) or "the document"
         raise UserError(
-            f"{path} is no result of `lookahead bench --json`: {where}: {first['msg']}. "
+            f"{path} is not a result of `lookahead bench --json`: {where}: {first['msg']}. "
             "Measure again with this version."
         ) from error

@@ -41,7 +41,7 @@ def check(resolved: ResolvedConfig) -> None:
         return
     if architecture in UNQUANTIZED:
         raise BuildError(
-            f"engine.quantization = 'int8' does not go with the model {resolved.model.name}: {architecture} "
+            f"engine.quantization = 'int8' is not supported for the model {resolved.model.name}: {architecture} "
             f"{UNQUANTIZED[architecture]}. Use engine.quantization = 'none'."
         )
     if resolved.device != "cpu":

@@ -140,7 +140,7 @@ def check_tokens(token_ids: IntArray, max_seq_len: int, vocab_size: int) -> IntA
         raise RequestError("the prompt is empty; send at least one token")
     if len(tokens) > max_seq_len:
         raise RequestError(
-            f"the prompt has {len(tokens)} tokens, the engine holds {max_seq_len} per sequence; "
+            f"the prompt has {len(tokens)} tokens; a sequence may have {max_seq_len}; "
             "shorten it or build with a larger engine.max_seq_len"
         )
     wrong = np.flatnonzero((tokens < 0) | (tokens >= vocab_size))

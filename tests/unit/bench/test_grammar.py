@@ -61,9 +61,9 @@ def test_forty_schemas_of_five_kinds_are_shipped_and_each_is_sound() -> None:
     [
         ("", "holds no rows"),
         ("{", "line 1 is not JSON"),
-        ('{"id": "a", "task": "b", "prompt": "c"}', "line 1 is no row of schemas"),
-        ('{"id": "a", "task": "b", "prompt": "", "schema": {}}', "line 1 is no row of schemas"),
-        ("[]", "line 1 is no row of schemas"),
+        ('{"id": "a", "task": "b", "prompt": "c"}', "line 1 is not a row of schemas"),
+        ('{"id": "a", "task": "b", "prompt": "", "schema": {}}', "line 1 is not a row of schemas"),
+        ("[]", "line 1 is not a row of schemas"),
     ],
 )
 def test_a_file_that_holds_no_schemas_is_refused(tmp_path: Path, text: str, message: str) -> None:

@@ -129,7 +129,7 @@ def test_output_reaches_the_engines_end_past_the_longest_prompt(speculation, num
 
     for _ in range(2):
         assert ids_of(bls, prompt, 500, end_id=-1) == expected
-    with pytest.raises(RequestError, match="101 tokens, the engine holds 101 with the output"):
+    with pytest.raises(RequestError, match="101 tokens; prompt and output may have 101"):
         ids_of(bls, "c" * 101, 5)
 
 

@@ -78,7 +78,7 @@ from tests.unit.triton_models.test_bls import (
         ({"repetition_penalty": 0.0}, "repetition_penalty is 0"),
         ({"presence_penalty": float("nan")}, "presence_penalty is nan"),
         ({"prediction": "bcz"}, "the prediction has token 25 at position 2; the vocabulary is 0 .. 23"),
-        ({"text": "b" * 300}, "300 tokens, the engine holds 256"),
+        ({"text": "b" * 300}, "300 tokens; prompt and output may have 256"),
     ],
 )
 def test_a_wrong_request_gets_a_sentence_and_the_next_one_works(wrong, sentence):
@@ -103,10 +103,10 @@ def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenized(monkeypatch)
     encode, encoded = codec.encode, []
     monkeypatch.setattr(codec, "encode", lambda text, *more: encoded.append(len(text)) or encode(text, *more))
 
-    with pytest.raises(RequestError, match="766 bytes, so more than 255 tokens; the engine holds 256"):
+    with pytest.raises(RequestError, match="766 bytes, so more than 255 tokens; prompt and output may have 256"):
         run_in(bls, text_tensors("b" * 766, 5))
     assert encoded == []
-    with pytest.raises(RequestError, match="765 tokens, the engine holds 256"):  # as they might have been 255
+    with pytest.raises(RequestError, match="765 tokens; prompt and output may have 256"):  # as they might have been 255
         run_in(bls, text_tensors("b" * 765, 5))
 
 

@@ -33,8 +33,8 @@ def test_saved_results_load_to_an_equal_value(tmp_path: Path) -> None:
     ("text", "what"),
     [
         ("{}", "manifest"),
-        ("[]", "no result of"),
-        ("{nonsense", "no result of"),
+        ("[]", "not a result of"),
+        ("{nonsense", "not a result of"),
         ('{"manifest": {}, "requests": [], "summary": [], "extra": 1}', "extra"),
     ],
 )

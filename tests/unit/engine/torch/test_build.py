@@ -83,7 +83,9 @@ def test_drafts_change_no_token_of_it_and_transformers_agrees(where: Places, set
 
 
 def test_what_cannot_be_quantized_is_refused_before_anything_is_fetched(where: Places) -> None:
-    with pytest.raises(BuildError, match=r"'int8' does not go with .* GPT2LMHeadModel keeps its weights transposed"):
+    with pytest.raises(
+        BuildError, match=r"'int8' is not supported for .* GPT2LMHeadModel keeps its weights transposed"
+    ):
         planned_engine(tiny(INT8, "model.architecture=GPT2LMHeadModel"), where)
     gpu = Hardware(gpu="H100", compute_capability=90, has_tensorrt_llm=False)
     with pytest.raises(BuildError, match="runs on the CPU only so far, and the device is cuda"):
