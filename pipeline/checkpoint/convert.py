@@ -30,8 +30,7 @@ def write_weights(checkpoint: Checkpoint, config: PretrainedConfig, dtype: Dtype
 
 def load_weights(checkpoint: Checkpoint, config: PretrainedConfig, dtype: Dtype) -> PreTrainedModel:
     """Load the checkpoint as a transformers model that can be saved. config: from `read_config`. Raises CheckpointError
-    if a tensor is missing, has a wrong shape, does not belong to the model, or is not finite in that dtype, and as
-    `check_model` does."""
+    as `check_model` does, and for tensors that are missing, unknown, of a wrong shape, or not finite in that dtype."""
     import torch
     import transformers
 

@@ -50,8 +50,8 @@ class Running:
 
 
 def by_urgency(running: Sequence[Running], max_draft_tokens: int) -> list[Running]:
-    """Sort sequences by their priority in a pass: first those that decode, then the oldest prefill, so that it does not
-    starve, then the other prefills by length, so that long prompts do not delay short ones."""
+    """Sort sequences by their priority in a pass: first those that decode, then the oldest prefill, then the other
+    prefills by length. So no prefill starves, and long prompts do not delay short ones."""
     decoding = [each for each in running if each.is_decoding(max_draft_tokens)]
     prefilling = [each for each in running if not each.is_decoding(max_draft_tokens)]
     return decoding + prefilling[:1] + sorted(prefilling[1:], key=lambda each: len(each.sequence.pending))
@@ -95,8 +95,8 @@ class Starter:
         return Running(submission, entry.on_event, entry.continues, session, sequence, needs_logits(request), top_k)
 
     def _budget(self, submission: Submission, names: frozenset[str]) -> DraftBudget:
-        """The submission's drafts per step, raised to the nodes of its window and pool candidates, because a window is
-        verified whole or not at all."""
+        """Number of drafts per step: those of the submission, and at least the nodes of its window and pool
+        candidates, because a window is verified whole or not at all."""
         budget = submission.budget or self._default_budget
         nodes = budget.max_nodes
         if self._window is not None and self._window.name in names and nodes > 0:

@@ -1,12 +1,11 @@
 """Queue of the scheduler: requests that wait for a slot of the engine, and ids to cancel.
 
-Requests are served first in, first out, except continuations. A continuation is a request whose prompt consists of the
-prompt and the output of a recently ended request; each step of the BLS model is one. It goes first, because its stream
-has begun. Each ended request is continued once, so new requests wait only for running ones. A request whose guide is
-being compiled does not block the requests behind it.
+The order is first in, first out, except that continuations go first. The prompt of a continuation consists of the
+prompt and the output of a recently ended request: each step of the BLS model is one. A request is continued at most
+once, so new requests wait only for running ones. A request whose guide is being compiled does not block others.
 
-Between two steps the slot of such a stream is free. From the second step on, if the request announces further steps,
-the slot is held for HOLD_S, so that no new request takes the slot and the stream's KV cache.
+The slot of a continued request is free between two steps, and a new request could take it with the KV cache. So from
+the second step on the slot is reserved for HOLD_S, if the request announces further steps.
 """
 
 from __future__ import annotations

@@ -66,10 +66,8 @@ def backends_dir(executable: Path) -> Path:
 
 
 def prepare_backends(installation: Installation, folder: Path) -> Path | None:
-    """Create a backend directory with the stub of this Python version in `folder`, and return it; None if the server
-    has a Python backend of its own.
-
-    Raises ServerError if the wheel has no stub for this Python.
+    """Create a backend directory in `folder` with the stub of this Python version, and return it. None if the server
+    has a Python backend. Raises ServerError if the wheel has no stub for this Python.
     """
     wheel = installation.wheel_dir
     if wheel is None:

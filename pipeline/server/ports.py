@@ -75,7 +75,7 @@ def bind_ports(host: str, asked: Mapping[str, int]) -> dict[str, int]:
                     raise _bad_host(host, str(error.strerror)) from error
                 raise ServerError(
                     f"Port {port} (server.{name}) on {host} cannot be used: {error.strerror}. Stop the program that "
-                    f"listens there (`lookahead stop` if it is this one), or use a free port: --set server.{name}=0"
+                    f"listens there (for our servers: `lookahead stop`), or use a free port: --set server.{name}=0"
                 ) from error
             chosen[name] = held.getsockname()[1]
     return chosen

@@ -23,8 +23,8 @@ BUSY_PATIENCE_S = 30.0
 
 
 class Target(Protocol):
-    """A model such as `tensorrt_llm`, called from the BLS model. `call` and `stream` raise RequestError with the
-    target's message if it refuses the request, BusyError if its queue is full, RuntimeError for a fault of it."""
+    """A model such as `tensorrt_llm`, called from the BLS model. `call` and `stream` raise as
+    `ModelCaller.call` does."""
 
     def connect(self) -> None:
         """Prepare for `stream`. Raises ServerError if the server has no interface for it."""
@@ -67,8 +67,8 @@ class EngineBinding:
 
     @property
     def is_streamed(self) -> bool:
-        """Whether one streamed call produces the whole output. A second call would repeat the prefill if the KV cache
-        of the first is gone, restart the window and the grammar, and draw different noise."""
+        """Whether one streamed call produces the whole output. A second call would restart the window and the
+        grammar, draw different noise, and perhaps repeat the prefill."""
         return self.traits.limits is not None and self.strategy in PIECE_TOKENS
 
     async def response(

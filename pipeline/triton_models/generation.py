@@ -220,8 +220,8 @@ class Generation:
             yield self._take(EMPTY_TREE, self._end_token())
 
     def _must_yield_slot(self) -> bool:
-        """Whether to end a stream so that another request gets the slot. A second call then computes the rest, so the
-        result is False if that could change the output, or if the context is too long for a prompt."""
+        """Whether to end a stream so that another request gets the slot. A second call computes the rest. False if a
+        second call could change the output, or if the context is too long for a prompt."""
         limits, request = self.engine.traits.limits, self.request.generation
         is_repeatable = request.sampling.greedy and request.guide is None
         return (

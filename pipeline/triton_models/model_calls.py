@@ -26,7 +26,7 @@ class ModelCaller:
     async def call(self, tensors: Mapping[str, Array], outputs: Sequence[str], request_id: str) -> Tensors:
         """Return the outputs of one request. Cancelling the call stops the request. Raises RequestError if the model
         refuses the request, BusyError if its queue is full, EngineError if its process has ended, RuntimeError for a
-        fault of the model."""
+        bug in the model."""
         call = self._begun(tensors, outputs, request_id)
         try:
             responses = await asyncio.shield(call)

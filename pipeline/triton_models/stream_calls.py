@@ -50,8 +50,7 @@ class StreamingCaller(ModelCaller):
         self, tensors: Mapping[str, Array], outputs: Sequence[str], request_id: str
     ) -> AsyncGenerator[Tensors, None]:
         """Yield the outputs of each response as it arrives. Closing the generator early stops the request. Raises
-        RequestError if the model refuses the request, BusyError if its queue is full, EngineError if its process has
-        ended, RuntimeError for a fault of the model."""
+        as `ModelCaller.call` does."""
         assert self._address is not None, "call connect first"
         if self._client is None:  # a channel belongs to the event loop that opens it
             self._client = triton_grpc.InferenceServerClient(self._address.url, channel_args=_CHANNEL)

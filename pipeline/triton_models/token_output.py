@@ -1,8 +1,8 @@
 """Selects the output tokens that can be sent: no token that may belong to a stop word, and only complete characters.
 
-Otherwise a client that decodes the tokens would show the beginning of a stop word, and an output that continues on
-another server would lose a character whose tokens come from both. If a token contains text before a stop word, other
-tokens that spell this text are sent.
+Otherwise a client that decodes the tokens would show the beginning of a stop word. An output that continues on another
+server would lose a character whose tokens come from both. If a token has text before a stop word, other tokens with
+this text are sent.
 """
 
 from __future__ import annotations

@@ -131,8 +131,7 @@ def tensors_of(request: Any) -> dict[str, Array]:
 
 
 def outputs_of_call(responses: Iterable[Any]) -> Tensors:
-    """Output tensors of the responses to a call. Raises RequestError if the model refused the call, BusyError if its
-    queue was full, EngineError if its process has ended, RuntimeError for a fault of the model."""
+    """Output tensors of the responses to a call. Raises as `ModelCaller.call` does."""
     found: dict[str, Array] = {}
     for response in responses:
         if response.has_error():

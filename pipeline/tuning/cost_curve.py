@@ -47,8 +47,8 @@ def grid_for(device: Device, *, fine: bool) -> CostGrid:
 
 
 def critical_decoding_length(points: Sequence[CostPoint], tolerance: float = 0.1) -> int:
-    """Maximum number of draft tokens with which a pass over one sequence takes at most (1 + tolerance) times as long as
-    without drafts (arXiv 2312.12728, section 3), at the shortest measured context length."""
+    """Maximum number of draft tokens for which a pass over one sequence takes at most (1 + tolerance) times as long as
+    without drafts (arXiv 2312.12728, section 3). Uses the shortest measured context."""
     alone = [point for point in points if point.batch_size == 1]
     shortest = min(point.context_len for point in alone)
     most = max(point.num_tokens for point in alone if point.context_len == shortest)

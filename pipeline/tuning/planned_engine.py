@@ -51,8 +51,8 @@ def planned_engine(
     note: Note = lambda text: None,
 ) -> BuildResult:
     """Run `build_engine`, compile the loops, and store the missing cost curve and first rows, if the profile needs
-    them. retake: also repeat a measurement from a busy machine if other programs now use less than half as much, and
-    compute rows that exceeded the time limit. Raises CheckpointError and BuildError."""
+    them. retake: also compute rows that exceeded the time limit, and repeat a measurement on a busy machine if other
+    programs now use less than half as much. Raises CheckpointError and BuildError."""
     result = build_engine(resolved, places, force=force, note=note)
     artifact = result.artifact
     ensure_compiled(note)  # otherwise each model of a server would compile them

@@ -63,8 +63,8 @@ def package_versions(environment: Mapping[str, str] = os.environ) -> Mapping[str
     """Versions of TensorRT-LLM and of its dependencies by package name; empty without TensorRT-LLM. Does not import it,
     which takes a minute and a GPU.
 
-    Searches this interpreter, then python3. In NVIDIA's container the packages belong to the container's python3, and
-    this program runs in a virtual environment; `trtllm-build` on PATH shows that they are installed.
+    Searches this interpreter, then python3. In NVIDIA's container this program runs in a virtual environment, and the
+    packages belong to the container's python3 if `trtllm-build` is on PATH.
     """
     here = {name: version for name in PACKAGES if (version := version_of(name)) is not None}
     if "tensorrt_llm" in here:
