@@ -1,4 +1,4 @@
-"""Shared by all tests. Tiny models gain nothing from several threads and lose much when cores are shared."""
+"""Fixtures of all tests. Models use one thread: tiny models gain nothing from more."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Fakes that satisfy the product's contracts in a few lines: an engine over a table, drafters and draft sources."""
+"""Fakes that satisfy the product's contracts: an engine over a table, drafters and draft sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many examples property tests of kernels take."""
+"""Number of examples in property tests of kernels."""
 
 from __future__ import annotations
 

@@ -1,3 +1,3 @@
-"""How long a test waits for what must come. A passing test never waits this long, however busy the machine."""
+"""Time limits of waits in tests. A passing test never reaches them."""
 
 PATIENCE_S = 300.0

@@ -1,4 +1,4 @@
-"""Servers as tests start them, and what they leave behind."""
+"""Servers for tests, and the files and processes that they leave."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configs for the TensorRT-LLM backend, as tests write them."""
+"""Configs for the TensorRT-LLM backend, for tests."""
 
 from __future__ import annotations
 

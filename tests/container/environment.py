@@ -1,4 +1,4 @@
-"""Python with the transformers release of NVIDIA's containers, made once per checkout."""
+"""A Python environment with the transformers release of NVIDIA's containers, made once per checkout."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""A package, so that servers that its files share end with it and not with all tests."""
+"""A package, because pytest shares fixtures within a package: servers end with the integration tests."""

@@ -1,4 +1,4 @@
-"""Servers that several files ask. Tests that kill a server start one of their own."""
+"""Servers shared by several files. Tests that kill a server start their own."""
 
 from __future__ import annotations
 

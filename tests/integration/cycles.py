@@ -1,4 +1,4 @@
-"""One life of a server under requests: started, asked, killed or stopped at some moment, and what must be so then."""
+"""One life cycle of a server under requests: start, requests, kill or stop, and the checks after it."""
 
 from __future__ import annotations
 

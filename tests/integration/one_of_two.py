@@ -1,4 +1,4 @@
-"""One process of two that a family of models is spread over. A module that processes can import by its name."""
+"""One of two processes of a tensor-parallel model. A module, so that processes can import it by name."""
 
 from __future__ import annotations
 

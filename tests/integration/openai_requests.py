@@ -1,4 +1,4 @@
-"""Questions to the OpenAI API of the tiny model."""
+"""Requests to the OpenAI API of the tiny model."""
 
 from __future__ import annotations
 

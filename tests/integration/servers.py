@@ -1,4 +1,4 @@
-"""Servers of the tiny random model with the torch engine, and questions to them."""
+"""Servers of the tiny random model with the torch engine, and requests to them."""
 
 from __future__ import annotations
 

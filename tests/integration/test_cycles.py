@@ -1,4 +1,4 @@
-"""A server that ends while clients ask it. `make soak` does it in more ways, at random moments."""
+"""A server that ends while clients send requests. `make soak` repeats it at random moments."""
 
 from __future__ import annotations
 

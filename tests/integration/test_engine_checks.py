@@ -1,4 +1,4 @@
-"""The checks that a GPU is tried with, on the CPU with a tiny shape: nothing of them is left out."""
+"""All checks of the engine for a GPU, on the CPU with a tiny shape."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Another profile on running servers while clients ask them: no request fails, and none sees more than its own text."""
+"""A switch of the profile under load: no request fails, and each gets its own text only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A draft source of another package: one file and one entry point, from YAML to a real server and to the bench."""
+"""A draft source of another package, found by its entry point: config, server and bench."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server has learnt is there after a restart and after a switch to another profile."""
+"""Learned state survives a restart and a switch to another profile."""
 
 from __future__ import annotations
 

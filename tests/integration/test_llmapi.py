@@ -1,4 +1,4 @@
-"""The `llmapi` model on a real tritonserver, with a stand-in for TensorRT-LLM that is shaped as the contract says."""
+"""The `llmapi` model on a real tritonserver, with a stand-in for TensorRT-LLM that follows the contract."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The OpenAI API in front of Triton, asked with OpenAI's client."""
+"""The OpenAI API in front of Triton, with OpenAI's client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models whose chat template refuses a conversation, or that have none, behind the OpenAI API."""
+"""The OpenAI API for models without a chat template, or whose template refuses a conversation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers that are refused, killed or tampered with: a sentence each, and nothing is left."""
+"""Servers that are refused, killed or tampered with: one message each, and nothing is left behind."""
 
 from __future__ import annotations
 

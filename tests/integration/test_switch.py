@@ -1,4 +1,4 @@
-"""Another profile on a running tritonserver: same address, running requests finish, and back if it does not come up."""
+"""A switch of the profile: same address, running requests finish, rollback if the new server does not start."""
 
 from __future__ import annotations
 

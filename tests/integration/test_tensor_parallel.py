@@ -1,4 +1,4 @@
-"""Every family that transformers can spread over ranks, over two processes: trees and commits as with plain passes."""
+"""Tensor parallelism over two processes for every supported family: trees and commits as in plain passes."""
 
 from __future__ import annotations
 

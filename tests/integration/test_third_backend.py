@@ -1,4 +1,4 @@
-"""A backend from another package, found by its entry point: from YAML to an answer of a real tritonserver."""
+"""A backend of another package, found by its entry point: from YAML to a response of a real tritonserver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Comparison through a server alone, against an engine that keeps TensorRT-LLM's rules."""
+"""`verify` through a server, against an engine with TensorRT-LLM's rules."""
 
 from __future__ import annotations
 

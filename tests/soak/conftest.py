@@ -1,4 +1,4 @@
-"""How long the soak takes: LOOKAHEAD_SOAK_S seconds in all, an hour by `make soak`, a moment in CI."""
+"""Duration of the soak: LOOKAHEAD_SOAK_S seconds, an hour in `make soak`, seconds in CI."""
 
 from __future__ import annotations
 

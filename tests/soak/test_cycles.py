@@ -1,4 +1,4 @@
-"""Servers that are started, asked, killed and stopped at random moments: no client hangs, nothing stays behind."""
+"""Servers that are started, killed and stopped at random moments: no client hangs, nothing is left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes killed under load: every answer is the undisturbed one."""
+"""Processes killed under load: every response equals the undisturbed one."""
 
 from __future__ import annotations
 

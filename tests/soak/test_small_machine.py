@@ -1,4 +1,4 @@
-"""Too little shared memory, and a full disk: a sentence, no hang, nothing left behind."""
+"""Small shared memory, and a full disk: a message, no hang, nothing left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files to deploy with: valid, not root, and about what the program has."""
+"""The files in deploy/: valid schemas, no root, and settings, ports and metrics of the program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Time to first token by way, with a stand-in for the servers."""
+"""Time to first token through each interface, with a stand-in for the servers."""
 
 from __future__ import annotations
 

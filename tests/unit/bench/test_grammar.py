@@ -1,4 +1,4 @@
-"""The schemas that are shipped, files of schemas, and the verdict of a run."""
+"""Shipped schemas, files of schemas, and the verdict of a run."""
 
 from __future__ import annotations
 

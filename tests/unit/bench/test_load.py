@@ -1,4 +1,4 @@
-"""The load generator keeps its bounds and counts every request once."""
+"""The load generator keeps its limits and counts every request once."""
 
 from __future__ import annotations
 

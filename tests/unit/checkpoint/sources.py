@@ -1,4 +1,4 @@
-"""Checkpoints of each source, as tests ask for them."""
+"""Checkpoints of each source, for tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A checkpoint folder named on the command line, damaged in every file: one sentence each, nothing left behind."""
+"""Checkpoint folders with damage in each file: one message each, and nothing is left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders appear whole or not at all."""
+"""Folders are complete or do not exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A remembered hash must never outlive a change of the file."""
+"""A cached hash is invalid after any change of the file."""
 
 from __future__ import annotations
 

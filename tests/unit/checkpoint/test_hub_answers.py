@@ -1,4 +1,4 @@
-"""Answers of the hub's client, and one sentence for each of its errors."""
+"""Responses of the hub's client, and one message for each of its errors."""
 
 from __future__ import annotations
 

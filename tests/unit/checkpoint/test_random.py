@@ -1,4 +1,4 @@
-"""Random weights: the same again from the same seed, and impossible configs are refused."""
+"""Random weights are equal for equal seeds; impossible configs are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tokenizer becomes tokenizer.json with the build, whatever form the checkpoint has it in."""
+"""The build writes tokenizer.json for every form of tokenizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wheels: fetched once, only their file is kept, and faults leave nothing behind."""
+"""Wheels are fetched once, only their file is kept, and errors leave nothing behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with a checkpoint is one sentence and exit code 2, before anything is built from it."""
+"""Faults of a checkpoint give one message and exit code 2 before the build."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`lookahead batch`: where the API key comes from, and an output that cannot be written costs no request."""
+"""`lookahead batch`: source of the API key, and outputs that cannot be written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command as a user meets it: exit codes, messages, JSON, and a start that imports nothing heavy."""
+"""The command line: exit codes, messages, JSON, and a start without heavy imports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands on the pages of README and docs: each exists with its options, names and settings; the cheap ones run."""
+"""Commands in README and docs: options, names and settings exist, and the cheap commands run."""
 
 from __future__ import annotations
 

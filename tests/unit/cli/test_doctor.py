@@ -1,4 +1,4 @@
-"""What doctor says of a machine, with small scripts in the place of what cannot be had, and of a config on it."""
+"""Reports of doctor on a machine, with small scripts for missing programs, and on a config."""
 
 from __future__ import annotations
 

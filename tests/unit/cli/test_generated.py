@@ -1,4 +1,4 @@
-"""Generated files in the repository are up to date, and stale ones are noticed and written again."""
+"""Generated files are up to date; stale ones are reported and written again."""
 
 from __future__ import annotations
 

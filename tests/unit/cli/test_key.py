@@ -1,4 +1,4 @@
-"""API keys as the command makes them."""
+"""API keys made by the command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each make target is explained and calls a verb that exists."""
+"""Each make target has a description and calls an existing command."""
 
 from __future__ import annotations
 

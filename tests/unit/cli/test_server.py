@@ -1,4 +1,4 @@
-"""The verbs for a server's life: what they show, and what they say of a server that died."""
+"""The commands for a server's lifecycle: their output, also for a server that died."""
 
 from __future__ import annotations
 

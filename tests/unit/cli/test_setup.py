@@ -1,4 +1,4 @@
-"""`setup.sh` with stand-ins for Pythons on PATH: which one it takes, when it installs again, and what it says."""
+"""`setup.sh` with stand-ins for Pythons on PATH: choice of Python, new installation, messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signals that reach a command at an odd moment."""
+"""SIGTERM ends a command, also while Python runs a finalizer or a callback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which running server `lookahead verify` compares with."""
+"""The running server with which `lookahead verify` compares."""
 
 from __future__ import annotations
 

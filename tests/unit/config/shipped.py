@@ -1,4 +1,4 @@
-"""Shipped configs on a machine with and one without a GPU, and the faults of what is laid over them."""
+"""Shipped configs on machines with and without a GPU, and the faults of overrides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values that no config should have: one sentence each, without waiting and without filling the memory."""
+"""Invalid values: one message each, without a long wait or large memory."""
 
 from __future__ import annotations
 

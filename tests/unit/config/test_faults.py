@@ -1,4 +1,4 @@
-"""Faults: all at once, each with its place, its key and what to do."""
+"""Faults are reported together, each with its place, key and remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A checkpoint folder in the place of a model config."""
+"""A checkpoint folder instead of a model config."""
 
 from __future__ import annotations
 

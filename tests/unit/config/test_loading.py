@@ -1,4 +1,4 @@
-"""Files of the user's own: their base, their names, and every way to break them."""
+"""Files of the user: base, name, and all kinds of damage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model, a profile and overrides come to."""
+"""Resolution of a model, a profile and overrides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings that do not go together, by the rules of configs and by those of the backend."""
+"""Combinations of settings that are refused, by rules of configs and of the backend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many cores there are for an engine."""
+"""Number of cores for an engine."""
 
 from __future__ import annotations
 

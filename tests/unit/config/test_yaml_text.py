@@ -1,4 +1,4 @@
-"""What YAML texts are read as, and what is refused."""
+"""Parsing of YAML texts, and refused ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Machine code of loops is found again, and never that of other sources."""
+"""Machine code of loops is reused for the same sources, and never for others."""
 
 from __future__ import annotations
 

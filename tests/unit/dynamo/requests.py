@@ -1,4 +1,4 @@
-"""Requests as Dynamo hands them to a worker."""
+"""Requests as Dynamo passes them to a worker."""
 
 from __future__ import annotations
 

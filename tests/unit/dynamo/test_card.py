@@ -1,4 +1,4 @@
-"""What Dynamo's front end reads: a class name in any case, and tools in any chat template of a Hermes model."""
+"""Model cards for Dynamo's front end: class names, and chat templates with tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker's entries come back after a suspension, and only then."""
+"""A worker's entries are restored after a suspension, and only then."""
 
 from __future__ import annotations
 

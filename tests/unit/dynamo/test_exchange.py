@@ -1,4 +1,4 @@
-"""Handing a gateway over to new servers, and back if that fails."""
+"""A gateway is handed over to new servers, and back after an error."""
 
 from __future__ import annotations
 

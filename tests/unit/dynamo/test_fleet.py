@@ -1,4 +1,4 @@
-"""What a fleet is started with, and what is refused before an engine is built."""
+"""Processes of a fleet, and configs that are refused before the build."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One request over several Triton servers: it goes on where another one stopped."""
+"""One request over several Triton servers continues after one of them stops."""
 
 from __future__ import annotations
 

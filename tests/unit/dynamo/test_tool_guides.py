@@ -1,4 +1,4 @@
-"""Tools become guides under which every output is a call that matches, in the form that Dynamo reads."""
+"""Guides of tools: every output is a valid call, in the form that Dynamo parses."""
 
 from __future__ import annotations
 

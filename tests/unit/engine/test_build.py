@@ -1,4 +1,4 @@
-"""Builds are whole, skipped when nothing changed, and shared between profiles."""
+"""Builds are complete, skipped when up to date, and shared between profiles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The load of others is that of other programs, without the measuring process and its children."""
+"""The load of other programs excludes the measuring process and its children."""
 
 from __future__ import annotations
 

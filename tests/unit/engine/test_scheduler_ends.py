@@ -1,4 +1,4 @@
-"""However a request ends, its requester gets an event, and no state of it remains."""
+"""Each request gets a last event, however it ends, and leaves no state."""
 
 import threading
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""The draft sources learn from a step after its tokens were sent, and before anything is drafted from that text."""
+"""Draft sources learn from a step after its tokens were sent, and before the next drafts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sequences of a pass that cannot hold all: verify steps, then prompts in order of arrival."""
+"""Order of sequences if a pass cannot hold all: verify steps, then prompts in order of arrival."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gateways for tests: with the clock in hand, and a stand-in for the server behind them."""
+"""Gateways for tests, with a controlled clock and a stand-in for the server."""
 
 from __future__ import annotations
 

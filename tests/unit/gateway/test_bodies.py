@@ -1,4 +1,4 @@
-"""Bodies within bounds, and what the server behind gets instead of the client's bytes."""
+"""Limits of request bodies, and their new serialization for the server."""
 
 from __future__ import annotations
 

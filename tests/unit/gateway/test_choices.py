@@ -1,4 +1,4 @@
-"""Requests with n above 1: what the front end is asked for each choice, and what the client gets of its answers."""
+"""Requests with n above 1: requests to the front end, and the combined response."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Another server behind the gateway while it serves: new requests go there, running ones end where they began."""
+"""Exchange of the server behind the gateway: new requests go to the new one, running ones finish."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Error messages that clients get for errors of the server behind the gateway."""
+"""Error messages to clients for errors of the server."""
 
 from __future__ import annotations
 

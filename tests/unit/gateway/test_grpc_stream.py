@@ -1,4 +1,4 @@
-"""Streams over gRPC whose client leaves, and ids of their requests."""
+"""gRPC streams with disconnecting clients, and the ids of their requests."""
 
 from __future__ import annotations
 

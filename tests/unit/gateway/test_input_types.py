@@ -1,4 +1,4 @@
-"""Values that their tensors hold, and the sentences for those that they do not."""
+"""Valid and refused values of input tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenAI requests as Dynamo's front end gets them."""
+"""Conversion of OpenAI requests for Dynamo's front end."""
 
 from __future__ import annotations
 

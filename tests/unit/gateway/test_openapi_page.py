@@ -1,4 +1,4 @@
-"""The page of the public surface names the paths that the gateway serves."""
+"""The OpenAPI page lists the paths that the gateway serves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small stand-in for TensorRT-LLM, as if it were installed."""
+"""Installs a small stand-in for TensorRT-LLM."""
 
 from __future__ import annotations
 

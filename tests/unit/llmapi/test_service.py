@@ -1,4 +1,4 @@
-"""Drafter, config and service against a stand-in for TensorRT-LLM that is shaped as the contract says."""
+"""Drafter, config and service against a stand-in for TensorRT-LLM that follows the contract."""
 
 from __future__ import annotations
 

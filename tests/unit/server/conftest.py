@@ -1,4 +1,4 @@
-"""A script in the place of tritonserver."""
+"""A script that replaces tritonserver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A machine as its PATH shows it: small scripts in the place of tritonserver, mpirun, nvidia-smi and docker."""
+"""A fake PATH: small scripts that replace tritonserver, mpirun, nvidia-smi and docker."""
 
 from __future__ import annotations
 

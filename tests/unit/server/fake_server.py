@@ -1,4 +1,4 @@
-"""A small script in the place of tritonserver that leaves a child and shared memory behind."""
+"""A script that replaces tritonserver and leaves a child process and shared memory behind."""
 
 from __future__ import annotations
 

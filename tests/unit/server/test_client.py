@@ -1,4 +1,4 @@
-"""What clients make of a server that is not there, or no longer."""
+"""Clients of a server that is missing or has ended."""
 
 from __future__ import annotations
 

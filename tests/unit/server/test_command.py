@@ -1,4 +1,4 @@
-"""Paths as the command line of a server names them."""
+"""Paths in the command line of a server."""
 
 from __future__ import annotations
 

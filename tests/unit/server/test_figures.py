@@ -1,4 +1,4 @@
-"""Figures of several servers are those of all together."""
+"""Sums of metrics over several servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the guard of a server makes of the processes that run its models."""
+"""The guard and the processes of a server's models."""
 
 from __future__ import annotations
 

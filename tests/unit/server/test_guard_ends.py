@@ -1,4 +1,4 @@
-"""Whatever is killed, the guard leaves nothing behind."""
+"""The guard leaves nothing behind, whichever process is killed."""
 
 from __future__ import annotations
 

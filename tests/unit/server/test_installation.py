@@ -1,4 +1,4 @@
-"""Which tritonserver is run, and where it cannot be."""
+"""Choice of the tritonserver, and refused ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which logs are kept, and how a log tells the way its server ended."""
+"""Kept logs, and the reason of the server's end in a log."""
 
 from __future__ import annotations
 

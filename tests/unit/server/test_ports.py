@@ -1,4 +1,4 @@
-"""Ports are free ones, and addresses those of this machine."""
+"""Free ports, and addresses of this machine."""
 
 from __future__ import annotations
 

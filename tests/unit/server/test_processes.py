@@ -1,4 +1,4 @@
-"""What killed servers leave in the temporary folder."""
+"""Removal of temporary folders of killed servers."""
 
 from __future__ import annotations
 

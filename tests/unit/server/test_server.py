@@ -1,4 +1,4 @@
-"""Start, stop and failure of a server, with a small script in the place of tritonserver."""
+"""Start, stop and failure of a server, with a script that replaces tritonserver."""
 
 from __future__ import annotations
 

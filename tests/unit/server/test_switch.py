@@ -1,4 +1,4 @@
-"""Exchanging a server, with a small script in the place of tritonserver that refuses some repositories."""
+"""Exchange of a server, with a script that replaces tritonserver and refuses some repositories."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole of `lookahead_bls` but Triton: tensors in, text out, over a table instead of a model."""
+"""`lookahead_bls` without Triton: tensors in, text out, over a table instead of a model."""
 
 from __future__ import annotations
 

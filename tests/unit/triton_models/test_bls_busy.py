@@ -1,4 +1,4 @@
-"""Streams over an engine that has no room for their next step."""
+"""Streams over an engine without a free slot for their next step."""
 
 from __future__ import annotations
 

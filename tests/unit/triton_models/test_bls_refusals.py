@@ -1,4 +1,4 @@
-"""What `lookahead_bls` refuses, each with a sentence, and what long texts may not do to other requests."""
+"""Refusals of `lookahead_bls`, and long texts that must not delay other requests."""
 
 from __future__ import annotations
 

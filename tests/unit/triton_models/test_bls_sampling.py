@@ -1,4 +1,4 @@
-"""What a client asks of sampling acts through `lookahead_bls` as it does on the target's logits, drafts or not."""
+"""Sampling options have the same effect through `lookahead_bls` as in the engine, with and without drafts."""
 
 from __future__ import annotations
 

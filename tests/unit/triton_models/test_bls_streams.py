@@ -1,4 +1,4 @@
-"""An output without drafts of ours is one request to an engine of TensorRT-LLM, and the engine's own stream."""
+"""Without drafts, an output is one streamed request to a TensorRT-LLM engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens in, tokens out: `input_ids` in the place of a text, and outputs that go on where an earlier run ended."""
+"""`input_ids` instead of a text, `output_ids`, and outputs that continue an interrupted one."""
 
 from __future__ import annotations
 

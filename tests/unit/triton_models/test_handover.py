@@ -1,4 +1,4 @@
-"""What a server has learnt goes to the next one through a folder."""
+"""Learned state is handed over to the next server through a folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers of one checkpoint keep what they learn apart, and begin with what all have learnt."""
+"""Servers of one checkpoint save their learned state separately, and start with that of all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures entered from a thread of their own, against a stand-in for Triton's metric classes."""
+"""Metrics are updated in a separate thread, against a stand-in for Triton's metric classes."""
 
 from __future__ import annotations
 

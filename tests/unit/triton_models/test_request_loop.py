@@ -1,4 +1,4 @@
-"""Requests side by side in one event loop, over a request that behaves as Triton's."""
+"""Concurrent requests in one event loop, with a stand-in for Triton's request."""
 
 from __future__ import annotations
 

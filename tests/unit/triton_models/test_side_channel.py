@@ -1,4 +1,4 @@
-"""Fixed chunks hold the same output, and their sizes say nothing about steps."""
+"""Chunks of fixed size hold the same output, and their sizes do not depend on steps."""
 
 from __future__ import annotations
 

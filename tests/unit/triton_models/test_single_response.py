@@ -1,4 +1,4 @@
-"""Requests that models with one response pass on."""
+"""Requests that models with one response forward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams that one of our models reads from another."""
+"""Streams between two models of a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams that a reader leaves before their end."""
+"""Streams that the reader closes early."""
 
 from __future__ import annotations
 

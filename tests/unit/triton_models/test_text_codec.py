@@ -1,4 +1,4 @@
-"""What a server needs of a tokenizer: chat prompts, words, biases, and the tokens that end an output."""
+"""Functions of a server's tokenizer: chat prompts, words, biases, end tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streamed text is the decoded whole, for every script, with real tokenizers of both kinds."""
+"""The concatenated stream equals the decoded output, for every script, with two real kinds of tokenizers."""
 
 from __future__ import annotations
 

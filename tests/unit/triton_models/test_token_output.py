@@ -1,4 +1,4 @@
-"""Tokens that can be sent: together they spell the text up to the first stop word, and none shows a part of one."""
+"""Sent tokens spell the text before the first stop word, and never a part of a stop word."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients of the served models, over a response sender that behaves as Triton's."""
+"""Clients of the served models, with a stand-in for Triton's response sender."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cost curve is measured within the engine's limits and leaves nothing behind."""
+"""The cost curve is measured within the engine's limits and leaves no state."""
 
 from __future__ import annotations
 

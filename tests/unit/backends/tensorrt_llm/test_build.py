@@ -1,4 +1,4 @@
-"""What a build asks of the machine before it starts."""
+"""Checks of the machine before a build starts."""
 
 from __future__ import annotations
 

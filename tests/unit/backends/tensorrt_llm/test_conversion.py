@@ -1,4 +1,4 @@
-"""Which way a checkpoint is converted, and the exact call, against the options that the scripts are known to have."""
+"""The choice of conversion for a checkpoint, and the exact call, against the known options of the scripts."""
 
 from __future__ import annotations
 

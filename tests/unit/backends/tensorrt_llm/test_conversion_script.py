@@ -1,4 +1,4 @@
-"""The conversion worker against classes that take what the contract says and nothing else."""
+"""The conversion worker against classes that accept only what the contract lists."""
 
 from __future__ import annotations
 

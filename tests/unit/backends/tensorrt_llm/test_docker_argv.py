@@ -1,4 +1,4 @@
-"""The call of docker around a stage or a server."""
+"""The docker command of a stage or a server."""
 
 from __future__ import annotations
 

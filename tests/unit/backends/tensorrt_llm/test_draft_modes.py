@@ -1,4 +1,4 @@
-"""W, N and G: the formula, what is legal, what a request may ask for."""
+"""W, N and G: the formula, valid values, and limits of requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is on a machine, and what is refused on it before a build starts."""
+"""Detection of GPU, packages and docker, and refusals before a build starts."""
 
 from __future__ import annotations
 

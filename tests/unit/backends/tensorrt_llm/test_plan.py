@@ -1,4 +1,4 @@
-"""Plans of everything that we ship, read as TensorRT-LLM's own tools would read them."""
+"""Plans of all shipped configs, parsed as TensorRT-LLM's own tools would parse them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the stages of a plan wrote is read back: what is not as it was asked for is refused."""
+"""Results of a plan's stages are compared with the plan; differences are refused."""
 
 from __future__ import annotations
 

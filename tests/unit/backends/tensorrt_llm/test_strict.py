@@ -1,4 +1,4 @@
-"""What the double of TensorRT-LLM takes, cuts and refuses: the contract's sections 2.5, 3 and 4."""
+"""Accepted, cut and refused requests of the emulated TensorRT-LLM: sections 2.5, 3 and 4 of the contract."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The transformers baselines: tokens, passes and drafts are counted from outside, and add up."""
+"""The transformers baselines: counts of tokens, passes and drafts agree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data files are read whole and checked before anything is measured."""
+"""Data files are read completely and checked before a measurement."""
 
 from __future__ import annotations
 

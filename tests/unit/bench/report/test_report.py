@@ -1,4 +1,4 @@
-"""The report holds what was measured, in Markdown and in one HTML file that needs nothing else."""
+"""The report has all measurements, in Markdown and in one self-contained HTML file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The results file loads again to an equal value and is refused when it is something else."""
+"""The results file loads to an equal value, and any other file is refused."""
 
 from __future__ import annotations
 

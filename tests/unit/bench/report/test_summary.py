@@ -1,4 +1,4 @@
-"""Figures of a measurement, by hand and by property."""
+"""Figures of a measurement, against literal values and properties."""
 
 from __future__ import annotations
 

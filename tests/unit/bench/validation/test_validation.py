@@ -1,4 +1,4 @@
-"""Stages of a validation run, with small commands in place of ours: skipped, reported and unconditional stages."""
+"""Stages of a validation run with small commands: skipped, reported and unconditional stages."""
 
 from __future__ import annotations
 

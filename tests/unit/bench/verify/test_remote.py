@@ -1,4 +1,4 @@
-"""Comparing strategies of one server, whose answers are made up here."""
+"""Comparison of strategies of one server, with literal responses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The proof of losslessness must pass a lossless engine, catch a lossy one, and tell rounding from a fault."""
+"""`verify` passes a lossless engine, detects a lossy one, and distinguishes rounding from a fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several tries into one: every text, and none twice."""
+"""Merging of tries: every text is included, and none is counted twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each family of rules refuses: refusals.yaml. All of it starts from llama2-13b under latency (lookahead)."""
+"""The refusals of each family of rules, from refusals.yaml. The base is llama2-13b under latency (lookahead)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All rules together: what is shipped and what is possible passes, and faults come at once, each once."""
+"""All rules together: shipped configs pass, and all faults are reported, each once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Units of a phase are shared out once each, and the loop over them can be compiled into a new caller at any time."""
+"""Each unit of a phase is executed once, and new callers of the loop can be compiled at any time."""
 
 from __future__ import annotations
 
