@@ -1,1 +1,1 @@
-"""Measurement: workloads, bench, replay, verify, reports."""
+"""Measurement: workloads, bench, verify, reports."""

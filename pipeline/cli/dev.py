@@ -33,7 +33,7 @@ def generate(
         raise ConfigError(f"Out of date: {', '.join(map(str, stale))}. Run `lookahead dev generate`.")
     for path in stale:
         path.write_text(files[path], encoding="utf-8")
-    output.say("\n".join(map(str, stale)) or "all generated files are fresh")
+    output.say("\n".join(map(str, stale)) or "all generated files are up to date")
 
 
 def architectures(as_json: Json = False) -> None:

@@ -154,7 +154,7 @@ def examine_config(model: str, profile: str, overrides: Sequence[str]) -> Iterat
         for key, text in faults or ((subject, str(error)),):
             yield Finding(key or subject, "fail", text, "Correct it in the YAML, or with --set.")
         return
-    yield Finding(subject, "ok", f"settings hold for backend {resolved.backend}")
+    yield Finding(subject, "ok", f"the settings are valid for backend {resolved.backend}")
     backend = backend_of(resolved.backend)
     folder = artifact_dir(places(), resolved.model.name, resolved.profile.name)
 

@@ -122,7 +122,7 @@ def run_clean_up(command: Sequence[str]) -> None:
 
 
 def main() -> int:
-    """Run the server of the spec file until its last end. Returns its exit code."""
+    """Run the server of the spec file, with restarts. Returns its last exit code."""
     spec = GuardSpec(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
     log = Path(spec.log_path)
     wake_read, wake_write = os.pipe()

@@ -66,7 +66,7 @@ class ScriptNeed(NamedTuple):
 
 
 def needs_of_script(context: BuildContext) -> list[ScriptNeed]:
-    """Settings that need more of a family's script than a plain conversion for tensor-parallel ranks."""
+    """Settings that need options of a family's script, besides those for tensor-parallel ranks."""
     trt, ranks = context.trt, context.model.parallelism
     asked: list[tuple[str | None, str, object, object]] = [
         ("use_weight_only" if trt.quantization in _PLAIN else None, "quantization", trt.quantization, "none"),

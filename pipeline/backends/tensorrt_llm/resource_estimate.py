@@ -88,7 +88,7 @@ def kv_tokens(context: BuildContext) -> int:
 
 
 def kv_share(context: BuildContext, mode: Mode) -> float:
-    """Share of an engine in the memory of the KV caches."""
+    """Fraction of the KV cache memory for the engine of a mode."""
     if len(context.modes) == 1:
         return 1.0
     return context.trt.lookahead_kv_share if mode == "lookahead" else 1.0 - context.trt.lookahead_kv_share

@@ -1,1 +1,1 @@
-"""The torch engine: unmodified transformers models with a slot KV cache and tree attention."""
+"""The torch engine: transformers models, or the lean pass, with a slot KV cache and tree attention."""
