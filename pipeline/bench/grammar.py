@@ -83,7 +83,7 @@ def load_schemas(path: Path, limit: int | None = None) -> list[SchemaRow]:
                 text = f'{where} is not a row of schemas; it must be {{"id", "task", "prompt", "schema": {{...}}}}.'
                 raise UserError(text) from error
     if not rows:
-        raise UserError(f"{path} holds no rows; add at least one.")
+        raise UserError(f"{path} has no rows; add at least one.")
     return rows[:limit]
 
 

@@ -56,7 +56,7 @@ def load_replay_rows(path: Path) -> list[ReplayRow]:
         values = json_rows(text.split("\n"), path)
     rows = [_replay_row(value, where) for where, value in values]
     if not rows:
-        raise UserError(f"{path} holds no outputs; give rows with prompt_ids and output_ids.")
+        raise UserError(f"{path} has no outputs; give rows with prompt_ids and output_ids.")
     return rows
 
 

@@ -79,7 +79,7 @@ def load_scores(path: Path) -> Scores:
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}.") from error
     except ValidationError as error:
-        raise UserError(f"{path} holds no scores; give a file of `lookahead research perplexity --json`.") from error
+        raise UserError(f"{path} has no scores; give a file of `lookahead research perplexity --json`.") from error
 
 
 def _score(engine: Engine, text_id: str, token_ids: IntArray) -> TextScore:

@@ -81,7 +81,7 @@ class RecordedEngine:
         """Nothing is held."""
 
     def forget_cached(self) -> None:
-        """Nothing is kept."""
+        """Does nothing: the engine caches nothing."""
 
 
 def _own(sequence: EngineSequence) -> RecordedSequence:

@@ -106,7 +106,7 @@ def load_workload(path: Path, limit: int | None = None, tasks: Iterable[str] | N
             )
         rows = [row for row in rows if row.task in wanted]
     if not rows:
-        raise UserError(f"{path} holds no rows; each line should be a JSON object with id, task and prompt (or turns).")
+        raise UserError(f"{path} has no rows; each line should be a JSON object with id, task and prompt (or turns).")
     return rows[:limit]
 
 

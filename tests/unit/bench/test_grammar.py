@@ -59,7 +59,7 @@ def test_forty_schemas_of_five_kinds_are_shipped_and_each_is_sound() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "holds no rows"),
+        ("", "has no rows"),
         ("{", "line 1 is not JSON"),
         ('{"id": "a", "task": "b", "prompt": "c"}', "line 1 is not a row of schemas"),
         ('{"id": "a", "task": "b", "prompt": "", "schema": {}}', "line 1 is not a row of schemas"),

@@ -57,7 +57,7 @@ def test_scores_load_again_and_other_files_are_refused(tmp_path: Path) -> None:
     path.write_text(whole.model_dump_json())
     assert load_scores(path) == whole
     path.write_text("{}")
-    with pytest.raises(UserError, match="holds no scores"):
+    with pytest.raises(UserError, match="has no scores"):
         load_scores(path)
     with pytest.raises(UserError, match="cannot be read"):
         load_scores(tmp_path / "none.json")

@@ -140,7 +140,7 @@ def test_a_fault_is_one_sentence_with_its_line_number(tmp_path: Path, line: str,
 def test_missing_empty_and_wrong_task_files_are_user_errors(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no data file"):
         load_workload(tmp_path / "none.jsonl")
-    with pytest.raises(UserError, match="holds no rows"):
+    with pytest.raises(UserError, match="has no rows"):
         load_workload(write(tmp_path, ""))
     with pytest.raises(UserError, match="has no task 'c'; it has t"):
         load_workload(write(tmp_path, '{"id": 1, "task": "t", "prompt": "p"}'), tasks=["c"])
