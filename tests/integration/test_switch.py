@@ -55,7 +55,7 @@ def test_a_server_takes_another_profile_and_keeps_the_old_one_if_that_fails(tmp_
     folder = tmp_path / "run"
     first = launch(prepared(where, "model.checkpoint.seed=3"), where, folder)
     try:
-        with pytest.raises(ServerError, match="serves already"):
+        with pytest.raises(ServerError, match="already serves"):
             other_profile(where, folder, "latency")
         text = ask(first.state, 24).text
 
