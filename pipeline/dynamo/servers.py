@@ -37,9 +37,9 @@ class TritonServers:
         self, wanted: TokenRequest, request_id: str, trace: Mapping[str, str]
     ) -> AsyncGenerator[TokenChunk, None]:
         """Yield the chunks of the output as they arrive, and continue on another server if one fails. Raises the errors
-        of `TritonStream.generate`. If no server is ready in time, raises EngineError if there are other machines, else
-        BusyError."""
-        server, busy_since = self.own, None
+        of `TritonStream.generate`; RuntimeError only for a second fault. If no server is ready in time, raises
+        EngineError if there are other machines, else BusyError."""
+        server, busy_since, has_failed = self.own, None, False
         while wanted.num_remaining_tokens:
             token_ids: list[int] = []
             try:
@@ -48,7 +48,11 @@ class TritonServers:
                         token_ids += chunk.token_ids
                         yield chunk
                 return
-            except EngineError:
+            except (EngineError, RuntimeError) as error:
+                # The first fault may be one of a server that is about to end.
+                if has_failed and isinstance(error, RuntimeError):
+                    raise
+                has_failed = has_failed or isinstance(error, RuntimeError)
                 wanted = resumed(wanted, token_ids)
                 await asyncio.sleep(_POLL_S)  # a server may report itself ready although one of its models has died
                 server = await self._ready_one()

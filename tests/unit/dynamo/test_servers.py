@@ -138,6 +138,15 @@ def test_a_busy_server_refuses_what_is_new_and_keeps_what_has_begun_waiting():
     assert len(moved.asked) == 3
 
 
+def test_a_fault_of_a_server_that_ends_changes_nothing_and_a_second_one_is_raised():
+    fault = RuntimeError("internal error: the loop is closed")
+    own, other = Server((2, fault), is_there=False), Server()
+
+    assert tokens(ask(own, other)) == WHOLE
+    with pytest.raises(RuntimeError, match="loop is closed"):
+        ask(Server((2, fault), (0, GONE), (1, fault)))
+
+
 def test_a_wrong_request_is_not_asked_twice():
     other = Server()
 
