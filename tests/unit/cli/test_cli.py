@@ -209,7 +209,7 @@ def test_models_and_profiles_as_json(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_schema_check(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("dev", "generate", "--check") == 0
-    assert "fresh" in capsys.readouterr().out
+    assert "up to date" in capsys.readouterr().out
 
 
 def test_doctor_reports_how_to_fix_what_fails(
