@@ -68,7 +68,7 @@ def test_the_old_one_comes_back_if_the_new_one_does_not_come_up(running, tmp_pat
     assert back is not None
     assert (back.profile, addresses(back)) == ("latency", addresses(state))
     assert "does not load" in (folder / "server.log.1").read_text()
-    assert any("again" in note for note in notes)
+    assert any("did not start; starting" in note and "again" in note for note in notes)
 
 
 def test_if_neither_server_starts_both_reasons_are_reported(running, tmp_path):
