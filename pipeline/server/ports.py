@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import random
 import secrets
 import socket
@@ -63,18 +64,16 @@ def bind_ports(host: str, asked: Mapping[str, int]) -> dict[str, int]:
     chosen = {}
     with ExitStack() as stack:  # all sockets stay open until the last port is chosen, so that the ports differ
         for name, port in asked.items():
-            held = stack.enter_context(socket.socket())
-            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                held.bind((host, port or free_port(host)))
-                held.listen()  # else another socket may bind the same port
+            try:  # a socket that does not listen would let another one bind its port
+                held = stack.enter_context(socket.create_server((host, port or free_port(host))))
             except PermissionError as error:
                 raise ServerError(f"Port {port} (server.{name}) needs privileges; choose 1024 or higher.") from error
             except OSError as error:
+                reason = os.strerror(error.errno or 0)  # without the address, which `create_server` adds
                 if error.errno != errno.EADDRINUSE:
-                    raise _bad_host(host, str(error.strerror)) from error
+                    raise _bad_host(host, reason) from error
                 raise ServerError(
-                    f"Port {port} (server.{name}) on {host} cannot be used: {error.strerror}. Stop the program that "
+                    f"Port {port} (server.{name}) on {host} cannot be used: {reason}. Stop the program that "
                     f"listens there (for our servers: `lookahead stop`), or use a free port: --set server.{name}=0"
                 ) from error
             chosen[name] = held.getsockname()[1]
@@ -92,14 +91,11 @@ def free_port(host: str) -> int:
     """A free port. Raises OSError if this machine cannot listen at that address, ServerError if all are in use."""
     for number in islice(_numbers, len(_FREE)):
         port = _FREE[number % len(_FREE)]
-        with socket.socket() as held:
-            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                held.bind((host, port))
-                held.listen()
-            except OSError as error:
-                if error.errno != errno.EADDRINUSE:
-                    raise
-            else:
-                return port
+        try:
+            socket.create_server((host, port)).close()
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+        else:
+            return port
     raise ServerError(f"No port in {_FREE.start} .. {_FREE.stop - 1} is free on {host}. Stop a program that uses one.")
