@@ -184,7 +184,7 @@ def num_moved(fleet: Fleet) -> int:
 
 def _kill_in_turn(fleet: Fleet, url: str, model: str, num_kills: int, report: FailoverReport, note: Note) -> None:
     moments = random.Random(num_kills)
-    num_models = [len(model_processes(server.state.server_id)) for server in fleet.servers]
+    num_models = _num_models(fleet)
     while report.num_kills < num_kills:
         _wait_until_whole(fleet, url, model, num_models)
         time.sleep(moments.uniform(*_PAUSE_S))
@@ -209,7 +209,7 @@ def _wait_until_whole(fleet: Fleet, url: str, model: str, num_models: Sequence[i
     reports itself ready. Raises ServerError if one does not come back in time."""
     deadline = time.monotonic() + _RETURN_TIMEOUT_S
     while not (
-        [len(model_processes(server.state.server_id)) for server in fleet.servers] == num_models
+        _num_models(fleet) == num_models
         and all(is_ready(server.state) for server in fleet.servers)
         and all(service.service.is_ready() for service in fleet.services)
         and lists_model(f"{url}/models", model)
@@ -218,6 +218,11 @@ def _wait_until_whole(fleet: Fleet, url: str, model: str, num_models: Sequence[i
         if ended or time.monotonic() > deadline:
             raise ServerError(f"{', '.join(ended) or 'A killed process'} did not come back.")
         time.sleep(_POLL_S)
+
+
+def _num_models(fleet: Fleet) -> list[int]:
+    """Processes of models per server."""
+    return [len(model_processes(server.state.server_id)) for server in fleet.servers]
 
 
 def _worker_id(fleet: Fleet, number: int) -> str:

@@ -28,7 +28,7 @@ class TritonServers:
     """Sends requests to one of several servers. own: the preferred server. others: used while it cannot be reached.
     has_other_machines: whether workers of other machines can continue a request."""
 
-    def __init__(self, own: TritonStream, others: Sequence[TritonStream] = (), has_other_machines: bool = True) -> None:
+    def __init__(self, own: TritonStream, others: Sequence[TritonStream], has_other_machines: bool) -> None:
         self.own = own
         self._has_other_machines = has_other_machines
         self._all = (own, *others)
@@ -39,7 +39,7 @@ class TritonServers:
         """Yield the chunks of the output as they arrive, and continue on another server if one fails. Raises the errors
         of `TritonStream.generate`; RuntimeError only for a second fault. If no server is ready in time, raises
         EngineError if there are other machines, else BusyError."""
-        server, busy_since, has_failed = self.own, None, False
+        server, busy_since, had_fault = self.own, None, False
         while wanted.num_remaining_tokens:
             token_ids: list[int] = []
             try:
@@ -49,10 +49,10 @@ class TritonServers:
                         yield chunk
                 return
             except (EngineError, RuntimeError) as error:
-                # The first fault may be one of a server that is about to end.
-                if has_failed and isinstance(error, RuntimeError):
+                is_fault = isinstance(error, RuntimeError)
+                if is_fault and had_fault:  # the first one may be that of a server that is about to end
                     raise
-                has_failed = has_failed or isinstance(error, RuntimeError)
+                had_fault |= is_fault
                 wanted = resumed(wanted, token_ids)
                 await asyncio.sleep(_POLL_S)  # a server may report itself ready although one of its models has died
                 server = await self._ready_one()
