@@ -27,6 +27,18 @@ def write(path: Path, body: str = "") -> None:
     write_tritonserver(path, path.parent, f'subprocess.Popen(["sleep", "600"])\n{body}')
 
 
+def slow_end(seconds: int, text: str) -> str:
+    """Code for `write`: after SIGTERM the script sleeps, prints a text and ends."""
+    return f"""
+import signal
+def end(number, frame):
+    time.sleep({seconds})
+    print({text!r}, flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+"""
+
+
 def start(tmp_path: Path, config: ServerConfig = FREE, **keywords: Any) -> RunningServer:
     return start_server(
         tmp_path / "repository", tmp_path / "run", config, places=places(), model="m", profile="p", **keywords

@@ -23,17 +23,7 @@ from pipeline.server.shared_memory import shm_files
 from pipeline.server.state import STATE, find_server, is_ready
 from tests.patience import PATIENCE_S
 from tests.servers import left_over, processes_of, wait_for, wait_for_guard
-from tests.unit.server.fake_server import FREE, assert_gone, start, write
-
-# Takes its time after SIGTERM, as Triton does while requests run.
-SLOW_END = """
-import signal, time
-def end(number, frame):
-    time.sleep(1)
-    print("finished what was running", flush=True)
-    sys.exit(0)
-signal.signal(signal.SIGTERM, end)
-"""
+from tests.unit.server.fake_server import FREE, assert_gone, slow_end, start, write
 
 
 @pytest.mark.parametrize("victim", ["guard", "server", "both"])
@@ -121,7 +111,7 @@ def test_no_other_user_can_read_what_a_server_shares_or_says(fake, tmp_path):
 
 
 def test_a_server_that_is_drained_finishes_what_runs(fake, tmp_path):
-    write(fake, SLOW_END)
+    write(fake, slow_end(1, "finished what was running"))  # as Triton ends while requests run
     server = start(tmp_path, detach=True)
 
     assert stop_server(tmp_path / "run", drain=True) == server.state

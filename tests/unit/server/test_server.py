@@ -20,7 +20,7 @@ from pipeline.server.server import start_server, stop_server
 from pipeline.server.shared_memory import shm_files
 from pipeline.server.state import STATE, find_server, is_ready
 from tests.servers import left_over, processes_of
-from tests.unit.server.fake_server import FREE, assert_gone, start, write
+from tests.unit.server.fake_server import FREE, assert_gone, slow_end, start, write
 
 
 def test_a_stopped_server_leaves_nothing_behind(fake, tmp_path):
@@ -134,21 +134,9 @@ def test_a_proxy_is_not_asked_for_our_own_server(fake, tmp_path, monkeypatch):
     assert read_metrics(server.state.http_url) == {}
 
 
-# Ends eight seconds after SIGTERM, as Triton ends only after it has loaded its models.
-LOADING = """
-import signal, time
-def end(number, frame):
-    time.sleep(8)
-    print("loaded", flush=True)
-    sys.exit(0)
-signal.signal(signal.SIGTERM, end)
-print("loading", flush=True)
-time.sleep(600)
-"""
-
-
 def test_a_server_that_is_stopped_before_it_is_ready_does_not_load_to_the_end_and_did_not_crash(fake, tmp_path):
-    write(fake, LOADING)
+    # Triton ends only after it has loaded its models.
+    write(fake, slow_end(8, "loaded") + 'print("loading", flush=True); time.sleep(600)')
     log = tmp_path / "run" / "server.log"
     failures: list[BaseException] = []
 
