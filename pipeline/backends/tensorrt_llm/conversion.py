@@ -8,7 +8,6 @@ quantize.py           the remaining pairs of weight and KV format
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -28,8 +27,7 @@ _WEIGHT_ONLY_PRECISION = {"int8_wo": "int8", "int4_wo": "int4"}
 _COMMON_FLAGS = ("model_dir", "output_dir", "dtype", "tp_size")
 
 
-@dataclass(frozen=True, slots=True)
-class Conversion:
+class Conversion(NamedTuple):
     """A conversion. call: class and arguments for `conversion_script`; empty for methods that run a script of
     TensorRT-LLM. argv: command to run."""
 

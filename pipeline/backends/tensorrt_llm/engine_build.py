@@ -8,7 +8,6 @@ with the speculative mode as a number; `readback` compares them with the expecte
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,25 +24,6 @@ _NOT_EXPECTED = (
     *("checkpoint_dir", "output_dir", "workers", "log_level", "logits_dtype", "fast_build"),
     *("input_timing_cache", "output_timing_cache", "visualize_network"),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class EngineBuild:
-    """Build of an engine. flags: options by name. argv: command to run. expected: required values of build_config in
-    the engine's config.json."""
-
-    flags: dict[str, FlagValue]
-    argv: tuple[str, ...]
-    expected: dict[str, Any]
-
-
-def build_of(context: BuildContext, mode: Mode, checkpoint: Path, output: Path) -> EngineBuild:
-    flags = build_flags_of(context, mode, checkpoint, output)
-    return EngineBuild(
-        flags=flags,
-        argv=("trtllm-build", *_arguments(flags)),
-        expected=_expected(context, mode, flags),
-    )
 
 
 def build_flags_of(context: BuildContext, mode: Mode, checkpoint: Path, output: Path) -> dict[str, FlagValue]:
@@ -84,7 +64,7 @@ def build_flags_of(context: BuildContext, mode: Mode, checkpoint: Path, output: 
     return flags
 
 
-def _expected(context: BuildContext, mode: Mode, flags: Mapping[str, FlagValue]) -> dict[str, Any]:
+def expected_config(context: BuildContext, mode: Mode, flags: Mapping[str, FlagValue]) -> dict[str, Any]:
     """Expected build_config in the engine's config.json: the options as JSON of BuildConfig, with PluginConfig inside,
     and with the builder's change of max_seq_len. The rules refuse options that the builder would change as well."""
     known = release_data.release().build_flags
@@ -121,12 +101,13 @@ def _gemm_plugin(context: BuildContext) -> str:
     return {"fp8": "disable", "nvfp4": "nvfp4"}.get(context.trt.quantization, context.resolved.dtype)
 
 
-def _arguments(flags: Mapping[str, FlagValue]) -> list[str]:
+def build_argv(flags: Mapping[str, FlagValue]) -> tuple[str, ...]:
+    """The command with these options."""
     known = release_data.release().build_flags
-    words: list[str] = []
+    words = ["trtllm-build"]
     for name, value in flags.items():
         if known[name].type != "store_true":
             words += [f"--{name}", str(value)]
         elif value:
             words.append(f"--{name}")
-    return words
+    return tuple(words)

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.backends.tensorrt_llm import release_data
-from pipeline.backends.tensorrt_llm.build_context import KV_QUANT_ALGOS, QUANT_ALGOS, BuildContext
+from pipeline.backends.tensorrt_llm.build_context import KV_QUANT_ALGOS, QUANT_ALGOS, BuildContext, FlagValue
 from pipeline.backends.tensorrt_llm.conversion import (
-    Conversion,
+    Method,
     calib_dataset_of,
     calibration_folder,
     conversion_of,
@@ -27,7 +27,7 @@ from pipeline.backends.tensorrt_llm.conversion import (
     mapping_arguments,
 )
 from pipeline.backends.tensorrt_llm.docker import docker_argv
-from pipeline.backends.tensorrt_llm.engine_build import EngineBuild, build_of
+from pipeline.backends.tensorrt_llm.engine_build import build_argv, build_flags_of, expected_config
 from pipeline.backends.tensorrt_llm.environment import Where, detect, engine_version
 from pipeline.backends.tensorrt_llm.instance import Instance, instance_of
 from pipeline.backends.tensorrt_llm.notes import notes_of
@@ -46,11 +46,12 @@ _NOT_FETCHED = "known once the checkpoint is fetched"
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A stage. folder: of the stage. output: its result in that folder. docker_argv: its command in the container.
-    expected: required values of the output's config.json. digest: hash of the fingerprint."""
+    """A stage. folder: of the stage. output: its result in that folder. argv, docker_argv: its command, here and in the
+    container. expected: required values of the output's config.json. digest: hash of the fingerprint."""
 
     folder: Path
     output: Path
+    argv: tuple[str, ...]
     docker_argv: tuple[str, ...]
     expected: dict[str, Any]
     fingerprint: dict[str, Any]
@@ -59,19 +60,20 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class ConversionStage(Stage):
-    """Makes a TensorRT-LLM checkpoint. source: normalized checkpoint. request: file for conversion.call."""
+    """Makes a TensorRT-LLM checkpoint. source: normalized checkpoint. call: see `Conversion`. request: file for it."""
 
     source: Path
     request: Path
-    conversion: Conversion
+    method: Method
+    call: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStage(Stage):
-    """Makes one engine. instance: the Triton model that serves it."""
+    """Makes one engine. instance: the Triton model that serves it. flags: options of trtllm-build by name."""
 
     instance: Instance
-    build: EngineBuild
+    flags: dict[str, FlagValue]
 
 
 # Converts a command to its command in the container. Arguments: command, working folder, further folders to read.
@@ -145,13 +147,13 @@ def _conversion_stage(context: BuildContext, stages: Path, content: str, in_dock
     name += f"-cp{trt.context_parallel}" if trt.context_parallel > 1 else ""
     folder = stages / name
     source, output, request = folder / "source", folder / "converted", folder / "request.json"
-    conversion = conversion_of(context, source, output, request)
+    method, call, argv = conversion_of(context, source, output, request)
     fingerprint = {
         "format": _FORMAT,
         "checkpoint": content,
         "tensorrt_llm": engine_version(context.resolved),
         "architecture": context.model.architecture,
-        "method": conversion.method,
+        "method": method,
         "dtype": dtype,
         "mapping": mapping_arguments(context),
         "quant_algo": QUANT_ALGOS[trt.quantization],
@@ -165,8 +167,10 @@ def _conversion_stage(context: BuildContext, stages: Path, content: str, in_dock
         source=source,
         output=output,
         request=request,
-        conversion=conversion,
-        docker_argv=in_docker(conversion.argv, folder, [texts] if texts else []),
+        method=method,
+        call=call,
+        argv=argv,
+        docker_argv=in_docker(argv, folder, [texts] if texts else []),
         expected=_expected_checkpoint(context),
         fingerprint=fingerprint,
         digest=digest_of(fingerprint),
@@ -200,26 +204,28 @@ def _engine_stage(
     mode = context.modes[index]
     folder = stages / f"engine-{context.resolved.profile.name}-{mode}"
     output = folder / "engine"
-    build = build_of(context, mode, conversion.output, output)
+    flags = build_flags_of(context, mode, conversion.output, output)
+    argv = build_argv(flags)
     instance = instance_of(context, index)
     fingerprint = {
         "format": _FORMAT,
         "conversion": conversion.digest,
         "tensorrt_llm": engine_version(context.resolved),
         "compute_capability": context.trt.compute_capability,
-        "flags": {name: value for name, value in build.flags.items() if not name.endswith(("_dir", "_cache"))},
+        "flags": {name: value for name, value in flags.items() if not name.endswith(("_dir", "_cache"))},
         "lookahead": None if instance.lookahead is None else list(instance.lookahead.sizes),
     }
     return EngineStage(
         folder=folder,
         output=output,
         instance=instance,
-        build=build,
-        docker_argv=in_docker(build.argv, folder, []),
+        flags=flags,
+        argv=argv,
+        docker_argv=in_docker(argv, folder, []),
         expected={
             # The engine contains the checkpoint's config; only the type of the logits is an option of the build.
             "pretrained_config": {**conversion.expected, "logits_dtype": context.trt.logits_dtype},
-            "build_config": build.expected,
+            "build_config": expected_config(context, mode, flags),
         },
         fingerprint=fingerprint,
         digest=digest_of(fingerprint),

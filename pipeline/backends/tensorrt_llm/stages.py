@@ -17,7 +17,7 @@ from typing import Any
 
 from pipeline.backends.tensorrt_llm.docker import DROPPED_VARIABLES
 from pipeline.backends.tensorrt_llm.normalize import expected_rotary, normalized
-from pipeline.backends.tensorrt_llm.plan import EngineStage, Plan
+from pipeline.backends.tensorrt_llm.plan import EngineStage, Plan, Stage
 from pipeline.backends.tensorrt_llm.readback import checkpoint_differences, engine_differences, require_equal
 from pipeline.backends.tensorrt_llm.shape import differences, shape_from_config
 from pipeline.checkpoint.checkpoint import Checkpoint
@@ -56,30 +56,30 @@ def run_conversion(
 ) -> None:
     """Run the stages source and conversion. shape: sizes in the plan. Raises BuildError if they differ."""
     stage = plan.conversion
-    if is_done(stage.folder, stage.digest):
+    if is_done(stage):
         note(f"converted checkpoint: reused ({stage.output})")
         return
     begin(stage.folder)
     config = write_source(checkpoint, dtype, stage.source)
     _require_shape(config, checkpoint, shape)
-    stage.request.write_text(json.dumps(stage.conversion.call, indent=2) + "\n", encoding="utf-8")
-    note(f"conversion: {stage.conversion.method} ({stage.folder / LOG})")
-    _run(plan, stage.conversion.argv, stage.docker_argv, stage.folder, "conversion", run)
+    stage.request.write_text(json.dumps(stage.call, indent=2) + "\n", encoding="utf-8")
+    note(f"conversion: {stage.method} ({stage.folder / LOG})")
+    _run(plan, stage, "conversion", run)
     expected = {**stage.expected, **expected_rotary(config)}
     require_equal(checkpoint_differences(stage.output, expected), stage.output, "converted checkpoint")
-    finish(stage.folder, stage.fingerprint, stage.digest)
+    finish(stage)
 
 
 def run_build(plan: Plan, stage: EngineStage, note: Note, run: Run = run_process) -> None:
-    if is_done(stage.folder, stage.digest):
+    if is_done(stage):
         note(f"engine '{stage.instance.mode}': reused ({stage.output})")
         return
     begin(stage.folder)
     note(f"engine '{stage.instance.mode}': trtllm-build ({stage.folder / LOG})")
-    _run(plan, stage.build.argv, stage.docker_argv, stage.folder, f"build of the '{stage.instance.mode}' engine", run)
+    _run(plan, stage, f"build of the '{stage.instance.mode}' engine", run)
     found = engine_differences(stage.output, stage.expected, plan.world_size)
     require_equal(found, stage.output, f"'{stage.instance.mode}' engine")
-    finish(stage.folder, stage.fingerprint, stage.digest)
+    finish(stage)
 
 
 def write_source(checkpoint: Checkpoint, dtype: Dtype, folder: Path) -> dict[str, Any]:
@@ -110,12 +110,12 @@ def write_source(checkpoint: Checkpoint, dtype: Dtype, folder: Path) -> dict[str
     return config
 
 
-def is_done(folder: Path, digest: str) -> bool:
+def is_done(stage: Stage) -> bool:
     try:
-        found = json.loads((folder / STAGE).read_text(encoding="utf-8"))
+        found = json.loads((stage.folder / STAGE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return isinstance(found, dict) and found.get("digest") == digest
+    return isinstance(found, dict) and found.get("digest") == stage.digest
 
 
 def begin(folder: Path) -> None:
@@ -123,15 +123,15 @@ def begin(folder: Path) -> None:
     folder.mkdir(parents=True)
 
 
-def finish(folder: Path, fingerprint: Mapping[str, Any], digest: str) -> None:
+def finish(stage: Stage) -> None:
     """Mark a stage as finished, atomically."""
-    text = json.dumps({"digest": digest, "fingerprint": fingerprint}, indent=2)
-    write_whole(folder / STAGE, text + "\n")
+    text = json.dumps({"digest": stage.digest, "fingerprint": stage.fingerprint}, indent=2)
+    write_whole(stage.folder / STAGE, text + "\n")
 
 
-def _run(plan: Plan, argv: Sequence[str], docker_argv: Sequence[str], folder: Path, what: str, run: Run) -> None:
-    log, start = folder / LOG, time.monotonic()
-    code = run(argv if plan.where == "here" else docker_argv, plan.environment, folder, log)
+def _run(plan: Plan, stage: Stage, what: str, run: Run) -> None:
+    log, start = stage.folder / LOG, time.monotonic()
+    code = run(stage.argv if plan.where == "here" else stage.docker_argv, plan.environment, stage.folder, log)
     if code != 0:
         raise BuildError(
             f"The {what} failed with code {code} after {time.monotonic() - start:.0f} s. End of {log}:\n{log_tail(log)}"

@@ -23,7 +23,7 @@ def summary(plan: Plan) -> dict[str, str]:
         "runs on": _WHERE[plan.where],
         "container": f"{plan.image} (TensorRT-LLM {plan.version})",
         "ranks": str(plan.world_size),
-        "conversion": f"{plan.conversion.conversion.method} -> {plan.conversion.output}",
+        "conversion": f"{plan.conversion.method} -> {plan.conversion.output}",
         **{f"engine {stage.instance.triton_model}": _engine_line(stage) for stage in plan.engines},
         "disk": f"about {gigabytes(estimate.disk_bytes)}",
         "host memory": f"about {gigabytes(estimate.host_bytes)}",
@@ -49,10 +49,10 @@ def _lines(plan: Plan, serving: Sequence[str]) -> Iterator[str]:
         f"{stage.source}"
     )
     yield f"2. conversion ({stage.digest[:12]}) -> {stage.output}"
-    yield f"  {shlex.join(stage.docker_argv if docker else stage.conversion.argv)}"
+    yield f"  {shlex.join(stage.docker_argv if docker else stage.argv)}"
     for number, engine in enumerate(plan.engines, 3):
         yield f"{number}. build of {engine.instance.triton_model} ({engine.digest[:12]}) -> {engine.output}"
-        yield f"  {shlex.join(engine.docker_argv if docker else engine.build.argv)}"
+        yield f"  {shlex.join(engine.docker_argv if docker else engine.argv)}"
     yield "\nserving"
     yield from (f"  {call}" for call in serving)
     yield "\nto know"
@@ -60,12 +60,12 @@ def _lines(plan: Plan, serving: Sequence[str]) -> Iterator[str]:
 
 
 def _engine_line(stage: EngineStage) -> str:
-    instance, expected = stage.instance, stage.build.expected
+    instance, expected = stage.instance, stage.expected["build_config"]
     line = f"{instance.mode}, max_draft_len {instance.limits.max_draft_len}"
     if instance.lookahead is not None:
         line += f" from W, N, G = {', '.join(map(str, instance.lookahead.sizes))} ({instance.lookahead.origin})"
     return (
-        f"{line}; max_seq_len {stage.build.flags['max_seq_len']} asked, {expected['max_seq_len']} built; batch "
+        f"{line}; max_seq_len {stage.flags['max_seq_len']} asked, {expected['max_seq_len']} built; batch "
         f"{expected['max_batch_size']}; {expected['max_num_tokens']} tokens per pass; longest prompt "
         f"{instance.limits.longest_prompt}; prompt + output {instance.limits.usable_seq_len}"
     )

@@ -54,7 +54,7 @@ def test_every_shipped_plan_is_complete_and_keeps_the_rules(model, profile, spec
     assert [stage.instance.mode for stage in found.engines] == modes
     for stage in found.engines:
         drafts = drafts_of[stage.instance.mode]
-        program, *words = stage.build.argv
+        program, *words = stage.argv
         options = build_parser().parse_args(words)
         assert program == "trtllm-build"
         assert all(f"--{name}" in words for name in SIZES)
@@ -63,18 +63,18 @@ def test_every_shipped_plan_is_complete_and_keeps_the_rules(model, profile, spec
             "lookahead": "lookahead_decoding", "trie": "draft_tokens_external", "none": None,
         }[stage.instance.mode]  # fmt: skip
         # The builder adds the drafts to max_seq_len, and must find no reason to change max_num_tokens.
-        assert options.max_seq_len + drafts == sizes.max_seq_len == stage.build.expected["max_seq_len"]
+        assert options.max_seq_len + drafts == sizes.max_seq_len == stage.expected["build_config"]["max_seq_len"]
         assert (
             sizes.max_batch_size * (drafts + 1) <= options.max_num_tokens <= options.max_seq_len * sizes.max_batch_size
         )
-        assert options.max_num_tokens == stage.build.expected["max_num_tokens"] == sizes.max_num_tokens
+        assert options.max_num_tokens == stage.expected["build_config"]["max_num_tokens"] == sizes.max_num_tokens
         assert options.max_input_len < options.max_seq_len
         assert options.opt_num_tokens <= options.max_num_tokens
         assert (options.max_beam_width, options.kv_cache_type) == (1, "paged")
         assert (options.use_paged_context_fmha, options.remove_input_padding) == ("enable", "enable")
         assert options.gpt_attention_plugin == resolved.dtype
         assert options.checkpoint_dir == str(found.conversion.output)
-        assert stage.docker_argv[-len(stage.build.argv) :] == stage.build.argv
+        assert stage.docker_argv[-len(stage.argv) :] == stage.argv
         if stage.instance.mode == "trie":
             assert stage.instance.kv_cache_reuse
             covers = resolved.profile.tensorrt_llm.enable_chunked_context
@@ -88,7 +88,7 @@ def test_every_shipped_plan_is_complete_and_keeps_the_rules(model, profile, spec
 @pytest.mark.parametrize("speculation", SPECULATIONS)
 def test_the_engines_config_is_expected_to_say_what_the_command_line_asks(speculation):
     for stage in plan(f".speculation={speculation}", ".build_flags.gather_generation_logits=true").engines:
-        config, flags = stage.build.expected, stage.build.flags
+        config, flags = stage.expected["build_config"], stage.flags
         assert set(config) - {"plugin_config"} <= set(RELEASE_FACTS["build_config_fields"])
         assert set(config["plugin_config"]) <= set(RELEASE_FACTS["plugin_config_fields"])
         assert config["max_seq_len"] == flags["max_seq_len"] + stage.instance.limits.max_draft_len
@@ -105,9 +105,9 @@ def test_user_flags_are_asked_for_and_expected():
         ".build_flags.gemm_plugin=disable",
     )
     (stage,) = plan(*flags).engines
-    assert "--fast_build" in stage.build.argv
-    assert "--opt_num_tokens" not in stage.build.argv
-    plugins = stage.build.expected["plugin_config"]
+    assert "--fast_build" in stage.argv
+    assert "--opt_num_tokens" not in stage.argv
+    plugins = stage.expected["build_config"]["plugin_config"]
     assert (plugins["multiple_profiles"], plugins["manage_weights"], plugins["gemm_plugin"]) == (True, True, None)
 
 
@@ -122,23 +122,23 @@ def test_user_flags_are_asked_for_and_expected():
 )
 def test_plugins_follow_the_weights(quantization, cache, gemm, fp8_context):
     (stage,) = plan(f".quantization={quantization}", f".kv_cache_dtype={cache}", ".speculation=trie").engines
-    assert stage.build.flags["gemm_plugin"] == gemm
-    assert stage.build.flags["use_fp8_context_fmha"] == fp8_context
+    assert stage.flags["gemm_plugin"] == gemm
+    assert stage.flags["use_fp8_context_fmha"] == fp8_context
 
 
 @pytest.mark.parametrize(("asked", "built"), [("enable", True), ("disable", False)])
 def test_without_paged_context_the_builder_leaves_fp8_context_as_asked(asked, built):
     flags = (".build_flags.use_paged_context_fmha=disable", f".build_flags.use_fp8_context_fmha={asked}")
     (stage,) = plan(".quantization=fp8", ".speculation=none", *flags).engines
-    assert stage.build.flags["use_fp8_context_fmha"] == asked
-    assert stage.build.expected["plugin_config"]["use_fp8_context_fmha"] is built
+    assert stage.flags["use_fp8_context_fmha"] == asked
+    assert stage.expected["build_config"]["plugin_config"]["use_fp8_context_fmha"] is built
 
 
 @pytest.mark.parametrize("asked", [[".kv_cache_dtype=int8"], ["model.gpu_dtype=float32", ".speculation=none"]])
 def test_where_it_cannot_be_paged_context_is_left_out(asked):
     (stage,) = plan(*asked).engines
-    assert stage.build.flags["use_paged_context_fmha"] == "disable"
-    assert stage.build.expected["plugin_config"]["use_paged_context_fmha"] is False
+    assert stage.flags["use_paged_context_fmha"] == "disable"
+    assert stage.expected["build_config"]["plugin_config"]["use_paged_context_fmha"] is False
     assert stage.instance.kv_cache_reuse is False
 
 
@@ -200,8 +200,8 @@ def test_two_engines_share_memory_and_names():
 def test_ranks_reach_workers_and_mapping():
     found = plan("model.parallelism.tensor=2", ".speculation=both")
     assert found.world_size == 2
-    assert found.engines[0].build.flags["workers"] == 2
-    assert found.conversion.conversion.call["mapping"]["tp_size"] == 2
+    assert found.engines[0].flags["workers"] == 2
+    assert found.conversion.call["mapping"]["tp_size"] == 2
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_ranks_reach_workers_and_mapping():
 )
 def test_an_orchestrator_is_one_process_or_one_more_than_all_ranks(overrides, processes, ranks):
     found = plan("model.parallelism.tensor=2", *overrides)
-    assert found.world_size == found.engines[0].build.flags["workers"] == 2
+    assert found.world_size == found.engines[0].flags["workers"] == 2
     assert [stage.instance.participant_ids for stage in found.engines] == ranks
     assert trt_context("model.parallelism.tensor=2", *overrides).num_processes == processes
 

@@ -147,8 +147,8 @@ def test_one_sequence_at_a_time_gets_the_tokens_that_it_holds():
     """The setting of the lookahead paper; trtllm-build would cap the number itself and warn."""
     resolved = resolve_config("llama2-13b", "latency", ("backend=tensorrt_llm", "engine.max_batch_size=1"))
     plan = plan_for(resolved)
-    flags = plan.engines[0].build.flags
+    flags = plan.engines[0].flags
     assert flags["max_seq_len"] == flags["max_num_tokens"] == 4096 - 79
-    assert plan.engines[0].build.expected["max_num_tokens"] == 4096 - 79
+    assert plan.engines[0].expected["build_config"]["max_num_tokens"] == 4096 - 79
     assert plan.engines[0].instance.limits.longest_prompt == 4096 - 79
     assert any("engine gets 4017" in note for note in plan.notes)
