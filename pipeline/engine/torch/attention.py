@@ -11,55 +11,44 @@ Grouped query heads become additional query rows of their key head, so keys and 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from pipeline.decoding.tree import BoolArray, DraftTree, IntArray, ancestor_mask, depths
+from pipeline.decoding.tree import BoolArray, IntArray, ancestor_mask
 from pipeline.engine.torch.kv_cache import SlotCache
+from pipeline.engine.torch.slots import Segment
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """One sequence's tokens in a pass. start: first row in the pass. mask: [group * len, cached + len] added to the
-    scores; None for a single token, which attends to everything. sliding_mask: the same for layers with a sliding
-    window. positions: [len] absolute position of each token."""
+class MaskedSegment(NamedTuple):
+    """A segment and what it sees. mask: [group * length, cached + length] added to the scores; None for a single token,
+    which attends to everything. sliding_mask: the same for layers with a sliding window."""
 
-    slot_index: int
-    start: int
-    length: int
-    num_cached_tokens: int
+    segment: Segment
     mask: torch.Tensor | None
     sliding_mask: torch.Tensor | None
-    positions: IntArray
 
 
-def segment_positions(num_cached_tokens: int, num_pending: int, tree: DraftTree) -> IntArray:
-    """[pending + nodes] absolute positions. That of a node is the last pending token's plus the node's depth."""
-    pending = np.arange(num_cached_tokens, num_cached_tokens + num_pending, dtype=np.int32)
-    return np.concatenate([pending, num_cached_tokens + num_pending - 1 + depths(tree)])
-
-
-def segment_mask(
-    num_cached_tokens: int, num_pending: int, tree: DraftTree, sliding_window: int | None = None
-) -> BoolArray:
-    """[pending + nodes, cached + pending + nodes] True where a new token may attend. With a sliding window the distance
-    must be less than the window, in positions (along the path)."""
-    num_new = num_pending + len(tree)
-    mask = np.zeros((num_new, num_cached_tokens + num_new), np.bool_)
-    mask[:, :num_cached_tokens] = True
-    own = mask[:, num_cached_tokens:]
+def segment_mask(segment: Segment, sliding_window: int | None = None) -> BoolArray:
+    """[length, cached + length] True where a new token may attend. With a sliding window the distance must be less than
+    the window, in positions (along the path)."""
+    cached, num_pending = segment.cached, segment.num_pending
+    mask = np.zeros((segment.length, cached + segment.length), np.bool_)
+    mask[:, :cached] = True
+    own = mask[:, cached:]
     own[:num_pending, :num_pending] = np.tri(num_pending, dtype=np.bool_)
     own[num_pending:, :num_pending] = True
-    own[num_pending:, num_pending:] = ancestor_mask(tree)
+    own[num_pending:, num_pending:] = ancestor_mask(segment.tree)
     if sliding_window is not None:
-        position = segment_positions(num_cached_tokens, num_pending, tree)
-        key_position = np.concatenate([np.arange(num_cached_tokens, dtype=np.int32), position])
-        mask &= position[:, None] - key_position < sliding_window
+        mask &= segment.positions[:, None] - _key_positions(segment) < sliding_window
     return mask
+
+
+def _key_positions(segment: Segment) -> IntArray:
+    """[cached + length]"""
+    return np.concatenate([np.arange(segment.cached, dtype=np.int32), segment.positions])
 
 
 class SlotAttention:
@@ -67,7 +56,7 @@ class SlotAttention:
 
     def __init__(self, cache: SlotCache) -> None:
         self._cache = cache
-        self.segments: Sequence[Segment] = ()
+        self.segments: Sequence[MaskedSegment] = ()
 
     def __call__(
         self,
@@ -92,18 +81,18 @@ class SlotAttention:
         is_sliding = sliding_window is not None or getattr(module, "sliding_window", None) is not None
         # Rows that belong to no segment stay zero.
         output = torch.zeros(1, query.shape[2], num_heads, dim, dtype=query.dtype, device=query.device)
-        for segment in self.segments:
-            rows = slice(segment.start, segment.start + segment.length)
-            end = segment.num_cached_tokens + segment.length
-            keys[segment.slot_index, :, segment.num_cached_tokens : end] = key[0, :, rows]
-            values[segment.slot_index, :, segment.num_cached_tokens : end] = value[0, :, rows]
+        for segment, plain_mask, sliding_mask in self.segments:
+            rows, slot = slice(segment.start, segment.start + segment.length), segment.slot.index
+            end = segment.cached + segment.length
+            keys[slot, :, segment.cached : end] = key[0, :, rows]
+            values[slot, :, segment.cached : end] = value[0, :, rows]
             # [1, kv_head, group * len, dim]
             grouped = query[:, :, rows].reshape(1, num_kv_heads, -1, dim)
-            mask = segment.sliding_mask if is_sliding else segment.mask
+            mask = sliding_mask if is_sliding else plain_mask
             if slopes is not None:
                 bias = _position_bias(segment, slopes, query.dtype)
                 mask = bias if mask is None else bias + mask
-            slot_keys, slot_values = keys[segment.slot_index, None, :, :end], values[segment.slot_index, None, :, :end]
+            slot_keys, slot_values = keys[slot, None, :, :end], values[slot, None, :, :end]
             attended = (
                 scaled_dot_product_attention(grouped, slot_keys, slot_values, attn_mask=mask, scale=scale)
                 if softcap is None
@@ -115,8 +104,7 @@ class SlotAttention:
 
 def _position_bias(segment: Segment, slopes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """[head, 1, cached + len] slope times position of the key, which in a tree counts along the path."""
-    cached = np.arange(segment.num_cached_tokens, dtype=np.int32)
-    positions = torch.from_numpy(np.concatenate([cached, segment.positions])).to(slopes.device)
+    positions = torch.from_numpy(_key_positions(segment)).to(slopes.device)
     return (slopes[:, None, None] * positions).to(dtype)
 
 

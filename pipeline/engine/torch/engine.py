@@ -10,55 +10,22 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from pipeline.decoding.tree import BoolArray, FloatArray, IntArray
-from pipeline.engine.contract import EngineLimits, NodeLogits, VerifyItem
-from pipeline.engine.torch.attention import Segment, SlotAttention, segment_mask, segment_positions
+from pipeline.decoding.tree import BoolArray, IntArray
+from pipeline.engine.contract import EngineLimits
+from pipeline.engine.torch.attention import MaskedSegment, SlotAttention, segment_mask
 from pipeline.engine.torch.fusion import fuse_layers
 from pipeline.engine.torch.kv_cache import SlotCache
-from pipeline.engine.torch.largest import PassCandidates, argmax, block_maxima
+from pipeline.engine.torch.largest import TorchLogits
 from pipeline.engine.torch.own_attention import use_attention
 from pipeline.engine.torch.packed_linear import can_pack, pack_linears
 from pipeline.engine.torch.quantized_linear import pack_quantized
-from pipeline.engine.torch.slots import Slot, SlotEngine, check_item, first_row, slot_of
+from pipeline.engine.torch.slots import Segment, SlotEngine
 
 _engine_numbers = itertools.count()
 # (up to, step): passes are padded to a multiple of the step, because oneDNN creates and keeps a kernel (half a
 # millisecond, half a megabyte) for each number of rows and each shape of weights.
 _ROW_STEPS = ((40, 1), (64, 4), (256, 16))
 _LARGE_STEP = 64
-
-
-class TorchNodeLogits:
-    """Logits of one item of a pass. logits: [n + 1, vocab]. choices: [n + 1]. candidates: of the whole pass. rows: the
-    item's rows in it. pending: [num_pending, vocab] if requested."""
-
-    def __init__(
-        self,
-        logits: torch.Tensor,
-        choices: IntArray,
-        candidates: PassCandidates,
-        rows: slice,
-        pending: torch.Tensor | None = None,
-    ) -> None:
-        self._pending = pending
-        self._logits = logits
-        self._choices = choices
-        self._candidates = candidates
-        self._rows = rows
-
-    @property
-    def choices(self) -> IntArray:
-        return self._choices
-
-    def row(self, index: int) -> FloatArray:
-        return self._logits[index].float().cpu().numpy()
-
-    def top_k(self, k: int) -> tuple[IntArray, FloatArray]:
-        ids, probabilities = self._candidates.top_k(k)
-        return ids[self._rows], probabilities[self._rows]
-
-    def pending(self) -> list[FloatArray]:
-        return [] if self._pending is None else list(self._pending.float().cpu().numpy())
 
 
 class TorchEngine(SlotEngine):
@@ -97,78 +64,31 @@ class TorchEngine(SlotEngine):
             pack_quantized(model, self._dtype)
 
     @torch.inference_mode()
-    def verify(self, items: Sequence[VerifyItem]) -> list[NodeLogits | None]:
-        token_ids: list[IntArray] = []
-        positions: list[IntArray] = []
-        segments: list[Segment] = []
-        wanted_rows: list[int] = []
-        start = 0
-        for item in items:
-            slot = slot_of(item.sequence)
-            num_pending = slot.num_pending if item.num_pending is None else item.num_pending
-            is_last = num_pending == slot.num_pending
-            check_item(item, self.limits)
-            first = slot.num_cached_tokens
-            token_ids += [slot.tokens[first : first + num_pending], item.tree.token_ids]
-            segment, segment_position = self._segment(slot, start, num_pending, item)
-            segments.append(segment)
-            positions.append(segment_position)
-            wanted_rows += range(start + first_row(item, num_pending, is_last), start + segment.length)
-            start += segment.length
-        logits = self._forward(np.concatenate(token_ids), np.concatenate(positions), segments, wanted_rows)
-        maxima = block_maxima(logits)
-        candidates = PassCandidates(logits, maxima)
-        choices = argmax(logits, maxima).to(torch.int32).cpu().numpy()
-        results: list[NodeLogits | None] = []
-        row = 0
-        for item, segment in zip(items, segments, strict=True):
-            slot, num_pending = slot_of(item.sequence), segment.length - len(item.tree)
-            slot.num_cached_tokens += num_pending
-            pending = None
-            if item.pending_rows:
-                pending = logits[row : row + num_pending]
-                row += num_pending - (slot.num_pending == 0)  # the last one is the root's
-            if slot.num_pending:
-                nothing = slice(row, row)
-                rows = TorchNodeLogits(logits[nothing], choices[nothing], candidates, nothing, pending)
-                results.append(rows if item.pending_rows else None)
-                continue
-            nodes = slice(row, row + len(item.tree) + 1)
-            results.append(TorchNodeLogits(logits[nodes], choices[nodes], candidates, nodes, pending))
-            row = nodes.stop
-        return results
+    def _compute(self, segments: Sequence[Segment], wanted: IntArray) -> TorchLogits:
+        self._attention.segments = [self._masked(segment) for segment in segments]
+        output: Any = self._model(
+            input_ids=self._rows(np.concatenate([segment.token_ids for segment in segments]))[None],
+            position_ids=self._rows(np.concatenate([segment.positions for segment in segments]))[None],
+            use_cache=False,
+            logits_to_keep=self._rows(wanted),
+        )
+        return TorchLogits(output.logits[0, : len(wanted)])
 
-    def _segment(self, slot: Slot, start: int, num_pending: int, item: VerifyItem) -> tuple[Segment, IntArray]:
-        cached, length = slot.num_cached_tokens, num_pending + len(item.tree)
+    def _masked(self, segment: Segment) -> MaskedSegment:
         mask = sliding_mask = None
-        if length > 1:
-            mask = sliding_mask = self._score_mask(segment_mask(cached, num_pending, item.tree))
+        if segment.length > 1:
+            mask = sliding_mask = self._score_mask(segment_mask(segment))
         window = self._sliding_window
-        if window is not None and cached + length > window:
-            sliding_mask = self._score_mask(segment_mask(cached, num_pending, item.tree, window))
-        positions = segment_positions(cached, num_pending, item.tree)
-        return Segment(slot.index, start, length, cached, mask, sliding_mask, positions), positions
+        if window is not None and segment.cached + segment.length > window:
+            sliding_mask = self._score_mask(segment_mask(segment, window))
+        return MaskedSegment(segment, mask, sliding_mask)
 
     def _score_mask(self, visible: BoolArray) -> torch.Tensor:
         """[group * len, total] 0 where visible, -inf elsewhere, repeated for each query head of a group."""
         mask = torch.zeros(visible.shape, dtype=self._dtype).masked_fill_(torch.from_numpy(~visible), -torch.inf)
         return mask.repeat(self._group_size, 1).to(self._device)
 
-    def _forward(
-        self, token_ids: IntArray, positions: IntArray, segments: Sequence[Segment], wanted_rows: Sequence[int]
-    ) -> torch.Tensor:
-        """[wanted rows, vocab] logits of one pass over all segments."""
-        self._attention.segments = segments
-        output: Any = self._model(
-            input_ids=self._rows(token_ids)[None],
-            position_ids=self._rows(positions)[None],
-            use_cache=False,
-            logits_to_keep=self._rows(wanted_rows),
-        )
-        logits: torch.Tensor = output.logits[0, : len(wanted_rows)]
-        return logits
-
-    def _rows(self, values: IntArray | Sequence[int]) -> torch.Tensor:
+    def _rows(self, values: IntArray) -> torch.Tensor:
         """Values on the device, padded with zeros to `num_rows`."""
         padded = torch.zeros(num_rows(len(values)), dtype=torch.int64)
         padded[: len(values)] = torch.as_tensor(values)

@@ -17,11 +17,6 @@ def block_maxima(logits: torch.Tensor) -> torch.Tensor:
     return logits.view(len(logits), vocab_size // length, length).amax(2)
 
 
-def argmax(logits: torch.Tensor, maxima: torch.Tensor) -> torch.Tensor:
-    """[n] index of the largest entry of each row of logits [n, vocab]. maxima: `block_maxima` of them."""
-    return top_k(logits, maxima, 1)[1][:, 0]
-
-
 def top_k(logits: torch.Tensor, maxima: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """[n, k] the largest entries of each row of logits [n, vocab], largest first, and their indices."""
     num_rows, num_blocks = maxima.shape
@@ -32,23 +27,26 @@ def top_k(logits: torch.Tensor, maxima: torch.Tensor, k: int) -> tuple[torch.Ten
     return values, blocks.gather(1, places // length) * length + places % length
 
 
-class PassCandidates:
-    """The most probable tokens in all rows of a pass, computed at the first query.
+class TorchLogits:
+    """Implements `PassLogits` for logits [rows, vocab].
 
     A softmax over the vocabulary takes longer than all other work between two passes. So a token's probability is
     estimated relative to the sum over the blocks' maxima, not over all entries. The estimate is exact if a few tokens
-    have all the mass, and otherwise too high by a bounded factor. Draft sources calibrate it. The order is exact.
+    have all the mass, and otherwise too high by a bounded factor. Draft sources calibrate it. The order is exact, and
+    probabilities decrease along a row and sum to at most 1.
     """
 
-    def __init__(self, logits: torch.Tensor, maxima: torch.Tensor) -> None:
-        """logits: [rows, vocab]. maxima: their `block_maxima`."""
+    def __init__(self, logits: torch.Tensor) -> None:
         self._logits = logits
-        self._maxima = maxima
+        self._maxima = block_maxima(logits)
+        self.choices: IntArray = top_k(logits, self._maxima, 1)[1][:, 0].to(torch.int32).cpu().numpy()
+        # The most probable tokens of all rows, computed at the first query.
         self._found: dict[int, tuple[IntArray, FloatArray]] = {}
 
-    def top_k(self, k: int) -> tuple[IntArray, FloatArray]:
-        """[rows, k] most probable tokens, best first, and estimates of their probabilities, which decrease along a row
-        and sum to at most 1."""
+    def rows(self, part: slice) -> FloatArray:
+        return self._logits[part].float().cpu().numpy()
+
+    def top_k(self, part: slice, k: int) -> tuple[IntArray, FloatArray]:
         if k not in self._found:
             values, ids = top_k(self._logits, self._maxima, k)
             best = values[:, :1].float()
@@ -56,4 +54,5 @@ class PassCandidates:
             mass = (self._maxima.float() - best).exp_().sum(1, keepdim=True)
             shares /= torch.maximum(mass, shares.sum(1, keepdim=True))
             self._found[k] = ids.to(torch.int32).cpu().numpy(), shares.cpu().numpy()
-        return self._found[k]
+        ids_of_all, shares_of_all = self._found[k]
+        return ids_of_all[part], shares_of_all[part]

@@ -1,7 +1,9 @@
-"""Slots of a KV cache: the assignment of sequences to slots, and the reuse of cached prefixes."""
+"""Engines over the slots of a KV cache: assignment of sequences to slots, reuse of cached prefixes, and the rows of a
+pass."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,8 +11,9 @@ from typing import Protocol
 import numpy as np
 
 from pipeline.checkpoint.disk import gigabytes
-from pipeline.decoding.tree import IntArray, check_tree
-from pipeline.engine.contract import EngineLimits, EngineSequence, ReuseCounters, VerifyItem
+from pipeline.decoding.tree import DraftTree, FloatArray, IntArray, check_tree, depths
+from pipeline.engine.admission import require_tokens
+from pipeline.engine.contract import EngineLimits, EngineSequence, NodeLogits, ReuseCounters, VerifyItem
 from pipeline.errors import BuildError, BusyError, RequestError
 
 
@@ -107,13 +110,103 @@ class SlotTable:
         slot.last_used = self._clock
 
 
-class SlotEngine:
-    """The methods of `pipeline.engine.contract.Engine` that concern slots only."""
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One sequence's rows in a pass: pending tokens, then the nodes of a tree. start: first row. cached: number of
+    tokens whose KV was computed before. positions: [length] absolute. That of a node is the last pending token's plus
+    the node's depth."""
+
+    slot: Slot
+    tree: DraftTree
+    start: int
+    cached: int
+    num_pending: int
+    positions: IntArray
+
+    @property
+    def length(self) -> int:
+        return self.num_pending + len(self.tree)
+
+    @property
+    def token_ids(self) -> IntArray:
+        """[length]"""
+        pending = self.slot.tokens[self.cached : self.cached + self.num_pending]
+        return np.concatenate([pending, self.tree.token_ids])
+
+
+class PassLogits(Protocol):
+    """Logits of the wanted rows of a pass."""
+
+    choices: IntArray  # [rows] greedy choice per row
+
+    def rows(self, part: slice) -> FloatArray:
+        """[part, vocab] float32 logits."""
+
+    def top_k(self, part: slice, k: int) -> tuple[IntArray, FloatArray]:
+        """[part, k] see `NodeLogits.top_k`."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotLogits:
+    """Implements `pipeline.engine.contract.NodeLogits`. nodes: rows of root and tree among those of the pass. prompt:
+    rows of the pending tokens, if requested."""
+
+    logits: PassLogits
+    nodes: slice
+    prompt: slice
+
+    @property
+    def choices(self) -> IntArray:
+        return self.logits.choices[self.nodes]
+
+    def row(self, index: int) -> FloatArray:
+        place = self.nodes.start + index
+        row: FloatArray = self.logits.rows(slice(place, place + 1))[0]
+        return row
+
+    def top_k(self, k: int) -> tuple[IntArray, FloatArray]:
+        return self.logits.top_k(self.nodes, k)
+
+    def pending(self) -> list[FloatArray]:
+        return list(self.logits.rows(self.prompt))
+
+
+class SlotEngine(ABC):
+    """Base of engines over slots. A subclass computes the passes."""
 
     def __init__(self, limits: EngineLimits, storage: SlotStorage, num_slots: int) -> None:
         """num_slots: rows of the KV cache; those beyond `limits.max_batch_size` keep finished sequences for reuse."""
         self.limits = limits
         self._slots = SlotTable(storage, num_slots, limits.max_seq_len)
+
+    @abstractmethod
+    def _compute(self, segments: Sequence[Segment], wanted: IntArray) -> PassLogits:
+        """Run one pass and store its KV. wanted: rows whose logits are needed."""
+
+    def verify(self, items: Sequence[VerifyItem]) -> list[NodeLogits | None]:
+        segments: list[Segment] = []
+        wanted: list[int] = []
+        start = 0
+        for item in items:
+            segment = _segment(item, start, self.limits)
+            segments.append(segment)
+            start += segment.length
+            is_last = segment.num_pending == segment.slot.num_pending
+            first = segment.start + (0 if item.pending_rows else segment.num_pending - is_last)
+            wanted += range(first, start)
+        logits = self._compute(segments, np.asarray(wanted, np.int32))
+        results: list[NodeLogits | None] = []
+        row = 0
+        for item, segment in zip(items, segments, strict=True):
+            segment.slot.num_cached_tokens += segment.num_pending
+            is_last = not segment.slot.num_pending
+            prompt = slice(row, row + segment.num_pending * item.pending_rows)
+            # The row of the last pending token is the root's.
+            first = prompt.stop - (item.pending_rows and is_last)
+            nodes = slice(first, first + (len(segment.tree) + 1) * is_last)
+            results.append(SlotLogits(logits, nodes, prompt) if is_last or item.pending_rows else None)
+            row = nodes.stop
+        return results
 
     @property
     def reuse(self) -> ReuseCounters:
@@ -143,12 +236,7 @@ def check_tokens(token_ids: IntArray, max_seq_len: int, vocab_size: int) -> IntA
             f"the prompt has {len(tokens)} tokens; a sequence may have {max_seq_len}; "
             "shorten it or build with a larger engine.max_seq_len"
         )
-    wrong = np.flatnonzero((tokens < 0) | (tokens >= vocab_size))
-    if len(wrong):
-        raise RequestError(
-            f"token {int(tokens[wrong[0]])} at position {int(wrong[0])} lies outside the vocabulary "
-            f"0 .. {vocab_size - 1}"
-        )
+    require_tokens(tokens, vocab_size, "the prompt")
     return tokens.astype(np.int32)
 
 
@@ -158,23 +246,18 @@ def slot_of(sequence: EngineSequence) -> Slot:
     return sequence
 
 
-def check_item(item: VerifyItem, limits: EngineLimits) -> None:
-    """Assert the contract of `Engine.verify` for an item."""
+def _segment(item: VerifyItem, start: int, limits: EngineLimits) -> Segment:
+    """The rows of an item. Asserts the contract of `Engine.verify`."""
     slot = slot_of(item.sequence)
     num_pending = slot.num_pending if item.num_pending is None else item.num_pending
     assert 0 < num_pending <= slot.num_pending, "a pass must compute at least one pending token of each sequence"
     if len(item.tree):
         assert num_pending == slot.num_pending, "a tree hangs below the last pending token, so all must be in the pass"
         check_tree(item.tree, limits.vocab_size)
-    end = slot.num_cached_tokens + num_pending + len(item.tree)
-    assert end <= limits.max_seq_len, "sequence and drafts exceed the slot"
-
-
-def first_row(item: VerifyItem, num_pending: int, is_last: bool) -> int:
-    """Index of the first of an item's rows whose logits are needed."""
-    if item.pending_rows:
-        return 0
-    return num_pending - 1 if is_last else num_pending
+    cached, end = slot.num_cached_tokens, slot.num_cached_tokens + num_pending
+    assert end + len(item.tree) <= limits.max_seq_len, "sequence and drafts exceed the slot"
+    positions = np.concatenate([np.arange(cached, end, dtype=np.int32), end - 1 + depths(item.tree)])
+    return Segment(slot, item.tree, start, cached, num_pending, positions)
 
 
 def require_cache_memory(num_bytes: int, available: int, num_slots: int, max_seq_len: int, place: str) -> None:

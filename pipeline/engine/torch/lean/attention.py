@@ -16,13 +16,11 @@ import numpy.typing as npt
 from numba import carray
 
 from pipeline.engine.torch.lean.compilation import kernel
-from pipeline.engine.torch.lean.crew import shared
+from pipeline.engine.torch.lean.crew import PHASE_BYTES, shared
 from pipeline.engine.torch.lean.rows import exp_row, float_pointer, largest
+from pipeline.engine.torch.lean.tables import Floats, Longs
 from pipeline.engine.torch.lean.tiles import MAX_BLOCKS, MAX_ROWS, float32_tile
 from pipeline.engine.torch.lean.vectors import LANES
-
-Longs = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float32]
 
 # Columns of `segments`: first row of the pass, rows, cached places, slot, 1 if each row attends to all rows before it,
 # start of its mask [rows, rows] in `visible` otherwise, and the first task of the segment.
@@ -62,8 +60,8 @@ def attend(
     visible: npt.NDArray[np.uint8],
     scratch: Floats,
     counter: int,
-) -> None:
-    """One thread's part of a layer's attention.
+) -> int:
+    """One thread's part of a layer's attention. Returns the address of the next phase's counter.
 
     group: query heads per key head. projected, attended: (address, bytes per row) of rotated queries and of results.
     rows: [row, (slot, position, place)]. segments: by the columns above; the row after the last segment holds the
@@ -96,6 +94,7 @@ def attend(
             last,
             number % num_kv_heads,
         )
+    return counter + PHASE_BYTES
 
 
 @kernel
@@ -247,3 +246,19 @@ def _hide(
             scores[index] = -np.inf
     for index in range(cached + length - begin, len(scores)):
         scores[index] = -np.inf
+
+
+@kernel
+def move_places(keys: Floats, values: Floats, slot: int, start: int, nodes: Longs) -> None:
+    """Move keys and values from the places start + nodes, which ascend, to start, start + 1, ..."""
+    num_layers, _, num_heads, _, dim, _ = keys.shape
+    for layer in range(num_layers):
+        for head in range(num_heads):
+            for place in range(len(nodes)):
+                source, target = start + nodes[place], start + place
+                for entry in range(dim):
+                    line = keys[layer, slot, head, :, entry]
+                    line[target // LANES, target % LANES] = line[source // LANES, source % LANES]
+                for block in range(dim // LANES):
+                    for lane in range(LANES):
+                        values[layer, slot, head, block, target, lane] = values[layer, slot, head, block, source, lane]

@@ -28,6 +28,8 @@ from pipeline.engine.torch.lean.vectors import I32, I64, call
 
 # Distance of two counters in bytes, so that no two share a cache line.
 COUNTER_BYTES = 64
+# Distance of the counters of two phases, each of which has one for units taken and one for units completed.
+PHASE_BYTES = 2 * COUNTER_BYTES
 _ENTERED, _LEFT = COUNTER_BYTES, 2 * COUNTER_BYTES
 _SPINS = 2000
 # Address of the state of a crew, and number of the pass.

@@ -11,51 +11,14 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.engine.torch.lean import tables
 from pipeline.engine.torch.lean.attention import attend
 from pipeline.engine.torch.lean.compilation import kernel
-from pipeline.engine.torch.lean.crew import COUNTER_BYTES, Turn, enters, leaves
-from pipeline.engine.torch.lean.phases import (
-    Floats,
-    Longs,
-    gate_rows,
-    multiply,
-    norm_rows,
-    quantize_rows,
-    rotate_rows,
-)
-from pipeline.engine.torch.lean.tables import (
-    ATTENDED,
-    BYTES,
-    DOWN,
-    FINAL_NORM,
-    GATE_UP,
-    GATE_UP_OUT,
-    GATED,
-    GATED_BYTES,
-    HEAD_DIM,
-    INPUT_NORM,
-    INT8,
-    KIND,
-    LOGITS,
-    MAXIMA,
-    NONE,
-    NUM_HEADS,
-    NUM_KV_HEADS,
-    NUM_LAYERS,
-    NUM_MATRICES,
-    NUM_ROWS,
-    NUM_WANTED,
-    OUTPUT,
-    POST_NORM,
-    QKV,
-    QKV_OUT,
-    ZEROS,
-    H,
-    X,
-)
+from pipeline.engine.torch.lean.crew import Turn, enters, leaves
+from pipeline.engine.torch.lean.phases import gate_rows, multiply, norm_rows, quantize_rows, rotate_rows
+from pipeline.engine.torch.lean.tables import Floats, Longs
 
 _PHASES_PER_LAYER, _LAST_PHASES = 10, 2
-_PHASE_BYTES = 2 * COUNTER_BYTES
 
 
 def num_counters(num_layers: int) -> int:
@@ -91,29 +54,28 @@ def run_pass(
     `COUNTER_BYTES`."""
     if not enters(turn):
         return
-    num_rows = sizes[NUM_ROWS]
-    is_int8 = sizes[KIND] == INT8
-    h = buffers[BYTES] if is_int8 else buffers[H]
-    attended = buffers[BYTES] if is_int8 else buffers[ATTENDED]
-    gated = buffers[GATED_BYTES] if is_int8 else buffers[GATED]
-    x, zeros, none = buffers[X], buffers[ZEROS], buffers[NONE]
+    num_rows = sizes[tables.NUM_ROWS]
+    is_int8 = sizes[tables.KIND] == tables.INT8
+    h = buffers[tables.BYTES] if is_int8 else buffers[tables.H]
+    attended = buffers[tables.BYTES] if is_int8 else buffers[tables.ATTENDED]
+    gated = buffers[tables.GATED_BYTES] if is_int8 else buffers[tables.GATED]
+    x, zeros, none = buffers[tables.X], buffers[tables.ZEROS], buffers[tables.NONE]
     counter = counters.ctypes.data
-    for layer in range(sizes[NUM_LAYERS]):
-        table = matrices[NUM_MATRICES * layer : NUM_MATRICES * (layer + 1)]
-        norm_rows(sizes, epsilon, norms[layer, INPUT_NORM], buffers, num_rows, wanted[:0], counter)
-        counter += _PHASE_BYTES
-        multiply(sizes, table[QKV], buffers, h, zeros, buffers[QKV_OUT], none, num_rows, counter)
-        counter += _PHASE_BYTES
-        rotate_rows(sizes, epsilon, layer, norms[layer], buffers, rotation, keys, values, rows, counter)
-        counter += _PHASE_BYTES
-        attend(
+    for layer in range(sizes[tables.NUM_LAYERS]):
+        table = matrices[tables.NUM_MATRICES * layer : tables.NUM_MATRICES * (layer + 1)]
+        counter = norm_rows(sizes, epsilon, norms[layer, tables.INPUT_NORM], buffers, num_rows, wanted[:0], counter)
+        counter = multiply(
+            sizes, table[tables.QKV], buffers, h, zeros, buffers[tables.QKV_OUT], none, num_rows, counter
+        )
+        counter = rotate_rows(sizes, epsilon, layer, norms[layer], buffers, rotation, keys, values, rows, counter)
+        counter = attend(
             thread,
             layer,
             windows[layer],
-            sizes[NUM_HEADS] // sizes[NUM_KV_HEADS],
-            sizes[HEAD_DIM],
-            buffers[QKV_OUT],
-            buffers[ATTENDED],
+            sizes[tables.NUM_HEADS] // sizes[tables.NUM_KV_HEADS],
+            sizes[tables.HEAD_DIM],
+            buffers[tables.QKV_OUT],
+            buffers[tables.ATTENDED],
             keys,
             values,
             rows,
@@ -122,26 +84,20 @@ def run_pass(
             scratch,
             counter,
         )
-        counter += _PHASE_BYTES
         if is_int8:
-            quantize_rows(sizes, buffers, counter)
-            counter += _PHASE_BYTES
-        multiply(sizes, table[OUTPUT], buffers, attended, x, x, none, num_rows, counter)
-        counter += _PHASE_BYTES
-        norm_rows(sizes, epsilon, norms[layer, POST_NORM], buffers, num_rows, wanted[:0], counter)
-        counter += _PHASE_BYTES
-        multiply(sizes, table[GATE_UP], buffers, h, zeros, buffers[GATE_UP_OUT], none, num_rows, counter)
-        counter += _PHASE_BYTES
-        gate_rows(sizes, buffers, counter)
-        counter += _PHASE_BYTES
-        multiply(sizes, table[DOWN], buffers, gated, x, x, none, num_rows, counter)
-        counter += _PHASE_BYTES
-    num_wanted = sizes[NUM_WANTED]
+            counter = quantize_rows(sizes, buffers, counter)
+        counter = multiply(sizes, table[tables.OUTPUT], buffers, attended, x, x, none, num_rows, counter)
+        counter = norm_rows(sizes, epsilon, norms[layer, tables.POST_NORM], buffers, num_rows, wanted[:0], counter)
+        counter = multiply(
+            sizes, table[tables.GATE_UP], buffers, h, zeros, buffers[tables.GATE_UP_OUT], none, num_rows, counter
+        )
+        counter = gate_rows(sizes, buffers, counter)
+        counter = multiply(sizes, table[tables.DOWN], buffers, gated, x, x, none, num_rows, counter)
+    num_wanted = sizes[tables.NUM_WANTED]
     if num_wanted:
-        norm_rows(sizes, epsilon, sizes[FINAL_NORM], buffers, num_wanted, wanted, counter)
-        counter += _PHASE_BYTES
-        head = matrices[NUM_MATRICES * sizes[NUM_LAYERS]]
-        multiply(sizes, head, buffers, h, zeros, buffers[LOGITS], buffers[MAXIMA], num_wanted, counter)
+        counter = norm_rows(sizes, epsilon, sizes[tables.FINAL_NORM], buffers, num_wanted, wanted, counter)
+        head = matrices[tables.NUM_MATRICES * sizes[tables.NUM_LAYERS]]
+        multiply(sizes, head, buffers, h, zeros, buffers[tables.LOGITS], buffers[tables.MAXIMA], num_wanted, counter)
     leaves(thread, turn)
 
 
@@ -151,23 +107,24 @@ def multiply_all(thread: int, turn: Turn, sizes: Longs, matrices: Longs, buffers
     `run_pass`. The content of the buffers does not matter."""
     if not enters(turn):
         return
-    is_int8 = sizes[KIND] == INT8
-    h = buffers[BYTES] if is_int8 else buffers[H]
-    attended = buffers[BYTES] if is_int8 else buffers[ATTENDED]
-    gated = buffers[GATED_BYTES] if is_int8 else buffers[GATED]
+    is_int8 = sizes[tables.KIND] == tables.INT8
+    h = buffers[tables.BYTES] if is_int8 else buffers[tables.H]
+    attended = buffers[tables.BYTES] if is_int8 else buffers[tables.ATTENDED]
+    gated = buffers[tables.GATED_BYTES] if is_int8 else buffers[tables.GATED]
     # The results are not added to X, whose values would grow with every call.
-    zeros, none, beside = buffers[ZEROS], buffers[NONE], buffers[H] if is_int8 else buffers[X]
-    num_rows, counter = sizes[NUM_ROWS], counters.ctypes.data
-    for layer in range(sizes[NUM_LAYERS]):
-        table = matrices[NUM_MATRICES * layer : NUM_MATRICES * (layer + 1)]
-        multiply(sizes, table[QKV], buffers, h, zeros, buffers[QKV_OUT], none, num_rows, counter)
-        counter += _PHASE_BYTES
-        multiply(sizes, table[OUTPUT], buffers, attended, zeros, beside, none, num_rows, counter)
-        counter += _PHASE_BYTES
-        multiply(sizes, table[GATE_UP], buffers, h, zeros, buffers[GATE_UP_OUT], none, num_rows, counter)
-        counter += _PHASE_BYTES
-        multiply(sizes, table[DOWN], buffers, gated, zeros, beside, none, num_rows, counter)
-        counter += _PHASE_BYTES
-    head = matrices[NUM_MATRICES * sizes[NUM_LAYERS]]
-    multiply(sizes, head, buffers, h, zeros, buffers[LOGITS], none, sizes[NUM_WANTED], counter)
+    zeros, none = buffers[tables.ZEROS], buffers[tables.NONE]
+    beside = buffers[tables.H] if is_int8 else buffers[tables.X]
+    num_rows, counter = sizes[tables.NUM_ROWS], counters.ctypes.data
+    for layer in range(sizes[tables.NUM_LAYERS]):
+        table = matrices[tables.NUM_MATRICES * layer : tables.NUM_MATRICES * (layer + 1)]
+        counter = multiply(
+            sizes, table[tables.QKV], buffers, h, zeros, buffers[tables.QKV_OUT], none, num_rows, counter
+        )
+        counter = multiply(sizes, table[tables.OUTPUT], buffers, attended, zeros, beside, none, num_rows, counter)
+        counter = multiply(
+            sizes, table[tables.GATE_UP], buffers, h, zeros, buffers[tables.GATE_UP_OUT], none, num_rows, counter
+        )
+        counter = multiply(sizes, table[tables.DOWN], buffers, gated, zeros, beside, none, num_rows, counter)
+    head = matrices[tables.NUM_MATRICES * sizes[tables.NUM_LAYERS]]
+    multiply(sizes, head, buffers, h, zeros, buffers[tables.LOGITS], none, sizes[tables.NUM_WANTED], counter)
     leaves(thread, turn)

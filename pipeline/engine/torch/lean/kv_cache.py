@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from pipeline.engine.memory import available_bytes
-from pipeline.engine.torch.lean.attention import Floats, Longs
-from pipeline.engine.torch.lean.compilation import kernel
+from pipeline.engine.torch.lean.attention import move_places
 from pipeline.engine.torch.lean.plan import LeanPlan
+from pipeline.engine.torch.lean.tables import Floats
 from pipeline.engine.torch.lean.vectors import LANES
 from pipeline.engine.torch.slots import require_cache_memory
 
@@ -34,19 +34,3 @@ class LeanCache:
 
     def move_path(self, slot: int, start: int, nodes: Sequence[int]) -> None:
         move_places(self.keys, self.values, slot, start, np.asarray(nodes, np.int64))
-
-
-@kernel
-def move_places(keys: Floats, values: Floats, slot: int, start: int, nodes: Longs) -> None:
-    """Move keys and values from the places start + nodes, which ascend, to start, start + 1, ..."""
-    num_layers, _, num_heads, _, dim, _ = keys.shape
-    for layer in range(num_layers):
-        for head in range(num_heads):
-            for place in range(len(nodes)):
-                source, target = start + nodes[place], start + place
-                for entry in range(dim):
-                    line = keys[layer, slot, head, :, entry]
-                    line[target // LANES, target % LANES] = line[source // LANES, source % LANES]
-                for block in range(dim // LANES):
-                    for lane in range(LANES):
-                        values[layer, slot, head, block, target, lane] = values[layer, slot, head, block, source, lane]

@@ -3,47 +3,38 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from pipeline.decoding.tree import FloatArray, IntArray
 from pipeline.engine.torch.lean.compilation import kernel
 from pipeline.engine.torch.lean.rows import sum_of_exp
+from pipeline.engine.torch.lean.tables import Floats
 from pipeline.engine.torch.lean.tiles import MAX_BLOCKS
 from pipeline.engine.torch.lean.vectors import LANES
 
-Floats = npt.NDArray[np.float32]
 # Logits per stored maximum.
 BLOCK = LANES * MAX_BLOCKS
 
 
-class LeanNodeLogits:
-    """Logits of one item. logits: [n + 1, padded vocabulary], -inf after the vocabulary. maxima: [n + 1, blocks] of
-    `BLOCK` entries each. choices: [n + 1]. pending: [num_pending, vocab] if requested."""
+class LeanLogits:
+    """Implements `PassLogits`. logits: [rows, padded vocabulary], -inf after the vocabulary. maxima: [rows, blocks] of
+    `BLOCK` entries each."""
 
-    def __init__(
-        self, logits: Floats, maxima: Floats, choices: IntArray, vocab_size: int, pending: Floats | None = None
-    ) -> None:
+    def __init__(self, logits: Floats, maxima: Floats, vocab_size: int) -> None:
         self._logits = logits
         self._maxima = maxima
-        self._choices = choices
         self._vocab_size = vocab_size
-        self._pending = pending
+        self.choices = np.empty(len(logits), np.int32)
+        largest_entries(logits, maxima, self.choices)
 
-    @property
-    def choices(self) -> IntArray:
-        return self._choices
+    def rows(self, part: slice) -> FloatArray:
+        return self._logits[part, : self._vocab_size]
 
-    def row(self, index: int) -> FloatArray:
-        return self._logits[index, : self._vocab_size]
-
-    def top_k(self, k: int) -> tuple[IntArray, FloatArray]:
-        ids = np.empty((len(self._logits), k), np.int32)
+    def top_k(self, part: slice, k: int) -> tuple[IntArray, FloatArray]:
+        logits = self._logits[part]
+        ids = np.empty((len(logits), k), np.int32)
         probabilities = np.empty(ids.shape, np.float32)
-        top_rows(self._logits, self._maxima, ids, probabilities)
+        top_rows(logits, self._maxima[part], ids, probabilities)
         return ids, probabilities
-
-    def pending(self) -> list[FloatArray]:
-        return [] if self._pending is None else list(self._pending)
 
 
 @kernel

@@ -1,4 +1,5 @@
-"""Phases of a pass, each called by every thread. Threads take rows or blocks of columns from a shared counter.
+"""Phases of a pass, each called by every thread. Threads take rows or blocks of columns from a shared counter, whose
+address a phase receives. It returns the address of the next phase's counter.
 
 Buffers are rows of a table, (address, bytes per row), because numba would compile a call again for each constant
 argument.
@@ -7,11 +8,11 @@ argument.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 from numba import carray
 
+from pipeline.engine.torch.lean import tables
 from pipeline.engine.torch.lean.compilation import kernel
-from pipeline.engine.torch.lean.crew import shared
+from pipeline.engine.torch.lean.crew import PHASE_BYTES, shared
 from pipeline.engine.torch.lean.rows import (
     fetch_to_write,
     float_pointer,
@@ -23,43 +24,9 @@ from pipeline.engine.torch.lean.rows import (
     store_float,
     sum_of_squares,
 )
-from pipeline.engine.torch.lean.tables import (
-    ATTENDED,
-    BIAS,
-    BLOCK_BYTES,
-    BYTES,
-    GATE_UP_OUT,
-    GATED,
-    GATED_BYTES,
-    HEAD_DIM,
-    HIDDEN,
-    INT8,
-    INTERMEDIATE,
-    K_NORM,
-    KIND,
-    NUM_BLOCKS,
-    NUM_HEADS,
-    NUM_KV_HEADS,
-    NUM_ROWS,
-    NUM_THREADS,
-    Q_NORM,
-    QKV_OUT,
-    ROW_PLACE,
-    ROW_POSITION,
-    ROW_SCALE,
-    ROW_SLOT,
-    SCALE,
-    START,
-    STEPS,
-    WEIGHT,
-    H,
-    X,
-)
+from pipeline.engine.torch.lean.tables import Floats, Longs
 from pipeline.engine.torch.lean.tiles import MAX_BLOCKS, MAX_ROWS, float32_tile, int8_tile
 from pipeline.engine.torch.lean.vectors import LANES
-
-Longs = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float32]
 
 # Tasks of a phase per thread.
 _TASKS_PER_THREAD = 8
@@ -85,13 +52,14 @@ def _quantize_row(source: int, target: int, scale: int, blocks: int) -> None:
 
 
 @kernel
-def quantize_rows(sizes: Longs, buffers: Longs, counter: int) -> None:
+def quantize_rows(sizes: Longs, buffers: Longs, counter: int) -> int:
     """Quantise the results of attention, as input of the output matrix."""
-    num_rows = sizes[NUM_ROWS]
-    blocks = _blocks(sizes[NUM_HEADS] * sizes[HEAD_DIM])
-    source, target, scale = buffers[ATTENDED], buffers[BYTES], buffers[ROW_SCALE]
-    for row in shared(counter, num_rows, _chunk(num_rows, sizes[NUM_THREADS])):
+    num_rows = sizes[tables.NUM_ROWS]
+    blocks = _blocks(sizes[tables.NUM_HEADS] * sizes[tables.HEAD_DIM])
+    source, target, scale = buffers[tables.ATTENDED], buffers[tables.BYTES], buffers[tables.ROW_SCALE]
+    for row in shared(counter, num_rows, _chunk(num_rows, sizes[tables.NUM_THREADS])):
         _quantize_row(source[0] + row * source[1], target[0] + row * target[1], scale[0] + 4 * row, blocks)
+    return counter + PHASE_BYTES
 
 
 @kernel
@@ -105,29 +73,32 @@ def _norm(source: int, weight: int, target: int, size: int, epsilon: float) -> N
 @kernel
 def norm_rows(
     sizes: Longs, epsilon: float, weight: int, buffers: Longs, num_rows: int, places: Longs, counter: int
-) -> None:
+) -> int:
     """Write the norm of rows of X to H, and for int8 also its bytes. places: the rows; if empty, the first num_rows."""
-    x, h, target, scale = buffers[X], buffers[H], buffers[BYTES], buffers[ROW_SCALE]
-    for row in shared(counter, num_rows, _chunk(num_rows, sizes[NUM_THREADS])):
+    x, h, target, scale = buffers[tables.X], buffers[tables.H], buffers[tables.BYTES], buffers[tables.ROW_SCALE]
+    for row in shared(counter, num_rows, _chunk(num_rows, sizes[tables.NUM_THREADS])):
         source = x[0] + (places[row] if len(places) else row) * x[1]
         result = h[0] + row * h[1]
-        _norm(source, weight, result, sizes[HIDDEN], epsilon)
-        if sizes[KIND] == INT8:
-            _quantize_row(result, target[0] + row * target[1], scale[0] + 4 * row, _blocks(sizes[HIDDEN]))
+        _norm(source, weight, result, sizes[tables.HIDDEN], epsilon)
+        if sizes[tables.KIND] == tables.INT8:
+            _quantize_row(result, target[0] + row * target[1], scale[0] + 4 * row, _blocks(sizes[tables.HIDDEN]))
+    return counter + PHASE_BYTES
 
 
 @kernel
-def gate_rows(sizes: Longs, buffers: Longs, counter: int) -> None:
+def gate_rows(sizes: Longs, buffers: Longs, counter: int) -> int:
     """Write silu(gate) * up, and for int8 also its bytes."""
-    num_rows = sizes[NUM_ROWS]
-    blocks = _blocks(sizes[INTERMEDIATE])
-    gates, gated, target, scale = buffers[GATE_UP_OUT], buffers[GATED], buffers[GATED_BYTES], buffers[ROW_SCALE]
-    for row in shared(counter, num_rows, _chunk(num_rows, sizes[NUM_THREADS])):
+    num_rows = sizes[tables.NUM_ROWS]
+    blocks = _blocks(sizes[tables.INTERMEDIATE])
+    gates, gated = buffers[tables.GATE_UP_OUT], buffers[tables.GATED]
+    target, scale = buffers[tables.GATED_BYTES], buffers[tables.ROW_SCALE]
+    for row in shared(counter, num_rows, _chunk(num_rows, sizes[tables.NUM_THREADS])):
         gate = gates[0] + row * gates[1]
         result = gated[0] + row * gated[1]
         gate_row(gate, gate + 4 * LANES * blocks, result, blocks)
-        if sizes[KIND] == INT8:
+        if sizes[tables.KIND] == tables.INT8:
             _quantize_row(result, target[0] + row * target[1], scale[0] + 4 * row, blocks)
+    return counter + PHASE_BYTES
 
 
 @kernel
@@ -141,19 +112,19 @@ def multiply(
     maxima: Longs,
     num_rows: int,
     counter: int,
-) -> None:
+) -> int:
     """target = base + rows of source times a matrix. Each buffer: (address, bytes per row). maxima: buffer for the
     largest entry of each task's columns, or address 0."""
-    num_blocks, block_bytes = matrix[NUM_BLOCKS], matrix[BLOCK_BYTES]
+    num_blocks, block_bytes = matrix[tables.NUM_BLOCKS], matrix[tables.BLOCK_BYTES]
     num_tasks = (num_blocks + MAX_BLOCKS - 1) // MAX_BLOCKS
     num_tiles = (num_rows + MAX_ROWS - 1) // MAX_ROWS
-    num_threads = sizes[NUM_THREADS]
+    num_threads = sizes[tables.NUM_THREADS]
     chunk = _chunk(num_tasks, num_threads)
     for task in shared(counter, num_tasks, chunk):
         # Each tile prefetches its share of the weights of this thread's next task: the next one of its chunk, or the
         # first of the chunk after those of the other threads.
         following = task + 1 if (task + 1) % chunk else task + 1 + chunk * (num_threads - 1)
-        ahead = matrix[WEIGHT] + following * MAX_BLOCKS * block_bytes
+        ahead = matrix[tables.WEIGHT] + following * MAX_BLOCKS * block_bytes
         width = MAX_BLOCKS if (task + 1) * MAX_BLOCKS <= num_blocks else 1
         for block in range(task * MAX_BLOCKS, min((task + 1) * MAX_BLOCKS, num_blocks), width):
             column = 4 * LANES * block
@@ -162,14 +133,14 @@ def multiply(
                 arguments = (
                     source[0] + row * source[1],
                     source[1],
-                    matrix[WEIGHT] + block * block_bytes,
+                    matrix[tables.WEIGHT] + block * block_bytes,
                     block_bytes,
                     4 * LANES,
-                    matrix[STEPS],
-                    matrix[START] + column,
-                    matrix[SCALE] + column,
-                    matrix[BIAS] + column,
-                    buffers[ROW_SCALE, 0] + 4 * row,
+                    matrix[tables.STEPS],
+                    matrix[tables.START] + column,
+                    matrix[tables.SCALE] + column,
+                    matrix[tables.BIAS] + column,
+                    buffers[tables.ROW_SCALE, 0] + 4 * row,
                     base[0] + row * base[1] + column,
                     base[1],
                     target[0] + row * target[1] + column,
@@ -179,7 +150,7 @@ def multiply(
                     (tile + 1) * num_rows // num_tiles - row,
                     width,
                 )
-                if sizes[KIND] == INT8:
+                if sizes[tables.KIND] == tables.INT8:
                     int8_tile(*arguments)
                 else:
                     float32_tile(*arguments)
@@ -188,6 +159,7 @@ def multiply(
             for row in range(num_rows):
                 best = largest(target[0] + row * target[1] + 4 * LANES * MAX_BLOCKS * task, width)
                 store_float(maxima[0] + row * maxima[1] + 4 * task, best)
+    return counter + PHASE_BYTES
 
 
 @kernel
@@ -202,16 +174,16 @@ def rotate_rows(
     values: Floats,
     rows: Longs,
     counter: int,
-) -> None:
+) -> int:
     """Apply norm (if the model has one) and rotation to queries in place, and to keys. Write keys and values to the
     cache."""
-    num_rows, dim = sizes[NUM_ROWS], sizes[HEAD_DIM]
-    num_heads, num_kv_heads = sizes[NUM_HEADS], sizes[NUM_KV_HEADS]
+    num_rows, dim = sizes[tables.NUM_ROWS], sizes[tables.HEAD_DIM]
+    num_heads, num_kv_heads = sizes[tables.NUM_HEADS], sizes[tables.NUM_KV_HEADS]
     half = dim // 2
-    for row in shared(counter, num_rows, _chunk(num_rows, sizes[NUM_THREADS])):
-        address = buffers[QKV_OUT, 0] + row * buffers[QKV_OUT, 1]
+    for row in shared(counter, num_rows, _chunk(num_rows, sizes[tables.NUM_THREADS])):
+        address = buffers[tables.QKV_OUT, 0] + row * buffers[tables.QKV_OUT, 1]
         line = carray(float_pointer(address), dim * (num_heads + 2 * num_kv_heads))
-        slot, position, place = rows[row, ROW_SLOT], rows[row, ROW_POSITION], rows[row, ROW_PLACE]
+        slot, position, place = rows[row, tables.ROW_SLOT], rows[row, tables.ROW_POSITION], rows[row, tables.ROW_PLACE]
         cosine, sine = rotation[0, position], rotation[1, position]
         block, lane = place // LANES, place % LANES
         # Each entry of a key is in another cache line, so prefetch them all.
@@ -221,7 +193,7 @@ def rotate_rows(
                 fetch_to_write(first + 4 * LANES * index)
         for head in range(num_heads + num_kv_heads):
             start = dim * head
-            weight = norms[Q_NORM] if head < num_heads else norms[K_NORM]
+            weight = norms[tables.Q_NORM] if head < num_heads else norms[tables.K_NORM]
             if weight:
                 _norm(address + 4 * start, weight, address + 4 * start, dim, epsilon)
             for index in range(half):
@@ -237,3 +209,4 @@ def rotate_rows(
             value = values[layer, slot, head]
             for index in range(dim):
                 value[index // LANES, place, index % LANES] = line[start + index]
+    return counter + PHASE_BYTES

@@ -9,12 +9,13 @@ import numpy.typing as npt
 
 from pipeline.engine.contract import EngineLimits
 from pipeline.engine.torch.lean import tables
-from pipeline.engine.torch.lean.attention import Floats, Longs, scratch_floats
+from pipeline.engine.torch.lean.attention import scratch_floats
 from pipeline.engine.torch.lean.crew import COUNTER_BYTES, Crew, Turn
 from pipeline.engine.torch.lean.forward import multiply_all, num_counters, run_pass
 from pipeline.engine.torch.lean.kv_cache import LeanCache
 from pipeline.engine.torch.lean.node_logits import BLOCK
 from pipeline.engine.torch.lean.plan import LeanPlan
+from pipeline.engine.torch.lean.tables import Floats, Longs
 from pipeline.engine.torch.lean.tiles import MAX_BLOCKS
 from pipeline.engine.torch.lean.vectors import LANES
 from pipeline.engine.torch.lean.weights import ALIGNMENT

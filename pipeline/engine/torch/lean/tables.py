@@ -1,5 +1,13 @@
 """Column numbers of the tables that compiled code receives: sizes of a model, and addresses of its arrays."""
 
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Longs = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
+
 FLOAT32, INT8 = 0, 1
 # Columns of `sizes`.
 (

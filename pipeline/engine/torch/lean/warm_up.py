@@ -11,7 +11,7 @@ from pipeline.engine.contract import EngineLimits
 from pipeline.engine.torch.lean.attention import NUM_SEGMENT_FIELDS
 from pipeline.engine.torch.lean.crew import Crew
 from pipeline.engine.torch.lean.kv_cache import LeanCache
-from pipeline.engine.torch.lean.node_logits import LeanNodeLogits, largest_entries
+from pipeline.engine.torch.lean.node_logits import LeanLogits
 from pipeline.engine.torch.lean.plan import LeanPlan
 from pipeline.engine.torch.lean.runner import Runner
 from pipeline.engine.torch.lean.vectors import LANES
@@ -58,7 +58,5 @@ def warm_up_pass() -> None:
         np.zeros(1, np.int32), np.zeros((1, 3), np.int64), segments, np.zeros(0, np.uint8), np.zeros(1, np.int64)
     )
     runner.multiply(1)
-    choices = np.empty(1, np.int32)
-    largest_entries(logits, maxima, choices)
-    LeanNodeLogits(logits, maxima, choices, LANES).top_k(1)
+    LeanLogits(logits, maxima, LANES).top_k(slice(1), 1)
     cache.move_path(0, 0, [1])

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.engine.torch.largest import PassCandidates, argmax, block_maxima, top_k
+from pipeline.engine.torch.largest import TorchLogits, block_maxima, top_k
 
 
 @given(
@@ -28,7 +28,7 @@ def test_the_largest_entries_of_every_row(num_rows: int, vocab_size: int, k: int
     assert torch.equal(values, expected.values)
     assert torch.equal(logits.gather(1, indices), values)
     assert all(len(set(row)) == k for row in indices.tolist())
-    assert torch.equal(argmax(logits, maxima), logits.argmax(dim=1))
+    assert TorchLogits(logits).choices.tolist() == logits.argmax(dim=1).tolist()
 
 
 @pytest.mark.parametrize("num_rows", [1, 3, 17])
@@ -37,13 +37,13 @@ def test_equal_entries_are_chosen_alike_whatever_rows_stand_beside(num_rows: int
     row[0, [70, 130, 131]] = 1.0
     rows = torch.cat([row, torch.randn(num_rows - 1, 256)])
 
-    assert argmax(rows, block_maxima(rows))[0] == argmax(row, block_maxima(row))[0]
+    assert TorchLogits(rows).choices[0] == TorchLogits(row).choices[0]
 
 
 def test_no_rows() -> None:
     logits = torch.empty(0, 40)
 
-    assert argmax(logits, block_maxima(logits)).shape == (0,)
+    assert TorchLogits(logits).choices.shape == (0,)
 
 
 def test_shares_are_those_of_a_softmax_where_few_tokens_hold_the_mass() -> None:
@@ -51,7 +51,7 @@ def test_shares_are_those_of_a_softmax_where_few_tokens_hold_the_mass() -> None:
     logits[0, [5, 300, 630]] = torch.tensor([2.0, 1.0, 0.5])
     logits[1, 17] = 9.0
     logits[2, [0, 639]] = torch.tensor([-1.0, -1.0])
-    ids, shares = PassCandidates(logits, block_maxima(logits)).top_k(3)
+    ids, shares = TorchLogits(logits).top_k(slice(3), 3)
     exact = torch.softmax(logits, 1).numpy()
     assert ids[0].tolist() == [5, 300, 630]
     assert ids[1, 0] == 17
@@ -61,17 +61,19 @@ def test_shares_are_those_of_a_softmax_where_few_tokens_hold_the_mass() -> None:
 
 def test_shares_of_flat_rows_are_bounded_and_in_order() -> None:
     logits = torch.from_numpy(np.random.default_rng(0).normal(size=(4, 1280)).astype(np.float32))
-    candidates = PassCandidates(logits, block_maxima(logits))
-    ids, shares = candidates.top_k(8)
+    candidates = TorchLogits(logits)
+    ids, shares = candidates.top_k(slice(4), 8)
     assert ids.tolist() == logits.argsort(1, descending=True)[:, :8].tolist()
     exact = np.take_along_axis(torch.softmax(logits, 1).numpy(), ids, 1)
     assert (shares >= exact).all()
     assert (shares.sum(1) <= 1 + 1e-6).all()
-    assert candidates.top_k(8)[0] is ids
+    some_ids, some_shares = candidates.top_k(slice(1, 3), 8)
+    assert some_ids.tolist() == ids[1:3].tolist()
+    assert some_shares.tolist() == shares[1:3].tolist()
 
 
 def test_equal_logits_of_one_block_share_what_there_is() -> None:
     logits = torch.full((1, 64), -30.0)
     logits[0, :4] = 1.0
-    _, shares = PassCandidates(logits, block_maxima(logits)).top_k(4)
+    _, shares = TorchLogits(logits).top_k(slice(1), 4)
     np.testing.assert_allclose(shares, 0.25, atol=1e-6)
