@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -13,9 +14,8 @@ from pipeline.bench.contenders.contender import SchedulerContender
 from pipeline.bench.data.workload import NamedPrompt
 from pipeline.bench.measure import MeasureOptions, make_request, rotated
 from pipeline.bench.report.results import ConcurrencyRow
-from pipeline.engine.results import Results
 from pipeline.engine.scheduler import Scheduler
-from pipeline.engine.submission import StepEvent, Submission
+from pipeline.engine.submission import GenerationResult, StepEvent, Submission, raise_first_error
 
 
 class ClosedLoop(NamedTuple):
@@ -29,33 +29,32 @@ class ClosedLoop(NamedTuple):
 
 def run_closed_loop(scheduler: Scheduler, submissions: Sequence[Submission], concurrency: int) -> ClosedLoop:
     """Serve submissions in order, `concurrency` at a time. Raises the error of the first request that has one."""
-    todo, results = deque(submissions), Results()
-    begun: dict[str, float] = {}
-    ttft_s: dict[str, float] = {}
+    results = [GenerationResult(submission.request.prompt_ids.tolist()) for submission in submissions]
+    todo = deque(enumerate(submissions))
+    ttft_s = [0.0] * len(submissions)
     num_open = 0
 
-    def on_event(event: StepEvent) -> None:
+    def on_event(index: int, begun: float, event: StepEvent) -> None:
         nonlocal num_open
-        results.take(event)
-        if event.token_ids:
-            ttft_s.setdefault(event.request_id, time.perf_counter() - begun[event.request_id])
+        if event.token_ids and not results[index].output_ids:
+            ttft_s[index] = time.perf_counter() - begun
+        results[index].take(event)
         num_open -= event.done
 
     started = time.perf_counter()
     while todo or num_open:
         while todo and num_open < concurrency:
-            submission = todo.popleft()
-            begun[submission.request.request_id] = time.perf_counter()
+            index, submission = todo.popleft()
             num_open += 1
-            scheduler.submit(submission, on_event)
+            scheduler.submit(submission, partial(on_event, index, time.perf_counter()))
         scheduler.step()
     seconds = time.perf_counter() - started
-    found = [results.of(submission) for submission in submissions]
+    raise_first_error(results)
     return ClosedLoop(
         seconds=seconds,
-        outputs=[result.output_ids for result in found],
-        ttft_s=[ttft_s.get(result.request_id, 0.0) for result in found],
-        steps=[result.statistics.num_steps for result in found],
+        outputs=[result.output_ids for result in results],
+        ttft_s=ttft_s,
+        steps=[result.statistics.num_steps for result in results],
     )
 
 

@@ -46,17 +46,17 @@ def check_submission(submission: Submission, limits: EngineLimits) -> None:
         check_tree(submission.supplied, limits.vocab_size)
     except ValueError as error:
         raise RequestError(str(error)) from error
-    check_prediction(submission.prediction, limits.vocab_size)
     check_sampling(request.sampling, limits.vocab_size)
     check_wanted(submission.wanted)
 
 
-def check_prediction(prediction: IntArray, vocab_size: int) -> None:
-    """Raise RequestError if a predicted output [len] has a token outside the target's vocabulary."""
-    wrong = np.flatnonzero((prediction < 0) | (prediction >= vocab_size))
+def require_tokens(token_ids: IntArray, vocab_size: int, name: str) -> None:
+    """Raise RequestError if one of the tokens [len] is outside the target's vocabulary. name: of the tokens in the
+    message."""
+    wrong = np.flatnonzero((token_ids < 0) | (token_ids >= vocab_size))
     if len(wrong):
         place = int(wrong[0])
         raise RequestError(
-            f"the prediction has token {int(prediction[place])} at position {place}; the vocabulary is "
+            f"{name} holds token {int(token_ids[place])} at position {place}, which lies outside the vocabulary "
             f"0 .. {vocab_size - 1}"
         )

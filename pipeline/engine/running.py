@@ -87,7 +87,6 @@ class Starter:
             session.statistics.num_reused_tokens = sequence.num_reused_tokens
             if self._supplied is not None and self._supplied.name in names:
                 self._supplied.supply(request.request_id, submission.supplied)
-                self._supplied.predict(request.request_id, submission.prediction)
             if self._window is not None and self._window.name in names and submission.lookahead is not None:
                 self._window.configure(request.request_id, submission.lookahead)
             top_k = self._drafter.needs_top_k(request.request_id) if names else 0

@@ -31,10 +31,16 @@ from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import EMPTY_TREE
 from pipeline.engine.admission import check_submission
 from pipeline.engine.contract import Engine, NodeLogits, VerifyItem
-from pipeline.engine.results import Results
 from pipeline.engine.running import Running, Starter, by_urgency
 from pipeline.engine.step import advance, start_masks
-from pipeline.engine.submission import GenerationResult, OnEvent, StepEvent, Submission, ended_waiting
+from pipeline.engine.submission import (
+    GenerationResult,
+    OnEvent,
+    StepEvent,
+    Submission,
+    ended_waiting,
+    raise_first_error,
+)
 from pipeline.engine.waiting_queue import HOLD_S, WaitingQueue
 from pipeline.errors import EngineError, RequestError
 
@@ -100,14 +106,16 @@ class Scheduler:
     def run(self, submissions: Sequence[Submission]) -> list[GenerationResult]:
         """Serve requests in the calling thread until all have finished. Returns results in the given order. Raises the
         error of the first request that has one. Do not combine with `start`."""
-        results = Results()
-        todo = deque(submissions)
+        results = [GenerationResult(submission.request.prompt_ids.tolist()) for submission in submissions]
+        todo = deque(zip(submissions, results, strict=True))
         while todo or self._has_work():
             while todo and len(self._queue.waiting) < self._queue.max_queue_size:
-                self.submit(todo.popleft(), results.take)
+                submission, result = todo.popleft()
+                self.submit(submission, result.take)
             self._wait_for_work()
             self.step()
-        return [results.of(submission) for submission in submissions]
+        raise_first_error(results)
+        return results
 
     def start(self) -> None:
         """Start a thread that serves requests until `close`."""

@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-
-import numpy as np
 
 from pipeline.config.schema import LookaheadConfig
 from pipeline.decoding.log_probs import LogitsWanted, TokenLogProbs
 from pipeline.decoding.request import FinishReason, GenerationRequest
 from pipeline.decoding.session import GenerationStatistics
 from pipeline.decoding.sources.base import DraftBudget
-from pipeline.decoding.tree import EMPTY_TREE, DraftTree, FloatArray, IntArray
+from pipeline.decoding.tree import EMPTY_TREE, DraftTree, FloatArray
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
     """A request for the scheduler.
 
-    budget: drafts per step, None for the scheduler's default. supplied: tree to verify in the first step. prediction:
-    [len] predicted output, may be empty. (Both are used by strategies with supplied drafts.) lookahead: W, N, G of this
-    request, None for the engine's. max_steps: maximum number of steps, None for no limit. to_be_continued: whether
-    another request will continue this output. wanted: parts of the target's logits to return. reuse: whether KV of
-    earlier requests may be used for the prompt.
+    budget: drafts per step, None for the scheduler's default. supplied: tree to verify in the first step, by
+    strategies with supplied drafts. lookahead: W, N, G of this request, None for the engine's. max_steps: maximum
+    number of steps, None for no limit. to_be_continued: whether another request will continue this output. wanted:
+    parts of the target's logits to return. reuse: whether KV of earlier requests may be used for the prompt.
     """
 
     request: GenerationRequest
     strategy: str = "auto"
     budget: DraftBudget | None = None
     supplied: DraftTree = EMPTY_TREE
-    prediction: IntArray = field(default_factory=lambda: np.empty(0, np.int32))
     lookahead: LookaheadConfig | None = None
     max_steps: int | None = None
     to_be_continued: bool = False
@@ -59,17 +55,32 @@ def ended_waiting(submission: Submission, reason: FinishReason | None, error: Ex
     return StepEvent(submission.request.request_id, [], GenerationStatistics(), reason, error, done=True)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class GenerationResult:
-    """A finished request of `Scheduler.run`."""
+    """Collects the events of one request. error: the error that it ended with, if any."""
 
-    request_id: str
     prompt_ids: list[int]
-    output_ids: list[int]
-    finish_reason: FinishReason | None
-    statistics: GenerationStatistics
+    output_ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    statistics: GenerationStatistics = field(default_factory=GenerationStatistics)
     log_probs: TokenLogProbs | None = None
     prompt_rows: list[FloatArray] | None = None
+    error: Exception | None = None
+
+    def take(self, event: StepEvent) -> None:
+        """Add the result of a step."""
+        self.output_ids += event.token_ids
+        if event.log_probs is not None:
+            self.log_probs = self.log_probs or TokenLogProbs()
+            self.log_probs.extend(event.log_probs)
+        self.prompt_rows = event.prompt_rows or self.prompt_rows
+        self.finish_reason, self.statistics, self.error = event.finish_reason, event.statistics, event.error
 
 
 OnEvent = Callable[[StepEvent], None]
+
+
+def raise_first_error(results: Iterable[GenerationResult]) -> None:
+    for result in results:
+        if result.error is not None:
+            raise result.error

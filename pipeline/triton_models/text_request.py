@@ -11,7 +11,7 @@ from pipeline.decoding.log_probs import LogitsWanted
 from pipeline.decoding.request import GenerationRequest
 from pipeline.decoding.strategy import check_strategy
 from pipeline.decoding.tree import FloatArray, IntArray
-from pipeline.engine.admission import check_prediction
+from pipeline.engine.admission import require_tokens
 from pipeline.errors import RequestError
 from pipeline.triton_models.engine_calls import lookahead_config, refuse_unsupported, sampling_of
 from pipeline.triton_models.guide_tensors import guide_of, wanted_of
@@ -92,7 +92,7 @@ def text_request(
     prompt_ids, prompt = _prompt(codec, tensors, longest_prompt)
     num_resumed_tokens = _num_resumed_tokens(tensors, len(prompt_ids), max_tokens)
     prediction = _prediction(codec, tensors, longest_prompt)
-    check_prediction(prediction, codec.vocab_size)
+    require_tokens(prediction, codec.vocab_size, "prediction")
     weights = tensors.get("embedding_bias_weights", np.empty(0, np.float32)).reshape(-1).tolist()
     excluded = scalar(tensors, "exclude_input_in_output") in (None, True)
     stream = flag(tensors, "stream")
@@ -207,8 +207,7 @@ def _input_ids(codec: TextCodec, tensors: Tensors) -> IntArray:
     ids = token_ids(tensors, "input_ids")
     if not len(ids):
         raise RequestError("input_ids is empty; send at least one token")
-    if wrong := ids[(ids < 0) | (ids >= codec.vocab_size)].tolist():
-        raise RequestError(f"input_ids holds the token {wrong[0]}; tokens are in 0 .. {codec.vocab_size - 1}")
+    require_tokens(ids, codec.vocab_size, "input_ids")
     return ids
 
 
@@ -220,8 +219,7 @@ def _with_logit_bias(codec: TextCodec, tensors: Tensors, bias: FloatArray | None
         raise RequestError(f"logit_bias_ids has {len(ids)} tokens, logit_bias_values {len(values)} values")
     if not len(ids):
         return bias
-    if wrong := ids[(ids < 0) | (ids >= codec.vocab_size)].tolist():
-        raise RequestError(f"logit_bias_ids holds the token {wrong[0]}; tokens are in 0 .. {codec.vocab_size - 1}")
+    require_tokens(ids, codec.vocab_size, "logit_bias_ids")
     if not np.isfinite(values).all():
         raise RequestError("logit_bias_values holds a number that is not finite; send finite numbers of 32 bits")
     bias = np.zeros(codec.vocab_size, np.float32) if bias is None else bias

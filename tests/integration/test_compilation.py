@@ -48,8 +48,7 @@ sources = [TrieDraftConfig(), PromptDraftConfig(), RecyclingDraftConfig(), Windo
 lookahead = LookaheadConfig.of(3, 3, 3)
 drafter = create_drafter(sources, lookahead, VOCAB_SIZE)
 scheduler = make_scheduler(drafter=drafter, budget=(16, 8), prefill_chunk=64)
-prediction = np.arange(8, dtype=np.int32)
-scheduler.run([Submission(make_request(namespace=name), "hybrid", prediction=prediction) for name in ("a", "b")])
+scheduler.run([Submission(make_request(namespace=name), "hybrid") for name in ("a", "b")])
 scheduler.run([Submission(make_request(np.random.default_rng(0).integers(0, VOCAB_SIZE, 120)), "trie")])
 drafter.require_sound()
 for kind in ("float32", "int8"):

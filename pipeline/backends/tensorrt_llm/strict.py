@@ -21,6 +21,7 @@ from pipeline.config.schema import LookaheadConfig, ResolvedConfig, SuppliedDraf
 from pipeline.decoding.request import GenerationRequest, SamplingParams
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import EMPTY_TREE, IntArray, chain
+from pipeline.engine.admission import require_tokens
 from pipeline.engine.chains import Mode, RuntimeLimits
 from pipeline.engine.submission import Submission
 from pipeline.engine.traits import REQUIRED_OUTPUTS
@@ -138,12 +139,7 @@ def _check_request(request: GenerationRequest, engine: StrictEngine) -> None:
             f"the prompt has {num_tokens} tokens; the engine takes at most {limits.longest_prompt} "
             f"(max_seq_len {limits.max_seq_len}, chunked context {chunked})"
         )
-    wrong = np.flatnonzero((request.prompt_ids < 0) | (request.prompt_ids >= engine.vocab_size))
-    if len(wrong):
-        raise RequestError(
-            f"input_ids holds {int(request.prompt_ids[wrong[0]])} at position {int(wrong[0])}; the vocabulary is "
-            f"0 .. {engine.vocab_size - 1}"
-        )
+    require_tokens(request.prompt_ids, engine.vocab_size, "input_ids")
     for end_id in request.end_ids:
         if end_id >= engine.vocab_size:
             raise RequestError(f"end_id is {end_id}; it must be in -1 .. {engine.vocab_size - 1}")
@@ -167,8 +163,7 @@ def _drafts(tensors: Tensors, request: GenerationRequest, engine: StrictEngine) 
         )
     if flag(tensors, "streaming"):
         raise RequestError("streaming is true beside draft_input_ids; a request with draft tokens is not streamed")
-    if ((drafts < 0) | (drafts >= engine.vocab_size)).any():
-        raise RequestError(f"draft_input_ids holds a token outside the vocabulary 0 .. {engine.vocab_size - 1}")
+    require_tokens(drafts, engine.vocab_size, "draft_input_ids")
     return drafts[: limits.longest_prompt - len(request.prompt_ids)]
 
 

@@ -75,8 +75,7 @@ def mixed_submissions(strategies: Sequence[str], prompts: Sequence[list[int]]) -
             Submission(
                 request,
                 strategies[number % len(strategies)],
-                supplied=chain([1, 2, 3]),
-                prediction=np.asarray(plain_decode(request)[:20], np.int32),
+                supplied=chain([1, 2, 3] if number % 2 else plain_decode(request)[:8]),
             )
         )
     return submissions

@@ -101,11 +101,6 @@ def test_a_supplied_tree_is_verified_in_one_step() -> None:
             lambda: Submission(make_request(), supplied=DraftTree(np.zeros(2, np.int32), np.asarray([1, 0], np.int32))),
             "parent",
         ),
-        (
-            lambda: Submission(make_request(), prediction=np.asarray([1, 2, 24, 3], np.int32)),
-            "the prediction has token 24 at position 2; the vocabulary is 0 .. 23",
-        ),
-        (lambda: Submission(make_request(), prediction=np.asarray([-1], np.int32)), "has token -1 at position 0"),
         (lambda: Submission(make_request(sampling=SamplingParams(temperature=-1))), "temperature"),
         (lambda: Submission(make_request(sampling=SamplingParams(temperature=np.inf))), "temperature is inf"),
         (lambda: Submission(make_request(sampling=SamplingParams(bad_words=((),)))), "word without tokens"),

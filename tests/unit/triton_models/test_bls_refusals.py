@@ -61,12 +61,15 @@ from tests.unit.triton_models.test_bls import (
         ({"logit_bias_ids": [1, 2], "logit_bias_values": [1.0]}, "logit_bias_ids has 2 tokens"),
         (
             {"logit_bias_ids": [99], "logit_bias_values": [1.0]},
-            r"logit_bias_ids holds the token 99; tokens are in 0 \.\. 23",
+            r"logit_bias_ids holds token 99 at position \d, which lies outside the vocabulary 0 \.\. 23",
         ),
         ({"logit_bias_ids": [1], "logit_bias_values": [float("nan")]}, "logit_bias_values holds a number"),
         ({"prompt_ignore_length": -1}, "prompt_ignore_length is -1"),
         ({"input_ids": [1, 2]}, "input_ids was sent beside a text"),
-        ({"text": "", "input_ids": [1, 99]}, r"input_ids holds the token 99; tokens are in 0 \.\. 23"),
+        (
+            {"text": "", "input_ids": [1, 99]},
+            r"input_ids holds token 99 at position 1, which lies outside the vocabulary 0 \.\. 23",
+        ),
         ({"num_resumed_tokens": 1}, "num_resumed_tokens was sent without input_ids"),
         (
             {"text": "", "input_ids": [1, 2], "num_resumed_tokens": 2},
@@ -77,7 +80,7 @@ from tests.unit.triton_models.test_bls import (
         ({"repetition_penalty": float("inf")}, "repetition_penalty is inf"),
         ({"repetition_penalty": 0.0}, "repetition_penalty is 0"),
         ({"presence_penalty": float("nan")}, "presence_penalty is nan"),
-        ({"prediction": "bcz"}, "the prediction has token 25 at position 2; the vocabulary is 0 .. 23"),
+        ({"prediction": "bcz"}, "prediction holds token 25 at position 2, which lies outside the vocabulary 0 .. 23"),
         ({"text": "b" * 300}, "300 tokens; prompt and output may have 256"),
     ],
 )
