@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.backends.tensorrt_llm import build, rules
+from pipeline.backends.tensorrt_llm import build, command, rules
 from pipeline.backends.tensorrt_llm.build_context import BuildContext, build_context_of, modes_of
+from pipeline.backends.tensorrt_llm.doctor import examine_tensorrt_llm
 from pipeline.backends.tensorrt_llm.environment import (
     engine_device,
     engine_version,
@@ -15,15 +16,14 @@ from pipeline.backends.tensorrt_llm.environment import (
     package_versions,
     validation_settings,
 )
+from pipeline.backends.tensorrt_llm.instance import engine_dirs
+from pipeline.backends.tensorrt_llm.versions import version_tables
 from pipeline.config.faults import Fault
 from pipeline.config.hardware import Hardware
 from pipeline.config.places import Places
 from pipeline.config.schema import Device, ProfileConfig, ResolvedConfig
-from pipeline.engine.backend import Backend, Note, Runtime
-from pipeline.engine.chains import Mode
-from pipeline.engine.command import MakeCommand, StartCommand
-from pipeline.engine.finding import Finding, VersionTable
-from pipeline.engine.traits import TargetTraits
+from pipeline.engine.backend import Backend, Runtime
+from pipeline.engine.traits import Mode, TargetTraits
 from pipeline.errors import UserError
 from pipeline.repository.names import LOOKAHEAD_MODEL, TARGET_MODEL
 
@@ -95,42 +95,20 @@ class TensorRTLLMBackend(Backend):
         return target_configs(resolved, artifact)
 
     def vocab_dir(self, artifact: Artifact) -> Path:
-        from pipeline.backends.tensorrt_llm.repository import engine_dirs
-
-        return engine_dirs(artifact)[0]
+        return next(engine_dirs(artifact))
 
     def check_start(self, resolved: ResolvedConfig, places: Places) -> str:
-        from pipeline.backends.tensorrt_llm.command import check_start
+        return str(command.startable_site(resolved).executable or "in docker")
 
-        return check_start(resolved)
-
-    def make_command(
-        self, resolved: ResolvedConfig, repository: Path, places: Places, run_dir: Path, log: Path | None, note: Note
-    ) -> MakeCommand:
-        from pipeline.backends.tensorrt_llm.command import start_here
-
-        return start_here(resolved, repository, places, run_dir, log, note)
-
-    def shown_commands(self, resolved: ResolvedConfig, repository: Path, places: Places) -> Sequence[StartCommand]:
-        from pipeline.backends.tensorrt_llm.command import shown_commands
-
-        return shown_commands(resolved, repository, places)
-
-    def findings(self) -> Iterable[Finding]:
-        from pipeline.backends.tensorrt_llm.doctor import examine_tensorrt_llm
-
-        return examine_tensorrt_llm()
-
-    def version_tables(self) -> Sequence[VersionTable]:
-        from pipeline.backends.tensorrt_llm.versions import version_tables
-
-        return version_tables()
+    make_command = staticmethod(command.start_here)
+    shown_commands = staticmethod(command.shown_commands)
+    findings = staticmethod(examine_tensorrt_llm)
+    version_tables = staticmethod(version_tables)
+    validation_settings = staticmethod(validation_settings)
 
     def environment(self) -> Mapping[str, Any]:
         devices = [f"{gpu.name} ({gpu.memory_mib / 1024:.0f} GiB, driver {gpu.driver})" for gpu in gpus()]
         return {"versions": dict(package_versions()), "devices": devices}
-
-    validation_settings = staticmethod(validation_settings)
 
 
 def _traits(resolved: ResolvedConfig, mode: Mode, model: str) -> TargetTraits:

@@ -9,7 +9,7 @@ from functools import cached_property
 from pipeline.backends.tensorrt_llm import release_data
 from pipeline.backends.tensorrt_llm.shape import shape_of
 from pipeline.config.schema import EngineConfig, ModelConfig, ModelShape, ResolvedConfig, TensorRTLLMConfig
-from pipeline.engine.chains import Mode, RuntimeLimits
+from pipeline.engine.traits import Mode, RuntimeLimits
 
 FlagValue = bool | int | str
 

@@ -1,25 +1,33 @@
-"""Start commands for an engine of TensorRT-LLM: mpirun and one tritonserver per rank, on this machine or in a
-container."""
+"""Start commands for an engine of TensorRT-LLM: one tritonserver per rank, with the options of NVIDIA's launcher for
+this backend, on this machine or in a container.
+
+Leader mode: mpirun starts a server per rank; ranks above 0 load only the models with an engine. Orchestrator mode: one
+server spawns a process per rank of each engine, or is rank 0 of processes that mpirun starts. It needs two environment
+variables, and small memory pools if it spawns. We add three options: addresses to listen on (the launcher listens on
+all), the key that Triton's interfaces require, and a prefix for shared memory, to find the leftovers of a crashed
+server.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.backends.tensorrt_llm.build_context import build_context_of
+from pipeline.backends.tensorrt_llm.build_context import BuildContext, build_context_of
 from pipeline.backends.tensorrt_llm.docker import build_image_argv, ensure_image, remove_argv, run_argv, serving_image
 from pipeline.backends.tensorrt_llm.environment import gpus
-from pipeline.backends.tensorrt_llm.launch import CONTAINER_SERVER, launch_words, orchestrator_variables
+from pipeline.backends.tensorrt_llm.instance import instance_of
 from pipeline.config.places import CODE, Places
-from pipeline.config.schema import ResolvedConfig, TrieDraftConfig
+from pipeline.config.schema import ResolvedConfig, TensorRTLLMConfig, TrieDraftConfig
 from pipeline.engine.backend import Note
 from pipeline.engine.command import Listening, MakeCommand, StartCommand
 from pipeline.errors import ServerError
 from pipeline.files import is_url
-from pipeline.server.command import SHOWN_ID, is_plain, plain_names, shown_listening
+from pipeline.server.command import SHOWN_ID, is_plain, plain_names, restricting_words, shown_listening
+from pipeline.server.guard import DRAIN_SECONDS
 from pipeline.server.installation import (
     Installation,
     backends_dir,
@@ -31,6 +39,7 @@ from pipeline.server.processes import MARK
 from pipeline.triton_models.spans import trace_variables
 
 BACKEND = "tensorrtllm"
+CONTAINER_SERVER = "/opt/tritonserver/bin/tritonserver"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +88,6 @@ def startable_site(resolved: ResolvedConfig) -> Site:
             "build, or lower model.parallelism; --set backend=torch needs no GPU."
         )
     return site
-
-
-def check_start(resolved: ResolvedConfig) -> str:
-    """Place of a new server, for display. Raises ServerError if a server cannot start here."""
-    return str(startable_site(resolved).executable or "in docker")
 
 
 def start_here(
@@ -152,3 +156,51 @@ def _in_container(
     ]
     argv = run_argv(tag, words, server_id, variables, places, snapshots)
     return StartCommand(argv, dict(os.environ), remove_argv(server_id))
+
+
+def orchestrator_variables(trt: TensorRTLLMConfig) -> dict[str, str]:
+    """Additional environment variables of a server in orchestrator mode; empty in leader mode."""
+    if not trt.orchestrator:
+        return {}
+    spawns = "1" if trt.spawn_processes else "0"
+    return {"TRTLLM_ORCHESTRATOR": "1", "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES": spawns}
+
+
+def launch_words(
+    context: BuildContext,
+    tritonserver: str,
+    use_mpi: bool,
+    repository: Path,
+    listening: Listening,
+    server_id: str,
+    verbose_log: Path | None,
+) -> tuple[str, ...]:
+    """Command line that starts all ranks. repository: path that the server uses. verbose_log: for rank 0."""
+    words = ["mpirun", "--allow-run-as-root"] if use_mpi else []
+    for rank in range(context.num_processes):
+        of_rank = [tritonserver, *_options(context, rank, repository, listening, server_id, verbose_log)]
+        words += ["-n", "1", *of_rank, ":"] if use_mpi else of_rank
+    return tuple(words)
+
+
+def _options(
+    context: BuildContext, rank: int, repository: Path, listening: Listening, server_id: str, verbose_log: Path | None
+) -> Iterator[str]:
+    ports = [f"--{name}-port={getattr(listening.ports, name)}" for name in ("grpc", "http", "metrics")]
+    yield f"--model-repository={repository}"
+    yield f"--exit-timeout-secs={DRAIN_SECONDS:.0f}"
+    yield from ports
+    if rank == 0 and verbose_log is not None:
+        yield from ("--log-verbose=3", f"--log-file={verbose_log}")
+    if rank > 0:
+        engines = (instance_of(context, index).triton_model for index in range(len(context.modes)))
+        yield from ("--model-control-mode=explicit", *(f"--load-model={name}" for name in engines))
+    if context.trt.orchestrator and context.trt.spawn_processes:
+        yield from ("--pinned-memory-pool-byte-size=0", "--enable-peer-access=false")
+        yield from (f"--cuda-memory-pool-byte-size={gpu}:0" for gpu in range(max(len(gpus()), context.world_size)))
+    yield from ports
+    yield from (f"--{name}-address={listening.host}" for name in ("grpc", "http"))
+    yield f"--metrics-address={listening.metrics_host}"
+    yield from restricting_words(listening.key)
+    yield "--disable-auto-complete-config"
+    yield f"--backend-config=python,shm-region-prefix-name={server_id}{rank}_"

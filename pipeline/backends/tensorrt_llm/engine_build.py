@@ -13,7 +13,7 @@ from typing import Any
 
 from pipeline.backends.tensorrt_llm import release_data
 from pipeline.backends.tensorrt_llm.build_context import BUILD_MODES, BuildContext, FlagValue
-from pipeline.engine.chains import Mode
+from pipeline.engine.traits import Mode
 
 # Options of the command line with another name in BuildConfig.
 _FIELD_OF_FLAG = {"strip_plan": "use_strip_plan"}

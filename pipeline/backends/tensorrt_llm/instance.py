@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.backends.tensorrt_llm.build_context import BuildContext
+from pipeline.backends.tensorrt_llm.build_context import BuildContext, build_context_of
 from pipeline.backends.tensorrt_llm.resource_estimate import kv_share, kv_tokens_of
 from pipeline.config.schema import LookaheadConfig
-from pipeline.engine.chains import Mode, RuntimeLimits
+from pipeline.engine.artifact import Artifact
+from pipeline.engine.traits import Mode, RuntimeLimits
 from pipeline.repository.names import LOOKAHEAD_MODEL, TARGET_MODEL
 
 
@@ -48,3 +50,10 @@ def engine_dir(root: Path, instance: Instance, num_engines: int) -> Path:
     """Folder of an instance's engine. root: the artifact's engine/, which has a subfolder per engine if there are
     two."""
     return root if num_engines == 1 else root / instance.triton_model
+
+
+def engine_dirs(artifact: Artifact) -> Iterator[Path]:
+    """Folders of the engines of an artifact, that of the model `tensorrt_llm` first."""
+    context = build_context_of(artifact.resolved)
+    for index in range(len(context.modes)):
+        yield engine_dir(artifact.engine_dir, instance_of(context, index), len(context.modes))

@@ -12,7 +12,7 @@ from pathlib import Path
 from tritonclient.grpc import model_config_pb2 as pb
 
 from pipeline.backends.tensorrt_llm.build_context import BuildContext, build_context_of
-from pipeline.backends.tensorrt_llm.instance import Instance, engine_dir, instance_of
+from pipeline.backends.tensorrt_llm.instance import Instance, engine_dirs, instance_of
 from pipeline.backends.tensorrt_llm.release_data import release
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.artifact import Artifact
@@ -42,16 +42,10 @@ Value = bool | int | float | str
 def target_configs(resolved: ResolvedConfig, artifact: Artifact) -> list[pb.ModelConfig]:
     """Configs of the one or two models with an engine."""
     context = build_context_of(resolved)
-    return [target(context, instance, folder, artifact) for instance, folder in _instances(context, artifact)]
-
-
-def engine_dirs(artifact: Artifact) -> list[Path]:
-    return [folder for _, folder in _instances(build_context_of(artifact.resolved), artifact)]
-
-
-def _instances(context: BuildContext, artifact: Artifact) -> list[tuple[Instance, Path]]:
-    instances = [instance_of(context, index) for index in range(len(context.modes))]
-    return [(instance, engine_dir(artifact.engine_dir, instance, len(instances))) for instance in instances]
+    return [
+        target(context, instance_of(context, index), folder, artifact)
+        for index, folder in enumerate(engine_dirs(artifact))
+    ]
 
 
 def target(context: BuildContext, instance: Instance, engine: Path, artifact: Artifact) -> pb.ModelConfig:

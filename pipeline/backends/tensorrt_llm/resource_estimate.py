@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pipeline.backends.tensorrt_llm.build_context import BuildContext
 from pipeline.backends.tensorrt_llm.conversion import method_of
-from pipeline.engine.chains import Mode
+from pipeline.engine.traits import Mode
 
 _BYTES_OF_DTYPE = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0}
 # Bytes per weight, including scales. Embeddings stay in the model's dtype.

@@ -22,9 +22,8 @@ from pipeline.decoding.request import GenerationRequest, SamplingParams
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import EMPTY_TREE, IntArray, chain
 from pipeline.engine.admission import require_tokens
-from pipeline.engine.chains import Mode, RuntimeLimits
 from pipeline.engine.submission import Submission
-from pipeline.engine.traits import REQUIRED_OUTPUTS
+from pipeline.engine.traits import REQUIRED_OUTPUTS, Mode, RuntimeLimits
 from pipeline.errors import RepositoryError, RequestError
 from pipeline.repository.extensions import TENSORRT_LLM_INPUTS
 from pipeline.triton_models.engine_answers import EngineCall

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.backends.tensorrt_llm.launch import launch_words
+from pipeline.backends.tensorrt_llm.command import launch_words
 from pipeline.engine.command import Listening, Ports
 from pipeline.errors import ServerError
 from pipeline.server.command import listening_words

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from pipeline.config.schema import LookaheadConfig
 from pipeline.decoding.request import GenerationRequest, SamplingParams
-from pipeline.engine.chains import RuntimeLimits, lookahead_for_request, not_for_lookahead
+from pipeline.engine.traits import RuntimeLimits
 from pipeline.errors import RequestError
+from pipeline.triton_models.routing import lookahead_for_request, not_for_lookahead
 
 # W, N, G, max_draft_len: figures from TensorRT-LLM's own documents and two third parties.
 KNOWN = [

@@ -8,8 +8,8 @@ import json
 import pytest
 
 from pipeline.backends.tensorrt_llm import release_data
+from pipeline.backends.tensorrt_llm.build import full_text
 from pipeline.backends.tensorrt_llm.plan import plan_for
-from pipeline.backends.tensorrt_llm.text import full_text
 from pipeline.config.loading import names_in
 from pipeline.config.places import places
 from pipeline.engine.backend import backend_of

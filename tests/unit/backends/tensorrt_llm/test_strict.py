@@ -15,8 +15,8 @@ from pipeline.backends.tensorrt_llm.strict import (
 from pipeline.config.schema import LookaheadConfig
 from pipeline.decoding.request import FinishReason
 from pipeline.decoding.session import GenerationStatistics
-from pipeline.engine.chains import RuntimeLimits
 from pipeline.engine.submission import StepEvent
+from pipeline.engine.traits import RuntimeLimits
 from pipeline.errors import RepositoryError, RequestError
 from pipeline.triton_models.tensors import pack_word_list
 from tests.unit.triton_models.fakes import small_config
@@ -63,7 +63,7 @@ REFUSED = [
     (TRIE, {"num_prompt": 49}, "49 tokens; the engine takes at most 48"),
     (TRIE, {"num_prompt": 0}, "input_ids is empty"),
     (TRIE, {"request_output_len": [[0]]}, "request_output_len is 0"),
-    (TRIE, {"input_ids": [[1, VOCAB, 2]]}, rf"input_ids holds {VOCAB} at position 1"),
+    (TRIE, {"input_ids": [[1, VOCAB, 2]]}, rf"input_ids holds token {VOCAB} at position 1"),
     (TRIE, {"end_id": [[VOCAB]]}, f"end_id is {VOCAB}"),
     (TRIE, {"end_id": [[-2]]}, "end_id is -2"),
     (TRIE, {"beam_width": [[2]]}, "beam_width is 2"),
