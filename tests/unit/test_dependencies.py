@@ -33,11 +33,12 @@ class AtRunTime(ast.NodeTransformer):
         return None if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING" else self.generic_visit(node)
 
 
-def imported(paths: Iterable[Path]) -> set[str]:
-    """Modules that files import at run time, wherever in them: top level names of others' code."""
+def imported(paths: Iterable[Path], in_functions: bool = True) -> set[str]:
+    """Modules that files import at run time: top level names of others' code."""
     names: set[str] = set()
     for path in paths:
-        for node in ast.walk(AtRunTime().visit(ast.parse(path.read_text(encoding="utf-8")))):
+        module = AtRunTime().visit(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.walk(module) if in_functions else module.body:
             if isinstance(node, ast.ImportFrom) and node.module:
                 names.add(node.module.split(".")[0])
             elif isinstance(node, ast.Import):
@@ -104,7 +105,8 @@ def test_each_dependency_has_both_bounds_and_a_reason(line: str) -> None:
 
 
 def test_the_image_gets_all_that_the_served_models_import() -> None:
-    """Found by importing what the models import, in a process that has no torch, as those that serve them."""
+    """Found by importing what the models import, in a process that has no torch, as those that serve them. Of their
+    backend they call functions without further imports."""
     files = [HOME / "triton_repo" / name / "1" / "model.py" for name in SERVED_IN_THE_IMAGE]
     imports = "\n".join(
         ast.unparse(node)
@@ -114,11 +116,14 @@ def test_the_image_gets_all_that_the_served_models_import() -> None:
     )
     code = (
         "import sys\nsys.modules['torch'] = None\n"
-        f"{imports}\n"
-        "print(*(module.__file__ for name, module in list(sys.modules.items()) if name.startswith('pipeline')))"
+        "from pipeline.engine.backend import backend_of\n"
+        "def show():\n"
+        "    print(*(module.__file__ for name, module in sys.modules.items() if name.startswith('pipeline')))\n"
+        f"{imports}\nshow()\nbackend_of('tensorrt_llm')\nshow()\n"
     )
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=HOME)
-    modules = imported([*files, *map(Path, loaded.stdout.split())]) - {"torch"}
+    own, all_loaded = (map(Path, line.split()) for line in loaded.stdout.splitlines())
+    modules = (imported([*files, *own]) | imported(all_loaded, in_functions=False)) - {"torch"}
     wanted = image_requirements()
     assert {module for module in modules if not providers(module) & wanted.keys()} == set()
     # Chat templates take jinja2, which transformers imports when it meets one.
