@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 
 def write_whole(path: Path, content: str | Iterable[bytes], private: bool = False) -> None:
@@ -49,6 +49,16 @@ def _remove_abandoned(path: Path) -> None:
         with suppress(OSError), found.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             found.unlink()
+
+
+def try_lock(file: IO[Any], shared: bool = False) -> bool:
+    """Lock an open file, unless another open file holds a conflicting lock. Returns whether it is locked now. The lock
+    ends when the file is closed or its process ends."""
+    try:
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def is_url(location: str | Path) -> bool:

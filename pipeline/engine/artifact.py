@@ -32,7 +32,7 @@ from pipeline.engine.backend import backend_of
 from pipeline.engine.fingerprint import Fingerprint
 from pipeline.engine.provenance import commit
 from pipeline.errors import BuildError, ConfigError
-from pipeline.files import write_whole
+from pipeline.files import try_lock, write_whole
 
 ENGINE, TOKENIZER, RESOLVED, MANIFEST = "engine", "tokenizer", "resolved.yaml", "manifest.json"
 LOCKS = ".locks"
@@ -149,9 +149,7 @@ def build_lock(places: Places, model: str, on_wait: Callable[[str], None]) -> It
     locks = places.engines / LOCKS
     make_folder(locks)
     with (locks / model).open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(file):
             on_wait(f"another build of {model} is running; waiting for it")
             fcntl.flock(file, fcntl.LOCK_EX)
         folder = places.engines / model

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from pipeline.checkpoint.disk import PARTIAL
 from pipeline.config.places import Places
 from pipeline.engine.artifact import COSTS, FIRST_ROWS, LOCKS, MANIFEST, STAGES
 from pipeline.errors import BuildError
+from pipeline.files import try_lock
 
 
 def removable(places: Places, model: str | None, cache: bool) -> list[Path]:
@@ -33,12 +33,10 @@ def require_unused(places: Places, folders: Sequence[Path], served: Path | None)
         lock = places.engines / LOCKS / folder.parent.name
         if folder.parent.parent == places.engines and lock.is_file():
             with lock.open() as file:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                except BlockingIOError as error:
+                if not try_lock(file, shared=True):
                     raise BuildError(
                         f"An engine of {folder.parent.name} is being built. Wait for it, or stop it first."
-                    ) from error
+                    )
 
 
 def _is_removable(path: Path) -> bool:

@@ -11,10 +11,11 @@ from __future__ import annotations
 import fcntl
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline.errors import BusyError
+from pipeline.files import try_lock
 from pipeline.repository.names import CONFIG, FRONT_MODEL, VERSION
 
 _CLOSING = Path(FRONT_MODEL, CONFIG)
@@ -34,13 +35,10 @@ class DrainLock:
     @contextmanager
     def admitted(self) -> Iterator[None]:
         """Count one running request while the block runs. Raises BusyError while the server drains."""
-        try:
-            # Count first, check second: then a draining process waits for this request, or the request is refused.
-            if not self._num_running:
-                fcntl.flock(self._running, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            self._num_running += 1
-        except BlockingIOError:
-            raise _refusal() from None
+        # Count first, check second: then a draining process waits for this request, or the request is refused.
+        if not self._num_running and not try_lock(self._running, shared=True):
+            raise _refusal()
+        self._num_running += 1
         try:
             if self._is_draining():
                 raise _refusal()
@@ -51,9 +49,7 @@ class DrainLock:
                 fcntl.flock(self._running, fcntl.LOCK_UN)
 
     def _is_draining(self) -> bool:
-        try:
-            fcntl.flock(self._closing, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(self._closing, shared=True):
             return True
         fcntl.flock(self._closing, fcntl.LOCK_UN)
         return False
@@ -69,15 +65,9 @@ def drained(repository: Path, patience_s: float) -> Iterator[bool]:
     with (repository / _CLOSING).open("rb") as closing, (repository / _RUNNING).open("rb") as running:
         fcntl.flock(closing, fcntl.LOCK_EX)
         deadline = time.monotonic() + patience_s
-        while True:
-            with suppress(BlockingIOError):
-                fcntl.flock(running, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                yield True
-                return
-            if time.monotonic() > deadline:
-                yield False
-                return
+        while not (has_ended := try_lock(running)) and time.monotonic() <= deadline:
             time.sleep(_POLL_S)
+        yield has_ended
 
 
 def _refusal() -> BusyError:

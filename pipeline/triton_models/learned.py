@@ -5,7 +5,6 @@ Each server of a checkpoint on a machine, such as a replica, writes to a folder 
 
 from __future__ import annotations
 
-import fcntl
 import time
 from itertools import count
 from pathlib import Path
@@ -15,6 +14,7 @@ from pipeline.config.schema import DraftingConfig
 from pipeline.decoding.drafter import Drafter
 from pipeline.decoding.learned_state import STATE
 from pipeline.engine.artifact import MANIFEST, Manifest
+from pipeline.files import try_lock
 from pipeline.triton_models.handover import Handover
 
 _FURTHER = "server-"
@@ -67,12 +67,9 @@ def _own_folder(folder: Path, name: str) -> tuple[Path, IO[bytes]]:
         own = folder if number == 1 else folder / f"{_FURTHER}{number}"
         own.mkdir(parents=True, exist_ok=True)
         lock = (own / f".{name}.lock").open("wb")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.close()
-        else:
+        if try_lock(lock):
             return own, lock
+        lock.close()
     raise AssertionError("numbers do not end")
 
 
