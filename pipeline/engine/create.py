@@ -1,12 +1,14 @@
-"""Creates the scheduler of a loaded engine."""
+"""Creates the scheduler of a loaded engine, and loads its vocabulary for grammars."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection
+from typing import Any
 
 from pipeline.config.schema import SuppliedDraftConfig
 from pipeline.decoding.create import ALL_KINDS, create_drafter
-from pipeline.decoding.grammar.compiler import Compiler
+from pipeline.decoding.grammar.compiler import Compiler, Vocabulary, load_vocabulary
 from pipeline.decoding.planner import AdaptivePlanner, FixedPlanner, Planner
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.engine.artifact import Artifact
@@ -14,8 +16,7 @@ from pipeline.engine.contract import Engine
 from pipeline.engine.cost_curve import load_cost_curve
 from pipeline.engine.first_rows import load_first_rows
 from pipeline.engine.scheduler import Scheduler
-from pipeline.engine.vocabulary import artifact_vocabulary
-from pipeline.errors import BuildError
+from pipeline.errors import BuildError, RequestError
 
 SUPPLIED = SuppliedDraftConfig()
 
@@ -64,3 +65,34 @@ def _create_planner(artifact: Artifact) -> Planner:
             f"--profile {artifact.manifest.profile}`, or use --set drafting.planner=fixed"
         )
     return AdaptivePlanner(stored.curve)
+
+
+def artifact_vocabulary(artifact: Artifact, vocab_size: int) -> Vocabulary:
+    """Load the vocabulary of an artifact. vocab_size: of the engine's logits. Raises RequestError if the artifact has
+    no tokenizer that grammars support, or no end token."""
+    path = artifact.tokenizer_dir / "tokenizer.json"
+    if not path.is_file():
+        raise RequestError("this model has no tokenizer.json, which grammars need; leave the guide out")
+    text = path.read_text(encoding="utf-8")
+    tokens = {token["content"]: token for token in json.loads(text).get("added_tokens", [])}
+    special = frozenset(content for content, token in tokens.items() if token.get("special"))
+    return load_vocabulary(text, vocab_size, _end_id(artifact, tokens), special)
+
+
+def _end_id(artifact: Artifact, added_tokens: dict[str, Any]) -> int:
+    """The first end token in the model's files."""
+    for folder, name in (
+        (artifact.engine_dir, "generation_config.json"),
+        (artifact.engine_dir, "config.json"),
+        (artifact.tokenizer_dir, "tokenizer_config.json"),
+    ):
+        values = json.loads((folder / name).read_text(encoding="utf-8")) if (folder / name).is_file() else {}
+        end = values.get("eos_token_id")
+        end = end[0] if isinstance(end, list) and end else end
+        if isinstance(end, int):
+            return end
+        word = values.get("eos_token")
+        word = word.get("content") if isinstance(word, dict) else word
+        if word in added_tokens:
+            return int(added_tokens[word]["id"])
+    raise RequestError("this model's files name no end token, which grammars need; leave the guide out")

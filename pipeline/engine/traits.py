@@ -3,12 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from pipeline.config.schema import LookaheadConfig
-from pipeline.engine.chains import Mode, RuntimeLimits
 
+# Speculative mode of an engine that verifies chains.
+Mode = Literal["lookahead", "trie", "none"]
 # With TensorRT-LLM, a request that names outputs must name these.
 REQUIRED_OUTPUTS = ("output_ids", "sequence_length")
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeLimits:
+    """Limits of an engine that verifies chains, as TensorRT-LLM's do. max_seq_len: of the built engine, including
+    drafts."""
+
+    max_seq_len: int
+    max_num_tokens: int
+    max_draft_len: int
+    chunked_context: bool
+
+    @property
+    def longest_prompt(self) -> int:
+        """Maximum number of prompt tokens."""
+        longest = self.max_seq_len - 1
+        return longest if self.chunked_context else min(longest, self.max_num_tokens)
+
+    @property
+    def usable_seq_len(self) -> int:
+        """Limit of prompt and output of a request without drafts; the engine reserves max_draft_len tokens."""
+        return self.max_seq_len - self.max_draft_len
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,9 +41,9 @@ class TargetTraits:
 
     model: name in Triton. strategies: those that a request may choose. keyed_noise: whether the noise depends on seed
     and position alone, so that every step gets the request's seed; otherwise steps get different seeds. max_seq_len:
-    limit of prompt and output of a request. limits: limits of an engine that verifies chains and returns tokens only,
-    as TensorRT-LLM's do; None for one that verifies trees and has more tensors. mode: speculative mode of an engine
-    with limits. lookahead: W, N and G of an instance built for lookahead decoding. guided: whether it applies grammars.
+    limit of prompt and output of a request. limits: of an engine that verifies chains and returns tokens only; None for
+    one that verifies trees and has more tensors. mode: speculative mode of an engine with limits. lookahead: W, N and G
+    of an instance built for lookahead decoding. guided: whether it applies grammars.
     """
 
     model: str

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline.config.schema import LookaheadConfig
 from pipeline.decoding.request import GenerationRequest
 from pipeline.decoding.session import Session
 from pipeline.decoding.tree import DraftTree
-from pipeline.engine.traits import TargetTraits
+from pipeline.triton_models.engine_binding import EngineBinding
 from pipeline.triton_models.guide_tensors import guide_tensors, wanted_tensors
 from pipeline.triton_models.spans import TRACEPARENT
 from pipeline.triton_models.steps import Step
@@ -24,16 +23,13 @@ def call_tensors(
     request: TextRequest,
     session: Session,
     codec: TextCodec,
-    traits: TargetTraits,
+    engine: EngineBinding,
     step: Step,
-    strategy: str,
-    lookahead: LookaheadConfig | None,
     call_number: int,
-    streamed: bool = False,
 ) -> dict[str, Array]:
-    """Input tensors of a call to `tensorrt_llm`: the context as the prompt, and the step's drafts. streamed: request a
-    response per step, and an end at the tokens of each stop word."""
-    wanted, context = request.generation, session.context
+    """Input tensors of a call to `tensorrt_llm`: the context as the prompt, and the step's drafts. A streamed call asks
+    for a response per step, and for an end at the tokens of each stop word."""
+    wanted, context, traits, streamed = request.generation, session.context, engine.traits, engine.is_streamed
     params = wanted.sampling
     num_missing = max(0, wanted.min_new_tokens - len(session.output_ids))
     tensors: dict[str, Array] = {
@@ -71,13 +67,13 @@ def call_tensors(
         tensors["embedding_bias"] = params.embedding_bias[None]
     if len(step.tree):
         tensors["draft_input_ids"] = step.tree.token_ids[None]
-    if lookahead is not None:
+    if engine.lookahead is not None:
         names = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size")
-        tensors |= {name: int_tensor(value) for name, value in zip(names, lookahead.sizes, strict=True)}
+        tensors |= {name: int_tensor(value) for name, value in zip(names, engine.lookahead.sizes, strict=True)}
     if wanted.guide is not None:
         tensors |= guide_tensors(wanted.guide)
     if traits.extended:
-        tensors |= _extended_tensors(request, step.tree, strategy)
+        tensors |= _extended_tensors(request, step.tree, engine.strategy)
         tensors |= wanted_tensors(request.wanted, of_prompt=call_number == 0)
         if wanted.guide is not None:
             tensors["num_resumed_tokens"] = int_tensor(len(session.output_ids))

@@ -237,9 +237,7 @@ class Generation:
         self.num_calls_without_draft += not len(step.tree)
 
     def _tensors(self, step: Step) -> dict[str, Array]:
-        engine = self.engine
-        asked = self.request, self.session, self.codec, engine.traits, step, engine.strategy, engine.lookahead
-        return call_tensors(*asked, self.num_calls, self.engine.is_streamed)
+        return call_tensors(self.request, self.session, self.codec, self.engine, step, self.num_calls)
 
     @property
     def _call_id(self) -> str:

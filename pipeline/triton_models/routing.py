@@ -8,13 +8,13 @@ from the request.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from pipeline.config.rules import LOOKAHEAD_OFF
 from pipeline.config.schema import LookaheadConfig
 from pipeline.decoding.grammar.guide import TENSORRT_LLM_KINDS
-from pipeline.engine.chains import lookahead_for_request, not_for_lookahead
+from pipeline.decoding.request import GenerationRequest, SamplingParams
 from pipeline.engine.traits import TargetTraits
 from pipeline.errors import RequestError
 from pipeline.triton_models.text_request import TextRequest
@@ -109,3 +109,36 @@ def _require_trie_tensors(request: TextRequest, strategy: str) -> None:
     sampling = request.generation.sampling
     if sampling.min_p and not sampling.greedy:
         raise RequestError(f"min_p is {sampling.min_p:g}; TensorRT-LLM's tensors have no such setting, leave it out")
+
+
+def lookahead_for_request(instance: LookaheadConfig, asked: LookaheadConfig | None, prompt_len: int) -> LookaheadConfig:
+    """W, N and G to send with a request. instance: those of the engine. asked: the request's own, if any. prompt_len:
+    in tokens.
+
+    Raises RequestError if a value exceeds the instance's: the backend would fail the whole batch. With a prompt shorter
+    than N - 1 tokens the engine would read before its beginning, so N is lowered to prompt_len + 1.
+    """
+    lookahead = instance if asked is None else asked
+    if lookahead.exceeds(instance):
+        raise RequestError(
+            f"lookahead (W, N, G) is {lookahead.sizes}; the server runs {instance.sizes}, and no value may be larger"
+        )
+    if prompt_len >= lookahead.max_ngram_size - 1:
+        return lookahead
+    return lookahead.model_copy(update={"max_ngram_size": prompt_len + 1}) if prompt_len >= 1 else LOOKAHEAD_OFF
+
+
+def not_for_lookahead(request: GenerationRequest) -> Iterator[str]:
+    """Yield the names of a request's settings that a lookahead engine would ignore: it decodes greedily, without
+    penalties, banned words or biases, and has one end token."""
+    sampling, harmless = request.sampling, SamplingParams()
+    names = ["repetition_penalty", "presence_penalty", "frequency_penalty", "bad_words"]
+    if not sampling.greedy:
+        names += ["temperature", "top_k", "top_p", "min_p"]
+    for name in names:
+        if getattr(sampling, name) != getattr(harmless, name):
+            yield name
+    if sampling.embedding_bias is not None:
+        yield "embedding_bias"
+    if request.min_new_tokens and len(request.end_ids) > 1:
+        yield "min_tokens (the model ends at several tokens)"

@@ -14,7 +14,7 @@ import numpy as np
 
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import EMPTY_TREE, DraftTree, children_of, select_nodes
-from pipeline.engine.chains import RuntimeLimits
+from pipeline.engine.traits import RuntimeLimits
 from pipeline.triton_models.call_costs import CallCosts
 
 # Tokens per call without drafts: enough to amortize the cost of a call, few enough to draft again soon.

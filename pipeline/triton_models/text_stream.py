@@ -21,10 +21,9 @@ _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 class TextStream:
     """Text of one output, which ends before the first of stop_words. stopped: whether a stop word was found."""
 
-    def __init__(self, codec: TextCodec, stop_words: Sequence[str] = (), skip_special_tokens: bool = True) -> None:
+    def __init__(self, codec: TextCodec, stop_words: Sequence[str] = ()) -> None:
         self.stopped = False
         self._codec = codec
-        self._skip_special_tokens = skip_special_tokens
         self._stop_words = tuple(word for word in stop_words if word)
         self._ids: list[int] = []
         # _ids[:_shown] has been decoded. Tokens from _context on are decoded again with the next ones, because the text
@@ -35,7 +34,7 @@ class TextStream:
 
     def push(self, token_id: int) -> str:
         """Add one token. Returns the text that can be emitted now, which may be empty; after a stop word it is."""
-        if self.stopped or (self._skip_special_tokens and token_id in self._codec.special_ids):
+        if self.stopped or token_id in self._codec.special_ids:
             return ""
         self._ids.append(token_id)
         if self._in_byte_run():
@@ -63,8 +62,8 @@ class TextStream:
         return isinstance(token, str) and _BYTE_TOKEN.fullmatch(token) is not None
 
     def _decoded(self, end: int) -> str:
-        before = self._codec.decode(self._ids[self._context : self._shown], self._skip_special_tokens)
-        whole = self._codec.decode(self._ids[self._context : end], self._skip_special_tokens)
+        before = self._codec.decode(self._ids[self._context : self._shown])
+        whole = self._codec.decode(self._ids[self._context : end])
         return whole[len(before) :]
 
     def _show(self, new: str) -> str:

@@ -15,8 +15,8 @@ from pipeline.bench.report.results import MeasuredRequest
 from pipeline.config.schema import Device, Dtype
 from pipeline.decoding.request import GenerationRequest
 from pipeline.engine.torch.lean.plan import read_plan
+from pipeline.engine.torch.linear_layers import pack_linears
 from pipeline.engine.torch.quantized_files import load_quantized
-from pipeline.engine.torch.quantized_linear import pack_quantized
 
 BASELINES = ("hf", "hf-prompt-lookup")
 PROMPT_LOOKUP_NUM_TOKENS = 10
@@ -104,7 +104,7 @@ def load_baselines(
         model = load_model(engine_dir)
     elif quantization == "int8":
         model = load_quantized(engine_dir, getattr(torch, dtype))
-        pack_quantized(model, getattr(torch, dtype))
+        pack_linears(model, getattr(torch, dtype))
     else:
         model = AutoModelForCausalLM.from_pretrained(engine_dir, dtype=getattr(torch, dtype), local_files_only=True)
     model = model.to(device).eval()

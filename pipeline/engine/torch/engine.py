@@ -12,13 +12,11 @@ from transformers import PreTrainedModel
 
 from pipeline.decoding.tree import BoolArray, IntArray
 from pipeline.engine.contract import EngineLimits
-from pipeline.engine.torch.attention import MaskedSegment, SlotAttention, segment_mask
+from pipeline.engine.torch.attention import MaskedSegment, SlotAttention, segment_mask, use_attention
 from pipeline.engine.torch.fusion import fuse_layers
 from pipeline.engine.torch.kv_cache import SlotCache
 from pipeline.engine.torch.largest import TorchLogits
-from pipeline.engine.torch.own_attention import use_attention
-from pipeline.engine.torch.packed_linear import can_pack, pack_linears
-from pipeline.engine.torch.quantized_linear import pack_quantized
+from pipeline.engine.torch.linear_layers import pack_linears
 from pipeline.engine.torch.slots import Segment, SlotEngine
 
 _engine_numbers = itertools.count()
@@ -43,15 +41,10 @@ class TorchEngine(SlotEngine):
         num_kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         self._group_size = config.num_attention_heads // num_kv_heads
         num_slots = 2 * limits.max_batch_size if num_slots is None else num_slots
-        self._cache = SlotCache.allocate(
-            num_layers=config.num_hidden_layers,
-            num_slots=num_slots,
-            num_kv_heads=num_kv_heads // (num_shards or 1),
-            max_seq_len=limits.max_seq_len,
-            head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-            dtype=self._dtype,
-            device=self._device,
-        )
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        num_own_heads = num_kv_heads // (num_shards or 1)
+        shape = (config.num_hidden_layers, num_slots, num_own_heads, limits.max_seq_len, head_dim)
+        self._cache = SlotCache(shape, self._dtype, self._device)
         super().__init__(limits, self._cache, num_slots)
         self._sliding_window: int | None = getattr(config, "sliding_window", None) or None  # some configs have 0
         self._attention = SlotAttention(self._cache)
@@ -59,9 +52,7 @@ class TorchEngine(SlotEngine):
         use_attention(model, self._attention, f"slot_tree_{next(_engine_numbers)}")
         if num_shards is None:
             fuse_layers(model)
-            if can_pack(model):
-                pack_linears(model)
-            pack_quantized(model, self._dtype)
+            pack_linears(model, self._dtype)
 
     @torch.inference_mode()
     def _compute(self, segments: Sequence[Segment], wanted: IntArray) -> TorchLogits:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from pipeline.engine.torch.quantized_linear import QuantizedLinear, concatenate
+from pipeline.engine.torch.linear_layers import QuantizedLinear, concatenate, replace_layers
 
 # Sibling layers with the same input.
 _FUSED_GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -75,10 +75,7 @@ def fuse_layers(model: nn.Module) -> None:
                 module.add_module("fused_" + "_".join(names), fused)
                 for index, name in enumerate(names):
                     setattr(module, name, FusedPart(fused, index))
-        for name, child in list(module.named_children()):
-            epsilon = getattr(child, "variance_epsilon", None)
-            if epsilon is not None and type(child).__name__.endswith("RMSNorm") and _is_plain_rms_norm(child, epsilon):
-                setattr(module, name, RmsNorm(child.weight, epsilon))  # type: ignore[arg-type]
+    replace_layers(model, _rms_norm)
 
 
 def _concatenated(linears: list[Any]) -> nn.Module | None:
@@ -99,11 +96,13 @@ def _concatenated(linears: list[Any]) -> nn.Module | None:
 
 
 @torch.inference_mode()
-def _is_plain_rms_norm(norm: nn.Module, epsilon: float) -> bool:
-    """Whether a norm computes the same as `RmsNorm`; families differ in details such as 1 + weight."""
-    weight = norm.weight
+def _rms_norm(norm: nn.Module) -> RmsNorm | None:
+    """The fused form of a norm, if both compute the same; families differ in details such as 1 + weight."""
+    weight, epsilon = getattr(norm, "weight", None), getattr(norm, "variance_epsilon", None)
+    if epsilon is None or not type(norm).__name__.endswith("RMSNorm"):
+        return None
     if not isinstance(weight, torch.Tensor) or weight.dtype not in (torch.float32, torch.float64):
-        return False  # in 16 bit the results would round differently
+        return None  # in 16 bit the results would round differently
+    fused = RmsNorm(weight, epsilon)
     probe = torch.linspace(-2, 3, 2 * weight.numel(), dtype=weight.dtype, device=weight.device).view(2, -1)
-    expected: torch.Tensor = norm(probe)
-    return torch.allclose(RmsNorm(weight, epsilon)(probe), expected, atol=1e-5, rtol=1e-5)
+    return fused if torch.allclose(fused(probe), norm(probe), atol=1e-5, rtol=1e-5) else None

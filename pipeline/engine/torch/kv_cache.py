@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -12,31 +11,18 @@ from pipeline.engine.memory import available_bytes
 from pipeline.engine.torch.slots import require_cache_memory
 
 
-@dataclass(slots=True, eq=False)
 class SlotCache:
     """keys, values: [layer, slot, kv_head, max_seq_len, head_dim]. The system allocates pages at their first write."""
 
-    keys: torch.Tensor
-    values: torch.Tensor
-
-    @classmethod
-    def allocate(
-        cls,
-        *,
-        num_layers: int,
-        num_slots: int,
-        num_kv_heads: int,
-        max_seq_len: int,
-        head_dim: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> SlotCache:
+    def __init__(self, shape: tuple[int, int, int, int, int], dtype: torch.dtype, device: torch.device) -> None:
         """Raises BuildError if the device has not enough memory."""
-        shape = (num_layers, num_slots, num_kv_heads, max_seq_len, head_dim)
+        _, num_slots, _, max_seq_len, _ = shape
         num_bytes = 2 * math.prod(shape) * dtype.itemsize
-        require_cache_memory(num_bytes, _available_bytes(device), num_slots, max_seq_len, str(device))
-        keys = torch.empty(shape, dtype=dtype, device=device)
-        return cls(keys, torch.empty_like(keys))
+        is_cuda = device.type == "cuda"
+        available = int(torch.cuda.mem_get_info(device)[0]) if is_cuda else available_bytes()
+        require_cache_memory(num_bytes, available, num_slots, max_seq_len, str(device))
+        self.keys = torch.empty(shape, dtype=dtype, device=device)
+        self.values = torch.empty_like(self.keys)
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         self.keys[:, target, :, :length] = self.keys[:, source, :, :length]
@@ -46,9 +32,3 @@ class SlotCache:
         source = torch.as_tensor(nodes, device=self.keys.device) + start
         self.keys[:, slot, :, start : start + len(nodes)] = self.keys[:, slot, :, source]
         self.values[:, slot, :, start : start + len(nodes)] = self.values[:, slot, :, source]
-
-
-def _available_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return available_bytes()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Union
 
 from pipeline.config.threads import NUM_THREADS, available_cores
 from pipeline.decoding.warm_up import warm_up
@@ -12,17 +11,11 @@ from pipeline.engine.artifact import Artifact
 from pipeline.engine.contract import EngineLimits
 from pipeline.engine.parallel import ParallelEngine
 from pipeline.engine.torch.lean.plan import read_plan
+from pipeline.engine.torch.slots import SlotEngine
 from pipeline.errors import BuildError
 
-if TYPE_CHECKING:
-    from pipeline.engine.torch.engine import TorchEngine
-    from pipeline.engine.torch.lean.engine import LeanEngine
 
-OneProcessEngine = Union["TorchEngine", "LeanEngine"]
-LoadedEngine = Union["TorchEngine", "LeanEngine", ParallelEngine]
-
-
-def load_engine(artifact: Artifact) -> LoadedEngine:
+def load_engine(artifact: Artifact) -> SlotEngine | ParallelEngine:
     """Load the weights and allocate the KV cache. With engine.lookahead_parallel or model.parallelism.tensor, start
     further processes, which end with this one. Raises BuildError if the device is missing."""
     _, num_ranks = artifact.resolved.ranks
@@ -33,7 +26,7 @@ def load_engine(artifact: Artifact) -> LoadedEngine:
     return start_ranks(artifact)
 
 
-def load_rank(artifact: Artifact, rank: int = 0) -> OneProcessEngine:
+def load_rank(artifact: Artifact, rank: int = 0) -> SlotEngine:
     """Load the engine of one process. rank: also the number of its CUDA device. With tensor parallelism all ranks must
     load at the same time."""
     if artifact.resolved.device == "cuda":
@@ -46,7 +39,7 @@ def load_rank(artifact: Artifact, rank: int = 0) -> OneProcessEngine:
         return load_transformers(artifact, rank)
     from pipeline.engine.torch.lean.engine import LeanEngine
 
-    return LeanEngine(artifact.engine_dir, limits_of(artifact, plan.vocab_size), num_threads())
+    return LeanEngine(artifact.engine_dir, plan, limits_of(artifact, plan.vocab_size), num_threads())
 
 
 def _require_cuda(artifact: Artifact) -> None:

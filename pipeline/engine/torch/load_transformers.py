@@ -10,9 +10,9 @@ from transformers.utils import logging as transformers_logging
 from pipeline.config.threads import available_cores
 from pipeline.engine.artifact import Artifact
 from pipeline.engine.torch.engine import TorchEngine
+from pipeline.engine.torch.linear_layers import can_quantize
 from pipeline.engine.torch.load import limits_of
 from pipeline.engine.torch.quantized_files import load_quantized
-from pipeline.engine.torch.quantized_linear import can_quantize
 from pipeline.errors import BuildError
 
 

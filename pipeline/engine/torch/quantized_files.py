@@ -10,12 +10,18 @@ from pathlib import Path
 
 import torch
 from huggingface_hub import save_torch_state_dict
-from safetensors import safe_open
+from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
-from pipeline.engine.torch.quantized_linear import Quantized, QuantizedLinear, dequantize, quantize
+from pipeline.engine.torch.linear_layers import (
+    Quantized,
+    QuantizedLinear,
+    dequantize,
+    quantize,
+    replace_layers,
+)
 from pipeline.errors import BuildError
 
 _SCALE = "_scale"
@@ -56,28 +62,24 @@ def load_quantized(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
     model.tie_weights()
     if (folder / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
-    tensors = _read(folder)
+    tensors = {
+        name: tensor for path in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(path).items()
+    }
     names = {id(tensor): name for name, tensor in reversed(model.state_dict(keep_vars=True).items())}
     if missing := sorted(set(names.values()) - tensors.keys()):
         raise BuildError(f"The int8 engine in {folder} lacks {', '.join(missing[:3])}; build it again with --force.")
-    for parent in list(model.modules()):
-        for child_name, child in list(parent.named_children()):
-            if type(child) is nn.Linear:
-                name = names[id(child.weight)]
-                bias = None if child.bias is None else tensors[names[id(child.bias)]]
-                layer = QuantizedLinear(Quantized(tensors[name], tensors[name + _SCALE]), bias)
-                setattr(parent, child_name, layer)
+
+    def quantized(layer: nn.Module) -> QuantizedLinear | None:
+        if type(layer) is not nn.Linear:
+            return None
+        name = names[id(layer.weight)]
+        bias = None if layer.bias is None else tensors[names[id(layer.bias)]]
+        return QuantizedLinear(Quantized(tensors[name], tensors[name + _SCALE]), bias)
+
+    replace_layers(model, quantized)
     with torch.no_grad():
         for tensor_name, target in model.state_dict(keep_vars=True).items():
             tensor = tensors[names[id(target)]]
             scale = tensors.get(tensor_name + _SCALE)
             target.copy_(tensor if scale is None else dequantize(Quantized(tensor, scale), dtype))
     return model.eval()
-
-
-def _read(folder: Path) -> dict[str, torch.Tensor]:
-    tensors: dict[str, torch.Tensor] = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, framework="pt") as file:
-            tensors.update({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118 - not a dict
-    return tensors

@@ -50,66 +50,6 @@ class SlotStorage(Protocol):
         """Move the KV at start + nodes (ascending) to start, start + 1, ..."""
 
 
-class SlotTable:
-    """The slots of one engine. A released slot keeps its KV until another sequence claims it."""
-
-    def __init__(self, storage: SlotStorage, num_slots: int, max_seq_len: int) -> None:
-        self.slots = [Slot(index, np.zeros(max_seq_len, np.int32)) for index in range(num_slots)]
-        self.counters = ReuseCounters()
-        self._storage = storage
-        self._clock = 0
-
-    def claim(self, token_ids: IntArray, reuse: bool = True) -> Slot:
-        """Claim a free slot for token_ids. With `reuse`, it holds the KV of the longest cached prefix, without the last
-        token, whose logits must be computed. Raises BusyError if every slot is in use."""
-        free = [slot for slot in self.slots if not slot.in_use]
-        if not free:
-            raise BusyError(f"all {len(self.slots)} sequences of the engine are in use; send the request again later")
-        length, source = max(
-            ((_common_prefix(slot, token_ids), slot) for slot in self.slots), key=lambda match: match[0]
-        )
-        length = length if reuse else 0
-        # A sequence takes over a slot if it continues at least half of it. A shorter shared prefix (a system prompt) is
-        # copied instead, so that the older conversation stays cached.
-        if not source.in_use and 2 * length >= source.num_cached_tokens:
-            target = source
-        else:
-            target = min(free, key=lambda slot: slot.last_used)
-            if target is not source and length:
-                self._storage.copy_prefix(source.index, target.index, length)
-        target.tokens[: len(token_ids)] = token_ids
-        target.num_tokens = len(token_ids)
-        target.num_cached_tokens = target.num_reused_tokens = length
-        target.in_use = True
-        self.counters.num_opened += 1
-        self.counters.num_hits += length > 0
-        self.counters.num_reused_tokens += length
-        self.counters.num_prompt_tokens += len(token_ids)
-        return target
-
-    def commit(self, slot: Slot, nodes: Sequence[int], token_ids: Sequence[int]) -> None:
-        """Keep the KV of the accepted nodes, which follow the cached tokens in tree order, and append tokens."""
-        in_place = next((place for place, node in enumerate(nodes) if node != place), len(nodes))
-        if in_place < len(nodes):
-            moved = [node - in_place for node in nodes[in_place:]]
-            self._storage.move_path(slot.index, slot.num_cached_tokens + in_place, moved)
-        slot.num_cached_tokens += len(nodes)
-        slot.tokens[slot.num_tokens : slot.num_tokens + len(token_ids)] = token_ids
-        slot.num_tokens += len(token_ids)
-
-    def forget(self) -> None:
-        """Drop the KV of the free slots."""
-        for slot in self.slots:
-            if not slot.in_use:
-                slot.num_tokens = slot.num_cached_tokens = 0
-
-    def release(self, slot: Slot) -> None:
-        """Free the slot. Its KV may be reused until another sequence claims the slot."""
-        self._clock += 1
-        slot.in_use = False
-        slot.last_used = self._clock
-
-
 @dataclass(frozen=True, slots=True)
 class Segment:
     """One sequence's rows in a pass: pending tokens, then the nodes of a tree. start: first row. cached: number of
@@ -172,12 +112,16 @@ class SlotLogits:
 
 
 class SlotEngine(ABC):
-    """Base of engines over slots. A subclass computes the passes."""
+    """Base of engines over slots. A subclass computes the passes. A released slot keeps its KV until another sequence
+    claims it. reuse: counts of reuse so far."""
 
     def __init__(self, limits: EngineLimits, storage: SlotStorage, num_slots: int) -> None:
         """num_slots: rows of the KV cache; those beyond `limits.max_batch_size` keep finished sequences for reuse."""
         self.limits = limits
-        self._slots = SlotTable(storage, num_slots, limits.max_seq_len)
+        self.reuse = ReuseCounters()
+        self._storage = storage
+        self._slots = [Slot(index, np.zeros(limits.max_seq_len, np.int32)) for index in range(num_slots)]
+        self._clock = 0
 
     @abstractmethod
     def _compute(self, segments: Sequence[Segment], wanted: IntArray) -> PassLogits:
@@ -208,21 +152,53 @@ class SlotEngine(ABC):
             row = nodes.stop
         return results
 
-    @property
-    def reuse(self) -> ReuseCounters:
-        return self._slots.counters
-
     def open(self, token_ids: IntArray, reuse: bool = True) -> Slot:
-        return self._slots.claim(check_tokens(token_ids, self.limits.max_seq_len, self.limits.vocab_size), reuse)
+        token_ids = check_tokens(token_ids, self.limits.max_seq_len, self.limits.vocab_size)
+        free = [slot for slot in self._slots if not slot.in_use]
+        if not free:
+            raise BusyError(f"all {len(self._slots)} sequences of the engine are in use; send the request again later")
+        length, source = max(
+            ((_common_prefix(slot, token_ids), slot) for slot in self._slots), key=lambda match: match[0]
+        )
+        length = length if reuse else 0
+        # A sequence takes over a slot if it continues at least half of it. A shorter shared prefix (a system prompt) is
+        # copied instead, so that the older conversation stays cached.
+        if not source.in_use and 2 * length >= source.num_cached_tokens:
+            target = source
+        else:
+            target = min(free, key=lambda slot: slot.last_used)
+            if target is not source and length:
+                self._storage.copy_prefix(source.index, target.index, length)
+        target.tokens[: len(token_ids)] = token_ids
+        target.num_tokens = len(token_ids)
+        target.num_cached_tokens = target.num_reused_tokens = length
+        target.in_use = True
+        self.reuse.num_opened += 1
+        self.reuse.num_hits += length > 0
+        self.reuse.num_reused_tokens += length
+        self.reuse.num_prompt_tokens += len(token_ids)
+        return target
 
     def commit(self, sequence: EngineSequence, nodes: Sequence[int], token_ids: Sequence[int]) -> None:
-        self._slots.commit(slot_of(sequence), nodes, token_ids)
+        slot = slot_of(sequence)
+        # The KV of the nodes follows that of the cached tokens, in tree order.
+        in_place = next((place for place, node in enumerate(nodes) if node != place), len(nodes))
+        if in_place < len(nodes):
+            moved = [node - in_place for node in nodes[in_place:]]
+            self._storage.move_path(slot.index, slot.num_cached_tokens + in_place, moved)
+        slot.num_cached_tokens += len(nodes)
+        slot.tokens[slot.num_tokens : slot.num_tokens + len(token_ids)] = token_ids
+        slot.num_tokens += len(token_ids)
 
     def release(self, sequence: EngineSequence) -> None:
-        self._slots.release(slot_of(sequence))
+        slot = slot_of(sequence)
+        self._clock += 1
+        slot.in_use, slot.last_used = False, self._clock
 
     def forget_cached(self) -> None:
-        self._slots.forget()
+        for slot in self._slots:
+            if not slot.in_use:
+                slot.num_tokens = slot.num_cached_tokens = 0
 
 
 def check_tokens(token_ids: IntArray, max_seq_len: int, vocab_size: int) -> IntArray:

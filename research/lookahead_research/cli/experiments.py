@@ -15,7 +15,7 @@ from pipeline.errors import UserError
 if TYPE_CHECKING:
     from lookahead_research.known_outputs import ReplayRow
     from pipeline.config.schema import LookaheadConfig, ResolvedConfig
-    from pipeline.engine.torch.load import LoadedEngine
+    from pipeline.engine.contract import Engine
 
 
 DECODING_LENGTHS = (2, 4, 8, 16, 32, 64, 128)
@@ -102,7 +102,7 @@ def _run_trie(rows: list[ReplayRow], out: Path) -> None:
 def _run_lookahead(
     rows: list[ReplayRow],
     out: Path,
-    engine: LoadedEngine,
+    engine: Engine,
     resolved: ResolvedConfig,
     sizes: list[LookaheadConfig],
 ) -> None:
@@ -123,7 +123,7 @@ def _run_lookahead(
 def _run_ranks(
     rows: list[ReplayRow],
     out: Path,
-    engine: LoadedEngine,
+    engine: Engine,
     resolved: ResolvedConfig,
     ranks: list[int],
     one: LookaheadConfig,
@@ -144,7 +144,7 @@ def _run_ranks(
     output.table(shown, [[_short(row[name]) for name in shown] for row in found])
 
 
-def _engine(model: str, profile: str, overrides: list[str] | None) -> tuple[LoadedEngine, ResolvedConfig]:
+def _engine(model: str, profile: str, overrides: list[str] | None) -> tuple[Engine, ResolvedConfig]:
     from pipeline.config.places import places
     from pipeline.engine.build import build_engine
     from pipeline.engine.torch.load import load_engine

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.backends.tensorrt_llm.build_context import modes_of
 from pipeline.backends.tensorrt_llm.strict import strict_engine
-from pipeline.engine.chains import Mode
+from pipeline.engine.traits import Mode
 from pipeline.errors import RequestError
 from pipeline.triton_models.bls import Bls
 from pipeline.triton_models.text_codec import TextCodec

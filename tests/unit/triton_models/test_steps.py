@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.decoding.tree import EMPTY_TREE, chain, tree_from_lists
-from pipeline.engine.chains import RuntimeLimits
+from pipeline.engine.traits import RuntimeLimits
 from pipeline.triton_models.call_costs import CallCosts
 from pipeline.triton_models.steps import CHUNK_TOKENS, MAX_CHUNK_TOKENS, ChainSteps, main_chain, tree_budget
 

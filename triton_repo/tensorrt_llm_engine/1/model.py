@@ -20,9 +20,9 @@ from pipeline.decoding.request import GenerationRequest, as_token_ids
 from pipeline.decoding.sources.base import DraftBudget
 from pipeline.engine.artifact import load_artifact
 from pipeline.engine.backend import backend_of
-from pipeline.engine.chains import Mode
 from pipeline.engine.create import create_scheduler
 from pipeline.engine.submission import StepEvent, Submission
+from pipeline.engine.traits import Mode
 from pipeline.errors import RequestError, UserError
 from pipeline.triton_models.engine_answers import EngineCall
 from pipeline.triton_models.engine_calls import engine_call, rows_of

@@ -15,26 +15,21 @@ from pipeline.engine.torch.lean.attention import NUM_SEGMENT_FIELDS, rows_per_ta
 from pipeline.engine.torch.lean.crew import Crew
 from pipeline.engine.torch.lean.kv_cache import LeanCache
 from pipeline.engine.torch.lean.node_logits import LeanLogits
-from pipeline.engine.torch.lean.plan import PLAN, WEIGHTS, read_plan
+from pipeline.engine.torch.lean.plan import WEIGHTS, LeanPlan
 from pipeline.engine.torch.lean.runner import Runner
 from pipeline.engine.torch.lean.warm_up import warm_up_pass
 from pipeline.engine.torch.lean.weights import map_weights
 from pipeline.engine.torch.slots import Segment, SlotEngine
-from pipeline.errors import BuildError
 
 
 class LeanEngine(SlotEngine):
     """Implements `pipeline.engine.contract.Engine`. The bits of a row do not depend on other rows of the pass."""
 
-    def __init__(self, folder: Path, limits: EngineLimits, num_threads: int, num_slots: int | None = None) -> None:
-        """folder: output of `layout.save_lean`. num_slots: rows of the KV cache; those beyond `limits.max_batch_size`
-        keep finished sequences for reuse. Raises BuildError if the engine is damaged or the KV cache does not fit into
-        memory."""
-        plan = read_plan(folder)
-        if plan is None:
-            raise BuildError(f"{folder} holds no {PLAN}; build the engine again with `lookahead engine --force`.")
+    def __init__(self, folder: Path, plan: LeanPlan, limits: EngineLimits, num_threads: int) -> None:
+        """folder: output of `layout.save_lean`. plan: from its file. Raises BuildError if the engine is damaged or the
+        KV cache does not fit into memory."""
         self._plan = plan
-        num_slots = 2 * limits.max_batch_size if num_slots is None else num_slots
+        num_slots = 2 * limits.max_batch_size  # half of them keep finished sequences for reuse
         self._cache = LeanCache(plan, num_slots, limits.max_seq_len)
         super().__init__(limits, self._cache, num_slots)
         if num_threads > 1 and not is_complete():

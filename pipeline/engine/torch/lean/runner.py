@@ -10,7 +10,7 @@ import numpy.typing as npt
 from pipeline.engine.contract import EngineLimits
 from pipeline.engine.torch.lean import tables
 from pipeline.engine.torch.lean.attention import scratch_floats
-from pipeline.engine.torch.lean.crew import COUNTER_BYTES, Crew, Turn
+from pipeline.engine.torch.lean.crew import COUNTER_BYTES, Crew
 from pipeline.engine.torch.lean.forward import multiply_all, num_counters, run_pass
 from pipeline.engine.torch.lean.kv_cache import LeanCache
 from pipeline.engine.torch.lean.node_logits import BLOCK
@@ -68,29 +68,11 @@ class Runner:
         logits, -inf after the vocabulary, and [wanted, blocks] the maximum of each `BLOCK` of them."""
         sizes, buffers, logits, maxima = self._prepared(len(token_ids), len(wanted))
         self._embed(token_ids)
-
-        def work(thread: int, turn: Turn) -> None:
-            run_pass(
-                thread,
-                turn,
-                sizes,
-                self._plan.epsilon,
-                self._matrices,
-                self._norms,
-                self._windows,
-                buffers,
-                self._rotation,
-                self._cache.keys,
-                self._cache.values,
-                rows,
-                segments,
-                visible,
-                wanted,
-                self._scratch,
-                self._counters,
-            )
-
-        self._crew.run(work)
+        model = self._plan.epsilon, self._matrices, self._norms, self._windows
+        context = self._rotation, self._cache.keys, self._cache.values
+        of_pass = rows, segments, visible, wanted, self._scratch, self._counters
+        arguments = (sizes, *model, buffers, *context, *of_pass)
+        self._crew.run(lambda thread, turn: run_pass(thread, turn, *arguments))
         return logits, maxima
 
     def multiply(self, num_rows: int) -> None:

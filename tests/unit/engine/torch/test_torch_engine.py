@@ -239,6 +239,6 @@ def test_rows_of_no_sequence_change_nothing(engine: TorchEngine, monkeypatch: py
 
 
 def test_a_cache_that_does_not_fit_is_refused_with_what_would_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_cache, "_available_bytes", lambda device: 1000)
+    monkeypatch.setattr(kv_cache, "available_bytes", lambda: 1000)
     with pytest.raises(BuildError, match=r"A KV cache of \d+ sequences .* takes .* GB; 0.0 GB are available on cpu"):
         TorchEngine(tiny_model(), LIMITS)

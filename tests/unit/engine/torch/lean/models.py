@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from pipeline.engine.contract import EngineLimits
 from pipeline.engine.torch.lean.engine import LeanEngine
 from pipeline.engine.torch.lean.layout import save_lean
-from pipeline.engine.torch.lean.plan import Kind
+from pipeline.engine.torch.lean.plan import Kind, read_plan
 
 VOCAB_SIZE = 90
 LIMITS = EngineLimits(
@@ -91,4 +91,6 @@ def tiny_model(variant: str, **changes: Any) -> PreTrainedModel:
 def lean_engine(model: PreTrainedModel, kind: Kind, folder: Path, num_threads: int = 2) -> LeanEngine:
     """An engine over the model's weights."""
     assert save_lean(model, kind, folder)
-    return LeanEngine(folder, LIMITS, num_threads)
+    plan = read_plan(folder)
+    assert plan is not None
+    return LeanEngine(folder, plan, LIMITS, num_threads)

@@ -13,7 +13,7 @@ from pipeline.decoding.tree import chain, tree_from_lists
 from pipeline.engine.contract import VerifyItem
 from pipeline.engine.torch.lean.engine import _parts
 from pipeline.engine.torch.lean.layout import load_model, save_lean
-from pipeline.engine.torch.quantized_linear import dequantize, quantize
+from pipeline.engine.torch.linear_layers import dequantize, quantize
 from pipeline.errors import BuildError, RequestError
 from tests.unit.engine.torch.lean.models import LIMITS, VARIANTS, VOCAB_SIZE, lean_engine, tiny_model
 from tests.unit.engine.torch.plain_passes import row_of, worst_difference

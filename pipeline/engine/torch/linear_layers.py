@@ -1,4 +1,8 @@
-"""Linear layers with int8 weights (weight only, symmetric, one scale per output channel), and the CPU kernels for them.
+"""Linear layers with weights packed once for the CPU's matrix kernels: float32, or int8 (weight only, symmetric, one
+scale per output channel).
+
+torch's plain float32 linear packs its weight again at every call with more than one row. oneDNN can keep the packed
+form, through an operation that torch's inductor emits for frozen weights. For int8:
 
     weight[n, k]  ~  integers[n, k] * scale[n],    integers in -127 .. 127
 
@@ -9,6 +13,7 @@ drafts.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +23,8 @@ from torch.nn import functional
 _LARGEST = 127
 _VECTOR = 32
 _FLOAT32_ROWS = 6
+# Number of rows for which oneDNN optimizes the packing; its kernel works for any number.
+_TYPICAL_ROWS = 16
 
 
 class Quantized(NamedTuple):
@@ -54,11 +61,25 @@ class QuantizedLinear(nn.Module):
         return result if self.bias is None else result + self.bias
 
 
+class _OneDnnPacked(nn.Module):
+    """For float32 weights and activations. Does not keep the plain weight."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        weight = linear.weight.detach()
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, _TYPICAL_ROWS)
+        self._bias = None if linear.bias is None else linear.bias.detach()
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._packed, self._bias, "none", [], "")
+        return result
+
+
 class _Float32Packed(nn.Module):
-    """For float32 activations. FBGEMM stores the weight as float16, which holds these integers exactly, and multiplies
-    in float32, with half the memory traffic of float32 weights. Its AVX2 kernels for one and two rows sum in another
-    order than those for three to six. So rows are padded to a multiple of six, and each row has the same bits alone and
-    with others."""
+    """For int8 weights and float32 activations. FBGEMM stores the weight as float16, which holds these integers
+    exactly, and multiplies in float32, with half the memory traffic of float32 weights. Its AVX2 kernels for one and
+    two rows sum in another order than those for three to six. So rows are padded to a multiple of six, and each row has
+    the same bits alone and with others."""
 
     def __init__(self, linear: QuantizedLinear) -> None:
         super().__init__()
@@ -74,7 +95,7 @@ class _Float32Packed(nn.Module):
 
 
 class _HalfPacked(nn.Module):
-    """For 16-bit activations: torch's own kernel, which sums in float32."""
+    """For int8 weights and 16-bit activations: torch's own kernel, which sums in float32."""
 
     def __init__(self, linear: QuantizedLinear, dtype: torch.dtype) -> None:
         super().__init__()
@@ -101,19 +122,28 @@ def concatenate(linears: list[QuantizedLinear]) -> QuantizedLinear:
     return QuantizedLinear(Quantized(integers, scale), torch.cat(biases) if biases else None)
 
 
-def pack_quantized(model: nn.Module, dtype: torch.dtype) -> None:
-    """Replace every int8 layer on the CPU by the form for activations of this type. float64 and other devices keep the
-    plain operations."""
-    for module in model.modules():
-        for name, child in module.named_children():
-            if type(child) is not QuantizedLinear or child.quantized.integers.device.type != "cpu":
-                continue
-            if dtype == torch.float32 and can_quantize():
-                setattr(module, name, _Float32Packed(child))
-            elif dtype in (torch.bfloat16, torch.float16) and _fits_half_kernel(child):
-                setattr(module, name, _HalfPacked(child, dtype))
+def replace_layers(model: nn.Module, replacement: Callable[[nn.Module], nn.Module | None]) -> None:
+    """Replace every layer below the model for which the function returns another one."""
+    for parent in list(model.modules()):
+        for name, layer in list(parent.named_children()):
+            if (other := replacement(layer)) is not None:
+                setattr(parent, name, other)
 
 
-def _fits_half_kernel(linear: QuantizedLinear) -> bool:
-    """Whether the widths are multiples of a vector, which the 16-bit kernel requires without a check."""
-    return linear.in_features % _VECTOR == 0 and linear.out_features % _VECTOR == 0
+def pack_linears(model: nn.Module, dtype: torch.dtype) -> None:
+    """Replace every linear layer on the CPU by the packed form for activations of this type, if there is one."""
+
+    def packed(layer: nn.Module) -> nn.Module | None:
+        if type(layer) is nn.Linear:
+            weight, has_kernel = layer.weight, torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+            fits = has_kernel and weight.device.type == "cpu" and weight.dtype == torch.float32
+            return _OneDnnPacked(layer) if fits else None
+        if type(layer) is not QuantizedLinear or layer.quantized.integers.device.type != "cpu":
+            return None
+        if dtype == torch.float32 and can_quantize():
+            return _Float32Packed(layer)
+        # The 16-bit kernel requires widths that are multiples of a vector, without a check.
+        fits = layer.in_features % _VECTOR == 0 and layer.out_features % _VECTOR == 0
+        return _HalfPacked(layer, dtype) if fits and dtype in (torch.bfloat16, torch.float16) else None
+
+    replace_layers(model, packed)

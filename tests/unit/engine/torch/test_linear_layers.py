@@ -13,15 +13,15 @@ from pipeline.decoding.request import SamplingParams
 from pipeline.engine.contract import EngineLimits
 from pipeline.engine.submission import Submission
 from pipeline.engine.torch.engine import TorchEngine
-from pipeline.engine.torch.quantized_files import load_quantized, save_quantized
-from pipeline.engine.torch.quantized_linear import (
+from pipeline.engine.torch.linear_layers import (
     QuantizedLinear,
     can_quantize,
     concatenate,
     dequantize,
-    pack_quantized,
+    pack_linears,
     quantize,
 )
+from pipeline.engine.torch.quantized_files import load_quantized, save_quantized
 from pipeline.errors import BuildError
 from tests.fakes import HostileSource, make_request, make_scheduler
 from tests.unit.engine.torch.test_architectures import tiny_model
@@ -36,7 +36,7 @@ def layer(outputs: int, inputs: int, dtype: torch.dtype = torch.float32, bias: b
 
 def packed(linear: QuantizedLinear, dtype: torch.dtype) -> nn.Module:
     model = nn.Sequential(copy.deepcopy(linear))
-    pack_quantized(model, dtype)
+    pack_linears(model, dtype)
     return model
 
 
