@@ -33,7 +33,8 @@ Records = Any  # arrays of the data types below
 
 # parent: 0 for a root, -1 for a free row. token: first of the edge. depth: tokens of the longest string of the node;
 # `branch_length` where the edge ends with the text. start: slot where its latest occurrence begins. first_child, next,
-# previous: list of siblings, see `nodes.link`; in a free row `next` is the next free row.
+# previous: list of siblings; in a free row `next` is the next free row, and `previous` of a first child is 0 or the
+# note of `nodes.link`.
 NODE = np.dtype(
     [(name, "<i4") for name in ("parent", "token", "depth", "count", "start", "first_child", "next", "previous")],
     align=True,
@@ -84,6 +85,8 @@ class TrieMemory:
         state["num_buckets"] = BUCKETS_PER_NODE * num_nodes
         state["num_unsplit"] = 1 << ((BUCKETS_PER_NODE * num_nodes).bit_length() - 1)
         self.arrays = self._arrays(records(state))
+        # The first text would touch all pages of the hash table, and wait until the system has cleared them.
+        self.arrays.buckets[:] = 0
 
     def double(self) -> None:
         """Double the capacity for nodes and text. Earlier arrays no longer belong to the trie. `nodes.new_node` fills

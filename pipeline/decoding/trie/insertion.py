@@ -15,7 +15,6 @@ from pipeline.decoding.trie.nodes import (
     locate,
     new_node,
     split,
-    unlink,
 )
 
 MAX_COUNT = 1 << 30
@@ -36,17 +35,19 @@ def _visit(trie: TrieArrays, row: int, start: int, oldest: int) -> None:
     node.count = min(node.count + 1, MAX_COUNT)
     if _is_later(start, node.start, oldest):
         node.start = start
-    if node.previous:
-        unlink(trie, row)
+    if node.previous > 0:
         link(trie, row, node.parent)
 
 
 @subkernel
-def _extend_suffix(trie: TrieArrays, above: int, token: int, depth: int, start: int, oldest: int) -> int:
-    """Extend the suffix that starts in slot `start` and ends at node `above` by its `depth`-th token. Returns its new
-    end node, or 0 if the string is new: its further tokens are then read from the text."""
+def _extend_suffix(trie: TrieArrays, above: int, row: int, token: int, depth: int, start: int, oldest: int) -> int:
+    """Extend the suffix that starts in slot `start` and ends at node `above` by its `depth`-th token. row: the child
+    with that token before longer suffixes were extended, or 0. Returns the suffix's new end node, or 0 if the string is
+    new: its further tokens are then read from the text."""
     nodes = trie.nodes
-    row = find_child(trie, above, token)
+    # A longer suffix may have cut or joined the edges of this one, but has not created a child of `above`.
+    if row and (nodes[row].parent != above or nodes[row].token != token):
+        row = find_child(trie, above, token)
     if not row:
         new_node(trie, above, token, trie.state[0].branch_length, 1, start)
         return 0
@@ -69,17 +70,19 @@ def _extend_suffix(trie: TrieArrays, above: int, token: int, depth: int, start: 
 
 @kernel
 def write_text(
-    arrays: Plain, root: int, text: IntArray, first_new: int, position: int, may_forget: bool, ends: IntArray
+    arrays: Plain, root: int, text: IntArray, first_new: int, position: int, may_forget: bool, scratch: IntArray
 ) -> int:
     """Insert text[first_new:] at `position` of the ring, directly after text[:first_new], which the ring holds already.
 
     Returns the number of tokens inserted: fewer than all if more memory is needed, or if text[:first_new] was forgotten
-    meanwhile. position: the head, or a reserved slot before it. ends: [branch_length + 1] scratch.
+    meanwhile. position: the head, or a reserved slot before it. scratch: [2, branch_length + 1].
     """
     trie = TrieArrays(*arrays)
     state = trie.state[0]
     longest = state.branch_length
-    # ends[k]: the node where the last k tokens end, 0 where they end within an edge.
+    # ends[k]: the node where the last k tokens end, 0 where they end within an edge. children[k]: its child that begins
+    # with the next token. All children are found before any node changes, so that their cache misses overlap.
+    ends, children = scratch[0], scratch[1]
     ends[:] = 0
     ends[0] = root
     for k in range(1, min(longest, first_new + 1)):
@@ -93,11 +96,14 @@ def write_text(
         trie.text[slot] = text[place] + 1
         trie.nodes[root].count = min(trie.nodes[root].count + 1, MAX_COUNT)
         trie.nodes[root].start = slot
+        token, num_suffixes = int64(text[place]), min(longest, place + 1)
+        for k in range(num_suffixes):
+            children[k] = find_child(trie, int64(ends[k]), token) if ends[k] else 0
         # From the longest suffix to the shortest, since suffix k extends the previous ends[k - 1].
-        for k in range(min(longest, place + 1), 0, -1):
+        for k in range(num_suffixes, 0, -1):
             if ends[k - 1]:
                 start = slot - k + 1 if slot >= k - 1 else slot - k + 1 + len(trie.text)
-                ends[k] = _extend_suffix(trie, int64(ends[k - 1]), int64(text[place]), k, start, oldest)
+                ends[k] = _extend_suffix(trie, int64(ends[k - 1]), int64(children[k - 1]), token, k, start, oldest)
             else:
                 ends[k] = 0
         position += 1

@@ -12,7 +12,7 @@ import numpy as np
 from pipeline.decoding.compiled import int64, kernel, subkernel
 from pipeline.decoding.tree import IntArray
 from pipeline.decoding.trie.arrays import TrieArrays, slot_of
-from pipeline.decoding.trie.nodes import bucket_of
+from pipeline.decoding.trie.nodes import NUM_FREQUENT, bucket_of
 
 # Fault numbers of `_find_fault`; 0 means no fault.
 FAULTS = (
@@ -92,7 +92,7 @@ def _fault_of_node(trie: TrieArrays, row: int) -> int:
     """The fault of a node itself or of its relation to its parent."""
     state, nodes, length = trie.state[0], trie.nodes, len(trie.text)
     node = nodes[row]
-    for value in (node.first_child, node.next, node.previous):
+    for value in (node.first_child, node.next, abs(node.previous)):
         if not 0 <= value < state.fresh:
             return _POINTER
     if not (-1 <= node.parent < state.fresh and 0 <= node.start < length and 0 <= node.depth <= state.branch_length):
@@ -123,7 +123,10 @@ def _fault_of_node(trie: TrieArrays, row: int) -> int:
 @subkernel
 def _count_children(trie: TrieArrays, row: int) -> int:
     """The number of a node's children; -1 if their list is wrong, -2 if their counts exceed the node's."""
-    before, child = 0, int64(trie.nodes[row].first_child)
+    child = int64(trie.nodes[row].first_child)
+    # What the first child notes about the first `NUM_FREQUENT`, see `nodes.link`.
+    note = min(int64(trie.nodes[child].previous), 0)
+    before = note
     num_children = total = 0
     while child:
         node = trie.nodes[child]
@@ -131,7 +134,13 @@ def _count_children(trie: TrieArrays, row: int) -> int:
             return -1
         total += node.count
         num_children += 1
+        if note and num_children == NUM_FREQUENT and note != -child:
+            return -1
+        if note and 1 < num_children <= NUM_FREQUENT and trie.nodes[before].count < node.count:
+            return -1
         before, child = child, int64(node.next)
+    if note and num_children < NUM_FREQUENT:
+        return -1
     return num_children if total <= trie.nodes[row].count else -2
 
 

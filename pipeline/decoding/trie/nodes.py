@@ -28,6 +28,10 @@ def bucket_of(trie: TrieArrays, parent: int, token: int) -> int:
 @subkernel
 def find_child(trie: TrieArrays, parent: int, token: int) -> int:
     """The row of the child whose edge begins with a token, or 0."""
+    # Often it is the first child, whose record `link` reads as well, and then no bucket is read.
+    row = int64(trie.nodes[parent].first_child)
+    if row and trie.nodes[row].token == token:
+        return row
     row = int64(trie.buckets[bucket_of(trie, parent, token)])
     while row and (trie.nodes[row].parent != parent or trie.nodes[row].token != token):
         row = int64(trie.bucket_next[row])
@@ -64,22 +68,37 @@ def locate(trie: TrieArrays, root: int, text: IntArray, begin: int, end: int) ->
 
 @subkernel
 def link(trie: TrieArrays, row: int, parent: int) -> None:
-    """Insert a node into its parent's list of children: at the front, but after those of the first `NUM_FREQUENT` that
-    have higher counts."""
+    """Insert a node into its parent's list of children, or move it there after its count grew: to the front, but after
+    those of the first `NUM_FREQUENT` that have higher counts.
+
+    A walk over the first `NUM_FREQUENT` costs a cache miss per step, and most often passes all of them. So the last of
+    them is noted in the first child (as minus its row, in `previous`) while their counts are known to be sorted.
+    """
     nodes = trie.nodes
-    before, after = 0, int64(nodes[parent].first_child)
-    steps = 0
-    while after and steps < NUM_FREQUENT and nodes[after].count > nodes[row].count:
+    count = nodes[row].count
+    before, after, steps, is_sorted = 0, int64(nodes[parent].first_child), 0, True
+    last = -int64(nodes[after].previous)
+    if last and nodes[last].count > count:
+        before, after, steps = last, int64(nodes[last].next), NUM_FREQUENT
+    while after and steps < NUM_FREQUENT and nodes[after].count > count:
+        if before and nodes[before].count < nodes[after].count:
+            is_sorted = False
         before, after = after, int64(nodes[after].next)
         steps += 1
+    if after == row:
+        return
+    if nodes[row].previous:
+        _unlink(trie, row)
     _take_place(trie, row, parent, before, after)
+    if steps == NUM_FREQUENT and is_sorted:
+        nodes[nodes[parent].first_child].previous = -before
 
 
 @subkernel
-def unlink(trie: TrieArrays, row: int) -> None:
+def _unlink(trie: TrieArrays, row: int) -> None:
     """Take a node out of its parent's list of children."""
     nodes = trie.nodes
-    before, after = nodes[row].previous, nodes[row].next
+    before, after = max(int64(nodes[row].previous), 0), int64(nodes[row].next)
     if before:
         nodes[before].next = after
     elif nodes[row].parent > 0:
@@ -164,8 +183,11 @@ def new_node(trie: TrieArrays, parent: int, token: int, depth: int, count: int, 
 def drop_node(trie: TrieArrays, row: int) -> None:
     """Free a node. The caller must drop or move its children."""
     _leave_bucket(trie, row)
-    unlink(trie, row)
     node = trie.nodes[row]
+    first = trie.nodes[trie.nodes[node.parent].first_child]
+    if first.previous and node.count >= trie.nodes[-first.previous].count:
+        first.previous = 0
+    _unlink(trie, row)
     node.parent = -1
     node.first_child = 0
     node.next = trie.state[0].free
@@ -205,7 +227,7 @@ def split(trie: TrieArrays, row: int, depth: int) -> int:
         return row
     # The lower part keeps its row, because its children refer to it. So does `ends` in `insertion.write_text`, if a
     # suffix of the text being written ends there.
-    before, after = nodes[row].previous, nodes[row].next
+    before, after = max(int64(nodes[row].previous), 0), int64(nodes[row].next)
     parent, token = nodes[row].parent, nodes[row].token
     upper = new_node(trie, 0, 0, depth, nodes[row].count, nodes[row].start)
     _rekey(trie, row, upper, trie.text[slot_of(trie, nodes[row].start + depth)] - 1)
@@ -222,7 +244,7 @@ def join(trie: TrieArrays, row: int) -> None:
     """Join a node with its only child, which has the same count. The child's row remains."""
     nodes = trie.nodes
     child = int64(nodes[row].first_child)
-    before, after = nodes[row].previous, nodes[row].next
+    before, after = max(int64(nodes[row].previous), 0), int64(nodes[row].next)
     parent, token = nodes[row].parent, nodes[row].token
     drop_node(trie, row)
     _rekey(trie, child, parent, token)
@@ -241,3 +263,4 @@ def _take_place(trie: TrieArrays, row: int, parent: int, before: int, after: int
         nodes[parent].first_child = row
     if after:
         nodes[after].previous = row
+    nodes[nodes[parent].first_child].previous = 0

@@ -31,6 +31,8 @@ def save_trie(trie: Trie, path: str | Path) -> None:
     """Write a snapshot to a path or an fsspec URL, atomically. Raises UserError if it cannot be written."""
     arrays = trie.arrays
     used = int(arrays.state["fresh"][0])
+    nodes = arrays.nodes[:used].copy()
+    nodes["previous"] = np.maximum(nodes["previous"], 0)  # without the notes of `nodes.link`
     header = {
         "branch_length": trie.branch_length,
         "max_bytes": trie.max_bytes,
@@ -44,7 +46,7 @@ def save_trie(trie: Trie, path: str | Path) -> None:
     pieces = [
         _FIXED.pack(MAGIC, VERSION, len(text)),
         text,
-        arrays.nodes[:used].tobytes(),
+        nodes.tobytes(),
         arrays.text.tobytes(),
         arrays.state.tobytes(),
     ]
@@ -98,7 +100,7 @@ def _restored(content: bytes, offset: int, header_len: int) -> Trie:
     _require(len(content) - offset == sum(sizes), f"{len(content) - offset} bytes follow the header, not {sum(sizes)}")
     memory = TrieMemory(num_nodes, branch_length, ring_len)
     arrays = memory.arrays
-    arrays.nodes[:used] = np.frombuffer(content, NODE, used, offset)
+    arrays.nodes[1:used] = np.frombuffer(content, NODE, used, offset)[1:]
     arrays.text[:] = np.frombuffer(content, "<i4", ring_len, offset + sizes[0])
     state = np.frombuffer(content, STATE, 1, offset + sizes[0] + sizes[1])
     _require(state["fresh"][0] == used and state["branch_length"][0] == branch_length, "header and counters differ")

@@ -68,7 +68,7 @@ class Trie:
         self.roots = roots
         self.num_namespaces_ever = num_namespaces_ever
         self.num_open = 0
-        self.ends: IntArray = np.zeros(branch_length + 1, np.int32)
+        self.scratch: IntArray = np.zeros((2, branch_length + 1), np.int32)
         self._memory = memory
 
     @property
@@ -207,7 +207,7 @@ class TrieStream:
             text = np.concatenate((self._end, tokens[done : done + many]))
             written = int(
                 insertion.write_text(
-                    tuple(trie.arrays), root, text, len(self._end), self._position, may_forget, trie.ends
+                    tuple(trie.arrays), root, text, len(self._end), self._position, may_forget, trie.scratch
                 )
             )
             done += written

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import resource
+
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 
 from pipeline.decoding.trie import Trie
 from pipeline.decoding.trie.arrays import bytes_for
+from pipeline.decoding.trie.nodes import NUM_FREQUENT
 from tests.kernel_examples import examples
 from tests.unit.decoding.trie.reference import ReferenceTrie
 
@@ -156,6 +159,44 @@ def test_a_stream_goes_on_anew_when_room_for_it_is_made_by_forgetting_its_end(nu
         busy.append(random.integers(0, 2, 7).astype(np.int32))
         trie.insert(random.integers(0, 2, 7).astype(np.int32), "a")
         trie.check()
+
+
+@settings(max_examples=examples(60))
+@given(st.integers(0, 2**32 - 1), st.sampled_from([3, 17, 40, 200]), st.booleans())
+def test_children_are_ordered_by_count_then_by_last_use(seed, width, prunes):
+    """The order decides which children a draft reads. It does not depend on what `nodes.link` notes about it."""
+    trie = Trie(1)
+    counts: dict[int, int] = {}
+    order: list[int] = []
+    tokens = np.minimum(np.random.default_rng(seed).zipf(1.3, 600), width).astype(np.int32)
+    for begin in range(0, len(tokens), 50):
+        piece = tokens[begin : begin + 50]
+        trie.insert(piece)
+        for token in piece.tolist():
+            counts[token] = counts.get(token, 0) + 1
+            if order[:1] != [token]:
+                order = [other for other in order if other != token]
+                lower = (place for place, other in enumerate(order[:NUM_FREQUENT]) if counts[other] <= counts[token])
+                order.insert(next(lower, min(NUM_FREQUENT, len(order))), token)
+        if prunes:
+            trie.prune()
+            counts = {token: count // 2 for token, count in counts.items()}
+            order = [token for token in order if counts[token]]
+            counts = {token: counts[token] for token in order}
+        trie.check()
+        nodes, row, found = trie.arrays.nodes, int(trie.arrays.nodes["first_child"][trie.root()]), []
+        while row:
+            found.append(int(nodes["token"][row]))
+            row = int(nodes["next"][row])
+        assert found == order
+
+
+def test_the_first_text_does_not_wait_for_the_pages_of_the_hash_table():
+    trie, text = Trie(12, 12 << 20), np.random.default_rng(0).integers(0, 1 << 20, 3_000).astype(np.int32)
+    Trie(12).insert(text)
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+    trie.insert(text)
+    assert resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before < trie.arrays.buckets.nbytes / 4096 / 4
 
 
 def test_a_stream_is_known_token_by_token():
