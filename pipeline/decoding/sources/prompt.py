@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.config.schema import LookaheadConfig, PromptDraftConfig
+from pipeline.config.schema import LookaheadConfig, PromptDraftConfig, TrieDraftConfig
 from pipeline.decoding.request import StepResult
 from pipeline.decoding.sources.base import DraftBudget
-from pipeline.decoding.tree import EMPTY_TREE, DraftTree, IntArray
+from pipeline.decoding.tree import DraftTree, IntArray
 from pipeline.decoding.trie import Trie, TrieStream
 from pipeline.decoding.trie.estimator import Estimator
 
 
-@dataclass(slots=True)
-class _Request:
-    trie: Trie
-    text: TrieStream
+class _Request(NamedTuple):
+    """own: private trie of prompt and output. outputs: streams of the output, into `own` and into the shared trie."""
+
+    namespace: str
+    own: Trie
+    outputs: list[TrieStream]
 
 
 class PromptSource:
@@ -25,31 +27,37 @@ class PromptSource:
 
     name = "prompt"
     needs_top_k = 0
+    # A subclass may add a trie that all requests read, and write their output to.
+    _shared: Trie | None = None
 
-    def __init__(self, config: PromptDraftConfig, lookahead: LookaheadConfig | None = None) -> None:
+    def __init__(self, config: PromptDraftConfig | TrieDraftConfig, lookahead: LookaheadConfig | None = None) -> None:
+        retrieval = config.retrieval if isinstance(config, TrieDraftConfig) else "hierarchical"
+        self._estimator = Estimator(config.branch_length, retrieval)
         self._branch_length = config.branch_length
-        self._estimator = Estimator(config.branch_length, "hierarchical")
         self._requests: dict[str, _Request] = {}
 
     def start(self, request_id: str, prompt_ids: IntArray, namespace: str) -> None:
-        trie = Trie(self._branch_length, expected_tokens=len(prompt_ids))
-        text = trie.open()
-        text.append(prompt_ids)
-        self._requests[request_id] = _Request(trie, text)
+        own = Trie(self._branch_length, expected_tokens=len(prompt_ids))
+        outputs = [own.open()]
+        outputs[0].append(prompt_ids)
+        if self._shared is not None:
+            outputs.append(self._shared.open(namespace))
+        self._requests[request_id] = _Request(namespace, own, outputs)
 
     def propose(self, request_id: str, context: IntArray, budget: DraftBudget) -> DraftTree:
-        if budget.max_nodes <= 0 or budget.max_depth <= 0:
-            return EMPTY_TREE
-        own = self._requests[request_id].trie
-        return self._estimator.grow(own, None, "", context, budget.max_nodes, budget.max_depth)
+        namespace, own, _ = self._requests[request_id]
+        return self._estimator.grow(own, self._shared, namespace, context, budget.max_nodes, budget.max_depth)
 
     def update(self, request_id: str, step: StepResult, nodes: IntArray) -> None:
-        request = self._requests[request_id]
+        namespace, own, outputs = self._requests[request_id]
         tokens = np.asarray(step.token_ids, np.int32)
         try:
-            self._estimator.learn(request.trie, None, "", step.context, tokens)
+            self._estimator.learn(own, self._shared, namespace, step.context, tokens)
         finally:  # missing tokens would corrupt all later text
-            request.text.append(tokens)
+            for output in outputs:
+                output.append(tokens)
 
     def stop(self, request_id: str) -> None:
-        self._requests.pop(request_id, None)
+        request = self._requests.pop(request_id, None)
+        for output in request.outputs if request else []:
+            output.close()
