@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.decoding.compiled import compiled
+from pipeline.decoding.compiled import compiled, inlined
 from pipeline.decoding.tree import BoolArray, FloatArray, IntArray
 
 # Weight of a row's old probabilities when new ones are stored. With 0, 0.35 and 0.6 a step of the hybrid tree yielded
@@ -66,10 +66,27 @@ def slot_of(key: np.uint64, capacity: int) -> int:
     return int((key >> np.uint64(20)) & np.uint64(capacity - 1))
 
 
+@inlined
+def last_tokens(token_ids: IntArray, parents: IntArray, node: int, root: int, context: IntArray, last: IntArray) -> int:
+    """Fill `last` [orders] with the tokens that end at a node of a tree below `context` [len], latest first. root: the
+    index that stands for the end of the context; nodes have larger ones. Returns the number of tokens."""
+    filled = 0
+    while filled < len(last) and node > root:
+        last[filled] = token_ids[node]
+        node = parents[node]
+        filled += 1
+    back = len(context) - 1
+    while filled < len(last) and back >= 0:
+        last[filled] = context[back]
+        back -= 1
+        filled += 1
+    return filled
+
+
 @compiled
-def store(table: ContinuationTable, key: np.uint64, context: IntArray, ids: IntArray, probs: FloatArray) -> None:
-    """Store under every order that `ids` [k] with `probs` [k] may follow `context` [len]; -1 ends the list early. key:
-    `namespace_key` of the request."""
+def store(table: ContinuationTable, key: np.uint64, last: IntArray, ids: IntArray, probs: FloatArray) -> None:
+    """Store under every order that `ids` [k] with `probs` [k] may follow the tokens `last` [len], latest
+    first; -1 ends the list early. key: `namespace_key` of the request."""
     width = table.ids.shape[2]
     num_new = 0
     while num_new < min(width, len(ids)) and ids[num_new] >= 0:
@@ -78,8 +95,8 @@ def store(table: ContinuationTable, key: np.uint64, context: IntArray, ids: IntA
         return
     tokens = np.empty(2 * width, np.int32)
     weights = np.empty(2 * width, np.float32)
-    for order in range(min(table.keys.shape[0], len(context))):
-        key = extend_key(key, context[len(context) - 1 - order])
+    for order in range(min(table.keys.shape[0], len(last))):
+        key = extend_key(key, last[order])
         slot = slot_of(key, table.keys.shape[1])
         known = table.keys[order, slot] == key
         table.keys[order, slot] = key
@@ -124,21 +141,10 @@ def store_step(
 ) -> None:
     """Store every row of a verify step. ids, probs: [n + 1, k], row 0 after `context`, row i + 1 after node i of the
     tree (token_ids, parents). Rows of accepted nodes are stored last, so they outweigh others with the same key."""
-    orders = table.keys.shape[0]
-    last = np.empty(orders, np.int32)
+    last = np.empty(table.keys.shape[0], np.int32)
     for wanted in (False, True):
         for row in range(len(token_ids) + 1):
             if (row == 0 or accepted[row - 1]) != wanted:
                 continue
-            known = 0
-            node = row - 1
-            while known < orders and node >= 0:
-                last[orders - 1 - known] = token_ids[node]
-                node = parents[node]
-                known += 1
-            back = len(context) - 1
-            while known < orders and back >= 0:
-                last[orders - 1 - known] = context[back]
-                back -= 1
-                known += 1
-            store(table, key, last[orders - known :], ids[row], probs[row])
+            known = last_tokens(token_ids, parents, row - 1, -1, context, last)
+            store(table, key, last[:known], ids[row], probs[row])

@@ -139,13 +139,11 @@ class Drafter:
                 trees.append((index, tree))
         proposals = joined_proposals(trees, request.own_nodes)
         grown: Grown | None = None
-        table_source = self._table_source
-        if table_source is not None and table_source.name in request.names:
-            grown = self._guarded(
-                table_source, None, self._grown_with, table_source, request_id, context, proposals, budget
-            )
+        filled = self._table_source
+        if filled is not None and filled.name in request.names:
+            grown = self._guarded(filled, None, self._grown, filled, request_id, context, proposals, budget)
         if grown is None:
-            grown = self._grown(context, proposals, budget, NO_TABLE, np.uint64(0), NO_FIRST_ROWS)
+            grown = self._grown(None, request_id, context, proposals, budget)
         request.grown = grown
         request.channels = grown.channel_probs.argmax(axis=1)
         probabilities = self._calibration.corrected(grown.probabilities, request.channels, grown.parents)
@@ -240,28 +238,21 @@ class Drafter:
             raise ValueError("probabilities of draft nodes must be finite numbers, one per node")
         return tree
 
-    def _grown_with(
-        self, source: TableSource, request_id: str, context: IntArray, proposals: Proposals, budget: DraftBudget
+    def _grown(
+        self, source: TableSource | None, request_id: str, context: IntArray, proposals: Proposals, budget: DraftBudget
     ) -> Grown:
-        grown = self._grown(context, proposals, budget, source.table, source.table_key(request_id), source.first_rows)
+        """Grow a tree, from the table of a source too if there is one."""
+        table, key, first_rows = NO_TABLE, np.uint64(0), NO_FIRST_ROWS
+        if source is not None:
+            table, key, first_rows = source.table, source.table_key(request_id), source.first_rows
+        table_channel, weights = len(self.sources), self._weights
+        grown = grow(
+            context, proposals, table, key, first_rows, table_channel, weights, budget.max_nodes, budget.max_depth
+        )
         tokens = grown.token_ids
         if len(tokens) and not (tokens.min() >= 0 and tokens.max() < self._vocab_size):
             raise ValueError(f"the table holds a token outside the vocabulary 0..{self._vocab_size - 1}")
         return grown
-
-    def _grown(
-        self,
-        context: IntArray,
-        proposals: Proposals,
-        budget: DraftBudget,
-        table: ContinuationTable,
-        key: np.uint64,
-        first_rows: FirstRows,
-    ) -> Grown:
-        table_channel, weights = len(self.sources), self._weights
-        return grow(
-            context, proposals, table, key, first_rows, table_channel, weights, budget.max_nodes, budget.max_depth
-        )
 
     def _guarded(self, source: DraftSource, otherwise: T, call: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
         """The result of a call to a source, or `otherwise` if it fails."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipeline.decoding.compiled import compiled, inlined
-from pipeline.decoding.continuations import ContinuationTable, extend_key, slot_of
+from pipeline.decoding.continuations import ContinuationTable, extend_key, last_tokens, slot_of
 from pipeline.decoding.first_rows import FirstRows
 from pipeline.decoding.mixing import OTHERS, learn, mixed_probability
 from pipeline.decoding.tree import BoolArray, FloatArray, IntArray
@@ -110,7 +110,7 @@ def grow(
     heap = np.empty(room, np.int32)
     heap_size = 0
     num_taken = 0
-    last = np.empty(max(orders, 1), np.int32)
+    last = np.empty(orders, np.int32)
     current = 0
     next_fixed = 1
     num_fixed = 0
@@ -118,7 +118,7 @@ def grow(
         # Expand the node taken last: collect its candidate children and estimate their probabilities.
         may_go_on = depth[current] < max_depth
         if may_go_on or fixed[current]:
-            known = _last_tokens(token, parent, current, context, last, orders)
+            known = last_tokens(token, parent, current, 0, context, last)
             key = table_key
             num_known = 0
             for order in range(known):
@@ -215,22 +215,6 @@ def _child_of(
         next_sibling[found] = first_child[above]
         first_child[above] = found
     return found
-
-
-@inlined
-def _last_tokens(token: IntArray, parent: IntArray, node: int, context: IntArray, last: IntArray, count: int) -> int:
-    """Fill `last` with up to `count` tokens that end at a node, latest first. Returns their number."""
-    filled = 0
-    while filled < count and node > 0:
-        last[filled] = token[node]
-        node = parent[node]
-        filled += 1
-    back = len(context) - 1
-    while filled < count and back >= 0:
-        last[filled] = context[back]
-        back -= 1
-        filled += 1
-    return filled
 
 
 @inlined

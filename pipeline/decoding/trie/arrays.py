@@ -55,9 +55,9 @@ STATE = np.dtype(
 )
 BUCKETS_PER_NODE = 2
 HUGE_BYTES = 4 << 20
-# Text slots per node: a token needs one node or more, so nodes run out first.
-TEXT_SHARE = 1.0
 NODE_BYTES = NODE.itemsize + 4 * BUCKETS_PER_NODE + 4
+# A slot of text per node: a token needs one node or more, so nodes run out first.
+BYTES_WITH_TEXT = NODE_BYTES + 4
 
 
 class TrieArrays(NamedTuple):
@@ -133,17 +133,17 @@ def _grown(memory: mmap.mmap | None, num_bytes: int) -> mmap.mmap:
 
 def text_slots(num_nodes: int, branch_length: int) -> int:
     """Slots of text for num_nodes nodes."""
-    return max(int(num_nodes * TEXT_SHARE), 4 * branch_length + 16)
+    return max(num_nodes, 4 * branch_length + 16)
 
 
 def nodes_within(max_bytes: int) -> int:
     """Number of nodes that a trie of max_bytes can hold."""
-    return int((max_bytes - 256) // (NODE_BYTES + 4 * TEXT_SHARE))
+    return (max_bytes - 256) // BYTES_WITH_TEXT
 
 
 def bytes_for(num_nodes: int) -> int:
     """The least max_bytes for num_nodes nodes."""
-    return int(num_nodes * (NODE_BYTES + 4 * TEXT_SHARE)) + 512
+    return num_nodes * BYTES_WITH_TEXT + 512
 
 
 @subkernel

@@ -108,13 +108,9 @@ class Trie:
         if root:
             insertion.drop_namespace(self.arrays, root)
 
-    def merge(self, other: Trie) -> None:
-        """Insert the texts of another trie, oldest first. Strings that it pruned are counted again if their text is
-        still in its memory."""
-        self.merge_pieces(other.texts(), other.branch_length)
-
     def merge_pieces(self, pieces: Iterable[TextPiece], branch_length: int) -> None:
-        """Insert pieces of text from `texts` of a trie of this branch length."""
+        """Insert pieces of text from `texts` of a trie of this branch length. Strings that it pruned are counted again
+        if their text is still in its memory."""
         interrupted: dict[tuple[str, bytes], list[TrieStream]] = {}
         for namespace, tokens, num_repeated in pieces:
             # Any piece with this end may be extended, because no string reaches back beyond the end.

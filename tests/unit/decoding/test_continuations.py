@@ -38,7 +38,7 @@ def ints(*values: int) -> np.ndarray:
 
 def test_order_n_is_keyed_by_n_tokens() -> None:
     table = empty_table(3, 64, 2)
-    store(table, KEY, ints(1, 2, 3), ints(8, 9), np.asarray([0.6, 0.2], np.float32))
+    store(table, KEY, ints(3, 2, 1), ints(8, 9), np.asarray([0.6, 0.2], np.float32))
     assert found(table, [3], 1) == [8, 9]
     assert found(table, [7, 2, 3], 2) == [8, 9]
     assert found(table, [7, 2, 3], 3) is None
@@ -101,7 +101,7 @@ def test_step_storage_equals_storing_each_path_alone(context: list[int], nodes: 
     store_step(table, KEY, ints(*context), tree.token_ids, tree.parents, accepted, rows, probs)
     for node in [*range(len(nodes)), -1]:
         path = [int(tree.token_ids[step]) for step in path_to(tree, node)]
-        store(reference, KEY, ints(*context, *path), rows[node + 1], probs[node + 1])
+        store(reference, KEY, ints(*reversed(context + path)), rows[node + 1], probs[node + 1])
     assert np.array_equal(table.keys, reference.keys)
     assert np.array_equal(table.ids, reference.ids)
     assert np.array_equal(table.probs, reference.probs)
@@ -109,7 +109,7 @@ def test_step_storage_equals_storing_each_path_alone(context: list[int], nodes: 
 
 def test_one_namespace_never_finds_what_another_has_stored() -> None:
     table = empty_table(2, 64, 1)
-    store(table, namespace_key("other"), ints(1, 2), ints(3), np.ones(1, np.float32))
+    store(table, namespace_key("other"), ints(2, 1), ints(3), np.ones(1, np.float32))
     assert found(table, [1, 2], 1) is None
     assert found(table, [1, 2], 2) is None
 

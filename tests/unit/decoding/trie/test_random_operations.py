@@ -76,7 +76,7 @@ def run(operations: list[tuple], branch_length: int, max_bytes: int | None, esti
             streams = [shared.open(name) for name in "abb"]
         else:
             merged = Trie(branch_length, max_bytes)
-            merged.merge(shared)
+            merged.merge_pieces(shared.texts(), branch_length)
             shared, streams = merged, [merged.open(name) for name in "abb"]
     return [shared, own]
 

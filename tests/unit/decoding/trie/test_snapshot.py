@@ -50,6 +50,17 @@ def test_a_restored_trie_is_the_one_saved_and_goes_on_like_it(trie: Trie, conten
         assert one.probabilities.tolist() == two.probabilities.tolist()
 
 
+def test_a_file_holds_no_note_about_frequent_siblings(tmp_path: Path):
+    trie = Trie(2)
+    trie.insert(np.tile(np.arange(40, dtype=np.int32), 3))
+    trie.insert(np.asarray([40], np.int32))
+    assert trie.arrays.nodes["previous"].min() < 0
+    save_trie(trie, tmp_path / "a.trie")
+    again = load_trie(tmp_path / "a.trie")
+    assert again.arrays.nodes["previous"].min() == 0
+    assert trie.arrays.nodes["previous"].min() < 0
+
+
 @settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_every_changed_byte_is_noticed(content: bytes, tmp_path: Path, data: st.DataObject):

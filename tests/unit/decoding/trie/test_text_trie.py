@@ -237,7 +237,7 @@ def test_merging_counts_both_tries(pieces):
     for which, tokens in pieces:
         streams[which][0].append(ids(tokens))
         streams[which][1].append(tokens)
-    one.merge(two)
+    one.merge_pieces(two.texts(), two.branch_length)
     one.check()
     for name, strings in both.strings.items():
         for string in strings:
@@ -250,7 +250,7 @@ def test_merging_tells_interrupted_texts_with_equal_ends_apart():
     one, other = trie.open(), trie.open()
     for stream, tokens in ((one, [1, 2, 3]), (other, [1, 2, 3]), (one, [4]), (other, [5])):
         stream.append(np.asarray(tokens, np.int32))
-    merged.merge(trie)
+    merged.merge_pieces(trie.texts(), trie.branch_length)
     for text in ([1], [2], [1, 2, 3], [1, 2, 3, 4], [1, 2, 3, 5]):
         assert merged.count(np.asarray(text)) == trie.count(np.asarray(text))
 
