@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -60,23 +61,19 @@ class ParallelSequence:
         return self.tokens[self.num_cached_tokens :]
 
 
+@dataclass(frozen=True, slots=True)
 class ParallelLogits:
-    """Logits of one tree, computed by one or more ranks."""
+    """Logits of one tree, computed by one or more ranks. number: of the sequence."""
 
-    def __init__(self, engine: ParallelEngine, number: int, choices: IntArray) -> None:
-        self._engine = engine
-        self._number = number
-        self._choices = choices
-
-    @property
-    def choices(self) -> IntArray:
-        return self._choices
+    engine: ParallelEngine
+    number: int
+    choices: IntArray
 
     def row(self, index: int) -> FloatArray:
-        return self._engine.row(self._number, index)
+        return self.engine.row(self.number, index)
 
     def top_k(self, k: int) -> tuple[IntArray, FloatArray]:
-        return self._engine.top_k(self._number, k)
+        return self.engine.top_k(self.number, k)
 
     def pending(self) -> list[FloatArray]:
         return []

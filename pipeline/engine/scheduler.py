@@ -63,8 +63,8 @@ class Scheduler:
     ) -> None:
         """compiler: compiles the guides of requests; without it, requests with a guide are refused."""
         self._compiler = compiler
-        self._engine = engine
-        self._drafter = drafter
+        self.engine = engine
+        self.drafter = drafter
         self._planner = planner
         self._starter = Starter(engine, drafter, default_budget)
         self._prefill_chunk = prefill_chunk
@@ -77,18 +77,10 @@ class Scheduler:
         # Start of the last pass, in nanoseconds since 1970, for receivers of its events.
         self.pass_started_ns = 0
 
-    @property
-    def engine(self) -> Engine:
-        return self._engine
-
-    @property
-    def drafter(self) -> Drafter:
-        return self._drafter
-
     def submit(self, submission: Submission, on_event: OnEvent) -> None:
         """Queue a request. The scheduler's thread calls on_event after every step of it; the last event is `done`.
         Raises RequestError if the request can never be served, BusyError if the queue is full."""
-        check_submission(submission, self._engine.limits)
+        check_submission(submission, self.engine.limits)
         matcher = self._matcher_of(submission)
         with self._changed:
             self._queue.add(submission, on_event, matcher)
@@ -151,7 +143,7 @@ class Scheduler:
         masks = [start_masks(running, item) for running, item in planned]
         self.pass_started_ns = time.time_ns()
         try:
-            results = self._engine.verify([item for _, item in planned])
+            results = self.engine.verify([item for _, item in planned])
         finally:
             for tree_masks in masks:
                 if tree_masks is not None:
@@ -196,7 +188,7 @@ class Scheduler:
         queue = self._queue
         return bool(
             self._running
-            or queue.can_take(self._engine.limits.max_batch_size, time.monotonic())
+            or queue.can_take(self.engine.limits.max_batch_size, time.monotonic())
             or queue.cancelled
             or queue.closed
         )
@@ -212,7 +204,7 @@ class Scheduler:
                 self._end(running, running.last_event())
 
     def _admit(self) -> None:
-        while num_free := self._engine.limits.max_batch_size - len(self._running):
+        while num_free := self.engine.limits.max_batch_size - len(self._running):
             with self._changed:
                 entry = self._queue.take(num_free, time.monotonic())
             if entry is None:
@@ -229,7 +221,7 @@ class Scheduler:
     def _plan(self) -> list[tuple[Running, VerifyItem]]:
         """Items of the next pass, within `max_num_tokens`: pending tokens of decoding sequences first, then prompt
         chunks, then drafts."""
-        limits = self._engine.limits
+        limits = self.engine.limits
         room = max_num_tokens = limits.max_num_tokens
         chosen: list[Running] = []
         items: list[PlanItem] = []
@@ -253,7 +245,7 @@ class Scheduler:
         running.prompt_rows += logits.pending()
         if running.sequence.pending:  # more of a prompt, whose rows are requested
             return
-        event = advance(self._engine, running, item.tree, logits, masks)
+        event = advance(self.engine, running, item.tree, logits, masks)
         if running.session.finished or running.num_steps == running.submission.max_steps:
             self._end(running, event)
         else:
@@ -272,7 +264,7 @@ class Scheduler:
         """Free the request's slot and send its last event. event: result of the last step, or the error."""
         session, request = running.session, running.submission.request
         self._deferred.append(session.close)
-        self._engine.release(running.sequence)
+        self.engine.release(running.sequence)
         self._running.remove(running)
         with self._changed:
             self._queue.forget(request.request_id)
