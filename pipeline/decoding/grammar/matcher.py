@@ -200,36 +200,32 @@ class _Guided:
     def __init__(self, drafts: DraftTree, max_depth: int) -> None:
         self.max_depth = max_depth
         self.children = children_of(drafts)
-        self._drafts = drafts
-        first = slice(0, drafts.num_fixed)
-        self._tokens: list[int] = drafts.token_ids[first].tolist()
-        self._parents: list[int] = drafts.parents[first].tolist()
-        count = len(drafts)
-        self._old_probabilities = [1.0] * count if drafts.probabilities is None else drafts.probabilities.tolist()
-        self._old_sources = [-1] * count if drafts.sources is None else drafts.sources.tolist()
-        self._probabilities: list[float] = self._old_probabilities[first]
-        self._sources: list[int] = self._old_sources[first]
+        self._num_fixed = drafts.num_fixed
+        probabilities = np.ones(len(drafts)) if drafts.probabilities is None else drafts.probabilities
+        sources = np.full(len(drafts), -1) if drafts.sources is None else drafts.sources
+        columns = (drafts.token_ids, drafts.parents, probabilities, sources)
+        self._drafts = list(zip(*(column.tolist() for column in columns), strict=True))
+        self._nodes = self._drafts[: drafts.num_fixed]
 
     def add(self, old: int | None, parent: int, token: int) -> int:
         """Return the node with this token below `parent`. old: the draft node that it copies, if any."""
-        if old is not None and old < self._drafts.num_fixed:
+        if old is not None and old < self._num_fixed:
             return old
-        self._tokens.append(token)
-        self._parents.append(parent)
-        above = 1.0 if parent == ROOT else self._probabilities[parent]
-        self._probabilities.append(above if old is None else self._old_probabilities[old])
-        self._sources.append(-1 if old is None else self._old_sources[old])
-        return len(self._tokens) - 1
+        above = 1.0 if parent == ROOT else self._nodes[parent][2]
+        probability, source = (above, -1) if old is None else self._drafts[old][2:]
+        self._nodes.append((token, parent, probability, source))
+        return len(self._nodes) - 1
 
     def tree(self) -> DraftTree:
-        if not self._tokens:
+        if not self._nodes:
             return EMPTY_TREE
+        token_ids, parents, probabilities, sources = zip(*self._nodes, strict=True)
         return DraftTree(
-            np.asarray(self._tokens, np.int32),
-            np.asarray(self._parents, np.int32),
-            np.asarray(self._probabilities, np.float32),
-            np.asarray(self._sources, np.int32),
-            self._drafts.num_fixed,
+            np.asarray(token_ids, np.int32),
+            np.asarray(parents, np.int32),
+            np.asarray(probabilities, np.float32),
+            np.asarray(sources, np.int32),
+            self._num_fixed,
         )
 
 
