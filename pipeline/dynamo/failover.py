@@ -1,5 +1,5 @@
-"""Failover test: requests run while workers, Triton servers and processes of their models are killed with SIGKILL, and
-no token may change.
+"""Failover test: requests run while workers, Triton servers, processes of their models and the front end are killed
+with SIGKILL, and no token may change.
 
 An undisturbed fleet first serves each request once. Then clients repeat the requests while one process after the other
 is killed and restarted by its guard. Every output must equal the first one.
@@ -12,91 +12,30 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from pipeline.dynamo.failover_requests import KINDS, PROMPTS, REQUEST_TIMEOUT_S, ClientOutput, ask, request_body
 from pipeline.dynamo.fleet import Fleet
-from pipeline.dynamo.services import FRONT_END, lists_model
+from pipeline.dynamo.services import FRONT_END, WORKER, lists_model
 from pipeline.engine.backend import Note
 from pipeline.errors import ServerError
 from pipeline.server.processes import marked_processes, model_processes
 from pipeline.server.state import is_ready, reachable
 
-# Time limit of a request. A longer one counts as failed.
-REQUEST_TIMEOUT_S = 180.0
 # Time limit for a killed process to serve again.
 _RETURN_TIMEOUT_S = 900.0
 _NUM_CLIENTS = 4
 # Range of the random pause before a kill.
 _PAUSE_S = (0.2, 1.5)
 _POLL_S = 0.05
-_PROMPTS = (
-    "Count from one to thirty in words.",
-    "Write a short story about a lighthouse keeper and a whale.",
-    "List the steps of baking bread.",
-)
-
-
-_SCHEMA = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 24},
-        "age": {"type": "integer", "minimum": 0, "maximum": 150},
-        "tags": {"type": "array", "items": {"type": "string", "maxLength": 12}, "maxItems": 4},
-    },
-    "required": ["name", "age", "tags"],
-    "additionalProperties": False,
-}
-
-
-class Kind(NamedTuple):
-    """One kind of request, as fields of an OpenAI request."""
-
-    name: str
-    fields: Mapping[str, Any]
-
-
-KINDS = (
-    Kind("greedy", {"temperature": 0}),
-    Kind("seeded", {"temperature": 1.0, "seed": 7}),
-    Kind("penalties", {"temperature": 1.2, "seed": 8, "presence_penalty": 0.7, "frequency_penalty": 0.4}),
-    Kind("stop word", {"temperature": 0.9, "seed": 9, "min_tokens": 8, "stop": ["\n\n", "the end"]}),
-    Kind(
-        "conversation",  # all turns go to the same worker while it is alive
-        {
-            "seed": 11,
-            "messages": [
-                {"role": "user", "content": "Name a river."},
-                {"role": "assistant", "content": "The Rhine."},
-                {"role": "user", "content": "Where does it begin?"},
-            ],
-        },
-    ),
-    Kind(
-        "json",
-        {
-            "temperature": 0.8,
-            "seed": 10,
-            "response_format": {"type": "json_schema", "json_schema": {"name": "person", "schema": _SCHEMA}},
-        },
-    ),
-)
-
-
-class ClientOutput(NamedTuple):
-    """Output of a request, as a client receives it."""
-
-    text: str
-    finish_reason: str
-    num_prompt_tokens: int
-    num_tokens: int
 
 
 @dataclass
@@ -132,13 +71,13 @@ def verify_failover(fleet: Fleet, url: str, model: str, num_kills: int, max_toke
     fewer than two replicas, does not serve undisturbed, or a killed process does not come back."""
     if len(fleet.servers) < 2:
         raise ServerError("A failover needs a second worker; set server.replicas to 2 or more.")
-    bodies = [_body(model, prompt, max_tokens, kind) for kind in KINDS for prompt in _PROMPTS]
-    names = [f"{kind.name}: {prompt}" for kind in KINDS for prompt in _PROMPTS]
+    bodies = [request_body(model, prompt, max_tokens, kind) for kind in KINDS for prompt in PROMPTS]
+    names = [f"{kind.name}: {prompt}" for kind in KINDS for prompt in PROMPTS]
     with httpx.Client(timeout=REQUEST_TIMEOUT_S, trust_env=False) as client:
         note("recording the outputs of the undisturbed fleet")
-        expected = [_ask(client, url, body) for body in bodies]
+        expected = [ask(client, url, body) for body in bodies]
     report, lock, done = FailoverReport(), threading.Lock(), threading.Event()
-    moved_before = num_moved(fleet)
+    report.num_moved = -num_moved(fleet)
 
     def client_loop(number: int) -> None:
         order = random.Random(number)
@@ -148,7 +87,7 @@ def verify_failover(fleet: Fleet, url: str, model: str, num_kills: int, max_toke
                 started = time.monotonic()
                 outcome: ClientOutput | str
                 try:
-                    outcome = _ask(client, url, bodies[index])
+                    outcome = ask(client, url, bodies[index])
                 except ServerError as error:
                     outcome = str(error)
                 with lock:
@@ -169,7 +108,7 @@ def verify_failover(fleet: Fleet, url: str, model: str, num_kills: int, max_toke
             done.set()
         for finished in clients:
             finished.result()
-    report.num_moved = num_moved(fleet) - moved_before
+    report.num_moved += num_moved(fleet)
     return report
 
 
@@ -185,22 +124,20 @@ def num_moved(fleet: Fleet) -> int:
 def _kill_in_turn(fleet: Fleet, url: str, model: str, num_kills: int, report: FailoverReport, note: Note) -> None:
     moments = random.Random(num_kills)
     num_models = _num_models(fleet)
+    kinds = [_worker, _tritonserver, _model]
+    if urlsplit(url).port != fleet.front_end_port:
+        kinds.append(_front_end_and_workers)  # without a gateway, the clients' own connections would break
     while report.num_kills < num_kills:
         _wait_until_whole(fleet, url, model, num_models)
         time.sleep(moments.uniform(*_PAUSE_S))
-        index, kind = divmod(report.num_kills, 3)
-        index %= len(fleet.servers)
-        server_id = fleet.servers[index].state.server_id
-        if kind == 0:
-            victim, name = _process(_worker_id(fleet, index + 1), "pipeline.dynamo.worker"), "the worker"
-        elif kind == 1:
-            victim, name = _process(server_id, "tritonserver"), "tritonserver"
-        else:
-            victim, of_model = moments.choice(sorted(model_processes(server_id).items()))
-            name = f"the process of {of_model}"
-        os.kill(victim, signal.SIGKILL)
+        index, kind = divmod(report.num_kills, len(kinds))
+        victims, name = kinds[kind](fleet, index % len(fleet.servers), moments)
+        if kinds[kind] is _front_end_and_workers:
+            report.num_moved += num_moved(fleet)  # a new front end counts from zero
+        for victim in victims:
+            os.kill(victim, signal.SIGKILL)
         report.num_kills += 1
-        note(f"kill {report.num_kills} of {num_kills}: {name} of replica {index + 1}; {report.num_requests} answers")
+        note(f"kill {report.num_kills} of {num_kills}: {name}; {report.num_requests} answers")
     _wait_until_whole(fleet, url, model, num_models)
 
 
@@ -225,11 +162,31 @@ def _num_models(fleet: Fleet) -> list[int]:
     return [len(model_processes(server.state.server_id)) for server in fleet.servers]
 
 
-def _worker_id(fleet: Fleet, number: int) -> str:
-    return next(service.state.server_id for service in fleet.services if service.name == f"worker-{number}")
+def _worker(fleet: Fleet, index: int, moments: random.Random) -> tuple[list[int], str]:
+    """Ids of the processes to kill, and their name. index: of the replica."""
+    return [_process(fleet, f"{WORKER}-{index + 1}", "pipeline.dynamo.worker")], f"the worker of replica {index + 1}"
 
 
-def _process(server_id: str, name: str) -> int:
+def _tritonserver(fleet: Fleet, index: int, moments: random.Random) -> tuple[list[int], str]:
+    return [_child(fleet.servers[index].state.server_id, "tritonserver")], f"tritonserver of replica {index + 1}"
+
+
+def _model(fleet: Fleet, index: int, moments: random.Random) -> tuple[list[int], str]:
+    victim, model = moments.choice(sorted(model_processes(fleet.servers[index].state.server_id).items()))
+    return [victim], f"the process of {model} of replica {index + 1}"
+
+
+def _front_end_and_workers(fleet: Fleet, index: int, moments: random.Random) -> tuple[list[int], str]:
+    workers = [_worker(fleet, number, moments)[0][0] for number in range(len(fleet.servers))]
+    return [*workers, _process(fleet, FRONT_END, "dynamo.frontend")], "the front end and all workers"
+
+
+def _process(fleet: Fleet, service: str, name: str) -> int:
+    """Id of a service's process. Raises ServerError if there is none."""
+    return _child(next(running.state.server_id for running in fleet.services if running.name == service), name)
+
+
+def _child(server_id: str, name: str) -> int:
     """Id of a guard's child process with the executable or module `name`. Raises ServerError if there is none."""
     for pid in marked_processes(server_id):
         with suppress(OSError):
@@ -237,24 +194,3 @@ def _process(server_id: str, name: str) -> int:
             if any(word == name or word.endswith(f"/{name}") for word in words):
                 return pid
     raise ServerError(f"There is no process of {name} to kill.")
-
-
-def _body(model: str, prompt: str, max_tokens: int, kind: Kind) -> dict[str, Any]:
-    return {"model": model, "messages": [{"role": "user", "content": prompt}], "max_tokens": max_tokens, **kind.fields}
-
-
-def _ask(client: httpx.Client, url: str, body: Mapping[str, Any]) -> ClientOutput:
-    """Send one request. Raises ServerError for anything but a complete response."""
-    try:
-        response = client.post(f"{url}/chat/completions", json=body)
-    except httpx.TimeoutException as error:
-        raise ServerError(f"no answer within {REQUEST_TIMEOUT_S:.0f} s") from error
-    except httpx.HTTPError as error:
-        raise ServerError(f"the OpenAI API cannot be reached: {error!r}") from error
-    if response.status_code != 200:
-        raise ServerError(f"status {response.status_code}: {response.text[:200]}")
-    answer = response.json()
-    choice, usage = answer["choices"][0], answer["usage"]
-    return ClientOutput(
-        choice["message"]["content"] or "", choice["finish_reason"], usage["prompt_tokens"], usage["completion_tokens"]
-    )

@@ -13,7 +13,8 @@ import anyio
 import pydantic_core
 
 from pipeline.gateway.bodies import Json, Receive, write_json
-from pipeline.gateway.forward import events_of, pass_on, until_disconnect
+from pipeline.gateway.event_stream import DATA, events_of
+from pipeline.gateway.forward import pass_on, until_disconnect
 from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.response_writer import Responder
 from pipeline.gateway.upstream import Onward, Transport
@@ -21,7 +22,7 @@ from pipeline.gateway.upstream import Onward, Transport
 # Limit in OpenAI's API.
 MAX_CHOICES = 128
 _SEEDS, _SMALLEST_SEED = 1 << 64, -(1 << 63)
-_DATA, _END = b"data: ", b"data: [DONE]\n\n"
+_END = DATA + b"[DONE]\n\n"
 _EXTENSION = "nvext"
 
 
@@ -73,12 +74,12 @@ class _Joined:
         """Forward one event of a choice's stream, with its index. Keeps back usage and the end of the stream."""
         if event == _END:
             return
-        if event.startswith(_DATA + b"{"):
-            chunk = pydantic_core.from_json(event.removeprefix(_DATA))
+        if event.startswith(DATA + b"{"):
+            chunk = pydantic_core.from_json(event.removeprefix(DATA))
             if not chunk.get("choices") and chunk.get("usage"):
                 self.usages[number] = chunk
                 return
-            event = _DATA + write_json(self._renumbered(chunk, number)) + b"\n\n"
+            event = DATA + write_json(self._renumbered(chunk, number)) + b"\n\n"
         async with self._lock:
             await self._answer.piece(event)
 
@@ -87,7 +88,7 @@ class _Joined:
         if self._is_stream:
             if usages := [chunk for chunk in self.usages if chunk is not None]:
                 last = usages[0] | self._head | {"usage": joined_usage([chunk["usage"] for chunk in usages])}
-                await self._answer.piece(_DATA + write_json(last) + b"\n\n")
+                await self._answer.piece(DATA + write_json(last) + b"\n\n")
             await self._answer.piece(_END)
         else:
             body = write_json(self._whole())

@@ -20,21 +20,32 @@ from pipeline.gateway.errors import (
     text_of_body,
     unavailable,
 )
+from pipeline.gateway.event_stream import events
 from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.response_writer import Responder
+from pipeline.gateway.resumption import ResumableResponder
 from pipeline.gateway.upstream import HEADER_LENGTH, Onward, Response, Transport, Unreachable
 
 _LONGEST_ERROR_BYTES = 1 << 16
-# Longest event that is buffered until it is complete. Longer events are forwarded unparsed.
-_LONGEST_EVENT_BYTES = 1 << 20
 # Dynamo's messages if it has no worker, or cannot reach the chosen one because a dead worker is still listed. No worker
 # has received the request then. The first message also means that the chat template refuses the conversation, or that
 # the front end cannot run the template.
 _NO_WORKER = (b"Failed to generate completions", b"is not ready to serve requests yet", b"No workers available")
+# Dynamo's messages if all workers that received the request have died. An error of the worker has the second one too.
+_LOST_WORKER = (b"Failed to fold", b"Internal server error", b"Service temporarily unavailable")
+# How often a request is sent again after that.
+_MAX_LOST = 2
 _RETRY_PAUSE_S = 0.1
 # Time limit for the request that finds the reason of a refusal.
 _REASON_S = 5.0
 _PASSED_HEADERS = ("content-type", HEADER_LENGTH, "retry-after")
+
+
+class _Lost(Exception):
+    """The response broke off or is an error, and may be complete if the request is sent again. refusal: the error."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        self.refusal = refusal
 
 
 async def forward(transport: Transport, onward: Onward, receive: Receive, answer: Responder) -> None:
@@ -59,25 +70,35 @@ async def until_disconnect(receive: Receive) -> AsyncGenerator[None, None]:
 
 
 async def pass_on(transport: Transport, onward: Onward, answer: Responder) -> None:
-    """Forward a request and its response, with retries while the front end has no worker. Sends errors as refusals."""
+    """Forward a request and its response. Sends errors as refusals. An OpenAI request is sent again while the front end
+    cannot reach a worker, and after its workers or the front end have died."""
+    resumable = ResumableResponder(answer) if onward.patience_s else None
     try:
         with anyio.fail_after(onward.timeout_s):
             patient_until = anyio.current_time() + onward.patience_s
-            num_failed, has_worker = 0, False
-            while not await _attempt(transport, onward, answer, anyio.current_time() < patient_until):
-                num_failed += 1
-                # Two dead workers may fail the first two attempts. The front end does not choose them again at once.
-                if has_worker:
-                    raise await _refusal_of_conversation(transport, onward)
-                if num_failed == 2:
-                    has_worker = await _has_worker(transport, onward)
+            num_absent, num_lost, has_worker = 0, 0, False
+            while True:
+                try:
+                    if await _attempt(transport, onward, resumable or answer, anyio.current_time() < patient_until):
+                        return
+                    num_absent += 1
+                    # Two dead workers may fail the first two attempts; the front end then avoids them for a while.
+                    if has_worker:
+                        raise await _refusal_of_conversation(transport, onward)
+                    if num_absent == 2:
+                        has_worker = await _has_worker(transport, onward)
+                except _Lost as lost:
+                    num_lost += 1
+                    if resumable is None or num_lost > _MAX_LOST or not resumable.resume():
+                        raise lost.refusal from lost
+                    if (reason := await _reason_of(transport, onward, lost.refusal)) is not lost.refusal:
+                        raise reason from lost
+                    patient_until = anyio.current_time() + onward.patience_s
                 await anyio.sleep(_RETRY_PAUSE_S)
     except TimeoutError:
         await answer.refuse(Refusal(504, f"the request took longer than {onward.timeout_s:g} s"))
     except Refusal as refusal:
         await answer.refuse(await _reason_of(transport, onward, refusal))
-    except Unreachable:
-        await answer.refuse(unavailable())
 
 
 async def _has_worker(transport: Transport, onward: Onward) -> bool:
@@ -135,26 +156,39 @@ async def _reason_of(transport: Transport, onward: Onward, refusal: Refusal) -> 
 
 
 async def _attempt(transport: Transport, onward: Onward, answer: Responder, may_retry: bool) -> bool:
-    """Send a request and forward its response. Returns False, without a response to the client, if a retry may help."""
-    async with transport(onward) as response:
-        # The front end returns 404 for its own model while it has no worker.
-        is_absent = onward.is_served and response.status == 404
-        if is_absent and not may_retry:
-            raise unavailable()
-        if may_retry and response.status in (404, 500, 503):
-            start = await _start_of(response.chunks)
-            if is_absent or any(words in start for words in _NO_WORKER):
-                return False
-            raise refusal_of(response.status, text_of_body(start), onward.request_id)
-        await _forward_response(response, onward.request_id, answer)
-        return True
+    """Send a request and forward its response. Returns False, without a response to the client, if no worker has
+    received the request and may_retry is true. Raises _Lost if the response breaks off."""
+    try:
+        async with transport(onward) as response:
+            try:
+                if response.status < 400:
+                    await _forward_response(response, onward.request_id, answer)
+                    return True
+                start = await _start_of(response.chunks)
+            except Unreachable as error:
+                raise _Lost(unavailable()) from error
+    except Unreachable as error:
+        if may_retry:
+            return False
+        raise unavailable() from error
+    # The front end returns 404 for its own model while it has no worker.
+    is_absent = onward.is_served and response.status == 404
+    if may_retry and (is_absent or any(words in start for words in _NO_WORKER)):
+        return False
+    if is_absent:
+        raise unavailable()
+    raise _error_of(response.status, start, onward.request_id)
+
+
+def _error_of(status: int, body: bytes, request_id: str) -> Refusal | _Lost:
+    """The exception for an error of the upstream server."""
+    refusal = refusal_of(status, text_of_body(body), request_id)
+    return _Lost(refusal) if any(words in body for words in _LOST_WORKER) else refusal
 
 
 async def _forward_response(response: Response, request_id: str, answer: Responder) -> None:
     status, chunks = response.status, response.chunks
     headers = {name: response.headers[name] for name in _PASSED_HEADERS if name in response.headers}
-    if status >= 400:
-        raise refusal_of(status, text_of_body(await _start_of(chunks)), request_id)
     if not headers.get("content-type", "").startswith("text/event-stream"):
         first = await anext(chunks, b"")
         if first.startswith(b'{"error"'):  # Triton sends some errors with status 200
@@ -174,7 +208,7 @@ async def _forward_response(response: Response, request_id: str, answer: Respond
     async with aclosing(events(chunks)) as stream:
         async for event in stream:
             if (refusal := refusal_in_event(event, request_id)) is not None:
-                raise refusal
+                raise _Lost(refusal) if any(words in event for words in _LOST_WORKER) else refusal
             if not started:
                 await answer.start(status, headers, is_stream=True)
                 started = True
@@ -182,33 +216,6 @@ async def _forward_response(response: Response, request_id: str, answer: Respond
     if not started:
         await answer.start(status, headers, is_stream=True)
     await answer.end()
-
-
-async def events(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-    """Yield server-sent events as they arrive. An item is one or more complete events with their blank lines; an event
-    with an error is an item of its own."""
-    held = b""
-    async for chunk in chunks:
-        held += chunk
-        end = held.rfind(b"\n\n") + 2
-        if end < 2:
-            if len(held) > _LONGEST_EVENT_BYTES:
-                yield held
-                held = b""
-            continue
-        whole, held = held[:end], held[end:]
-        if b'"error"' in whole or REFUSAL_MARK in whole:
-            for event in events_of(whole):
-                yield event
-        else:
-            yield whole
-    if held:
-        yield held
-
-
-def events_of(whole: bytes) -> list[bytes]:
-    """Split complete events, each with the blank line after it."""
-    return [event + b"\n\n" for event in whole.removesuffix(b"\n\n").split(b"\n\n")]
 
 
 async def _start_of(chunks: AsyncIterator[bytes]) -> bytes:

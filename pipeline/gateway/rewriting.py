@@ -17,13 +17,11 @@ import pydantic_core
 
 from pipeline.gateway.annotations import FIGURES
 from pipeline.gateway.bodies import Json, write_json
-from pipeline.gateway.forward import events_of
+from pipeline.gateway.event_stream import DATA, events_of
 from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.response_writer import Responder
 from pipeline.gateway.tenants import Tenant
 from pipeline.gateway.upstream import HEADER_LENGTH
-
-_DATA = b"data: "
 
 
 class Rewrite(NamedTuple):
@@ -74,9 +72,9 @@ class RewritingResponder:
         await self._answer.refuse(refusal, closes)
 
     def _rewritten_event(self, event: bytes) -> bytes:
-        if not event.startswith(_DATA + b"{"):
+        if not event.startswith(DATA + b"{"):
             return event
-        return _DATA + self._rewritten(event.removeprefix(_DATA)).removesuffix(b"\n\n") + b"\n\n"
+        return DATA + self._rewritten(event.removeprefix(DATA)).removesuffix(b"\n\n") + b"\n\n"
 
     def _rewritten(self, body: bytes) -> bytes:
         return self._rewrite.change(body) if self._rewrite.mark in body else body

@@ -113,12 +113,12 @@ def test_all_workers_serve_again_after_a_suspension(fleet: Fleet) -> None:
     assert min(found) > 0
 
 
-def test_a_killed_worker_server_or_model_changes_no_token(fleet: Fleet) -> None:
-    report = verify_failover(fleet, url_of(fleet), MODEL, 3, 60, lambda text: None)
+def test_killed_processes_of_each_kind_change_no_token(fleet: Fleet) -> None:
+    report = verify_failover(fleet, url_of(fleet), MODEL, 4, 60, lambda text: None)
 
     assert report.differences == []
     assert report.failures == []
-    assert report.num_kills == 3
+    assert report.num_kills == 4
     assert report.num_requests > 2
 
 

@@ -71,7 +71,7 @@ def test_a_stream_goes_on_from_the_server_on_which_it_began():
 
         def act(request: httpx.Request) -> httpx.Response:
             deployments.exchange(deployment_of(2))
-            return events(b'data: {"choices":[1]}\n\n', b"data: [DONE]\n\n")
+            return events(b'data: {"choices":[{"index":0,"text":"a"}]}\n\n', b"data: [DONE]\n\n")
 
         async with client_of(Behind(act), spec_of(), deployments=deployments) as client:
             answer = await client.post(CHAT, json=BODY | {"stream": True})

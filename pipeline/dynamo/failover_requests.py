@@ -1,0 +1,118 @@
+"""Requests of the failover test, and their outputs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import httpx
+
+from pipeline.errors import ServerError
+
+# Time limit of a request. A longer one counts as failed.
+REQUEST_TIMEOUT_S = 180.0
+PROMPTS = (
+    "Count from one to thirty in words.",
+    "Write a short story about a lighthouse keeper and a whale.",
+    "List the steps of baking bread.",
+)
+_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 24},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"type": "string", "maxLength": 12}, "maxItems": 4},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+
+
+_STREAM = {"stream": True, "stream_options": {"include_usage": True}}
+
+
+class Kind(NamedTuple):
+    """One kind of request, as fields of an OpenAI request."""
+
+    name: str
+    fields: Mapping[str, Any]
+
+
+KINDS = (
+    Kind("greedy", {"temperature": 0}),
+    Kind("seeded", {"temperature": 1.0, "seed": 7, **_STREAM}),
+    Kind("penalties", {"temperature": 1.2, "seed": 8, "presence_penalty": 0.7, "frequency_penalty": 0.4}),
+    Kind("stop word", {"temperature": 0.9, "seed": 9, "min_tokens": 8, "stop": ["\n\n", "the end"]}),
+    Kind(
+        "conversation",  # all turns go to the same worker while it is alive
+        {
+            "seed": 11,
+            **_STREAM,
+            "messages": [
+                {"role": "user", "content": "Name a river."},
+                {"role": "assistant", "content": "The Rhine."},
+                {"role": "user", "content": "Where does it begin?"},
+            ],
+        },
+    ),
+    Kind(
+        "json",
+        {
+            "temperature": 0.8,
+            "seed": 10,
+            "response_format": {"type": "json_schema", "json_schema": {"name": "person", "schema": _SCHEMA}},
+        },
+    ),
+)
+
+
+class ClientOutput(NamedTuple):
+    """Output of a request, as a client receives it."""
+
+    text: str
+    finish_reason: str
+    num_prompt_tokens: int
+    num_tokens: int
+
+
+def request_body(model: str, prompt: str, max_tokens: int, kind: Kind) -> dict[str, Any]:
+    return {"model": model, "messages": [{"role": "user", "content": prompt}], "max_tokens": max_tokens, **kind.fields}
+
+
+def ask(client: httpx.Client, url: str, body: Mapping[str, Any]) -> ClientOutput:
+    """Send one request. Raises ServerError for anything but a complete response."""
+    try:
+        response = client.post(f"{url}/chat/completions", json=body)
+    except httpx.TimeoutException as error:
+        raise ServerError(f"no answer within {REQUEST_TIMEOUT_S:.0f} s") from error
+    except httpx.HTTPError as error:
+        raise ServerError(f"the OpenAI API cannot be reached: {error!r}") from error
+    if response.status_code != 200:
+        raise ServerError(f"status {response.status_code}: {response.text[:200]}")
+    if "stream" in body:
+        return _joined(response.text)
+    answer = response.json()
+    choice, usage = answer["choices"][0], answer["usage"]
+    return ClientOutput(
+        choice["message"]["content"] or "", choice["finish_reason"], usage["prompt_tokens"], usage["completion_tokens"]
+    )
+
+
+def _joined(stream: str) -> ClientOutput:
+    """Output in the events of a stream. Raises ServerError if it is not complete."""
+    text, finish_reason = "", ""
+    usage: dict[str, int] = {}
+    for line in stream.splitlines():
+        if not line.startswith("data: {"):
+            continue
+        chunk = json.loads(line.removeprefix("data: "))
+        if "error" in chunk:
+            raise ServerError(f"error in a stream: {chunk['error']}")
+        for choice in chunk["choices"]:
+            text += choice["delta"].get("content") or ""
+            finish_reason = choice["finish_reason"] or finish_reason
+        usage = chunk.get("usage") or usage
+    if not usage or not finish_reason:
+        raise ServerError("a stream ended early")
+    return ClientOutput(text, finish_reason, usage["prompt_tokens"], usage["completion_tokens"])

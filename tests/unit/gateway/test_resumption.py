@@ -1,0 +1,149 @@
+"""An OpenAI response goes on after its workers have died: the client gets each part of the output once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.gateway import forward
+from pipeline.gateway.upstream import Unreachable
+from tests.unit.gateway.gateways import GENERATE, behind, events, json_answer, send
+
+LOST = {"error": {"message": "Internal server error", "type": "internal_server_error", "code": 500}}
+DONE = b"data: [DONE]\n\n"
+TOKENS = ["the ", "", "\u00e4\U0001f600", "rat", " at", " the", "", " tea"]
+CUTS = st.lists(st.integers(0, len(TOKENS)), max_size=5).map(sorted)
+
+
+@pytest.fixture(autouse=True)
+def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forward, "_RETRY_PAUSE_S", 0.001)
+
+
+def event(value: Any) -> bytes:
+    return b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
+
+
+def log_probs(path: str, tokens: Sequence[str], start: int) -> dict[str, Any]:
+    values = [-float(start + place) for place in range(len(tokens))]
+    if path == "/v1/completions":
+        return {"tokens": list(tokens), "token_logprobs": values, "text_offset": []}
+    return {"content": [{"token": token, "logprob": value} for token, value in zip(tokens, values, strict=True)]}
+
+
+def chunks(path: str, cuts: Sequence[int], name: str, num_choices: int = 1) -> list[bytes]:
+    """The events of a whole stream. cuts: numbers of tokens before which an event ends. name: of the response."""
+    made = []
+    for place, (start, end) in enumerate(zip([0, *cuts], [*cuts, len(TOKENS)], strict=True)):
+        for index in range(num_choices):
+            tokens = TOKENS[start:end]
+            text = "".join(token * (index + 1) for token in tokens)
+            choice: dict[str, Any] = {"index": index, "logprobs": log_probs(path, tokens, start)}
+            choice |= {"text": text} if path == "/v1/completions" else {"delta": {"role": "assistant", "content": text}}
+            choice["finish_reason"] = "length" if place == len(cuts) else None
+            made.append(event({"id": name, "created": len(name), "choices": [choice]}))
+    made.append(event({"id": name, "choices": [], "usage": {"completion_tokens": len(TOKENS)}}))
+    return [*made, DONE]
+
+
+def received(body: str) -> tuple[dict[int, str], dict[int, list[Any]], dict[int, str], set[str], int]:
+    """Text, log probabilities and finish reason of each choice, ids, and number of reports of usage."""
+    texts: dict[int, str] = {}
+    values: dict[int, list[Any]] = {}
+    finished: dict[int, str] = {}
+    ids, num_usages = set(), 0
+    for line in body.split("\n\n"):
+        if not line.startswith("data: {"):
+            continue
+        chunk = json.loads(line.removeprefix("data: "))
+        assert "error" not in chunk, chunk
+        ids.add(chunk["id"])
+        num_usages += "usage" in chunk
+        for choice in chunk["choices"]:
+            index = choice["index"]
+            assert index not in finished
+            texts[index] = texts.get(index, "") + (choice["text"] if "text" in choice else choice["delta"]["content"])
+            found = choice["logprobs"]
+            values.setdefault(index, []).extend(found["token_logprobs"] if "tokens" in found else found["content"])
+            if choice["finish_reason"] is not None:
+                finished[index] = choice["finish_reason"]
+    return texts, values, finished, ids, num_usages
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@given(first=CUTS, second=CUTS, place=st.integers(0, 12), breaks=st.booleans(), num_choices=st.integers(1, 2))
+def test_a_stream_that_breaks_off_anywhere_goes_on_with_the_rest(path, first, second, place, breaks, num_choices):
+    whole = chunks(path, [], "whole", num_choices)
+    begun = chunks(path, first, "first", num_choices)[:-1]  # with the mark of its end it is complete
+    end: bytes | Exception = Unreachable("gone") if breaks else event(LOST)
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if len(back.requests) == 1:
+            return events(*begun[: min(place, len(begun) - 1)], end)
+        return events(*chunks(path, second, "second", num_choices))
+
+    back = behind(answer)
+    given = send(back, "POST", path, json={"model": "m", "stream": True})
+
+    want, got = received(b"".join(whole).decode()), received(given.text)
+    assert got[:3] == want[:3]
+    assert len(got[3]) == got[4] == 1
+    assert given.text.endswith(DONE.decode())
+    assert [request.content for request in back.requests] == [back.requests[0].content] * 2
+    assert len({request.headers["x-request-id"] for request in back.requests}) == 1
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        lambda: json_answer(500, {"message": "Failed to fold completions stream for x", "code": 500}),
+        lambda: json_answer(500, LOST),
+        lambda: json_answer(503, {"message": "Service temporarily unavailable", "code": 503}),
+        lambda: httpx.Response(200, stream=events(Unreachable("gone")).stream),
+    ],
+)
+def test_a_whole_response_is_asked_for_again_twice(lost):
+    def answer(request: httpx.Request) -> httpx.Response:
+        return lost() if len(back.requests) <= num_lost else json_answer(200, {"a": 1})
+
+    back, num_lost = behind(answer), 2
+    assert send(back, "POST", "/v1/completions", json={"model": "m"}).json() == {"a": 1}
+    back, num_lost = behind(answer), 3
+    assert send(back, "POST", "/v1/completions", json={"model": "m"}).status_code in (500, 503)
+    assert len(back.requests) == 3
+
+
+def test_a_request_waits_for_a_front_end_that_is_gone():
+    def answer(request: httpx.Request) -> httpx.Response:
+        if len(back.requests) < 5:
+            raise Unreachable("refused")
+        return json_answer(200, {"a": 1})
+
+    back = behind(answer)
+    assert send(back, "POST", "/v1/completions", json={"model": "m"}).json() == {"a": 1}
+
+
+def test_a_stream_with_a_part_of_a_tool_call_ends_with_the_error():
+    call = {"index": 0, "id": "call-1", "function": {"name": "f", "arguments": ""}}
+    begun = event({"id": "a", "choices": [{"index": 0, "delta": {"tool_calls": [call]}, "finish_reason": None}]})
+    back = behind(lambda request: events(begun, event(LOST)))
+
+    given = send(back, "POST", "/v1/chat/completions", json={"model": "m", "stream": True})
+
+    assert len(back.requests) == 1
+    assert json.loads(given.text.split("data: ")[-1])["error"]["code"] == 500
+
+
+def test_a_request_to_triton_is_not_sent_again():
+    def answer(request: httpx.Request) -> httpx.Response:
+        raise Unreachable("gone")
+
+    back = behind(answer)
+    assert send(back, "POST", GENERATE, json={}).status_code == 503
+    assert len([request for request in back.requests if request.method == "POST"]) == 1
