@@ -53,8 +53,8 @@ _WORDS: dict[Meaning, re.Pattern[str]] = {
     "busy": re.compile(r"\bbusy: |Exceeds maximum queue size|sequences of the engine are in use", re.I),
     "leaving": re.compile(r"is being stopped or exchanged|is shutting down", re.I),
     "dead": re.compile(
-        r"Stub process|is not healthy|shm|shared memory|memory region|has no available versions|is not ready|"
-        r"Server is stopping|Server exiting|failed to connect|Broken pipe|Socket closed",
+        r"Stub process|is not healthy|shm|shared memory|memory region|has no available versions|is not at ready state|"
+        r"is not ready|Server not ready|Server is stopping|Server exiting|failed to connect|Broken pipe|Socket closed",
         re.I,
     ),
 }

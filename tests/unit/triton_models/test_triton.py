@@ -215,6 +215,22 @@ def test_a_model_that_is_gone_is_no_refusal():
     assert type(streamed_error(sent.message())) is EngineError
 
 
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "Server not ready",
+        "Server exiting",
+        "Server is stopping, scheduler for model has stopped accepting new inference requests",
+        "GRPC server is shutting down and has stopped accepting new requests.",
+        "'lookahead_bls' version 1 is not at ready state",
+        "Request for unknown model: 'lookahead_bls' has no available versions",
+    ],
+)
+def test_an_error_of_a_triton_that_starts_or_ends_is_no_refusal(sentence):
+    assert type(streamed_error(sentence)) is EngineError
+    assert refusal_of(500, sentence, "f00").status == 503
+
+
 def test_a_fault_of_a_model_is_no_refusal():
     sent = error_response(request_error(error_response(ZeroDivisionError("oh"))))
 
