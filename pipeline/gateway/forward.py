@@ -81,12 +81,9 @@ async def pass_on(transport: Transport, onward: Onward, answer: Responder) -> No
                 try:
                     if await _attempt(transport, onward, resumable or answer, anyio.current_time() < patient_until):
                         return
-                    num_absent += 1
-                    # Two dead workers may fail the first two attempts; the front end then avoids them for a while.
-                    if has_worker:
-                        raise await _refusal_of_conversation(transport, onward)
-                    if num_absent == 2:
-                        has_worker = await _has_worker(transport, onward)
+                except Unreachable as error:
+                    if anyio.current_time() >= patient_until:
+                        raise unavailable() from error
                 except _Lost as lost:
                     num_lost += 1
                     if resumable is None or num_lost > _MAX_LOST or not resumable.resume():
@@ -94,6 +91,13 @@ async def pass_on(transport: Transport, onward: Onward, answer: Responder) -> No
                     if (reason := await _reason_of(transport, onward, lost.refusal)) is not lost.refusal:
                         raise reason from lost
                     patient_until = anyio.current_time() + onward.patience_s
+                else:
+                    num_absent += 1
+                    # Two dead workers may fail the first two attempts; the front end then avoids them for a while.
+                    if has_worker:
+                        raise await _refusal_of_conversation(transport, onward)
+                    if num_absent == 2:
+                        has_worker = await _has_worker(transport, onward)
                 await anyio.sleep(_RETRY_PAUSE_S)
     except TimeoutError:
         await answer.refuse(Refusal(504, f"the request took longer than {onward.timeout_s:g} s"))
@@ -157,20 +161,15 @@ async def _reason_of(transport: Transport, onward: Onward, refusal: Refusal) -> 
 
 async def _attempt(transport: Transport, onward: Onward, answer: Responder, may_retry: bool) -> bool:
     """Send a request and forward its response. Returns False, without a response to the client, if no worker has
-    received the request and may_retry is true. Raises _Lost if the response breaks off."""
-    try:
-        async with transport(onward) as response:
-            try:
-                if response.status < 400:
-                    await _forward_response(response, onward.request_id, answer)
-                    return True
-                start = await _start_of(response.chunks)
-            except Unreachable as error:
-                raise _Lost(unavailable()) from error
-    except Unreachable as error:
-        if may_retry:
-            return False
-        raise unavailable() from error
+    received the request and may_retry is true. Raises Unreachable before a response, _Lost if it breaks off."""
+    async with transport(onward) as response:
+        try:
+            if response.status < 400:
+                await _forward_response(response, onward.request_id, answer)
+                return True
+            start = await _start_of(response.chunks)
+        except Unreachable as error:
+            raise _Lost(unavailable()) from error
     # The front end returns 404 for its own model while it has no worker.
     is_absent = onward.is_served and response.status == 404
     if may_retry and (is_absent or any(words in start for words in _NO_WORKER)):
