@@ -24,6 +24,7 @@ _BUILT_IN = {
 }
 
 
+@cache
 def backend_names() -> tuple[str, ...]:
     """Names of all backends; those of installed packages come last."""
     return (*_BUILT_IN, *(entry.name for entry in entry_points(group=GROUP) if entry.name not in _BUILT_IN))

@@ -41,6 +41,7 @@ from pipeline.config.schema import (
     ResolvedConfig,
     TrieDraftConfig,
 )
+from pipeline.config.yaml_text import parse_yaml
 from pipeline.errors import ConfigError
 from pipeline.files import is_url
 
@@ -152,15 +153,17 @@ def load_profile(name: str, where: Places | None = None) -> ProfileConfig:
 
 def dump_resolved(resolved: ResolvedConfig) -> str:
     """Text in YAML that `load_resolved` reads back to an equal value. Its dump has the same bytes again."""
-    return yaml.safe_dump(resolved.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
+    return yaml.dump(
+        resolved.model_dump(mode="json"), Dumper=yaml.CSafeDumper, sort_keys=False, allow_unicode=True, width=120
+    )
 
 
 def load_resolved(path: Path) -> ResolvedConfig:
     """Read a file of `dump_resolved` (YAML or JSON). Raises ConfigError if it is not a resolved config."""
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{shown(path)} cannot be read: {' '.join(str(error).split())}.") from error
+        data = parse_yaml(path.read_text(encoding="utf-8")).data
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{shown(path)} cannot be read: {error}.") from error
     if not isinstance(data, dict):
         raise ConfigError(f"{shown(path)} is not a resolved config: it should contain keys and values.")
     return _load(Draft(data, {(): shown(path)}), ResolvedConfig)

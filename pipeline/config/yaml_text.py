@@ -6,14 +6,17 @@ stay strings as written (`on` is not a boolean key).
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
 from pipeline.config.faults import KeyPath
 
 _TAG = "tag:yaml.org,2002:"
+# The loader in C overflows the stack where lists nest some 30,000 deep. A text of this length cannot.
+_LONGEST_IN_C = 10_000
 # Limit of values with anchors expanded. A config has some hundreds.
 _MOST_VALUES = 100_000
 
@@ -32,29 +35,39 @@ class YamlText:
 class _Loader(yaml.SafeLoader):
     """YAML loader that keeps dates as strings."""
 
+    yaml_implicit_resolvers: ClassVar = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != f"{_TAG}timestamp"]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != f"{_TAG}timestamp"]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
+
+class _FastLoader(yaml.CSafeLoader):
+    """The same in C."""
+
+    yaml_implicit_resolvers: ClassVar = _Loader.yaml_implicit_resolvers
 
 
 def parse_yaml(text: str) -> YamlText:
     """Parse a text. Raises ValueError, with one line about the fault and its place, if it is not valid."""
-    result = YamlText()
+    if len(text) <= _LONGEST_IN_C:
+        # The loader in Python reads a faulty text again: its messages name what it found.
+        with suppress(yaml.YAMLError, ValueError, RecursionError):
+            return _parsed(_FastLoader(text))
     try:
-        loader = _Loader(text)
-        root = loader.get_single_node()
-        if root is None:
-            return result
-        return YamlText(_value_of(root, (), loader, result), result.lines, result.repeated)
+        return _parsed(_Loader(text))
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split()).replace('in "<unicode string>", ', "in ")) from error
     except RecursionError as error:
         raise ValueError("lists and mappings are nested too deeply, or an anchor is used inside of itself") from error
 
 
-def _value_of(node: yaml.Node, at: KeyPath, loader: _Loader, result: YamlText) -> Any:
+def _parsed(loader: _Loader | _FastLoader) -> YamlText:
+    result = YamlText()
+    root = loader.get_single_node()
+    return YamlText(None if root is None else _value_of(root, (), loader, result), result.lines, result.repeated)
+
+
+def _value_of(node: yaml.Node, at: KeyPath, loader: _Loader | _FastLoader, result: YamlText) -> Any:
     result.num_values[0] += 1
     if result.num_values[0] > _MOST_VALUES:
         problem = f"it has more than {_MOST_VALUES} values, as anchors that refer to each other multiply. Use fewer"
@@ -74,7 +87,7 @@ def _value_of(node: yaml.Node, at: KeyPath, loader: _Loader, result: YamlText) -
     return value
 
 
-def _mapping_of(node: yaml.MappingNode, at: KeyPath, loader: _Loader, result: YamlText) -> dict[str, Any]:
+def _mapping_of(node: yaml.MappingNode, at: KeyPath, loader: _Loader | _FastLoader, result: YamlText) -> dict[str, Any]:
     mapping: dict[str, Any] = {}
     merged = [value for key, value in node.value if key.tag == f"{_TAG}merge"]
     # Of several merged mappings the first wins; keys written here win over all.

@@ -42,8 +42,10 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     path = Path(sysconfig.get_path("purelib")) / "lookup_backend_test.pth"
     path.write_text(f"{folder}\n")
     monkeypatch.syspath_prepend(str(folder))
+    backend_names.cache_clear()
     yield
     path.unlink()
+    backend_names.cache_clear()
     load_backend.cache_clear()
 
 

@@ -40,6 +40,7 @@ def test_repeated_keys_are_reported_with_their_line() -> None:
         ("a: &x [*x]", "an anchor is used inside of itself"),
         ("a: &x {b: *x}", "an anchor is used inside of itself"),
         ("a: " + 3000 * "[" + 3000 * "]", "nested too deeply"),
+        ("a: " + 50_000 * "[", "nested too deeply"),  # overflows the stack of the loader in C
         ("a: *x", "found undefined alias 'x'"),
         ("a: b\0", "unacceptable character #x0000"),
         ("a: " + 5000 * "9", "Exceeds the limit"),
