@@ -87,6 +87,9 @@ validate-gpu: setup ## Run everything once on this machine's GPU and write a rep
 versions: setup-dev ## List the TensorRT-LLM version of each container
 	$(LOOKAHEAD) dev versions $(ARGS)
 
+# Tests start hundreds of processes, and pytest rewrites 250 modules: without bytecode each start compiles them again.
+test test-kernels soak: export PYTHONDONTWRITEBYTECODE :=
+
 test: setup-dev test-kernels ## Run all tests, including those against a real server
 	$(VENV)/bin/python -m pytest -n 2 --dist loadfile tests/unit $(ARGS)
 	$(VENV)/bin/python -m pytest -n 2 --dist loadfile tests/integration tests/soak/test_kills.py \

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,7 +24,12 @@ VOCAB_SIZE = 24
 
 def table_logits(context: Sequence[int], vocab_size: int = VOCAB_SIZE) -> np.ndarray:
     """[vocab] logits that depend on the last three tokens only, so that drafts from earlier text are often right."""
-    key = [token + 1 for token in context[-3:]]
+    return _table_row(tuple(context[-3:]), vocab_size).copy()
+
+
+@functools.cache
+def _table_row(context: tuple[int, ...], vocab_size: int) -> np.ndarray:
+    key = [token + 1 for token in context]
     return np.random.default_rng(key).normal(scale=3.0, size=vocab_size).astype(np.float32)
 
 
@@ -109,7 +115,7 @@ class TableEngine:
                 [],
                 *([int(item.tree.token_ids[i]) for i in path_to(item.tree, node)] for node in range(len(item.tree))),
             ]
-            rows = np.stack([table_logits(sequence.tokens + path) for path in paths])
+            rows = np.stack([table_logits(sequence.tokens[-3:] + path) for path in paths])
             results.append(TableLogits(rows, prompt_rows))
         assert total <= self.limits.max_num_tokens
         return results

@@ -1,3 +1,5 @@
+"""Folders for engines and caches that a test has for itself."""
+
 from __future__ import annotations
 
 from dataclasses import replace

@@ -1,3 +1,5 @@
+"""Atomic writes of files: failures, killed writers, locks, and modes."""
+
 from __future__ import annotations
 
 import fcntl

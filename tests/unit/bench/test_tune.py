@@ -1,3 +1,5 @@
+"""Tuning: the candidates for window and budget, and the choice of the fastest."""
+
 import pytest
 
 from pipeline.bench.report.results import SummaryRow

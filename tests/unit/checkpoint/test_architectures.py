@@ -1,3 +1,5 @@
+"""Lists of served and refused architectures: complete, known to transformers, with reasons."""
+
 import pytest
 import transformers
 

@@ -47,6 +47,10 @@ def checked(folder: Path, architecture: str, max_positions: int = 64) -> None:
 
 
 FACTORS = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}  # fmt: skip
 PHI3 = {"rope_parameters": None, "rope_theta": 10000.0, "original_max_position_embeddings": 24}
 
 
@@ -103,19 +107,7 @@ def test_their_harmless_neighbours_are_not(architecture: str, changes: dict[str,
         ("LlamaForCausalLM", {}, 64),
         ("LlamaForCausalLM", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, 256),  # as Qwen 2.5 tells to
         ("LlamaForCausalLM", {"rope_parameters": {"rope_type": "linear", "factor": 4.0}}, 256),  # Vicuna 16k
-        (
-            "LlamaForCausalLM",
-            {
-                "rope_parameters": {
-                    "rope_type": "llama3",
-                    "factor": 2.0,
-                    "low_freq_factor": 1.0,
-                    "high_freq_factor": 4.0,
-                    "original_max_position_embeddings": 16,
-                }
-            },
-            64,
-        ),
+        ("LlamaForCausalLM", {"rope_parameters": LLAMA3}, 64),
         ("BloomForCausalLM", {"max_position_embeddings": None}, None),
     ],
 )

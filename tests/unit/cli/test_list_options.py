@@ -1,3 +1,5 @@
+"""Options that take lists of numbers."""
+
 from __future__ import annotations
 
 import pytest

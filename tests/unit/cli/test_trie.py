@@ -1,3 +1,5 @@
+"""`lookahead trie`: build, inspect, prune and merge snapshots, and messages of errors."""
+
 from __future__ import annotations
 
 import json

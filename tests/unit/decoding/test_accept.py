@@ -1,3 +1,5 @@
+"""Acceptance: the longest path of a tree that the target confirms."""
+
 from collections.abc import Sequence
 
 from hypothesis import given

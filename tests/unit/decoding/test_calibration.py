@@ -1,3 +1,5 @@
+"""Calibration: estimates are corrected by what was accepted, per channel."""
+
 from __future__ import annotations
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""The table of continuations per context: orders, limits, namespaces, replaced rows."""
+
 from __future__ import annotations
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""The cost curve: interpolation and extrapolation of measured passes."""
+
 from __future__ import annotations
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""Growth of a draft tree: best nodes first, with weights that are learned per candidate."""
+
 from __future__ import annotations
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""Learned state is saved and restored; damaged or foreign arrays are refused."""
+
 from __future__ import annotations
 
 import logging

@@ -1,3 +1,5 @@
+"""Log probabilities of tokens and of the best alternatives."""
+
 from __future__ import annotations
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""The lookahead window: positions and mask as in the paper, and its rows step by step."""
+
 from __future__ import annotations
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""Planners: the drafts of a batch that pay, within the room of a pass."""
+
 from __future__ import annotations
 
 import itertools

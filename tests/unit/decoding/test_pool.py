@@ -1,3 +1,5 @@
+"""The n-gram pool: order, bounds, and the tree of its candidates."""
+
 from __future__ import annotations
 
 from hypothesis import given, settings

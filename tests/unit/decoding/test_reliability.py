@@ -1,3 +1,5 @@
+"""Statistics of how often the nodes of each source are right."""
+
 from __future__ import annotations
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""Sampling: truncation, penalties, keyed noise, and the distribution of the tokens."""
+
 import numpy as np
 import pytest
 from hypothesis import given

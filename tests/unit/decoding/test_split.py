@@ -1,3 +1,5 @@
+"""A tree is split into parts of even size, each with the ancestors of its nodes."""
+
 import itertools
 
 import numpy as np

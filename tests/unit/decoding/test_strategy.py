@@ -1,3 +1,5 @@
+"""The strategy of a request: what is wanted, and what is available."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,3 +1,5 @@
+"""Draft trees: depths, masks, selection, agreeing paths, and refused trees."""
+
 from dataclasses import replace
 
 import numpy as np

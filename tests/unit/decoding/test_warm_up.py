@@ -1,3 +1,5 @@
+"""The warm-up compiles the loops."""
+
 from __future__ import annotations
 
 from pipeline.decoding import growth, planner, proposals, reliability

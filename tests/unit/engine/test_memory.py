@@ -1,3 +1,5 @@
+"""Available memory: limits of containers and machines, and the error if it is too little."""
+
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,3 +1,5 @@
+"""The scheduler: exact outputs for mixed batches, limits, refusals, fairness."""
+
 from collections.abc import Callable
 
 import numpy as np

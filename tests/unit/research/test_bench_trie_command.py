@@ -1,3 +1,5 @@
+"""The command that measures the trie: sizes, limits, and peers."""
+
 from __future__ import annotations
 
 import json

@@ -1,3 +1,5 @@
+"""Experiments by replay: draft lengths, memory, and sizes of the lookahead window."""
+
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,3 +1,5 @@
+"""The experiment with lookahead parallelism: steps and tokens per rank."""
+
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,3 +1,5 @@
+"""Recorded rows replay to the steps of a run with the model."""
+
 from __future__ import annotations
 
 from dataclasses import replace

@@ -1,3 +1,5 @@
+"""Replay of recorded outputs: steps counted by hand, budgets, regimes, and tasks."""
+
 from __future__ import annotations
 
 import json

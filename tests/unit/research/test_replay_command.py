@@ -1,3 +1,5 @@
+"""The commands of replay and experiments: rows, pictures, and errors of the user."""
+
 from __future__ import annotations
 
 import json

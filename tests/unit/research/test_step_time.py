@@ -1,3 +1,5 @@
+"""The time of a step over recorded outputs."""
+
 from __future__ import annotations
 
 from lookahead_research.step_time import measure_step_time

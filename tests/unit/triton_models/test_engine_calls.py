@@ -1,3 +1,5 @@
+"""Tensors of an engine call become a submission, or an error with a sentence."""
+
 from __future__ import annotations
 
 from dataclasses import replace

@@ -1,3 +1,5 @@
+"""Requests of the BLS model to the engine: chains, chunks, and the width of the drafted tree."""
+
 from __future__ import annotations
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""Reading of tensors: word lists, values, flags, and wrong ones."""
+
 from __future__ import annotations
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""Tensors of texts: messages to tokens, and beams to texts."""
+
 from __future__ import annotations
 
 import numpy as np

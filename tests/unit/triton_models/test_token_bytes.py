@@ -1,3 +1,5 @@
+"""The lower bound of a text's number of tokens, by the longest token."""
+
 import json
 
 import pytest

@@ -1,3 +1,5 @@
+"""Token recycling: candidates of earlier steps become drafts, in their namespace only."""
+
 from __future__ import annotations
 
 import numpy as np

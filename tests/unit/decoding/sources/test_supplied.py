@@ -1,3 +1,5 @@
+"""Drafts from the client: a prediction is followed through changes, a tree is drafted once."""
+
 from __future__ import annotations
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""The trie as a draft source: prompts are private, outputs are shared in their namespace."""
+
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,3 +1,5 @@
+"""The lookahead window as a draft source: n-grams, pool, limits, and the same text for any window."""
+
 from __future__ import annotations
 
 import itertools

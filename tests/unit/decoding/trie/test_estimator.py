@@ -1,3 +1,5 @@
+"""Estimates of draft trees from the trie equal plain counts, and learn from what was accepted."""
+
 from __future__ import annotations
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""A step of learning follows the gradient of the log probability."""
+
 from __future__ import annotations
 
 import numpy as np

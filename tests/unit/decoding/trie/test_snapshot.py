@@ -1,3 +1,5 @@
+"""Snapshots of tries: restored equal, and refused if damaged."""
+
 from __future__ import annotations
 
 import hashlib

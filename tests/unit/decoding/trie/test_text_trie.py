@@ -1,3 +1,5 @@
+"""The trie against plain dictionaries: counts, memory limit, streams, threads, namespaces."""
+
 from __future__ import annotations
 
 import resource

@@ -13,9 +13,17 @@ from pipeline.engine.contract import Engine, VerifyItem
 
 def row_of(model: PreTrainedModel, tokens: list[int]) -> npt.NDArray[np.floating]:
     """[vocab] logits of the last token, by one pass over all of them."""
+    row: npt.NDArray[np.floating] = _rows_of(model, [tokens])[0]
+    return row
+
+
+def _rows_of(model: PreTrainedModel, texts: list[list[int]]) -> npt.NDArray[np.floating]:
+    """[texts, vocab] logits of the last token of each text, by one causal pass. Padding comes after a text."""
+    longest = max(map(len, texts))
     with torch.inference_mode():
-        logits: npt.NDArray[np.floating] = model(torch.tensor([tokens]), use_cache=False).logits[0, -1].numpy()
-    return logits
+        logits = model(torch.tensor([text + [0] * (longest - len(text)) for text in texts]), use_cache=False).logits
+    rows: npt.NDArray[np.floating] = logits[range(len(texts)), [len(text) - 1 for text in texts]].numpy()
+    return rows
 
 
 def worst_difference(engine: Engine, reference: PreTrainedModel, num_tokens: int = 20, num_first: int = 9) -> float:
@@ -33,10 +41,10 @@ def worst_difference(engine: Engine, reference: PreTrainedModel, num_tokens: int
         tree = tree_from_lists(random.integers(1, vocab_size, 8).tolist(), [-1, -1, 0, 1, 1, 2, 4, 6])
         (logits,) = engine.verify([VerifyItem(sequence, tree)])
         assert logits is not None
-        for node in range(-1, len(tree)):
-            row = logits.row(node + 1)
-            assert logits.choices[node + 1] == row.argmax()
-            expected = row_of(reference, tokens + tree.token_ids[path_to(tree, node)].tolist())
+        paths = [tree.token_ids[path_to(tree, node)].tolist() for node in range(-1, len(tree))]
+        for node, expected in enumerate(_rows_of(reference, [tokens + path for path in paths])):
+            row = logits.row(node)
+            assert logits.choices[node] == row.argmax()
             difference = np.abs(row - expected).max() / np.abs(expected).max()
             worst = float(np.maximum(worst, difference))  # stays NaN, unlike max
         path = path_to(tree, 6)

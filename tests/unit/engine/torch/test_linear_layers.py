@@ -1,3 +1,5 @@
+"""Layers in int8: rounding, kernels, saved models, and outputs that drafts do not change."""
+
 import copy
 from pathlib import Path
 

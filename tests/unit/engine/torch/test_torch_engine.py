@@ -1,3 +1,5 @@
+"""The torch engine: passes over trees, commits, cache reuse, and outputs equal to transformers'."""
+
 import numpy as np
 import pytest
 import torch
