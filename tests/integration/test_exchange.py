@@ -116,6 +116,6 @@ def test_a_switch_under_load_loses_no_request(tmp_path: Path) -> None:
 
 def test_what_prevents_it_is_said(tmp_path: Path) -> None:
     where = own_places(tmp_path)
-    alone = prepared(where, "server.gateway.enabled=false")
+    alone = prepared(where, "server.gateway.enabled=false", "drafting.planner=fixed")
 
     assert "there is no gateway" in (obstacle(alone, tmp_path) or "")

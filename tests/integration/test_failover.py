@@ -126,7 +126,8 @@ def test_the_command_asks_a_fleet_whose_profile_has_api_keys(
     shared_where: Places, capsys: pytest.CaptureFixture[str]
 ) -> None:
     keys = json.dumps([{"tenant": "alice", "key_sha256": "0" * 64}])
-    resolved = resolve_config("tiny-random-llama", "latency", (*TORCH, f"server.api_keys={keys}"), where=shared_where)
+    settings = (*TORCH, f"server.api_keys={keys}", "drafting.planner=fixed")
+    resolved = resolve_config("tiny-random-llama", "latency", settings, where=shared_where)
 
     run_failover(resolved, shared_where, num_kills=1, max_tokens=8, as_json=True)
 

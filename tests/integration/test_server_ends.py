@@ -108,7 +108,7 @@ def test_the_command_takes_its_server_with_it(shared_where, how):
         "LOOKAHEAD_CACHE": str(shared_where.cache),
     }
     command = [sys.executable, "-m", "pipeline", "serve", "--model", "tiny-random-llama"]
-    command += [part for override in TORCH for part in ("--set", override)]
+    command += [part for override in (*TORCH, "drafting.planner=fixed") for part in ("--set", override)]
     process = subprocess.Popen(
         command,
         env=environment,

@@ -23,7 +23,8 @@ pytestmark = [pytest.mark.triton, pytest.mark.slow]
 
 def test_trie_drafts_change_nothing(tmp_path: Path) -> None:
     where = own_places(tmp_path)
-    served = prepared(where, "engine.strict_tensorrt_llm=true", "tensorrt_llm.speculation=trie")
+    settings = ("engine.strict_tensorrt_llm=true", "tensorrt_llm.speculation=trie", "drafting.planner=fixed")
+    served = prepared(where, *settings)
     resolved, codec = served.resolved, codec_of(served.artifact)
     prompts = first_prompts(codec.tokenizer, load_workload(DEFAULT_PROMPTS, 3), raw=True)
     options = MeasureOptions(max_new_tokens=12, end_ids=codec.end_ids)

@@ -1,6 +1,7 @@
 """Arrows never point back: each room imports only rooms before it."""
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,10 +35,14 @@ BEFORE: dict[str, set[str]] = {
 }
 
 
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imported_modules(path: Path) -> set[str]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
     modules: set[str] = set()
-    for node in ast.walk(tree):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.ImportFrom) and node.module:
             modules.add(node.module)
         elif isinstance(node, ast.Import):
@@ -69,7 +74,7 @@ def test_algorithms_and_settings_know_no_torch(room: str) -> None:
     for path in (PACKAGE / room).rglob("*.py"):
         names = {
             name.split(".")[0]
-            for node in ast.parse(path.read_text(encoding="utf-8")).body
+            for node in tree_of(path).body
             for name in (
                 [node.module or ""]
                 if isinstance(node, ast.ImportFrom)
@@ -115,7 +120,7 @@ def mentions_of_a_backend(tree: ast.AST) -> Iterator[str]:
 )
 def test_only_the_folder_of_a_backend_mentions_it(path: Path) -> None:
     name = str(path.relative_to(PACKAGE))
-    found = list(mentions_of_a_backend(ast.parse(path.read_text(encoding="utf-8"))))
+    found = list(mentions_of_a_backend(tree_of(path)))
     if name.startswith("backends/"):
         found = [text for text in found if "imports pipeline.backends." not in text]
     assert not found, name

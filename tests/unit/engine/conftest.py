@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from pipeline.config.places import Places
+from pipeline.engine.artifact import artifact_dir
 from pipeline.engine.build import build_engine
 from tests.own_places import own_places
 from tests.unit.engine.builds import tiny
@@ -17,7 +19,17 @@ def where(tmp_path: Path) -> Places:
     return own_places(tmp_path)
 
 
+@pytest.fixture(scope="session")
+def once_built(tmp_path_factory: pytest.TempPathFactory) -> Places:
+    """The latency engine of the tiny model, and the cache that its build leaves."""
+    places = own_places(tmp_path_factory.mktemp("built"))
+    build_engine(tiny(), places)
+    return places
+
+
 @pytest.fixture
-def built(where: Places) -> Path:
-    """The latency engine of the tiny model."""
-    return build_engine(tiny(), where).artifact.folder
+def built(where: Places, once_built: Places) -> Path:
+    """A copy of that engine for one test."""
+    shutil.copytree(once_built.cache, where.cache)
+    shutil.copytree(once_built.engines, where.engines)
+    return artifact_dir(where, "tiny-random-llama", "latency")
