@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import platform
 import re
@@ -19,6 +20,7 @@ def commit() -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
+@functools.cache
 def version_of(package: str) -> str | None:
     """Version of an installed package; None if it is not installed."""
     try:

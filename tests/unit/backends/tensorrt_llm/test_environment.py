@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from pathlib import Path
 
 import pytest
@@ -68,13 +67,10 @@ def test_a_machine_that_would_fail_is_refused_with_the_remedy(found, ranks, text
 
 
 def test_the_version_is_the_containers_where_none_is_installed(monkeypatch):
-    def missing(name: str) -> str:
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(importlib.metadata, "version", missing)
+    monkeypatch.setattr(environment, "version_of", lambda name: None)
     assert engine_version(trt_config()) == "1.2.1"
     assert engine_version(trt_config("llama2-13b", "latency", ".container_tag='26.03'")) == "1.2.0rc8"
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.2.5")
+    monkeypatch.setattr(environment, "version_of", lambda name: "1.2.5")
     assert engine_version(trt_config()) == "1.2.5"
     assert detect().where == "here"
 

@@ -21,7 +21,9 @@ def _rows_of(model: PreTrainedModel, texts: list[list[int]]) -> npt.NDArray[np.f
     """[texts, vocab] logits of the last token of each text, by one causal pass. Padding comes after a text."""
     longest = max(map(len, texts))
     with torch.inference_mode():
-        logits = model(torch.tensor([text + [0] * (longest - len(text)) for text in texts]), use_cache=False).logits
+        logits = model(
+            torch.tensor([text + text[-1:] * (longest - len(text)) for text in texts]), use_cache=False
+        ).logits
     rows: npt.NDArray[np.floating] = logits[range(len(texts)), [len(text) - 1 for text in texts]].numpy()
     return rows
 
