@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 
@@ -35,16 +35,15 @@ class YamlText:
 class _Loader(yaml.SafeLoader):
     """YAML loader that keeps dates as strings."""
 
-    yaml_implicit_resolvers: ClassVar = {
-        first: [(tag, pattern) for tag, pattern in resolvers if tag != f"{_TAG}timestamp"]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
 
 class _FastLoader(yaml.CSafeLoader):
     """The same in C."""
 
-    yaml_implicit_resolvers: ClassVar = _Loader.yaml_implicit_resolvers
+
+_Loader.yaml_implicit_resolvers = _FastLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != f"{_TAG}timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 
 
 def parse_yaml(text: str) -> YamlText:
