@@ -220,22 +220,15 @@ def test_a_wrong_request_gets_the_reason(client, wrong, sentence):
 @pytest.mark.parametrize("stream", [False, True])
 def test_completions_and_streams_get_the_reason_too(client, stream):
     wrong: dict[str, Any] = {"model": MODEL, "stream": stream, "logit_bias": {"999999": 1}}
-    with pytest.raises(
-        openai.BadRequestError, match="holds token 999999 at position 0, which lies outside the vocabulary"
-    ):
+    sentence = "logit_bias_ids holds token 999999 at position 0, which lies outside the vocabulary"
+    with pytest.raises(openai.BadRequestError, match=sentence):
         client.completions.create(prompt="a", **wrong)
-    with pytest.raises(
-        openai.BadRequestError, match="holds token 999999 at position 0, which lies outside the vocabulary"
-    ):
+    with pytest.raises(openai.BadRequestError, match=sentence):
         client.chat.completions.create(messages=MESSAGES, **wrong)
-    with pytest.raises(
-        openai.BadRequestError, match="holds token 999999 at position 0, which lies outside the vocabulary"
-    ):
+    with pytest.raises(openai.BadRequestError, match=sentence):
         client.completions.create(prompt="a", n=2, **wrong)
     for choice in ("auto", "required"):  # the front end leaves the worker's fields out of an answer with tools
-        with pytest.raises(
-            openai.BadRequestError, match="holds token 999999 at position 0, which lies outside the vocabulary"
-        ):
+        with pytest.raises(openai.BadRequestError, match=sentence):
             client.chat.completions.create(messages=MESSAGES, tools=TOOLS, tool_choice=choice, **wrong)
 
 

@@ -13,6 +13,7 @@ from tests.soak.conftest import IS_LONG
 pytestmark = [
     pytest.mark.triton,
     pytest.mark.slow,
+    pytest.mark.timeout(7200),
     pytest.mark.skipif(not IS_LONG, reason="minutes of waiting for servers: `make soak`"),
 ]
 
