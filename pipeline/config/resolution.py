@@ -41,7 +41,7 @@ from pipeline.config.schema import (
     ResolvedConfig,
     TrieDraftConfig,
 )
-from pipeline.config.yaml_text import parse_yaml
+from pipeline.config.yaml_text import FastDumper, parse_yaml
 from pipeline.errors import ConfigError
 from pipeline.files import is_url
 
@@ -154,7 +154,7 @@ def load_profile(name: str, where: Places | None = None) -> ProfileConfig:
 def dump_resolved(resolved: ResolvedConfig) -> str:
     """Text in YAML that `load_resolved` reads back to an equal value. Its dump has the same bytes again."""
     return yaml.dump(
-        resolved.model_dump(mode="json"), Dumper=yaml.CSafeDumper, sort_keys=False, allow_unicode=True, width=120
+        resolved.model_dump(mode="json"), Dumper=FastDumper, sort_keys=False, allow_unicode=True, width=120
     )
 
 

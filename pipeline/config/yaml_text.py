@@ -14,6 +14,7 @@ import yaml
 
 from pipeline.config.faults import KeyPath
 
+FastDumper = yaml.CSafeDumper if yaml.__with_libyaml__ else yaml.SafeDumper
 _TAG = "tag:yaml.org,2002:"
 # The loader in C overflows the stack where lists nest some 30,000 deep. A text of this length cannot.
 _LONGEST_IN_C = 10_000
@@ -36,8 +37,8 @@ class _Loader(yaml.SafeLoader):
     """YAML loader that keeps dates as strings."""
 
 
-class _FastLoader(yaml.CSafeLoader):
-    """The same in C."""
+class _FastLoader(yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader):  # type: ignore[misc]
+    """The same in C, unless PyYAML was built without libyaml."""
 
 
 _Loader.yaml_implicit_resolvers = _FastLoader.yaml_implicit_resolvers = {
