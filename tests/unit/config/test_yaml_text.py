@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import runpy
 
 import pytest
+import yaml
 
+from pipeline.config import yaml_text
 from pipeline.config.yaml_text import parse_yaml
 
 
@@ -14,6 +17,16 @@ def test_values_keys_and_lines() -> None:
     assert found.data == {"a": {"on": [1, 2.5, True, None, False], "2020-01-01": "2020-01-01"}, "1": {"b": "x"}}
     assert found.lines == {("a",): 1, ("a", "on"): 2, ("a", "2020-01-01"): 3, ("1",): 4, ("1", "b"): 4}
     assert not found.repeated
+
+
+def test_without_libyaml_the_loader_and_the_dumper_are_those_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(yaml, "__with_libyaml__", False)
+    for name in ("CSafeLoader", "CSafeDumper"):
+        monkeypatch.delattr(yaml, name, raising=False)
+    module = runpy.run_path(yaml_text.__file__)
+
+    assert module["parse_yaml"]("a: [1, 2020-01-01]").data == {"a": [1, "2020-01-01"]}
+    assert yaml.dump({"b": 1, "a": "ä"}, Dumper=module["FastDumper"], sort_keys=False) == 'b: 1\na: "\\xE4"\n'
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "~", "---\n...\n"])
