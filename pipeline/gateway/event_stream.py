@@ -35,5 +35,7 @@ async def events(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
 
 
 def events_of(whole: bytes) -> list[bytes]:
-    """Split complete events, each with the blank line after it."""
+    """Split complete events, each with the blank line after it. A part of a long event is one item."""
+    if not whole.endswith(b"\n\n"):
+        return [whole]
     return [event + b"\n\n" for event in whole.removesuffix(b"\n\n").split(b"\n\n")]

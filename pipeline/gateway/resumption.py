@@ -38,7 +38,7 @@ class ResumableResponder:
         self._answer = answer
         self._is_started = self._is_stream = self._is_resumed = False
         # Whether the part that was sent can be left out of the same response. Ids of tool calls, for example, differ.
-        self._is_resumable = True
+        self._is_resumable = self._is_readable = True
         self._head: Json = {}
         self._sent, self._seen = defaultdict[int, _Output](_Output), defaultdict[int, _Output](_Output)
 
@@ -46,7 +46,7 @@ class ResumableResponder:
         """Expect the response again. Returns False if the client has a part that cannot be left out."""
         self._is_resumed = self._is_started
         self._seen.clear()
-        return not self._is_started or (self._is_stream and self._is_resumable)
+        return not self._is_started or (self._is_stream and self._is_readable and self._is_resumable)
 
     async def start(self, status: int, headers: Mapping[str, str], is_stream: bool = False) -> None:
         if not self._is_started:
@@ -55,7 +55,10 @@ class ResumableResponder:
 
     async def piece(self, data: bytes) -> None:
         if self._is_stream:
-            data = b"".join(map(self._rest_of_event, events_of(data)))
+            # After a part of a long event, a piece may begin within an event.
+            self._is_readable = self._is_readable and data.endswith(b"\n\n")
+            if self._is_readable:
+                data = b"".join(map(self._rest_of_event, events_of(data)))
         if data:
             await self._answer.piece(data)
 
@@ -69,11 +72,7 @@ class ResumableResponder:
         """The part of an event that the client does not have; empty if it has all."""
         if not event.startswith(_JSON_EVENT):
             return event
-        try:
-            chunk = pydantic_core.from_json(event.removeprefix(DATA))
-        except ValueError:  # a part of a long event
-            self._is_resumable = False
-            return event
+        chunk = pydantic_core.from_json(event.removeprefix(DATA))
         choices = chunk.get("choices") or []
         rests = [rest for choice in choices if (rest := self._rest_of_choice(choice)) is not None]
         if not self._is_resumed:
@@ -85,7 +84,8 @@ class ResumableResponder:
 
     def _rest_of_choice(self, choice: Json) -> Json | None:
         """The part of a choice that the client does not have; None if it has all."""
-        sent, seen = self._sent[choice["index"]], self._seen[choice["index"]]
+        index = choice.get("index", 0)
+        sent, seen = self._sent[index], self._seen[index]
         if sent.is_finished:
             return None
         delta = choice.get("delta")
@@ -101,9 +101,7 @@ class ResumableResponder:
         is_last = choice.get("finish_reason") is not None
         if len(text) <= old_chars and num_tokens <= old_tokens and not is_last and not has_others:
             return None
-        self._sent[choice["index"]] = _Output(
-            max(sent.num_chars, seen.num_chars), max(sent.num_tokens, seen.num_tokens), is_last
-        )
+        self._sent[index] = _Output(max(sent.num_chars, seen.num_chars), max(sent.num_tokens, seen.num_tokens), is_last)
         rest = {name: text[old_chars:]}
         left = {key: values[old_tokens:] if isinstance(values, list) else values for key, values in log_probs.items()}
         return choice | (rest if delta is None else {"delta": delta | rest}) | ({"logprobs": left} if log_probs else {})

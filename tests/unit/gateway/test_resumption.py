@@ -140,6 +140,22 @@ def test_a_stream_with_a_part_of_a_tool_call_ends_with_the_error():
     assert json.loads(given.text.split("data: ")[-1])["error"]["code"] == 500
 
 
+def test_an_event_that_is_too_long_to_parse_arrives_as_it_is_and_its_stream_is_not_continued():
+    long = event({"id": "a", "choices": [{"index": 0, "text": "data: {" * 300_000, "finish_reason": None}]})
+    cut = long.index(b"data: {", 1_500_000)
+    pieces = [long[:cut], long[cut:]]
+    back = behind(lambda request: events(*pieces, end))
+
+    end: bytes = DONE
+    given = send(back, "POST", "/v1/completions", json={"model": "m", "stream": True})
+    assert given.content == long + DONE
+    end = event(LOST)
+    given = send(back, "POST", "/v1/completions", json={"model": "m", "stream": True})
+    assert given.content.startswith(long)
+    assert b'"error"' in given.content.removeprefix(long)
+    assert len(back.requests) == 2
+
+
 def test_a_request_to_triton_is_not_sent_again():
     def answer(request: httpx.Request) -> httpx.Response:
         raise Unreachable("gone")
