@@ -27,8 +27,6 @@ _SCHEMA = {
     "required": ["name", "age", "tags"],
     "additionalProperties": False,
 }
-
-
 _STREAM = {"stream": True, "stream_options": {"include_usage": True}}
 
 

@@ -176,13 +176,12 @@ async def _attempt(transport: Transport, onward: Onward, answer: Responder, may_
         return False
     if is_absent:
         raise unavailable()
-    raise _error_of(response.status, start, onward.request_id)
+    raise _exception_of(refusal_of(response.status, text_of_body(start), onward.request_id), start)
 
 
-def _error_of(status: int, body: bytes, request_id: str) -> Refusal | _Lost:
-    """The exception for an error of the upstream server."""
-    refusal = refusal_of(status, text_of_body(body), request_id)
-    return _Lost(refusal) if any(words in body for words in _LOST_WORKER) else refusal
+def _exception_of(refusal: Refusal, error: bytes) -> Refusal | _Lost:
+    """The exception for an error of the upstream server. refusal: for the client."""
+    return _Lost(refusal) if any(words in error for words in _LOST_WORKER) else refusal
 
 
 async def _forward_response(response: Response, request_id: str, answer: Responder) -> None:
@@ -207,7 +206,7 @@ async def _forward_response(response: Response, request_id: str, answer: Respond
     async with aclosing(events(chunks)) as stream:
         async for event in stream:
             if (refusal := refusal_in_event(event, request_id)) is not None:
-                raise _Lost(refusal) if any(words in event for words in _LOST_WORKER) else refusal
+                raise _exception_of(refusal, event)
             if not started:
                 await answer.start(status, headers, is_stream=True)
                 started = True

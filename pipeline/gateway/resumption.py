@@ -102,6 +102,8 @@ class ResumableResponder:
         if len(text) <= old_chars and num_tokens <= old_tokens and not is_last and not has_others:
             return None
         self._sent[index] = _Output(max(sent.num_chars, seen.num_chars), max(sent.num_tokens, seen.num_tokens), is_last)
+        if not self._is_resumed:  # the event is forwarded as it is
+            return choice
         rest = {name: text[old_chars:]}
         left = {key: values[old_tokens:] if isinstance(values, list) else values for key, values in log_probs.items()}
         return choice | (rest if delta is None else {"delta": delta | rest}) | ({"logprobs": left} if log_probs else {})
