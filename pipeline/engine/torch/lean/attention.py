@@ -12,19 +12,19 @@ cached. So a token's bits are the same in a tree, in a chain and alone, with any
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 from numba import carray
 
 from pipeline.engine.torch.lean.compilation import kernel
 from pipeline.engine.torch.lean.crew import PHASE_BYTES, shared
-from pipeline.engine.torch.lean.rows import exp_row, float_pointer, largest
+from pipeline.engine.torch.lean.rows import exp_row, float_pointer, hide_end, largest
 from pipeline.engine.torch.lean.tables import Floats, Longs
 from pipeline.engine.torch.lean.tiles import MAX_BLOCKS, MAX_ROWS, float32_tile
 from pipeline.engine.torch.lean.vectors import LANES
 
 # Columns of `segments`: first row of the pass, rows, cached places, slot, 1 if each row attends to all rows before it,
-# start of its mask [rows, rows] in `visible` otherwise, and the first task of the segment.
-START, LENGTH, CACHED, SLOT, IS_CHAIN, MASK, FIRST_TASK, NUM_SEGMENT_FIELDS = range(8)
+# start in `masks` and columns of its mask otherwise, and the first task of the segment. A mask [rows, columns] holds 0
+# for visible places and -inf for others, from the block of the segment's first place on.
+START, LENGTH, CACHED, SLOT, IS_CHAIN, MASK, MASK_WIDTH, FIRST_TASK, NUM_SEGMENT_FIELDS = range(9)
 # Queries of one task: rows of a segment times the query heads of one key head.
 NUM_QUERIES = 24
 
@@ -37,7 +37,7 @@ def rows_per_task(group: int) -> int:
 def scratch_floats(group: int, max_seq_len: int, dim: int) -> int:
     """Floats in a thread's scratch memory: scores, queries and results of one task, a block of ones and of zeros."""
     queries = rows_per_task(group) * group
-    return queries * (_padded(max_seq_len) + 2 * _padded(dim)) + 4 * LANES * MAX_BLOCKS
+    return queries * (_padded(max_seq_len) + 2 * _padded(dim)) + 2 * LANES * MAX_BLOCKS
 
 
 def _padded(count: int) -> int:
@@ -57,7 +57,7 @@ def attend(
     values: Floats,
     rows: Longs,
     segments: Longs,
-    visible: npt.NDArray[np.uint8],
+    masks: Floats,
     scratch: Floats,
     counter: int,
 ) -> int:
@@ -65,7 +65,7 @@ def attend(
 
     group: query heads per key head. projected, attended: (address, bytes per row) of rotated queries and of results.
     rows: [row, (slot, position, place)]. segments: by the columns above; the row after the last segment holds the
-    number of tasks. visible: masks. scratch: [thread, `scratch_floats`]."""
+    number of tasks. masks: see above. scratch: [thread, `scratch_floats`]."""
     num_kv_heads = keys.shape[2]
     num_segments = len(segments) - 1
     num_tasks = segments[num_segments, FIRST_TASK]
@@ -88,7 +88,7 @@ def attend(
             values,
             rows,
             segments[segment],
-            visible,
+            masks,
             scratch[thread],
             first,
             last,
@@ -109,7 +109,7 @@ def _attend_task(
     values: Floats,
     rows: Longs,
     segment: Longs,
-    visible: npt.NDArray[np.uint8],
+    masks: Floats,
     scratch: Floats,
     first: int,
     last: int,
@@ -119,18 +119,18 @@ def _attend_task(
     start, cached, slot = segment[START], segment[CACHED], segment[SLOT]
     count = (last - first) * group
     padded = keys.shape[4]
-    floats = 4 * LANES * MAX_BLOCKS
-    ones, zeros = scratch.ctypes.data, scratch.ctypes.data + 2 * floats
-    queries = scratch[floats : floats + count * padded]
-    results = scratch[floats + count * padded : floats + 2 * count * padded]
-    scores = scratch[floats + 2 * count * padded :]
+    width = 4 * padded
+    ones = scratch.ctypes.data
+    zeros = ones + 4 * LANES * MAX_BLOCKS
+    left = zeros + 4 * LANES * MAX_BLOCKS
+    out = left + count * width
+    weights = out + count * width
     scale = np.float32(1) / np.sqrt(np.float32(dim))
+    query_bytes = 4 * dim * group
     for row in range(first, last):
-        address = projected[0] + (start + row) * projected[1] + 4 * dim * group * head
-        line = carray(float_pointer(address), dim * group)
+        source = projected[0] + (start + row) * projected[1] + query_bytes * head
         for query in range(group):
-            for index in range(dim):
-                queries[((row - first) * group + query) * padded + index] = line[query * dim + index] * scale
+            _scale(source + 4 * dim * query, scale, left + ((row - first) * group + query) * width, dim)
     # The rows attend to no places but begin .. end - 1; begin is a multiple of 16.
     end = cached + (last if segment[IS_CHAIN] else segment[LENGTH])
     begin = 0
@@ -139,31 +139,36 @@ def _attend_task(
         for row in range(first + 1, last):
             least = min(least, rows[start + row, 1])
         begin = max(0, least - window + 1) // LANES * LANES
-    num_blocks = (end - begin + LANES - 1) // LANES
-    width = num_blocks * LANES
-    key = keys[layer, slot, head].ctypes.data + begin * padded * 4
-    left, out, weights = queries.ctypes.data, results.ctypes.data, scores.ctypes.data
-    _product(left, 4 * padded, count, key, 4 * LANES * padded, 4 * LANES, dim, num_blocks, weights, 4 * width, zeros)
+    seen = end - begin
+    num_blocks = (seen + LANES - 1) // LANES
+    line_bytes = 4 * LANES * num_blocks
+    key = keys[layer, slot, head].ctypes.data + begin * width
+    _product(left, width, count, key, LANES * width, 4 * LANES, dim, num_blocks, weights, line_bytes, zeros)
     for row in range(first, last):
-        position = rows[start + row, 1]
         for query in range((row - first) * group, (row - first + 1) * group):
-            line = scores[query * width : (query + 1) * width]
-            _hide(line, row, position, begin, start, segment, window, rows, visible)
-            exp_row(line.ctypes.data, num_blocks, largest(line.ctypes.data, num_blocks))
+            line = weights + query * line_bytes
+            _hide(line, num_blocks, row, begin, segment, window, rows, masks)
+            exp_row(line, num_blocks, largest(line, num_blocks))
     num_places = values.shape[4]
     value = values[layer, slot, head].ctypes.data + begin * LANES * 4
-    seen, blocks = end - begin, padded // LANES
-    _product(weights, 4 * width, count, value, 4 * LANES * num_places, 4 * LANES, seen, blocks, out, 4 * padded, zeros)
+    blocks = padded // LANES
+    _product(weights, line_bytes, count, value, 4 * LANES * num_places, 4 * LANES, seen, blocks, out, width, zeros)
     # The sum of the weights, in the order of the weighted sum. It overwrites the queries.
-    _product(weights, 4 * width, count, ones, 0, 0, seen, 1, left, 4 * padded, zeros)
+    _product(weights, line_bytes, count, ones, 0, 0, seen, 1, left, width, zeros)
     for row in range(first, last):
-        address = attended[0] + (start + row) * attended[1] + 4 * dim * group * head
-        line = carray(float_pointer(address), dim * group)
+        target = attended[0] + (start + row) * attended[1] + query_bytes * head
         for query in range(group):
-            place = ((row - first) * group + query) * padded
-            factor = np.float32(1) / queries[place]
-            for index in range(dim):
-                line[query * dim + index] = results[place + index] * factor
+            place = ((row - first) * group + query) * width
+            total = carray(float_pointer(left + place), 1)[0]
+            _scale(out + place, np.float32(1) / total, target + 4 * dim * query, dim)
+
+
+@kernel
+def _scale(source: int, factor: float, target: int, count: int) -> None:
+    """target[i] = source[i] * factor for `count` floats at these addresses."""
+    entries, results = carray(float_pointer(source), count), carray(float_pointer(target), count)
+    for index in range(count):
+        results[index] = entries[index] * factor
 
 
 @kernel
@@ -216,36 +221,40 @@ def _product(
 
 @kernel
 def _hide(
-    scores: Floats,
+    line: int,
+    num_blocks: int,
     row: int,
-    position: int,
     begin: int,
-    start: int,
     segment: Longs,
     window: int,
     rows: Longs,
-    visible: npt.NDArray[np.uint8],
+    masks: Floats,
 ) -> None:
-    """Set the scores of masked places to -inf. scores: of one row, from place `begin` on."""
-    cached, length = segment[CACHED], segment[LENGTH]
+    """Set the scores of masked places to -inf. line: address of the scores of one row, from place `begin` on."""
+    start, cached = segment[START], segment[CACHED]
     if window:
-        for place in range(begin, min(cached, position - window + 1)):
+        scores = carray(float_pointer(line), LANES * num_blocks)
+        position = rows[start + row, 1]
+        # In a chain and in the cache, places are positions.
+        in_order = cached + (row if segment[IS_CHAIN] else 0)
+        for place in range(begin, min(in_order, position - window + 1)):
             scores[place - begin] = -np.inf
+        if not segment[IS_CHAIN]:
+            for other in range(max(0, begin - cached), segment[LENGTH]):
+                if position - rows[start + other, 1] >= window:
+                    scores[cached + other - begin] = -np.inf
     if segment[IS_CHAIN]:
-        last = cached + row
-        if window:
-            for place in range(max(begin, cached), min(last, position - window + 1)):
-                scores[place - begin] = -np.inf
-        for index in range(last + 1 - begin, len(scores)):
-            scores[index] = -np.inf
+        num_seen = cached + row + 1 - begin
+        whole = num_seen // LANES
+        if whole < num_blocks:
+            hide_end(line + 4 * LANES * whole, num_blocks - whole, num_seen % LANES)
         return
-    mask = visible[segment[MASK] + row * length : segment[MASK] + (row + 1) * length]
-    for other in range(length):
-        index = cached + other - begin
-        if index >= 0 and (not mask[other] or (window and position - rows[start + other, 1] >= window)):
-            scores[index] = -np.inf
-    for index in range(cached + length - begin, len(scores)):
-        scores[index] = -np.inf
+    first, width = cached // LANES * LANES, segment[MASK_WIDTH]
+    skipped = max(0, begin - first)
+    mask = carray(float_pointer(masks.ctypes.data + 4 * (segment[MASK] + row * width + skipped)), width - skipped)
+    own = carray(float_pointer(line + 4 * (first + skipped - begin)), width - skipped)
+    for index in range(width - skipped):
+        own[index] = own[index] if mask[index] == 0 else np.float32(-np.inf)
 
 
 @kernel

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.decoding.compile_cache import is_complete
-from pipeline.decoding.tree import BoolArray, DraftTree, IntArray, ancestor_mask
+from pipeline.decoding.tree import DraftTree, IntArray, ancestor_mask
 from pipeline.engine.contract import EngineLimits
 from pipeline.engine.torch.lean import tables
 from pipeline.engine.torch.lean.attention import NUM_SEGMENT_FIELDS, rows_per_task
@@ -17,6 +17,8 @@ from pipeline.engine.torch.lean.kv_cache import LeanCache
 from pipeline.engine.torch.lean.node_logits import LeanLogits
 from pipeline.engine.torch.lean.plan import WEIGHTS, LeanPlan
 from pipeline.engine.torch.lean.runner import Runner
+from pipeline.engine.torch.lean.tables import Floats
+from pipeline.engine.torch.lean.vectors import LANES
 from pipeline.engine.torch.lean.warm_up import warm_up_pass
 from pipeline.engine.torch.lean.weights import map_weights
 from pipeline.engine.torch.slots import Segment, SlotEngine
@@ -39,7 +41,7 @@ class LeanEngine(SlotEngine):
     def _compute(self, segments: Sequence[Segment], wanted: IntArray) -> LeanLogits:
         rows = np.empty((sum(each.length for each in segments), 3), np.int64)
         table: list[tuple[int, ...]] = []
-        masks: list[BoolArray] = [np.zeros(0, np.bool_)]
+        masks: list[Floats] = [np.zeros(0, np.float32)]
         num_tasks = mask_place = 0
         per_task = rows_per_task(self._plan.group_size)
         for each in segments:
@@ -47,18 +49,20 @@ class LeanEngine(SlotEngine):
             own[:, tables.ROW_SLOT], own[:, tables.ROW_POSITION] = each.slot.index, each.positions
             own[:, tables.ROW_PLACE] = np.arange(each.cached, each.cached + each.length)
             for first, count, is_chain in _parts(each.num_pending, each.tree, per_task):
+                start, cached, width = each.start + first, each.cached + first, 0
                 if not is_chain:
-                    masks.append(_mask(count - len(each.tree), each.tree).ravel())
-                start, cached = each.start + first, each.cached + first
-                table.append((start, count, cached, each.slot.index, is_chain, mask_place, num_tasks))
-                mask_place += 0 if is_chain else count * count
+                    mask = _mask(count - len(each.tree), each.tree, cached % LANES)
+                    masks.append(mask.ravel())
+                    width = mask.shape[1]
+                table.append((start, count, cached, each.slot.index, is_chain, mask_place, width, num_tasks))
+                mask_place += count * width
                 num_tasks += -(-count // per_task) * self._plan.num_kv_heads
         table.append((*[0] * (NUM_SEGMENT_FIELDS - 1), num_tasks))
         logits, maxima = self._runner.run(
             np.concatenate([each.token_ids for each in segments]),
             rows,
             np.asarray(table, np.int64),
-            np.concatenate(masks).view(np.uint8),
+            np.concatenate(masks),
             wanted.astype(np.int64),
         )
         return LeanLogits(logits, maxima, self.limits.vocab_size)
@@ -80,9 +84,13 @@ def _parts(num_pending: int, tree: DraftTree, per_task: int) -> list[tuple[int, 
     return [(0, num_pending, True), (num_pending, len(tree), False)]
 
 
-def _mask(num_pending: int, tree: DraftTree) -> BoolArray:
-    """[rows, rows] True where a row attends: each row to itself and to pending tokens before it, nodes also to their
-    ancestors."""
-    mask = np.tri(num_pending + len(tree), dtype=np.bool_)
-    mask[num_pending:, num_pending:] = ancestor_mask(tree)
+def _mask(num_pending: int, tree: DraftTree, skipped: int) -> Floats:
+    """[rows, columns] 0 where a row attends, else -inf. Each row attends to itself and to pending tokens before it,
+    nodes also to their ancestors. skipped: columns for cached places, which come first. Columns are padded to 16."""
+    count = num_pending + len(tree)
+    visible = np.tri(count, dtype=np.bool_)
+    visible[num_pending:, num_pending:] = ancestor_mask(tree)
+    mask = np.full((count, -(-(skipped + count) // LANES) * LANES), -np.inf, np.float32)
+    mask[:, :skipped] = 0
+    mask[:, skipped : skipped + count][visible] = 0
     return mask

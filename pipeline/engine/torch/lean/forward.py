@@ -8,9 +8,6 @@ quantised by its own largest entry. The phase that writes a row also quantises i
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
-
 from pipeline.engine.torch.lean import tables
 from pipeline.engine.torch.lean.attention import attend
 from pipeline.engine.torch.lean.compilation import kernel
@@ -41,7 +38,7 @@ def run_pass(
     values: Floats,
     rows: Longs,
     segments: Longs,
-    visible: npt.NDArray[np.uint8],
+    masks: Floats,
     wanted: Longs,
     scratch: Floats,
     counters: Longs,
@@ -49,7 +46,7 @@ def run_pass(
     """One thread's part of a pass. Does nothing if the pass is closed.
 
     turn: see `crew`. sizes, matrices, norms, buffers, rows: by the columns in `tables`. windows: [layer] sliding
-    window, 0 for none. rotation: [2, position, head_dim / 2] cosines and sines. keys, values, segments, visible,
+    window, 0 for none. rotation: [2, position, head_dim / 2] cosines and sines. keys, values, segments, masks,
     scratch: see `attention`. wanted: rows whose logits are computed. counters: zeros, `num_counters` times
     `COUNTER_BYTES`."""
     if not enters(turn):
@@ -80,7 +77,7 @@ def run_pass(
             values,
             rows,
             segments,
-            visible,
+            masks,
             scratch,
             counter,
         )

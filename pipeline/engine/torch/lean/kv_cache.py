@@ -8,6 +8,7 @@ import numpy as np
 
 from pipeline.engine.memory import available_bytes
 from pipeline.engine.torch.lean.attention import move_places
+from pipeline.engine.torch.lean.memory import aligned
 from pipeline.engine.torch.lean.plan import LeanPlan
 from pipeline.engine.torch.lean.tables import Floats
 from pipeline.engine.torch.lean.vectors import LANES
@@ -24,8 +25,8 @@ class LeanCache:
         shape = (plan.num_layers, num_slots, plan.num_kv_heads)
         self.num_bytes = 2 * 4 * int(np.prod(shape)) * blocks * LANES * dim
         require_cache_memory(self.num_bytes, available_bytes(), num_slots, max_seq_len, "cpu")
-        self.keys: Floats = np.zeros((*shape, blocks, dim, LANES), np.float32)
-        self.values: Floats = np.zeros((*shape, dim // LANES, blocks * LANES, LANES), np.float32)
+        self.keys: Floats = aligned((*shape, blocks, dim, LANES), np.float32)
+        self.values: Floats = aligned((*shape, dim // LANES, blocks * LANES + 272, LANES), np.float32)
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         blocks = -(-length // LANES)

@@ -20,9 +20,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 from transformers.initialization import no_init_weights
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from pipeline.engine.torch.lean.memory import ALIGNMENT
 from pipeline.engine.torch.lean.plan import PLAN, WEIGHTS, Kind, LeanPlan, plan_of, read_plan
 from pipeline.engine.torch.lean.vectors import LANES
-from pipeline.engine.torch.lean.weights import ALIGNMENT, map_weights
+from pipeline.engine.torch.lean.weights import map_weights
 from pipeline.engine.torch.linear_layers import quantize
 from pipeline.errors import BuildError
 

@@ -180,9 +180,10 @@ def rotate_rows(
     num_rows, dim = sizes[tables.NUM_ROWS], sizes[tables.HEAD_DIM]
     num_heads, num_kv_heads = sizes[tables.NUM_HEADS], sizes[tables.NUM_KV_HEADS]
     half = dim // 2
-    for row in shared(counter, num_rows, _chunk(num_rows, sizes[tables.NUM_THREADS])):
+    # Rows with neighbouring places share the cache lines of keys, so each thread takes a range of rows.
+    num_threads = sizes[tables.NUM_THREADS]
+    for row in shared(counter, num_rows, (num_rows + num_threads - 1) // num_threads):
         address = buffers[tables.QKV_OUT, 0] + row * buffers[tables.QKV_OUT, 1]
-        line = carray(float_pointer(address), dim * (num_heads + 2 * num_kv_heads))
         slot, position, place = rows[row, tables.ROW_SLOT], rows[row, tables.ROW_POSITION], rows[row, tables.ROW_PLACE]
         cosine, sine = rotation[0, position], rotation[1, position]
         block, lane = place // LANES, place % LANES
@@ -192,21 +193,28 @@ def rotate_rows(
             for index in range(dim):
                 fetch_to_write(first + 4 * LANES * index)
         for head in range(num_heads + num_kv_heads):
-            start = dim * head
+            start = address + 4 * dim * head
             weight = norms[tables.Q_NORM] if head < num_heads else norms[tables.K_NORM]
             if weight:
-                _norm(address + 4 * start, weight, address + 4 * start, dim, epsilon)
-            for index in range(half):
-                left, right = line[start + index], line[start + half + index]
-                line[start + index] = left * cosine[index] - right * sine[index]
-                line[start + half + index] = right * cosine[index] + left * sine[index]
+                _norm(start, weight, start, dim, epsilon)
+            _rotate(start, cosine, sine, half)
             if head >= num_heads:
-                key = keys[layer, slot, head - num_heads, block]
+                key, entries = keys[layer, slot, head - num_heads, block], carray(float_pointer(start), dim)
                 for index in range(dim):
-                    key[index, lane] = line[start + index]
+                    key[index, lane] = entries[index]
         for head in range(num_kv_heads):
-            start = dim * (num_heads + num_kv_heads + head)
+            entries = carray(float_pointer(address + 4 * dim * (num_heads + num_kv_heads + head)), dim)
             value = values[layer, slot, head]
             for index in range(dim):
-                value[index // LANES, place, index % LANES] = line[start + index]
+                value[index // LANES, place, index % LANES] = entries[index]
     return counter + PHASE_BYTES
+
+
+@kernel
+def _rotate(address: int, cosine: Floats, sine: Floats, half: int) -> None:
+    """Rotate the two halves of a head in place (arXiv 2104.09864)."""
+    left, right = carray(float_pointer(address), half), carray(float_pointer(address + 4 * half), half)
+    for index in range(half):
+        first, second = left[index], right[index]
+        left[index] = first * cosine[index] - second * sine[index]
+        right[index] = second * cosine[index] + first * sine[index]

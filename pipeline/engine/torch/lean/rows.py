@@ -141,6 +141,26 @@ def quantize_row(typing: Any, row: Any, factor: Any, target: Any, blocks: Any) -
 
 
 @generated
+def hide_end(typing: Any, row: Any, blocks: Any, count: Any) -> Any:
+    """row[i] = -inf for all i but the first `count`, at most 16, in place. blocks: at least 1."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        row, blocks, count = arguments
+        lanes, kept = ir.Constant(INTS, list(range(LANES))), splat(builder, builder.trunc(count, INTS.element), INTS)
+
+        def body(place: ir.Value, _: ir.Value | None) -> None:
+            first = splat(builder, builder.trunc(builder.lshr(place, ir.Constant(I64, 2)), INTS.element), INTS)
+            is_kept = builder.icmp_signed("<", builder.add(first, lanes), kept)
+            target = builder.add(row, place)
+            store(builder, builder.select(is_kept, load(builder, target, FLOATS), constant(float("-inf"))), target)
+
+        loop(builder, blocks, None, body)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), generate
+
+
+@generated
 def exp_row(typing: Any, row: Any, blocks: Any, highest: Any) -> Any:
     """row[i] = exp(row[i] - highest), in place."""
 

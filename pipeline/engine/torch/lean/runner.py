@@ -13,12 +13,12 @@ from pipeline.engine.torch.lean.attention import scratch_floats
 from pipeline.engine.torch.lean.crew import COUNTER_BYTES, Crew
 from pipeline.engine.torch.lean.forward import multiply_all, num_counters, run_pass
 from pipeline.engine.torch.lean.kv_cache import LeanCache
+from pipeline.engine.torch.lean.memory import aligned
 from pipeline.engine.torch.lean.node_logits import BLOCK
 from pipeline.engine.torch.lean.plan import LeanPlan
 from pipeline.engine.torch.lean.tables import Floats, Longs
 from pipeline.engine.torch.lean.tiles import MAX_BLOCKS
 from pipeline.engine.torch.lean.vectors import LANES
-from pipeline.engine.torch.lean.weights import ALIGNMENT
 
 Array = npt.NDArray[Any]
 _MATRICES = ("qkv", "output", "gate_up", "down")
@@ -36,9 +36,9 @@ class Runner:
         self._norms = self._norm_table()
         self._windows = np.asarray(plan.windows, np.int64)
         self._rotation = _rotation(tensors["inverse_frequencies"], limits.max_seq_len, plan.rotary_scale)
-        self._zeros = np.zeros(self._matrices[:, tables.NUM_BLOCKS].max() * LANES, np.float32)
+        self._zeros = aligned((self._matrices[:, tables.NUM_BLOCKS].max() * LANES,), np.float32)
         self._scratch = self._make_scratch()
-        self._counters = np.zeros(num_counters(plan.num_layers) * COUNTER_BYTES // 8, np.int64)
+        self._counters = aligned((num_counters(plan.num_layers) * COUNTER_BYTES // 8,), np.int64)
         self._sizes = np.zeros(tables.NUM_SIZES, np.int64)
         self._sizes[: tables.NUM_ROWS] = (
             tables.INT8 if plan.kind == "int8" else tables.FLOAT32,
@@ -61,7 +61,7 @@ class Runner:
         token_ids: npt.NDArray[np.int32],
         rows: Longs,
         segments: Longs,
-        visible: npt.NDArray[np.uint8],
+        masks: Floats,
         wanted: Longs,
     ) -> tuple[Floats, Floats]:
         """Run one pass. token_ids: [rows]; for the other arguments see `run_pass`. Returns [wanted, padded vocabulary]
@@ -70,7 +70,7 @@ class Runner:
         self._embed(token_ids)
         model = self._plan.epsilon, self._matrices, self._norms, self._windows
         context = self._rotation, self._cache.keys, self._cache.values
-        of_pass = rows, segments, visible, wanted, self._scratch, self._counters
+        of_pass = rows, segments, masks, wanted, self._scratch, self._counters
         arguments = (sizes, *model, buffers, *context, *of_pass)
         self._crew.run(lambda thread, turn: run_pass(thread, turn, *arguments))
         return logits, maxima
@@ -88,7 +88,7 @@ class Runner:
             self._grow_buffers(num_rows)
         buffers = self._table.copy()
         width = self._matrices[-1, tables.NUM_BLOCKS] * LANES
-        logits = np.empty((num_wanted, width), np.float32)
+        logits = aligned((num_wanted, width), np.float32, np.empty)
         maxima = np.empty((num_wanted, -(-width // BLOCK)), np.float32)
         for place, array in ((tables.LOGITS, logits), (tables.MAXIMA, maxima)):
             buffers[place] = array.ctypes.data, array.shape[1] * 4
@@ -133,8 +133,8 @@ class Runner:
         """[thread, floats] scratch memory. Each thread's part begins with a block of ones and one of zeros."""
         dim = self._cache.keys.shape[4]
         size = scratch_floats(self._plan.group_size, self._limits.max_seq_len, dim)
-        scratch = np.zeros((self._crew.num_threads, -(-size // LANES) * LANES), np.float32)
-        scratch[:, : 2 * LANES * MAX_BLOCKS] = 1
+        scratch = aligned((self._crew.num_threads, -(-size // LANES) * LANES), np.float32)
+        scratch[:, : LANES * MAX_BLOCKS] = 1
         return scratch
 
     def _grow_buffers(self, num_rows: int) -> None:
@@ -154,7 +154,7 @@ class Runner:
             tables.GATED: (inner, np.float32),
             tables.GATED_BYTES: (inner, np.uint8),
         }
-        self._kept = {place: _aligned((self._num_kept, width), kind) for place, (width, kind) in widths.items()}
+        self._kept = {place: aligned((self._num_kept, width), kind) for place, (width, kind) in widths.items()}
         for place, array in self._kept.items():
             self._table[place] = array.ctypes.data, array.strides[0]
         self._table[tables.ZEROS] = self._zeros.ctypes.data, 0
@@ -169,15 +169,6 @@ class Runner:
         target[:] = weight[token_ids // LANES, :, token_ids % LANES].reshape(len(token_ids), -1)
         if self._plan.kind == "int8":
             target *= self._tensors["head.scale"][token_ids, None]
-
-
-def _aligned(shape: tuple[int, int], kind: Any) -> Array:
-    """Zeros that begin at a multiple of `ALIGNMENT` bytes."""
-    size = int(np.prod(shape)) * np.dtype(kind).itemsize
-    memory = np.zeros(size + ALIGNMENT, np.uint8)
-    first = -memory.ctypes.data % ALIGNMENT
-    result: Array = memory[first : first + size].view(kind).reshape(shape)
-    return result
 
 
 def _rotation(inverse_frequencies: Array, num_positions: int, scale: float) -> Floats:

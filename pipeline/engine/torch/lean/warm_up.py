@@ -55,7 +55,7 @@ def warm_up_pass() -> None:
     segments[0, :5] = 0, 1, 0, 0, 1  # one row of a chain; the next line stores the number of tasks
     segments[1, -1] = 1
     logits, maxima = runner.run(
-        np.zeros(1, np.int32), np.zeros((1, 3), np.int64), segments, np.zeros(0, np.uint8), np.zeros(1, np.int64)
+        np.zeros(1, np.int32), np.zeros((1, 3), np.int64), segments, np.zeros(0, np.float32), np.zeros(1, np.int64)
     )
     runner.multiply(1)
     LeanLogits(logits, maxima, LANES).top_k(slice(1), 1)

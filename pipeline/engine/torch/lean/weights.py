@@ -12,8 +12,6 @@ import numpy.typing as npt
 
 from pipeline.errors import BuildError
 
-# A vector of 64 bytes must not cross two cache lines.
-ALIGNMENT = 64
 _TYPES = {"F32": np.float32, "I8": np.int8, "I32": np.int32}
 
 
