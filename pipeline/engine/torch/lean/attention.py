@@ -22,21 +22,32 @@ from pipeline.engine.torch.lean.tiles import MAX_BLOCKS, MAX_ROWS, float32_tile
 from pipeline.engine.torch.lean.vectors import LANES
 
 # Columns of `segments`: first row of the pass, rows, cached places, slot, 1 if each row attends to all rows before it,
-# start in `masks` and columns of its mask otherwise, and the first task of the segment. A mask [rows, columns] holds 0
-# for visible places and -inf for others, from the block of the segment's first place on.
-START, LENGTH, CACHED, SLOT, IS_CHAIN, MASK, MASK_WIDTH, FIRST_TASK, NUM_SEGMENT_FIELDS = range(9)
-# Queries of one task: rows of a segment times the query heads of one key head.
-NUM_QUERIES = 24
+# start in `masks` and columns of its mask otherwise, rows of a task, and the first task of the segment. A mask [rows,
+# columns] holds 0 for visible places and -inf for others, from the block of the segment's first place on.
+START, LENGTH, CACHED, SLOT, IS_CHAIN, MASK, MASK_WIDTH, TASK_ROWS, FIRST_TASK, NUM_SEGMENT_FIELDS = range(10)
+# Most queries of one task: rows of a segment times the query heads of one key head.
+_MAX_QUERIES = 24
+# Tasks per thread from which on it does not matter whether all threads have equally many.
+_MANY_TASKS = 4
 
 
-def rows_per_task(group: int) -> int:
-    """Rows of a segment per task."""
-    return max(1, NUM_QUERIES // group)
+def max_task_rows(group: int) -> int:
+    """Most rows of a segment in one task. group: query heads per key head."""
+    return max(1, _MAX_QUERIES // group)
+
+
+def task_rows(num_rows: int, group: int, num_kv_heads: int, num_threads: int) -> int:
+    """Rows per task of a segment, so that threads have equally many tasks, where possible, or many. A task is of one
+    key head."""
+    parts = -(-num_rows // max_task_rows(group))
+    while parts * num_kv_heads % num_threads and parts * num_kv_heads < _MANY_TASKS * num_threads and parts < num_rows:
+        parts += 1
+    return -(-num_rows // parts)
 
 
 def scratch_floats(group: int, max_seq_len: int, dim: int) -> int:
     """Floats in a thread's scratch memory: scores, queries and results of one task, a block of ones and of zeros."""
-    queries = rows_per_task(group) * group
+    queries = max_task_rows(group) * group
     return queries * (_padded(max_seq_len) + 2 * _padded(dim)) + 2 * LANES * MAX_BLOCKS
 
 
@@ -69,12 +80,12 @@ def attend(
     num_kv_heads = keys.shape[2]
     num_segments = len(segments) - 1
     num_tasks = segments[num_segments, FIRST_TASK]
-    size = max(1, NUM_QUERIES // group)
     segment = 0
     for task in shared(counter, num_tasks, 1):
         while task >= segments[segment + 1, FIRST_TASK]:
             segment += 1
         number = task - segments[segment, FIRST_TASK]
+        size = segments[segment, TASK_ROWS]
         first = number // num_kv_heads * size
         last = min(first + size, segments[segment, LENGTH])
         _attend_task(

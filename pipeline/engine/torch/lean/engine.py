@@ -11,7 +11,7 @@ from pipeline.decoding.compile_cache import is_complete
 from pipeline.decoding.tree import DraftTree, IntArray, ancestor_mask
 from pipeline.engine.contract import EngineLimits
 from pipeline.engine.torch.lean import tables
-from pipeline.engine.torch.lean.attention import NUM_SEGMENT_FIELDS, rows_per_task
+from pipeline.engine.torch.lean.attention import NUM_SEGMENT_FIELDS, max_task_rows, task_rows
 from pipeline.engine.torch.lean.crew import Crew
 from pipeline.engine.torch.lean.kv_cache import LeanCache
 from pipeline.engine.torch.lean.node_logits import LeanLogits
@@ -30,7 +30,7 @@ class LeanEngine(SlotEngine):
     def __init__(self, folder: Path, plan: LeanPlan, limits: EngineLimits, num_threads: int) -> None:
         """folder: output of `layout.save_lean`. plan: from its file. Raises BuildError if the engine is damaged or the
         KV cache does not fit into memory."""
-        self._plan = plan
+        self._plan, self._num_threads = plan, num_threads
         num_slots = 2 * limits.max_batch_size  # half of them keep finished sequences for reuse
         self._cache = LeanCache(plan, num_slots, limits.max_seq_len)
         super().__init__(limits, self._cache, num_slots)
@@ -43,20 +43,21 @@ class LeanEngine(SlotEngine):
         table: list[tuple[int, ...]] = []
         masks: list[Floats] = [np.zeros(0, np.float32)]
         num_tasks = mask_place = 0
-        per_task = rows_per_task(self._plan.group_size)
+        group, num_kv_heads = self._plan.group_size, self._plan.num_kv_heads
         for each in segments:
             own = rows[each.start : each.start + each.length]
             own[:, tables.ROW_SLOT], own[:, tables.ROW_POSITION] = each.slot.index, each.positions
             own[:, tables.ROW_PLACE] = np.arange(each.cached, each.cached + each.length)
-            for first, count, is_chain in _parts(each.num_pending, each.tree, per_task):
+            for first, count, is_chain in _parts(each.num_pending, each.tree, max_task_rows(group)):
                 start, cached, width = each.start + first, each.cached + first, 0
                 if not is_chain:
                     mask = _mask(count - len(each.tree), each.tree, cached % LANES)
                     masks.append(mask.ravel())
                     width = mask.shape[1]
-                table.append((start, count, cached, each.slot.index, is_chain, mask_place, width, num_tasks))
+                size = task_rows(count, group, num_kv_heads, self._num_threads)
+                table.append((start, count, cached, each.slot.index, is_chain, mask_place, width, size, num_tasks))
                 mask_place += count * width
-                num_tasks += -(-count // per_task) * self._plan.num_kv_heads
+                num_tasks += -(-count // size) * num_kv_heads
         table.append((*[0] * (NUM_SEGMENT_FIELDS - 1), num_tasks))
         logits, maxima = self._runner.run(
             np.concatenate([each.token_ids for each in segments]),
@@ -72,14 +73,14 @@ class LeanEngine(SlotEngine):
         self._runner.multiply(num_rows)
 
 
-def _parts(num_pending: int, tree: DraftTree, per_task: int) -> list[tuple[int, int, bool]]:
-    """Parts of a segment for attention: first row, number of rows, and whether they are a chain. per_task: rows per
-    task.
+def _parts(num_pending: int, tree: DraftTree, max_rows: int) -> list[tuple[int, int, bool]]:
+    """Parts of a segment for attention: first row, number of rows, and whether they are a chain. max_rows: most rows
+    of a task.
 
     Each task of a part with a tree reads all places of the part, so a long prompt before a tree is a part of its
     own."""
     is_chain = tree.parents.tolist() == list(range(-1, len(tree) - 1))
-    if is_chain or num_pending <= per_task:
+    if is_chain or num_pending <= max_rows:
         return [(0, num_pending + len(tree), is_chain)]
     return [(0, num_pending, True), (num_pending, len(tree), False)]
 

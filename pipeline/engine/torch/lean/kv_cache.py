@@ -14,10 +14,14 @@ from pipeline.engine.torch.lean.tables import Floats
 from pipeline.engine.torch.lean.vectors import LANES
 from pipeline.engine.torch.slots import require_cache_memory
 
+# Places after the last one of a block of values. Without them blocks begin at multiples of a power of two, and the same
+# place of all blocks competes for the same few entries of a CPU cache. Their memory is never written.
+_UNUSED_PLACES = 17 * LANES
+
 
 class LeanCache:
-    """keys [layer, slot, kv_head, places / 16, dim, 16], values [layer, slot, kv_head, dim / 16, places, 16], float32;
-    dim is head_dim padded to 16. The system allocates pages at their first write."""
+    """keys [layer, slot, kv_head, places / 16, dim, 16], values [layer, slot, kv_head, dim / 16, places + unused, 16],
+    float32; dim is head_dim padded to 16. The system allocates pages at their first write."""
 
     def __init__(self, plan: LeanPlan, num_slots: int, max_seq_len: int) -> None:
         """Raises BuildError if the machine has not enough memory."""
@@ -26,7 +30,7 @@ class LeanCache:
         self.num_bytes = 2 * 4 * int(np.prod(shape)) * blocks * LANES * dim
         require_cache_memory(self.num_bytes, available_bytes(), num_slots, max_seq_len, "cpu")
         self.keys: Floats = aligned((*shape, blocks, dim, LANES), np.float32)
-        self.values: Floats = aligned((*shape, dim // LANES, blocks * LANES + 272, LANES), np.float32)
+        self.values: Floats = aligned((*shape, dim // LANES, blocks * LANES + _UNUSED_PLACES, LANES), np.float32)
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         blocks = -(-length // LANES)

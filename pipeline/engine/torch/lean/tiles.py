@@ -46,6 +46,8 @@ HAS_VNNI = _WIDE and bool(_FEATURES.get("avx512vnni"))
 HAS_AVX2 = bool(_FEATURES.get("avx2"))
 # Zero point of the bytes of an int8 row.
 ZERO_POINT = 128 if HAS_VNNI else 0
+# Zen 4 and 5 do not keep lines of this kind in the level 3 cache, so weights do not evict the KV cache.
+_LOCALITY = 0 if _WIDE and binding.get_host_cpu_name().startswith("znver") else 2
 # Accumulators fill the vector registers: 32 of 64 bytes, else 16 of 32.
 MAX_ROWS, MAX_BLOCKS = (8, 3) if _WIDE else (4, 1)
 
@@ -128,7 +130,8 @@ def _tile(builder: ir.IRBuilder, arguments: list[ir.Value], kind: _Kind, rows: i
     place = offset(builder, weight, index, step_stride)
     weights = [load(builder, offset(builder, place, block, block_stride), INTS) for block in range(blocks)]
     for block in range(blocks):
-        prefetch(builder, offset(builder, offset(builder, ahead, index, ahead_stride), block, block_stride))
+        line = offset(builder, offset(builder, ahead, index, ahead_stride), block, block_stride)
+        prefetch(builder, line, _LOCALITY)
     entries = offset(builder, row, index, 4)
     results = []
     for number in range(rows):

@@ -42,11 +42,12 @@ def store(builder: ir.IRBuilder, value: ir.Value, address: ir.Value, align: int 
     builder.store(value, builder.inttoptr(address, value.type.as_pointer())).align = align
 
 
-def prefetch(builder: ir.IRBuilder, address: ir.Value, to_write: bool = False) -> None:
-    """Prefetch the cache line at an address into the level 2 cache. Any address is allowed."""
+def prefetch(builder: ir.IRBuilder, address: ir.Value, locality: int = 2, to_write: bool = False) -> None:
+    """Prefetch the cache line at an address. Any address is allowed. locality: 2 for the level 2 cache, 0 for data that
+    is read once."""
     pointer = builder.inttoptr(address, I8.as_pointer())
-    access, second_level, is_data = (ir.Constant(I32, number) for number in (int(to_write), 2, 1))
-    call(builder, "llvm.prefetch.p0", ir.VoidType(), [pointer, access, second_level, is_data])
+    access, level, is_data = (ir.Constant(I32, number) for number in (int(to_write), locality, 1))
+    call(builder, "llvm.prefetch.p0", ir.VoidType(), [pointer, access, level, is_data])
 
 
 def offset(builder: ir.IRBuilder, address: ir.Value, index: ir.Value | int, stride: ir.Value | int) -> ir.Value:

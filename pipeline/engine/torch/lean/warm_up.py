@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.engine.contract import EngineLimits
-from pipeline.engine.torch.lean.attention import NUM_SEGMENT_FIELDS
+from pipeline.engine.torch.lean.attention import FIRST_TASK, IS_CHAIN, LENGTH, NUM_SEGMENT_FIELDS, TASK_ROWS
 from pipeline.engine.torch.lean.crew import Crew
 from pipeline.engine.torch.lean.kv_cache import LeanCache
 from pipeline.engine.torch.lean.node_logits import LeanLogits
@@ -52,8 +52,8 @@ def warm_up_pass() -> None:
     cache = LeanCache(_PLAN, 1, LANES)
     runner = Runner(_PLAN, tensors, cache, _LIMITS, Crew(1))
     segments = np.zeros((2, NUM_SEGMENT_FIELDS), np.int64)
-    segments[0, :5] = 0, 1, 0, 0, 1  # one row of a chain; the next line stores the number of tasks
-    segments[1, -1] = 1
+    segments[0, [LENGTH, IS_CHAIN, TASK_ROWS]] = 1
+    segments[1, FIRST_TASK] = 1  # number of tasks
     logits, maxima = runner.run(
         np.zeros(1, np.int32), np.zeros((1, 3), np.int64), segments, np.zeros(0, np.float32), np.zeros(1, np.int64)
     )

@@ -1,0 +1,93 @@
+"""Parts of attention: tasks, masks and memory. Its results are compared in `test_lean_engine` and `test_same_bits`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.decoding.tree import tree_from_lists
+from pipeline.engine.contract import VerifyItem
+from pipeline.engine.torch.lean.attention import max_task_rows, task_rows
+from pipeline.engine.torch.lean.compilation import kernel
+from pipeline.engine.torch.lean.engine import LeanEngine, _mask
+from pipeline.engine.torch.lean.memory import ALIGNMENT
+from pipeline.engine.torch.lean.rows import hide_end
+from tests.unit.engine.torch.lean.models import lean_engine, tiny_model
+
+
+@kernel
+def hidden(row: np.ndarray, first: int, count: int) -> None:
+    hide_end(row.ctypes.data + 4 * first, (len(row) - first) // 16, count)
+
+
+@given(st.integers(1, 600), st.integers(1, 40), st.integers(1, 16), st.integers(1, 16))
+def test_tasks_are_equally_many_for_each_thread_or_many(rows: int, group: int, heads: int, threads: int) -> None:
+    size = task_rows(rows, group, heads, threads)
+    assert 1 <= size <= max_task_rows(group)
+    parts = -(-rows // max_task_rows(group))
+    more = -(-rows // size)
+    assert more >= parts
+    if more > parts:  # only where the fewest possible tasks leave a thread idle
+        assert parts * heads % threads
+        assert parts * heads < 4 * threads
+
+
+def test_eight_rows_of_three_key_heads_are_divided_for_two_threads() -> None:
+    assert task_rows(8, 3, 3, 2) == 4
+    assert task_rows(32, 3, 3, 2) == 8
+    assert task_rows(1, 3, 3, 2) == 1
+
+
+@pytest.mark.parametrize("count", [0, 1, 15, 16])
+def test_the_end_of_a_row_is_hidden(count: int) -> None:
+    row = np.arange(64, dtype=np.float32)
+    hidden(row, 16, count)
+    expected = np.arange(64, dtype=np.float32)
+    expected[16 + count :] = -np.inf
+    np.testing.assert_array_equal(row, expected)
+
+
+def test_a_mask_shows_the_cache_and_the_ancestors() -> None:
+    #  two pending tokens, then nodes 0 and 1 below the last one, node 2 below node 0
+    mask = _mask(2, tree_from_lists([5, 6, 7], [-1, -1, 0]), skipped=3)
+    assert mask.shape == (5, 16)
+    assert [np.flatnonzero(row == 0).tolist() for row in mask] == [
+        [0, 1, 2, 3],
+        [0, 1, 2, 3, 4],
+        [0, 1, 2, 3, 4, 5],
+        [0, 1, 2, 3, 4, 6],
+        [0, 1, 2, 3, 4, 5, 7],
+    ]
+    assert np.isneginf(mask[mask != 0]).all()
+
+
+def rows_of(engine: LeanEngine) -> list[bytes]:
+    """Logits of a tree after a prompt, as bytes."""
+    engine.forget_cached()
+    sequence = engine.open(np.arange(1, 20))
+    (result,) = engine.verify([VerifyItem(sequence, tree_from_lists([3, 4, 5], [-1, -1, 1]))])
+    engine.release(sequence)
+    assert result is not None
+    return [result.row(node).tobytes() for node in range(4)]
+
+
+@pytest.mark.parametrize("variant", ["llama", "mistral", "qwen2"])
+def test_places_that_nobody_sees_may_hold_anything(variant: str, tmp_path: Path) -> None:
+    engine = lean_engine(tiny_model(variant), "float32", tmp_path, 1)
+    expected = rows_of(engine)
+    engine._cache.keys[:] = np.nan
+    engine._cache.values[:] = np.nan
+    assert rows_of(engine) == expected
+
+
+def test_arrays_of_vectors_begin_at_cache_lines(tmp_path: Path) -> None:
+    engine = lean_engine(tiny_model("llama"), "float32", tmp_path, 2)
+    runner = engine._runner
+    rows_of(engine)
+    arrays = [engine._cache.keys, engine._cache.values, runner._scratch[1], runner._zeros, runner._counters]
+    arrays += [*runner._kept.values(), *runner._prepared(3, 3)[2:3]]
+    assert [array.ctypes.data % ALIGNMENT for array in arrays] == [0] * len(arrays)
