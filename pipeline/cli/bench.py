@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
@@ -31,6 +32,7 @@ from pipeline.cli.options import (
     resolve,
 )
 from pipeline.config.places import places
+from pipeline.config.threads import wait_by_default
 from pipeline.errors import UserError
 
 if TYPE_CHECKING:
@@ -110,6 +112,8 @@ def bench(
     from pipeline.bench.report.results import require_writable, save_json
     from pipeline.decoding.request import SamplingParams
 
+    if baselines:
+        wait_by_default(os.environ)
     one_of("--warm", warm, ("cold", "warm"))
     if json_path is not None:
         require_writable(json_path, *([] if data is None else [data]))

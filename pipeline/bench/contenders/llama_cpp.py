@@ -61,6 +61,8 @@ def load_llama_cpp(
                 n_threads=num_threads,
                 n_threads_batch=num_threads,
                 draft_model=draft_models[name],
+                # Without it, llama-cpp-python fails with drafts after prompts longer than a batch of 512.
+                logits_all=draft_models[name] is not None,
                 verbose=False,
             ),
             max_seq_len,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.threads import available_cores
+from pipeline.config.threads import WAIT_POLICY, available_cores, wait_by_default
 
 VERSION_2, QUOTA, PERIOD = "cpu.max", "cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"
 
@@ -32,3 +32,11 @@ def test_a_container_gets_no_more_threads_than_processor_time(
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     assert available_cores(tmp_path) == cores
+
+
+def test_other_engines_of_a_bench_wait_as_their_libraries_do() -> None:
+    name, value = WAIT_POLICY
+    ours, users = {name: value, "PATH": "/bin"}, {name: "active"}
+    wait_by_default(ours)
+    wait_by_default(users)
+    assert (ours, users) == ({"PATH": "/bin"}, {name: "active"})

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Generator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from pipeline.bench.contenders.llama_cpp import LlamaCppBaseline, check_llama_cpp
+from pipeline.bench.contenders import llama_cpp
+from pipeline.bench.contenders.llama_cpp import LLAMA_CPP_BASELINES, LlamaCppBaseline, check_llama_cpp, load_llama_cpp
 from pipeline.bench.data.workload import Prompt
 from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import ModelConfig
@@ -78,3 +82,15 @@ def test_what_is_missing_is_said_before_anything_is_measured(monkeypatch: pytest
     check_llama_cpp(model("smollm2-135m"))
     with pytest.raises(UserError, match="runs GGUF files, and tiny-random-llama comes from random weights"):
         check_llama_cpp(model("tiny-random-llama"))
+
+
+def test_prompt_lookup_has_room_for_the_logits_of_long_prompts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    options: list[dict[str, Any]] = []
+    drafts = SimpleNamespace(LlamaPromptLookupDecoding=lambda size, count: (size, count))
+    monkeypatch.setitem(sys.modules, "llama_cpp", SimpleNamespace(Llama=lambda path, **kwargs: options.append(kwargs)))
+    monkeypatch.setitem(sys.modules, "llama_cpp.llama_speculative", drafts)
+    checkpoint = SimpleNamespace(folder=tmp_path, gguf_file="model.gguf")
+    monkeypatch.setattr(llama_cpp, "fetch", lambda model, cache_dir: checkpoint)
+    load_llama_cpp(LLAMA_CPP_BASELINES, model("smollm2-135m"), tmp_path, 2048, 2)
+    # llama-cpp-python keeps the logits of 512 tokens unless it is told to keep all.
+    assert [(each["draft_model"] is not None, each["logits_all"]) for each in options] == [(False, False), (True, True)]
