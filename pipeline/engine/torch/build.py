@@ -17,7 +17,7 @@ from pipeline.engine.artifact import ENGINE, TOKENIZER
 from pipeline.engine.backend import Note
 from pipeline.engine.fingerprint import Fingerprint, Flag, device_architecture, digest_of, library_versions
 from pipeline.engine.memory import available_bytes, require_memory
-from pipeline.engine.torch.lean.plan import wants_lean
+from pipeline.engine.torch.lean.plan import lean_kind
 from pipeline.errors import BuildError
 
 if TYPE_CHECKING:
@@ -128,10 +128,11 @@ def write_engine(resolved: ResolvedConfig, checkpoint: Checkpoint, note: Note, f
     config = check_config(resolved, checkpoint.folder, checkpoint.gguf_file)
     write_tokenizer(checkpoint, folder / TOKENIZER)
     model = load_weights(checkpoint, config, resolved.dtype)
-    if wants_lean(resolved):
+    kind = lean_kind(resolved)
+    if kind is not None:
         from pipeline.engine.torch.lean.layout import save_lean  # imports torch
 
-        if save_lean(model, "int8" if _is_int8(resolved) else "float32", folder / ENGINE):
+        if save_lean(model, kind, folder / ENGINE):
             return
     if _is_int8(resolved):
         from pipeline.engine.torch.quantized_files import save_quantized  # imports torch
@@ -154,7 +155,7 @@ def _check_tensor_parallel(architecture: str) -> None:
 def _pass(resolved: ResolvedConfig) -> str:
     """The code of a pass under these settings. transformers computes a model with an unusual config.json in any
     case."""
-    return "lean" if wants_lean(resolved) else "transformers"
+    return "transformers" if lean_kind(resolved) is None else "lean"
 
 
 def _is_int8(resolved: ResolvedConfig) -> bool:

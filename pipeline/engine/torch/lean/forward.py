@@ -12,7 +12,7 @@ from pipeline.engine.torch.lean import tables
 from pipeline.engine.torch.lean.attention import attend
 from pipeline.engine.torch.lean.compilation import kernel
 from pipeline.engine.torch.lean.crew import Turn, enters, leaves
-from pipeline.engine.torch.lean.phases import gate_rows, multiply, norm_rows, quantize_rows, rotate_rows
+from pipeline.engine.torch.lean.phases import gate_rows, multiply, norm_rows, pack_rows, rotate_rows
 from pipeline.engine.torch.lean.tables import Floats, Longs
 
 _PHASES_PER_LAYER, _LAST_PHASES = 10, 2
@@ -52,10 +52,10 @@ def run_pass(
     if not enters(turn):
         return
     num_rows = sizes[tables.NUM_ROWS]
-    is_int8 = sizes[tables.KIND] == tables.INT8
-    h = buffers[tables.BYTES] if is_int8 else buffers[tables.H]
-    attended = buffers[tables.BYTES] if is_int8 else buffers[tables.ATTENDED]
-    gated = buffers[tables.GATED_BYTES] if is_int8 else buffers[tables.GATED]
+    is_packed = sizes[tables.KIND] != tables.FLOAT32
+    h = buffers[tables.BYTES] if is_packed else buffers[tables.H]
+    attended = buffers[tables.BYTES] if is_packed else buffers[tables.ATTENDED]
+    gated = buffers[tables.GATED_BYTES] if is_packed else buffers[tables.GATED]
     x, zeros, none = buffers[tables.X], buffers[tables.ZEROS], buffers[tables.NONE]
     counter = counters.ctypes.data
     for layer in range(sizes[tables.NUM_LAYERS]):
@@ -81,8 +81,8 @@ def run_pass(
             scratch,
             counter,
         )
-        if is_int8:
-            counter = quantize_rows(sizes, buffers, counter)
+        if is_packed:
+            counter = pack_rows(sizes, buffers, counter)
         counter = multiply(sizes, table[tables.OUTPUT], buffers, attended, x, x, none, num_rows, counter)
         counter = norm_rows(sizes, epsilon, norms[layer, tables.POST_NORM], buffers, num_rows, wanted[:0], counter)
         counter = multiply(
@@ -104,13 +104,13 @@ def multiply_all(thread: int, turn: Turn, sizes: Longs, matrices: Longs, buffers
     `run_pass`. The content of the buffers does not matter."""
     if not enters(turn):
         return
-    is_int8 = sizes[tables.KIND] == tables.INT8
-    h = buffers[tables.BYTES] if is_int8 else buffers[tables.H]
-    attended = buffers[tables.BYTES] if is_int8 else buffers[tables.ATTENDED]
-    gated = buffers[tables.GATED_BYTES] if is_int8 else buffers[tables.GATED]
+    is_packed = sizes[tables.KIND] != tables.FLOAT32
+    h = buffers[tables.BYTES] if is_packed else buffers[tables.H]
+    attended = buffers[tables.BYTES] if is_packed else buffers[tables.ATTENDED]
+    gated = buffers[tables.GATED_BYTES] if is_packed else buffers[tables.GATED]
     # The results are not added to X, whose values would grow with every call.
     zeros, none = buffers[tables.ZEROS], buffers[tables.NONE]
-    beside = buffers[tables.H] if is_int8 else buffers[tables.X]
+    beside = buffers[tables.H] if is_packed else buffers[tables.X]
     num_rows, counter = sizes[tables.NUM_ROWS], counters.ctypes.data
     for layer in range(sizes[tables.NUM_LAYERS]):
         table = matrices[tables.NUM_MATRICES * layer : tables.NUM_MATRICES * (layer + 1)]

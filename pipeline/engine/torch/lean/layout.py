@@ -2,8 +2,9 @@
 
 `model.safetensors` holds the matrices qkv, output, gate_up and down, stacked over layers, and `head`, in the block
 layout of `tiles`. Each `.weight` has a `.bias`. In int8 it also has a `.scale` per column and a `.start`, the initial
-sum of a column: -128 times the sum of its weights, which cancels the zero point of the rows. All widths are padded to
-16 with zeros, so that every tensor begins at a multiple of 64 bytes.
+sum of a column: -128 times the sum of its weights, which cancels the zero point of the rows. In bfloat16 the embedding
+has this type too. All widths are padded to 16 with zeros, that of a bfloat16 embedding to 32, so that every tensor
+begins at a multiple of 64 bytes.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors.numpy import save_file
+from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -23,12 +24,12 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from pipeline.engine.torch.lean.memory import ALIGNMENT
 from pipeline.engine.torch.lean.plan import PLAN, WEIGHTS, Kind, LeanPlan, plan_of, read_plan
 from pipeline.engine.torch.lean.vectors import LANES
-from pipeline.engine.torch.lean.weights import map_weights
+from pipeline.engine.torch.lean.weights import as_float32, map_weights
 from pipeline.engine.torch.linear_layers import quantize
 from pipeline.errors import BuildError
 
 Array = npt.NDArray[Any]
-_INPUTS_PER_STEP: dict[Kind, int] = {"float32": 1, "int8": 4}
+_INPUTS_PER_STEP: dict[Kind, int] = {"float32": 1, "bfloat16": 2, "int8": 4}
 
 
 def padded(count: int) -> int:
@@ -122,7 +123,9 @@ def _tensors(state: dict[str, torch.Tensor], plan: LeanPlan) -> dict[str, Array]
     # Padding columns are no tokens, so they must never be the largest.
     tensors["head.bias"][plan.vocab_size :] = -np.inf
     if not plan.tied:
-        tensors["embedding"] = _wide(state["model.embed_tokens.weight"].float().numpy())
+        embedding = state["model.embed_tokens.weight"]
+        in_16_bit = plan.kind == "bfloat16"
+        tensors["embedding"] = _wide(_bits(embedding), 2 * LANES) if in_16_bit else _wide(embedding.float().numpy())
     tensors["final_norm"] = _wide(state["model.norm.weight"].float().numpy())
     norms = {"input_norm": "input_layernorm", "post_norm": "post_attention_layernorm"}
     if plan.head_norms:
@@ -146,10 +149,15 @@ def _joined(
     return weight, bias
 
 
-def _wide(values: Array) -> Array:
-    """Pad the last axis to a multiple of 16."""
-    width = values.shape[-1]
-    return np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, padded(width) - width)])
+def _wide(values: Array, multiple: int = LANES) -> Array:
+    """Pad the last axis to a multiple."""
+    return np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, -values.shape[-1] % multiple)])
+
+
+def _bits(weight: torch.Tensor) -> Array:
+    """The bits of a tensor in bfloat16, rounded to the nearest, ties to even."""
+    bits: Array = weight.bfloat16().view(torch.uint16).numpy()
+    return bits
 
 
 def _pack(weight: torch.Tensor, bias: torch.Tensor, kind: Kind) -> dict[str, Array]:
@@ -163,8 +171,9 @@ def _pack(weight: torch.Tensor, bias: torch.Tensor, kind: Kind) -> dict[str, Arr
         result["scale"] = _wide(scale.numpy())
         result["start"] = (-128 * whole.sum(axis=1, dtype=np.int64)).astype(np.int32)
     else:
-        whole = np.zeros((num_out, num_in), np.float32)
-        whole[: weight.shape[0], : weight.shape[1]] = weight.float().numpy()
+        plain = _bits(weight) if kind == "bfloat16" else weight.float().numpy()
+        whole = np.zeros((num_out, num_in), plain.dtype)
+        whole[: weight.shape[0], : weight.shape[1]] = plain
     step = _INPUTS_PER_STEP[kind]
     blocks = whole.reshape(num_out // LANES, LANES, num_in // step, step).transpose(0, 2, 1, 3)
     return {"weight": np.ascontiguousarray(blocks), **result}
@@ -175,7 +184,7 @@ def unpack(tensors: dict[str, Array], name: str, layer: int | None, num_inputs: 
     place = () if layer is None else (layer,)
     weight = tensors[f"{name}.weight"][place]
     blocks, steps, lanes, step = weight.shape
-    plain = weight.transpose(0, 2, 1, 3).reshape(blocks * lanes, steps * step)[:, :num_inputs].astype(np.float32)
+    plain = as_float32(weight.transpose(0, 2, 1, 3).reshape(blocks * lanes, steps * step)[:, :num_inputs])
     if f"{name}.scale" in tensors:
         plain *= tensors[f"{name}.scale"][place][:, None]
     return plain
@@ -205,7 +214,7 @@ def _plain(tensors: dict[str, Array], plan: LeanPlan) -> dict[str, Array]:
     state["model.norm.weight"] = tensors["final_norm"][:hidden].copy()
     head = unpack(tensors, "head", None, hidden)[: plan.vocab_size]
     state["lm_head.weight"] = head
-    state["model.embed_tokens.weight"] = head if plan.tied else tensors["embedding"][:, :hidden].copy()
+    state["model.embed_tokens.weight"] = head if plan.tied else as_float32(tensors["embedding"][:, :hidden])
     return state
 
 
@@ -213,8 +222,10 @@ def _save_aligned(tensors: dict[str, Array], path: Path) -> None:
     """Write safetensors whose data begin at a multiple of `ALIGNMENT` bytes. Spaces in the metadata pad the header,
     whose length is a multiple of 8."""
     fill = 1
+    named = {name: torch.from_numpy(array) for name, array in tensors.items()}
+    named |= {name: bits.view(torch.bfloat16) for name, bits in named.items() if bits.dtype == torch.uint16}
     while True:
-        save_file(tensors, path, metadata={"fill": " " * fill})
+        save_file(named, path, metadata={"fill": " " * fill})
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
         missing = -(8 + length) % ALIGNMENT

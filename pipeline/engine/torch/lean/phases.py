@@ -20,12 +20,13 @@ from pipeline.engine.torch.lean.rows import (
     largest,
     largest_magnitude,
     quantize_row,
+    round_row,
     scale_row,
     store_float,
     sum_of_squares,
 )
 from pipeline.engine.torch.lean.tables import Floats, Longs
-from pipeline.engine.torch.lean.tiles import MAX_BLOCKS, MAX_ROWS, float32_tile, int8_tile
+from pipeline.engine.torch.lean.tiles import MAX_BLOCKS, MAX_ROWS, bfloat16_tile, float32_tile, int8_tile
 from pipeline.engine.torch.lean.vectors import LANES
 
 # Tasks of a phase per thread.
@@ -43,8 +44,13 @@ def _chunk(count: int, num_threads: int) -> int:
 
 
 @kernel
-def _quantize_row(source: int, target: int, scale: int, blocks: int) -> None:
-    """Write a row of floats as bytes, and its scale."""
+def _pack_row(kind: int, source: int, target: int, scale: int, blocks: int) -> None:
+    """Write a row of floats as the tiles of a kind read it, and for int8 its scale. For float32 do nothing."""
+    if kind == tables.FLOAT32:
+        return
+    if kind == tables.BFLOAT16:
+        round_row(source, target, blocks)
+        return
     magnitude = largest_magnitude(source, blocks)
     factor = np.float32(127) / magnitude if magnitude > 0 else np.float32(0)
     quantize_row(source, factor, target, blocks)
@@ -52,13 +58,19 @@ def _quantize_row(source: int, target: int, scale: int, blocks: int) -> None:
 
 
 @kernel
-def quantize_rows(sizes: Longs, buffers: Longs, counter: int) -> int:
-    """Quantise the results of attention, as input of the output matrix."""
+def pack_rows(sizes: Longs, buffers: Longs, counter: int) -> int:
+    """Write the results of attention as input of the output matrix, for int8 and bfloat16."""
     num_rows = sizes[tables.NUM_ROWS]
     blocks = _blocks(sizes[tables.NUM_HEADS] * sizes[tables.HEAD_DIM])
     source, target, scale = buffers[tables.ATTENDED], buffers[tables.BYTES], buffers[tables.ROW_SCALE]
     for row in shared(counter, num_rows, _chunk(num_rows, sizes[tables.NUM_THREADS])):
-        _quantize_row(source[0] + row * source[1], target[0] + row * target[1], scale[0] + 4 * row, blocks)
+        _pack_row(
+            sizes[tables.KIND],
+            source[0] + row * source[1],
+            target[0] + row * target[1],
+            scale[0] + 4 * row,
+            blocks,
+        )
     return counter + PHASE_BYTES
 
 
@@ -74,20 +86,20 @@ def _norm(source: int, weight: int, target: int, size: int, epsilon: float) -> N
 def norm_rows(
     sizes: Longs, epsilon: float, weight: int, buffers: Longs, num_rows: int, places: Longs, counter: int
 ) -> int:
-    """Write the norm of rows of X to H, and for int8 also its bytes. places: the rows; if empty, the first num_rows."""
+    """Write the norm of rows of X to H, and as input of a matrix. places: the rows; if empty, the first num_rows."""
     x, h, target, scale = buffers[tables.X], buffers[tables.H], buffers[tables.BYTES], buffers[tables.ROW_SCALE]
     for row in shared(counter, num_rows, _chunk(num_rows, sizes[tables.NUM_THREADS])):
         source = x[0] + (places[row] if len(places) else row) * x[1]
         result = h[0] + row * h[1]
         _norm(source, weight, result, sizes[tables.HIDDEN], epsilon)
-        if sizes[tables.KIND] == tables.INT8:
-            _quantize_row(result, target[0] + row * target[1], scale[0] + 4 * row, _blocks(sizes[tables.HIDDEN]))
+        blocks = _blocks(sizes[tables.HIDDEN])
+        _pack_row(sizes[tables.KIND], result, target[0] + row * target[1], scale[0] + 4 * row, blocks)
     return counter + PHASE_BYTES
 
 
 @kernel
 def gate_rows(sizes: Longs, buffers: Longs, counter: int) -> int:
-    """Write silu(gate) * up, and for int8 also its bytes."""
+    """Write silu(gate) * up, also as input of a matrix."""
     num_rows = sizes[tables.NUM_ROWS]
     blocks = _blocks(sizes[tables.INTERMEDIATE])
     gates, gated = buffers[tables.GATE_UP_OUT], buffers[tables.GATED]
@@ -96,8 +108,7 @@ def gate_rows(sizes: Longs, buffers: Longs, counter: int) -> int:
         gate = gates[0] + row * gates[1]
         result = gated[0] + row * gated[1]
         gate_row(gate, gate + 4 * LANES * blocks, result, blocks)
-        if sizes[tables.KIND] == tables.INT8:
-            _quantize_row(result, target[0] + row * target[1], scale[0] + 4 * row, blocks)
+        _pack_row(sizes[tables.KIND], result, target[0] + row * target[1], scale[0] + 4 * row, blocks)
     return counter + PHASE_BYTES
 
 
@@ -152,6 +163,8 @@ def multiply(
                 )
                 if sizes[tables.KIND] == tables.INT8:
                     int8_tile(*arguments)
+                elif sizes[tables.KIND] == tables.BFLOAT16:
+                    bfloat16_tile(*arguments)
                 else:
                     float32_tile(*arguments)
         if maxima[0]:

@@ -18,7 +18,7 @@ PLAN, WEIGHTS = "lean.json", "model.safetensors"
 # Maximum number of inputs of a matrix whose int8 sums fit into int32: 255 * 127 * inputs < 2**31.
 MAX_INPUTS = 66_000
 
-Kind = Literal["float32", "int8"]
+Kind = Literal["float32", "bfloat16", "int8"]
 
 
 class LeanPlan(Frozen):
@@ -43,14 +43,18 @@ class LeanPlan(Frozen):
         return self.num_heads // self.num_kv_heads
 
 
-def wants_lean(resolved: ResolvedConfig) -> bool:
-    """Whether these settings permit the lean pass. The checkpoint's config.json must permit it too."""
-    return (
-        resolved.device == "cpu"
-        and resolved.dtype == "float32"
-        and resolved.model.parallelism.tensor == 1
-        and resolved.model.architecture in LEAN_ARCHITECTURES
-    )
+def lean_kind(resolved: ResolvedConfig) -> Kind | None:
+    """Type of the weights under these settings; None if they do not permit the lean pass. The checkpoint's config.json
+    must permit it too."""
+    if (
+        resolved.device != "cpu"
+        or resolved.model.parallelism.tensor > 1
+        or resolved.model.architecture not in LEAN_ARCHITECTURES
+    ):
+        return None
+    if resolved.profile.engine.quantization == "int8":
+        return "int8" if resolved.dtype == "float32" else None
+    return None if resolved.dtype == "float16" else resolved.dtype
 
 
 def plan_of(config: PretrainedConfig, kind: Kind, rotary_scale: float) -> LeanPlan | None:

@@ -12,7 +12,7 @@ from llvmlite import ir
 from numba import types
 
 from pipeline.engine.torch.lean.compilation import generated
-from pipeline.engine.torch.lean.tiles import ZERO_POINT
+from pipeline.engine.torch.lean.tiles import HAS_BF16, ZERO_POINT
 from pipeline.engine.torch.lean.vectors import (
     FLOATS,
     I8,
@@ -153,6 +153,32 @@ def hide_end(typing: Any, row: Any, blocks: Any, count: Any) -> Any:
             is_kept = builder.icmp_signed("<", builder.add(first, lanes), kept)
             target = builder.add(row, place)
             store(builder, builder.select(is_kept, load(builder, target, FLOATS), constant(float("-inf"))), target)
+
+        loop(builder, blocks, None, body)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), generate
+
+
+@generated
+def round_row(typing: Any, row: Any, target: Any, blocks: Any) -> Any:
+    """target[i] = row[i] rounded to bfloat16, ties to even. Without AVX512_BF16 the target is float32."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        row, target, blocks = arguments
+        half = ir.Constant(INTS, [16] * LANES)
+
+        def body(place: ir.Value, _: ir.Value | None) -> None:
+            # LLVM's own conversion calls a library function where the processor has no instruction for it.
+            bits = load(builder, builder.add(row, place), INTS)
+            is_odd = builder.and_(builder.lshr(bits, half), ir.Constant(INTS, [1] * LANES))
+            rounded = builder.add(builder.add(bits, ir.Constant(INTS, [0x7FFF] * LANES)), is_odd)
+            upper = builder.lshr(rounded, half)
+            if HAS_BF16:
+                narrow = builder.trunc(upper, ir.VectorType(ir.IntType(16), LANES))
+                store(builder, narrow, builder.add(target, builder.lshr(place, ir.Constant(I64, 1))), align=2)
+            else:
+                store(builder, builder.shl(upper, half), builder.add(target, place))
 
         loop(builder, blocks, None, body)
         return context.get_dummy_value()

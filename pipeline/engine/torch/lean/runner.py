@@ -15,13 +15,15 @@ from pipeline.engine.torch.lean.forward import multiply_all, num_counters, run_p
 from pipeline.engine.torch.lean.kv_cache import LeanCache
 from pipeline.engine.torch.lean.memory import aligned
 from pipeline.engine.torch.lean.node_logits import BLOCK
-from pipeline.engine.torch.lean.plan import LeanPlan
+from pipeline.engine.torch.lean.plan import Kind, LeanPlan
 from pipeline.engine.torch.lean.tables import Floats, Longs
-from pipeline.engine.torch.lean.tiles import MAX_BLOCKS
+from pipeline.engine.torch.lean.tiles import HAS_BF16, MAX_BLOCKS
 from pipeline.engine.torch.lean.vectors import LANES
+from pipeline.engine.torch.lean.weights import as_float32
 
 Array = npt.NDArray[Any]
 _MATRICES = ("qkv", "output", "gate_up", "down")
+_KINDS: dict[Kind, int] = {"float32": tables.FLOAT32, "bfloat16": tables.BFLOAT16, "int8": tables.INT8}
 
 
 class Runner:
@@ -41,7 +43,7 @@ class Runner:
         self._counters = aligned((num_counters(plan.num_layers) * COUNTER_BYTES // 8,), np.int64)
         self._sizes = np.zeros(tables.NUM_SIZES, np.int64)
         self._sizes[: tables.NUM_ROWS] = (
-            tables.INT8 if plan.kind == "int8" else tables.FLOAT32,
+            _KINDS[plan.kind],
             crew.num_threads,
             plan.num_layers,
             plan.hidden_size,
@@ -143,16 +145,19 @@ class Runner:
         hidden = self._tensors["final_norm"].shape[-1]
         inner = -(-self._plan.intermediate_size // LANES) * LANES
         heads = -(-self._plan.num_heads * self._plan.head_dim // LANES) * LANES
+        packed: type = np.uint8
+        if self._plan.kind == "bfloat16":
+            packed = np.uint16 if HAS_BF16 else np.float32
         widths = {
             tables.X: (hidden, np.float32),
             tables.H: (hidden, np.float32),
-            tables.BYTES: (max(hidden, heads), np.uint8),
+            tables.BYTES: (max(hidden, heads), packed),
             tables.ROW_SCALE: (1, np.float32),
             tables.QKV_OUT: (self._matrices[tables.QKV, tables.NUM_BLOCKS] * LANES, np.float32),
             tables.ATTENDED: (heads, np.float32),
             tables.GATE_UP_OUT: (self._matrices[tables.GATE_UP, tables.NUM_BLOCKS] * LANES, np.float32),
             tables.GATED: (inner, np.float32),
-            tables.GATED_BYTES: (inner, np.uint8),
+            tables.GATED_BYTES: (inner, packed),
         }
         self._kept = {place: aligned((self._num_kept, width), kind) for place, (width, kind) in widths.items()}
         for place, array in self._kept.items():
@@ -163,10 +168,10 @@ class Runner:
         """Copy rows of the embedding into the buffer X."""
         target = self._kept[tables.X][: len(token_ids)]
         if not self._plan.tied:
-            target[:] = self._tensors["embedding"][token_ids]
+            target[:] = as_float32(self._tensors["embedding"][token_ids, : target.shape[1]])
             return
         weight = self._tensors["head.weight"]
-        target[:] = weight[token_ids // LANES, :, token_ids % LANES].reshape(len(token_ids), -1)
+        target[:] = as_float32(weight[token_ids // LANES, :, token_ids % LANES]).reshape(len(token_ids), -1)
         if self._plan.kind == "int8":
             target *= self._tensors["head.scale"][token_ids, None]
 

@@ -8,7 +8,8 @@ import numpy.typing as npt
 Longs = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 
-FLOAT32, INT8 = 0, 1
+# Kinds of weights.
+FLOAT32, INT8, BFLOAT16 = range(3)
 # Columns of `sizes`.
 (
     KIND,

@@ -3,10 +3,15 @@
 Every output is one chain of multiply-adds over the inputs in their order, so its bits do not depend on the number of
 rows. A weight is stored in blocks of 16 columns; a step of a block is 64 bytes:
 
-    float32   [block, input, 16 columns]
-    int8      [block, input / 4, 16 columns, 4 inputs]     rows: bytes with zero point ZERO_POINT
+    float32    [block, input, 16 columns]
+    bfloat16   [block, input / 2, 16 columns, 2 inputs]     rows: bfloat16
+    int8       [block, input / 4, 16 columns, 4 inputs]     rows: bytes with zero point ZERO_POINT
 
-A step of a row is 4 bytes in both.
+A step of a row is 4 bytes in all three, but 8 in bfloat16 without AVX512_BF16.
+
+bfloat16 products are exact in float32, in which they are summed, the second input of a step before the first, as
+AVX512_BF16 does it. Processors without it read rows of bfloat16 numbers stored as float32, and widen the weights. Their
+sums have the same bits except where a number is below 2^-126, which AVX512_BF16 counts as 0.
 
 int8 sums are exact on every CPU. VNNI sums four products of an unsigned and a signed byte in int32; the initial sums
 cancel the row's zero point. AVX2 sums two such products in int16 with saturation, which magnitudes of at most 128 and
@@ -32,6 +37,7 @@ from pipeline.engine.torch.lean.vectors import (
     I64,
     INTS,
     LANES,
+    PAIRS,
     call,
     load,
     offset,
@@ -43,6 +49,7 @@ from pipeline.engine.torch.lean.vectors import (
 _FEATURES = binding.get_host_cpu_features()
 _WIDE = bool(_FEATURES.get("avx512f"))
 HAS_VNNI = _WIDE and bool(_FEATURES.get("avx512vnni"))
+HAS_BF16 = _WIDE and bool(_FEATURES.get("avx512bf16"))
 HAS_AVX2 = bool(_FEATURES.get("avx2"))
 # Zero point of the bytes of an int8 row.
 ZERO_POINT = 128 if HAS_VNNI else 0
@@ -58,32 +65,46 @@ _HALF_INTS = ir.VectorType(I32, LANES // 2)
 _SUM = "llvm.x86.avx512.vpdpbusd.512"
 _NUM_ARGUMENTS = 18
 
-# (builder, partial sum, four bytes of the row as int32, vector of the weight as ints) -> new sum
-Step = Callable[[ir.IRBuilder, ir.Value, ir.Value, ir.Value], ir.Value]
+# (builder, partial sum, a step of the row as int32, vector of the weight as ints) -> new sum
+Step = Callable[[ir.IRBuilder, ir.Value, list[ir.Value], ir.Value], ir.Value]
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
     """One kind of tile. integer: whether sums are int32, scaled at the end. from_start: whether sums begin with a value
-    per column that cancels the zero point of 128; otherwise they begin with 0."""
+    per column that cancels the zero point of 128; otherwise they begin with 0. row_step: bytes of a step of a row."""
 
     name: str
     step: Step
     integer: bool
     from_start: bool = False
+    row_step: int = 4
 
 
-def _float_step(builder: ir.IRBuilder, total: ir.Value, entry: ir.Value, weight: ir.Value) -> ir.Value:
-    row = splat(builder, builder.bitcast(entry, FLOATS.element), FLOATS)
+def _float_step(builder: ir.IRBuilder, total: ir.Value, entry: list[ir.Value], weight: ir.Value) -> ir.Value:
+    row = splat(builder, builder.bitcast(entry[0], FLOATS.element), FLOATS)
     return call(builder, "llvm.fma.v16f32", FLOATS, [row, builder.bitcast(weight, FLOATS), total])
 
 
-def _vnni_step(builder: ir.IRBuilder, total: ir.Value, entry: ir.Value, weight: ir.Value) -> ir.Value:
-    return call(builder, _SUM, INTS, [total, splat(builder, entry, INTS), weight])
+def _bf16_step(builder: ir.IRBuilder, total: ir.Value, entry: list[ir.Value], weight: ir.Value) -> ir.Value:
+    factors = [builder.bitcast(vector, PAIRS) for vector in (splat(builder, entry[0], INTS), weight)]
+    return call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, [total, *factors])
 
 
-def _avx2_step(builder: ir.IRBuilder, total: ir.Value, entry: ir.Value, weight: ir.Value) -> ir.Value:
-    row = builder.bitcast(splat(builder, entry, _HALF_INTS), _HALF_BYTES)
+def _widening_step(builder: ir.IRBuilder, total: ir.Value, entry: list[ir.Value], weight: ir.Value) -> ir.Value:
+    # A bfloat16 is the upper half of a float32.
+    second = builder.and_(weight, ir.Constant(INTS, [0xFFFF0000] * LANES))
+    first = builder.shl(weight, ir.Constant(INTS, [16] * LANES))
+    total = _float_step(builder, total, entry[1:], second)
+    return _float_step(builder, total, entry[:1], first)
+
+
+def _vnni_step(builder: ir.IRBuilder, total: ir.Value, entry: list[ir.Value], weight: ir.Value) -> ir.Value:
+    return call(builder, _SUM, INTS, [total, splat(builder, entry[0], INTS), weight])
+
+
+def _avx2_step(builder: ir.IRBuilder, total: ir.Value, entry: list[ir.Value], weight: ir.Value) -> ir.Value:
+    row = builder.bitcast(splat(builder, entry[0], _HALF_INTS), _HALF_BYTES)
     magnitude = call(builder, "llvm.abs.v32i8", _HALF_BYTES, [row, ir.Constant(ir.IntType(1), 0)])
     ones, undefined = ir.Constant(_HALF_SHORTS, [1] * LANES), ir.Constant(INTS, ir.Undefined)
     sums = []
@@ -96,8 +117,8 @@ def _avx2_step(builder: ir.IRBuilder, total: ir.Value, entry: ir.Value, weight: 
     return builder.add(total, builder.shuffle_vector(*sums, ir.Constant(INTS, list(range(LANES)))))
 
 
-def _plain_int8_step(builder: ir.IRBuilder, total: ir.Value, entry: ir.Value, weight: ir.Value) -> ir.Value:
-    factors = [builder.bitcast(vector, _BYTES) for vector in (splat(builder, entry, INTS), weight)]
+def _plain_int8_step(builder: ir.IRBuilder, total: ir.Value, entry: list[ir.Value], weight: ir.Value) -> ir.Value:
+    factors = [builder.bitcast(vector, _BYTES) for vector in (splat(builder, entry[0], INTS), weight)]
     undefined = ir.Constant(_BYTES, ir.Undefined)
     for place in range(4):
         places = ir.Constant(INTS, [4 * lane + place for lane in range(LANES)])
@@ -132,11 +153,12 @@ def _tile(builder: ir.IRBuilder, arguments: list[ir.Value], kind: _Kind, rows: i
     for block in range(blocks):
         line = offset(builder, offset(builder, ahead, index, ahead_stride), block, block_stride)
         prefetch(builder, line, _LOCALITY)
-    entries = offset(builder, row, index, 4)
+    entries = offset(builder, row, index, kind.row_step)
     results = []
     for number in range(rows):
-        value = load(builder, offset(builder, entries, number, row_stride), I32)
-        results.append([kind.step(builder, sums[number][block], value, weights[block]) for block in range(blocks)])
+        address = offset(builder, entries, number, row_stride)
+        values = [load(builder, offset(builder, address, part, 4), I32) for part in range(kind.row_step // 4)]
+        results.append([kind.step(builder, sums[number][block], values, weights[block]) for block in range(blocks)])
     following = builder.add(index, ir.Constant(I64, 1))
     index.add_incoming(following, loop)
     for line, line_results in zip(sums, results, strict=True):
@@ -227,6 +249,9 @@ def _callable(kind: _Kind) -> Callable[..., None]:
 
 
 float32_tile = _callable(_Kind("lean_float32_tile", _float_step, integer=False))
+bf16_tile = _callable(_Kind("lean_bf16_tile", _bf16_step, integer=False))
+widening_tile = _callable(_Kind("lean_widening_tile", _widening_step, integer=False, row_step=8))
+bfloat16_tile = bf16_tile if HAS_BF16 else widening_tile
 vnni_tile = _callable(_Kind("lean_vnni_tile", _vnni_step, integer=True, from_start=True))
 avx2_tile = _callable(_Kind("lean_avx2_tile", _avx2_step, integer=True))
 plain_int8_tile = _callable(_Kind("lean_int8_tile", _plain_int8_step, integer=True))

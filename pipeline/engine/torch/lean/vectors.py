@@ -6,9 +6,24 @@ from collections.abc import Callable
 
 from llvmlite import ir
 
+
+class _BFloat16(ir.Type):  # type: ignore[misc]
+    """LLVM's type of bfloat16, which llvmlite lacks. Supports no constants."""
+
+    def __str__(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat16)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat16)
+
+
 LANES = 16
 I8, I32, I64, F32 = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
 INTS, FLOATS = ir.VectorType(I32, LANES), ir.VectorType(F32, LANES)
+PAIRS = ir.VectorType(_BFloat16(), 2 * LANES)
 
 _LOG2_E = 1.4426950408889634
 # ln 2 in two parts. The high part has few digits, so that n * high is exact in float32.

@@ -36,7 +36,7 @@ _LIMITS = EngineLimits(max_batch_size=1, max_seq_len=LANES, max_num_tokens=1, ma
 
 
 def warm_up_pass() -> None:
-    """Compute one token with weights of zero. One compiled pass serves all models and both kinds of weights."""
+    """Compute one token with weights of zero. One compiled pass serves all models and all kinds of weights."""
     tensors: dict[str, npt.NDArray[Any]] = {
         "inverse_frequencies": np.ones(LANES // 2, np.float32),
         "embedding": np.ones((LANES, LANES), np.float32),

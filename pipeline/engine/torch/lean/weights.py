@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from pipeline.errors import BuildError
 
-_TYPES = {"F32": np.float32, "I8": np.int8, "I32": np.int32}
+# numpy has no bfloat16; its bits are uint16.
+_TYPES = {"F32": np.float32, "BF16": np.uint16, "I8": np.int8, "I32": np.int32}
 
 
 def map_weights(path: Path) -> dict[str, npt.NDArray[Any]]:
@@ -34,3 +35,10 @@ def map_weights(path: Path) -> dict[str, npt.NDArray[Any]]:
             f"{path} cannot be read as weights; build the engine again with `lookahead engine --force`."
         ) from error
     return tensors
+
+
+def as_float32(weights: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """The numbers of an array of `map_weights` as float32."""
+    if weights.dtype == np.uint16:
+        return (weights.astype(np.uint32) << 16).view(np.float32)
+    return weights.astype(np.float32)
