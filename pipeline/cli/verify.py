@@ -36,7 +36,6 @@ from pipeline.errors import ServerError, UserError
 if TYPE_CHECKING:
     from pipeline.bench.data.workload import WorkloadRow
     from pipeline.bench.verify.verify import Comparison
-    from pipeline.config.schema import Dtype
     from pipeline.engine.artifact import Artifact
     from pipeline.engine.contract import Engine
 
@@ -166,7 +165,7 @@ def _compare_in_process(
     from pipeline.bench.measure import MeasureOptions
     from pipeline.bench.verify.logits import RecordingEngine
     from pipeline.bench.verify.remote import verify_server
-    from pipeline.bench.verify.verify import verify_in_process
+    from pipeline.bench.verify.verify import epsilon_of, verify_in_process
     from pipeline.decoding.request import SamplingParams
 
     opened = open_in_process(artifact)
@@ -179,7 +178,7 @@ def _compare_in_process(
     if url is not None:
         require_server_of(url, prompts[0])  # first, because comparing in process takes minutes
     reference, *contenders = [opened.contender(strategy) for strategy in strategies]
-    dtype = artifact.resolved.dtype
+    epsilon = epsilon_of(artifact.resolved.dtype, _has_same_bits(artifact))
     num_passes = 2 * len(strategies) - 1 + (0 if url is None else 2 * len(strategies))
     num_passes += len(strategies) if logits else 0
     with output.steps("comparing", 2 * len(prompts) * num_passes) as step:
@@ -188,11 +187,11 @@ def _compare_in_process(
             step(f"{comparison.prompt_id} {comparison.strategy}")
 
         comparisons, references = verify_in_process(
-            opened.engine, dtype, reference, contenders, prompts, options, on_comparison, recorder
+            opened.engine, epsilon, reference, contenders, prompts, options, on_comparison, recorder
         )
         if url is not None:
             comparisons += verify_server(
-                url, opened.engine, dtype, references, opened.decode, strategies, prompts, options, on_comparison
+                url, opened.engine, epsilon, references, opened.decode, strategies, prompts, options, on_comparison
             )
     if guide is not None:
         num_finished, num_outputs = require_matching(guide, opened, references)
@@ -202,11 +201,16 @@ def _compare_in_process(
     return comparisons
 
 
-def _require_same_bits(artifact: Artifact) -> None:
-    """Raise UserError if the rows of an engine's pass depend on each other."""
+def _has_same_bits(artifact: Artifact) -> bool:
+    """Whether the bits of a row do not depend on the other rows of an engine's pass."""
     from pipeline.engine.torch.lean.plan import read_plan
 
-    if read_plan(artifact.engine_dir) is None:
+    return read_plan(artifact.engine_dir) is not None
+
+
+def _require_same_bits(artifact: Artifact) -> None:
+    """Raise UserError if the rows of an engine's pass depend on each other."""
+    if not _has_same_bits(artifact):
         raise UserError(
             f"--logits needs an engine with the lean pass (docs/architectures.md). transformers computes "
             f"{artifact.manifest.model} in {artifact.resolved.dtype}, and its rounding depends on the number of rows. "
@@ -227,6 +231,7 @@ def _compare_through_server(
     from pipeline.bench.data.workload import first_prompts
     from pipeline.bench.measure import MeasureOptions
     from pipeline.bench.verify.remote import judging_config, remote_strategies, verify_remote
+    from pipeline.bench.verify.verify import epsilon_of
 
     if url is None:
         raise ServerError(
@@ -239,7 +244,7 @@ def _compare_through_server(
     options = MeasureOptions(max_new_tokens=max_new_tokens, end_ids=codec.end_ids)
 
     @cache
-    def judge() -> tuple[Engine, Dtype]:
+    def judge() -> tuple[Engine, float]:
         import torch
 
         from pipeline.engine.build import build_engine
@@ -247,7 +252,8 @@ def _compare_through_server(
 
         output.note("two outputs differ: computing their logits with the torch engine")
         resolved = judging_config(artifact.resolved, torch.cuda.is_available())
-        return load_engine(build_engine(resolved, places(), note=output.note).artifact), artifact.resolved.dtype
+        engine = load_engine(build_engine(resolved, places(), note=output.note).artifact)
+        return engine, epsilon_of(artifact.resolved.dtype, same_bits=False)
 
     output.note(f"server: {url}; greedy outputs only, as this backend's sampling depends on the steps of a request")
     with output.steps("comparing", len(prompts) * (2 * len(chosen) - 1)) as step:

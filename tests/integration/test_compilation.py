@@ -51,7 +51,7 @@ scheduler = make_scheduler(drafter=drafter, budget=(16, 8), prefill_chunk=64)
 scheduler.run([Submission(make_request(namespace=name), "hybrid") for name in ("a", "b")])
 scheduler.run([Submission(make_request(np.random.default_rng(0).integers(0, VOCAB_SIZE, 120)), "trie")])
 drafter.require_sound()
-for kind in ("float32", "int8"):
+for kind in ("float32", "bfloat16", "int8"):
     with tempfile.TemporaryDirectory() as folder:
         engine = lean_engine(tiny_model("qwen2"), kind, Path(folder), 2)
     first, second = engine.open(np.arange(5)), engine.open(np.arange(7, 12))

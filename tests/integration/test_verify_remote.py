@@ -11,7 +11,6 @@ from pipeline.bench.data.workload import DEFAULT_PROMPTS, first_prompts, load_wo
 from pipeline.bench.measure import MeasureOptions
 from pipeline.bench.verify.remote import judging_config, remote_strategies, verify_remote
 from pipeline.bench.verify.verify import is_lossless
-from pipeline.config.schema import Dtype
 from pipeline.engine.build import build_engine
 from pipeline.engine.contract import Engine
 from pipeline.engine.torch.load import load_engine
@@ -29,8 +28,8 @@ def test_trie_drafts_change_nothing(tmp_path: Path) -> None:
     prompts = first_prompts(codec.tokenizer, load_workload(DEFAULT_PROMPTS, 3), raw=True)
     options = MeasureOptions(max_new_tokens=12, end_ids=codec.end_ids)
 
-    def judge() -> tuple[Engine, Dtype]:
-        return load_engine(build_engine(judging_config(resolved, has_cuda=False), where).artifact), "float32"
+    def judge() -> tuple[Engine, float]:
+        return load_engine(build_engine(judging_config(resolved, has_cuda=False), where).artifact), 0.0
 
     strategies = remote_strategies(resolved, None)
     assert strategies == ["none", "trie"]

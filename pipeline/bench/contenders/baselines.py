@@ -90,8 +90,8 @@ def load_baselines(
     names: list[str], engine_dir: Path, dtype: Dtype, device: Device, max_seq_len: int, quantization: str = "none"
 ) -> list[Contender]:
     """Load the named baselines over one model with the engine's weights. They cannot share our engine's tensors, which
-    are repacked. For an engine of the lean pass the model is float32, with int8 weights dequantized; for another int8
-    engine it has int8 weights and our kernels. names: from `BASELINES`. max_seq_len: see `HuggingFaceBaseline`."""
+    are repacked. For an int8 engine of the lean pass its weights are dequantized; for another int8 engine it has int8
+    weights and our kernels. names: from `BASELINES`. max_seq_len: see `HuggingFaceBaseline`."""
     if not names:
         return []
     from transformers import AutoModelForCausalLM
@@ -101,7 +101,7 @@ def load_baselines(
     if read_plan(engine_dir) is not None:
         from pipeline.engine.torch.lean.layout import load_model
 
-        model = load_model(engine_dir)
+        model = load_model(engine_dir, getattr(torch, dtype))
     elif quantization == "int8":
         model = load_quantized(engine_dir, getattr(torch, dtype))
         pack_linears(model, getattr(torch, dtype))

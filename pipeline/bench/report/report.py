@@ -82,7 +82,7 @@ def headline(results: BenchResults) -> str:
         else f"**{different} of {total} outputs differ from those of `{results.baseline}`.**"
     )
     if different and config.get("dtype") in ("float16", "bfloat16"):
-        same += " In 16 bit that may be rounding: `lookahead verify` distinguishes near-ties from faults."
+        same += " `lookahead verify` tells whether rounding in 16 bit explains that."
     sentences = []
     best = max(ours, key=lambda row: row.speedup or 0.0, default=None)
     if best is not None and best.speedup is not None:

@@ -24,7 +24,7 @@ from pipeline.bench.report.results import OVERALL
 from pipeline.bench.report.summary import summarize
 from pipeline.bench.tune import LOOKAHEADS, Candidate, candidates, tune
 from pipeline.bench.validation.shapes import LARGE_SHAPES, SHAPES, TINY, bandwidth, bytes_read, random_model
-from pipeline.bench.verify.verify import verdict_table, verify_in_process
+from pipeline.bench.verify.verify import EPSILON, verdict_table, verify_in_process
 from pipeline.config.places import Places
 from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import Device
@@ -198,7 +198,7 @@ def _verify(opened: InProcess, rows: Sequence[WorkloadRow], max_new_tokens: int)
     ]
     prompts = first_prompts(opened.tokenizer, rows, not opened.artifact.resolved.model.chat_template)
     options = MeasureOptions(max_new_tokens, opened.end_ids)
-    found, _ = verify_in_process(opened.engine, "float32", reference, contenders, prompts, options)
+    found, _ = verify_in_process(opened.engine, EPSILON["float32"], reference, contenders, prompts, options)
     columns, table = verdict_table(found)
     return columns, table, any(comparison.verdict == "different" for comparison in found)
 

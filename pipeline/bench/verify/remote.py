@@ -17,7 +17,7 @@ from pipeline.bench.contenders.remote import fresh_namespace, generate, measured
 from pipeline.bench.data.workload import NamedPrompt
 from pipeline.bench.measure import MeasureOptions, make_request
 from pipeline.bench.verify.verify import Comparison, compare, decodings, first_difference
-from pipeline.config.schema import Dtype, ResolvedConfig
+from pipeline.config.schema import ResolvedConfig
 from pipeline.decoding.request import SamplingParams
 from pipeline.decoding.strategy import STRATEGIES
 from pipeline.engine.backend import backend_of
@@ -30,8 +30,8 @@ from pipeline.triton_models.routing import offered
 NUM_CLIENTS = 8
 
 References = Mapping[tuple[str, str], list[int]]
-# Returns the engine that computes the scores of differing tokens, and the dtype of the engine under test.
-Judge = Callable[[], tuple[Engine, Dtype]]
+# Returns the engine that computes the scores of differing tokens, and `epsilon_of` the engine under test.
+Judge = Callable[[], tuple[Engine, float]]
 
 
 def remote_strategies(resolved: ResolvedConfig, wanted: Sequence[str] | None) -> list[str]:
@@ -51,7 +51,7 @@ def remote_strategies(resolved: ResolvedConfig, wanted: Sequence[str] | None) ->
 def verify_server(
     url: str,
     engine: Engine,
-    dtype: Dtype,
+    epsilon: float,
     references: References,
     decode: Callable[[Sequence[int]], str],
     strategies: Sequence[str],
@@ -68,7 +68,9 @@ def verify_server(
             request = make_request(decoding_options, prompt.prompt_ids)
             expected = references[prompt.prompt_id, "greedy" if request.sampling.greedy else "seeded"]
             found = measured_request(answer, prompt.prompt_ids).output_ids
-            comparison = compare(engine, dtype, request, expected, found, prompt.prompt_id, str(query.strategy), where)
+            comparison = compare(
+                engine, epsilon, request, expected, found, prompt.prompt_id, str(query.strategy), where
+            )
             if comparison.verdict == "identical" and answer.text != decode(expected):
                 comparison = replace(comparison, verdict="different", where=f"{where} (text)")
             comparisons.append(comparison)

@@ -1,4 +1,4 @@
-"""The running server with which `lookahead verify` compares."""
+"""The running server with which `lookahead verify` compares, and the rounding that it forgives."""
 
 from __future__ import annotations
 
@@ -30,3 +30,24 @@ def test_a_server_with_an_older_build_is_not_compared_with(
 
     assert caught.value.code == 2
     assert "The running server has an older build" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("dtype", "expected"), [("bfloat16", 0.0), ("float16", 2.0**-10)])
+def test_rounding_explains_no_difference_in_the_lean_pass(
+    dtype: str, expected: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOOKAHEAD_ENGINES", str(tmp_path))
+    words = [f"--set={value}" for value in ("backend=torch", "device=cpu", "drafting.planner=fixed")]
+    words += ["--model=tiny-random-llama", f"--set=model.dtype={dtype}"]
+    found: list[float] = []
+
+    def verified(engine: object, epsilon: float, *arguments: object) -> tuple[list[object], dict[str, object]]:
+        found.append(epsilon)
+        return [], {}
+
+    monkeypatch.setattr("pipeline.bench.verify.verify.verify_in_process", verified)
+    for command in (["engine"], ["verify", "--quick", "--no-server"]):
+        with pytest.raises(SystemExit) as caught:
+            cli.main([*command, *words])
+        assert caught.value.code in (0, None)
+    assert found == [expected]

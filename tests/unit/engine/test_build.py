@@ -26,9 +26,9 @@ from tests.unit.engine.builds import CPU, tiny
 def test_dtype_is_that_of_the_config(where: Places) -> None:
     from safetensors import safe_open
 
-    folder = build_engine(tiny("model.dtype=bfloat16"), where).artifact.engine_dir
+    folder = build_engine(tiny("model.dtype=float16"), where).artifact.engine_dir
     with safe_open(folder / "model.safetensors", "pt") as file:
-        assert {file.get_slice(name).get_dtype() for name in file.keys()} == {"BF16"}  # noqa: SIM118 (no mapping)
+        assert {file.get_slice(name).get_dtype() for name in file.keys()} == {"F16"}  # noqa: SIM118 (no mapping)
 
 
 def test_a_second_build_does_nothing(built: Path, where: Places) -> None:

@@ -56,15 +56,15 @@ def save_lean(model: PreTrainedModel, kind: Kind, folder: Path) -> bool:
     return True
 
 
-def load_model(folder: Path) -> PreTrainedModel:
-    """The float32 transformers model with a lean engine's weights, dequantised. Raises BuildError if the folder holds
-    no such engine."""
+def load_model(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """The transformers model with a lean engine's weights, dequantised. Raises BuildError if the folder holds no such
+    engine."""
     plan = read_plan(folder)
     if plan is None:
         raise BuildError(f"{folder} holds no engine for the lean pass.")
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     with no_init_weights():
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
     model.tie_weights()
     if (folder / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)

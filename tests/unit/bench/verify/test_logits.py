@@ -37,7 +37,7 @@ def compared(engine: Engine) -> list[Comparison]:
     recorder = RecordingEngine(engine)
     comparisons, _ = verify_in_process(
         recorder,
-        "float32",
+        0.0,
         contender_over(recorder, "none"),
         [contender_over(recorder, "trie")],
         PROMPTS,
@@ -73,7 +73,7 @@ def test_a_single_other_bit_is_a_fault_that_is_named() -> None:
     assert all(row[-1] != "0" for row in rows)
 
 
-@pytest.mark.parametrize("kind", ["float32", "int8"])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
 def test_the_lean_pass_gives_the_same_bits_in_the_strategies_own_trees(kind: str, tmp_path: Path) -> None:
     engine = models.lean_engine(models.tiny_model("llama"), kind, tmp_path, 2)  # type: ignore[arg-type]
     comparisons = compared(engine)

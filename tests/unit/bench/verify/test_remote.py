@@ -12,7 +12,7 @@ from pipeline.bench.data.workload import NamedPrompt, Prompt
 from pipeline.bench.measure import MeasureOptions
 from pipeline.bench.verify import remote as module
 from pipeline.bench.verify.remote import judging_config, remote_strategies, verify_remote, without_end
-from pipeline.bench.verify.verify import is_lossless
+from pipeline.bench.verify.verify import EPSILON, is_lossless
 from pipeline.errors import UserError
 from pipeline.server.client import Completion, TextQuery
 from tests.trt_configs import trt_config
@@ -38,7 +38,7 @@ class Judge:
     def __init__(self, scores: dict[int, float]) -> None:
         self.calls, self._scores = 0, scores
 
-    def __call__(self) -> tuple[Any, str]:
+    def __call__(self) -> tuple[Any, float]:
         self.calls += 1
         row = np.full(256, -50.0, np.float32)
         for token, score in self._scores.items():
@@ -50,7 +50,7 @@ class Judge:
             verify=lambda items: [SimpleNamespace(row=lambda index: row)],
             release=lambda sequence: None,
         )
-        return engine, "float16"
+        return engine, EPSILON["float16"]
 
 
 def run(monkeypatch: pytest.MonkeyPatch, outputs: dict[str, list[int]], judge: Judge) -> list[Any]:

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from pipeline.bench.data.workload import NamedPrompt, Prompt
 from pipeline.bench.measure import MeasureOptions
 from pipeline.bench.verify.verify import (
+    EPSILON,
     Comparison,
     compare,
+    epsilon_of,
     first_difference,
     is_lossless,
     near_tie_threshold,
@@ -35,7 +37,9 @@ def run(engine: TableEngine, dtype: Dtype = "float32") -> list[Comparison]:
     reference, trie = contender_over(engine, "none"), contender_over(engine, "trie")
     options = MeasureOptions(max_new_tokens=24)
     reported: list[Comparison] = []
-    comparisons, references = verify_in_process(engine, dtype, reference, [trie], PROMPTS, options, reported.append)
+    comparisons, references = verify_in_process(
+        engine, EPSILON[dtype], reference, [trie], PROMPTS, options, reported.append
+    )
     assert reported == comparisons
     assert set(references) == {(prompt.prompt_id, how) for prompt in PROMPTS for how in ("greedy", "seeded")}
     assert not engine.held
@@ -81,7 +85,14 @@ def test_in_16_bit_a_fault_is_still_a_fault() -> None:
 )
 def test_an_output_of_another_length_is_a_fault_in_any_number_of_bits(found: list[int], said: str) -> None:
     comparison = compare(
-        TableEngine(), "bfloat16", make_request(), [5, 6, 7], found, prompt_id="p", strategy="trie", where="alone"
+        TableEngine(),
+        EPSILON["bfloat16"],
+        make_request(),
+        [5, 6, 7],
+        found,
+        prompt_id="p",
+        strategy="trie",
+        where="alone",
     )
     assert comparison.verdict == "different"
     assert (comparison.gap, comparison.threshold) == (None, None)
@@ -133,6 +144,6 @@ def test_long_contexts_are_scored_in_passes_that_fit_the_engine() -> None:
 
 def test_the_threshold_grows_with_the_logits_and_is_zero_in_32_bit() -> None:
     scores = np.asarray([20.0, -40.0], np.float32)
-    assert near_tie_threshold("float32", scores) == 0.0
-    assert near_tie_threshold("bfloat16", scores) == pytest.approx(4 * 40 / 128)
-    assert near_tie_threshold("float16", scores) == pytest.approx(4 * 40 / 1024)
+    for dtype, expected in (("float32", 0.0), ("bfloat16", 4 * 40 / 128), ("float16", 4 * 40 / 1024)):
+        assert near_tie_threshold(epsilon_of(dtype, same_bits=False), scores) == pytest.approx(expected)
+        assert near_tie_threshold(epsilon_of(dtype, same_bits=True), scores) == 0.0

@@ -1,4 +1,4 @@
-"""The lean pass equals transformers in float32, and its definition in int8."""
+"""The lean pass equals transformers in float32, and its definition in bfloat16 and int8."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pipeline.decoding.tree import chain, tree_from_lists
 from pipeline.engine.contract import VerifyItem
 from pipeline.engine.torch.lean.engine import _parts
 from pipeline.engine.torch.lean.layout import load_model, save_lean
+from pipeline.engine.torch.lean.weights import map_weights
 from pipeline.engine.torch.linear_layers import dequantize, quantize
 from pipeline.errors import BuildError, RequestError
 from tests.unit.engine.torch.lean.models import LIMITS, VARIANTS, VOCAB_SIZE, lean_engine, tiny_model
@@ -39,30 +40,81 @@ def as_int8(model: PreTrainedModel) -> PreTrainedModel:
     if model.config.tie_word_embeddings:
         model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
         model.model.embed_tokens.weight.data = dequantize(quantize(model.lm_head.weight), torch.float32)
+    return with_layers(model, ExactInt8)
+
+
+class RoundedRows(torch.nn.Module):
+    """The definition of bfloat16 in plain operations: weights and rows are rounded, products and sums are not."""
+
+    def __init__(self, linear: torch.nn.Linear) -> None:
+        super().__init__()
+        self.weight, self.bias = linear.weight.bfloat16(), linear.bias
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        result = (rows.bfloat16().double() @ self.weight.double().T).to(rows.dtype)
+        return result + (0 if self.bias is None else self.bias)
+
+
+def as_bfloat16(model: PreTrainedModel) -> PreTrainedModel:
+    """The model with `RoundedRows` layers and a rounded embedding."""
+    embedding = model.model.embed_tokens.weight
+    embedding.data = embedding.detach().bfloat16().float()
+    return with_layers(model, RoundedRows)
+
+
+def with_layers(model: PreTrainedModel, kind: type[torch.nn.Module]) -> PreTrainedModel:
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if type(child) is torch.nn.Linear:
-                setattr(module, name, ExactInt8(child))
+                setattr(module, name, kind(child))
     return model
 
 
-@pytest.mark.parametrize("kind", ["float32", "int8"])
+REFERENCES = {"float32": lambda model: model, "bfloat16": as_bfloat16, "int8": as_int8}
+# A value near the middle between two numbers may be rounded either way by another order of sums.
+TOLERANCES = {"float32": 1e-4, "bfloat16": 0.05, "int8": 0.1}
+
+
+@pytest.mark.parametrize("kind", TOLERANCES)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_chunks_trees_and_commits_equal_plain_passes(variant: str, kind: str, tmp_path: Path) -> None:
     engine = lean_engine(tiny_model(variant), kind, tmp_path)  # type: ignore[arg-type]
-    reference = tiny_model(variant) if kind == "float32" else as_int8(tiny_model(variant))
-    # A value near the middle between two integers may be rounded either way by another order of sums.
-    tolerance = 1e-4 if kind == "float32" else 0.1
-    assert worst_difference(engine, reference, num_tokens=40, num_first=23) <= tolerance
+    reference = REFERENCES[kind](tiny_model(variant))
+    assert worst_difference(engine, reference, num_tokens=40, num_first=23) <= TOLERANCES[kind]
 
 
-@pytest.mark.parametrize("variant", ["llama", "qwen2", "qwen3", "biases"])
-def test_the_weights_can_be_read_back(variant: str, tmp_path: Path) -> None:
-    lean_engine(tiny_model(variant), "float32", tmp_path)
+@pytest.mark.parametrize("variant", ["llama", "tied", "qwen2", "qwen3"])
+def test_bfloat16_is_nearer_to_float32_than_transformers_in_bfloat16(variant: str, tmp_path: Path) -> None:
+    """Only weights and the inputs of matrices are rounded; transformers also rounds the residual stream."""
+    engine, model = lean_engine(tiny_model(variant), "bfloat16", tmp_path), tiny_model(variant)
+    tokens = np.random.default_rng(0).integers(1, VOCAB_SIZE, 30).tolist()
+    (logits,) = engine.verify([VerifyItem(engine.open(np.asarray(tokens)))])
+    assert logits is not None
+    exact = row_of(model, tokens)
+    with torch.inference_mode():
+        rounded = load_model(tmp_path, torch.bfloat16)(torch.tensor([tokens])).logits[0, -1].float().numpy()
+    own_error, other_error = (np.square(row - exact).mean() for row in (logits.row(0), rounded))
+    assert own_error < other_error
+    assert own_error < 0.01 * np.square(exact).mean()
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+@pytest.mark.parametrize("variant", ["llama", "tied", "qwen2", "qwen3", "biases"])
+def test_the_weights_can_be_read_back(variant: str, kind: str, tmp_path: Path) -> None:
+    lean_engine(tiny_model(variant), kind, tmp_path)  # type: ignore[arg-type]
     expected, found = tiny_model(variant).state_dict(), load_model(tmp_path).state_dict()
     assert expected.keys() == found.keys()
     for name, tensor in expected.items():
-        assert torch.equal(tensor, found[name]), name
+        is_rounded = kind == "bfloat16" and tensor.ndim == 2
+        assert torch.equal(tensor.bfloat16().float() if is_rounded else tensor, found[name]), name
+
+
+def test_matrices_in_bfloat16_begin_at_a_cache_line_after_an_odd_embedding(tmp_path: Path) -> None:
+    lean_engine(tiny_model("llama", vocab_size=VOCAB_SIZE + 1, head_dim=32), "bfloat16", tmp_path)
+    tensors = map_weights(tmp_path / "model.safetensors")
+    in_16_bit = {f"{name}.weight" for name in ("qkv", "output", "gate_up", "down", "head")} | {"embedding"}
+    assert {name for name, tensor in tensors.items() if tensor.dtype == np.uint16} == in_16_bit
+    assert {name: tensor.ctypes.data % 64 for name, tensor in tensors.items()} == dict.fromkeys(tensors, 0)
 
 
 def test_top_k_are_the_most_probable_tokens(tmp_path: Path) -> None:

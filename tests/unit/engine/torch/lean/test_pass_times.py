@@ -22,7 +22,7 @@ def logits_after(engine: LeanEngine, tokens: list[int]) -> np.ndarray:
     return result.row(0).copy()
 
 
-@pytest.mark.parametrize("kind", ["float32", "int8"])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
 def test_each_size_has_both_times_and_passes_compute_what_they_did(kind: str, tmp_path: Path) -> None:
     engine = lean_engine(tiny_model("biases"), kind, tmp_path, 2)  # type: ignore[arg-type]
     before = logits_after(engine, [3, 1, 4])

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 
 from pipeline.engine.torch.lean.compilation import kernel
-from pipeline.engine.torch.lean.rows import exp_row, gate_row, quantize_row, sum_of_exp, sum_of_squares
-from pipeline.engine.torch.lean.tiles import ZERO_POINT
+from pipeline.engine.torch.lean.rows import exp_row, gate_row, quantize_row, round_row, sum_of_exp, sum_of_squares
+from pipeline.engine.torch.lean.tiles import HAS_BF16, ZERO_POINT
 
 
 @kernel
@@ -24,6 +25,11 @@ def gated(gate: np.ndarray, up: np.ndarray, result: np.ndarray) -> None:
 @kernel
 def quantized(row: np.ndarray, factor: float, result: np.ndarray) -> None:
     quantize_row(row.ctypes.data, factor, result.ctypes.data, len(row) // 16)
+
+
+@kernel
+def rounded(row: np.ndarray, result: np.ndarray) -> None:
+    round_row(row.ctypes.data, result.ctypes.data, len(row) // 16)
 
 
 @kernel
@@ -54,4 +60,18 @@ def test_gates_squares_and_quantised_rows() -> None:
     quantized(up, np.float32(127) / np.abs(up).max(), integers)
     np.testing.assert_array_equal(
         integers, np.rint(up * (np.float32(127) / np.abs(up).max())).astype(np.int32) + ZERO_POINT
+    )
+
+
+def test_rows_are_rounded_to_bfloat16_like_torch_does() -> None:
+    row = np.random.default_rng(0).normal(size=640).astype(np.float32)
+    ties = np.asarray([0x3F808000, 0x3F818000, 0xBF808000, 0xBF818000, 0x3F808001, 0x3F807FFF], np.uint32)
+    special = np.asarray([0.0, -0.0, np.inf, -np.inf, np.nan, 3.4e38, -3.4e38, 1e-40], np.float32)
+    row[:14] = np.concatenate([ties.view(np.float32), special])
+    expected = torch.from_numpy(row).bfloat16()
+    result = np.zeros(640, np.uint16 if HAS_BF16 else np.float32)
+    rounded(row, result)
+    found = torch.from_numpy(result)
+    assert torch.equal(
+        (found.view(torch.bfloat16) if HAS_BF16 else found).float().nan_to_num(7), expected.float().nan_to_num(7)
     )

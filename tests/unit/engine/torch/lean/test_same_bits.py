@@ -50,7 +50,7 @@ tokens_strategy = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=
 @settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(sorted(VARIANTS)),
-    st.sampled_from(["float32", "int8"]),
+    st.sampled_from(["float32", "bfloat16", "int8"]),
     st.lists(st.tuples(tokens_strategy, st.integers(0, 40), trees(30)), min_size=1, max_size=4),
     st.data(),
 )
@@ -92,7 +92,7 @@ def test_every_row_has_the_bits_of_plain_decoding(
         assert following.tobytes() == alone(plain, history).tobytes()
 
 
-@pytest.mark.parametrize("kind", ["float32", "int8"])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_passes_of_1_to_128_rows_agree(kind: str, num_threads: int) -> None:
     engine = engine_of("llama", kind, num_threads)

@@ -1,4 +1,4 @@
-"""Matrix tiles: exact in int8 on every kind of processor, and one order of sums in float32."""
+"""Matrix tiles: exact in int8 on every kind of processor, and one order of sums in float32 and in bfloat16."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ import pytest
 from pipeline.engine.torch.lean.compilation import kernel
 from pipeline.engine.torch.lean.tiles import (
     HAS_AVX2,
+    HAS_BF16,
     MAX_BLOCKS,
     MAX_ROWS,
     ZERO_POINT,
     avx2_tile,
+    bfloat16_tile,
     float32_tile,
     int8_tile,
     plain_int8_tile,
+    widening_tile,
 )
+from pipeline.engine.torch.lean.weights import as_float32
 
 INPUTS = 64
 
@@ -42,6 +46,19 @@ def run_plain_int8(addresses: np.ndarray, rows: int, blocks: int) -> None:
 def run_float32(addresses: np.ndarray, rows: int, blocks: int) -> None:
     x, w, start, scale, bias, row_scale, base, out = addresses
     float32_tile(x, 256, w, 4096, 64, 64, start, scale, bias, row_scale, base, 0, out, 4 * 48, w, 64, rows, blocks)
+
+
+@kernel
+def run_bfloat16(addresses: np.ndarray, rows: int, blocks: int) -> None:
+    x, w, start, scale, bias, row_scale, base, out = addresses
+    stride = 128 if HAS_BF16 else 256
+    bfloat16_tile(x, stride, w, 2048, 64, 32, start, scale, bias, row_scale, base, 0, out, 4 * 48, w, 64, rows, blocks)
+
+
+@kernel
+def run_widening(addresses: np.ndarray, rows: int, blocks: int) -> None:
+    x, w, start, scale, bias, row_scale, base, out = addresses
+    widening_tile(x, 256, w, 2048, 64, 32, start, scale, bias, row_scale, base, 0, out, 4 * 48, w, 64, rows, blocks)
 
 
 def addresses_of(*arrays: np.ndarray) -> np.ndarray:
@@ -94,3 +111,26 @@ def test_float32_sums_have_the_same_bits_in_tiles_of_every_size() -> None:
             out = np.zeros((8, 48), np.float32)
             run_float32(addresses_of(rows, packed, zeros, zeros, zeros, zeros, zeros, out), count, blocks)
             assert out[:count, : 16 * blocks].tobytes() == whole[:count, : 16 * blocks].tobytes()
+
+
+@pytest.mark.parametrize("run", [run_bfloat16, run_widening], ids=["this CPU", "any CPU"])
+def test_bfloat16_sums_are_one_chain_with_the_same_bits_on_every_processor(run) -> None:
+    random = np.random.default_rng(0)
+    weight, rows = (random.normal(size=shape).astype(np.float32).view(np.uint32) >> 16 for shape in ((48, 64), (8, 64)))
+    packed = np.ascontiguousarray(weight.astype(np.uint16).reshape(3, 16, 32, 2).transpose(0, 2, 1, 3))
+    wide_weight, wide_rows = as_float32(weight.astype(np.uint16)), as_float32(rows.astype(np.uint16))
+    bias, base = random.random(48, np.float32), random.random(48, np.float32)
+    sums = np.zeros((8, 48), np.float32)
+    for step in range(0, INPUTS, 2):
+        for place in (step + 1, step):  # float64 holds each product and each sum of these numbers exactly
+            products = np.outer(wide_rows[:, place].astype(np.float64), wide_weight[:, place])
+            sums = (sums + products).astype(np.float32)
+    expected = base + (sums + bias)
+    inputs = rows.astype(np.uint16) if HAS_BF16 and run is run_bfloat16 else wide_rows
+    for count in range(1, MAX_ROWS + 1):
+        for blocks in (1, MAX_BLOCKS):
+            out = np.full((8, 48), np.nan, np.float32)
+            run(addresses_of(inputs, packed, base, base, bias, base, base, out), count, blocks)
+            np.testing.assert_array_equal(out[:count, : 16 * blocks], expected[:count, : 16 * blocks])
+            assert np.isnan(out[count:]).all()
+            assert np.isnan(out[:, 16 * blocks :]).all()
