@@ -43,7 +43,11 @@ class ModelConfig(Frozen):
     description: str = Field("", description="One line for `lookahead models`.")
     architecture: str = Field(description="Class name in the checkpoint's config.json, e.g. LlamaForCausalLM.")
     checkpoint: CheckpointSource = Field(description="Source of the weights.")
-    dtype: Dtype = Field("float32", description="Type of weights and activations on the torch backend's CPU path.")
+    dtype: Dtype = Field(
+        "float32",
+        description="Type of weights and activations on the torch backend's CPU path. In bfloat16 the lean pass keeps "
+        "sums, the residual stream and the KV cache in float32 (docs/cpu-engine.md).",
+    )
     gpu_dtype: Dtype = Field("bfloat16", description="Type of weights and activations on a GPU.")
     num_parameters: int = Field(ge=1, description="Number of parameters, for estimates of memory and disk space.")
     max_position_embeddings: int = Field(ge=1, description="Longest context of the model, in tokens.")
