@@ -164,9 +164,7 @@ def test_a_server_refuses_it(where: Places) -> None:
 def test_a_process_that_does_not_come_up_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    artifact = planned_engine(
-        tiny("engine.lookahead_parallel=2", "model.dtype=float16"), own_places(tmp_path)
-    ).artifact
+    artifact = planned_engine(tiny("engine.lookahead_parallel=2", "model.dtype=float16"), own_places(tmp_path)).artifact
     from pipeline.engine.torch import ranks
 
     whole = ranks.load_rank(artifact)
