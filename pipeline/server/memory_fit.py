@@ -9,7 +9,7 @@ from pipeline.config.places import Places
 from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.torch.build import stored_bytes, weight_bytes
-from pipeline.engine.torch.lean.plan import lean_kind
+from pipeline.engine.torch.lean.plan import cache_entry_bytes, lean_kind
 
 # Memory of an engine relative to its weights: packed copies of the layers and buffers come on top. The other models
 # of the server need a fixed amount.
@@ -18,8 +18,6 @@ _OTHER_BYTES = 900 << 20
 _CPU = Hardware(gpu=None, compute_capability=0, has_tensorrt_llm=False)
 # Settings that need less memory, in the order of the change that they make.
 _SMALLER = ("", "model.dtype=bfloat16", "engine.quantization=int8")
-# Bytes of a value in the KV cache of the lean pass, for any dtype.
-_LEAN_CACHE_BYTES = 4
 
 
 class MemoryFit(NamedTuple):
@@ -42,8 +40,8 @@ def kv_bytes(resolved: ResolvedConfig) -> int:
         return 0
     per_token = 2 * shape.num_layers * shape.num_key_value_heads * shape.head_size
     bytes_per_value = weight_bytes(resolved) // resolved.model.num_parameters
-    if lean_kind(resolved) is not None:
-        bytes_per_value = _LEAN_CACHE_BYTES
+    if (kind := lean_kind(resolved)) is not None:
+        bytes_per_value = cache_entry_bytes(kind)
     return per_token * bytes_per_value * engine.max_batch_size * engine.max_seq_len
 
 

@@ -22,21 +22,35 @@ def test_the_kv_cache_counts_layers_heads_slots_and_positions() -> None:
     assert kv_bytes(resolve_config("tiny-random-llama", "latency", ("device=cpu",), where=WHERE)) == 0
 
 
-@pytest.mark.parametrize(("architecture", "size"), [("LlamaForCausalLM", 4), ("StableLmForCausalLM", 2)])
-def test_the_lean_pass_keeps_its_kv_cache_in_float32(architecture: str, size: int) -> None:
-    overrides = ("device=cpu", "backend=torch", "model.dtype=bfloat16", f"model.architecture={architecture}")
+@pytest.mark.parametrize(
+    ("setting", "architecture", "size"),
+    [
+        ("model.dtype=bfloat16", "LlamaForCausalLM", 2),
+        ("model.dtype=bfloat16", "StableLmForCausalLM", 2),
+        ("engine.quantization=int8", "LlamaForCausalLM", 2),
+        ("engine.quantization=int8", "StableLmForCausalLM", 4),
+    ],
+)
+def test_the_kv_cache_of_the_lean_pass_is_bfloat16_beside_smaller_weights(
+    setting: str, architecture: str, size: int
+) -> None:
+    overrides = ("device=cpu", "backend=torch", setting, f"model.architecture={architecture}")
     resolved = resolve_config("smollm2-135m", "latency", overrides, where=WHERE)
     assert kv_bytes(resolved) == 2 * 30 * 3 * 64 * size * 4 * 4096
 
 
 @pytest.mark.parametrize(
     ("available", "setting"),
-    [(62, ""), (45, "model.dtype=bfloat16"), (30, "engine.quantization=int8"), (28, None)],
+    [(62, ""), (45, "model.dtype=bfloat16"), (28, "engine.quantization=int8"), (26, None)],
 )
 def test_the_setting_that_changes_least_is_named(available: int, setting: str | None) -> None:
     fit = memory_fit("llama2-7b", "latency", WHERE, available * GB)
     assert fit.setting == setting
     assert fit.needed_bytes == serving_bytes(4 * 6_738_415_616) + 2 * 32 * 32 * 128 * 4 * 4 * 4096
+
+
+def test_a_large_kv_cache_fits_in_sixteen_bit() -> None:
+    assert memory_fit("smollm2-135m", "throughput", WHERE, 4 * GB).setting == "model.dtype=bfloat16"
 
 
 def test_models_and_profiles_say_what_fits(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,5 +67,5 @@ def test_models_and_profiles_say_what_fits(monkeypatch: pytest.MonkeyPatch, caps
     models, small, large = found
     assert models["smollm2-135m"] == ""
     assert models["llama2-13b"] is None
-    assert (small["latency"], small["throughput"]) == ("", None)
+    assert (small["latency"], small["throughput"]) == ("", "model.dtype=bfloat16")
     assert set(large.values()) == {None}

@@ -3,6 +3,8 @@
     keys     [layer, slot, kv_head, place / 16, dim, 16 places]
     values   [layer, slot, kv_head, dim / 16, place, 16 dims]         dim: head_dim, up to a multiple of 16
 
+Entries are float32 or bfloat16; scores, weights and sums are float32.
+
 A place is an index into a slot. A query attends to the cached places of its slot, and to the places of its own segment
 that its mask permits. Scores, the sum of their exponentials and the weighted sum of values run over places in ascending
 order, and a masked place adds exactly 0. Ancestors in a tree have ascending places, in the order in which they would be
@@ -14,11 +16,12 @@ from __future__ import annotations
 import numpy as np
 from numba import carray
 
+from pipeline.engine.torch.lean import tables
 from pipeline.engine.torch.lean.compilation import kernel
 from pipeline.engine.torch.lean.crew import PHASE_BYTES, shared
 from pipeline.engine.torch.lean.rows import exp_row, float_pointer, hide_end, largest
 from pipeline.engine.torch.lean.tables import Floats, Longs
-from pipeline.engine.torch.lean.tiles import MAX_BLOCKS, MAX_ROWS, float32_tile
+from pipeline.engine.torch.lean.tiles import MAX_BLOCKS, MAX_ROWS, float32_tile, half_tile
 from pipeline.engine.torch.lean.vectors import LANES
 
 # Columns of `segments`: first row of the pass, rows, cached places, slot, 1 if each row attends to all rows before it,
@@ -61,11 +64,11 @@ def attend(
     layer: int,
     window: int,
     group: int,
+    num_kv_heads: int,
     dim: int,
     projected: Longs,
     attended: Longs,
-    keys: Floats,
-    values: Floats,
+    cache: Longs,
     rows: Longs,
     segments: Longs,
     masks: Floats,
@@ -75,9 +78,8 @@ def attend(
     """One thread's part of a layer's attention. Returns the address of the next phase's counter.
 
     group: query heads per key head. projected, attended: (address, bytes per row) of rotated queries and of results.
-    rows: [row, (slot, position, place)]. segments: by the columns above; the row after the last segment holds the
-    number of tasks. masks: see above. scratch: [thread, `scratch_floats`]."""
-    num_kv_heads = keys.shape[2]
+    cache: see `tables`. rows: [row, (slot, position, place)]. segments: by the columns above; the row after the last
+    segment holds the number of tasks. masks: see above. scratch: [thread, `scratch_floats`]."""
     num_segments = len(segments) - 1
     num_tasks = segments[num_segments, FIRST_TASK]
     segment = 0
@@ -95,8 +97,7 @@ def attend(
             dim,
             projected,
             attended,
-            keys,
-            values,
+            cache,
             rows,
             segments[segment],
             masks,
@@ -116,8 +117,7 @@ def _attend_task(
     dim: int,
     projected: Longs,
     attended: Longs,
-    keys: Floats,
-    values: Floats,
+    cache: Longs,
     rows: Longs,
     segment: Longs,
     masks: Floats,
@@ -129,8 +129,10 @@ def _attend_task(
     """Compute the attention of rows first .. last of a segment, for the query heads of one key head."""
     start, cached, slot = segment[START], segment[CACHED], segment[SLOT]
     count = (last - first) * group
-    padded = keys.shape[4]
-    width = 4 * padded
+    blocks = (dim + LANES - 1) // LANES
+    width = 4 * LANES * blocks
+    entry = cache[tables.KEYS, tables.CACHE_ENTRY]
+    is_half = entry == 2
     ones = scratch.ctypes.data
     zeros = ones + 4 * LANES * MAX_BLOCKS
     left = zeros + 4 * LANES * MAX_BLOCKS
@@ -153,19 +155,19 @@ def _attend_task(
     seen = end - begin
     num_blocks = (seen + LANES - 1) // LANES
     line_bytes = 4 * LANES * num_blocks
-    key = keys[layer, slot, head].ctypes.data + begin * width
-    _product(left, width, count, key, LANES * width, 4 * LANES, dim, num_blocks, weights, line_bytes, zeros)
+    key_bytes, value_bytes = cache[tables.KEYS, tables.CACHE_BLOCK], cache[tables.VALUES, tables.CACHE_BLOCK]
+    key = address_of(cache[tables.KEYS], layer, slot, head) + begin // LANES * key_bytes
+    value = address_of(cache[tables.VALUES], layer, slot, head) + begin * LANES * entry
+    step = LANES * entry
+    _product(is_half, left, width, count, key, key_bytes, step, dim, num_blocks, weights, line_bytes, zeros)
     for row in range(first, last):
         for query in range((row - first) * group, (row - first + 1) * group):
             line = weights + query * line_bytes
             _hide(line, num_blocks, row, begin, segment, window, rows, masks)
             exp_row(line, num_blocks, largest(line, num_blocks))
-    num_places = values.shape[4]
-    value = values[layer, slot, head].ctypes.data + begin * LANES * 4
-    blocks = padded // LANES
-    _product(weights, line_bytes, count, value, 4 * LANES * num_places, 4 * LANES, seen, blocks, out, width, zeros)
+    _product(is_half, weights, line_bytes, count, value, value_bytes, step, seen, blocks, out, width, zeros)
     # The sum of the weights, in the order of the weighted sum. It overwrites the queries.
-    _product(weights, line_bytes, count, ones, 0, 0, seen, 1, left, width, zeros)
+    _product(is_half, weights, line_bytes, count, ones, 0, 0, seen, 1, left, width, zeros)
     for row in range(first, last):
         target = attended[0] + (start + row) * attended[1] + query_bytes * head
         for query in range(group):
@@ -183,7 +185,16 @@ def _scale(source: int, factor: float, target: int, count: int) -> None:
 
 
 @kernel
+def address_of(cache: Longs, layer: int, slot: int, head: int) -> int:
+    """Address of the keys or values of a head. cache: a row of the table."""
+    address: int = cache[tables.CACHE_ADDRESS]
+    address += layer * cache[tables.CACHE_LAYER] + slot * cache[tables.CACHE_SLOT] + head * cache[tables.CACHE_HEAD]
+    return address
+
+
+@kernel
 def _product(
+    is_half: bool,
     left: int,
     left_stride: int,
     count: int,
@@ -196,9 +207,9 @@ def _product(
     out_stride: int,
     zeros: int,
 ) -> None:
-    """out [count, num_blocks * 16] = left [count, steps] times right. block_stride, step_stride: of right, from one
-    block of 16 columns to the next and from one step to the next. Addresses and strides in bytes. zeros: address of a
-    block of zeros.
+    """out [count, num_blocks * 16] = left [count, steps] times right. is_half: whether right is bfloat16. block_stride,
+    step_stride: of right, from one block of 16 columns to the next and from one step to the next. Addresses and strides
+    in bytes. zeros: address of a block of zeros.
 
     The weights of other layers have evicted keys and values from the CPU caches, so the first tile of each block of
     columns prefetches the next block."""
@@ -207,7 +218,7 @@ def _product(
         width = MAX_BLOCKS if num_blocks - block >= MAX_BLOCKS else 1
         column = right + block * block_stride
         for row in range(0, count, MAX_ROWS):
-            float32_tile(
+            arguments = (
                 left + row * left_stride,
                 left_stride,
                 column,
@@ -227,6 +238,10 @@ def _product(
                 min(MAX_ROWS, count - row),
                 width,
             )
+            if is_half:
+                half_tile(*arguments)
+            else:
+                float32_tile(*arguments)
         block += width
 
 
@@ -266,19 +281,3 @@ def _hide(
     own = carray(float_pointer(line + 4 * (first + skipped - begin)), width - skipped)
     for index in range(width - skipped):
         own[index] = own[index] if mask[index] == 0 else np.float32(-np.inf)
-
-
-@kernel
-def move_places(keys: Floats, values: Floats, slot: int, start: int, nodes: Longs) -> None:
-    """Move keys and values from the places start + nodes, which ascend, to start, start + 1, ..."""
-    num_layers, _, num_heads, _, dim, _ = keys.shape
-    for layer in range(num_layers):
-        for head in range(num_heads):
-            for place in range(len(nodes)):
-                source, target = start + nodes[place], start + place
-                for entry in range(dim):
-                    line = keys[layer, slot, head, :, entry]
-                    line[target // LANES, target % LANES] = line[source // LANES, source % LANES]
-                for block in range(dim // LANES):
-                    for lane in range(LANES):
-                        values[layer, slot, head, block, target, lane] = values[layer, slot, head, block, source, lane]

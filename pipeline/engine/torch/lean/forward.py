@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from pipeline.engine.torch.lean import tables
 from pipeline.engine.torch.lean.attention import attend
+from pipeline.engine.torch.lean.cache_entries import rotate_rows
 from pipeline.engine.torch.lean.compilation import kernel
 from pipeline.engine.torch.lean.crew import Turn, enters, leaves
-from pipeline.engine.torch.lean.phases import gate_rows, multiply, norm_rows, pack_rows, rotate_rows
+from pipeline.engine.torch.lean.phases import gate_rows, multiply, norm_rows, pack_rows
 from pipeline.engine.torch.lean.tables import Floats, Longs
 
 _PHASES_PER_LAYER, _LAST_PHASES = 10, 2
@@ -34,8 +35,7 @@ def run_pass(
     windows: Longs,
     buffers: Longs,
     rotation: Floats,
-    keys: Floats,
-    values: Floats,
+    cache: Longs,
     rows: Longs,
     segments: Longs,
     masks: Floats,
@@ -46,7 +46,7 @@ def run_pass(
     """One thread's part of a pass. Does nothing if the pass is closed.
 
     turn: see `crew`. sizes, matrices, norms, buffers, rows: by the columns in `tables`. windows: [layer] sliding
-    window, 0 for none. rotation: [2, position, head_dim / 2] cosines and sines. keys, values, segments, masks,
+    window, 0 for none. rotation: [2, position, head_dim / 2] cosines and sines. cache: see `tables`. segments, masks,
     scratch: see `attention`. wanted: rows whose logits are computed. counters: zeros, `num_counters` times
     `COUNTER_BYTES`."""
     if not enters(turn):
@@ -64,17 +64,17 @@ def run_pass(
         counter = multiply(
             sizes, table[tables.QKV], buffers, h, zeros, buffers[tables.QKV_OUT], none, num_rows, counter
         )
-        counter = rotate_rows(sizes, epsilon, layer, norms[layer], buffers, rotation, keys, values, rows, counter)
+        counter = rotate_rows(sizes, epsilon, layer, norms[layer], buffers, rotation, cache, rows, counter)
         counter = attend(
             thread,
             layer,
             windows[layer],
             sizes[tables.NUM_HEADS] // sizes[tables.NUM_KV_HEADS],
+            sizes[tables.NUM_KV_HEADS],
             sizes[tables.HEAD_DIM],
             buffers[tables.QKV_OUT],
             buffers[tables.ATTENDED],
-            keys,
-            values,
+            cache,
             rows,
             segments,
             masks,

@@ -8,14 +8,11 @@ argument.
 from __future__ import annotations
 
 import numpy as np
-from numba import carray
 
 from pipeline.engine.torch.lean import tables
 from pipeline.engine.torch.lean.compilation import kernel
 from pipeline.engine.torch.lean.crew import PHASE_BYTES, shared
 from pipeline.engine.torch.lean.rows import (
-    fetch_to_write,
-    float_pointer,
     gate_row,
     largest,
     largest_magnitude,
@@ -25,7 +22,7 @@ from pipeline.engine.torch.lean.rows import (
     store_float,
     sum_of_squares,
 )
-from pipeline.engine.torch.lean.tables import Floats, Longs
+from pipeline.engine.torch.lean.tables import Longs
 from pipeline.engine.torch.lean.tiles import MAX_BLOCKS, MAX_ROWS, bfloat16_tile, float32_tile, int8_tile
 from pipeline.engine.torch.lean.vectors import LANES
 
@@ -75,7 +72,7 @@ def pack_rows(sizes: Longs, buffers: Longs, counter: int) -> int:
 
 
 @kernel
-def _norm(source: int, weight: int, target: int, size: int, epsilon: float) -> None:
+def norm(source: int, weight: int, target: int, size: int, epsilon: float) -> None:
     """Root mean square norm (arXiv 1910.07467) of a row of `size` entries, padded with zeros."""
     blocks = _blocks(size)
     mean = sum_of_squares(source, blocks) / np.float32(size)
@@ -91,7 +88,7 @@ def norm_rows(
     for row in shared(counter, num_rows, _chunk(num_rows, sizes[tables.NUM_THREADS])):
         source = x[0] + (places[row] if len(places) else row) * x[1]
         result = h[0] + row * h[1]
-        _norm(source, weight, result, sizes[tables.HIDDEN], epsilon)
+        norm(source, weight, result, sizes[tables.HIDDEN], epsilon)
         blocks = _blocks(sizes[tables.HIDDEN])
         _pack_row(sizes[tables.KIND], result, target[0] + row * target[1], scale[0] + 4 * row, blocks)
     return counter + PHASE_BYTES
@@ -173,61 +170,3 @@ def multiply(
                 best = largest(target[0] + row * target[1] + 4 * LANES * MAX_BLOCKS * task, width)
                 store_float(maxima[0] + row * maxima[1] + 4 * task, best)
     return counter + PHASE_BYTES
-
-
-@kernel
-def rotate_rows(
-    sizes: Longs,
-    epsilon: float,
-    layer: int,
-    norms: Longs,
-    buffers: Longs,
-    rotation: Floats,
-    keys: Floats,
-    values: Floats,
-    rows: Longs,
-    counter: int,
-) -> int:
-    """Apply norm (if the model has one) and rotation to queries in place, and to keys. Write keys and values to the
-    cache."""
-    num_rows, dim = sizes[tables.NUM_ROWS], sizes[tables.HEAD_DIM]
-    num_heads, num_kv_heads = sizes[tables.NUM_HEADS], sizes[tables.NUM_KV_HEADS]
-    half = dim // 2
-    # Rows with neighbouring places share the cache lines of keys, so each thread takes a range of rows.
-    num_threads = sizes[tables.NUM_THREADS]
-    for row in shared(counter, num_rows, (num_rows + num_threads - 1) // num_threads):
-        address = buffers[tables.QKV_OUT, 0] + row * buffers[tables.QKV_OUT, 1]
-        slot, position, place = rows[row, tables.ROW_SLOT], rows[row, tables.ROW_POSITION], rows[row, tables.ROW_PLACE]
-        cosine, sine = rotation[0, position], rotation[1, position]
-        block, lane = place // LANES, place % LANES
-        # Each entry of a key is in another cache line, so prefetch them all.
-        for head in range(num_kv_heads):
-            first = keys[layer, slot, head, block].ctypes.data
-            for index in range(dim):
-                fetch_to_write(first + 4 * LANES * index)
-        for head in range(num_heads + num_kv_heads):
-            start = address + 4 * dim * head
-            weight = norms[tables.Q_NORM] if head < num_heads else norms[tables.K_NORM]
-            if weight:
-                _norm(start, weight, start, dim, epsilon)
-            _rotate(start, cosine, sine, half)
-            if head >= num_heads:
-                key, entries = keys[layer, slot, head - num_heads, block], carray(float_pointer(start), dim)
-                for index in range(dim):
-                    key[index, lane] = entries[index]
-        for head in range(num_kv_heads):
-            entries = carray(float_pointer(address + 4 * dim * (num_heads + num_kv_heads + head)), dim)
-            value = values[layer, slot, head]
-            for index in range(dim):
-                value[index // LANES, place, index % LANES] = entries[index]
-    return counter + PHASE_BYTES
-
-
-@kernel
-def _rotate(address: int, cosine: Floats, sine: Floats, half: int) -> None:
-    """Rotate the two halves of a head in place (arXiv 2104.09864)."""
-    left, right = carray(float_pointer(address), half), carray(float_pointer(address + 4 * half), half)
-    for index in range(half):
-        first, second = left[index], right[index]
-        left[index] = first * cosine[index] - second * sine[index]
-        right[index] = second * cosine[index] + first * sine[index]

@@ -16,6 +16,7 @@ from pipeline.engine.torch.lean.tiles import HAS_BF16, ZERO_POINT
 from pipeline.engine.torch.lean.vectors import (
     FLOATS,
     I8,
+    I32,
     I64,
     INTS,
     LANES,
@@ -28,6 +29,7 @@ from pipeline.engine.torch.lean.vectors import (
     prefetch,
     reduce,
     rough_exp,
+    rounded_upper,
     splat,
     store,
     vector_exp,
@@ -166,19 +168,14 @@ def round_row(typing: Any, row: Any, target: Any, blocks: Any) -> Any:
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
         row, target, blocks = arguments
-        half = ir.Constant(INTS, [16] * LANES)
 
         def body(place: ir.Value, _: ir.Value | None) -> None:
-            # LLVM's own conversion calls a library function where the processor has no instruction for it.
-            bits = load(builder, builder.add(row, place), INTS)
-            is_odd = builder.and_(builder.lshr(bits, half), ir.Constant(INTS, [1] * LANES))
-            rounded = builder.add(builder.add(bits, ir.Constant(INTS, [0x7FFF] * LANES)), is_odd)
-            upper = builder.lshr(rounded, half)
+            upper = rounded_upper(builder, load(builder, builder.add(row, place), INTS))
             if HAS_BF16:
                 narrow = builder.trunc(upper, ir.VectorType(ir.IntType(16), LANES))
                 store(builder, narrow, builder.add(target, builder.lshr(place, ir.Constant(I64, 1))), align=2)
             else:
-                store(builder, builder.shl(upper, half), builder.add(target, place))
+                store(builder, builder.shl(upper, ir.Constant(INTS, [16] * LANES)), builder.add(target, place))
 
         loop(builder, blocks, None, body)
         return context.get_dummy_value()
@@ -242,6 +239,18 @@ def store_float(typing: Any, address: Any, value: Any) -> Any:
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
         store(builder, arguments[1], arguments[0])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.float32), generate
+
+
+@generated
+def store_half(typing: Any, address: Any, value: Any) -> Any:
+    """Write one float32 as bfloat16, rounded to the nearest, ties to even."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        upper = rounded_upper(builder, builder.bitcast(arguments[1], I32))
+        store(builder, builder.trunc(upper, ir.IntType(16)), arguments[0], align=2)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.float32), generate

@@ -22,6 +22,7 @@ from pipeline.engine.torch.lean.vectors import LANES
 from pipeline.engine.torch.lean.weights import as_float32
 
 Array = npt.NDArray[Any]
+_BFLOAT16_ONE = 0x3F80
 _MATRICES = ("qkv", "output", "gate_up", "down")
 _KINDS: dict[Kind, int] = {"float32": tables.FLOAT32, "bfloat16": tables.BFLOAT16, "int8": tables.INT8}
 
@@ -71,7 +72,7 @@ class Runner:
         sizes, buffers, logits, maxima = self._prepared(len(token_ids), len(wanted))
         self._embed(token_ids)
         model = self._plan.epsilon, self._matrices, self._norms, self._windows
-        context = self._rotation, self._cache.keys, self._cache.values
+        context = self._rotation, self._cache.table
         of_pass = rows, segments, masks, wanted, self._scratch, self._counters
         arguments = (sizes, *model, buffers, *context, *of_pass)
         self._crew.run(lambda thread, turn: run_pass(thread, turn, *arguments))
@@ -133,10 +134,13 @@ class Runner:
 
     def _make_scratch(self) -> Floats:
         """[thread, floats] scratch memory. Each thread's part begins with a block of ones and one of zeros."""
-        dim = self._cache.keys.shape[4]
-        size = scratch_floats(self._plan.group_size, self._limits.max_seq_len, dim)
+        size = scratch_floats(self._plan.group_size, self._limits.max_seq_len, self._plan.head_dim)
         scratch = aligned((self._crew.num_threads, -(-size // LANES) * LANES), np.float32)
-        scratch[:, : LANES * MAX_BLOCKS] = 1
+        ones = scratch[:, : LANES * MAX_BLOCKS]
+        if self._cache.keys.dtype == np.float32:
+            ones[:] = 1
+        else:
+            ones.view(np.uint16)[:] = _BFLOAT16_ONE
         return scratch
 
     def _grow_buffers(self, num_rows: int) -> None:

@@ -112,6 +112,17 @@ def rough_exp(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
     return _times_power_of_two(builder, value, power)
 
 
+def rounded_upper(builder: ir.IRBuilder, bits: ir.Value) -> ir.Value:
+    """Upper half of the bits of float32 numbers, rounded to the nearest, ties to even: the bits of bfloat16. LLVM's own
+    conversion calls a library function where the processor has no instruction for it."""
+
+    def constant(value: int) -> ir.Constant:
+        return ir.Constant(bits.type, [value] * LANES if bits.type == INTS else value)
+
+    is_odd = builder.and_(builder.lshr(bits, constant(16)), constant(1))
+    return builder.lshr(builder.add(builder.add(bits, constant(0x7FFF)), is_odd), constant(16))
+
+
 def _times_power_of_two(builder: ir.IRBuilder, value: ir.Value, power: ir.Value) -> ir.Value:
     """value * 2^power for integral powers, by addition to the exponent's bits."""
     shifted = builder.shl(builder.fptosi(power, INTS), ir.Constant(INTS, [23] * LANES))

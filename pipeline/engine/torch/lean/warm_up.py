@@ -60,3 +60,4 @@ def warm_up_pass() -> None:
     runner.multiply(1)
     LeanLogits(logits, maxima, LANES).top_k(slice(1), 1)
     cache.move_path(0, 0, [1])
+    LeanCache(_PLAN.model_copy(update={"kind": "int8"}), 1, LANES).move_path(0, 0, [1])

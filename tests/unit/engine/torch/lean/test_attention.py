@@ -15,8 +15,11 @@ from pipeline.engine.torch.lean.attention import max_task_rows, task_rows
 from pipeline.engine.torch.lean.compilation import kernel
 from pipeline.engine.torch.lean.engine import LeanEngine, _mask
 from pipeline.engine.torch.lean.memory import ALIGNMENT
+from pipeline.engine.torch.lean.plan import Kind
 from pipeline.engine.torch.lean.rows import hide_end
 from tests.unit.engine.torch.lean.models import lean_engine, tiny_model
+
+BFLOAT16_NAN = 0x7FC0
 
 
 @kernel
@@ -75,12 +78,13 @@ def rows_of(engine: LeanEngine) -> list[bytes]:
     return [result.row(node).tobytes() for node in range(4)]
 
 
+@pytest.mark.parametrize("kind", ["float32", "int8"])
 @pytest.mark.parametrize("variant", ["llama", "mistral", "qwen2"])
-def test_places_that_nobody_sees_may_hold_anything(variant: str, tmp_path: Path) -> None:
-    engine = lean_engine(tiny_model(variant), "float32", tmp_path, 1)
+def test_places_that_nobody_sees_may_hold_anything(variant: str, kind: Kind, tmp_path: Path) -> None:
+    engine = lean_engine(tiny_model(variant), kind, tmp_path, 1)
     expected = rows_of(engine)
-    engine._cache.keys[:] = np.nan
-    engine._cache.values[:] = np.nan
+    for array in (engine._cache.keys, engine._cache.values):
+        array[:] = np.nan if kind == "float32" else BFLOAT16_NAN
     assert rows_of(engine) == expected
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 from pipeline.decoding.tree import chain, tree_from_lists
 from pipeline.engine.contract import VerifyItem
@@ -62,7 +65,19 @@ def as_bfloat16(model: PreTrainedModel) -> PreTrainedModel:
     return with_layers(model, RoundedRows)
 
 
+def rounded_cache(
+    module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **options: Any
+) -> Any:
+    """Attention over keys and values that are rounded to bfloat16."""
+    return sdpa_attention_forward(module, query, key.bfloat16().float(), value.bfloat16().float(), *rest, **options)
+
+
+AttentionInterface.register("rounded cache", rounded_cache)
+AttentionMaskInterface.register("rounded cache", sdpa_mask)
+
+
 def with_layers(model: PreTrainedModel, kind: type[torch.nn.Module]) -> PreTrainedModel:
+    model.set_attn_implementation("rounded cache")
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if type(child) is torch.nn.Linear:
