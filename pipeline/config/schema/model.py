@@ -46,7 +46,7 @@ class ModelConfig(Frozen):
     dtype: Dtype = Field(
         "float32",
         description="Type of weights and activations on the torch backend's CPU path. In bfloat16 the lean pass keeps "
-        "sums, the residual stream and the KV cache in float32 (docs/cpu-engine.md).",
+        "sums and the residual stream in float32 (docs/cpu-engine.md).",
     )
     gpu_dtype: Dtype = Field("bfloat16", description="Type of weights and activations on a GPU.")
     num_parameters: int = Field(ge=1, description="Number of parameters, for estimates of memory and disk space.")

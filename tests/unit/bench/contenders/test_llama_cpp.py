@@ -92,5 +92,5 @@ def test_prompt_lookup_has_room_for_the_logits_of_long_prompts(monkeypatch: pyte
     checkpoint = SimpleNamespace(folder=tmp_path, gguf_file="model.gguf")
     monkeypatch.setattr(llama_cpp, "fetch", lambda model, cache_dir: checkpoint)
     load_llama_cpp(LLAMA_CPP_BASELINES, model("smollm2-135m"), tmp_path, 2048, 2)
-    # llama-cpp-python keeps the logits of 512 tokens unless it is told to keep all.
+    # llama-cpp-python keeps the logits of 512 tokens without this option.
     assert [(each["draft_model"] is not None, each["logits_all"]) for each in options] == [(False, False), (True, True)]
