@@ -82,10 +82,7 @@ def write_key(cache: Longs, key: int, place: int, source: int, dim: int) -> None
     target = key + place // LANES * cache[tables.CACHE_BLOCK] + place % LANES * entry
     entries = carray(float_pointer(source), dim)
     for index in range(dim):
-        if entry == 4:
-            store_float(target + index * LANES * entry, entries[index])
-        else:
-            store_half(target + index * LANES * entry, entries[index])
+        _store(entry, target + index * LANES * entry, entries[index])
 
 
 @kernel
@@ -97,10 +94,16 @@ def write_value(cache: Longs, value: int, place: int, source: int, dim: int) -> 
         target = value + first // LANES * cache[tables.CACHE_BLOCK] + place * LANES * entry
         entries = carray(float_pointer(source + 4 * first), count)
         for index in range(count):
-            if entry == 4:
-                store_float(target + 4 * index, entries[index])
-            else:
-                store_half(target + 2 * index, entries[index])
+            _store(entry, target + index * entry, entries[index])
+
+
+@kernel
+def _store(entry: int, address: int, value: float) -> None:
+    """Write an entry of 4 bytes as float32, or one of 2 as bfloat16."""
+    if entry == 4:
+        store_float(address, value)
+    else:
+        store_half(address, value)
 
 
 @kernel
