@@ -12,6 +12,10 @@ VENV    ?= .venv
 # Tests of decoding that run no compiled loop: `test-kernels` leaves them to the unit tests.
 WITHOUT_LOOPS := grammar $(addprefix test_,$(addsuffix .py,accept compile_cache cost log_probs lookahead planner pool \
 	sampling split strategy tree))
+# Older processors that `test-kernels` compiles the lean pass for, with their instruction sets, in numba's terms.
+ifeq ($(shell uname -m),x86_64)
+OLDER_PROCESSORS := haswell:+avx2,+fma,+f16c nehalem:+sse4.2
+endif
 
 LOOKAHEAD := $(VENV)/bin/lookahead
 WHICH     := --model "$(MODEL)" --profile "$(PROFILE)"
@@ -95,9 +99,13 @@ test: setup-dev test-kernels ## Run all tests, including those against a real se
 	$(VENV)/bin/python -m pytest -n 2 --dist loadfile tests/integration tests/soak/test_kills.py \
 		tests/soak/test_small_machine.py $(ARGS)
 
-test-kernels: setup-dev ## Run the compiled loops with index checks, and small examples as plain Python
+test-kernels: setup-dev ## Run the compiled loops with index checks, as plain Python, and for older processors
 	NUMBA_BOUNDSCHECK=1 timeout 900 $(VENV)/bin/python -m pytest -q tests/unit/decoding $(WITHOUT_LOOPS:%=--ignore=tests/unit/decoding/%)
 	NUMBA_DISABLE_JIT=1 timeout 900 $(VENV)/bin/python -m pytest -q -W ignore:overflow tests/unit/decoding/trie/test_random_operations.py
+	set -e; for older in $(OLDER_PROCESSORS); do \
+		NUMBA_CPU_NAME=$${older%%:*} NUMBA_CPU_FEATURES=$${older#*:} timeout 900 $(VENV)/bin/python -m pytest -q \
+			tests/unit/engine/torch/lean; \
+	done
 
 mutation: setup-dev ## Make small changes to the core and list those that no test detects: ARGS="--mutants 50"
 	$(VENV)/bin/python -m tests.mutation $(ARGS)

@@ -27,8 +27,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import types
+from numba.core.registry import cpu_target
 
 from pipeline.engine.torch.lean.compilation import generated
 from pipeline.engine.torch.lean.vectors import (
@@ -47,15 +48,17 @@ from pipeline.engine.torch.lean.vectors import (
     store,
 )
 
-_FEATURES = binding.get_host_cpu_features()
-_WIDE = bool(_FEATURES.get("avx512f"))
-HAS_VNNI = _WIDE and bool(_FEATURES.get("avx512vnni"))
-HAS_BF16 = _WIDE and bool(_FEATURES.get("avx512bf16"))
-HAS_AVX2 = bool(_FEATURES.get("avx2"))
+# The processor that numba compiles for: this machine's, unless NUMBA_CPU_NAME and NUMBA_CPU_FEATURES name another.
+_, _PROCESSOR, _LIST = cpu_target.target_context.codegen().magic_tuple()
+_FEATURES = _LIST.split(",")
+_WIDE = "+avx512f" in _FEATURES
+HAS_VNNI = _WIDE and "+avx512vnni" in _FEATURES
+HAS_BF16 = _WIDE and "+avx512bf16" in _FEATURES
+HAS_AVX2 = "+avx2" in _FEATURES
 # Zero point of the bytes of an int8 row.
 ZERO_POINT = 128 if HAS_VNNI else 0
 # Zen 4 and 5 do not keep lines of this kind in the level 3 cache, so weights do not evict the KV cache.
-_LOCALITY = 0 if _WIDE and binding.get_host_cpu_name().startswith("znver") else 2
+_LOCALITY = 0 if _WIDE and _PROCESSOR.startswith("znver") else 2
 # Accumulators fill the vector registers: 32 of 64 bytes, else 16 of 32.
 MAX_ROWS, MAX_BLOCKS = (8, 3) if _WIDE else (4, 1)
 
