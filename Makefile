@@ -110,7 +110,7 @@ test-kernels: setup-dev ## Run the compiled loops with index checks, as plain Py
 mutation: setup-dev ## Make small changes to the core and list those that no test detects: ARGS="--mutants 50"
 	$(VENV)/bin/python -m tests.mutation $(ARGS)
 
-soak: setup-dev ## Start, query, kill and stop servers for an hour
+soak: setup-dev ## Start, query, kill and stop servers for up to an hour
 	LOOKAHEAD_SOAK_S=3600 $(VENV)/bin/python -m pytest tests/soak $(ARGS)
 
 check: setup-dev ## Check lint, format, types, schemas and generated tables
