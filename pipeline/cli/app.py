@@ -13,10 +13,9 @@ How to add commands
       DEFAULT_PROFILE`, `overrides: Set = None`, `dry_run: DryRun = False`, `as_json: Json = False`.
       `options.resolve(model, profile, overrides)` returns the ResolvedConfig. Other options are written
       `Annotated[type, typer.Option("--name", help=...)]`.
-    * A command that needs the engine calls `pipeline.tuning.planned_engine.planned_engine(resolved, places(),
-      note=output.note).artifact`. It builds what is missing; for a finished engine it takes milliseconds. A command
-      that must not build calls `pipeline.engine.artifact.load_artifact(artifact_dir(places(), model, profile),
-      places().cache)`.
+    * A command that needs the engine calls `options.built_artifact(resolved)`. It builds what is missing; for a
+      finished engine it takes milliseconds. A command that must not build calls
+      `pipeline.engine.artifact.load_artifact(artifact_dir(places(), model, profile), places().cache)`.
     * Raise `pipeline.errors.UserError` for what the user can fix: `pipeline.cli.main` prints it on stderr and exits
       with 2. Catch nothing else: a bug prints its trace and exits with 1. For other exit codes raise
       `typer.Exit(code)`.

@@ -186,8 +186,9 @@ def working(what: str) -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def steps(what: str, total: int | None) -> Iterator[Callable[[str], None]]:
-    """Show progress by steps. Yields a function to call after each step, with the step's name."""
-    with progress() as bar:
+    """Show progress by steps, and progress bars of other packages. Yields a function to call after each step, with the
+    step's name."""
+    with progress() as bar, foreign_bars(Bars(bar)):
         task = bar.add_task(what, total=total)
 
         def step(text: str) -> None:

@@ -128,7 +128,8 @@ def _check_engine(model: str, shapes: str | None, num_prompts: int, max_new_toke
     def on_result(done: list[dict[str, Any]]) -> None:
         write_engine_report(folder, asdict(options), done)
 
-    results = run_checks(options, own, output.note, on_result)
+    with output.working("checking the engine") as note:
+        results = run_checks(options, own, note, on_result)
     rows = [(check["name"], "passed" if check["passed"] else "FAILED", check["seconds"]) for check in results]
     output.table(["check", "result", "seconds"], rows)
     output.say(f"report: {folder / 'engine.md'}")

@@ -152,7 +152,8 @@ def _engine(model: str, profile: str, overrides: list[str] | None) -> tuple[Engi
     resolved = resolve(model, profile, overrides)
     if resolved.backend != "torch":
         raise UserError(f"Profile {profile} is for {resolved.backend}; W, N and G run on the torch backend only.")
-    return load_engine(build_engine(resolved, places(), note=output.note).artifact), resolved
+    with output.working("opening the engine") as note:
+        return load_engine(build_engine(resolved, places(), note=note).artifact), resolved
 
 
 def _short(value: object) -> object:

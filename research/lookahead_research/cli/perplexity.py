@@ -37,7 +37,9 @@ def perplexity(
         require_writable(json_path)
     others = None if against is None else load_scores(against)
     rows = load_workload(data or DEFAULT_PROMPTS, limit)
-    opened = open_in_process(build_engine(resolve(model, profile, overrides), places(), note=output.note).artifact)
+    wanted = resolve(model, profile, overrides)
+    with output.working("opening the engine") as note:
+        opened = open_in_process(build_engine(wanted, places(), note=note).artifact)
     texts = [
         (row.row_id, as_token_ids(opened.tokenizer.encode(" ".join((row.system, *row.turns)).strip()))) for row in rows
     ]

@@ -17,6 +17,7 @@ from pipeline.cli.options import (
     Outputs,
     Profile,
     Set,
+    built_artifact,
     limit_to,
     resolve,
 )
@@ -39,16 +40,14 @@ def record(
     from lookahead_research.replay import replay
     from pipeline.bench.contenders.in_process import open_in_process
     from pipeline.bench.report.results import require_writable
-    from pipeline.config.places import places
     from pipeline.decoding.first_rows import NO_FIRST_ROWS
     from pipeline.engine.first_rows import load_first_rows
-    from pipeline.tuning.planned_engine import planned_engine
 
     budgets = numbers("--budget", budget, MOST_DRAFT_TOKENS)
     require_writable(out)
     rows = load_replay_rows(outputs)[:limit]
     texts = [row.text for row in rows]
-    artifact = planned_engine(resolve(model, profile, overrides), places(), note=output.note).artifact
+    artifact = built_artifact(resolve(model, profile, overrides))
     engine = open_in_process(artifact).engine
     stored = load_first_rows(artifact)
     first_rows = NO_FIRST_ROWS if stored is None else stored.rows

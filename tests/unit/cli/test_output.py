@@ -66,6 +66,16 @@ def test_bars_of_other_packages_are_shown_by_our_display(
     assert "afterwards" in capsys.readouterr().err
 
 
+def test_bars_of_other_packages_during_steps_are_not_printed(
+    stderr: io.StringIO, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tqdm.auto import tqdm
+
+    with output.steps("comparing", 1), tqdm(total=1, desc="converting", mininterval=0) as bar:
+        bar.update(1)
+    assert capsys.readouterr().err == ""
+
+
 def test_a_bar_is_a_task_with_its_total_until_it_is_closed() -> None:
     from tqdm.auto import tqdm
 

@@ -44,7 +44,7 @@ def save_lean(model: PreTrainedModel, kind: Kind, folder: Path) -> bool:
     plan = plan_of(config, kind, rotary_scale)
     if plan is None:
         return False
-    tensors = {"inverse_frequencies": inverse_frequencies, **_tensors(model.state_dict(), plan)}
+    tensors = {"inverse_frequencies": _wide(inverse_frequencies), **_tensors(model.state_dict(), plan)}
     folder.mkdir(parents=True, exist_ok=True)
     _save_aligned(tensors, folder / WEIGHTS)
     (folder / PLAN).write_text(plan.model_dump_json(indent=1) + "\n", encoding="utf-8")

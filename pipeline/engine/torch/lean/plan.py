@@ -69,7 +69,10 @@ def plan_of(config: PretrainedConfig, kind: Kind, rotary_scale: float) -> LeanPl
     dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     widest = max(config.hidden_size, config.intermediate_size, heads * dim)
     partial: Any = (config.rope_parameters or {}).get("partial_rotary_factor", 1.0)
+    head_norms = config.architectures == ["Qwen3ForCausalLM"] or config.model_type == "qwen3"
     if config.hidden_act != "silu" or dim % 2 or partial != 1.0 or (kind == "int8" and widest > MAX_INPUTS):
+        return None
+    if head_norms and dim % 16:  # heads follow each other without padding, which a norm needs
         return None
     window = getattr(config, "sliding_window", None) or 0
     kinds = getattr(config, "layer_types", None)
@@ -89,7 +92,7 @@ def plan_of(config: PretrainedConfig, kind: Kind, rotary_scale: float) -> LeanPl
         epsilon=config.rms_norm_eps,
         rotary_scale=rotary_scale,
         tied=bool(config.tie_word_embeddings),
-        head_norms=config.architectures == ["Qwen3ForCausalLM"] or config.model_type == "qwen3",
+        head_norms=head_norms,
         windows=windows,
     )
 

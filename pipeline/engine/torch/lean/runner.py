@@ -38,7 +38,8 @@ class Runner:
         self._matrices = self._matrix_table()
         self._norms = self._norm_table()
         self._windows = np.asarray(plan.windows, np.int64)
-        self._rotation = _rotation(tensors["inverse_frequencies"], limits.max_seq_len, plan.rotary_scale)
+        frequencies = tensors["inverse_frequencies"][: plan.head_dim // 2]
+        self._rotation = _rotation(frequencies, limits.max_seq_len, plan.rotary_scale)
         self._zeros = aligned((self._matrices[:, tables.NUM_BLOCKS].max() * LANES,), np.float32)
         self._scratch = self._make_scratch()
         self._counters = aligned((num_counters(plan.num_layers) * COUNTER_BYTES // 8,), np.int64)
