@@ -106,12 +106,16 @@ def rows_by_prompt(
     sequences: Sequence[HashedSequence], prompts: Mapping[str, Sequence[int]]
 ) -> dict[str, list[dict[int, bytes]]]:
     """Group the recorded rows by prompt. prompts: token ids by prompt id. A sequence belongs to the longest prompt that
-    it begins with; one resumed after an interruption also begins with some output."""
+    it begins with, and to all prompts with the same tokens; one resumed after an interruption also begins with some
+    output."""
     found: dict[str, list[dict[int, bytes]]] = {prompt_id: [] for prompt_id in prompts}
     for sequence in sequences:
         fitting = [key for key, ids in prompts.items() if sequence.tokens[: len(ids)] == list(ids)]
         assert fitting, "every sequence was opened for one of the prompts"
-        found[max(fitting, key=lambda key: len(prompts[key]))].append(sequence.rows)
+        longest = max(len(prompts[key]) for key in fitting)
+        for key in fitting:
+            if len(prompts[key]) == longest:
+                found[key].append(sequence.rows)
     return found
 
 

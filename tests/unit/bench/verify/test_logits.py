@@ -107,3 +107,9 @@ def test_a_sequence_belongs_to_the_longest_prompt_that_it_begins_with() -> None:
         "short": [{0: b"row"}, {2: b"row"}],
         "long": [{1: b"row"}],
     }
+
+
+def test_prompts_with_the_same_tokens_share_their_sequences() -> None:
+    sequence = HashedSequence(TableEngine().open(np.asarray([1, 2], np.int32)), [1, 2], {0: b"row"})
+    found = rows_by_prompt([sequence], {"one": [1, 2], "again": [1, 2], "short": [1]})
+    assert found == {"one": [{0: b"row"}], "again": [{0: b"row"}], "short": []}
