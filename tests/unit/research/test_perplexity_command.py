@@ -24,3 +24,4 @@ def test_an_engine_is_built_and_scored_without_bars_of_other_packages(
     assert len(json.loads(scores.read_text())["texts"]) == 1
     assert "Loading weights" not in printed.err
     assert "it/s" not in printed.err
+    assert "not sharded" not in printed.err

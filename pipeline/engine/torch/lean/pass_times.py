@@ -11,6 +11,7 @@ import numpy as np
 from pipeline.decoding.tree import chain
 from pipeline.engine.contract import VerifyItem
 from pipeline.engine.torch.lean.engine import LeanEngine
+from pipeline.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +30,16 @@ class PassTime:
 
 def pass_times(engine: LeanEngine, sizes: Sequence[int], context_len: int, num_repeats: int) -> list[PassTime]:
     """Measure passes of these numbers of tokens after a context. Passes and matrices alternate, so that a slow moment
-    of the machine affects both."""
+    of the machine affects both. Raises UserError if they exceed max_seq_len."""
     random = np.random.default_rng(0)
-    vocab_size = engine.limits.vocab_size
+    vocab_size, max_seq_len = engine.limits.vocab_size, engine.limits.max_seq_len
+    # Each pass appends a token.
+    needed = context_len + (num_repeats + 1) * len(sizes) + max(sizes)
+    if needed > max_seq_len:
+        raise UserError(
+            f"The context and the tokens of all passes need {needed} places; a sequence has engine.max_seq_len = "
+            f"{max_seq_len}. Give a shorter --context or fewer --repeats, or raise engine.max_seq_len."
+        )
     sequence = engine.open(random.integers(0, vocab_size, context_len).astype(np.int32))
     try:
         while sequence.num_pending > 1:

@@ -10,6 +10,7 @@ import pytest
 from pipeline.engine.contract import VerifyItem
 from pipeline.engine.torch.lean.engine import LeanEngine
 from pipeline.engine.torch.lean.pass_times import PassTime, pass_times
+from pipeline.errors import UserError
 from tests.unit.engine.torch.lean.models import lean_engine, tiny_model
 
 
@@ -33,6 +34,13 @@ def test_each_size_has_both_times_and_passes_compute_what_they_did(kind: str, tm
         assert entry.matrices_s > 0
     engine.multiply(8)
     assert logits_after(engine, [3, 1, 4]).tobytes() == before.tobytes()
+
+
+def test_a_context_that_leaves_too_few_places_is_refused(tmp_path: Path) -> None:
+    engine = lean_engine(tiny_model("llama"), "float32", tmp_path, 1)
+    with pytest.raises(UserError, match=r"need 206 places; a sequence has engine.max_seq_len = 192.*--context"):
+        pass_times(engine, [1, 8], context_len=190, num_repeats=3)
+    assert len(pass_times(engine, [1, 8], context_len=176, num_repeats=3)) == 2
 
 
 def test_the_ratio_is_whole_over_matrices() -> None:
