@@ -9,22 +9,19 @@ begins at a multiple of 64 bytes.
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from pipeline.engine.torch.lean.memory import ALIGNMENT
 from pipeline.engine.torch.lean.plan import PLAN, WEIGHTS, Kind, LeanPlan, plan_of, read_plan
 from pipeline.engine.torch.lean.vectors import LANES
-from pipeline.engine.torch.lean.weights import as_float32, map_weights
+from pipeline.engine.torch.lean.weights import as_float32, map_weights, save_weights
 from pipeline.engine.torch.linear_layers import quantize
 from pipeline.errors import BuildError
 
@@ -44,9 +41,10 @@ def save_lean(model: PreTrainedModel, kind: Kind, folder: Path) -> bool:
     plan = plan_of(config, kind, rotary_scale)
     if plan is None:
         return False
-    tensors = {"inverse_frequencies": _wide(inverse_frequencies), **_tensors(model.state_dict(), plan)}
+    state = model.state_dict()
     folder.mkdir(parents=True, exist_ok=True)
-    _save_aligned(tensors, folder / WEIGHTS)
+    tensors = {"inverse_frequencies": _wide(inverse_frequencies), **_tensors(state, plan)}
+    save_weights(folder / WEIGHTS, tensors, plan.num_layers, lambda layer: _tensors_of_layer(state, plan, layer))
     (folder / PLAN).write_text(plan.model_dump_json(indent=1) + "\n", encoding="utf-8")
     # As in save_pretrained of a model. A config from a GGUF file lacks it.
     config.architectures = [type(model).__name__]
@@ -110,16 +108,9 @@ def _places(name: str, parts: list[tuple[str, int]]) -> list[int]:
 
 
 def _tensors(state: dict[str, torch.Tensor], plan: LeanPlan) -> dict[str, Array]:
-    layers = range(plan.num_layers)
-    tensors: dict[str, Array] = {}
-    for name, parts in _parts(plan).items():
-        packed = [
-            _pack(*_joined(state, f"model.layers.{layer}.", parts, _places(name, parts)), plan.kind) for layer in layers
-        ]
-        for field in packed[0]:
-            tensors[f"{name}.{field}"] = np.stack([entry[field] for entry in packed])
+    """Tensors that belong to no layer."""
     head = state["model.embed_tokens.weight" if plan.tied else "lm_head.weight"]
-    tensors |= {f"head.{field}": value for field, value in _pack(head, torch.zeros(len(head)), plan.kind).items()}
+    tensors = {f"head.{field}": value for field, value in _pack(head, torch.zeros(len(head)), plan.kind).items()}
     # Padding columns are no tokens, so they must never be the largest.
     tensors["head.bias"][plan.vocab_size :] = -np.inf
     if not plan.tied:
@@ -127,13 +118,19 @@ def _tensors(state: dict[str, torch.Tensor], plan: LeanPlan) -> dict[str, Array]
         in_16_bit = plan.kind == "bfloat16"
         tensors["embedding"] = _wide(_bits(embedding), 2 * LANES) if in_16_bit else _wide(embedding.float().numpy())
     tensors["final_norm"] = _wide(state["model.norm.weight"].float().numpy())
+    return tensors
+
+
+def _tensors_of_layer(state: dict[str, torch.Tensor], plan: LeanPlan, layer: int) -> dict[str, Array]:
+    prefix = f"model.layers.{layer}."
+    tensors: dict[str, Array] = {}
+    for name, parts in _parts(plan).items():
+        packed = _pack(*_joined(state, prefix, parts, _places(name, parts)), plan.kind)
+        tensors |= {f"{name}.{field}": value for field, value in packed.items()}
     norms = {"input_norm": "input_layernorm", "post_norm": "post_attention_layernorm"}
     if plan.head_norms:
         norms |= {"q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm"}
-    for name, module in norms.items():
-        weights = [state[f"model.layers.{layer}.{module}.weight"].float().numpy() for layer in layers]
-        tensors[name] = np.stack([_wide(weight) for weight in weights])
-    return tensors
+    return tensors | {name: _wide(state[f"{prefix}{module}.weight"].float().numpy()) for name, module in norms.items()}
 
 
 def _joined(
@@ -216,19 +213,3 @@ def _plain(tensors: dict[str, Array], plan: LeanPlan) -> dict[str, Array]:
     state["lm_head.weight"] = head
     state["model.embed_tokens.weight"] = head if plan.tied else as_float32(tensors["embedding"][:, :hidden])
     return state
-
-
-def _save_aligned(tensors: dict[str, Array], path: Path) -> None:
-    """Write safetensors whose data begin at a multiple of `ALIGNMENT` bytes. Spaces in the metadata pad the header,
-    whose length is a multiple of 8."""
-    fill = 1
-    named = {name: torch.from_numpy(array) for name, array in tensors.items()}
-    named |= {name: bits.view(torch.bfloat16) for name, bits in named.items() if bits.dtype == torch.uint16}
-    while True:
-        save_file(named, path, metadata={"fill": " " * fill})
-        with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-        missing = -(8 + length) % ALIGNMENT
-        if not missing:
-            return
-        fill += missing

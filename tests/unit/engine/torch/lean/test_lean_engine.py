@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,19 @@ def test_all_weights_begin_at_a_cache_line_whatever_their_widths(kind: str, tmp_
     found = {name for name, tensor in tensors.items() if tensor.dtype == np.uint16}
     assert found == (in_16_bit if kind == "bfloat16" else set())
     assert {name: tensor.ctypes.data % 64 for name, tensor in tensors.items()} == dict.fromkeys(tensors, 0)
+
+
+@pytest.mark.parametrize("kind", TOLERANCES)
+def test_writing_holds_one_layer_beside_the_model(kind: str, tmp_path: Path) -> None:
+    model = tiny_model("llama", hidden_size=256, intermediate_size=512, num_hidden_layers=12)
+    save_lean(model, kind, tmp_path / "first")  # type: ignore[arg-type]  # imports and caches
+    tracemalloc.start()
+    save_lean(model, kind, tmp_path / "second")  # type: ignore[arg-type]
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    size = (tmp_path / "second" / "model.safetensors").stat().st_size
+    assert size > 5_000_000
+    assert peak < 0.5 * size
 
 
 def test_top_k_are_the_most_probable_tokens(tmp_path: Path) -> None:
