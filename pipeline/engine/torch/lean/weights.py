@@ -65,7 +65,7 @@ def map_weights(path: Path) -> dict[str, Array]:
                 continue
             first, last = entry["data_offsets"]
             tensors[name] = np.asarray(mapped[first:last]).view(_TYPES[entry["dtype"]]).reshape(entry["shape"])
-    except (OSError, ValueError, KeyError, OverflowError, struct.error) as error:
+    except Exception as error:  # damaged bytes may raise anything
         raise BuildError(
             f"{path} cannot be read as weights; build the engine again with `lookahead engine --force`."
         ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -201,9 +202,12 @@ def test_a_model_that_the_pass_does_not_compute_is_left_to_transformers(
 
 def test_damaged_files_are_refused(tmp_path: Path) -> None:
     lean_engine(tiny_model("llama"), "int8", tmp_path)
-    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 40)
-    with pytest.raises(BuildError, match=r"model\.safetensors cannot be read as weights"):
-        load_model(tmp_path)
+    whole = (tmp_path / "model.safetensors").read_bytes()
+    long_header, no_object = struct.pack("<Q", 1 << 61), struct.pack("<Q", 4) + b"null"
+    for damaged in (b"\xff" * 40, whole[:-1], whole[:100], long_header + whole[8:], no_object + whole[8:]):
+        (tmp_path / "model.safetensors").write_bytes(damaged)
+        with pytest.raises(BuildError, match=r"model\.safetensors cannot be read as weights"):
+            load_model(tmp_path)
     (tmp_path / "lean.json").write_text("{}")
     with pytest.raises(BuildError, match=r"lean\.json cannot be read"):
         load_model(tmp_path)
