@@ -10,6 +10,7 @@ from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.torch.build import stored_bytes, weight_bytes
 from pipeline.engine.torch.lean.plan import cache_entry_bytes, lean_kind
+from pipeline.engine.torch.slots import slots_for
 
 # Memory of an engine relative to its weights: packed copies of the layers and buffers come on top. The other models
 # of the server need a fixed amount.
@@ -42,7 +43,7 @@ def kv_bytes(resolved: ResolvedConfig) -> int:
     bytes_per_value = weight_bytes(resolved) // resolved.model.num_parameters
     if (kind := lean_kind(resolved)) is not None:
         bytes_per_value = cache_entry_bytes(kind)
-    return per_token * bytes_per_value * engine.max_batch_size * engine.max_seq_len
+    return per_token * bytes_per_value * slots_for(engine.max_batch_size) * engine.max_seq_len
 
 
 def memory_fit(model: str, profile: str, where: Places, available: int) -> MemoryFit:

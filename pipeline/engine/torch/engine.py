@@ -17,7 +17,7 @@ from pipeline.engine.torch.fusion import fuse_layers
 from pipeline.engine.torch.kv_cache import SlotCache
 from pipeline.engine.torch.largest import TorchLogits
 from pipeline.engine.torch.linear_layers import pack_linears
-from pipeline.engine.torch.slots import Segment, SlotEngine
+from pipeline.engine.torch.slots import Segment, SlotEngine, slots_for
 
 _engine_numbers = itertools.count()
 # (up to, step): passes are padded to a multiple of the step, because oneDNN creates and keeps a kernel (half a
@@ -40,7 +40,7 @@ class TorchEngine(SlotEngine):
         self._device, self._dtype = parameter.device, parameter.dtype
         num_kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         self._group_size = config.num_attention_heads // num_kv_heads
-        num_slots = 2 * limits.max_batch_size if num_slots is None else num_slots
+        num_slots = slots_for(limits.max_batch_size) if num_slots is None else num_slots
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         num_own_heads = num_kv_heads // (num_shards or 1)
         shape = (config.num_hidden_layers, num_slots, num_own_heads, limits.max_seq_len, head_dim)

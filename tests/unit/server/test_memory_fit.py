@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from pipeline.config.places import places
 from pipeline.config.resolution import resolve_config
 from pipeline.engine import memory
 from pipeline.server.memory_fit import kv_bytes, memory_fit, serving_bytes
+from tests.unit.engine.torch.lean.models import lean_engine, tiny_model
 
 WHERE = places({})
 GB = 10**9
@@ -18,8 +20,22 @@ GB = 10**9
 
 def test_the_kv_cache_counts_layers_heads_slots_and_positions() -> None:
     resolved = resolve_config("smollm2-135m", "latency", ("device=cpu", "backend=torch"), where=WHERE)
-    assert kv_bytes(resolved) == 2 * 30 * 3 * 64 * 4 * 4 * 4096
+    assert kv_bytes(resolved) == 2 * 30 * 3 * 64 * 4 * 8 * 4096
     assert kv_bytes(resolve_config("tiny-random-llama", "latency", ("device=cpu",), where=WHERE)) == 0
+
+
+def test_the_kv_cache_is_that_of_the_engine(tmp_path: Path) -> None:
+    """A model that fits by the estimate was refused when its KV cache was made."""
+    engine = lean_engine(tiny_model("all heads"), "float32", tmp_path, 1)
+    plan, limits = engine._plan, engine.limits
+    resolved = resolve_config("smollm2-135m", "latency", ("device=cpu", "backend=torch"), where=WHERE)
+    assert resolved.model.shape is not None
+    sizes = {"num_layers": plan.num_layers, "num_key_value_heads": plan.num_kv_heads, "head_size": plan.head_dim}
+    model = resolved.model.model_copy(update={"shape": resolved.model.shape.model_copy(update=sizes)})
+    lengths = {"max_batch_size": limits.max_batch_size, "max_seq_len": limits.max_seq_len}
+    own = resolved.profile.engine.model_copy(update=lengths)
+    profile = resolved.profile.model_copy(update={"engine": own})
+    assert kv_bytes(resolved.model_copy(update={"model": model, "profile": profile})) == engine._cache.num_bytes
 
 
 @pytest.mark.parametrize(
@@ -36,25 +52,25 @@ def test_the_kv_cache_of_the_lean_pass_is_bfloat16_beside_smaller_weights(
 ) -> None:
     overrides = ("device=cpu", "backend=torch", setting, f"model.architecture={architecture}")
     resolved = resolve_config("smollm2-135m", "latency", overrides, where=WHERE)
-    assert kv_bytes(resolved) == 2 * 30 * 3 * 64 * size * 4 * 4096
+    assert kv_bytes(resolved) == 2 * 30 * 3 * 64 * size * 8 * 4096
 
 
 @pytest.mark.parametrize(
     ("available", "setting"),
-    [(62, ""), (45, "model.dtype=bfloat16"), (28, "engine.quantization=int8"), (26, None)],
+    [(79, ""), (45, "model.dtype=bfloat16"), (29, "engine.quantization=int8"), (28, None)],
 )
 def test_the_setting_that_changes_least_is_named(available: int, setting: str | None) -> None:
     fit = memory_fit("llama2-7b", "latency", WHERE, available * GB)
     assert fit.setting == setting
-    assert fit.needed_bytes == serving_bytes(4 * 6_738_415_616) + 2 * 32 * 32 * 128 * 4 * 4 * 4096
+    assert fit.needed_bytes == serving_bytes(4 * 6_738_415_616) + 2 * 32 * 32 * 128 * 4 * 8 * 4096
 
 
 def test_a_large_kv_cache_fits_in_sixteen_bit() -> None:
-    assert memory_fit("smollm2-135m", "throughput", WHERE, 4 * GB).setting == "model.dtype=bfloat16"
+    assert memory_fit("smollm2-135m", "throughput", WHERE, 5 * GB).setting == "model.dtype=bfloat16"
 
 
 def test_models_and_profiles_say_what_fits(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(memory, "available_bytes", lambda: 4 * GB)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 5 * GB)
     for words in (["models"], ["profiles"], ["profiles", "--model", "llama2-7b"]):
         with pytest.raises(SystemExit):
             cli.main((*words, "--json"))

@@ -21,7 +21,7 @@ from pipeline.engine.torch.lean.tables import Floats
 from pipeline.engine.torch.lean.vectors import LANES
 from pipeline.engine.torch.lean.warm_up import warm_up_pass
 from pipeline.engine.torch.lean.weights import map_weights
-from pipeline.engine.torch.slots import Segment, SlotEngine
+from pipeline.engine.torch.slots import Segment, SlotEngine, slots_for
 
 
 class LeanEngine(SlotEngine):
@@ -31,7 +31,7 @@ class LeanEngine(SlotEngine):
         """folder: output of `layout.save_lean`. plan: from its file. Raises BuildError if the engine is damaged or the
         KV cache does not fit into memory."""
         self._plan, self._num_threads = plan, num_threads
-        num_slots = 2 * limits.max_batch_size  # half of them keep finished sequences for reuse
+        num_slots = slots_for(limits.max_batch_size)
         self._cache = LeanCache(plan, num_slots, limits.max_seq_len)
         super().__init__(limits, self._cache, num_slots)
         if num_threads > 1 and not is_complete():
