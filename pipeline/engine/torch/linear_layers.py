@@ -22,6 +22,8 @@ from torch.nn import functional
 
 _LARGEST = 127
 _VECTOR = 32
+# Bytes to which torch aligns the memory that it allocates.
+_ALIGNMENT = 64
 _FLOAT32_ROWS = 6
 # Number of rows for which oneDNN optimizes the packing; its kernel works for any number.
 _TYPICAL_ROWS = 16
@@ -99,7 +101,9 @@ class _HalfPacked(nn.Module):
 
     def __init__(self, linear: QuantizedLinear, dtype: torch.dtype) -> None:
         super().__init__()
-        self._integers = linear.quantized.integers.contiguous()
+        integers = linear.quantized.integers.contiguous()
+        # The kernel ends the process if they do not begin at a vector. Those mapped from a file may begin anywhere.
+        self._integers = integers.clone() if integers.data_ptr() % _ALIGNMENT else integers
         self._scale, self._bias = linear.quantized.scale.to(dtype), linear.bias
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:

@@ -56,6 +56,22 @@ def test_every_weight_is_within_half_a_step(outputs: int, inputs: int, seed: int
     assert torch.equal(again.integers, quantized.integers)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("first", [0, 8, 33])
+def test_int8_weights_may_begin_anywhere_in_a_file(first: int, dtype: torch.dtype) -> None:
+    """torch's kernel ended the process for many rows in bfloat16 and weights at an address like 8."""
+    linear = layer(64, 32, dtype)
+    memory = torch.zeros(linear.quantized.integers.numel() + 128, dtype=torch.int8)
+    place = -memory.data_ptr() % 64 + first
+    mapped = memory[place : place + linear.quantized.integers.numel()].view(64, 32)
+    mapped.copy_(linear.quantized.integers)
+    model = nn.Sequential(QuantizedLinear(linear.quantized._replace(integers=mapped), linear.bias))
+    pack_linears(model, dtype)
+    rows = torch.randn(60, 32, dtype=dtype)
+    assert model[0]._integers.data_ptr() % 64 == 0  # type: ignore[union-attr, operator]
+    torch.testing.assert_close(model(rows), packed(linear, dtype)(rows))
+
+
 @needs_fbgemm
 @pytest.mark.parametrize(("outputs", "inputs", "bias"), [(64, 48, True), (17, 5, False), (1, 1, True), (40, 576, True)])
 def test_the_float32_kernel_computes_the_plain_operations(outputs: int, inputs: int, bias: bool) -> None:
