@@ -106,7 +106,7 @@ def stop(
 
 def status(as_json: Json = False) -> None:
     """Print what is served and its counters. Exit code 2 if nothing is running."""
-    from pipeline.dynamo.fleet import find_replicas, openai_url
+    from pipeline.dynamo.fleet import find_ended, find_replicas, openai_url
     from pipeline.server.figures import read_figures
     from pipeline.server.log import LOG, crash_log, kept_log
     from pipeline.server.service import find_services
@@ -125,17 +125,19 @@ def status(as_json: Json = False) -> None:
         raise typer.Exit(2)
     ready = is_ready(state)
     log = kept_log(folder)
-    url, services, replicas = openai_url(folder), find_services(folder), find_replicas(folder)[1:]
-    serving = [*([state] if ready else []), *filter(is_ready, replicas)]
+    url, services, replicas = openai_url(folder), find_services(folder), find_replicas(folder)
+    replicas.pop(1, None)
+    serving = [*([state] if ready else []), *filter(is_ready, replicas.values())]
     figures = read_figures([each.metrics_url for each in serving])
-    costs = _costs_of(state)
+    not_running, costs = find_ended(folder, state.replicas), _costs_of(state)
     if as_json:
         found = {
             "ready": ready,
             "crash_log": None if log is None else str(log),
             "openai_url": url,
             "services": [service.model_dump(mode="json") for service in services],
-            "replicas": [replica.model_dump(mode="json") for replica in replicas],
+            "replicas": [replica.model_dump(mode="json") for replica in replicas.values()],
+            "not_running": not_running,
             "cost_curve": costs,
         }
         output.print_json({"running": True, **found, **state.model_dump(mode="json"), "figures": figures})
@@ -143,13 +145,14 @@ def status(as_json: Json = False) -> None:
     rows = [
         ("model", f"{state.model} ({state.profile})"),
         ("ready", "yes" if ready else "no"),
+        *([("not running", ", ".join(not_running))] if not_running else []),
         ("up", f"{time.time() - state.started:.0f} s"),
         *([("restarts", f"{state.restarts}: {state.restart_reason}")] if state.restarts else []),
         *([] if url is None else [("OpenAI API", url)]),
         ("gRPC", state.grpc_url),
         ("HTTP", state.http_url),
         ("metrics", state.metrics_url),
-        *((f"replica {number}", replica.grpc_url) for number, replica in enumerate(replicas, 2)),
+        *((f"replica {number}", replica.grpc_url) for number, replica in replicas.items()),
         *((service.name, " ".join(f"{what} {port}" for what, port in service.ports.items())) for service in services),
         ("repository", state.repository),
         *([] if costs is None else [("cost of passes", costs)]),
@@ -232,7 +235,7 @@ def _announce(state: ServerState, url: str | None) -> None:
 def _wait(fleet: Fleet) -> None:
     """Wait for Ctrl-C or `lookahead stop`. Raises ServerError if a process of the server exits unexpectedly."""
     output.note("Ctrl-C stops it")
-    ended = fleet.wait()
+    ended = fleet.wait(output.note)
     code = ended.poll()
     if code != 0:
         from pipeline.files import log_tail

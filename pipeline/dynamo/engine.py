@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import os
 import time
@@ -29,6 +30,7 @@ from pipeline.errors import BusyError, EngineError, RequestError, ServerError, r
 from pipeline.gateway.annotations import ENGINE_DATA, FIGURES, REFUSAL, STATISTICS, annotation
 from pipeline.gateway.annotations import NAMESPACE as DRAFT_NAMESPACE
 
+logger = logging.getLogger(__name__)
 # Unit of Dynamo's prefix routing. Our KV cache has no blocks.
 KV_BLOCK_SIZE = 16
 _READY_POLL_S = 0.1
@@ -92,28 +94,27 @@ class TritonEngine(LLMEngine):
     async def generate(self, request: Any, context: Context) -> AsyncGenerator[Any, None]:
         """Yield the chunks of the output as they arrive.
 
-        If Triton refuses the request before any output, the only chunk holds the reason in `engine_data`, provided that
-        the request allows it (see `annotations.REFUSAL`). Other errors are raised as Dynamo's exceptions:
-        InvalidArgument (400), HttpError 503 if the server is busy, EngineShutdown if it is gone, after which Dynamo
-        migrates the request to another worker."""
-        started = False
+        An error of the request or of the engine becomes a chunk with the reason in `engine_data`, provided that the
+        request allows it (see `annotations.REFUSAL`). Otherwise it is raised as Dynamo's exception: InvalidArgument
+        (400), or HttpError (503 if the server is busy, else 500). If the server is gone, raises EngineShutdown, after
+        which Dynamo migrates the request to another worker."""
         try:
             async with aclosing(self._chunks(request, context)) as chunks:
                 async for chunk in chunks:
                     yield chunk
-                    started = True
-        except RequestError as error:
-            if started or not takes_engine_data(request):
-                raise _dynamo_error(error) from error
-            is_busy = isinstance(error, BusyError)
-            sentence = str(error) if is_busy else refused(str(error))
-            refusal = {REFUSAL: {"status": 503 if is_busy else 400, "message": sentence}}
-            yield {"token_ids": [], "index": 0, "finish_reason": "stop", ENGINE_DATA: refusal}
         except EngineError as error:
-            raise _dynamo_error(error) from error
+            raise EngineShutdown(str(error)) from error
+        except Exception as error:
+            status, message = _refusal(error)
+            if status == 500:
+                logger.exception("request %s", context.id())
+            if not takes_engine_data(request):
+                raise (InvalidArgument(message) if status == 400 else HttpError(status, message)) from error
+            refusal = {REFUSAL: {"status": status, "message": message}}
+            yield {"token_ids": [], "index": 0, "finish_reason": "stop", ENGINE_DATA: refusal}
 
     async def _chunks(self, request: Any, context: Context) -> AsyncGenerator[Any, None]:
-        """Yield the chunks of `generate`. Raises RequestError, BusyError or EngineError."""
+        """Yield the chunks of `generate`. Raises RequestError, BusyError, EngineError, or RuntimeError for a fault."""
         wanted = token_request(request, context.id(), self._spec)
         if not wanted.num_remaining_tokens:
             yield {"token_ids": [], "index": 0, "finish_reason": "length"}
@@ -218,10 +219,10 @@ class TritonEngine(LLMEngine):
         return made
 
 
-def _dynamo_error(error: EngineError | RequestError) -> Exception:
-    """Dynamo's exception for an error of Triton."""
-    if isinstance(error, EngineError):
-        return EngineShutdown(str(error))
+def _refusal(error: Exception) -> tuple[int, str]:
+    """HTTP status and message for an error of a request."""
     if isinstance(error, BusyError):
-        return HttpError(503, str(error))
-    return InvalidArgument(refused(str(error)))
+        return 503, str(error)
+    if isinstance(error, RequestError):
+        return 400, refused(str(error))
+    return 500, repr(error)

@@ -94,7 +94,7 @@ def _exchange(before: PreparedServer, after: PreparedServer, places: Places, bas
 
 def _leave_learned(old_dir: Path, new_dir: Path, note: Note) -> None:
     """Hand the learned state of each old server over to the new server with the same number."""
-    for number, state in enumerate(find_replicas(old_dir), 1):
+    for number, state in find_replicas(old_dir).items():
         old, new = (replica_dir(folder, number) / HANDOVER for folder in (old_dir, new_dir))
         if not hand_over(old, new, partial(_nudge, state), _LEAVE_S):
             note("the old server did not save its learned state; the new one starts without it")

@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from pipeline.config.places import CODE, Places
-from pipeline.config.schema import ResolvedConfig, ServerConfig
+from pipeline.config.schema import ResolvedConfig
 from pipeline.dynamo.card import write_card
 from pipeline.dynamo.services import (
     DISCOVERY,
@@ -25,9 +25,10 @@ from pipeline.dynamo.services import (
 from pipeline.dynamo.spec import FILE_KV
 from pipeline.engine.backend import Note
 from pipeline.errors import ServerError
-from pipeline.server.gateway import OPENAI, OpenAIPorts
-from pipeline.server.ports import LOOPBACK, bind_ports
-from pipeline.server.server import RunningServer, stop_server
+from pipeline.server.failure import passing_failure
+from pipeline.server.gateway import OPENAI
+from pipeline.server.ports import LOOPBACK, choose_ports
+from pipeline.server.server import ATTEMPTS, RunningServer, stop_server
 from pipeline.server.service import (
     RunningService,
     Service,
@@ -38,7 +39,7 @@ from pipeline.server.service import (
     wait_until_ready,
 )
 from pipeline.server.startup import PreparedServer, launch
-from pipeline.server.state import GATEWAY, SERVICES, ServerState, find_server, reachable
+from pipeline.server.state import GATEWAY, SERVICES, ServerState, find_server, reachable, require_server
 
 _POLL_S = 0.2
 
@@ -56,12 +57,21 @@ class Fleet:
         """State of the first Triton server."""
         return self.servers[0].state
 
-    def wait(self) -> RunningServer | RunningService:
-        """Block until a process has ended, and return it."""
+    def wait(self, note: Note) -> RunningServer | RunningService:
+        """Block until the fleet cannot serve any more, and return the process whose end is the reason. note: called for
+        each other process that ends.
+
+        The fleet needs the first server, because of its gateway, the front end, and one worker. A worker whose server
+        has ended uses the others."""
+        ended: list[RunningServer | RunningService] = []
+        workers = [service for service in self.services if service.name != FRONT_END]
         while True:
-            for running in self.running:
-                if running.poll() is not None:
+            for running in [each for each in self.running if each not in ended and each.poll() is not None]:
+                ended.append(running)
+                can_end = running in self.servers[1:] or running in workers
+                if not can_end or all(worker in ended for worker in workers):
                     return running
+                note(f"{running.name} ended and does not start again; the others serve on. Log: {running.log_path}")
             time.sleep(_POLL_S)
 
     def stop(self) -> None:
@@ -103,38 +113,43 @@ def start_fleet(
         alone = launch(served, places, run_dir, with_gateway=not beside, detach=detach, verbose=verbose, note=note)
         return Fleet([alone], [])
     require_dynamo()
-    openai = None if join else _openai_ports(served.resolved.profile.server)
-    fleet = Fleet([], [])
-    with ExitStack() as stack:
-        stack.callback(fleet.stop)
-        run_dir.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(run_dir / DISCOVERY, ignore_errors=True)  # entries of killed servers
-        card = write_card(served.artifact, run_dir)
-        workers = []
-        for number in range(1, server.replicas + 1):
-            first = number == 1
-            running = launch(
-                served if first else _on_free_ports(served),
-                places,
-                replica_dir(run_dir, number),
-                openai=openai,
-                with_gateway=first and not beside,
-                detach=detach,
-                verbose=verbose,
-                note=note,
-            )
-            fleet.servers.append(running)
-        states = [running.state for running in fleet.servers]
-        for number in range(1, server.replicas + 1):
-            worker = worker_service(number, served.resolved, states, card, run_dir)
-            workers.append(_start(fleet, worker, run_dir, detach))
-        if openai is not None:
-            host = LOOPBACK if server.gateway.enabled else server.host
-            front_end = front_end_service(served.resolved, run_dir, host, openai.front_end)
-            workers.append(_start(fleet, front_end, run_dir, detach))
-        wait_until_ready(workers, note)
-        stack.pop_all()
-    return fleet
+    for attempt in range(ATTEMPTS):
+        fleet = Fleet([], [])
+        with ExitStack() as stack:
+            stack.callback(fleet.stop)
+            run_dir.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(run_dir / DISCOVERY, ignore_errors=True)  # entries of killed servers
+            card = write_card(served.artifact, run_dir)
+            for number in range(1, server.replicas + 1):
+                first = number == 1
+                running = launch(
+                    served if first else _on_free_ports(served),
+                    places,
+                    replica_dir(run_dir, number),
+                    with_openai=first and not join,
+                    with_gateway=first and not beside,
+                    detach=detach,
+                    verbose=verbose,
+                    note=note,
+                )
+                fleet.servers.append(running)
+            states = [running.state for running in fleet.servers]
+            for number in range(1, server.replicas + 1):
+                _start(fleet, worker_service(number, served.resolved, states, card, run_dir), run_dir, detach)
+            if not join:
+                host, port = LOOPBACK if server.gateway.enabled else server.host, fleet.servers[0].openai.front_end
+                _start(fleet, front_end_service(served.resolved, run_dir, host, port), run_dir, detach)
+            try:
+                wait_until_ready(fleet.services, note)
+            except ServerError:
+                logs = [service.log_path for service in fleet.services]
+                if attempt + 1 == ATTEMPTS or (reason := passing_failure(logs, free_ports=True)) is None:
+                    raise
+                note(f"{reason}; starting again")
+                continue
+            stack.pop_all()
+            return fleet
+    raise AssertionError("the last attempt returns or raises")
 
 
 def check_fleet(resolved: ResolvedConfig, join: bool = False) -> None:
@@ -153,7 +168,7 @@ def check_fleet(resolved: ResolvedConfig, join: bool = False) -> None:
         require_dynamo()
         check_tool_call_parser(resolved.model)
     if server.openai and not join:
-        _openai_ports(server)
+        choose_ports(server, with_openai=True)
 
 
 def without_openai(resolved: ResolvedConfig) -> ResolvedConfig:
@@ -168,22 +183,24 @@ def with_server(resolved: ResolvedConfig, **settings: object) -> ResolvedConfig:
     return resolved.model_copy(update={"profile": profile})
 
 
-def _openai_ports(server: ServerConfig) -> OpenAIPorts:
-    """Check and reserve the ports of the OpenAI API. Without a gateway the front end itself uses the public port."""
-    asked = {"openai_port": server.openai_port} | ({"inner port": 0} if server.gateway.enabled else {})
-    ports = list(bind_ports(server.host, asked).values())
-    return OpenAIPorts(ports[0], ports[-1])
-
-
 def replica_dir(run_dir: Path, number: int) -> Path:
     """Run folder of a Triton server. number: counted from 1; the first server uses run_dir itself."""
     return run_dir if number == 1 else run_dir / f"replica-{number}"
 
 
-def find_replicas(run_dir: Path) -> list[ServerState]:
-    """States of the running Triton servers in the order of their numbers."""
-    folders = (run_dir, *sorted(run_dir.glob("replica-*")))
-    return [state for folder in folders if (state := find_server(folder)) is not None]
+def find_replicas(run_dir: Path) -> dict[int, ServerState]:
+    """States of the running Triton servers by their numbers, in order."""
+    numbers = sorted([1, *(int(folder.name.rpartition("-")[2]) for folder in run_dir.glob("replica-*"))])
+    states = {number: find_server(replica_dir(run_dir, number)) for number in numbers}
+    return {number: state for number, state in states.items() if state is not None}
+
+
+def find_ended(run_dir: Path, replicas: int) -> list[str]:
+    """Names of the Triton servers and workers of a fleet that do not run. replicas: number of servers at its start."""
+    numbers = range(1, replicas + 1)
+    servers = [f"replica {number}" for number in numbers if find_server(replica_dir(run_dir, number)) is None]
+    workers = [f"{WORKER}-{number}" for number in numbers]
+    return servers + [name for name in workers if find_service(run_dir / SERVICES / name) is None]
 
 
 def openai_url(run_dir: Path) -> str | None:
@@ -200,7 +217,7 @@ def openai_url(run_dir: Path) -> str | None:
 def as_running(served: PreparedServer, run_dir: Path) -> PreparedServer:
     """The same server with the OpenAI port and the number of replicas of the running one, for a switch of the profile.
     Raises ServerError if the running server has joined another machine's fleet."""
-    url, replicas = openai_url(run_dir), len(find_replicas(run_dir))
+    url = openai_url(run_dir)
     if url is None and any(service.name.startswith(WORKER) for service in find_services(run_dir)):
         raise ServerError(
             "This server has joined the fleet of another machine. To change its profile, run `lookahead stop --drain` "
@@ -208,8 +225,8 @@ def as_running(served: PreparedServer, run_dir: Path) -> PreparedServer:
         )
     if url is None:
         return replace(served, resolved=without_openai(served.resolved))
-    port = urlsplit(url).port
-    return replace(served, resolved=with_server(served.resolved, openai=True, openai_port=port, replicas=replicas))
+    settings = {"openai_port": urlsplit(url).port, "replicas": require_server(run_dir).replicas}
+    return replace(served, resolved=with_server(served.resolved, openai=True, **settings))
 
 
 def stop_fleet(run_dir: Path, drain: bool = False) -> ServerState | None:
@@ -223,10 +240,8 @@ def stop_fleet(run_dir: Path, drain: bool = False) -> ServerState | None:
     return next((state for state in stopped if state is not None), None)
 
 
-def _start(fleet: Fleet, service: Service, run_dir: Path, detach: bool) -> RunningService:
-    running = start_service(service, run_dir, CODE, detach=detach)
-    fleet.services.append(running)
-    return running
+def _start(fleet: Fleet, service: Service, run_dir: Path, detach: bool) -> None:
+    fleet.services.append(start_service(service, run_dir, CODE, detach=detach))
 
 
 def _on_free_ports(served: PreparedServer) -> PreparedServer:

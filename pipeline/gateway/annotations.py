@@ -62,13 +62,13 @@ def read_annotations(annotations: Sequence[str]) -> dict[str, str]:
 
 
 def integer_option(options: Mapping[str, str], name: str) -> int | None:
-    """Value of an integer option; None if absent. Raises RequestError if it is not an integer."""
+    """Value of an integer option; None if absent. Raises RequestError if it is not an integer of 32 bits."""
     if (value := options.get(name)) is None:
         return None
     try:
-        return int(value)
+        return _of_32_bits(value)
     except ValueError as error:
-        raise RequestError(f"the annotation {name} is {value!r}; it must be a whole number") from error
+        raise RequestError(f"the annotation {name} is {value!r}; it must be a whole number of 32 bits") from error
 
 
 def logit_bias_option(options: Mapping[str, str]) -> dict[int, float]:
@@ -78,6 +78,14 @@ def logit_bias_option(options: Mapping[str, str]) -> dict[int, float]:
         return {}
     try:
         values: dict[str, Any] = json.loads(text)
-        return {int(token): float(bias) for token, bias in values.items()}
+        return {_of_32_bits(token): float(bias) for token, bias in values.items()}
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise RequestError(f"logit_bias must be an object from token ids to numbers, not {text[:80]!r}") from error
+
+
+def _of_32_bits(text: str) -> int:
+    """The integer in a text. Raises ValueError if an INT32 tensor cannot hold it: numpy would wrap it."""
+    number = int(text)
+    if not -(1 << 31) <= number < 1 << 31:
+        raise ValueError(text)
+    return number

@@ -6,8 +6,8 @@ brackets crash a tritonserver.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
-from math import isfinite
 from typing import Any
 
 import anyio
@@ -17,6 +17,8 @@ from pipeline.gateway.refusal import Refusal
 
 # Deepest nesting of lists and objects. Tensors need four levels, JSON schemas rarely twenty.
 MAX_DEPTH = 64
+# A time limit that is noticed later than this has run while all processes were suspended.
+_LATE_S = 1.0
 # Range of the integer datatypes of tensors.
 _INTEGERS = range(-(1 << 63), 1 << 64)
 Receive = Callable[[], Awaitable[Any]]
@@ -29,23 +31,26 @@ class Disconnected(Exception):
 
 async def read_body(receive: Receive, content_length: str | None, max_bytes: int, timeout_s: float) -> bytes:
     """Read the whole body of a request. Raises Refusal 413 if it is longer than max_bytes, Refusal 408 if it does not
-    arrive within timeout_s, Disconnected if the client leaves."""
+    arrive within timeout_s, Disconnected if the client leaves. The time starts again after a suspension of the
+    process."""
     too_long = Refusal(413, f"the body is longer than {max_bytes} bytes (server.gateway.max_body_bytes)")
     if content_length is not None and content_length.isdecimal() and int(content_length[:20]) > max_bytes:
         raise too_long
-    chunks, num_bytes = [], 0
-    with anyio.move_on_after(timeout_s):
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise Disconnected
-            chunk = message.get("body", b"")
-            num_bytes += len(chunk)
-            if num_bytes > max_bytes:
-                raise too_long
-            chunks.append(chunk)
-            if not message.get("more_body", False):
-                return b"".join(chunks)
+    chunks, num_bytes, late_s = [], 0, math.inf
+    while late_s > _LATE_S:
+        with anyio.move_on_after(timeout_s) as scope:
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise Disconnected
+                chunk = message.get("body", b"")
+                num_bytes += len(chunk)
+                if num_bytes > max_bytes:
+                    raise too_long
+                chunks.append(chunk)
+                if not message.get("more_body", False):
+                    return b"".join(chunks)
+        late_s = anyio.current_time() - scope.deadline
     raise Refusal(408, f"the body did not arrive within {timeout_s:g} s")
 
 
@@ -79,7 +84,7 @@ def _check(value: Any) -> None:
                     below.append(member)
                 elif type(member) is int and member not in _INTEGERS:
                     raise Refusal(400, "the body holds a whole number of more than 64 bits")
-                elif type(member) is float and not isfinite(member):
+                elif type(member) is float and not math.isfinite(member):
                     raise Refusal(400, "the body holds a number that is not finite in 64 bits")
         if not below:
             return

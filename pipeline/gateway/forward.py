@@ -13,7 +13,6 @@ import anyio
 from pipeline.gateway.annotations import ENGINE_DATA, NAMESPACE, read_annotations
 from pipeline.gateway.bodies import Receive, parse_json, write_json
 from pipeline.gateway.errors import (
-    REFUSAL_MARK,
     refusal_in_body,
     refusal_in_event,
     refusal_of,
@@ -31,8 +30,14 @@ _LONGEST_ERROR_BYTES = 1 << 16
 # has received the request then. The first message also means that the chat template refuses the conversation, or that
 # the front end cannot run the template.
 _NO_WORKER = (b"Failed to generate completions", b"is not ready to serve requests yet", b"No workers available")
-# Dynamo's messages if all workers that received the request have died. An error of the worker has the second one too.
-_LOST_WORKER = (b"Failed to fold", b"Internal server error", b"Service temporarily unavailable")
+# Dynamo's messages if all workers that received the request have died. Only for requests with tools they can also mean
+# an error of a worker, see `_reason_of`.
+_LOST_WORKER = (
+    b"Failed to fold",
+    b"Failed to parse chat completion response",
+    b"Internal server error",
+    b"Service temporarily unavailable",
+)
 # How often a request is sent again after that.
 _MAX_LOST = 2
 _RETRY_PAUSE_S = 0.1
@@ -165,7 +170,7 @@ async def _attempt(transport: Transport, onward: Onward, answer: Responder, may_
     async with transport(onward) as response:
         try:
             if response.status < 400:
-                await _forward_response(response, onward.request_id, answer)
+                await _forward_response(response, onward, answer)
                 return True
             start = await _start_of(response.chunks)
         except Unreachable as error:
@@ -184,15 +189,17 @@ def _exception_of(refusal: Refusal, error: bytes) -> Refusal | _Lost:
     return _Lost(refusal) if any(words in error for words in _LOST_WORKER) else refusal
 
 
-async def _forward_response(response: Response, request_id: str, answer: Responder) -> None:
-    status, chunks = response.status, response.chunks
+async def _forward_response(response: Response, onward: Onward, answer: Responder) -> None:
+    status, chunks, request_id = response.status, response.chunks, onward.request_id
     headers = {name: response.headers[name] for name in _PASSED_HEADERS if name in response.headers}
     if not headers.get("content-type", "").startswith("text/event-stream"):
         first = await anext(chunks, b"")
         if first.startswith(b'{"error"'):  # Triton sends some errors with status 200
             raise refusal_of(400, text_of_body(first + await _start_of(chunks)), request_id)
-        if REFUSAL_MARK in first and (refusal := refusal_in_body(first + await _start_of(chunks), request_id)):
-            raise refusal
+        if onward.patience_s:  # a worker's refusal is at the end, and until then the request can be sent again
+            first += b"".join([chunk async for chunk in chunks])
+            if (refusal := refusal_in_body(first, request_id)) is not None:
+                raise refusal
         if "content-length" in response.headers:
             headers["content-length"] = response.headers["content-length"]
         await answer.start(status, headers)

@@ -11,6 +11,8 @@ echo, best_of, suffix, include_stop_str_in_output, prompt_logprobs, message part
                                            refused: the front end ignores them
 more than four stop words, a message without parts    refused: the front end fails with status 500
 top_logprobs of 0                          removed: the front end would return no log probabilities at all
+a field of null, an empty stop list, safety_identifier, prompt_cache_key, prompt_cache_retention
+                                           removed: without effect on the output, and the front end refuses them
 """
 
 from __future__ import annotations
@@ -41,14 +43,18 @@ _MAX_TOKENS: Mapping[Endpoint, int] = {"chat": 1 << 20, "completions": 16}
 _RESERVED = (f"{MAX_TOKENS}:", f"{GUIDE_TYPE}:", f"{GUIDE}:", f"{TOOLS}:")
 # Limit in OpenAI's API.
 _MOST_STOP_WORDS = 4
+# Fields of OpenAI's API without effect on the output.
+_WITHOUT_EFFECT = ("safety_identifier", "prompt_cache_key", "prompt_cache_retention")
 _GUIDES = {"guided_regex": "regex", "guided_grammar": "ebnf_grammar"}
 
 
 def for_front_end(body: Mapping[str, Any], endpoint: Endpoint) -> dict[str, Any]:
     """Convert a client's request to the request to the front end. Raises RequestError for an unsupported field or a
     value of a wrong type."""
-    sent = dict(body)
+    sent = {name: value for name, value in body.items() if value is not None and name not in _WITHOUT_EFFECT}
     _refuse_unsupported(sent)
+    if sent.get("stop") == []:
+        del sent["stop"]
     options: dict[str, str] = {}
     options |= _text_option(sent, STRATEGY)
     options |= _prediction(sent)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 from pipeline.config.places import CODE
 from pipeline.config.schema import ServerConfig
@@ -15,20 +14,13 @@ from pipeline.files import write_whole
 from pipeline.gateway.spec import DeploymentSpec, GatewaySpec, status_path
 from pipeline.repository.names import FRONT_MODEL, STOCK_FRONT_MODEL, public_models
 from pipeline.repository.render import check_repository
-from pipeline.server.ports import LOOPBACK
+from pipeline.server.ports import LOOPBACK, OpenAIPorts
 from pipeline.server.service import Service
 from pipeline.server.state import GATEWAY, SERVICES, answers
 
 SPEC = "gateway.json"
 # Name of the gateway's port for OpenAI clients.
 OPENAI = "openai"
-
-
-class OpenAIPorts(NamedTuple):
-    """public: port of the OpenAI API for clients. front_end: port of the front end, which the gateway uses."""
-
-    public: int
-    front_end: int
 
 
 def gateway_service(

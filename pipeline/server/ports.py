@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from ipaddress import IPv4Address
 from itertools import count, islice
+from typing import NamedTuple
 
 from pipeline.config.schema import ServerConfig
 from pipeline.engine.command import Listening, Ports
@@ -24,18 +25,29 @@ _FREE = range(20000, 1 << 15)
 _numbers = count(random.randrange(len(_FREE)))
 
 
-def choose_ports(server: ServerConfig) -> tuple[Ports, Listening]:
-    """Choose the public ports of a server section, with each 0 replaced by a free one, and Triton's addresses. Without
-    a gateway Triton uses the public ports, else free ones of the loopback device. Raises ServerError as `bind_ports`
+class OpenAIPorts(NamedTuple):
+    """public: port of the OpenAI API for clients. front_end: port of the front end, which the gateway uses. The same
+    port without a gateway."""
+
+    public: int
+    front_end: int
+
+
+def choose_ports(server: ServerConfig, with_openai: bool = False) -> tuple[Ports, Listening, OpenAIPorts]:
+    """Choose the public ports of a server section, with each 0 replaced by a free one, Triton's addresses, and the
+    ports of the OpenAI API. Without a gateway Triton uses the public ports, else free ones of the loopback device.
+    with_openai: whether the OpenAI API uses its port; else it gets a free one. Raises ServerError as `bind_ports`
     does."""
     asked = {"http_port": server.http_port, "grpc_port": server.grpc_port, "metrics_port": server.metrics_port}
+    openai = {"openai_port": server.openai_port if with_openai else 0}
     if not server.gateway.enabled:
-        public = Ports(*bind_ports(server.host, asked).values())
-        return public, listening_of(server, public, None)
+        *triton, api = bind_ports(server.host, asked | openai).values()
+        return Ports(*triton), listening_of(server, Ports(*triton), None), OpenAIPorts(api, api)
     # One call, so that all ports differ.
-    inner = {"inner HTTP port": 0, "inner gRPC port": 0, "inner metrics port": 0}
-    chosen = list(bind_ports(server.host, asked | inner).values())
-    return Ports(*chosen[:3]), listening_of(server, Ports(*chosen[3:]), secrets.token_hex(16))
+    inner = {"inner HTTP port": 0, "inner gRPC port": 0, "inner metrics port": 0, "inner OpenAI port": 0}
+    chosen = list(bind_ports(server.host, asked | openai | inner).values())
+    listening = listening_of(server, Ports(*chosen[4:7]), secrets.token_hex(16))
+    return Ports(*chosen[:3]), listening, OpenAIPorts(chosen[3], chosen[7])
 
 
 def listening_of(server: ServerConfig, ports: Ports, key: str | None) -> Listening:

@@ -24,7 +24,7 @@ from pipeline.errors import ServerError
 from pipeline.files import log_tail, write_whole
 from pipeline.server.command import VERBOSE_LOG, single_process
 from pipeline.server.failure import explain_failure, passing_failure
-from pipeline.server.gateway import OpenAIPorts, gateway_service
+from pipeline.server.gateway import gateway_service
 from pipeline.server.guard import (
     DRAIN_SECONDS,
     GuardSpec,
@@ -34,7 +34,7 @@ from pipeline.server.guard import (
 )
 from pipeline.server.installation import prepare_backends, server_environment, usable_installation
 from pipeline.server.log import LOG, keep_previous, was_stopped, write_end
-from pipeline.server.ports import choose_ports
+from pipeline.server.ports import OpenAIPorts, choose_ports
 from pipeline.server.processes import MARK, marked_processes
 from pipeline.server.service import RunningService, find_service, start_service, stop_service
 from pipeline.server.state import (
@@ -57,7 +57,7 @@ from pipeline.triton_models.spans import trace_variables
 
 SPEC, LOCK, BACKENDS, READY_FILE, HANDOVER = "guard.json", ".lock", "backends", "ready", "handover"
 # Free ports are not reserved, and Triton itself sometimes fails to start: see `passing_failure`.
-_ATTEMPTS = 3
+ATTEMPTS = 3
 
 # Time for tritonserver's guard to end after its gateway.
 GATEWAY_LEAD_S = 10.0
@@ -65,11 +65,12 @@ GATEWAY_LEAD_S = 10.0
 
 @dataclass(slots=True, eq=False)
 class RunningServer:
-    """Handle of a server that this process started."""
+    """Handle of a server that this process started. openai: ports for its OpenAI API."""
 
     state: ServerState
     run_dir: Path
     guard: subprocess.Popen[bytes]
+    openai: OpenAIPorts
     gateway: RunningService | None = None
     name: ClassVar[str] = "The server"
 
@@ -109,7 +110,7 @@ def start_server(
     profile: str,
     max_seq_len: int = EngineConfig().max_seq_len,
     make_command: MakeCommand | None = None,
-    openai: OpenAIPorts | None = None,
+    with_openai: bool = False,
     with_gateway: bool = True,
     verbose_log: Path | None = None,
     detach: bool = False,
@@ -119,7 +120,7 @@ def start_server(
 
     Starts a gateway in front of it unless the server section disables it. model, profile: names for the state file.
     max_seq_len: limit of the engine. make_command: makes the command; default: one tritonserver on this machine.
-    openai: ports of the OpenAI API, if the gateway serves it. with_gateway: false for a server that only processes of
+    with_openai: whether the gateway serves the OpenAI API. with_gateway: false for a server that only processes of
     this machine use. verbose_log: file for Triton's verbose log. detach: let the server outlive this process. note:
     called with progress messages. Raises ServerError, with the reason from the log, if it does not become ready.
     """
@@ -135,13 +136,14 @@ def start_server(
         handover.prepare_handover(run_dir / HANDOVER)
         if with_gateway:
             stop_service(run_dir, GATEWAY)  # of a server that was killed
-        for attempt in range(_ATTEMPTS):
-            ports, listening = choose_ports(server)
+        for attempt in range(ATTEMPTS):
+            ports, listening, openai = choose_ports(server, with_openai)
             server_id = f"la{secrets.token_hex(6)}"
             command = make_command(listening, server_id)
             gateway = None
             if server.gateway.enabled and with_gateway:
-                service = gateway_service(repository, run_dir, server, ports, listening, model, max_seq_len, openai)
+                api = openai if with_openai else None
+                service = gateway_service(repository, run_dir, server, ports, listening, model, max_seq_len, api)
                 # Always detached: it ends with this server, or continues in front of another one.
                 gateway = start_service(service, run_dir, CODE, detach=True, ends_with=server_id)
             else:
@@ -177,12 +179,13 @@ def start_server(
                 profile=profile,
                 started=time.time(),
                 clean_up=tuple(command.clean_up),
+                replicas=server.replicas if server.openai else 0,
                 gateway_id="" if gateway is None else gateway.state.server_id,
                 triton_http_port=listening.ports.http,
                 triton_grpc_port=listening.ports.grpc,
                 triton_key=listening.key,
             )
-            running_server = RunningServer(state, run_dir, guard, gateway)
+            running_server = RunningServer(state, run_dir, guard, openai, gateway)
             try:
                 write_whole(run_dir / STATE, state.model_dump_json(indent=2) + "\n", private=True)
                 _wait_until_ready(running_server, server.startup_timeout_s, note)
@@ -192,7 +195,7 @@ def start_server(
                 free_ports = gateway is not None or 0 in (server.http_port, server.grpc_port, server.metrics_port)
                 if isinstance(error, ServerError) and not stopped:
                     logs = [run_dir / LOG] if gateway is None else [run_dir / LOG, gateway.log_path]
-                    if attempt + 1 < _ATTEMPTS and (reason := passing_failure(logs, free_ports)):
+                    if attempt + 1 < ATTEMPTS and (reason := passing_failure(logs, free_ports)):
                         note(f"{reason}; starting again")
                         continue
                     write_end(run_dir / LOG, False, "it did not get ready")

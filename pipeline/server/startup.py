@@ -14,7 +14,6 @@ from pipeline.engine.memory import available_bytes, require_memory
 from pipeline.errors import ServerError
 from pipeline.repository.render import REPOSITORY, ModelRepository, render, repository_dir
 from pipeline.server.command import VERBOSE_LOG
-from pipeline.server.gateway import OpenAIPorts
 from pipeline.server.memory_fit import kv_bytes, serving_bytes
 from pipeline.server.ports import choose_ports
 from pipeline.server.server import RunningServer, start_server
@@ -75,13 +74,13 @@ def launch(
     places: Places,
     folder: Path,
     *,
-    openai: OpenAIPorts | None = None,
+    with_openai: bool = False,
     with_gateway: bool = True,
     detach: bool = False,
     verbose: bool = False,
     note: Note = lambda text: None,
 ) -> RunningServer:
-    """Start a prepared server. folder: its run folder. openai, with_gateway: see `start_server`. verbose: write
+    """Start a prepared server. folder: its run folder. with_openai, with_gateway: see `start_server`. verbose: write
     Triton's verbose log beside the server's log. Raises ServerError if it does not start, or if the memory or the GPUs
     are insufficient."""
     _require_memory(served)
@@ -97,7 +96,7 @@ def launch(
         profile=resolved.profile.name,
         max_seq_len=resolved.profile.engine.max_seq_len,
         make_command=make,
-        openai=openai,
+        with_openai=with_openai,
         with_gateway=with_gateway,
         detach=detach,
         note=note,

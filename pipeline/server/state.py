@@ -48,6 +48,7 @@ class ServerState(GuardedState):
     profile: str
     clean_up: tuple[str, ...] = Field((), description="Command that removes its container, if it runs in one.")
     gateway_id: str = Field("", description="Mark of the processes of its gateway; empty without a gateway.")
+    replicas: int = Field(0, description="Number of servers that its fleet has started; 0 without an OpenAI API.")
     triton_http_port: int = Field(description="Triton's own HTTP port; behind a gateway on the loopback device only.")
     triton_grpc_port: int = Field(description="Triton's own gRPC port.")
     triton_key: str | None = Field(None, description="Triton's access key behind a gateway.")

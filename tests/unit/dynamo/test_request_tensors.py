@@ -130,10 +130,16 @@ def test_a_cache_salt_keeps_drafts_apart():
     assert values(read(request(routing={"cache_salt": "s"})))["namespace"] == [b"s"]
 
 
-@pytest.mark.parametrize("text", ["[1]", "{", '{"a": 1}', '{"1": "b"}', "7"])
+@pytest.mark.parametrize("text", ["[1]", "{", '{"a": 1}', '{"1": "b"}', "7", '{"4294967301": 1}'])
 def test_a_logit_bias_that_is_none_is_refused(text):
     with pytest.raises(RequestError, match="logit_bias must be an object"):
         read(request(None, None, None, f"logit_bias:{text}"))
+
+
+@pytest.mark.parametrize("number", [1 << 31, (1 << 32) + 2, 1 << 70, -(1 << 32)])
+def test_a_number_that_its_tensor_would_wrap_is_refused(number):
+    with pytest.raises(RequestError, match=f"num_draft_tokens is '{number}'; it must be a whole number of 32 bits"):
+        read(request(None, None, None, f"num_draft_tokens:{number}"))
 
 
 @pytest.mark.parametrize(

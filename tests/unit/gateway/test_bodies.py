@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from contextlib import suppress
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.gateway import bodies
 from pipeline.gateway.bodies import MAX_DEPTH, Disconnected, parse_json, read_body, write_json
 from pipeline.gateway.refusal import Refusal
 
@@ -106,3 +108,16 @@ def test_a_body_that_does_not_come_is_refused() -> None:
 def test_a_client_that_leaves_before_its_body_came_gets_nothing() -> None:
     with pytest.raises(Disconnected):
         read(part(b"1", True), {"type": "http.disconnect"})
+
+
+def test_a_suspension_of_the_process_is_no_slow_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "_LATE_S", 0.1)
+    messages = [{"type": "http.request", "body": b"a", "more_body": True}, {"type": "http.request", "body": b"b"}]
+
+    async def receive() -> Any:
+        if len(messages) == 1:
+            time.sleep(0.3)  # as long as the process is suspended, nothing in it runs
+            await asyncio.sleep(0)
+        return messages.pop(0)
+
+    assert asyncio.run(read_body(receive, None, 10, 0.05)) == b"ab"

@@ -115,6 +115,13 @@ def test_no_alternatives_are_asked_for_as_without_the_field():
     assert for_front_end(BODY | {"logprobs": True, "top_logprobs": 2}, "chat")["top_logprobs"] == 2
 
 
+def test_fields_without_effect_are_left_out():
+    fields = {"user": None, "verbosity": None, "stop": [], "safety_identifier": "a", "prompt_cache_key": "b"}
+
+    assert for_front_end(BODY | fields, "chat") == for_front_end(BODY, "chat")
+    assert for_front_end(BODY | {"stop": ["a"]}, "chat")["stop"] == ["a"]
+
+
 def test_a_refusal_can_come_back_unless_tools_hide_it():
     tools = [{"type": "function", "function": {"name": "f"}}]
     asked = BODY | {"tools": tools, "nvext": {"extra_fields": ["engine_data", "timing"]}}

@@ -103,9 +103,11 @@ def test_a_stream_that_breaks_off_anywhere_goes_on_with_the_rest(path, first, se
     "lost",
     [
         lambda: json_answer(500, {"message": "Failed to fold completions stream for x", "code": 500}),
+        lambda: json_answer(500, {"message": "Failed to parse chat completion response", "code": 500}),
         lambda: json_answer(500, LOST),
         lambda: json_answer(503, {"message": "Service temporarily unavailable", "code": 503}),
         lambda: httpx.Response(200, stream=events(Unreachable("gone")).stream),
+        lambda: httpx.Response(200, stream=events(b'{"choices":[', Unreachable("gone")).stream),
     ],
 )
 def test_a_whole_response_is_asked_for_again_twice(lost):
@@ -117,6 +119,23 @@ def test_a_whole_response_is_asked_for_again_twice(lost):
     back, num_lost = behind(answer), 3
     assert send(back, "POST", "/v1/completions", json={"model": "m"}).status_code in (500, 503)
     assert len(back.requests) == 3
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+@pytest.mark.parametrize(("status", "shown"), [(400, "why"), (500, "the server failed on this request")])
+def test_an_error_of_a_worker_is_answered_at_once(has_begun, status, shown):
+    begun = event({"choices": [{"index": 0, "text": "the", "finish_reason": None}]}) if has_begun else b""
+    error = event({"choices": [], "nvext": {"engine_data": {"refusal": {"status": status, "message": "why"}}}})
+    body = error.removeprefix(b"data: ")
+    stream = behind(lambda request: events(begun, error))
+    whole = behind(lambda request: httpx.Response(200, stream=events(body[:20], body[20:]).stream))
+
+    for back, fields in ((whole, {}), (stream, {"stream": True})):
+        given = send(back, "POST", "/v1/completions", json={"model": "m", **fields})
+        found = json.loads(given.text.split("data: ")[-1])["error"]
+        assert found["code"] == status
+        assert shown in found["message"]
+        assert len(back.requests) == 1
 
 
 def test_a_request_waits_for_a_front_end_that_is_gone():

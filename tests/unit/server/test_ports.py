@@ -14,7 +14,7 @@ from tests.unit.server.fake_server import FREE
 
 
 def test_free_ports_differ_and_taken_or_equal_ones_are_named():
-    ports, listening = choose_ports(FREE)
+    ports, listening, _ = choose_ports(FREE)
     assert len(set(ports)) == 3
     assert (listening.ports, listening.key) == (ports, None)
     first_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
@@ -30,9 +30,24 @@ def test_free_ports_differ_and_taken_or_equal_ones_are_named():
         choose_ports(ServerConfig(http_port=8001))
 
 
+@pytest.mark.parametrize("gateway", [False, True])
+def test_the_ports_of_the_openai_api_differ_from_the_others_and_a_taken_one_is_named(gateway):
+    config = FREE.model_copy(update={"gateway": GatewayConfig(enabled=gateway)})
+    ports, listening, openai = choose_ports(config, with_openai=True)
+
+    assert len({*ports, *listening.ports, *openai}) == (8 if gateway else 4)
+    assert (openai.public != openai.front_end) == gateway
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = taken.getsockname()[1]
+        config = config.model_copy(update={"openai_port": number})
+        with pytest.raises(ServerError, match=rf"Port {number} \(server.openai_port\)"):
+            choose_ports(config, with_openai=True)
+        choose_ports(config)
+
+
 def test_behind_a_gateway_triton_listens_on_other_ports_of_the_loopback_device_and_asks_for_a_key():
     config = FREE.model_copy(update={"gateway": GatewayConfig(), "host": "0.0.0.0"})
-    (ports, listening), (_, other) = choose_ports(config), choose_ports(config)
+    (ports, listening, _), (_, other, _) = choose_ports(config), choose_ports(config)
 
     assert len({*ports, *listening.ports}) == 6
     assert (listening.host, listening.metrics_host) == ("127.0.0.1", "127.0.0.1")

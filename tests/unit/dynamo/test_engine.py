@@ -1,0 +1,76 @@
+"""Errors of a request in Dynamo's worker: which of them move it to another worker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+from dynamo.llm.exceptions import EngineShutdown, HttpError, InvalidArgument
+
+from pipeline.dynamo.engine import TritonEngine
+from pipeline.dynamo.triton_stream import TokenChunk
+from pipeline.errors import BusyError, EngineError, RequestError
+from tests.unit.dynamo.requests import SPEC, request
+
+WITH_DATA = {"extra_args": {"nvext": {"extra_fields": ["engine_data"]}}}
+ERRORS = [(RequestError("why"), 400), (BusyError("busy: why"), 503), (RuntimeError("why"), 500), (KeyError("why"), 500)]
+
+
+class Servers:
+    """Answers with some tokens, and then with an error."""
+
+    def __init__(self, num_tokens: int, error: Exception) -> None:
+        self.num_tokens = num_tokens
+        self.error = error
+
+    async def generate(self, *_: object) -> AsyncGenerator[TokenChunk, None]:
+        for number in range(self.num_tokens):
+            yield TokenChunk([number])
+        raise self.error
+
+
+class Context:
+    """In place of Dynamo's."""
+
+    def id(self) -> str:
+        return "id"
+
+    def is_stopped(self) -> bool:
+        return False
+
+
+def ask(num_tokens: int, error: Exception, **fields: Any) -> list[Any]:
+    async def work() -> list[Any]:
+        engine = TritonEngine(SPEC)
+        engine._servers = Servers(num_tokens, error)  # type: ignore[assignment]
+        return [chunk async for chunk in engine.generate(request(**fields), Context())]  # type: ignore[arg-type]
+
+    return asyncio.run(work())
+
+
+@pytest.mark.parametrize("num_tokens", [0, 3])
+@pytest.mark.parametrize(("error", "status"), ERRORS)
+def test_an_error_of_the_request_or_the_engine_is_the_last_chunk(num_tokens, error, status):
+    *begun, last = ask(num_tokens, error, **WITH_DATA)
+
+    assert len(begun) == num_tokens
+    refusal = last["engine_data"]["refusal"]
+    assert (last["finish_reason"], refusal["status"]) == ("stop", status)
+    assert "why" in refusal["message"]
+
+
+@pytest.mark.parametrize(("error", "status"), ERRORS)
+def test_a_client_that_cannot_read_it_gets_a_status(error, status):
+    kind = InvalidArgument if status == 400 else HttpError
+
+    with pytest.raises(kind, match="why") as raised:
+        ask(0, error)
+    assert getattr(raised.value, "code", 400) == status
+
+
+@pytest.mark.parametrize("fields", [{}, WITH_DATA])
+def test_a_server_that_is_gone_moves_the_request(fields):
+    with pytest.raises(EngineShutdown, match="gone"):
+        ask(2, EngineError("gone"), **fields)

@@ -1,0 +1,149 @@
+"""A fleet of processes that do nothing: its start, and how long it serves on while some of them end."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from pipeline.config.places import places
+from pipeline.config.resolution import resolve_config
+from pipeline.dynamo import fleet
+from pipeline.dynamo.fleet import Fleet, find_ended, start_fleet
+from pipeline.dynamo.services import FRONT_END
+from pipeline.errors import ServerError
+from pipeline.server.ports import choose_ports
+from pipeline.server.startup import PreparedServer
+
+TAKEN = "port 1 already in use"
+FREE = [f"server.{name}_port=0" for name in ("http", "grpc", "metrics", "openai")]
+
+
+class Process:
+    """In place of a server or a service."""
+
+    def __init__(self, name: str, log_path: Path = Path("/none"), openai: Any = None) -> None:
+        self.name = name
+        self.log_path = log_path
+        self.openai = openai
+        self.state = None
+        self.code: int | None = None
+        self.is_stopped = False
+
+    def poll(self) -> int | None:
+        return self.code
+
+    def stop(self) -> None:
+        self.is_stopped = True
+
+
+def fleet_of(num_servers: int) -> tuple[Fleet, dict[str, Process]]:
+    servers = [Process(f"server-{number}") for number in range(1, num_servers + 1)]
+    services = [*(Process(f"worker-{number}") for number in range(1, num_servers + 1)), Process(FRONT_END)]
+    return Fleet(cast(Any, servers), cast(Any, services)), {each.name: each for each in [*servers, *services]}
+
+
+@pytest.mark.parametrize(
+    ("ends", "last"),
+    [
+        (["server-1"], "server-1"),
+        ([FRONT_END], FRONT_END),
+        (["server-2", "server-3", "worker-1", "worker-3", "worker-2"], "worker-2"),
+        (["worker-1", "server-1"], "server-1"),
+        (["worker-3", "server-2", FRONT_END], FRONT_END),
+    ],
+)
+def test_a_fleet_serves_on_while_its_first_server_its_front_end_and_a_worker_run(ends, last):
+    running, processes = fleet_of(3)
+    left, notes = list(ends), []
+
+    def end_next(text: str = "") -> None:
+        notes.append(text)
+        processes[left.pop(0)].code = 1
+
+    end_next()
+    assert cast(Any, running.wait(end_next)).name == last
+    assert not left
+    assert [text.split()[0] for text in notes[1:]] == ends[:-1]
+
+
+def test_a_fleet_of_one_ends_with_any_of_its_processes():
+    for name in ("server-1", "worker-1", FRONT_END):
+        running, processes = fleet_of(1)
+        processes[name].code = 0
+        assert cast(Any, running.wait(pytest.fail)).name == name
+    alone = Process("server")
+    alone.code = 0
+    assert cast(Any, Fleet([cast(Any, alone)], []).wait(pytest.fail)) is alone
+
+
+def test_processes_that_do_not_run_are_named(tmp_path):
+    assert find_ended(tmp_path, 2) == ["replica 1", "replica 2", "worker-1", "worker-2"]
+    assert find_ended(tmp_path, 0) == []
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Process]:
+    """Processes that `start_fleet` starts; the first front end finds its port taken."""
+    processes: list[Process] = []
+
+    def launch(served: PreparedServer, *_: object, with_openai: bool, **__: object) -> Process:
+        processes.append(Process("server", openai=choose_ports(served.resolved.profile.server, with_openai)[2]))
+        return processes[-1]
+
+    def start_service(name: str, *_: object, **__: object) -> Process:
+        log = tmp_path / f"{len(processes)}.log"
+        log.write_text(TAKEN if name.startswith(FRONT_END) and len(processes) < 5 else "")
+        processes.append(Process(name, log))
+        return processes[-1]
+
+    def wait_until_ready(services: list[Process], note: Any) -> None:
+        if any(service.log_path.read_text() for service in services):
+            raise ServerError("the front end ended")
+
+    for name, replacement in {
+        "require_dynamo": lambda: None,
+        "write_card": lambda *_: tmp_path,
+        "launch": launch,
+        "worker_service": lambda number, *_: f"worker-{number}",
+        "front_end_service": lambda resolved, run_dir, host, port: f"{FRONT_END} {port}",
+        "start_service": start_service,
+        "wait_until_ready": wait_until_ready,
+    }.items():
+        monkeypatch.setattr(fleet, name, replacement)
+    return processes
+
+
+def served_with(*overrides: str) -> PreparedServer:
+    resolved = resolve_config("tiny-random-llama", "latency", ("backend=torch", "device=cpu", *FREE, *overrides))
+    return PreparedServer(resolved, cast(Any, None), cast(Any, None))
+
+
+@pytest.mark.parametrize("gateway", ["true", "false"])
+def test_a_free_port_that_another_program_takes_is_chosen_again(started, tmp_path, gateway):
+    running = start_fleet(served_with(f"server.gateway.enabled={gateway}"), places(), tmp_path)
+
+    first, again = started[:3], started[3:]
+    assert all(process.is_stopped for process in first)
+    assert running.running == again
+    assert first[0].openai.front_end != again[0].openai.front_end
+    assert again[2].name == f"{FRONT_END} {again[0].openai.front_end}"
+
+
+def test_a_fixed_port_that_another_program_takes_is_named(started, tmp_path, monkeypatch):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        overrides = (
+            "server.gateway.enabled=false",
+            f"server.openai_port={port}",
+        )
+
+        def note(text: str) -> None:
+            taken.listen()  # from now on the port is in use
+
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with pytest.raises(ServerError, match=rf"Port {port} \(server.openai_port\)"):
+            start_fleet(served_with(*overrides), places(), tmp_path, note=note)
