@@ -201,8 +201,9 @@ class HttpGateway:
             )
             for sent, own_id in zip(checked.bodies, ids, strict=True)
         ]
-        max_seq_len = deployment.spec.max_seq_len
-        with deployment.in_use(), self._tenants.admit(tenant, len(body), checked.max_tokens, max_seq_len, len(onwards)):
+        num_choices, max_seq_len = len(onwards) * checked.num_prompts, deployment.spec.max_seq_len
+        num_bytes = len(body) // checked.num_prompts
+        with deployment.in_use(), self._tenants.admit(tenant, num_bytes, checked.max_tokens, max_seq_len, num_choices):
             to_client: Responder = answer
             for rewrite in checked.rewrites:
                 to_client = RewritingResponder(to_client, rewrite)

@@ -22,13 +22,14 @@ _PREFIX = annotation(NAMESPACE, "")
 class CheckedChoices(NamedTuple):
     """A checked request. bodies: a request to forward for each choice. max_tokens: limit of the output of one choice;
     None if the request sets none. model: the client's `model` field. conversation: id of the conversation, the same in
-    all turns but the first, where it is None. rewrites: changes to the response."""
+    all turns but the first, where it is None. rewrites: changes to the response. num_prompts: prompts of each body."""
 
     bodies: list[bytes]
     max_tokens: int | None
     model: object
     conversation: str | None = None
     rewrites: Sequence[Rewrite] = ()
+    num_prompts: int = 1
 
 
 def checked_openai(body: bytes, endpoint: Endpoint, tenant: Tenant) -> CheckedChoices:
@@ -58,7 +59,8 @@ def checked_openai(body: bytes, endpoint: Endpoint, tenant: Tenant) -> CheckedCh
     rewrites = [log_probs()] if endpoint == "completions" and value.get("logprobs") is not None else []
     if value.get("draft_statistics") and num_choices == 1:
         rewrites.append(DRAFT_FIGURES)
-    return CheckedChoices(bodies, max_tokens, value.get("model"), _conversation(value), rewrites)
+    num_prompts = _num_prompts(value.get("prompt"))
+    return CheckedChoices(bodies, max_tokens, value.get("model"), _conversation(value), rewrites, num_prompts)
 
 
 def _conversation(value: Json) -> str | None:
@@ -78,3 +80,8 @@ def _num_choices(value: object) -> int:
     if type(value) is not int or not 1 <= value <= MAX_CHOICES:
         raise Refusal(400, f"n is {str(value)[:40]}; it must be a whole number in 1 .. {MAX_CHOICES}")
     return value
+
+
+def _num_prompts(prompt: object) -> int:
+    """Number of prompts in the field `prompt`: a text, token ids, or a list of either."""
+    return len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1

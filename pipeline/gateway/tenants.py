@@ -122,13 +122,16 @@ class Tenants:
         max_seq_len: int,
         num_choices: int = 1,
     ) -> Admission:
-        """Count a request as running until the result is released. num_output_tokens: limit of the output of one
-        choice; None counts as max_seq_len. num_choices: each choice counts as a request. Raises Refusal: 429 at a
-        tenant's limit, 503 at the server's limit, 400 for a request that alone exceeds a limit."""
+        """Count a request as running until the result is released. num_prompt_bytes: of one prompt. num_output_tokens:
+        limit of the output of one choice, at most max_seq_len; None counts as max_seq_len. num_choices: of all prompts;
+        each counts as a request. Raises Refusal: 429 at a tenant's limit, 503 at the server's limit, 400 for a request
+        that alone exceeds a limit."""
         limit = tenant.max_concurrent_requests if self._by_hash else self._max_concurrent_requests
         limit = min(limit, self._max_concurrent_requests)
         if num_choices > limit:
-            raise Refusal(400, f"n is {num_choices}; each choice counts as a request, and {limit} at once are allowed")
+            raise Refusal(
+                400, f"the request has {num_choices} choices; each counts as a request, and {limit} at once are allowed"
+            )
         if tenant.num_running + num_choices > tenant.max_concurrent_requests and self._by_hash:
             raise Refusal(
                 429, f"{tenant.num_running} requests of this key are being served, which is its limit", RETRY_AFTER_S
@@ -136,7 +139,7 @@ class Tenants:
         if self.num_running + num_choices > self._max_concurrent_requests:
             raise Refusal(503, f"busy: {self.num_running} requests are being served; send it again", RETRY_AFTER_S)
         if tenant.bucket is not None:
-            wanted = max_seq_len if num_output_tokens is None else num_output_tokens
+            wanted = max_seq_len if num_output_tokens is None else min(num_output_tokens, max_seq_len)
             tenant.bucket.take(num_choices * (wanted + -(-num_prompt_bytes // 4)))
         return Admission(self, tenant, num_choices)
 

@@ -138,7 +138,18 @@ def test_each_choice_counts_as_a_request_of_its_tenant():
     assert ask(Behind(whole), spec, n=2).status_code == 200
     refused = ask(Behind(whole), spec)
     assert refused.status_code == 400
-    assert refused.json()["error"]["message"] == "n is 3; each choice counts as a request, and 2 at once are allowed"
+    message = refused.json()["error"]["message"]
+    assert message == "the request has 3 choices; each counts as a request, and 2 at once are allowed"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "number"), [("a", 1), ([5, 6], 1), (["a"], 1), (["a", "b"], 2), ([[5, 6], [7], [8]], 3), ([], 1)]
+)
+def test_each_prompt_of_a_list_counts_as_a_request_of_its_tenant(prompt, number):
+    status = ask(Behind(whole), spec_of(api_key("a", max_concurrent_requests=2 * number)), n=2, prompt=prompt)
+    refused = ask(Behind(whole), spec_of(api_key("a", max_concurrent_requests=2 * number - 1)), n=2, prompt=prompt)
+
+    assert (status.status_code, refused.status_code) == (200, 400)
 
 
 def test_tokens_a_minute_count_all_choices_and_places_are_released():
