@@ -7,9 +7,10 @@ draft_statistics                           converted: requests draft statistics 
 response_format, guided_*                  converted: the front end accepts them, but does not migrate such a request
 tools, tool_choice, parallel_tool_calls    copied: the worker makes a grammar of them
 max_tokens, max_completion_tokens          copied: the worker counts the earlier tokens of a migrated request
-echo, best_of, suffix, include_stop_str_in_output, prompt_logprobs, message parts other than text
-                                           refused: the front end ignores them
+echo, best_of, suffix, include_stop_str_in_output, prompt_logprobs, prompt_embeds, message parts other than text
+                                           refused: front end or worker ignore them
 more than four stop words, a message without parts    refused: the front end fails with status 500
+stream_options without include_usage       completed: the front end requires it
 top_logprobs of 0                          removed: the front end would return no log probabilities at all
 a field of null, an empty stop list, safety_identifier, prompt_cache_key, prompt_cache_retention
                                            removed: without effect on the output, and the front end refuses them
@@ -55,6 +56,8 @@ def for_front_end(body: Mapping[str, Any], endpoint: Endpoint) -> dict[str, Any]
     _refuse_unsupported(sent)
     if sent.get("stop") == []:
         del sent["stop"]
+    if isinstance(sent.get("stream_options"), Mapping):
+        sent["stream_options"] = {"include_usage": False} | sent["stream_options"]
     options: dict[str, str] = {}
     options |= _text_option(sent, STRATEGY)
     options |= _prediction(sent)
@@ -89,7 +92,7 @@ def for_front_end(body: Mapping[str, Any], endpoint: Endpoint) -> dict[str, Any]
 
 
 def _refuse_unsupported(body: Mapping[str, Any]) -> None:
-    for name in ("include_stop_str_in_output", "prompt_logprobs"):
+    for name in ("include_stop_str_in_output", "prompt_logprobs", "prompt_embeds"):
         if body.get(name):
             raise RequestError(f"{name} is not supported; leave it out")
     stop = body.get("stop")

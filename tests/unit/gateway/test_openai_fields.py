@@ -102,6 +102,7 @@ def test_statistics_are_asked_for_in_either_way():
         ({"stop": ["a"] * 5}, "stop holds 5 texts; at most 4"),
         ({"include_stop_str_in_output": True}, "include_stop_str_in_output is not supported"),
         ({"prompt_logprobs": 1}, "prompt_logprobs is not supported"),
+        ({"prompt_embeds": "AAAA"}, "prompt_embeds is not supported"),
         ({"nvext": {"annotations": "a"}}, "nvext.annotations must be a list"),
     ],
 )
@@ -120,6 +121,19 @@ def test_fields_without_effect_are_left_out():
 
     assert for_front_end(BODY | fields, "chat") == for_front_end(BODY, "chat")
     assert for_front_end(BODY | {"stop": ["a"]}, "chat")["stop"] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("options", "sent"),
+    [
+        ({}, {"include_usage": False}),
+        ({"include_obfuscation": False}, {"include_usage": False, "include_obfuscation": False}),
+        ({"include_usage": True}, {"include_usage": True}),
+        (3, 3),  # the front end refuses it
+    ],
+)
+def test_stream_options_are_completed(options, sent):
+    assert for_front_end(BODY | {"stream": True, "stream_options": options}, "chat")["stream_options"] == sent
 
 
 def test_a_refusal_can_come_back_unless_tools_hide_it():
