@@ -269,9 +269,9 @@ def _openai(deployment: Deployment) -> Upstream:
 
 
 def _trace(request: Request) -> dict[str, str]:
-    """The client's W3C trace context headers."""
+    """The client's W3C trace context headers, without invalid ones."""
     found = {name: request.headers.get(name, "") for name in ("traceparent", "tracestate")}
-    return {name: value for name, value in found.items() if value and len(value) <= _MAX_TRACE_LENGTH}
+    return {name: value for name, value in found.items() if value.isascii() and 0 < len(value) <= _MAX_TRACE_LENGTH}
 
 
 def _session(request: Request, tenant: Tenant, conversation: str | None) -> dict[str, str]:

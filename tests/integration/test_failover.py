@@ -29,7 +29,9 @@ MODEL = "tiny-random-llama"
 
 @pytest.fixture(scope="module")
 def fleet(shared_where: Places, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    overrides = ("server.openai=true", "server.replicas=2", "drafting.planner=fixed")
+    # With a parser the front end reports a lost worker in other words.
+    parser = "model.tool_call_parser=hermes"
+    overrides = ("server.openai=true", "server.replicas=2", "drafting.planner=fixed", parser)
     fleet = start_fleet(prepared(shared_where, *overrides), shared_where, tmp_path_factory.mktemp("run"))
     try:
         yield fleet
