@@ -200,7 +200,8 @@ async def _forward_response(response: Response, onward: Onward, answer: Responde
             first += b"".join([chunk async for chunk in chunks])
             if (refusal := refusal_in_body(first, request_id)) is not None:
                 raise refusal
-        if "content-length" in response.headers:
+            headers["content-length"] = str(len(first))
+        elif "content-length" in response.headers:
             headers["content-length"] = response.headers["content-length"]
         await answer.start(status, headers)
         await answer.piece(first)

@@ -115,7 +115,9 @@ def test_a_whole_response_is_asked_for_again_twice(lost):
         return lost() if len(back.requests) <= num_lost else json_answer(200, {"a": 1})
 
     back, num_lost = behind(answer), 2
-    assert send(back, "POST", "/v1/completions", json={"model": "m"}).json() == {"a": 1}
+    given = send(back, "POST", "/v1/completions", json={"model": "m"})
+    assert given.json() == {"a": 1}
+    assert given.headers["content-length"] == str(len(given.content))
     back, num_lost = behind(answer), 3
     assert send(back, "POST", "/v1/completions", json={"model": "m"}).status_code in (500, 503)
     assert len(back.requests) == 3
