@@ -20,6 +20,7 @@ from pipeline.gateway.errors import (
     unavailable,
 )
 from pipeline.gateway.event_stream import events
+from pipeline.gateway.folding import FoldingResponder
 from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.response_writer import Responder
 from pipeline.gateway.resumption import ResumableResponder
@@ -209,6 +210,8 @@ async def _forward_response(response: Response, onward: Onward, answer: Responde
             await answer.piece(chunk)
         await answer.end()
         return
+    if onward.folds:
+        answer = FoldingResponder(answer)
     headers |= {"cache-control": "no-cache", "x-accel-buffering": "no"}
     started = False
     async with aclosing(events(chunks)) as stream:

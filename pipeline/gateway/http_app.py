@@ -6,7 +6,7 @@ import hashlib
 import re
 import secrets
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 
 import anyio
@@ -195,11 +195,14 @@ class HttpGateway:
         if endpoint == "chat":
             model = f"/v2/models/{deployment.spec.tenant_models[0]}/generate"
             renderer = Onward(deployment.triton, "POST", model, b"", _JSON, _SHORT_S, request_id)
+        first = Onward(
+            *(_openai(deployment), "POST", path, b"", headers, timeout_s, request_id, _PATIENCE_S),
+            is_served=is_served,
+            renderer=renderer,
+            folds=checked.folds,
+        )
         onwards = [
-            Onward(
-                _openai(deployment), "POST", path, sent, headers, timeout_s, own_id, _PATIENCE_S, is_served, renderer
-            )
-            for sent, own_id in zip(checked.bodies, ids, strict=True)
+            replace(first, body=sent, request_id=own_id) for sent, own_id in zip(checked.bodies, ids, strict=True)
         ]
         num_choices, max_seq_len = len(onwards) * checked.num_prompts, deployment.spec.max_seq_len
         num_bytes = len(body) // checked.num_prompts

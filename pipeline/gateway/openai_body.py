@@ -11,7 +11,7 @@ from pipeline.gateway.annotations import NAMESPACE, annotation
 from pipeline.gateway.bodies import Json, parse_json, write_json
 from pipeline.gateway.choices import MAX_CHOICES, choice_requests
 from pipeline.gateway.generate_body import positive
-from pipeline.gateway.openai_fields import Endpoint, for_front_end
+from pipeline.gateway.openai_fields import Endpoint, for_front_end, tools_option
 from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.rewriting import DRAFT_FIGURES, Rewrite, log_probs
 from pipeline.gateway.tenants import Tenant
@@ -22,7 +22,8 @@ _PREFIX = annotation(NAMESPACE, "")
 class CheckedChoices(NamedTuple):
     """A checked request. bodies: a request to forward for each choice. max_tokens: limit of the output of one choice;
     None if the request sets none. model: the client's `model` field. conversation: id of the conversation, the same in
-    all turns but the first, where it is None. rewrites: changes to the response. num_prompts: prompts of each body."""
+    all turns but the first, where it is None. rewrites: changes to the response. num_prompts: prompts of each body.
+    folds: whether the bodies request streams, and the client a whole response."""
 
     bodies: list[bytes]
     max_tokens: int | None
@@ -30,6 +31,7 @@ class CheckedChoices(NamedTuple):
     conversation: str | None = None
     rewrites: Sequence[Rewrite] = ()
     num_prompts: int = 1
+    folds: bool = False
 
 
 def checked_openai(body: bytes, endpoint: Endpoint, tenant: Tenant) -> CheckedChoices:
@@ -54,13 +56,17 @@ def checked_openai(body: bytes, endpoint: Endpoint, tenant: Tenant) -> CheckedCh
         kept.append(annotation(NAMESPACE, namespace))
     named = {name: value for name, value in extension.items() if name != "cache_salt"}
     sent["nvext"] = named | {"annotations": kept}
+    is_whole = sent.get("stream", False) is False and "stream_options" not in sent
+    folds = endpoint == "chat" and is_whole and not tools_option(value)
+    if folds:
+        sent |= {"stream": True, "stream_options": {"include_usage": True}}
     requests = choice_requests(sent, num_choices)
     bodies = [write_json(request) for request in requests]
     rewrites = [log_probs()] if endpoint == "completions" and value.get("logprobs") is not None else []
     if value.get("draft_statistics") and num_choices == 1:
         rewrites.append(DRAFT_FIGURES)
     num_prompts = _num_prompts(value.get("prompt"))
-    return CheckedChoices(bodies, max_tokens, value.get("model"), _conversation(value), rewrites, num_prompts)
+    return CheckedChoices(bodies, max_tokens, value.get("model"), _conversation(value), rewrites, num_prompts, folds)
 
 
 def _conversation(value: Json) -> str | None:

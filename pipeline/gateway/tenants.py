@@ -123,9 +123,9 @@ class Tenants:
         num_choices: int = 1,
     ) -> Admission:
         """Count a request as running until the result is released. num_prompt_bytes: of one prompt. num_output_tokens:
-        limit of the output of one choice, at most max_seq_len; None counts as max_seq_len. num_choices: of all prompts;
-        each counts as a request. Raises Refusal: 429 at a tenant's limit, 503 at the server's limit, 400 for a request
-        that alone exceeds a limit."""
+        limit of the output of one choice; None counts as max_seq_len. num_choices: of all prompts; each counts as a
+        request. Raises Refusal: 429 at a tenant's limit, 503 at the server's limit, 400 for a request that alone
+        exceeds a limit."""
         limit = tenant.max_concurrent_requests if self._by_hash else self._max_concurrent_requests
         limit = min(limit, self._max_concurrent_requests)
         if num_choices > limit:
@@ -139,7 +139,7 @@ class Tenants:
         if self.num_running + num_choices > self._max_concurrent_requests:
             raise Refusal(503, f"busy: {self.num_running} requests are being served; send it again", RETRY_AFTER_S)
         if tenant.bucket is not None:
-            wanted = max_seq_len if num_output_tokens is None else min(num_output_tokens, max_seq_len)
+            wanted = max_seq_len if num_output_tokens is None else num_output_tokens
             tenant.bucket.take(num_choices * (wanted + -(-num_prompt_bytes // 4)))
         return Admission(self, tenant, num_choices)
 

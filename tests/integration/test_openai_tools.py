@@ -76,3 +76,18 @@ def test_a_conversation_with_calls_and_results_goes_on(client):
         {"role": "tool", "tool_call_id": "1", "content": "noon"},
     ]
     assert chat(client, messages=history, tools=TOOLS).usage.completion_tokens == 24
+
+
+def test_a_text_with_the_field_name_is_no_call_without_tools(client):
+    person = {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 5}, "age": {"type": "integer", "maximum": 99}},
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    }
+    wanted = {"type": "json_schema", "json_schema": {"name": "person", "schema": person}}
+
+    for fields in ({}, {"tools": TOOLS, "tool_choice": "none"}, {"n": 2}):
+        for choice in chat(client, response_format=wanted, max_tokens=100, **fields).choices:
+            assert not choice.message.tool_calls
+            Draft202012Validator(person).validate(json.loads(choice.message.content or ""))

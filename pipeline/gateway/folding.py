@@ -1,0 +1,70 @@
+"""Folds the stream of a chat into a whole response.
+
+The gateway requests a whole chat without tools as a stream. For a whole response, Dynamo's front end (1.4.2) runs the
+parser of tool calls even if the request has no tools, and turns a text such as `{"name": "Ann", "age": 7}` into a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pydantic_core
+
+from pipeline.gateway.bodies import Json, write_json
+from pipeline.gateway.event_stream import DATA, events_of
+from pipeline.gateway.refusal import Refusal
+from pipeline.gateway.response_writer import Responder
+
+
+class FoldingResponder:
+    """Receives the stream of a chat with one choice, and sends it to `answer` as a whole response."""
+
+    def __init__(self, answer: Responder) -> None:
+        self._answer = answer
+        self._held = b""
+        self._whole: Json = {}
+        self._choice: Json = {"index": 0, "message": {}, "finish_reason": None, "logprobs": None}
+        self._text: list[str] = []
+
+    async def start(self, status: int, headers: Mapping[str, str], is_stream: bool = False) -> None:
+        pass
+
+    async def piece(self, data: bytes) -> None:
+        events, end, self._held = (self._held + data).rpartition(b"\n\n")
+        for event in events_of(events + end) if events else []:
+            if event.startswith(DATA + b"{"):
+                self._add(pydantic_core.from_json(event.removeprefix(DATA)))
+
+    async def end(self) -> None:
+        message = {
+            "role": "assistant",
+            "reasoning_content": None,
+            **self._choice["message"],
+            "content": "".join(self._text),
+        }
+        whole = self._whole | {"object": "chat.completion", "choices": [self._choice | {"message": message}]}
+        body = write_json(whole)
+        await self._answer.start(200, {"content-type": "application/json", "content-length": str(len(body))})
+        await self._answer.piece(body)
+        await self._answer.end()
+
+    async def refuse(self, refusal: Refusal, closes: bool = False) -> None:
+        await self._answer.refuse(refusal, closes)
+
+    def _add(self, chunk: Json) -> None:
+        """Add a chunk of the stream."""
+        for choice in chunk.pop("choices", None) or []:
+            delta: dict[str, Any] = choice.get("delta") or {}
+            self._text.append(delta.pop("content", None) or "")
+            self._choice["message"] |= delta
+            self._choice["finish_reason"] = choice.get("finish_reason") or self._choice["finish_reason"]
+            if log_probs := choice.get("logprobs"):
+                earlier = self._choice["logprobs"] or {}
+                content = [*(earlier.get("content") or []), *(log_probs.get("content") or [])]
+                self._choice["logprobs"] = log_probs | {"content": content}
+        extension = {**self._whole.get("nvext", {}), **(chunk.pop("nvext", None) or {})}
+        # The id and the time of the first chunk, and the usage of the last one.
+        self._whole = chunk | self._whole | {"usage": chunk.get("usage") or self._whole.get("usage")}
+        if extension:
+            self._whole["nvext"] = extension

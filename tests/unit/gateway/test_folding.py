@@ -1,0 +1,130 @@
+"""A whole chat without tools is the folded stream of the front end, so that no text becomes a tool call."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from pipeline.gateway import forward
+from pipeline.gateway.upstream import Unreachable
+from tests.unit.gateway.gateways import behind, events, json_answer, send
+
+CHAT = "/v1/chat/completions"
+HEAD = {"id": "chatcmpl-1", "created": 5, "model": "m", "object": "chat.completion.chunk", "system_fingerprint": None}
+DONE = b"data: [DONE]\n\n"
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+
+
+def event(**fields: Any) -> bytes:
+    return b"data: " + json.dumps(HEAD | fields, separators=(",", ":")).encode() + b"\n\n"
+
+
+def choice(text: str | None, reason: str | None = None, *tokens: str) -> dict[str, Any]:
+    log_probs = {"content": [{"token": token} for token in tokens], "refusal": None} if tokens else None
+    return {
+        "index": 0,
+        "delta": {"role": "assistant", "content": text},
+        "finish_reason": reason,
+        "logprobs": log_probs,
+    }
+
+
+WHOLE = [
+    event(choices=[choice('{"name": "', None, "a", "b")], usage=None),
+    b": keep-alive\n\n",
+    b'event: token_ids\ndata: {"a":1}\n\n',
+    event(choices=[choice('Ann"}\n\n', "stop", "c")], usage=None, nvext={"engine_data": {"x": 1}}) + event(choices=[]),
+    event(choices=[], usage={"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}),
+    DONE,
+]
+
+
+@pytest.fixture(autouse=True)
+def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forward, "_RETRY_PAUSE_S", 0.001)
+
+
+@pytest.mark.parametrize("size", [1, 7, 1 << 20])
+def test_a_whole_chat_is_the_folded_stream(size):
+    data = b"".join(WHOLE)
+    back = behind(lambda request: events(*(data[place : place + size] for place in range(0, len(data), size))))
+
+    given = send(back, "POST", CHAT, json={"model": "m"})
+
+    assert (back.body["stream"], back.body["stream_options"]) == (True, {"include_usage": True})
+    assert (given.status_code, given.headers["content-type"]) == (200, "application/json")
+    assert given.headers["content-length"] == str(len(given.content))
+    assert given.json() == {
+        "id": "chatcmpl-1",
+        "created": 5,
+        "model": "m",
+        "object": "chat.completion",
+        "system_fingerprint": None,
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "reasoning_content": None, "content": '{"name": "Ann"}\n\n'},
+                "finish_reason": "stop",
+                "logprobs": {"content": [{"token": "a"}, {"token": "b"}, {"token": "c"}], "refusal": None},
+            }
+        ],
+        "usage": {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7},
+        "nvext": {"engine_data": {"x": 1}},
+    }
+
+
+def test_the_choices_of_a_whole_chat_are_folded_each():
+    back = behind(lambda request: events(*WHOLE))
+
+    found = send(back, "POST", CHAT, json={"model": "m", "n": 2}).json()
+
+    assert [(each["index"], each["message"]["content"]) for each in found["choices"]] == [
+        (0, '{"name": "Ann"}\n\n'),
+        (1, '{"name": "Ann"}\n\n'),
+    ]
+    assert found["usage"] == {"prompt_tokens": 3, "completion_tokens": 8, "total_tokens": 11}
+
+
+@pytest.mark.parametrize(
+    ("fields", "folds"),
+    [
+        ({}, True),
+        ({"tools": TOOLS, "tool_choice": "none"}, True),
+        ({"tools": TOOLS}, False),
+        ({"stream_options": {"include_usage": True}}, False),  # the front end refuses it
+        ({"stream": False}, True),
+    ],
+)
+def test_a_chat_that_may_make_calls_is_left_to_the_front_end(fields, folds):
+    back = behind(lambda request: json_answer(200, {"a": 1}))
+
+    assert send(back, "POST", CHAT, json={"model": "m", **fields}).json() == {"a": 1}
+    assert (back.body.get("stream") is True) == folds
+
+
+def test_a_whole_chat_that_breaks_off_is_sent_again_from_its_start():
+    def answer(request: httpx.Request) -> httpx.Response:
+        return events(*WHOLE[:2], Unreachable("gone")) if len(back.requests) == 1 else events(*WHOLE)
+
+    back = behind(answer)
+
+    (found,) = send(back, "POST", CHAT, json={"model": "m"}).json()["choices"]
+    assert found["message"]["content"] == '{"name": "Ann"}\n\n'
+    assert len(back.requests) == 2
+
+
+def test_an_error_within_a_whole_chat_is_a_status():
+    error = event(choices=[], nvext={"engine_data": {"refusal": {"status": 503, "message": "busy: why"}}})
+    given = send(behind(lambda request: events(*WHOLE[:2], error)), "POST", CHAT, json={"model": "m"})
+
+    assert (given.status_code, given.json()["error"]["message"]) == (503, "busy: why")
+
+
+def test_a_chat_without_text_has_an_empty_text():
+    back = behind(lambda request: events(event(choices=[choice(None, "length")]), DONE))
+
+    (found,) = send(back, "POST", CHAT, json={"model": "m"}).json()["choices"]
+    assert (found["message"]["content"], found["finish_reason"]) == ("", "length")
