@@ -26,6 +26,7 @@ class FoldingResponder:
         self._whole: Json = {}
         self._choice: Json = {"index": 0, "message": {}, "finish_reason": None, "logprobs": None}
         self._text: list[str] = []
+        self._tokens: list[Json] = []
 
     async def start(self, status: int, headers: Mapping[str, str], is_stream: bool = False) -> None:
         pass
@@ -60,9 +61,8 @@ class FoldingResponder:
             self._choice["message"] |= delta
             self._choice["finish_reason"] = choice.get("finish_reason") or self._choice["finish_reason"]
             if log_probs := choice.get("logprobs"):
-                earlier = self._choice["logprobs"] or {}
-                content = [*(earlier.get("content") or []), *(log_probs.get("content") or [])]
-                self._choice["logprobs"] = log_probs | {"content": content}
+                self._tokens += log_probs.get("content") or []
+                self._choice["logprobs"] = log_probs | {"content": self._tokens}
         extension = {**self._whole.get("nvext", {}), **(chunk.pop("nvext", None) or {})}
         # The id and the time of the first chunk, and the usage of the last one.
         self._whole = chunk | self._whole | {"usage": chunk.get("usage") or self._whole.get("usage")}
