@@ -69,11 +69,14 @@ def planned_engine(
 
 
 def needs_cost_curve(artifact: Artifact, retake: bool = False) -> bool:
-    """Whether `plans_by_cost` holds and there is no curve of these weights on this machine. retake: ignore a curve that
-    was measured while the machine was more than twice as busy as now."""
+    """Whether `plans_by_cost` holds and there is no readable curve of these weights on this machine. retake: ignore a
+    curve that was measured while the machine was more than twice as busy as now."""
     if not plans_by_cost(artifact.resolved):
         return False
-    stored = load_cost_curve(artifact)
+    try:
+        stored = load_cost_curve(artifact)
+    except BuildError:  # a damaged file is replaced
+        return True
     return stored is None or (retake and stored.load.busy and machine_load().others < stored.others / 2)
 
 

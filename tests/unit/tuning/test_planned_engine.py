@@ -53,6 +53,17 @@ def test_the_curve_is_measured_once_for_all_limits_profiles_and_builds(where: Pl
     assert len(list((folder.parent / ".costs").iterdir())) == 2
 
 
+def test_a_damaged_curve_is_measured_again(where: Places, tmp_path: Path) -> None:
+    """`bench --cost-curve` was the remedy of the error, and failed with the same error."""
+    where = replace(where, engines=tmp_path)
+    folder, _ = measured(where)
+    (curve,) = (folder.parent / ".costs").iterdir()
+    whole = curve.read_bytes()
+    curve.write_bytes(whole[:100])
+    assert measured(where)[1]
+    assert len(curve.read_bytes()) > 100
+
+
 def test_the_loops_are_compiled_for_an_engine_that_is_there_already_too(
     where: Places, monkeypatch: pytest.MonkeyPatch
 ) -> None:
