@@ -92,7 +92,7 @@ class _Float32Packed(nn.Module):
         flat = rows.reshape(-1, rows.shape[-1])
         padded = functional.pad(flat, (0, 0, 0, -len(flat) % _FLOAT32_ROWS))
         result: torch.Tensor = torch.ops.quantized.linear_dynamic_fp16(padded, self._packed)[: len(flat)]
-        result = result.view(*rows.shape[:-1], -1).mul_(self._scale)
+        result = result.view(*rows.shape[:-1], result.shape[-1]).mul_(self._scale)
         return result if self._bias is None else result.add_(self._bias)
 
 
@@ -109,7 +109,7 @@ class _HalfPacked(nn.Module):
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         flat = rows.reshape(-1, rows.shape[-1])
         result: torch.Tensor = torch.ops.aten._weight_int8pack_mm(flat, self._integers, self._scale)
-        result = result.view(*rows.shape[:-1], -1)
+        result = result.view(*rows.shape[:-1], result.shape[-1])
         return result if self._bias is None else result.add_(self._bias)
 
 

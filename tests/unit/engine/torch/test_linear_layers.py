@@ -56,6 +56,14 @@ def test_every_weight_is_within_half_a_step(outputs: int, inputs: int, seed: int
     assert torch.equal(again.integers, quantized.integers)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_pass_that_needs_no_logits_has_no_rows_of_them(dtype: torch.dtype) -> None:
+    """A part of a long prompt; it failed in int8."""
+    linear = layer(64, 32, dtype)
+    for module in (linear, packed(linear, dtype)):
+        assert module(torch.zeros(1, 0, 32, dtype=dtype)).shape == (1, 0, 64)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("first", [0, 8, 33])
 def test_int8_weights_may_begin_anywhere_in_a_file(first: int, dtype: torch.dtype) -> None:
