@@ -1,4 +1,5 @@
-"""Available memory of this machine."""
+"""Available memory of this machine, and the number of sequences in a KV cache. Imports no numpy, as `lookahead models`
+uses it."""
 
 from __future__ import annotations
 
@@ -11,6 +12,11 @@ from pipeline.errors import UserError
 
 # Limit and use of a container's memory: control groups of version 2, then 1.
 _LIMITS = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
+
+
+def slots_for(max_batch_size: int) -> int:
+    """Rows of the KV cache: half of them keep finished sequences for reuse."""
+    return 2 * max_batch_size
 
 
 def available_bytes(groups: Path = Path("/sys/fs/cgroup")) -> int:

@@ -8,9 +8,9 @@ from pipeline.config.hardware import Hardware
 from pipeline.config.places import Places
 from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import ResolvedConfig
+from pipeline.engine.memory import slots_for
 from pipeline.engine.torch.build import stored_bytes, weight_bytes
 from pipeline.engine.torch.lean.plan import cache_entry_bytes, lean_kind
-from pipeline.engine.torch.slots import slots_for
 
 # Memory of an engine relative to its weights: packed copies of the layers and buffers come on top. The other models
 # of the server need a fixed amount.

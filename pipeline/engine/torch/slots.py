@@ -201,11 +201,6 @@ class SlotEngine(ABC):
                 slot.num_tokens = slot.num_cached_tokens = 0
 
 
-def slots_for(max_batch_size: int) -> int:
-    """Rows of the KV cache: half of them keep finished sequences for reuse."""
-    return 2 * max_batch_size
-
-
 def check_tokens(token_ids: IntArray, max_seq_len: int, vocab_size: int) -> IntArray:
     """Return token_ids as int32. Raises RequestError if there are none or too many, or one is outside the
     vocabulary."""

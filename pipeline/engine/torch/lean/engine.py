@@ -10,6 +10,7 @@ import numpy as np
 from pipeline.decoding.compile_cache import is_complete
 from pipeline.decoding.tree import DraftTree, IntArray, ancestor_mask
 from pipeline.engine.contract import EngineLimits
+from pipeline.engine.memory import slots_for
 from pipeline.engine.torch.lean import tables
 from pipeline.engine.torch.lean.attention import NUM_SEGMENT_FIELDS, max_task_rows, task_rows
 from pipeline.engine.torch.lean.crew import Crew
@@ -21,7 +22,7 @@ from pipeline.engine.torch.lean.tables import Floats
 from pipeline.engine.torch.lean.vectors import LANES
 from pipeline.engine.torch.lean.warm_up import warm_up_pass
 from pipeline.engine.torch.lean.weights import map_weights
-from pipeline.engine.torch.slots import Segment, SlotEngine, slots_for
+from pipeline.engine.torch.slots import Segment, SlotEngine
 
 
 class LeanEngine(SlotEngine):
