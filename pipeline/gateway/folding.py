@@ -1,7 +1,8 @@
 """Folds the stream of a chat into a whole response.
 
-The gateway requests a whole chat without tools as a stream. For a whole response, Dynamo's front end (1.4.2) runs the
-parser of tool calls even if the request has no tools, and turns a text such as `{"name": "Ann", "age": 7}` into a call.
+The gateway requests each whole chat as a stream. For a whole response, Dynamo's front end (1.4.2) runs the parser of
+tool calls even if the request has no tools, and turns a text such as `{"name": "Ann", "age": 7}` into a call. It also
+completes a call that `max_tokens` has cut, with wrong arguments.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class FoldingResponder:
         self._choice: Json = {"index": 0, "message": {}, "finish_reason": None, "logprobs": None}
         self._text: list[str] = []
         self._tokens: list[Json] = []
+        self._calls: dict[int, Json] = {}
 
     async def start(self, status: int, headers: Mapping[str, str], is_stream: bool = False) -> None:
         pass
@@ -38,12 +40,10 @@ class FoldingResponder:
                 self._add(pydantic_core.from_json(event.removeprefix(DATA)))
 
     async def end(self) -> None:
-        message = {
-            "role": "assistant",
-            "reasoning_content": None,
-            **self._choice["message"],
-            "content": "".join(self._text),
-        }
+        text = "".join(self._text)
+        message = {"role": "assistant", "reasoning_content": None, **self._choice["message"], "content": text}
+        if self._calls:
+            message |= {"content": text or None, "tool_calls": list(self._calls.values())}
         whole = self._whole | {"object": "chat.completion", "choices": [self._choice | {"message": message}]}
         body = write_json(whole)
         await self._answer.start(200, {"content-type": "application/json", "content-length": str(len(body))})
@@ -58,6 +58,8 @@ class FoldingResponder:
         for choice in chunk.pop("choices", None) or []:
             delta: dict[str, Any] = choice.get("delta") or {}
             self._text.append(delta.pop("content", None) or "")
+            for part in delta.pop("tool_calls", None) or []:
+                self._add_call(part)
             self._choice["message"] |= delta
             self._choice["finish_reason"] = choice.get("finish_reason") or self._choice["finish_reason"]
             if log_probs := choice.get("logprobs"):
@@ -68,3 +70,11 @@ class FoldingResponder:
         self._whole = chunk | self._whole | {"usage": chunk.get("usage") or self._whole.get("usage")}
         if extension:
             self._whole["nvext"] = extension
+
+    def _add_call(self, part: Json) -> None:
+        """Add a part of a tool call: the first has its id and name, all have a piece of its arguments."""
+        index = part.pop("index", 0)
+        if index in self._calls:
+            self._calls[index]["function"]["arguments"] += part["function"].get("arguments") or ""
+        else:
+            self._calls[index] = part

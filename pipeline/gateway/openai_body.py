@@ -11,7 +11,7 @@ from pipeline.gateway.annotations import NAMESPACE, annotation
 from pipeline.gateway.bodies import Json, parse_json, write_json
 from pipeline.gateway.choices import MAX_CHOICES, choice_requests
 from pipeline.gateway.generate_body import positive
-from pipeline.gateway.openai_fields import Endpoint, for_front_end, tools_option
+from pipeline.gateway.openai_fields import Endpoint, for_front_end
 from pipeline.gateway.refusal import Refusal
 from pipeline.gateway.rewriting import DRAFT_FIGURES, Rewrite, log_probs
 from pipeline.gateway.tenants import Tenant
@@ -56,8 +56,7 @@ def checked_openai(body: bytes, endpoint: Endpoint, tenant: Tenant) -> CheckedCh
         kept.append(annotation(NAMESPACE, namespace))
     named = {name: value for name, value in extension.items() if name != "cache_salt"}
     sent["nvext"] = named | {"annotations": kept}
-    is_whole = sent.get("stream", False) is False and "stream_options" not in sent
-    folds = endpoint == "chat" and is_whole and not tools_option(value)
+    folds = endpoint == "chat" and sent.get("stream", False) is False and "stream_options" not in sent
     if folds:
         sent |= {"stream": True, "stream_options": {"include_usage": True}}
     requests = choice_requests(sent, num_choices)

@@ -91,3 +91,12 @@ def test_a_text_with_the_field_name_is_no_call_without_tools(client):
         for choice in chat(client, response_format=wanted, max_tokens=100, **fields).choices:
             assert not choice.message.tool_calls
             Draft202012Validator(person).validate(json.loads(choice.message.content or ""))
+
+
+def test_a_call_that_max_tokens_cuts_is_no_call(client):
+    whole = chat(client, tools=TOOLS, tool_choice="required", parallel_tool_calls=False, max_tokens=150).usage
+    assert whole is not None
+
+    for num_tokens in range(1, whole.completion_tokens - 1, 3):
+        (choice,) = chat(client, tools=TOOLS, tool_choice="required", max_tokens=num_tokens).choices
+        assert (choice.finish_reason, choice.message.tool_calls) == ("length", None)

@@ -1,4 +1,4 @@
-"""A whole chat without tools is the folded stream of the front end, so that no text becomes a tool call."""
+"""A whole chat is the folded stream of the front end, so that neither a text nor a part of a call becomes a call."""
 
 from __future__ import annotations
 
@@ -93,16 +93,35 @@ def test_the_choices_of_a_whole_chat_are_folded_each():
     [
         ({}, True),
         ({"tools": TOOLS, "tool_choice": "none"}, True),
-        ({"tools": TOOLS}, False),
+        ({"tools": TOOLS}, True),
         ({"stream_options": {"include_usage": True}}, False),  # the front end refuses it
         ({"stream": False}, True),
     ],
 )
-def test_a_chat_that_may_make_calls_is_left_to_the_front_end(fields, folds):
+def test_whole_chats_are_asked_for_as_streams(fields, folds):
     back = behind(lambda request: json_answer(200, {"a": 1}))
 
     assert send(back, "POST", CHAT, json={"model": "m", **fields}).json() == {"a": 1}
     assert (back.body.get("stream") is True) == folds
+
+
+def test_parts_of_calls_are_joined():
+    def part(index: int, arguments: str, **more: Any) -> bytes:
+        function = {"arguments": arguments} | ({"name": f"f{index}"} if more else {})
+        delta = {"role": "assistant", "tool_calls": [{"index": index, "function": function} | more]}
+        return event(choices=[{"index": 0, "delta": delta, "finish_reason": None}])
+
+    ends = event(choices=[choice("", "tool_calls")])
+    parts = [part(0, '{"a":', id="0", type="function"), part(0, "1}"), part(1, "{}", id="1", type="function"), ends]
+    back = behind(lambda request: events(*parts, DONE))
+
+    (found,) = send(back, "POST", CHAT, json={"model": "m", "tools": TOOLS}).json()["choices"]
+
+    assert (found["finish_reason"], found["message"]["content"]) == ("tool_calls", None)
+    assert found["message"]["tool_calls"] == [
+        {"id": "0", "type": "function", "function": {"name": "f0", "arguments": '{"a":1}'}},
+        {"id": "1", "type": "function", "function": {"name": "f1", "arguments": "{}"}},
+    ]
 
 
 def test_a_whole_chat_that_breaks_off_is_sent_again_from_its_start():
