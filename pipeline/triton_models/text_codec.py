@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -14,6 +13,7 @@ import numpy as np
 from pipeline.decoding.sampling import is_finite
 from pipeline.decoding.tree import FloatArray, IntArray
 from pipeline.errors import RepositoryError, RequestError
+from pipeline.heap import trim_heap
 from pipeline.triton_models.token_bytes import TokenBytes, token_bytes
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -41,7 +41,9 @@ class TextCodec:
     @cached_property
     def token_bytes(self) -> TokenBytes | None:
         """Upper bound of text bytes per token; None if unknown."""
-        return token_bytes(self.tokenizer)
+        bound = token_bytes(self.tokenizer)
+        trim_heap()
+        return bound
 
     def encode(self, text: str, add_special_tokens: bool = True) -> IntArray:
         """[len] token ids of a text. Raises RequestError if it contains an invalid character."""
@@ -112,7 +114,7 @@ def load_codec(tokenizer_dir: Path, engine_dir: Path | None = None, vocab_size: 
         tokenizer = AutoTokenizer.from_pretrained(tokenizer_dir, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise RepositoryError(f"The tokenizer in {tokenizer_dir} cannot be loaded: {error}") from error
-    _trim_heap()
+    trim_heap()
     end_ids = set() if tokenizer.eos_token_id is None else {int(tokenizer.eos_token_id)}
     if engine_dir is not None and (path := engine_dir / "generation_config.json").is_file():
         named = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
@@ -120,13 +122,6 @@ def load_codec(tokenizer_dir: Path, engine_dir: Path | None = None, vocab_size: 
     vocab_size = len(tokenizer) if vocab_size is None else vocab_size
     # Many models' files name the default end token of their config class, which may lie outside the vocabulary.
     return TextCodec(tokenizer, frozenset(end for end in end_ids if 0 <= end < vocab_size), vocab_size)
-
-
-def _trim_heap() -> None:
-    """Return freed memory to the system, about 25 MB after loading a tokenizer. Does nothing without glibc."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 def parse_messages(text: str) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from pipeline.decoding.grammar.guide import Guide, check_guide
 from pipeline.decoding.grammar.matcher import Ends, Matcher
 from pipeline.decoding.grammar.translation import grammar_text
 from pipeline.errors import RequestError
+from pipeline.heap import trim_heap
 
 # Maximum number of cached grammars (refused ones too), and of cached matchers of finished outputs.
 _NUM_KEPT = 64
@@ -45,6 +46,7 @@ def load_vocabulary(
         tokenizer = LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=end_id)
     except ValueError as error:
         raise RequestError(f"this model's tokenizer does not support grammars: {error}") from error
+    trim_heap()
     return Vocabulary(tokenizer, vocab_size, end_id, special_tokens)
 
 
