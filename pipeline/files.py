@@ -101,7 +101,9 @@ def _opened(url: str, mode: str) -> Iterator[Any]:
 
 
 def partial_path(path: Path) -> Path:
-    """A hidden name beside path that no other writer uses."""
+    """A hidden name beside path that no other writer uses. Raises OSError if path has no name, such as "." or ""."""
+    if not path.name:
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
 
 

@@ -23,13 +23,17 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
 # Interval of progress lines without a terminal.
 SECONDS_PER_LINE = 10.0
 
 # Without a terminal, tables are as wide as their content instead of 80 columns. A closed stdout is None.
-console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout and sys.stdout.isatty() else 160)
-notes = Console(stderr=True, highlight=False, soft_wrap=True)
+# No output is markup, and ":car:" in a path stays as it is: texts hold names of the user's and outputs of models.
+console = Console(
+    highlight=False, soft_wrap=True, emoji=False, width=None if sys.stdout and sys.stdout.isatty() else 160
+)
+notes = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 
 def say(text: str) -> None:
@@ -43,9 +47,11 @@ def note(text: str) -> None:
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
     """Print a table on stdout; cells are converted with str()."""
-    grid = Table(*columns, title=title, title_justify="left", header_style="bold")
+    grid = Table(title=title and Text(title), title_justify="left", header_style="bold")
+    for column in columns:
+        grid.add_column(Text(column))
     for row in rows:
-        grid.add_row(*(str(cell) for cell in row))
+        grid.add_row(*(Text(str(cell)) for cell in row))
     console.print(grid, soft_wrap=False)
 
 
@@ -79,7 +85,7 @@ def progress() -> Progress:
 def _display(kind: type[Progress]) -> Progress:
     return kind(
         SpinnerColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         TaskProgressColumn(),
         TimeElapsedColumn(),

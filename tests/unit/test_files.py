@@ -39,6 +39,12 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path)
         write_whole(tmp_path / "none" / "file", "new")
 
 
+@pytest.mark.parametrize("path", ["", ".", "/"])
+def test_a_path_without_a_name_is_a_folder(path: str) -> None:
+    with pytest.raises(IsADirectoryError):
+        write_whole(Path(path), "new")
+
+
 def stopped_writer(path: Path) -> int:
     """A process that has begun to write a file and is stopped in the middle of it."""
 

@@ -30,6 +30,25 @@ def test_without_a_terminal_steps_are_lines_with_what_is_left(stderr: io.StringI
     assert lines[2].startswith("prompt 2: 3 of 3, 0 s left")
 
 
+def test_names_and_texts_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    output.say("[/a] :car: [red]x")
+    output.note("[/b] :car: [red]x")
+    output.table(["[/c]", ":car:"], [("[/d]", "[red]:smile:")], title="[/e] :car:")
+    printed = capsys.readouterr()
+    assert "[/a] :car: [red]x" in printed.out
+    assert "[/b] :car: [red]x" in printed.err
+    for text in ("[/c]", "[/d]", "[red]:smile:", "[/e] :car:"):
+        assert text in printed.out
+
+
+def test_a_bar_shows_a_name_as_it_is() -> None:
+    stream = io.StringIO()
+    with output.progress() as bar:
+        bar.add_task("insert [/a] [red].jsonl")
+        Console(file=stream, width=100).print(bar.get_renderable())
+    assert "insert [/a] [red].jsonl" in stream.getvalue()
+
+
 def test_work_of_unknown_length_shows_its_stage_until_it_ends(stderr: io.StringIO) -> None:
     with output.working("building") as note:
         while "building (0 s)" not in stderr.getvalue():
