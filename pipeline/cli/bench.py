@@ -116,7 +116,7 @@ def bench(
         wait_by_default(os.environ)
     one_of("--warm", warm, ("cold", "warm"))
     if json_path is not None:
-        require_writable(json_path, *([] if data is None else [data]))
+        require_writable(json_path, data)
     check_url(url, allow_remote)
     resolved = resolve(model, profile, overrides)
     names = None if strategies is None else words("--strategies", strategies)
@@ -283,7 +283,7 @@ def report(
         output.note(f"wrote {markdown}")
     if svg is not None:
         for theme in THEMES:
-            path = svg.with_name(f"{svg.name}-{theme}.svg")
+            path = Path(f"{svg}-{theme}.svg")
             save_text(path, speed_picture(loaded, theme))
             output.note(f"wrote {path}")
     if html is None and markdown is None and svg is None:

@@ -98,7 +98,7 @@ def with_overrides(draft: Draft, overrides: Sequence[tuple[str, Any]], prefix: K
     """Apply overrides (dotted key, value) to settings. prefix: put before the keys in messages."""
     data, origins, faults = copy.deepcopy(draft.data), dict(draft.origins), list(draft.faults)
     for key, value in overrides:
-        path = tuple(int(part) if part.isdigit() else part for part in key.split("."))
+        path = tuple(int(part) if part.isdecimal() else part for part in key.split("."))
         where = "--set"
         if path == ("name",):
             text = f"found {value!r}; it is the name of the file. Copy the file instead."

@@ -32,6 +32,7 @@ from pipeline.config.registry import AUTO, FALLBACK
 from pipeline.config.rules import faults_of_pair, faults_of_profile, lookahead_for
 from pipeline.config.schema import (
     Device,
+    DraftingConfig,
     EngineConfig,
     Frozen,
     GgufCheckpoint,
@@ -187,22 +188,22 @@ def _model_draft(name: str, where: Places) -> Draft:
 def _clipped(profile: Draft, model: Draft, note: Callable[[str], None]) -> Draft:
     """Clip the lengths of a profile to the model's context. Overrides are not clipped: they cause a fault."""
     context = model.data.get("max_position_embeddings")
-    engine = profile.data.get("engine")
-    if type(context) is not int or context < 1 or not isinstance(engine, dict):
+    if type(context) is not int or context < 1:
         return profile
     data = copy.deepcopy(profile.data)
-    asked = engine.get("max_seq_len", EngineConfig().max_seq_len)
-    if type(asked) is int and asked > context and profile.origins.get(("engine", "max_seq_len")) != "--set":
-        data["engine"]["max_seq_len"] = context
-        note(f"engine.max_seq_len: {asked} lowered to {context}, the context of {model.data.get('name')}")
-    most = context // 4
-    for section in ("engine", "drafting"):
-        settings = data.get(section)
-        if not isinstance(settings, dict) or profile.origins.get((section, "max_draft_tokens")) == "--set":
-            continue
-        if type(drafts := settings.get("max_draft_tokens")) is int and drafts > most:
-            settings["max_draft_tokens"] = most
-            note(f"{section}.max_draft_tokens: {drafts} lowered to {most}, a quarter of the model's context")
+
+    def clip(section: str, key: str, default: int, most: int, limit: str) -> None:
+        settings = data.setdefault(section, {})
+        if not isinstance(settings, dict) or profile.origins.get((section, key)) == "--set":
+            return
+        if type(asked := settings.get(key, default)) is int and asked > most:
+            settings[key] = most
+            note(f"{section}.{key}: {asked} lowered to {most}, {limit}")
+
+    engine, drafting = EngineConfig(), DraftingConfig()
+    clip("engine", "max_seq_len", engine.max_seq_len, context, f"the context of {model.data.get('name')}")
+    for section, default in (("engine", engine.max_draft_tokens), ("drafting", drafting.max_draft_tokens)):
+        clip(section, "max_draft_tokens", default, context // 4, "a quarter of the model's context")
     return replace(profile, data=data)
 
 

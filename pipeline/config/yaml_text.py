@@ -84,6 +84,8 @@ def _value_of(node: yaml.Node, at: KeyPath, loader: _Loader | _FastLoader, resul
         raise yaml.MarkedYAMLError(problem=f"the type {node.tag} is not used here", problem_mark=node.start_mark)
     if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
         raise yaml.MarkedYAMLError(problem="half of a surrogate pair is not a character", problem_mark=node.start_mark)
+    if isinstance(value, str) and "\0" in value:
+        raise yaml.MarkedYAMLError(problem="a NUL character is not used here", problem_mark=node.start_mark)
     return value
 
 

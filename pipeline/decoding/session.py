@@ -211,24 +211,28 @@ class Session:
     def _keep(self, token_ids: Sequence[int]) -> list[int]:
         """The tokens up to the end of the output, if the end is among them."""
         kept: list[int] = []
-        room = self.num_remaining_tokens
         for token in token_ids:
             kept.append(token)
-            if token in self.request.end_ids:
-                self.finish_reason = FinishReason.END_TOKEN
-            elif self._ends_with_stop_sequence(kept):
-                self.finish_reason = FinishReason.STOP_WORDS
-            elif len(kept) >= room:
-                self.finish_reason = FinishReason.LENGTH
+            self.finish_reason = self.end_after(kept)
             if self.finished:
                 break
         return kept
 
-    def _ends_with_stop_sequence(self, kept: list[int]) -> bool:
+    def end_after(self, emitted: Sequence[int]) -> FinishReason | None:
+        """Why the output ends with the last of the tokens that a step emits, if it does."""
+        if not emitted:
+            return None
+        if emitted[-1] in self.request.end_ids:
+            return FinishReason.END_TOKEN
+        if self._ends_with_stop_sequence(emitted):
+            return FinishReason.STOP_WORDS
+        return FinishReason.LENGTH if len(emitted) >= self.num_remaining_tokens else None
+
+    def _ends_with_stop_sequence(self, emitted: Sequence[int]) -> bool:
         if not self._longest_stop:
             return False
         start = max(self._prompt_len, self._len - self._longest_stop)
-        tail = tuple(self._tokens[start : self._len].tolist()) + tuple(kept)
+        tail = (*self._tokens[start : self._len].tolist(), *emitted)
         return any(tail[-len(stop) :] == stop for stop in self.request.stop_sequences)
 
     def _count(self, tree: DraftTree, outcome: StepOutcome, num_kept: int) -> None:

@@ -19,6 +19,10 @@ from pipeline.engine.submission import StepEvent
 Choose = Callable[[int, Sequence[int]], int]
 
 
+# Ends the walk over a tree at the end of the output, after which the grammar may permit nothing. The session drops it.
+NO_TOKEN = -1
+
+
 def start_masks(running: Running, item: VerifyItem) -> TreeMasks | None:
     """Start to compute the masks of the tree's nodes in a thread. None without a grammar, and if the item leaves tokens
     pending, because then no token is chosen."""
@@ -69,8 +73,8 @@ def _chooser(running: Running, logits: NodeLogits, masks: TreeMasks | None) -> C
         greedy = int(choices[node + 1])
         mask = None
         if masks is not None:
-            if emitted and emitted[-1] in request.end_ids:
-                return emitted[-1]  # after the end of the output, any token will do: the session drops it
+            if session.end_after(emitted) is not None:
+                return NO_TOKEN
             mask = masks.at(node)
             if mask.only is not None:
                 return mask.only

@@ -9,6 +9,8 @@ learns a little less than a live run; `known` and `asked` count how much.
 from __future__ import annotations
 
 import hashlib
+import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -135,7 +137,7 @@ def load_rows(path: Path, texts: Sequence[IntArray]) -> tuple[list[RecordedRows]
                     )
                 found.append(RecordedRows.from_arrays(text, {key: stored[f"{_name(text)}.{key}"] for key in _ARRAYS}))
             return found, FirstRows(*(stored[f"{_FIRST}.{key}"] for key in FirstRows._fields))
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zlib.error, zipfile.BadZipFile) as error:
         raise UserError(f"Recorded rows cannot be read from {path}: {error}.") from error
 
 

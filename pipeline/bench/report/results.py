@@ -123,13 +123,13 @@ def save_text(path: Path, text: str) -> None:
         raise UserError(f"{path} cannot be written: {error.strerror}.") from error
 
 
-def require_other(path: Path, *inputs: Path) -> None:
+def require_other(path: Path, *inputs: Path | None) -> None:
     """Raise UserError if the output file is one of the inputs, which would be lost."""
-    if path.exists() and any(other.exists() and path.samefile(other) for other in inputs):
+    if path.exists() and any(other and other.exists() and path.samefile(other) for other in inputs):
         raise UserError(f"{path} is the input, and would be overwritten. Name another file for the output.")
 
 
-def require_writable(path: Path, *inputs: Path) -> None:
+def require_writable(path: Path, *inputs: Path | None) -> None:
     """Raise UserError if an output file cannot be written, or is one of the inputs. Creates a file to find out, because
     permissions do not show a read-only file system."""
     require_other(path, *inputs)

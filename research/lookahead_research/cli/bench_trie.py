@@ -46,7 +46,7 @@ def bench_trie(
 
     ascending = sorted(numbers("--sizes", sizes, MOST_TOKENS))
     if json_path is not None:
-        require_writable(json_path)
+        require_writable(json_path, *(files or []))
     if files:
         encode = encoder(tokenizer)
         texts = [tokens for path in files for tokens in token_sequences(path, encode, with_prompts=True)]

@@ -34,7 +34,7 @@ def perplexity(
     from pipeline.files import write_whole
 
     if json_path is not None:
-        require_writable(json_path)
+        require_writable(json_path, data, against)
     others = None if against is None else load_scores(against)
     rows = load_workload(data or DEFAULT_PROMPTS, limit)
     wanted = resolve(model, profile, overrides)

@@ -44,7 +44,7 @@ def record(
     from pipeline.engine.first_rows import load_first_rows
 
     budgets = numbers("--budget", budget, MOST_DRAFT_TOKENS)
-    require_writable(out)
+    require_writable(out, outputs)
     rows = load_replay_rows(outputs)[:limit]
     texts = [row.text for row in rows]
     artifact = built_artifact(resolve(model, profile, overrides))

@@ -53,7 +53,7 @@ def replay(
     for name in sources:
         source_parts(name)
     if json_path is not None:
-        require_writable(json_path)
+        require_writable(json_path, outputs, rows_path)
     rows = load_replay_rows(outputs)[:limit]
     recorded, first_rows = (None, NO_FIRST_ROWS) if rows_path is None else load_rows(rows_path, [r.text for r in rows])
     results: list[ReplayResult] = []

@@ -26,6 +26,7 @@ def test_anchors_that_multiply_are_refused() -> None:
         ("server.http_port=99999", "server.http_port: found 99999; should be less than or equal to 65535"),
         ("server.host=nowhere", "server.host: found 'nowhere'; should be an IPv4 address"),
         ("server.startup_timeout_s=.inf", "server.startup_timeout_s: found inf; should be a finite number"),
+        ("drafting.sources.²=1", "drafting.sources.²: does not exist"),
         ("server.startup_timeout_s=.nan", "server.startup_timeout_s: found nan; should be a finite number"),
     ],
 )
@@ -44,6 +45,16 @@ def test_a_fifo_as_weights_does_not_block(tmp_path: Path) -> None:
     folder = folder_with(tmp_path, "LlamaForCausalLM", max_position_embeddings=4096)
     os.mkfifo(folder / "model.safetensors")
     assert resolve_config(str(folder), "latency", where=SHIPPED, hardware=CPU).model.num_parameters == 1
+
+
+@pytest.mark.parametrize("text", ["", "engine: {}", "drafting: {}"])
+def test_defaults_of_a_profile_are_fitted_to_a_model_of_short_context(text: str, tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, "GPT2LMHeadModel", n_positions=60)
+    profile = tmp_path / "small.yaml"
+    profile.write_text(text)
+    resolved = resolve_config(str(folder), str(profile), where=SHIPPED, hardware=CPU).profile
+    assert (resolved.engine.max_seq_len, resolved.engine.max_draft_tokens) == (60, 15)
+    assert resolved.drafting.max_draft_tokens == 15
 
 
 @pytest.mark.parametrize(

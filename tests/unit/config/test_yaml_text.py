@@ -66,6 +66,7 @@ def test_repeated_keys_are_reported_with_their_line() -> None:
         ("? [a]\n: b", "a key should be a text in line 1, column 3"),
         ("a: {<<: b}", "<< merges mappings only in line 1, column 9"),
         ('a: "\\ud800"', "half of a surrogate pair"),
+        ('a: ["\\0"]', "a NUL character is not used here in line 1, column 5"),
         ("a: 1\n---\nb: 2", "expected a single document"),
     ],
 )

@@ -184,6 +184,20 @@ def test_end_tokens_outside_the_vocabulary_never_come_and_harm_no_request() -> N
 
 
 @pytest.mark.parametrize("strategy", ["none", "trie"])
+def test_an_output_may_end_where_the_grammar_permits_no_further_token(strategy: str) -> None:
+    # "1" is an end token, so nothing can follow "a" or "b".
+    guide, end_ids = regex("(a|b)12x"), frozenset({TOKENS.index("1")})
+    stops = ((TOKENS.index("a"),), (TOKENS.index("b"),))
+    by_stop = make_request(guide=guide, end_ids=end_ids, stop_sequences=stops)
+    by_length = make_request(guide=guide, end_ids=end_ids, max_new_tokens=1)
+    outputs = {request.request_id: plain(request) for request in (by_stop, by_length)}
+    scheduler = make_scheduler(OracleSource(outputs, 0))
+    results = scheduler.run([Submission(request, strategy) for request in (by_stop, by_length)])
+    assert [result.output_ids for result in results] == list(outputs.values())
+    assert [result.finish_reason for result in results] == [FinishReason.STOP_WORDS, FinishReason.LENGTH]
+
+
+@pytest.mark.parametrize("strategy", ["none", "trie"])
 def test_a_grammar_does_not_force_the_text_of_an_end_token(strategy: str) -> None:
     request = make_request(guide=regex("(a|b)12x"), end_ids=frozenset({TOKENS.index("1")}))
     with pytest.raises(RequestError, match="permits no token after the output so far"):

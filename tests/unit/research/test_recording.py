@@ -104,7 +104,10 @@ def test_rows_of_another_text_and_other_files_are_refused(tmp_path: Path) -> Non
     save_rows(path, rows, [row.text])
     with pytest.raises(UserError, match="no rows of output 2; record them"):
         load_rows(path, [row.text, row.text[:-1]])
-    path.write_text("no rows")
-    with pytest.raises(UserError, match="cannot be read"):
-        load_rows(path, [row.text])
+    array = tmp_path / "array.npy"
+    np.save(array, row.text)
+    for damaged in (b"no rows", b"", path.read_bytes()[:-30], array.read_bytes()):
+        path.write_bytes(damaged)
+        with pytest.raises(UserError, match="cannot be read"):
+            load_rows(path, [row.text])
     assert rows[0].find(5, EMPTY_TREE).tolist() == [4]

@@ -74,6 +74,18 @@ def test_wrong_words_are_user_errors(
     assert complaint in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["replay", "bench-trie"])
+def test_the_output_does_not_replace_the_input(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = outputs(tmp_path)
+    before = path.read_text()
+    files = ["--outputs", str(path)] if command == "replay" else [str(path)]
+    assert run("research", command, *files, "--json", str(path)) == 2
+    assert "is the input, and would be overwritten" in capsys.readouterr().err
+    assert path.read_text() == before
+
+
 def test_experiments_leave_json_and_pictures(tmp_path: Path) -> None:
     target = tmp_path / "results"
     assert (

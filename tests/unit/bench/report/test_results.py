@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.bench.report.results import BenchResults, load_results, require_writable, save_json
+from pipeline.bench.report.summary import summarize
 from pipeline.cli import main
 from pipeline.decoding.cost import CostPoint
 from pipeline.errors import UserError
@@ -79,3 +80,16 @@ def test_bench_and_report_do_not_write_over_their_input(tmp_path: Path, capsys: 
         assert caught.value.code == 2
         assert f"{path.name} is the input" in " ".join(capsys.readouterr().err.split())
         assert path.read_bytes() == before
+
+
+def test_a_report_takes_any_path_of_a_plot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    requests = [record("none"), record("trie", seconds=0.5)]
+    save_json(
+        tmp_path / "results.json", BenchResults(manifest={"config": {}}, requests=requests, summary=summarize(requests))
+    )
+    for path in ("plot", "."):
+        with pytest.raises(SystemExit) as caught:
+            main(["report", "results.json", "--svg", path])
+        assert caught.value.code == 0
+        assert (tmp_path / f"{path}-light.svg").is_file()
