@@ -6,6 +6,7 @@ here and nowhere else in this package.
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -37,6 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run one command and exit the process with its code."""
     os.environ.setdefault(*WAIT_POLICY)
     leave_on_sigterm()
+    if isinstance(sys.stdout, io.TextIOWrapper):  # escapes what its encoding lacks, as stderr does
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         from pipeline.cli.app import build_app
 

@@ -42,7 +42,7 @@ def save_trie(trie: Trie, path: str | Path) -> None:
         "namespaces": trie.roots,
         "num_namespaces_ever": trie.num_namespaces_ever,
     }
-    text = json.dumps(header, ensure_ascii=False, sort_keys=True).encode()
+    text = json.dumps(header, sort_keys=True).encode()
     pieces = [
         _FIXED.pack(MAGIC, VERSION, len(text)),
         text,

@@ -96,6 +96,18 @@ def test_a_prompt_that_is_not_utf8_is_one_message_and_exit_2(
         assert capsys.readouterr().err.startswith(f"error: {sentence}")
 
 
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_a_stdout_escapes_the_characters_that_it_lacks(
+    options: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "größer \udcff.jsonl").write_text('{"token_ids": [1, 2]}')
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(stdout := io.BytesIO(), encoding="ascii"))
+    snapshot = str(tmp_path / "größer \udcff.trie")
+    assert run("trie", "build", str(tmp_path / "größer \udcff.jsonl"), "--out", snapshot, *options) == 0
+    sys.stdout.flush()
+    assert b"gr\\xf6\\xdfer" in stdout.getvalue()
+
+
 def test_a_wrong_option_is_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("engine", "--modle", "x") == 2
     assert "No such option" in capsys.readouterr().err

@@ -52,6 +52,14 @@ def test_a_restored_trie_is_the_one_saved_and_goes_on_like_it(trie: Trie, conten
         assert one.probabilities.tolist() == two.probabilities.tolist()
 
 
+@pytest.mark.parametrize("namespace", ["", "größer 日", "\x00", "half of a pair \ud800"])
+def test_any_namespace_is_saved(namespace: str, tmp_path: Path):
+    trie = Trie(4)
+    trie.insert([1, 2, 3], namespace)
+    save_trie(trie, tmp_path / "trie")
+    assert load_trie(tmp_path / "trie").roots == trie.roots
+
+
 def test_a_file_holds_no_note_about_frequent_siblings(tmp_path: Path):
     trie = Trie(2)
     trie.insert(np.tile(np.arange(40, dtype=np.int32), 3))
