@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -76,8 +76,7 @@ def check_plan(
     if options.turns == "all":
         _check_turn_ids(rows)
     longest = min(traits.longest_prompt for traits in _targets(artifact, plan))
-    for row in rows:
-        _check_lengths(tokenizer, row, longest, options)
+    check_lengths(tokenizer, rows, longest, options)
 
 
 def _check_turn_ids(rows: Sequence[WorkloadRow]) -> None:
@@ -92,8 +91,14 @@ def _check_turn_ids(rows: Sequence[WorkloadRow]) -> None:
                 )
 
 
-def _check_lengths(tokenizer: Tokenizer, row: WorkloadRow, longest: int, options: MeasureOptions) -> None:
-    """Check the length of each prompt. Later turns count without the answers, which are not known yet."""
+def check_lengths(tokenizer: Tokenizer, rows: Iterable[WorkloadRow], longest: int, options: MeasureOptions) -> None:
+    """Raise UserError if a prompt has more than `longest` tokens. Later turns count without the answers, which are not
+    known yet."""
+    for row in rows:
+        _check_row(tokenizer, row, longest, options)
+
+
+def _check_row(tokenizer: Tokenizer, row: WorkloadRow, longest: int, options: MeasureOptions) -> None:
     messages: list[str] = []
     for number, turn in enumerate(row.turns if options.turns == "all" else row.turns[:1]):
         messages.append(turn)

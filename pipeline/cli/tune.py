@@ -44,7 +44,8 @@ def tune(
     """Measure pass times, draft budgets and W, N, G against plain decoding, and print the settings to write."""
     from dataclasses import asdict
 
-    from pipeline.bench.contenders.in_process import open_in_process
+    from pipeline.bench.bench import check_lengths
+    from pipeline.bench.contenders.in_process import codec_of, open_in_process
     from pipeline.bench.data.workload import DEFAULT_PROMPTS, load_workload
     from pipeline.bench.measure import MeasureOptions
     from pipeline.bench.tune import candidates, winners
@@ -58,14 +59,16 @@ def tune(
     chosen = candidates(resolved)
     with output.working("preparing the engine") as note:
         artifact = build_engine(resolved, places(), note=note).artifact
+        codec = codec_of(artifact)
+        options = MeasureOptions(
+            max_new_tokens=max_new_tokens, end_ids=codec.end_ids, warmth="warm", raw=not resolved.model.chat_template
+        )
+        check_lengths(codec.tokenizer, rows, resolved.profile.engine.max_seq_len - 1, options)
         note(MEASURING)
         stored = measure_cost_curve(artifact, noted(note))
     output.note(f"cost curve: {stored.to_text()}")
     critical_len = critical_decoding_length(stored.curve.points)
     opened = open_in_process(artifact)
-    options = MeasureOptions(
-        max_new_tokens=max_new_tokens, end_ids=opened.end_ids, warmth="warm", raw=not resolved.model.chat_template
-    )
     with output.steps("measuring", len(rows) * (len(chosen) + 1)) as step:
         summary = measure_candidates(
             opened, chosen, rows, options, lambda record: step(f"{record.id} {record.strategy}")

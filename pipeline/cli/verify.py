@@ -159,6 +159,7 @@ def _compare_in_process(
 ) -> list[Comparison]:
     """Run all comparisons in process, and with url also those through that server. grammar: file with a grammar that
     all outputs must match. logits: also compare the bits of the logits in process."""
+    from pipeline.bench.bench import check_lengths
     from pipeline.bench.contenders.in_process import open_in_process
     from pipeline.bench.contenders.remote import require_server_of
     from pipeline.bench.data.workload import first_prompts
@@ -171,10 +172,14 @@ def _compare_in_process(
     opened = open_in_process(artifact)
     recorder = RecordingEngine(opened.engine) if logits else None
     opened.engine = recorder or opened.engine
-    prompts = first_prompts(opened.tokenizer, rows, raw or not artifact.resolved.model.chat_template)
+    raw = raw or not artifact.resolved.model.chat_template
     guide = None if grammar is None else guide_file(grammar)
     sampling = SamplingParams(seed=seed)
-    options = MeasureOptions(max_new_tokens=max_new_tokens, end_ids=opened.end_ids, sampling=sampling, guide=guide)
+    options = MeasureOptions(
+        max_new_tokens=max_new_tokens, end_ids=opened.end_ids, sampling=sampling, raw=raw, guide=guide
+    )
+    check_lengths(opened.tokenizer, rows, opened.engine.limits.max_seq_len - 1, options)
+    prompts = first_prompts(opened.tokenizer, rows, raw)
     if url is not None:
         require_server_of(url, prompts[0])  # first, because comparing in process takes minutes
     reference, *contenders = [opened.contender(strategy) for strategy in strategies]

@@ -212,6 +212,21 @@ def test_engine_dry_run_then_build_then_reuse(capsys: pytest.CaptureFixture[str]
     assert not (tmp_path / "engines" / "tiny-random-llama").exists()
 
 
+@pytest.mark.parametrize("command", ["verify", "tune"])
+def test_a_prompt_that_is_too_long_is_named_before_anything_is_measured(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "prompts.jsonl"
+    data.write_text(
+        json.dumps({"id": "short", "prompt": "a"}) + "\n" + json.dumps({"id": "long", "prompt": "x " * 5000})
+    )
+    settings = ("--model", "tiny-random-llama", "--set", "drafting.planner=fixed", "--set", "backend=torch")
+    assert run(command, *settings, "--data", str(data)) == 2
+    error = capsys.readouterr().err
+    assert "The prompt of row 'long' has" in error
+    assert "measuring" not in error
+
+
 def test_models_and_profiles_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("models", "--json") == 0
     assert "llama2-13b" in [model["name"] for model in json.loads(capsys.readouterr().out)]
