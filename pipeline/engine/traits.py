@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from pipeline.config.schema import LookaheadConfig
+if TYPE_CHECKING:  # so that the models that only pass requests on need not load pydantic
+    from pipeline.config.schema import LookaheadConfig
 
 # Speculative mode of an engine that verifies chains.
 Mode = Literal["lookahead", "trie", "none"]

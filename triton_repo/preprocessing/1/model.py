@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
 from pipeline.errors import UserError
-from pipeline.triton_models.text_codec import load_codec
+from pipeline.triton_models.text_codec import TextCodec, load_codec
 from pipeline.triton_models.text_tensors import preprocess
 from pipeline.triton_models.triton import error_response, hide_torch, parameter, response_of, tensors_of
 
@@ -19,7 +20,12 @@ class TritonPythonModel:
         hide_torch()
         config = json.loads(args["model_config"])
         self._add_special_tokens = parameter(config, "add_special_tokens") == "true"
-        self._codec = load_codec(Path(parameter(config, "tokenizer_dir")))
+        self._tokenizer_dir = Path(parameter(config, "tokenizer_dir"))
+
+    @cached_property
+    def _codec(self) -> TextCodec:
+        """Loaded with the first request: `lookahead_bls` tokenizes by itself, so most servers never get one."""
+        return load_codec(self._tokenizer_dir)
 
     def execute(self, requests: list[Any]) -> list[Any]:
         return [self._answer(request) for request in requests]

@@ -9,12 +9,11 @@ from typing import Any
 from pipeline.triton_models.model_calls import ModelCaller
 from pipeline.triton_models.request_loop import IncomingRequest, RequestLoop
 from pipeline.triton_models.single_response import WORKING_MODELS, passed_on
-from pipeline.triton_models.triton import CallResponses, hide_torch, parameter
+from pipeline.triton_models.triton import CallResponses, parameter
 
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
-        hide_torch()
         config = json.loads(args["model_config"])
         self._model = WORKING_MODELS[parameter(config, "model_name")]
         self._kept = CallResponses()
