@@ -30,7 +30,8 @@ def write_weights(checkpoint: Checkpoint, config: PretrainedConfig, dtype: Dtype
 
 def load_weights(checkpoint: Checkpoint, config: PretrainedConfig, dtype: Dtype) -> PreTrainedModel:
     """Load the checkpoint as a transformers model that can be saved. config: from `read_config`. Raises CheckpointError
-    as `check_model` does, and for tensors that are missing, unknown, of a wrong shape, or not finite in that dtype."""
+    as `check_model` does, for tensors that are missing, unknown, of a wrong shape, or not finite in that dtype, and if
+    transformers cannot compute a pass."""
     import torch
     import transformers
 
@@ -72,6 +73,7 @@ def load_weights(checkpoint: Checkpoint, config: PretrainedConfig, dtype: Dtype)
         _check_gguf_weights(checkpoint, model)
     check_model(model, where)
     _check_finite(model, dtype, where)
+    _check_pass(model, where)
     # Weights from GGUF are dequantized, but transformers refuses to save a model with a quantizer attached.
     model.hf_quantizer = None
     if hasattr(model.config, "quantization_config"):
@@ -128,6 +130,20 @@ def _check_finite(model: PreTrainedModel, dtype: Dtype, where: str) -> None:
             f"{where} holds weights that are not finite in {dtype}: {_some(broken)}. Use a dtype with a wider "
             "range (--set model.dtype=float32 or bfloat16); if that does not help, fetch the checkpoint again."
         )
+
+
+def _check_pass(model: PreTrainedModel, where: str) -> None:
+    """Raise CheckpointError if a pass over one token fails: some faults of a config show only there."""
+    import torch
+
+    try:
+        with torch.inference_mode():
+            model(torch.zeros((1, 1), dtype=torch.int64))
+    except loading_errors() as error:
+        raise CheckpointError(
+            f"{where}: transformers cannot compute a pass of this {type(model).__name__}: {reason(error)}. Correct "
+            "config.json, for example rope_parameters or layer_types."
+        ) from error
 
 
 def _check_gguf_weights(checkpoint: Checkpoint, model: PreTrainedModel) -> None:

@@ -6,6 +6,7 @@ and not the file.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 # Quantized weights that transformers can dequantize without further packages.
 _DEQUANTIZED = ("fp8",)
 _MOST_LAYERS = 1024
+# A model ignores these settings if its config class does not declare them, but KV caches apply them.
+_CACHE_SETTINGS = ("sliding_window", "use_sliding_window", "layer_types", "num_key_value_heads")
+_LARGEST_WINDOW = 2**31 - 1
 
 
 def read_config(folder: Path, architecture: str, gguf_file: str | None = None) -> PretrainedConfig:
@@ -39,6 +43,10 @@ def read_config(folder: Path, architecture: str, gguf_file: str | None = None) -
         raise CheckpointError(
             f"{folder / (gguf_file or 'config.json')} is not a config of a {architecture}: {reason(error)}."
         ) from error
+    declared = {field.name for field in dataclasses.fields(config)}
+    for key in _CACHE_SETTINGS:
+        if key not in declared and key in vars(config):
+            delattr(config, key)
     if gguf_file is not None and hasattr(config, "sliding_window"):
         config.sliding_window = window  # transformers gives a Mistral config without a window a default one
     return config
@@ -60,6 +68,12 @@ def check_config(config: PretrainedConfig, where: str) -> None:
         if key.endswith(("_eps", "_epsilon")) and value is not None and value < 0:
             raise CheckpointError(f"{where}: {key} in config.json: found {value}; should be at least 0.")
     check_rope(config.to_dict(), where)
+    window = getattr(config, "sliding_window", None)
+    if window is not None and getattr(config, "use_sliding_window", True) and not 1 <= window <= _LARGEST_WINDOW:
+        raise CheckpointError(
+            f"{where}: sliding_window in config.json: found {window}; should be null, or a whole number from 1 to "
+            f"{_LARGEST_WINDOW}."
+        )
     if getattr(config, "use_bidirectional_attention", False):
         raise CheckpointError(
             f"{where} has use_bidirectional_attention: true in config.json, so it cannot generate text. Use a causal "

@@ -47,7 +47,7 @@ class TorchEngine(SlotEngine):
         shape = (config.num_hidden_layers, num_slots, num_own_heads, limits.max_seq_len, head_dim)
         self._cache = SlotCache(shape, self._dtype, self._device)
         super().__init__(limits, self._cache, num_slots)
-        self._sliding_window: int | None = getattr(config, "sliding_window", None) or None  # some configs have 0
+        self._sliding_window: int | None = getattr(config, "sliding_window", None) or None  # Qwen2-MoE: 0 for none
         self._attention = SlotAttention(self._cache)
         # transformers looks up attention functions by name, so each engine registers its own under another name.
         use_attention(model, self._attention, f"slot_tree_{next(_engine_numbers)}")

@@ -5,10 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pipeline.checkpoint.checkpoint import Checkpoint
+from pipeline.checkpoint.convert import load_weights
 from pipeline.checkpoint.fetch import fetch
+from pipeline.checkpoint.model_config import read_config
 from pipeline.config.schema import CheckpointSource, HubCheckpoint, ModelConfig, WheelCheckpoint
 from pipeline.errors import CheckpointError
 
@@ -56,3 +60,9 @@ def wheel_source(**changes: str) -> WheelCheckpoint:
 
 def hub_source() -> HubCheckpoint:
     return HubCheckpoint(repo_id="someone/something")
+
+
+def loaded(folder: Path, gguf_file: str | None = None, architecture: str = "LlamaForCausalLM") -> Any:
+    path = folder / (gguf_file or "model.safetensors")
+    config = read_config(folder, architecture, gguf_file)
+    return load_weights(Checkpoint(folder, gguf_file, architecture, "", (path,)), config, "float32")

@@ -7,20 +7,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 import transformers
-from gguf import GGUFWriter, RopeScalingType
 from safetensors.torch import load_file, save_file
 
-from pipeline.checkpoint.checkpoint import Checkpoint
-from pipeline.checkpoint.convert import load_weights
 from pipeline.checkpoint.model_config import check_config, check_model, check_positions, read_config
 from pipeline.errors import CheckpointError
+from tests.unit.checkpoint.sources import loaded
 
 ABOVE_0 = "should be a number above 0"
+WINDOW = "should be null, or a whole number from 1 to 2147483647"
 TINY: dict[str, Any] = {
     "vocab_size": 40,
     "hidden_size": 32,
@@ -74,6 +71,10 @@ PHI3 = {"rope_parameters": None, "rope_theta": 10000.0, "original_max_position_e
         ("LlamaForCausalLM", {"rope_parameters": {"rope_type": "default", "rope_theta": "big"}}, "found 'big'"),
         ("LlamaForCausalLM", {"rms_norm_eps": -1.0}, "rms_norm_eps in config.json: found -1.0"),
         ("GPT2LMHeadModel", {"layer_norm_epsilon": -1e-5}, "layer_norm_epsilon in config.json: found -1e-05"),
+        ("MistralForCausalLM", {"sliding_window": 0}, f"sliding_window in config.json: found 0; {WINDOW}"),
+        ("MistralForCausalLM", {"sliding_window": -1}, f"found -1; {WINDOW}"),
+        ("Qwen2ForCausalLM", {"use_sliding_window": True, "sliding_window": 10**30}, f"found {10**30}; {WINDOW}"),
+        ("MistralForCausalLM", {"sliding_window": 1.5}, "Field 'sliding_window' with value 1.5"),
         ("LlamaForCausalLM", {"hidden_size": "32"}, "Field 'hidden_size' expected int, got str"),
     ],
 )
@@ -93,6 +94,9 @@ def test_what_would_be_computed_wrongly_or_not_at_all_is_refused(
         ("LlamaForCausalLM", {"quantization_config": {"quant_method": "fp8"}}),
         ("BloomForCausalLM", {"slow_but_exact": True}),
         ("BloomForCausalLM", {"pretraining_tp": 2}),
+        ("LlamaForCausalLM", {"sliding_window": -1}),  # its models have no windows
+        ("LlamaForCausalLM", {"sliding_window": "x", "layer_types": ["full_attention"] * 2}),
+        ("Qwen2MoeForCausalLM", {"use_sliding_window": False}),
     ],
 )
 def test_their_harmless_neighbours_are_not(architecture: str, changes: dict[str, Any], tmp_path: Path) -> None:
@@ -149,12 +153,6 @@ def llama(tmp_path: Path) -> Path:
     return folder
 
 
-def loaded(folder: Path, gguf_file: str | None = None, architecture: str = "LlamaForCausalLM") -> Any:
-    path = folder / (gguf_file or "model.safetensors")
-    config = read_config(folder, architecture, gguf_file)
-    return load_weights(Checkpoint(folder, gguf_file, architecture, "", (path,)), config, "float32")
-
-
 def change_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
     tensors = load_file(folder / "model.safetensors")
     change(tensors)
@@ -179,6 +177,13 @@ def test_tensors_of_another_shape_are_named(llama: Path) -> None:
     with pytest.raises(
         CheckpointError, match=r"shape: model\.norm\.weight \(\[31\] in the file, \[32\] by config\.json\)"
     ):
+        loaded(llama)
+
+
+def test_a_model_whose_passes_fail_is_refused_when_it_is_loaded(llama: Path) -> None:
+    rope = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+    write_config(llama, "LlamaForCausalLM", {"rope_parameters": rope})
+    with pytest.raises(CheckpointError, match=r"cannot compute a pass of this LlamaForCausalLM: The size of tensor a"):
         loaded(llama)
 
 
@@ -217,78 +222,3 @@ def test_fp8_weights_come_back_whole_also_beside_a_gpu(
     assert after.keys() == before.keys()
     for name, tensor in after.items():
         torch.testing.assert_close(tensor, before[name], rtol=0.07, atol=0.001)
-
-
-# --- GGUF -----------------------------------------------------------------------------------------------------------
-
-
-def write_gguf(folder: Path, *settings: Callable[[GGUFWriter], object], **tensors: npt.NDArray[np.float32]) -> Path:
-    """A Llama of one layer."""
-    writer = GGUFWriter(folder / "a.gguf", "llama")
-    writer.add_context_length(64)
-    writer.add_block_count(1)
-    writer.add_embedding_length(32)
-    writer.add_feed_forward_length(48)
-    writer.add_head_count(4)
-    writer.add_head_count_kv(2)
-    writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_rope_dimension_count(8)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_vocab_size(40)
-    for setting in settings:
-        setting(writer)
-    shapes = {"token_embd": (40, 32), "output": (40, 32), "output_norm": (32,), "blk.0.attn_q": (32, 32)}
-    shapes |= {f"blk.0.{name}_norm": (32,) for name in ("attn", "ffn")}
-    shapes |= {"blk.0.attn_k": (16, 32), "blk.0.attn_v": (16, 32), "blk.0.attn_output": (32, 32)}
-    shapes |= {"blk.0.ffn_up": (48, 32), "blk.0.ffn_gate": (48, 32), "blk.0.ffn_down": (32, 48)}
-    for name, shape in shapes.items():
-        writer.add_tensor(f"{name}.weight", np.ones(shape, dtype=np.float32))
-    for name, values in tensors.items():
-        writer.add_tensor(name.replace("__", "."), values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return folder
-
-
-def scaling(kind: RopeScalingType, factor: float) -> list[Callable[[GGUFWriter], object]]:
-    return [lambda writer: writer.add_rope_scaling_type(kind), lambda writer: writer.add_rope_scaling_factor(factor)]
-
-
-def floats(*values: float) -> npt.NDArray[np.float32]:
-    return np.array(values, dtype=np.float32)
-
-
-@pytest.mark.parametrize(
-    ("settings", "tensors", "expected"),
-    [
-        (scaling(RopeScalingType.LINEAR, 4.0), {}, "(rope.scaling.type 'linear', factor 4)"),
-        (scaling(RopeScalingType.YARN, 4.0), {}, "(rope.scaling.type 'yarn', factor 4)"),
-        ([lambda writer: writer.add_float32("llama.rope.scale_linear", 4.0)], {}, "factor 4"),
-        ([], {"rope_freqs__weight": floats(1, 1, 4, 8)}, "(tensor rope_freqs.weight, as Llama 3.1 has it)"),
-        ([lambda writer: writer.add_sliding_window(7)], {}, "a sliding window of 7 tokens"),
-        ([], {"blk__0__attn_q__bias": floats(*range(32))}, "holds 13 tensors; the LlamaForCausalLM"),
-    ],
-)
-def test_what_transformers_passes_over_in_a_gguf_file_is_refused(
-    settings: list[Any], tensors: dict[str, Any], expected: str, tmp_path: Path
-) -> None:
-    with pytest.raises(CheckpointError) as caught:
-        loaded(write_gguf(tmp_path, *settings, **tensors), "a.gguf")
-    assert expected in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_scaling_by_one_changes_nothing(tmp_path: Path) -> None:
-    write_gguf(tmp_path, *scaling(RopeScalingType.LINEAR, 1.0), rope_freqs__weight=floats(1, 1, 1, 1))
-    assert loaded(tmp_path, "a.gguf").config.rope_parameters["rope_type"] == "default"
-    with pytest.raises(CheckpointError, match="found 65; should be at most 64, the context length of here"):
-        check_positions(read_config(tmp_path, "LlamaForCausalLM", "a.gguf"), 65, "here")
-
-
-@pytest.mark.parametrize("window", [None, 7])
-def test_a_mistral_has_the_window_of_its_gguf_file(window: int | None, tmp_path: Path) -> None:
-    settings = [] if window is None else [lambda writer: writer.add_sliding_window(window)]
-    model = loaded(write_gguf(tmp_path, *settings), "a.gguf", "MistralForCausalLM")
-    assert model.config.sliding_window == window

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 import tracemalloc
 from pathlib import Path
@@ -18,6 +19,7 @@ from pipeline.decoding.tree import chain, tree_from_lists
 from pipeline.engine.contract import VerifyItem
 from pipeline.engine.torch.lean.engine import _parts
 from pipeline.engine.torch.lean.layout import load_model, save_lean
+from pipeline.engine.torch.lean.plan import read_plan
 from pipeline.engine.torch.lean.weights import map_weights
 from pipeline.engine.torch.linear_layers import dequantize, quantize
 from pipeline.errors import BuildError, RequestError
@@ -211,6 +213,14 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "lean.json").write_text("{}")
     with pytest.raises(BuildError, match=r"lean\.json cannot be read"):
         load_model(tmp_path)
+
+
+def test_a_plan_of_an_earlier_version_whose_heads_have_gaps_is_refused(tmp_path: Path) -> None:
+    lean_engine(tiny_model("qwen3"), "int8", tmp_path)
+    plan = json.loads((tmp_path / "lean.json").read_text(encoding="utf-8"))
+    (tmp_path / "lean.json").write_text(json.dumps({**plan, "head_dim": 24}), encoding="utf-8")
+    with pytest.raises(BuildError, match=r"build the engine again with `lookahead engine --force`"):
+        read_plan(tmp_path)
 
 
 def test_one_thread_compiles_the_pass_before_several_run_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,0 +1,88 @@
+"""Settings and tensors of a GGUF file that transformers ignores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from gguf import GGUFWriter, RopeScalingType
+
+from pipeline.checkpoint.model_config import check_positions, read_config
+from pipeline.errors import CheckpointError
+from tests.unit.checkpoint.sources import loaded
+
+
+def write_gguf(folder: Path, *settings: Callable[[GGUFWriter], object], **tensors: npt.NDArray[np.float32]) -> Path:
+    """A Llama of one layer."""
+    writer = GGUFWriter(folder / "a.gguf", "llama")
+    writer.add_context_length(64)
+    writer.add_block_count(1)
+    writer.add_embedding_length(32)
+    writer.add_feed_forward_length(48)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_rope_dimension_count(8)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(40)
+    for setting in settings:
+        setting(writer)
+    shapes = {"token_embd": (40, 32), "output": (40, 32), "output_norm": (32,), "blk.0.attn_q": (32, 32)}
+    shapes |= {f"blk.0.{name}_norm": (32,) for name in ("attn", "ffn")}
+    shapes |= {"blk.0.attn_k": (16, 32), "blk.0.attn_v": (16, 32), "blk.0.attn_output": (32, 32)}
+    shapes |= {"blk.0.ffn_up": (48, 32), "blk.0.ffn_gate": (48, 32), "blk.0.ffn_down": (32, 48)}
+    for name, shape in shapes.items():
+        writer.add_tensor(f"{name}.weight", np.ones(shape, dtype=np.float32))
+    for name, values in tensors.items():
+        writer.add_tensor(name.replace("__", "."), values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return folder
+
+
+def scaling(kind: RopeScalingType, factor: float) -> list[Callable[[GGUFWriter], object]]:
+    return [lambda writer: writer.add_rope_scaling_type(kind), lambda writer: writer.add_rope_scaling_factor(factor)]
+
+
+def floats(*values: float) -> npt.NDArray[np.float32]:
+    return np.array(values, dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    ("settings", "tensors", "expected"),
+    [
+        (scaling(RopeScalingType.LINEAR, 4.0), {}, "(rope.scaling.type 'linear', factor 4)"),
+        (scaling(RopeScalingType.YARN, 4.0), {}, "(rope.scaling.type 'yarn', factor 4)"),
+        ([lambda writer: writer.add_float32("llama.rope.scale_linear", 4.0)], {}, "factor 4"),
+        ([], {"rope_freqs__weight": floats(1, 1, 4, 8)}, "(tensor rope_freqs.weight, as Llama 3.1 has it)"),
+        ([lambda writer: writer.add_sliding_window(7)], {}, "a sliding window of 7 tokens"),
+        ([], {"blk__0__attn_q__bias": floats(*range(32))}, "holds 13 tensors; the LlamaForCausalLM"),
+    ],
+)
+def test_what_transformers_passes_over_in_a_gguf_file_is_refused(
+    settings: list[Any], tensors: dict[str, Any], expected: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        loaded(write_gguf(tmp_path, *settings, **tensors), "a.gguf")
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_scaling_by_one_changes_nothing(tmp_path: Path) -> None:
+    write_gguf(tmp_path, *scaling(RopeScalingType.LINEAR, 1.0), rope_freqs__weight=floats(1, 1, 1, 1))
+    assert loaded(tmp_path, "a.gguf").config.rope_parameters["rope_type"] == "default"
+    with pytest.raises(CheckpointError, match="found 65; should be at most 64, the context length of here"):
+        check_positions(read_config(tmp_path, "LlamaForCausalLM", "a.gguf"), 65, "here")
+
+
+@pytest.mark.parametrize("window", [None, 7])
+def test_a_mistral_has_the_window_of_its_gguf_file(window: int | None, tmp_path: Path) -> None:
+    settings = [] if window is None else [lambda writer: writer.add_sliding_window(window)]
+    model = loaded(write_gguf(tmp_path, *settings), "a.gguf", "MistralForCausalLM")
+    assert model.config.sliding_window == window
