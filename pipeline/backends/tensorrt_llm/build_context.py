@@ -125,10 +125,21 @@ class BuildContext:
         """Value of --max_seq_len. The builder adds max_draft_len to it, but engine.max_seq_len includes the drafts."""
         return self.engine.max_seq_len - self.max_draft_len(mode)
 
+    def limited_num_tokens(self, mode: Mode) -> int:
+        """Limit of tokens per pass before the builder makes room for drafts, and its limit of opt_num_tokens:
+        engine.max_num_tokens, or the total length of all sequences if that is less. With fused context attention at
+        least a KV cache block."""
+        limit = min(self.engine.max_num_tokens, self.asked_seq_len(mode) * self.engine.max_batch_size)
+        return max(limit, self.trt.tokens_per_block if self.enabled("context_fmha") else 1)
+
+    def step_tokens(self, mode: Mode) -> int:
+        """Tokens of a pass in which every sequence of a full batch decodes with all its drafts."""
+        return self.engine.max_batch_size * (self.max_draft_len(mode) + 1)
+
     def max_num_tokens(self, mode: Mode) -> int:
-        """Limit of tokens per pass: engine.max_num_tokens, or the total length of all sequences if that is less. The
-        builder applies the same limit."""
-        return max(1, min(self.engine.max_num_tokens, self.asked_seq_len(mode) * self.engine.max_batch_size))
+        """Limit of tokens per pass of the built engine. With drafts the builder makes room for a full batch of them,
+        even if that is more than the total length of all sequences."""
+        return max(self.limited_num_tokens(mode), self.step_tokens(mode) if mode != "none" else 0)
 
     def limits(self, mode: Mode) -> RuntimeLimits:
         """Limits of the built engine at run time."""

@@ -59,8 +59,7 @@ def build_flags_of(context: BuildContext, mode: Mode, checkpoint: Path, output: 
     flags |= trt.build_flags
     if flags["multiple_profiles"] == "disable":
         # The builder selects kernels for a pass in which every sequence of a full batch decodes.
-        tuned = min(context.engine.max_batch_size * (drafts + 1), context.max_num_tokens(mode))
-        flags.setdefault("opt_num_tokens", tuned)
+        flags.setdefault("opt_num_tokens", min(context.step_tokens(mode), context.limited_num_tokens(mode)))
     return flags
 
 

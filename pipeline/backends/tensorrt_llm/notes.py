@@ -27,8 +27,8 @@ def notes_of(context: BuildContext) -> Iterator[str]:
     for mode in modes:
         if (tokens := context.max_num_tokens(mode)) < engine.max_num_tokens:
             yield (
-                f"engine.max_num_tokens = {engine.max_num_tokens}: the '{mode}' engine gets {tokens}, which is "
-                "the length of all its sequences."
+                f"engine.max_num_tokens = {engine.max_num_tokens}: the '{mode}' engine gets {tokens}, which no "
+                "pass over all its sequences exceeds."
             )
     if engine.max_num_tokens > 16384:
         yield f"engine.max_num_tokens = {engine.max_num_tokens}: the builder warns above 16384."

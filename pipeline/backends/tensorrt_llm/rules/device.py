@@ -102,27 +102,30 @@ def caches_hold_a_sequence(context: BuildContext) -> Iterator[Fault]:
 
 
 def sizes_are_those_of_the_built_engine(context: BuildContext) -> Iterator[Fault]:
-    """Sizes leave room for requests, and the builder does not change them. engine.max_seq_len includes the drafts. With
-    a speculative mode the builder raises max_num_tokens to max_batch_size * (max_draft_len + 1)."""
-    engine = context.engine
+    """Sizes leave room for requests, and the builder does not raise max_num_tokens, as it does to a KV cache block and
+    to a full batch with all drafts. engine.max_seq_len includes the drafts."""
+    engine, batch = context.engine, context.engine.max_batch_size
     for mode in context.modes:
-        drafts = context.max_draft_len(mode)
-        name = context.resolved.profile.name
+        drafts, name = context.max_draft_len(mode), context.resolved.profile.name
         key = "tensorrt_llm.max_external_draft_len" if mode == "trie" else f"model.lookahead.{name}"
         if (left := context.asked_seq_len(mode)) < _LEAST_SEQ_LEN:
             reason = f"the '{mode}' engine reserves {drafts} draft tokens, which leaves {left} for prompt and output"
             yield wrong("engine.max_seq_len", engine.max_seq_len, reason, f"Raise it, or draft less ({key}).")
-        needed = engine.max_batch_size * (drafts + 1)
-        if mode != "none" and needed > engine.max_num_tokens:
-            yield wrong(
-                "engine.max_num_tokens",
-                engine.max_num_tokens,
-                f"the builder would silently raise it to {needed} = engine.max_batch_size {engine.max_batch_size} x "
-                f"({drafts} drafts + 1) for the '{mode}' engine",
-                f"Raise it yourself, or lower engine.max_batch_size or {key}.",
-                f"engine.max_num_tokens={needed}",
-                f"engine.max_batch_size={max(1, engine.max_num_tokens // (drafts + 1))}",
-            )
+        if (built := context.max_num_tokens(mode)) <= engine.max_num_tokens:
+            continue
+        reason, others = "tensorrt_llm.tokens_per_block", "tensorrt_llm.tokens_per_block"
+        fixes = [f"engine.max_num_tokens={built}"]
+        if built > context.limited_num_tokens(mode):
+            reason = f"engine.max_batch_size {batch} x ({drafts} drafts + 1)"
+            others = f"engine.max_batch_size or {key}"
+            fixes.append(f"engine.max_batch_size={max(1, engine.max_num_tokens // (drafts + 1))}")
+        yield wrong(
+            "engine.max_num_tokens",
+            engine.max_num_tokens,
+            f"the builder would silently raise it to {built} = {reason} for the '{mode}' engine",
+            f"Raise it yourself, or lower {others}.",
+            *fixes,
+        )
 
 
 def external_prefix_fits_into_a_pass(context: BuildContext) -> Iterator[Fault]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 
 import pytest
 
-from pipeline.backends.tensorrt_llm import release_data
 from pipeline.backends.tensorrt_llm.build import full_text
 from pipeline.backends.tensorrt_llm.plan import plan_for
 from pipeline.config.loading import names_in
@@ -16,20 +14,9 @@ from pipeline.engine.backend import backend_of
 from pipeline.engine.plan import write_plan
 from pipeline.errors import ConfigError
 from tests.trt_configs import RELEASE_FACTS, SPECULATIONS, trt_config, trt_context
+from tests.unit.backends.tensorrt_llm.builder import build_parser
 
 SIZES = ("max_batch_size", "max_seq_len", "max_num_tokens", "max_input_len", "max_beam_width", "opt_num_tokens")
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """trtllm-build's options as the release data lists them."""
-    parser = argparse.ArgumentParser(allow_abbrev=False)
-    for name, flag in release_data.release().build_flags.items():
-        if flag.type == "store_true":
-            parser.add_argument(f"--{name}", action="store_true")
-        else:
-            kind = int if flag.type == "int" else str
-            parser.add_argument(f"--{name}", type=kind, choices=flag.choices or None, default=flag.default)
-    return parser
 
 
 def plan(*overrides: str, model: str = "llama2-13b", profile: str = "latency"):
@@ -96,6 +83,13 @@ def test_the_engines_config_is_expected_to_say_what_the_command_line_asks(specul
         assert config["plugin_config"]["use_paged_context_fmha"] is True
         assert config["plugin_config"]["tokens_per_block"] == 32
         assert config["gather_generation_logits"] is True
+
+
+def test_a_step_of_drafts_may_be_longer_than_all_sequences():
+    sizes = [f"model.lookahead.latency.max_{name}=7" for name in ("window_size", "ngram_size", "verification_set_size")]
+    (stage,) = plan(*sizes, "engine.max_seq_len=128", "engine.max_batch_size=4").engines
+    assert (stage.flags["max_seq_len"], stage.flags["max_num_tokens"], stage.flags["opt_num_tokens"]) == (45, 336, 180)
+    assert stage.expected["build_config"]["max_num_tokens"] == stage.instance.limits.max_num_tokens == 336
 
 
 def test_user_flags_are_asked_for_and_expected():

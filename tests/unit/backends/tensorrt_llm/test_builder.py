@@ -1,0 +1,73 @@
+"""What the builder makes of a plan's command line is what the plan expects."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.backends.tensorrt_llm.plan import EngineStage, Plan, plan_for
+from pipeline.backends.tensorrt_llm.readback import engine_differences
+from pipeline.config.loading import names_in
+from pipeline.config.places import places
+from pipeline.config.schema import ResolvedConfig
+from pipeline.errors import ConfigError
+from tests.trt_configs import SPECULATIONS, trt_config
+from tests.unit.backends.tensorrt_llm.builder import built_config
+
+SIZES = st.fixed_dictionaries(
+    {},
+    optional={
+        "engine.max_batch_size": st.integers(1, 64),
+        "engine.max_seq_len": st.integers(16, 400),
+        "engine.max_num_tokens": st.integers(1, 9000),
+        "tensorrt_llm.tokens_per_block": st.sampled_from([16, 32, 64, 128]),
+        "tensorrt_llm.max_external_draft_len": st.integers(1, 256),
+        "tensorrt_llm.enable_chunked_context": st.booleans(),
+    },
+)
+LOOKAHEAD = st.tuples(st.integers(1, 12), st.integers(2, 12), st.integers(0, 12))
+SPECULATION = st.sampled_from(SPECULATIONS)
+
+
+def differences(found: Plan, stage: EngineStage, config: ResolvedConfig) -> list[str]:
+    """What the plan expects and the builder does not make."""
+    architecture = config.model.architecture
+    checkpoint = {**found.conversion.expected, "architecture": architecture, "logits_dtype": "float32"}
+    built = built_config(stage.argv, checkpoint, config.profile.tensorrt_llm.compute_capability)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "config.json").write_text(json.dumps(built))
+        for rank in range(found.world_size):
+            (folder / f"rank{rank}.engine").touch()
+        return engine_differences(folder, stage.expected, found.world_size)
+
+
+def overrides_of(settings: dict[str, Any], sizes: tuple[int, int, int], profile: str) -> list[str]:
+    names = ("max_window_size", "max_ngram_size", "max_verification_set_size")
+    lookahead = [f"model.lookahead.{profile}.{name}={size}" for name, size in zip(names, sizes, strict=True)]
+    return lookahead + [f"{name}={value}" for name, value in settings.items()]
+
+
+def plan_of(
+    profile: str, speculation: str, lookahead: tuple[int, int, int], **asked: Any
+) -> tuple[Plan, ResolvedConfig]:
+    config = trt_config("llama2-13b", profile, f".speculation={speculation}", *overrides_of(asked, lookahead, profile))
+    return plan_for(config), config
+
+
+@pytest.mark.parametrize("profile", names_in(places().profiles))
+@settings(max_examples=150, deadline=None)
+@given(sizes=SIZES, lookahead=LOOKAHEAD, speculation=SPECULATION)
+def test_the_builder_makes_an_engine_of_the_planned_sizes(profile, sizes, lookahead, speculation):
+    try:
+        found, config = plan_of(profile, speculation, lookahead, **sizes)
+    except ConfigError:
+        return
+    for stage in found.engines:
+        assert differences(found, stage, config) == []
