@@ -6,10 +6,17 @@ from collections.abc import Iterator
 
 from pipeline.backends.tensorrt_llm import release_data
 from pipeline.backends.tensorrt_llm.build_context import BuildContext, FlagValue
+from pipeline.backends.tensorrt_llm.engine_build import flag_words
 from pipeline.backends.tensorrt_llm.rules.problem import Rule, build_flag, misplaced, wrong
 from pipeline.config.faults import Fault, did_you_mean, fault, one_of
 
-_FP8_ONLY = ("gemm_swiglu_plugin", "low_latency_gemm_plugin", "low_latency_gemm_swiglu_plugin")
+_DTYPES = ("float16", "bfloat16", "float32", "int32")
+_FUSED_MLP_PLUGINS = ("gemm_swiglu_plugin", "low_latency_gemm_swiglu_plugin")
+# Options that trtllm-build refuses for compute capability 100.
+_NOT_ON_100 = (
+    *_FUSED_MLP_PLUGINS,
+    *("low_latency_gemm_plugin", "fp8_rowwise_gemm_plugin", "bert_context_fmha_fp32_acc"),
+)
 
 
 def known_flags(context: BuildContext) -> Iterator[Fault]:
@@ -35,7 +42,8 @@ def _right_value(flag: release_data.Flag, value: FlagValue) -> str | None:
         return None if isinstance(value, int) and not isinstance(value, bool) else "a whole number"
     if isinstance(value, bool):
         return f"{one_of(flag.choices)} in quotes" if flag.choices else "a text"
-    return one_of(flag.choices) if flag.choices and value not in flag.choices else None
+    words = flag_words(flag, value)
+    return one_of(flag.choices) if flag.choices and not set(words) <= set(flag.choices) else None
 
 
 def needed_for_serving(context: BuildContext) -> Iterator[Fault]:
@@ -59,14 +67,12 @@ def plugins_have_what_they_need(context: BuildContext) -> Iterator[Fault]:
     """Requirements of the plugins. The builder accepts a type other than the model's, which then fails or loses
     precision. It does not check the user buffer, and checks the LoRA modules only after the conversion."""
     dtype, weights = context.resolved.dtype, context.trt.quantization
-    for name in ("gpt_attention_plugin", "gemm_plugin", *_FP8_ONLY):
-        value = context.trt.build_flags.get(name)
-        if value in ("fp8", "nvfp4"):
-            if value != weights:
-                reason = f"it multiplies {str(value).upper()} weights, and tensorrt_llm.quantization is '{weights}'"
-                remedy = f"Remove it, or set tensorrt_llm.quantization to '{value}'."
-                yield wrong(build_flag(name), value, reason, remedy)
-        elif value not in (None, "auto", "disable", dtype):
+    for name, value in context.trt.build_flags.items():
+        if value in ("fp8", "nvfp4") and value != weights:
+            reason = f"it multiplies {str(value).upper()} weights, and tensorrt_llm.quantization is '{weights}'"
+            remedy = f"Remove it, or set tensorrt_llm.quantization to '{value}'."
+            yield wrong(build_flag(name), value, reason, remedy)
+        elif name.endswith("_plugin") and value in _DTYPES and value != dtype:
             reason = f"the model's dtype is {dtype}"
             yield wrong(build_flag(name), value, reason, "Remove it, or change model.gpu_dtype.")
     for name in ("gather_context_logits", "gather_all_token_logits"):
@@ -74,8 +80,8 @@ def plugins_have_what_they_need(context: BuildContext) -> Iterator[Fault]:
             remedy = "Remove it, or set tensorrt_llm.speculation to 'none'."
             yield wrong(build_flag(name), True, "an engine with drafts cannot gather context logits", remedy)
     lora = context.flag("lora_plugin")
-    if lora != "disable" and not (context.flag("lora_target_modules") or context.flag("lora_dir")):
-        remedy = f"Add {build_flag('lora_target_modules')}=attn_qkv or {build_flag('lora_dir')}, or remove it."
+    if lora != "disable" and not context.flag("lora_target_modules"):
+        remedy = f"Add {build_flag('lora_target_modules')}=attn_qkv, or remove it."
         yield wrong(build_flag("lora_plugin"), lora, "it is without target modules", remedy)
     is_llama = context.model.architecture == "LlamaForCausalLM"
     if context.enabled("user_buffer") and not (is_llama and context.enabled("reduce_fusion") and weights == "fp8"):
@@ -88,8 +94,47 @@ def plugins_have_what_they_need(context: BuildContext) -> Iterator[Fault]:
         )
 
 
+def builder_keeps_them(context: BuildContext) -> Iterator[Fault]:
+    """Options that the builder would change, which it only logs, or refuse after the conversion."""
+    for name, reason in _lost_flags(context):
+        value = context.trt.build_flags.get(name, "disable")
+        if value != "disable":
+            yield wrong(build_flag(name), value, reason, "Remove it.")
+    tuned = context.trt.build_flags.get("opt_num_tokens")
+    if not isinstance(tuned, int):
+        return
+    if context.enabled("multiple_profiles"):
+        reason = f"the builder takes it only without {build_flag('multiple_profiles')} = 'enable'"
+        yield wrong(build_flag("opt_num_tokens"), tuned, reason, "Remove one of the two.")
+    elif (most := min(map(context.limited_num_tokens, context.modes))) < tuned:
+        reason = f"the builder would limit it to {most}, the most tokens of a pass"
+        yield wrong(build_flag("opt_num_tokens"), tuned, reason, "Lower it, or remove it.")
+
+
+def _lost_flags(context: BuildContext) -> Iterator[tuple[str, str]]:
+    """Options that have no effect with these settings, or stop the builder, with the reason."""
+    architecture, weights = context.model.architecture, context.trt.quantization
+    if context.model.parallelism.tensor == 1 or architecture not in ("LlamaForCausalLM", "Gemma2ForCausalLM"):
+        reason = "it is for LlamaForCausalLM and Gemma2ForCausalLM with model.parallelism.tensor above 1"
+        yield "reduce_fusion", reason
+    if architecture != "LlamaForCausalLM" or weights != "nvfp4" or context.enabled("reduce_fusion"):
+        reason = "it is for LlamaForCausalLM with tensorrt_llm.quantization = 'nvfp4' and without reduce_fusion"
+        yield "norm_quant_fusion", reason
+    if "recurrent" not in context.traits:
+        yield "paged_state", f"{context.model.architecture} keeps no recurrent state"
+    if architecture != "MixtralForCausalLM":
+        yield "pp_reduce_scatter", "it is for MixtralForCausalLM"
+    if weights == "nvfp4" and context.flag("gemm_plugin") != "nvfp4":
+        yield "gemm_plugin", "with tensorrt_llm.quantization = 'nvfp4' the builder replaces it with 'nvfp4'"
+    if not context.enabled("use_fused_mlp"):
+        yield from ((name, f"it needs {build_flag('use_fused_mlp')} = 'enable'") for name in _FUSED_MLP_PLUGINS)
+    if context.trt.compute_capability == 100:
+        yield from ((name, "the builder refuses it for compute capability 100") for name in _NOT_ON_100)
+
+
 RULES: tuple[Rule, ...] = (
     known_flags,
+    builder_keeps_them,
     needed_for_serving,
     plugins_have_what_they_need,
 )

@@ -10,6 +10,7 @@ from pipeline.backends.tensorrt_llm.build import execute
 from pipeline.backends.tensorrt_llm.plan import Plan, plan_for
 from pipeline.checkpoint.fetch import fetch
 from tests.trt_configs import trt_config
+from tests.unit.backends.tensorrt_llm.builder import built_config
 
 
 class StandIn:
@@ -26,14 +27,21 @@ class StandIn:
         if any(word == "trtllm-build" for word in argv):
             stage = next(stage for stage in self.plan.engines if str(stage.output) in argv)
             self.calls.append(f"build {stage.instance.mode}")
-            config = {"version": "1.2.1", **json.loads(json.dumps(stage.expected))}
+            words = argv[list(argv).index("trtllm-build") :]
+            checkpoint = json.loads((self.plan.conversion.output / "config.json").read_text())
+            config = built_config(words, checkpoint, compute_capability=90)
             self.write(stage.output, config, "engine", "engine")
         else:
             self.calls.append("convert")
             stage = self.plan.conversion
             call = json.loads(Path(argv[-1]).read_text())
             source = json.loads((Path(call["hf_model_dir"]) / "config.json").read_text())
-            config = {**stage.expected, "rotary_base": float(source["rope_theta"])}
+            config = {
+                **stage.expected,
+                "architecture": source["architectures"][0],
+                "logits_dtype": "float32",
+                "rotary_base": float(source["rope_theta"]),
+            }
             self.write(Path(call["output_dir"]), config, "safetensors", "checkpoint")
         return 0
 

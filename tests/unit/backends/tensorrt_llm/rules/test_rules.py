@@ -132,8 +132,10 @@ def test_a_local_falcon_says_its_positions_in_config_json(stated, refused, tmp_p
 
 
 def test_lora_with_target_modules_is_taken():
-    modules = (".build_flags.lora_plugin=auto", ".build_flags.lora_target_modules=attn_qkv")
-    assert faults_of(trt_context(*modules)) == []
+    modules = (".build_flags.lora_plugin=auto", ".build_flags.lora_target_modules=attn_q attn_v")
+    words = plan_for(trt_config("llama2-13b", "latency", *modules)).engines[0].argv
+    place = words.index("--lora_target_modules")
+    assert words[place + 1 : place + 3] == ("attn_q", "attn_v")
 
 
 def test_a_name_by_which_the_loader_knows_the_model_is_not_refused(tmp_path):
