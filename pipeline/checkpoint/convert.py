@@ -62,7 +62,8 @@ def load_weights(checkpoint: Checkpoint, config: PretrainedConfig, dtype: Dtype)
     ]
     if wrong := sorted(report["missing_keys"]) or other_shapes:
         raise CheckpointError(
-            f"{where} lacks tensors of {checkpoint.architecture}, or has them in another shape: {_some(wrong)}."
+            f"{where} lacks tensors of {checkpoint.architecture}, or has them in another shape: {_some(wrong)}. "
+            "Correct config.json, or fetch the checkpoint again."
         )
     if unknown := sorted(key for key in report["unexpected_keys"] if not _SAVED_MASKS.search(key)):
         raise CheckpointError(
@@ -87,6 +88,7 @@ def write_tokenizer(checkpoint: Checkpoint, folder: Path) -> None:
     from transformers import AutoTokenizer
 
     source, arguments = checkpoint.folder, {"gguf_file": checkpoint.gguf_file} if checkpoint.gguf_file else {}
+    where = str(source / (checkpoint.gguf_file or ""))
     folder.mkdir(parents=True, exist_ok=True)
     has_own = not checkpoint.gguf_file and (source / VOCABULARY).is_file()
     try:
@@ -96,9 +98,12 @@ def write_tokenizer(checkpoint: Checkpoint, folder: Path) -> None:
         tokenizer = AutoTokenizer.from_pretrained(
             folder if has_own else source, local_files_only=True, trust_remote_code=False, **arguments
         )
+        tokenizer.encode("a")  # some settings are read only here
     except Exception as error:  # the tokenizers library raises no other class
-        raise CheckpointError(f"The tokenizer of {source} cannot be read: {reason(error)}.") from error
-    _check_chat_template(tokenizer, str(source))
+        raise CheckpointError(
+            f"The tokenizer of {where} cannot be read: {reason(error)}. Fetch its files again."
+        ) from error
+    _check_chat_template(tokenizer, where)
     if not has_own:
         save_tokenizer(tokenizer, folder)
 

@@ -105,9 +105,9 @@ def _weight_files(folder: Path) -> tuple[Path, ...]:
         tensors = index.get("weight_map")
         if not isinstance(tensors, dict) or not tensors:
             raise CheckpointError(f"{index_path} has no weight_map. Fetch it again.")
-        if wrong := [name for name in tensors.values() if not isinstance(name, str) or Path(name).name != name]:
+        if wrong := [name for name in tensors.values() if not _is_shard(name)]:
             raise CheckpointError(
-                f"{index_path}: found {wrong[0]!r}; should be the name of a file beside it. Fetch it again."
+                f"{index_path}: found {wrong[0]!r}; should be the name of a safetensors file beside it. Fetch it again."
             )
         shards = tuple(folder / name for name in sorted(set(tensors.values())))
         missing = [path.name for path in shards if not path.is_file()]
@@ -125,6 +125,10 @@ def _weight_files(folder: Path) -> tuple[Path, ...]:
             f"{folder} has pickled PyTorch weights, which are not supported. Convert them to safetensors."
         )
     raise CheckpointError(f"{folder} has no weights: neither model.safetensors nor {_INDEX}.")
+
+
+def _is_shard(name: object) -> bool:
+    return isinstance(name, str) and Path(name).name == name and name.endswith(".safetensors")
 
 
 def _hash_files(paths: tuple[Path, ...], cache_dir: Path) -> str:

@@ -143,7 +143,7 @@ def reason(error: Exception) -> str:
     from huggingface_hub.errors import StrictDataclassError
 
     lines = [line.strip() for line in str(error).strip().splitlines()]
-    if isinstance(error, StrictDataclassError):
+    if isinstance(error, StrictDataclassError) or (lines and lines[0].endswith(":")):
         lines = [" ".join(lines)]  # the setting is in the first line, its fault in the last
     if isinstance(error, KeyError):
         return f"transformers does not find {' '.join(lines)}"  # a KeyError contains only the key

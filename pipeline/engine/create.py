@@ -76,21 +76,21 @@ def artifact_vocabulary(artifact: Artifact, vocab_size: int) -> Vocabulary:
     text = path.read_text(encoding="utf-8")
     tokens = {token["content"]: token for token in json.loads(text).get("added_tokens", [])}
     special = frozenset(content for content, token in tokens.items() if token.get("special"))
-    return load_vocabulary(text, vocab_size, _end_id(artifact, tokens), special)
+    return load_vocabulary(text, vocab_size, _end_id(artifact, vocab_size, tokens), special)
 
 
-def _end_id(artifact: Artifact, added_tokens: dict[str, Any]) -> int:
-    """The first end token in the model's files."""
+def _end_id(artifact: Artifact, vocab_size: int, added_tokens: dict[str, Any]) -> int:
+    """The first end token in the model's files that lies in the vocabulary."""
     for folder, name in (
         (artifact.engine_dir, "generation_config.json"),
         (artifact.engine_dir, "config.json"),
         (artifact.tokenizer_dir, "tokenizer_config.json"),
     ):
         values = json.loads((folder / name).read_text(encoding="utf-8")) if (folder / name).is_file() else {}
-        end = values.get("eos_token_id")
-        end = end[0] if isinstance(end, list) and end else end
-        if isinstance(end, int):
-            return end
+        ends = values.get("eos_token_id")
+        for end in ends if isinstance(ends, list) else [ends]:
+            if isinstance(end, int) and 0 <= end < vocab_size:
+                return end
         word = values.get("eos_token")
         word = word.get("content") if isinstance(word, dict) else word
         if word in added_tokens:

@@ -96,7 +96,7 @@ def _rows_to_continue(artifact: Artifact, retake: bool) -> FirstRows | None:
 def _compute_and_save_rows(artifact: Artifact, engine: Engine, known: FirstRows, note: Note) -> None:
     """Extend the known rows within `MOST_ROWS` and `MAX_ROW_SECONDS`, and store them."""
     note(COMPUTING)
-    rows = compute_first_rows(engine, opening_of(artifact), known, MOST_ROWS, MAX_ROW_SECONDS)
+    rows = compute_first_rows(engine, opening_of(artifact, engine.limits.vocab_size), known, MOST_ROWS, MAX_ROW_SECONDS)
     save_first_rows(artifact, StoredRows(rows, engine.limits.vocab_size))
     note(f"{COMPUTING}: rows of {len(rows.ids)} tokens done")
 
@@ -186,20 +186,25 @@ def with_measured_limits(artifact: Artifact, grid: CostGrid, batch_size: int) ->
     return replace(artifact, resolved=resolved.model_copy(update={"profile": profile}))
 
 
-def opening_of(artifact: Artifact) -> IntArray:
+def opening_of(artifact: Artifact, vocab_size: int) -> IntArray:
     """[len >= 1] token ids that the chat template adds before the model's answer; the model's BOS token if there is no
-    template, or if it refuses an empty message."""
+    template, or if it refuses an empty message. Raises BuildError if the tokenizer is not that of the model."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(artifact.tokenizer_dir)
     if tokenizer.chat_template:
         with suppress(ValueError, TemplateError):
             ids = tokenizer.encode(_generation_prompt(tokenizer), add_special_tokens=False)
-            if tokenizer.bos_token_id is not None and ids[:1] != [tokenizer.bos_token_id]:
-                ids = [tokenizer.bos_token_id, *ids]
-            return as_token_ids(ids)
+            if outside := [token for token in ids if token >= vocab_size]:
+                raise BuildError(
+                    f"The chat template of {artifact.manifest.model} has token {outside[0]} "
+                    f"({tokenizer.convert_ids_to_tokens(outside[0])!r}), and the model's vocabulary is 0 .. "
+                    f"{vocab_size - 1}. Put the tokenizer that belongs to the model into the checkpoint."
+                )
+            bos = tokenizer.bos_token_id
+            return as_token_ids(ids if bos is None or bos >= vocab_size or ids[:1] == [bos] else [bos, *ids])
     first = json.loads((artifact.engine_dir / "config.json").read_text(encoding="utf-8")).get("bos_token_id")
-    return as_token_ids([first if isinstance(first, int) else 0])
+    return as_token_ids([first if isinstance(first, int) and 0 <= first < vocab_size else 0])
 
 
 def _generation_prompt(tokenizer: Any) -> str:

@@ -120,6 +120,10 @@ def as_merges(folder: Path) -> None:
     setting("tokenizer_config.json", tokenizer_class="GPT2Tokenizer")(folder)
 
 
+def as_vocabulary(folder: Path) -> None:
+    (folder / "tokenizer.json").rename(folder / "vocab.txt")
+
+
 @pytest.mark.parametrize(
     ("spoil", "expected"),
     [
@@ -144,10 +148,13 @@ def as_merges(folder: Path) -> None:
         (text("model.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:0\n"), "Run `git lfs pull`"),
         (scale(float("nan")), "not finite in float32: lm_head.weight"),
         (shards(metadata=False), "transformers does not find 'metadata'"),
-        (shards(x=5), "found 5; should be the name of a file beside it"),
-        (shards(x=["a"]), "found ['a']; should be the name of a file beside it"),
-        (shards(x="/etc/hostname"), "found '/etc/hostname'; should be the name of a file beside it"),
+        (shards(x=5), "found 5; should be the name of a safetensors file beside it"),
+        (shards(x=["a"]), "found ['a']; should be the name of a safetensors file beside it"),
+        (shards(x="pytorch_model.bin"), "found 'pytorch_model.bin'; should be the name of a safetensors file"),
+        (setting("tokenizer_config.json", model_max_length="x"), "The tokenizer of"),
+        (shards(x="/etc/hostname"), "found '/etc/hostname'; should be the name of a safetensors file beside it"),
         (as_merges, "The tokenizer of"),
+        (as_vocabulary, "instantiate the backend tokenizer from one of: (1)"),
     ],
 )
 def test_each_damage_is_one_sentence(spoil: Spoil, expected: str, folder: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from pipeline.engine.create import create_scheduler
 from pipeline.engine.first_rows import load_first_rows
 from pipeline.engine.machine_load import MachineLoad
 from pipeline.engine.torch.load import load_engine
+from pipeline.errors import BuildError
 from pipeline.tuning import planned_engine as module
 from pipeline.tuning.cost_curve import COARSE
 from pipeline.tuning.planned_engine import (
@@ -162,6 +165,24 @@ def test_the_models_turn_opens_as_its_template_says(where: Places) -> None:
     tokenizer = AutoTokenizer.from_pretrained(artifact.tokenizer_dir)
     conversation = [{"role": "user", "content": "x"}]
     whole = tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
-    opening = opening_of(artifact)
+    opening = opening_of(artifact, 512)
     assert len(opening) < len(tokenizer.encode(whole, add_special_tokens=False))
     assert whole.endswith(tokenizer.decode(opening[-3:]))
+
+
+def test_a_template_with_tokens_that_the_model_lacks_is_named(where: Places) -> None:
+    artifact = planned_engine(tiny(), where).artifact
+    with pytest.raises(BuildError, match=r"has token 2 \('<\|turn\|>'\), and the model's vocabulary is 0 \.\. 1"):
+        opening_of(artifact, 2)
+
+
+@pytest.mark.parametrize("bos", [300, None])
+def test_without_a_template_a_pass_begins_with_a_token_that_the_model_has(
+    bos: int | None, where: Places, tmp_path: Path
+) -> None:
+    shutil.copytree(planned_engine(tiny(), where).artifact.folder, tmp_path / "engine")
+    artifact = replace(planned_engine(tiny(), where).artifact, folder=tmp_path / "engine")
+    (artifact.tokenizer_dir / "chat_template.jinja").unlink()
+    config = json.loads((artifact.engine_dir / "config.json").read_text(encoding="utf-8"))
+    (artifact.engine_dir / "config.json").write_text(json.dumps({**config, "bos_token_id": bos}), encoding="utf-8")
+    assert opening_of(artifact, 300).tolist() == [0]
