@@ -40,7 +40,7 @@ from pipeline.engine.artifact import STAGES
 from pipeline.engine.fingerprint import digest_of
 from pipeline.errors import ConfigError
 
-_FORMAT = 1
+_FORMAT = 2
 _NOT_FETCHED = "known once the checkpoint is fetched"
 
 
@@ -179,14 +179,14 @@ def _conversion_stage(context: BuildContext, stages: Path, content: str, in_dock
 
 def _expected_checkpoint(context: BuildContext) -> dict[str, Any]:
     """Required values of the converted config.json. Calibrated formats may add keys to `quantization`."""
-    shape = context.known_shape
-    ranks = context.model.parallelism
+    shape, ranks, context_ranks = context.known_shape, context.model.parallelism, context.trt.context_parallel
+    mapping = {"world_size": context.world_size, "tp_size": ranks.tensor, "pp_size": ranks.pipeline}
     return {
         "dtype": context.resolved.dtype,
         "hidden_size": shape.hidden_size,
         "num_hidden_layers": shape.num_layers,
         "num_attention_heads": shape.num_attention_heads,
-        "mapping": {"world_size": context.world_size, "tp_size": ranks.tensor, "pp_size": ranks.pipeline},
+        "mapping": mapping if context_ranks == 1 else {**mapping, "cp_size": context_ranks},
         "quantization": {
             "quant_algo": QUANT_ALGOS[context.trt.quantization],
             "kv_cache_quant_algo": KV_QUANT_ALGOS[context.trt.kv_cache_dtype],

@@ -18,8 +18,9 @@ def checkpoint_differences(folder: Path, expected: Mapping[str, Any]) -> list[st
     """Differences of a converted checkpoint from `expected` (keys of its config.json), and its missing rank files."""
     config = {"rotary_base": _DEFAULT_ROTARY_BASE, **_read(folder / "config.json")}
     found = list(_differences(expected, config, ""))
-    ranks = int(expected.get("mapping", {}).get("world_size", 1))
-    return found + _missing(folder, [f"rank{rank}.safetensors" for rank in range(ranks)])
+    mapping = expected.get("mapping", {})
+    files = int(mapping.get("tp_size", 1)) * int(mapping.get("pp_size", 1))  # context-parallel ranks share them
+    return found + _missing(folder, [f"rank{rank}.safetensors" for rank in range(files)])
 
 
 def engine_differences(folder: Path, expected: Mapping[str, Any], world_size: int) -> list[str]:

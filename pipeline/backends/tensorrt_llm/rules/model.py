@@ -67,6 +67,9 @@ def ranks_divide_the_model(context: BuildContext) -> Iterator[Fault]:
     if 0 in asked or product not in (None, ranks.tensor) or any(size and ranks.tensor % size for size in asked):
         reason = f"its product with moe_tensor_parallel must be model.parallelism.tensor = {ranks.tensor}"
         yield wrong(setting("moe_expert_parallel"), trt.moe_expert_parallel, reason)
+    if trt.moe_expert_parallel > 1 and trt.context_parallel > 1:
+        reason = f"TensorRT-LLM takes it only without tensorrt_llm.context_parallel (found {trt.context_parallel})"
+        yield wrong(setting("moe_expert_parallel"), trt.moe_expert_parallel, reason, "Change one of the two.")
     if trt.moe_expert_parallel > 1 and method_of(context) in ("quantize", "quantize.py"):
         reason = f"calibration for tensorrt_llm.quantization = '{trt.quantization}' takes no expert parallelism"
         yield wrong(setting("moe_expert_parallel"), trt.moe_expert_parallel, reason, "Set it to 1 or -1.")
@@ -91,15 +94,24 @@ def converter_can_do_it(context: BuildContext) -> Iterator[Fault]:
             "that brings none.",
         )
     model_class = release_data.release().model_map.get(name)
-    if model_class == "GrokForCausalLM" and context.trt.quantization != "none":
-        reason = f"the converter of {name} does not support quantization"
-        yield wrong(setting("quantization"), context.trt.quantization, reason, "Use 'none'.")
+    formats = (
+        ("quantization", context.trt.quantization, "none"),
+        ("kv_cache_dtype", context.trt.kv_cache_dtype, "auto"),
+    )
+    for key, found, plain in formats:
+        if model_class == "GrokForCausalLM" and found != plain:
+            yield wrong(
+                setting(key), found, f"the converter of {name} does not support quantization", f"Use {plain!r}."
+            )
     if method_of(context) != "convert_checkpoint.py" or model_class is None:
         return
     family = release_data.release().family(name)
     if family is None:
         yield wrong(_ARCHITECTURE, name, "neither class nor script converts it", "Use another.")
         return
+    if context.trt.kv_cache_dtype == "int8" and context.trt.context_parallel > 1:
+        reason = "the conversion scripts calibrate without context parallelism only"
+        yield wrong(setting("context_parallel"), context.trt.context_parallel, reason, "Use 1.")
     known = known_script_flags(family)
     for need in needs_of_script(context):
         if need.option not in known:

@@ -28,15 +28,16 @@ class Model:
     def from_hugging_face(cls, hf_model_or_dir, dtype="auto", mapping=None, quant_config=None, **kwargs):
         assert not kwargs
         model = cls()
-        model.rank = mapping["rank"]
+        model.config = types.SimpleNamespace(mapping=mapping)
         cls.log.append(("load", hf_model_or_dir, dtype, mapping, quant_config))
         return model
 
     def save_checkpoint(self, output_dir, save_config=True):
-        (Path(output_dir) / f"rank{self.rank}.safetensors").write_bytes(b"")  # makes no folder
+        mapping = self.config.mapping
+        (Path(output_dir) / f"rank{mapping.rank}.safetensors").write_bytes(b"")  # makes no folder
         if save_config:
-            (Path(output_dir) / "config.json").write_text("{}")
-        self.log.append(("save", self.rank, save_config))
+            (Path(output_dir) / "config.json").write_text(json.dumps({"mapping": vars(mapping)}))
+        self.log.append(("save", mapping.rank, save_config))
 
     @classmethod
     def quantize(
@@ -47,9 +48,14 @@ class Model:
         cls.log.append(("quantize", hf_model_dir, dtype, mapping, quant_config, calib_dataset, calib_batches))
 
 
-def mapping(world_size=1, rank=0, gpus_per_node=8, *, cp_size=1, tp_size=1, pp_size=1, moe_tp_size=-1, moe_ep_size=-1):
-    assert world_size == tp_size * pp_size * cp_size
-    return {"world_size": world_size, "rank": rank, "tp_size": tp_size, "pp_size": pp_size}
+class Mapping:
+    def __init__(
+        self, world_size=1, rank=0, gpus_per_node=8, *, cp_size=1, tp_size=1, pp_size=1, moe_tp_size=-1, moe_ep_size=-1
+    ):
+        assert world_size == tp_size * pp_size * cp_size
+        self.world_size, self.rank = world_size, rank
+        self.tp_size, self.pp_size, self.cp_size = tp_size, pp_size, cp_size
+        self.attn_tp_size, self.attn_cp_size = tp_size * cp_size, 1
 
 
 @pytest.fixture
@@ -61,7 +67,7 @@ def tensorrt_llm(monkeypatch):
     modules = {
         "tensorrt_llm": {},
         "tensorrt_llm.models": {"LLaMAForCausalLM": Model, "QWenForCausalLM": Model},
-        "tensorrt_llm.mapping": {"Mapping": mapping},
+        "tensorrt_llm.mapping": {"Mapping": Mapping},
         "tensorrt_llm.models.modeling_utils": {"QuantConfig": lambda **fields: fields},
         "tensorrt_llm.quantization": {},
         "tensorrt_llm.quantization.mode": {"QuantAlgo": algos},
@@ -85,13 +91,23 @@ def call_of(tmp_path: Path, *overrides: str) -> dict:
 def test_each_rank_is_loaded_and_saved_and_only_the_first_writes_the_config(tmp_path, tensorrt_llm):
     convert(call_of(tmp_path, "model.parallelism.tensor=2", ".quantization=int8_wo", ".speculation=none"))
     loads = [entry for entry in Model.log if entry[0] == "load"]
-    assert [entry[3]["rank"] for entry in loads] == [0, 1]
+    assert [entry[3].rank for entry in loads] == [0, 1]
     assert all(entry[1:3] == (str(tmp_path / "source"), "float16") for entry in loads)
     assert loads[0][4] == {"quant_algo": tensorrt_llm.W8A16}
     assert [entry for entry in Model.log if entry[0] == "save"] == [("save", 0, True), ("save", 1, False)]
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         "config.json", "rank0.safetensors", "rank1.safetensors",
     }  # fmt: skip
+
+
+def test_context_parallel_ranks_share_a_file(tmp_path, tensorrt_llm):
+    """The builder takes the file of rank // cp_size."""
+    convert(call_of(tmp_path, "model.parallelism.tensor=2", ".context_parallel=2", ".speculation=none"))
+    loads = [entry[3] for entry in Model.log if entry[0] == "load"]
+    assert [(mapping.rank, mapping.tp_size) for mapping in loads] == [(0, 2), (1, 2)]
+    written = json.loads((tmp_path / "out" / "config.json").read_text())["mapping"]
+    assert (written["world_size"], written["tp_size"], written["cp_size"], written["attn_tp_size"]) == (4, 2, 2, -1)
+    assert sorted(path.name for path in (tmp_path / "out").glob("rank*")) == ["rank0.safetensors", "rank1.safetensors"]
 
 
 def test_plain_weights_get_no_quant_config(tmp_path, tensorrt_llm):

@@ -120,8 +120,9 @@ def test_each_rank_has_its_file_and_no_mapping_means_one_rank(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "rank0.safetensors").touch()
     assert checkpoint_differences(tmp_path, {}) == []
-    (tmp_path / "config.json").write_text('{"mapping": {"world_size": 2}}')
-    assert checkpoint_differences(tmp_path, {"mapping": {"world_size": 2}}) == ["no rank1.safetensors"]
+    mapping = {"mapping": {"world_size": 4, "tp_size": 2, "cp_size": 2}}
+    (tmp_path / "config.json").write_text(json.dumps(mapping))
+    assert checkpoint_differences(tmp_path, mapping) == ["no rank1.safetensors"]
 
 
 @pytest.mark.parametrize(("expected", "found"), [(1, True), (0, False), (True, 1), (False, 0)])
