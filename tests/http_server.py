@@ -30,7 +30,7 @@ class Handler(BaseHTTPRequestHandler):
 def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[int]:
     """Port of a server on this machine for the length of a block."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)  # shut down within 10 ms
     thread.start()
     try:
         yield server.server_port

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from pipeline.gateway import http_app
 from pipeline.gateway.spec import TRITON_KEY_HEADER
 from pipeline.gateway.tenants import Tenants
 from pipeline.gateway.upstream import Unreachable
@@ -213,7 +214,9 @@ def test_an_error_in_a_stream_that_has_begun_is_its_last_event(last, sentence):
     assert sentence in json.loads(answer.content.removeprefix(first).removeprefix(b"data: "))["error"]
 
 
-def test_a_server_that_is_not_there_is_503_with_retry_after():
+def test_a_server_that_is_not_there_is_503_with_retry_after(monkeypatch):
+    monkeypatch.setattr(http_app, "_PATIENCE_S", 0.0)
+
     def refuse(request: httpx.Request) -> httpx.Response:
         raise Unreachable("refused")
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from pipeline.triton_models.spans import (
     trace_variables,
     tracer_of,
 )
+from tests.http_server import serving
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 SAMPLED = f"00-{TRACE}-{SPAN}-01"
@@ -47,11 +47,8 @@ class Collector(BaseHTTPRequestHandler):
 @pytest.fixture
 def tracer() -> Iterator[Tracer]:
     Collector.bodies = []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Collector)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield Tracer(f"http://127.0.0.1:{server.server_port}/v1/traces", "lookahead-bls")
-    server.shutdown()
-    server.server_close()
+    with serving(Collector) as port:
+        yield Tracer(f"http://127.0.0.1:{port}/v1/traces", "lookahead-bls")
 
 
 def sent_spans(tracer: Tracer) -> list[dict[str, Any]]:
