@@ -19,6 +19,7 @@ from pipeline.bench.report.manifest import manifest_of
 from pipeline.bench.report.results import BenchResults, ConcurrencyRow, RequestRecord
 from pipeline.bench.report.summary import summarize
 from pipeline.config.places import places
+from pipeline.config.schema import ResolvedConfig
 from pipeline.decoding.cost import CostPoint
 from pipeline.engine.artifact import Artifact
 from pipeline.engine.backend import backend_of
@@ -50,11 +51,9 @@ class Progress:
     on_note: Callable[[str], None] = lambda text: None
 
 
-def check_plan(
-    artifact: Artifact, tokenizer: Tokenizer, rows: Sequence[WorkloadRow], plan: BenchPlan, options: MeasureOptions
-) -> None:
-    """Raise UserError for a plan that would fail later or give misleading results."""
-    most = artifact.resolved.profile.engine.max_batch_size
+def check_plan(resolved: ResolvedConfig, rows: Sequence[WorkloadRow], plan: BenchPlan, options: MeasureOptions) -> None:
+    """Raise UserError for a plan that would fail later or give misleading results. Needs no engine."""
+    most = resolved.profile.engine.max_batch_size
     too_many = [level for level in plan.concurrency if level > most]
     if too_many:
         raise UserError(
@@ -67,7 +66,7 @@ def check_plan(
     if unknown := [name for name in plan.baselines if name not in all_baselines]:
         raise UserError(f"There is no baseline {unknown[0]!r}; --baselines takes {', '.join(all_baselines)}.")
     if set(plan.baselines) & set(LLAMA_CPP_BASELINES):
-        check_llama_cpp(artifact.resolved.model)
+        check_llama_cpp(resolved.model)
     if plan.url is not None and (plan.concurrency or plan.cost_curve):
         option = "--concurrency" if plan.concurrency else "--cost-curve"
         raise UserError(
@@ -75,8 +74,6 @@ def check_plan(
         )
     if options.turns == "all":
         _check_turn_ids(rows)
-    longest = min(traits.longest_prompt for traits in _targets(artifact, plan))
-    check_lengths(tokenizer, rows, longest, options)
 
 
 def _check_turn_ids(rows: Sequence[WorkloadRow]) -> None:
@@ -112,9 +109,14 @@ def _check_row(tokenizer: Tokenizer, row: WorkloadRow, longest: int, options: Me
         messages.append("")
 
 
-def _targets(artifact: Artifact, plan: BenchPlan) -> list[TargetTraits]:
+def longest_prompt(resolved: ResolvedConfig, plan: BenchPlan) -> int:
+    """Maximum number of prompt tokens that all models for the strategies take."""
+    return min(traits.longest_prompt for traits in _targets(resolved, plan))
+
+
+def _targets(resolved: ResolvedConfig, plan: BenchPlan) -> list[TargetTraits]:
     """The served models for the strategies."""
-    targets = backend_of(artifact.resolved.backend).traits(artifact.resolved)
+    targets = backend_of(resolved.backend).traits(resolved)
     wanted = set(plan.strategies)
     return [traits for traits in targets if "auto" in wanted or traits.strategies & wanted] or [*targets]
 
@@ -133,9 +135,9 @@ def run_bench(
     options: MeasureOptions,
     progress: Progress,
 ) -> BenchResults:
-    """Measure a plan and return the results. A cost curve is also stored beside the artifact. Raises UserError as
-    `check_plan`."""
-    check_plan(artifact, tokenizer, rows, plan, options)
+    """Measure a plan that `check_plan` accepts and return the results. A cost curve is also stored beside the artifact.
+    Raises UserError for a prompt that is too long."""
+    check_lengths(tokenizer, rows, longest_prompt(artifact.resolved, plan), options)
     load, num_cpus = os.getloadavg()[0], os.cpu_count() or 1
     if load > num_cpus / 2:
         progress.on_note(f"this machine is busy (load average {load:.1f} on {num_cpus} CPUs): speeds will scatter")
@@ -203,7 +205,7 @@ def _measure(
 ) -> list[RequestRecord]:
     resolved = artifact.resolved
     quantization = resolved.profile.engine.quantization
-    max_seq_len = min(traits.max_seq_len for traits in _targets(artifact, plan))
+    max_seq_len = min(traits.max_seq_len for traits in _targets(resolved, plan))
     transformers = [name for name in plan.baselines if name in BASELINES]
     contenders += load_baselines(
         transformers, artifact.engine_dir, resolved.dtype, resolved.device, max_seq_len, quantization

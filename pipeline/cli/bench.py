@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
@@ -105,7 +106,7 @@ def bench(
     json_path: Annotated[Path | None, typer.Option("--json", help="File for all measurements, as JSON.")] = None,
 ) -> None:
     """Measure strategies against plain decoding, interleaved in one process, and check every output."""
-    from pipeline.bench.bench import BenchPlan
+    from pipeline.bench.bench import BenchPlan, check_plan
     from pipeline.bench.contenders.in_process import choose_strategies, codec_of
     from pipeline.bench.data.workload import DEFAULT_PROMPTS, load_workload
     from pipeline.bench.measure import MeasureOptions
@@ -120,10 +121,10 @@ def bench(
     check_url(url, allow_remote)
     resolved = resolve(model, profile, overrides)
     names = None if strategies is None else words("--strategies", strategies)
+    sampling = SamplingParams(temperature=temperature, seed=seed)
     if grammar:
         if url is not None:
             raise UserError("--grammar measures in process; leave out --url.")
-        sampling = SamplingParams(temperature=temperature, seed=seed)
         options = MeasureOptions(max_new_tokens, sampling=sampling, warmth=cast(Literal["cold", "warm"], warm))
         chosen = choose_strategies(resolved.profile, ["hybrid"] if names is None else names)
         bench_schemas(built_artifact(resolved), data, chosen, limit, options, json_path)
@@ -134,19 +135,19 @@ def bench(
     one_of("--turns", turns, ("first", "all"))
     levels = numbers("--concurrency", concurrency, MOST_REQUESTS) if concurrency else []
     chosen = choose_strategies(resolved.profile, names)
-    artifact = built_artifact(resolved)
-    codec = codec_of(artifact)
     options = MeasureOptions(
         max_new_tokens=max_new_tokens,
-        end_ids=codec.end_ids,
-        sampling=SamplingParams(temperature=temperature, seed=seed),
+        sampling=sampling,
         warmth=cast(Literal["cold", "warm"], warm),
         repeats=repeats,
         turns=cast(Literal["first", "all"], turns),
-        raw=raw or not artifact.resolved.model.chat_template,
     )
     others = words("--baselines", baselines) if baselines else []
     plan = BenchPlan(tuple(chosen), tuple(others), tuple(levels), cost_curve, url)
+    check_plan(resolved, rows, plan, options)
+    artifact = built_artifact(resolved)
+    codec = codec_of(artifact)
+    options = replace(options, end_ids=codec.end_ids, raw=raw or not artifact.resolved.model.chat_template)
     results = _measure(artifact, codec.tokenizer, rows, plan, options)
     if json_path is not None:
         save_json(json_path, results)
@@ -273,6 +274,8 @@ def report(
     from pipeline.bench.report.results import load_results, require_other, save_text
 
     loaded = load_results(results)
+    if html is not None and markdown is not None and html.resolve() == markdown.resolve():
+        raise UserError(f"--html and --markdown are both {html}. Name two files.")
     for path in filter(None, (html, markdown)):
         require_other(path, results)
     if html is not None:

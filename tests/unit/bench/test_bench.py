@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from pipeline.bench.bench import BenchPlan, check_plan, num_requests
+from pipeline.bench.bench import BenchPlan, check_lengths, check_plan, longest_prompt, num_requests
 from pipeline.bench.data.workload import WorkloadRow
 from pipeline.bench.measure import MeasureOptions
 from pipeline.config.resolution import resolve_config
-from pipeline.engine.artifact import Artifact
 from pipeline.errors import UserError
 from tests.unit.bench.data.test_workload import FakeTokenizer
 
@@ -21,9 +18,9 @@ LONGEST = 255
 def check(*rows: WorkloadRow, turns: str = "first", strategies: tuple[str, ...] = ("none", "trie")) -> None:
     overrides = ("backend=torch", "device=cpu", "engine.max_seq_len=256")
     resolved = resolve_config("tiny-random-llama", "latency", overrides)
-    artifact = Artifact(Path("engine"), manifest=None, resolved=resolved)  # type: ignore[arg-type]
-    options = MeasureOptions(turns=turns, raw=True)  # type: ignore[arg-type]
-    check_plan(artifact, FakeTokenizer(), rows, BenchPlan(strategies), options)
+    plan, options = BenchPlan(strategies), MeasureOptions(turns=turns, raw=True)  # type: ignore[arg-type]
+    check_plan(resolved, rows, plan, options)
+    check_lengths(FakeTokenizer(), rows, longest_prompt(resolved, plan), options)
 
 
 @pytest.mark.parametrize("strategies", [("none",), ("none", "auto")])

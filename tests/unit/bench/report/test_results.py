@@ -82,6 +82,15 @@ def test_bench_and_report_do_not_write_over_their_input(tmp_path: Path, capsys: 
         assert path.read_bytes() == before
 
 
+def test_a_report_does_not_write_two_formats_into_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_json(tmp_path / "results.json", results())
+    with pytest.raises(SystemExit) as caught:
+        main(["report", str(tmp_path / "results.json"), "--html", f"{tmp_path}/a", "--markdown", f"{tmp_path}/./a"])
+    assert caught.value.code == 2
+    assert "Name two files" in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "a").exists()
+
+
 def test_a_report_takes_any_path_of_a_plot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     requests = [record("none"), record("trie", seconds=0.5)]
