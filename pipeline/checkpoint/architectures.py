@@ -92,7 +92,6 @@ MOVING_ROPE = ("dynamic", "longrope", "su")
 # GGUF names of architectures. Mistral files have the name "llama".
 GGUF_ARCHITECTURES = {
     "llama": ("LlamaForCausalLM", "MistralForCausalLM"),
-    "mistral": ("MistralForCausalLM",),
     "qwen2": ("Qwen2ForCausalLM",),
     "qwen3": ("Qwen3ForCausalLM",),
 }

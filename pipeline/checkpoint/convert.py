@@ -35,7 +35,7 @@ def load_weights(checkpoint: Checkpoint, config: PretrainedConfig, dtype: Dtype)
     import torch
     import transformers
 
-    where = str(checkpoint.folder)
+    where = str(checkpoint.folder / (checkpoint.gguf_file or ""))
     # Suppress its table of missing tensors, because the errors below report them. A level of that logger makes it list
     # layers without tensor parallelism, too.
     for name in ("modeling_utils", "distributed.tensor_parallel"):
@@ -57,18 +57,18 @@ def load_weights(checkpoint: Checkpoint, config: PretrainedConfig, dtype: Dtype)
     except loading_errors() as error:
         raise CheckpointError(f"{where} cannot be loaded as {checkpoint.architecture}: {reason(error)}.") from error
     other_shapes = [
-        f"{name} ({list(found)} in the file, {list(wanted)} by config.json)"
+        f"{name} ({list(found)} in the file, {list(wanted)} by its config)"
         for name, found, wanted in sorted(report["mismatched_keys"])
     ]
     if wrong := sorted(report["missing_keys"]) or other_shapes:
         raise CheckpointError(
             f"{where} lacks tensors of {checkpoint.architecture}, or has them in another shape: {_some(wrong)}. "
-            "Correct config.json, or fetch the checkpoint again."
+            "Fetch the checkpoint again, or correct its config."
         )
     if unknown := sorted(key for key in report["unexpected_keys"] if not _SAVED_MASKS.search(key)):
         raise CheckpointError(
-            f"{where} holds tensors that are not part of a {checkpoint.architecture} with its config.json: "
-            f"{_some(unknown)}. Correct config.json, or fetch the checkpoint again."
+            f"{where} holds tensors that are not part of a {checkpoint.architecture} with its config: "
+            f"{_some(unknown)}. Fetch the checkpoint again, or correct its config."
         )
     if checkpoint.gguf_file is not None:
         _check_gguf_weights(checkpoint, model)

@@ -124,7 +124,9 @@ def _weight_files(folder: Path) -> tuple[Path, ...]:
         raise CheckpointError(
             f"{folder} has pickled PyTorch weights, which are not supported. Convert them to safetensors."
         )
-    raise CheckpointError(f"{folder} has no weights: neither model.safetensors nor {_INDEX}.")
+    others = ", ".join(sorted(path.name for path in folder.glob("*.safetensors")))
+    found = f"; it has {others}" if others else ""
+    raise CheckpointError(f"{folder} has no weights: neither model.safetensors nor {_INDEX}{found}. Fetch it again.")
 
 
 def _is_shard(name: object) -> bool:

@@ -17,7 +17,6 @@ _REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 # without a sliding window.
 _GGUF_CLASSES = {
     "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
@@ -59,8 +58,8 @@ def draft_from_gguf(path: Path) -> Draft:
     }
     if setting(f"{architecture}.attention.sliding_window"):
         data["architecture"] = "MistralForCausalLM"
-    if context := setting(f"{architecture}.context_length"):
-        data["max_position_embeddings"] = int(context)
+    if isinstance(context := setting(f"{architecture}.context_length"), int) and context > 0:
+        data["max_position_embeddings"] = context
     origins: dict[KeyPath, str] = {(): shown(path)}
     return Draft(data, origins)
 

@@ -34,7 +34,9 @@ def draft_from_checkpoint_folder(folder: Path) -> Draft:
             "(`merge_and_unload` of peft), save the result, and use that folder."
         )
     if not config_path.exists():
-        raise ConfigError(f"{shown(folder)} is not a checkpoint: it has no config.json.")
+        found = sorted(folder.glob("*.gguf"))
+        remedy = f" Name its GGUF file instead: {shown(found[0])}." if found else ""
+        raise ConfigError(f"{shown(folder)} is not a checkpoint: it has no config.json.{remedy}")
     config = json_object(config_path, ConfigError)
     data: dict[str, Any] = {
         "name": model_name(folder.resolve().name),

@@ -54,8 +54,9 @@ def check(resolved: ResolvedConfig) -> None:
 def check_config(resolved: ResolvedConfig, folder: Path, gguf_file: str | None = None) -> PretrainedConfig:
     """Read the transformers config in a folder. Raises CheckpointError if the torch engine does not support it."""
     config = read_config(folder, resolved.model.architecture, gguf_file)
-    check_model_config(config, str(folder))
-    check_positions(config, resolved.model.max_position_embeddings, str(folder))
+    where = str(folder / (gguf_file or ""))
+    check_model_config(config, where)
+    check_positions(config, resolved.model.max_position_embeddings, where)
     return config
 
 

@@ -124,6 +124,10 @@ def spoil_other_architecture(folder: Path) -> None:
         ),
         (spoil_other_architecture, "the model config says 'LlamaForCausalLM'"),
         (lambda folder: (folder / "model.safetensors").unlink(), "has no weights"),
+        (
+            lambda folder: (folder / "model.safetensors").rename(folder / "consolidated.safetensors"),
+            "neither model.safetensors nor model.safetensors.index.json; it has consolidated.safetensors. Fetch",
+        ),
         (lambda folder: (folder / "config.json").unlink(), "is not a checkpoint: it has no config.json"),
         (lambda folder: (folder / "tokenizer.json").unlink(), "has no tokenizer"),
         (lambda folder: shutil.rmtree(folder), "There is no checkpoint folder"),

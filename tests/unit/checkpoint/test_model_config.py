@@ -175,7 +175,7 @@ def test_fewer_layers_in_the_config_than_in_the_file_are_refused(llama: Path) ->
 def test_tensors_of_another_shape_are_named(llama: Path) -> None:
     change_tensors(llama, lambda tensors: tensors.update({"model.norm.weight": torch.ones(31)}))
     with pytest.raises(
-        CheckpointError, match=r"shape: model\.norm\.weight \(\[31\] in the file, \[32\] by config\.json\)"
+        CheckpointError, match=r"shape: model\.norm\.weight \(\[31\] in the file, \[32\] by its config\)"
     ):
         loaded(llama)
 

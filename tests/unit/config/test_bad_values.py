@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+from gguf import GGUFWriter
 
 from pipeline.config.resolution import resolve_config
 from pipeline.config.yaml_text import parse_yaml
@@ -79,25 +82,28 @@ def test_a_profile_is_fitted_to_a_model_of_short_context(
         resolve_config(str(folder), profile, ("engine.max_seq_len=4096",), where=SHIPPED, hardware=CPU)
 
 
-def test_a_gguf_file_serves_as_model(tmp_path: Path) -> None:
-    import numpy as np
-    from gguf import GGUFWriter
-
-    path = tmp_path / "My Model.Q8.gguf"
+def gguf_file(path: Path, set_context: Callable[[GGUFWriter], object]) -> Path:
     writer = GGUFWriter(path, "qwen2")
-    writer.add_context_length(1024)
+    set_context(writer)
     writer.add_chat_template("{{ messages }}")
     writer.add_tensor("token_embd.weight", np.zeros((8, 4), np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    return path
+
+
+def test_a_gguf_file_serves_as_model(tmp_path: Path) -> None:
+    path = gguf_file(tmp_path / "My Model.Q8.gguf", lambda writer: writer.add_context_length(1024))
     resolved = resolve_config(str(path), "latency", where=SHIPPED, hardware=CPU)
     model = resolved.model
     assert (model.name, model.architecture, model.num_parameters) == ("my-model.q8", "Qwen2ForCausalLM", 32)
     assert (model.chat_template, resolved.profile.engine.max_seq_len) == (True, 1024)
     path.write_bytes(b"GGUF")
     assert "is incomplete or is damaged" in faults_of(model=str(path))
+    gguf_file(path, lambda writer: writer.add_string("qwen2.context_length", "long"))
+    assert "model.max_position_embeddings: is missing" in faults_of(model=str(path))
 
 
 def test_a_repository_of_the_hub_serves_as_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,3 +20,5 @@ def test_a_checkpoint_folder_serves_as_model(tmp_path: Path) -> None:
     assert model.chat_template is False
     (folder / "config.json").unlink()
     assert "is not a checkpoint: it has no config.json" in faults_of(model=str(folder))
+    (folder / "a.Q8.gguf").touch()
+    assert "it has no config.json. Name its GGUF file instead: " in faults_of(model=str(folder))
