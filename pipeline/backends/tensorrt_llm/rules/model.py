@@ -45,15 +45,17 @@ def shape_is_known(context: BuildContext) -> Iterator[Fault]:
 
 
 def ranks_divide_the_model(context: BuildContext) -> Iterator[Fault]:
-    """All tensor-parallel ranks get the same number of heads. Experts are split over the tensor-parallel ranks.
-    Calibration does not support expert parallelism."""
+    """All tensor-parallel ranks get the same number of heads and of columns of the MLP. Experts are split over the
+    tensor-parallel ranks. Calibration does not support expert parallelism."""
     ranks, shape, trt = context.model.parallelism, context.shape, context.trt
-    if shape is not None and not _divides(shape, ranks.tensor):
-        heads = f"{shape.num_attention_heads} attention heads"
+    if shape is not None and not _divides(context, shape, ranks.tensor):
+        parts = [f"{shape.num_attention_heads} attention heads"]
         if shape.num_key_value_heads != shape.num_attention_heads:
-            heads += f" and {shape.num_key_value_heads} key/value heads"
-        fitting = [size for size in range(1, _MOST_RANKS + 1) if _divides(shape, size)]
-        reason = f"it does not divide the {heads} of {context.model.name}"
+            parts.append(f"{shape.num_key_value_heads} key/value heads")
+        if "moe" not in context.traits:
+            parts.append(f"intermediate_size {shape.intermediate_size}")
+        fitting = [size for size in range(1, _MOST_RANKS + 1) if _divides(context, shape, size)]
+        reason = f"it does not divide the {' and '.join(parts)} of {context.model.name}"
         yield wrong("model.parallelism.tensor", ranks.tensor, reason, f"Use {one_of(fitting)}.")
     if shape is not None and ranks.pipeline > shape.num_layers:
         reason = f"{context.model.name} has only {shape.num_layers} layers"
@@ -75,10 +77,12 @@ def ranks_divide_the_model(context: BuildContext) -> Iterator[Fault]:
         yield wrong(setting("moe_expert_parallel"), trt.moe_expert_parallel, reason, "Set it to 1 or -1.")
 
 
-def _divides(shape: ModelShape, ranks: int) -> bool:
-    """Whether all ranks get the same number of heads. A key/value head may be copied to several ranks."""
-    kv_heads = shape.num_key_value_heads
-    return shape.num_attention_heads % ranks == 0 and (kv_heads % ranks == 0 or ranks % kv_heads == 0)
+def _divides(context: BuildContext, shape: ModelShape, ranks: int) -> bool:
+    """Whether all ranks get the same number of heads and of columns of the MLP. A key/value head may be copied to
+    several ranks."""
+    kv_heads, columns = shape.num_key_value_heads, 0 if "moe" in context.traits else shape.intermediate_size
+    even_heads = shape.num_attention_heads % ranks == 0 and (kv_heads % ranks == 0 or ranks % kv_heads == 0)
+    return even_heads and columns % ranks == 0
 
 
 def converter_can_do_it(context: BuildContext) -> Iterator[Fault]:
