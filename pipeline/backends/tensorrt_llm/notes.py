@@ -52,7 +52,8 @@ def notes_of(context: BuildContext) -> Iterator[str]:
 
 def _of_calibration(context: BuildContext, texts: Path) -> Iterator[str]:
     if method_of(context) != "convert_checkpoint.py":
-        yield f"Calibration reads column 'text' of split 'train' in {texts}."
+        column = "article" if "cnn_dailymail" in str(texts) else "text"
+        yield f"Calibration reads column '{column}' of split 'train' in {texts}."
     elif not any(word in str(texts) for word in ("cnn_dailymail", "lambada")):
         yield (
             f"The conversion script finds no texts in {texts}: it recognises columns by the path, 'cnn_dailymail' "

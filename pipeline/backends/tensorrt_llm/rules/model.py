@@ -7,7 +7,12 @@ from pathlib import Path
 
 from pipeline.backends.tensorrt_llm import release_data
 from pipeline.backends.tensorrt_llm.build_context import BuildContext
-from pipeline.backends.tensorrt_llm.conversion import known_script_flags, method_of, needs_of_script
+from pipeline.backends.tensorrt_llm.conversion import (
+    calibration_folder,
+    known_script_flags,
+    method_of,
+    needs_of_script,
+)
 from pipeline.backends.tensorrt_llm.rules.problem import Rule, setting, wrong
 from pipeline.config.faults import Fault, did_you_mean, fault, one_of
 from pipeline.config.schema import GgufCheckpoint, LocalCheckpoint, ModelShape
@@ -107,7 +112,14 @@ def converter_can_do_it(context: BuildContext) -> Iterator[Fault]:
             yield wrong(
                 setting(key), found, f"the converter of {name} does not support quantization", f"Use {plain!r}."
             )
-    if method_of(context) != "convert_checkpoint.py" or model_class is None:
+    method, texts = method_of(context), context.trt.calib_dataset
+    is_known = texts == "pileval" or "cnn_dailymail" in texts or calibration_folder(context) is not None
+    if method in ("quantize", "quantize.py") and not is_known:
+        reason = f"TensorRT-LLM calibrates {name} with 'cnn_dailymail', 'pileval' or a folder, as './{texts}'"
+        yield wrong(
+            setting("calib_dataset"), texts, reason, "Use one of these.", "tensorrt_llm.calib_dataset=cnn_dailymail"
+        )
+    if method != "convert_checkpoint.py" or model_class is None:
         return
     family = release_data.release().family(name)
     if family is None:

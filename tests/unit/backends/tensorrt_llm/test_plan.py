@@ -257,6 +257,7 @@ def test_what_is_unusual_is_noted():
     assert "finds no texts in /my/data" in notes(".kv_cache_dtype=int8", ".calib_dataset=/my/data")
     assert "finds no texts" not in notes(".kv_cache_dtype=int8", ".calib_dataset=/my/lambada")
     assert "column 'text' of split 'train' in /my/data" in notes(".quantization=fp8", ".calib_dataset=/my/data")
+    assert "column 'article'" in notes(".quantization=fp8", ".calib_dataset=/my/cnn_dailymail")
 
 
 def test_fingerprints_of_artifacts_never_share_engines_of_other_sizes():
