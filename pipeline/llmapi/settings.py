@@ -6,12 +6,23 @@ automaton of newer releases, which drafts on the GPU, or the trie.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal
 
 from pydantic import Field
 
 from pipeline.backends.tensorrt_llm.build_context import build_context_of
-from pipeline.config.schema import Frozen, GgufCheckpoint, HubCheckpoint, LocalCheckpoint, ResolvedConfig, SourceConfig
+from pipeline.config.faults import fault, one_of, raise_faults
+from pipeline.config.places import expanded
+from pipeline.config.schema import (
+    Frozen,
+    GgufCheckpoint,
+    HubCheckpoint,
+    LocalCheckpoint,
+    ResolvedConfig,
+    SourceConfig,
+    TensorRTLLMConfig,
+)
 from pipeline.errors import ConfigError
 
 Method = Literal["auto", "suffix_automaton", "trie", "ngram", "none"]
@@ -65,11 +76,13 @@ def draft_settings(resolved: ResolvedConfig, method: Method) -> DraftSettings:
 
 
 def model_yaml(resolved: ResolvedConfig, settings: DraftSettings, decoupled: bool = False) -> dict[str, Any]:
-    """Content of model.yaml: keyword arguments of `LLM()`, and `triton_config`. decoupled: see `render_llmapi`."""
+    """Content of model.yaml: keyword arguments of `LLM()`, and `triton_config`. decoupled: see `render_llmapi`. Raises
+    ConfigError with all settings that the LLM API does not have."""
     profile, trt = resolved.profile, resolved.profile.tensorrt_llm
     ranks = resolved.model.parallelism
+    _refuse_engine_settings(profile.name, trt)
     arguments: dict[str, Any] = {
-        "model": checkpoint_name(resolved),
+        **checkpoint_arguments(resolved),
         "backend": "pytorch",
         "dtype": resolved.model.gpu_dtype,
         "tensor_parallel_size": ranks.tensor,
@@ -81,8 +94,13 @@ def model_yaml(resolved: ResolvedConfig, settings: DraftSettings, decoupled: boo
         "kv_cache_config": {
             "enable_block_reuse": build_context_of(resolved).kv_cache_reuse("none"),
             "free_gpu_memory_fraction": trt.kv_cache_free_gpu_mem_fraction,
+            "host_cache_size": trt.kv_cache_host_memory_bytes,
+            "dtype": trt.kv_cache_dtype,
+            "tokens_per_block": trt.tokens_per_block,
         },
     }
+    experts = {"moe_tensor_parallel_size": trt.moe_tensor_parallel, "moe_expert_parallel_size": trt.moe_expert_parallel}
+    arguments |= {name: ranks_of for name, ranks_of in experts.items() if ranks_of != -1}
     if settings.method != "none":
         # Drafts on the host need the tokens of the previous step. NVIDIA's tests disable it too.
         arguments["disable_overlap_scheduler"] = True
@@ -111,16 +129,39 @@ def suffix_automaton_arguments(settings: DraftSettings) -> dict[str, Any]:
     }
 
 
-def checkpoint_name(resolved: ResolvedConfig) -> str:
-    """Checkpoint argument of the LLM API: a folder, or a repository on the hub. Raises ConfigError for other
+def checkpoint_arguments(resolved: ResolvedConfig) -> dict[str, Any]:
+    """Arguments of the LLM API for the checkpoint: a folder, or a repository on the hub. Raises ConfigError for other
     sources."""
-    source = resolved.model.checkpoint
+    source, code = resolved.model.checkpoint, {"trust_remote_code": resolved.model.trust_remote_code}
     if isinstance(source, LocalCheckpoint):
-        return source.path
+        return {"model": str(expanded(source.path).absolute()), **code}
     if isinstance(source, HubCheckpoint):
-        return source.repo_id
+        return {"model": source.repo_id, "revision": source.revision, **code}
     kind = "a GGUF file" if isinstance(source, GgufCheckpoint) else f"source '{source.source}'"
     raise ConfigError(
         f"model {resolved.model.name}: model.checkpoint is {kind}, which the LLM API does not read. Use a checkpoint "
         "folder or a model of the hub."
+    )
+
+
+def _refuse_engine_settings(profile: str, trt: TensorRTLLMConfig) -> None:
+    """Raise ConfigError with all settings that change an engine and that the LLM API cannot follow."""
+    checks = (
+        ("quantization", trt.quantization, ("none",), "it serves checkpoints in their own format"),
+        ("kv_cache_dtype", trt.kv_cache_dtype, ("auto", "fp8"), "it has no such KV cache"),
+        ("context_parallel", trt.context_parallel, (1,), "it has no context parallelism for drafts"),
+    )
+    raise_faults(
+        [
+            replace(
+                fault(
+                    f"tensorrt_llm.{name}",
+                    f"found {found!r}; --llmapi cannot use it: {reason}.",
+                    f"Use {one_of(right)}.",
+                ),
+                where=f"profile {profile}",
+            )
+            for name, found, right, reason in checks
+            if found not in right
+        ]
     )

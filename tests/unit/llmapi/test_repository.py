@@ -71,6 +71,36 @@ def test_values_come_from_model_and_profile(tmp_path):
     }
 
 
+def test_checkpoint_ranks_and_cache_are_those_of_the_config(tmp_path, monkeypatch):
+    overrides = (
+        'model.checkpoint={"source": "hub", "repo_id": "a/b", "revision": "abc"}', "model.trust_remote_code=true",
+        "model.parallelism.tensor=4", ".moe_expert_parallel=2", ".kv_cache_dtype=fp8",
+        ".kv_cache_host_memory_bytes=1024", ".tokens_per_block=64",
+    )  # fmt: skip
+    _, arguments, _ = rendered(tmp_path, "trie", trt_config("llama2-13b", "latency", *overrides))
+    found = {name: arguments[name] for name in ("model", "revision", "trust_remote_code", "moe_expert_parallel_size")}
+    assert found == {"model": "a/b", "revision": "abc", "trust_remote_code": True, "moe_expert_parallel_size": 2}
+    cache = arguments["kv_cache_config"]
+    assert (cache["dtype"], cache["host_cache_size"], cache["tokens_per_block"]) == ("fp8", 1024, 64)
+    assert "moe_tensor_parallel_size" not in arguments
+
+    monkeypatch.chdir(tmp_path)
+    folder = trt_config("llama2-13b", "latency", 'model.checkpoint={"source": "local", "path": "weights"}')
+    _, arguments, _ = rendered(tmp_path, "ngram", folder)
+    assert arguments["model"] == str(tmp_path / "weights")
+    assert "revision" not in arguments
+
+
+def test_settings_of_engines_only_are_refused_together(tmp_path):
+    overrides = (".quantization=fp8", ".kv_cache_dtype=int8", ".context_parallel=2")
+    with pytest.raises(ConfigError) as caught:
+        rendered(tmp_path, "trie", trt_config("llama2-13b", "latency", *overrides))
+    text = str(caught.value)
+    assert text.startswith("3 faults")
+    assert "tensorrt_llm.quantization: found 'fp8'; --llmapi cannot use it" in text
+    assert "Use 'auto' or 'fp8'." in text
+
+
 def test_what_cannot_be_served_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="which the LLM API does not read"):
         render_llmapi(trt_config("tiny-random-llama"), "trie", tmp_path / "a", SOURCE)
