@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from pipeline.checkpoint.checkpoint import Checkpoint
+from pipeline.checkpoint.disk import is_full
 from pipeline.checkpoint.gguf import num_weights
 from pipeline.checkpoint.local import tokenizer_files
 from pipeline.checkpoint.model_config import check_model, loading_errors, reason
@@ -100,6 +101,8 @@ def write_tokenizer(checkpoint: Checkpoint, folder: Path) -> None:
         )
         tokenizer.encode("a")  # some settings are read only here
     except Exception as error:  # the tokenizers library raises no other class
+        if is_full(error):
+            raise
         raise CheckpointError(
             f"The tokenizer of {where} cannot be read: {reason(error)}. Fetch its files again."
         ) from error

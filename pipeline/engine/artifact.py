@@ -13,6 +13,7 @@ Profiles with the same weights share them through hard links.
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -148,7 +149,8 @@ def build_lock(places: Places, model: str, on_wait: Callable[[str], None]) -> It
     """Hold the lock that permits one build per model at a time. on_wait: called if another build holds it."""
     locks = places.engines / LOCKS
     make_folder(locks)
-    with (locks / model).open("w") as file:
+    # Opened for reading, so that a finished engine in a read-only folder can be used.
+    with open(os.open(locks / model, os.O_RDONLY | os.O_CREAT, 0o644)) as file:
         if not try_lock(file):
             on_wait(f"another build of {model} is running; waiting for it")
             fcntl.flock(file, fcntl.LOCK_EX)

@@ -71,6 +71,14 @@ def test_other_weights_are_not_shared(built: Path, where: Places) -> None:
     assert build_engine(tiny("model.dtype=bfloat16", profile="balanced"), where).outcome == "built"
 
 
+def test_a_finished_engine_needs_no_right_to_write(built: Path, where: Places) -> None:
+    """Engines may lie on a read-only disk. A lock that was opened for writing would be empty afterwards."""
+    lock = where.engines / ".locks" / "tiny-random-llama"
+    lock.write_text("content")
+    assert build_engine(tiny(), where).outcome == "reused"
+    assert lock.read_text() == "content"
+
+
 def test_force_builds_again(built: Path, where: Places) -> None:
     assert build_engine(tiny(), where, force=True).outcome == "built"
 
