@@ -13,7 +13,7 @@ from pipeline.bench.contenders.contender import Contender
 from pipeline.bench.contenders.in_process import open_in_process
 from pipeline.bench.contenders.llama_cpp import LLAMA_CPP_BASELINES, check_llama_cpp, load_llama_cpp
 from pipeline.bench.contenders.remote import RemoteContender
-from pipeline.bench.data.workload import Prompt, Tokenizer, WorkloadRow, first_prompts, prompt_ids_of
+from pipeline.bench.data.workload import Prompt, WorkloadRow, first_prompts, prompt_ids_of
 from pipeline.bench.measure import MeasureOptions, measure, turn_id
 from pipeline.bench.report.manifest import manifest_of
 from pipeline.bench.report.results import BenchResults, ConcurrencyRow, RequestRecord
@@ -27,6 +27,7 @@ from pipeline.engine.cost_curve import cost_curve_path
 from pipeline.engine.torch.load import num_threads
 from pipeline.engine.traits import TargetTraits
 from pipeline.errors import UserError
+from pipeline.triton_models.text_codec import TextCodec
 from pipeline.tuning.planned_engine import measure_cost_curve
 
 
@@ -88,18 +89,18 @@ def _check_turn_ids(rows: Sequence[WorkloadRow]) -> None:
                 )
 
 
-def check_lengths(tokenizer: Tokenizer, rows: Iterable[WorkloadRow], longest: int, options: MeasureOptions) -> None:
+def check_lengths(codec: TextCodec, rows: Iterable[WorkloadRow], longest: int, options: MeasureOptions) -> None:
     """Raise UserError if a prompt has more than `longest` tokens. Later turns count without the answers, which are not
     known yet."""
     for row in rows:
-        _check_row(tokenizer, row, longest, options)
+        _check_row(codec, row, longest, options)
 
 
-def _check_row(tokenizer: Tokenizer, row: WorkloadRow, longest: int, options: MeasureOptions) -> None:
+def _check_row(codec: TextCodec, row: WorkloadRow, longest: int, options: MeasureOptions) -> None:
     messages: list[str] = []
     for number, turn in enumerate(row.turns if options.turns == "all" else row.turns[:1]):
         messages.append(turn)
-        num_tokens = len(prompt_ids_of(tokenizer, Prompt(tuple(messages), options.raw, row.system)))
+        num_tokens = len(prompt_ids_of(codec, Prompt(tuple(messages), options.raw, row.system)))
         if num_tokens > longest:
             which = f"turn {number + 1} of row {row.row_id!r}" if number else f"row {row.row_id!r}"
             raise UserError(
@@ -129,7 +130,7 @@ def num_requests(rows: Sequence[WorkloadRow], plan: BenchPlan, options: MeasureO
 
 def run_bench(
     artifact: Artifact,
-    tokenizer: Tokenizer,
+    codec: TextCodec,
     rows: Sequence[WorkloadRow],
     plan: BenchPlan,
     options: MeasureOptions,
@@ -137,7 +138,7 @@ def run_bench(
 ) -> BenchResults:
     """Measure a plan that `check_plan` accepts and return the results. A cost curve is also stored beside the artifact.
     Raises UserError for a prompt that is too long."""
-    check_lengths(tokenizer, rows, longest_prompt(artifact.resolved, plan), options)
+    check_lengths(codec, rows, longest_prompt(artifact.resolved, plan), options)
     load, num_cpus = os.getloadavg()[0], os.cpu_count() or 1
     if load > num_cpus / 2:
         progress.on_note(f"this machine is busy (load average {load:.1f} on {num_cpus} CPUs): speeds will scatter")
@@ -146,15 +147,15 @@ def run_bench(
     points: list[CostPoint] = []
     if plan.url is not None:
         remotes = [RemoteContender(strategy, plan.url) for strategy in plan.strategies]
-        records = _measure([*remotes], artifact, tokenizer, rows, plan, options, progress)
+        records = _measure([*remotes], artifact, codec, rows, plan, options, progress)
     else:
         points = _cost_curve(artifact, progress) if plan.cost_curve else []
         opened = open_in_process(artifact)
         ours = [opened.contender(strategy) for strategy in plan.strategies]
         if rows:
-            records = _measure([*ours], artifact, tokenizer, rows, plan, options, progress)
+            records = _measure([*ours], artifact, codec, rows, plan, options, progress)
         if rows and plan.concurrency:
-            prompts = first_prompts(tokenizer, rows, options.raw)
+            prompts = first_prompts(codec, rows, options.raw)
             concurrency = measure_concurrency(
                 ours,
                 prompts,
@@ -197,7 +198,7 @@ def config_of(artifact: Artifact, plan: BenchPlan, options: MeasureOptions) -> d
 def _measure(
     contenders: list[Contender],
     artifact: Artifact,
-    tokenizer: Tokenizer,
+    codec: TextCodec,
     rows: Sequence[WorkloadRow],
     plan: BenchPlan,
     options: MeasureOptions,
@@ -212,7 +213,7 @@ def _measure(
     )
     llama_cpp = [name for name in plan.baselines if name in LLAMA_CPP_BASELINES]
     contenders += load_llama_cpp(llama_cpp, resolved.model, places().cache, max_seq_len, num_threads())
-    return measure(contenders, rows, tokenizer, options, progress.on_record)
+    return measure(contenders, rows, codec, options, progress.on_record)
 
 
 def _cost_curve(artifact: Artifact, progress: Progress) -> list[CostPoint]:

@@ -99,7 +99,7 @@ def measure_schemas(
     contenders = [(opened.contender(strategy), guided) for strategy in strategies for guided in (False, True)]
     records: list[GrammarRecord] = []
     for index, row in enumerate(rows):
-        prompt_ids = prompt_ids_of(opened.tokenizer, Prompt((row.prompt,), options.raw, SYSTEM))
+        prompt_ids = prompt_ids_of(opened.codec, Prompt((row.prompt,), options.raw, SYSTEM))
         started = time.perf_counter()
         opened.compiler.matcher(row.guide, options.end_ids).result()
         compile_s = time.perf_counter() - started

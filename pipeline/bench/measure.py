@@ -12,11 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from pipeline.bench.contenders.contender import Contender
-from pipeline.bench.data.workload import Prompt, Tokenizer, Turns, WorkloadRow, prompt_ids_of
+from pipeline.bench.data.workload import Prompt, Turns, WorkloadRow, prompt_ids_of
 from pipeline.bench.report.results import MeasuredRequest, RequestRecord, Warmth
 from pipeline.decoding.grammar.guide import Guide
 from pipeline.decoding.request import GenerationRequest, SamplingParams
 from pipeline.decoding.tree import IntArray
+from pipeline.triton_models.text_codec import TextCodec
 
 WARM_UP_ROUNDS = 2
 WARM_UP_TOKENS = 32
@@ -56,13 +57,13 @@ def make_request(options: MeasureOptions, prompt_ids: IntArray, namespace: str =
 def measure(
     contenders: Sequence[Contender],
     rows: Sequence[WorkloadRow],
-    tokenizer: Tokenizer,
+    codec: TextCodec,
     options: MeasureOptions,
     on_record: Callable[[RequestRecord], None] = lambda record: None,
 ) -> list[RequestRecord]:
     """Return records by repeat, then row, then contender. The first contender is the baseline: outputs are compared
     with its outputs, and with several turns its answers continue all conversations."""
-    warm_up(contenders, rows[0], tokenizer, options)
+    warm_up(contenders, rows[0], codec, options)
     records: list[RequestRecord] = []
     for repeat in range(options.repeats):
         for contender in contenders:
@@ -72,7 +73,7 @@ def measure(
                 for contender in contenders:
                     contender.forget()
             order = rotated(len(contenders), index + repeat)
-            for record in _measure_row(contenders, order, row, repeat, tokenizer, options):
+            for record in _measure_row(contenders, order, row, repeat, codec, options):
                 records.append(record)
                 on_record(record)
     return records
@@ -83,11 +84,11 @@ def rotated(count: int, shift: int) -> list[int]:
     return [(position + shift) % count for position in range(count)]
 
 
-def warm_up(contenders: Sequence[Contender], row: WorkloadRow, tokenizer: Tokenizer, options: MeasureOptions) -> None:
+def warm_up(contenders: Sequence[Contender], row: WorkloadRow, codec: TextCodec, options: MeasureOptions) -> None:
     """Run a short request several times, so that compilation, page faults and tuning are not measured."""
     short = replace(options, max_new_tokens=min(options.max_new_tokens, WARM_UP_TOKENS))
     prompt = row.first_prompt(options.raw)
-    prompt_ids = prompt_ids_of(tokenizer, prompt)
+    prompt_ids = prompt_ids_of(codec, prompt)
     for _ in range(WARM_UP_ROUNDS):
         for contender in contenders:
             contender.generate(make_request(short, prompt_ids), prompt)
@@ -98,7 +99,7 @@ def _measure_row(
     order: Sequence[int],
     row: WorkloadRow,
     repeat: int,
-    tokenizer: Tokenizer,
+    codec: TextCodec,
     options: MeasureOptions,
 ) -> list[RequestRecord]:
     turns = row.turns if options.turns == "all" else row.turns[:1]
@@ -107,7 +108,7 @@ def _measure_row(
     for number, turn in enumerate(turns):
         messages.append(turn)
         prompt = Prompt(tuple(messages), options.raw, row.system)
-        prompt_ids = prompt_ids_of(tokenizer, prompt)
+        prompt_ids = prompt_ids_of(codec, prompt)
         generations: dict[int, MeasuredRequest] = {}
         for index in order:
             generations[index] = contenders[index].generate(make_request(options, prompt_ids), prompt)
@@ -124,7 +125,7 @@ def _measure_row(
             )
             for index, contender in enumerate(contenders)
         ]
-        messages.append(tokenizer.decode(baseline_ids, skip_special_tokens=True))
+        messages.append(codec.decode(baseline_ids))
     return records
 
 

@@ -74,7 +74,7 @@ def tune(
     """Return the figures of plain decoding and of each candidate over all prompts, in this order. Raises UserError if a
     candidate changes a token."""
     contenders: list[Contender] = [opened.contender(BASELINE), *(_contender(opened, each) for each in chosen)]
-    records = measure(contenders, rows, opened.tokenizer, options, on_record)
+    records = measure(contenders, rows, opened.codec, options, on_record)
     different = sorted({record.strategy for record in records if not record.identical})
     if different:
         raise UserError(f"{', '.join(different)} changed tokens; run `lookahead verify` and report its output.")

@@ -38,11 +38,12 @@ from pipeline.errors import UserError
 
 if TYPE_CHECKING:
     from pipeline.bench.bench import BenchPlan
-    from pipeline.bench.data.workload import Tokenizer, WorkloadRow
+    from pipeline.bench.data.workload import WorkloadRow
     from pipeline.bench.load import LoadResult
     from pipeline.bench.measure import MeasureOptions
     from pipeline.bench.report.results import BenchResults
     from pipeline.engine.artifact import Artifact
+    from pipeline.triton_models.text_codec import TextCodec
 
 
 # Limit of requests in flight: each has a thread in this process.
@@ -148,20 +149,20 @@ def bench(
     artifact = built_artifact(resolved)
     codec = codec_of(artifact)
     options = replace(options, end_ids=codec.end_ids, raw=raw or not artifact.resolved.model.chat_template)
-    results = _measure(artifact, codec.tokenizer, rows, plan, options)
+    results = _measure(artifact, codec, rows, plan, options)
     if json_path is not None:
         save_json(json_path, results)
     _show_results(results)
 
 
 def _measure(
-    artifact: Artifact, tokenizer: Tokenizer, rows: list[WorkloadRow], plan: BenchPlan, options: MeasureOptions
+    artifact: Artifact, codec: TextCodec, rows: list[WorkloadRow], plan: BenchPlan, options: MeasureOptions
 ) -> BenchResults:
     from pipeline.bench.bench import Progress, num_requests, run_bench
 
     with output.steps("measuring", num_requests(rows, plan, options)) as step:
         progress = Progress(lambda record: step(f"{record.id} {record.strategy}"), output.note)
-        return run_bench(artifact, tokenizer, rows, plan, options, progress)
+        return run_bench(artifact, codec, rows, plan, options, progress)
 
 
 def _show_results(results: BenchResults) -> None:

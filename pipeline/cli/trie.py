@@ -156,15 +156,12 @@ def encoder(folder: Path | None) -> Callable[[str], list[int]] | None:
     """Return the function that tokenizes texts. Raises UserError if the folder has no tokenizer that can be loaded."""
     if folder is None:
         return None
-    from transformers import AutoTokenizer
+    from pipeline.triton_models.text_codec import load_codec
 
     if not folder.is_dir():
         raise UserError(f"--tokenizer is {folder}; there is no such folder.")
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise UserError(f"--tokenizer is {folder}; no tokenizer can be loaded from there ({error}).") from error
-    return lambda text: list(tokenizer.encode(text, add_special_tokens=False))
+    codec = load_codec(folder)
+    return lambda text: codec.encode(text, add_special_tokens=False).tolist()
 
 
 def _show(trie: Trie, path: str, as_json: bool) -> None:

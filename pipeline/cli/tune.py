@@ -63,7 +63,7 @@ def tune(
         options = MeasureOptions(
             max_new_tokens=max_new_tokens, end_ids=codec.end_ids, warmth="warm", raw=not resolved.model.chat_template
         )
-        check_lengths(codec.tokenizer, rows, resolved.profile.engine.max_seq_len - 1, options)
+        check_lengths(codec, rows, resolved.profile.engine.max_seq_len - 1, options)
         note(MEASURING)
         stored = measure_cost_curve(artifact, noted(note))
     output.note(f"cost curve: {stored.to_text()}")

@@ -178,8 +178,8 @@ def _compare_in_process(
     options = MeasureOptions(
         max_new_tokens=max_new_tokens, end_ids=opened.end_ids, sampling=sampling, raw=raw, guide=guide
     )
-    check_lengths(opened.tokenizer, rows, opened.engine.limits.max_seq_len - 1, options)
-    prompts = first_prompts(opened.tokenizer, rows, raw)
+    check_lengths(opened.codec, rows, opened.engine.limits.max_seq_len - 1, options)
+    prompts = first_prompts(opened.codec, rows, raw)
     if url is not None:
         require_server_of(url, prompts[0])  # first, because comparing in process takes minutes
     reference, *contenders = [opened.contender(strategy) for strategy in strategies]
@@ -245,7 +245,7 @@ def _compare_through_server(
         )
     chosen = remote_strategies(artifact.resolved, strategies)
     codec = codec_of(artifact)
-    prompts = first_prompts(codec.tokenizer, rows, raw or not artifact.resolved.model.chat_template)
+    prompts = first_prompts(codec, rows, raw or not artifact.resolved.model.chat_template)
     options = MeasureOptions(max_new_tokens=max_new_tokens, end_ids=codec.end_ids)
 
     @cache

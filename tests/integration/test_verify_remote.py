@@ -25,7 +25,7 @@ def test_trie_drafts_change_nothing(tmp_path: Path) -> None:
     settings = ("engine.strict_tensorrt_llm=true", "tensorrt_llm.speculation=trie", "drafting.planner=fixed")
     served = prepared(where, *settings)
     resolved, codec = served.resolved, codec_of(served.artifact)
-    prompts = first_prompts(codec.tokenizer, load_workload(DEFAULT_PROMPTS, 3), raw=True)
+    prompts = first_prompts(codec, load_workload(DEFAULT_PROMPTS, 3), raw=True)
     options = MeasureOptions(max_new_tokens=12, end_ids=codec.end_ids)
 
     def judge() -> tuple[Engine, float]:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 from pipeline.bench.contenders.contender import SchedulerContender
-from pipeline.bench.data.workload import Tokenizer
 from pipeline.config.schema.profile import ProfileConfig
 from pipeline.decoding.grammar.compiler import Compiler
 from pipeline.decoding.strategy import STRATEGIES, source_names
@@ -29,10 +27,6 @@ class InProcess:
     engine: Engine
     codec: TextCodec
     compiler: Compiler
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return cast(Tokenizer, self.codec.tokenizer)
 
     @property
     def end_ids(self) -> frozenset[int]:

@@ -10,16 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
-
-from jinja2 import TemplateError
+from typing import Any, Literal, NamedTuple
 
 from pipeline.bench.report.results import OVERALL
-from pipeline.decoding.request import as_token_ids
 from pipeline.decoding.tree import IntArray
 from pipeline.errors import RequestError, UserError
 from pipeline.json_lines import json_rows, reading
-from pipeline.triton_models.text_codec import check_text
+from pipeline.triton_models.text_codec import TextCodec, check_text
 
 Turns = Literal["first", "all"]
 # A dozen short prompts for `lookahead verify`: several scripts, code, repetition.
@@ -65,21 +62,6 @@ class NamedPrompt(NamedTuple):
     prompt_id: str
     prompt_ids: IntArray
     prompt: Prompt
-
-
-class Tokenizer(Protocol):
-    """The methods of a transformers tokenizer that are used here."""
-
-    @property
-    def eos_token_id(self) -> int | None: ...
-
-    def encode(self, text: str, *, add_special_tokens: bool = ...) -> list[int]: ...
-
-    def apply_chat_template(
-        self, conversation: list[dict[str, str]], *, tokenize: bool, add_generation_prompt: bool
-    ) -> Any: ...
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = ...) -> str: ...
 
 
 def load_workload(path: Path, limit: int | None = None, tasks: Iterable[str] | None = None) -> list[WorkloadRow]:
@@ -154,29 +136,24 @@ def _turns_of(value: Any, key: str, where: str) -> tuple[str, list[str]]:
     return "".join(system), turns
 
 
-def prompt_ids_of(tokenizer: Tokenizer, prompt: Prompt) -> IntArray:
+def prompt_ids_of(codec: TextCodec, prompt: Prompt) -> IntArray:
     """[prompt_len] token ids of a prompt. Special tokens are added to raw text only; a template contains its own.
     Raises RequestError if the chat template fails."""
-    return as_token_ids(tokenizer.encode(_text_of(tokenizer, prompt), add_special_tokens=prompt.raw))
-
-
-def _text_of(tokenizer: Tokenizer, prompt: Prompt) -> str:
     if prompt.raw:
-        return prompt.raw_text
+        return codec.encode(prompt.raw_text)
     try:
-        text: str = tokenizer.apply_chat_template(conversation_of(prompt), tokenize=False, add_generation_prompt=True)
-    except (ValueError, TemplateError) as error:
+        text = codec.chat_text(conversation_of(prompt))
+    except RequestError as error:
         raise RequestError(
-            f"The chat template cannot be applied to the prompt ({' '.join(str(error).split())}); use --raw."
+            f"The prompt cannot be a conversation ({' '.join(str(error).split())}); use --raw."
         ) from error
-    return text
+    return codec.encode(text, add_special_tokens=False)
 
 
-def first_prompts(tokenizer: Tokenizer, rows: Sequence[WorkloadRow], raw: bool) -> list[NamedPrompt]:
+def first_prompts(codec: TextCodec, rows: Sequence[WorkloadRow], raw: bool) -> list[NamedPrompt]:
     prompts = [row.first_prompt(raw) for row in rows]
     return [
-        NamedPrompt(row.row_id, prompt_ids_of(tokenizer, prompt), prompt)
-        for row, prompt in zip(rows, prompts, strict=True)
+        NamedPrompt(row.row_id, prompt_ids_of(codec, prompt), prompt) for row, prompt in zip(rows, prompts, strict=True)
     ]
 
 

@@ -129,7 +129,7 @@ def drafts(opened: InProcess, options: CheckOptions) -> Values:
     contenders = [opened.contender(name) for name in choose_strategies(opened.artifact.resolved.profile, None)]
     chat = opened.artifact.resolved.model.chat_template
     settings = MeasureOptions(options.max_new_tokens, opened.end_ids, repeats=2, raw=not chat)
-    records = measure(contenders, rows, opened.tokenizer, settings)
+    records = measure(contenders, rows, opened.codec, settings)
     speeds = [
         {
             "strategy": row.strategy,
@@ -196,7 +196,7 @@ def _verify(opened: InProcess, rows: Sequence[WorkloadRow], max_new_tokens: int)
     reference, *contenders = [
         opened.contender(name) for name in choose_strategies(opened.artifact.resolved.profile, None)
     ]
-    prompts = first_prompts(opened.tokenizer, rows, not opened.artifact.resolved.model.chat_template)
+    prompts = first_prompts(opened.codec, rows, not opened.artifact.resolved.model.chat_template)
     options = MeasureOptions(max_new_tokens, opened.end_ids)
     found, _ = verify_in_process(opened.engine, EPSILON["float32"], reference, contenders, prompts, options)
     columns, table = verdict_table(found)

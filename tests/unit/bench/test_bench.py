@@ -9,7 +9,7 @@ from pipeline.bench.data.workload import WorkloadRow
 from pipeline.bench.measure import MeasureOptions
 from pipeline.config.resolution import resolve_config
 from pipeline.errors import UserError
-from tests.unit.bench.data.test_workload import FakeTokenizer
+from tests.unit.bench.data.test_workload import fake_codec
 
 # With its special token a raw prompt of the fake tokenizer is one token longer than its text.
 LONGEST = 255
@@ -20,7 +20,7 @@ def check(*rows: WorkloadRow, turns: str = "first", strategies: tuple[str, ...] 
     resolved = resolve_config("tiny-random-llama", "latency", overrides)
     plan, options = BenchPlan(strategies), MeasureOptions(turns=turns, raw=True)  # type: ignore[arg-type]
     check_plan(resolved, rows, plan, options)
-    check_lengths(FakeTokenizer(), rows, longest_prompt(resolved, plan), options)
+    check_lengths(fake_codec(), rows, longest_prompt(resolved, plan), options)
 
 
 @pytest.mark.parametrize("strategies", [("none",), ("none", "auto")])

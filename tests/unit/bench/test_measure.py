@@ -15,13 +15,13 @@ from pipeline.decoding.request import GenerationRequest
 from pipeline.errors import RequestError
 from tests.fakes import TableEngine, make_request, plain_decode
 from tests.unit.bench.bench_fakes import LyingEngine, contender_over
-from tests.unit.bench.data.test_workload import FakeTokenizer
+from tests.unit.bench.data.test_workload import FakeTokenizer, fake_codec
 
 
 class DigitTokenizer(FakeTokenizer):
     """Tokens within the fake engine's vocabulary."""
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return [1] * add_special_tokens + [2 + ord(letter) % 20 for letter in text]
 
 
@@ -35,7 +35,7 @@ class Recorder:
         self.log.append(f"{self.name} forgets")
 
     def generate(self, request: GenerationRequest, prompt: Prompt) -> MeasuredRequest:
-        text = FakeTokenizer().decode(request.prompt_ids.tolist())
+        text = fake_codec().decode(request.prompt_ids.tolist())
         self.log.append(f"{self.name}: {text}")
         return MeasuredRequest(
             output_ids=self.output,
@@ -59,7 +59,7 @@ def played(log: list[str], warm_up_len: int) -> list[str]:
 
 def test_contenders_alternate_per_prompt_in_rotating_order_after_a_warm_up() -> None:
     log: list[str] = []
-    measure([Recorder("x", log), Recorder("y", log)], ROWS, FakeTokenizer(), MeasureOptions(repeats=2, raw=True))
+    measure([Recorder("x", log), Recorder("y", log)], ROWS, fake_codec(), MeasureOptions(repeats=2, raw=True))
     warm_up = 2 * WARM_UP_ROUNDS
     assert log[:warm_up] == ["x: 1", "y: 1"] * WARM_UP_ROUNDS
     assert played(log, warm_up) == ["x: 1", "y: 1", "y: 3", "x: 3", "y: 1", "x: 1", "x: 3", "y: 3"]
@@ -68,14 +68,14 @@ def test_contenders_alternate_per_prompt_in_rotating_order_after_a_warm_up() -> 
 @pytest.mark.parametrize(("warmth", "times"), [("cold", 2 + 4), ("warm", 2)])
 def test_cold_forgets_before_each_row_and_warm_before_each_repeat(warmth: str, times: int) -> None:
     log: list[str] = []
-    measure([Recorder("x", log)], ROWS, FakeTokenizer(), MeasureOptions(repeats=2, raw=True, warmth=warmth))  # type: ignore[arg-type]
+    measure([Recorder("x", log)], ROWS, fake_codec(), MeasureOptions(repeats=2, raw=True, warmth=warmth))  # type: ignore[arg-type]
     assert log.count("x forgets") == times
 
 
 def test_all_turns_go_on_from_the_baselines_answer() -> None:
     log: list[str] = []
     contenders = [Recorder("x", log), Recorder("y", log, [67, 68])]
-    records = measure(contenders, ROWS[:1], FakeTokenizer(), MeasureOptions(turns="all"))
+    records = measure(contenders, ROWS[:1], fake_codec(), MeasureOptions(turns="all"))
     assert [record.id for record in records] == ["a", "a", "a#2", "a#2"]
     assert log[-1] == "y: S<u>1<a>AB<u>2<a>"
     assert [record.identical for record in records] == [True, False, True, False]
@@ -85,8 +85,8 @@ def test_records_of_a_real_scheduler_hold_the_reference_output_and_add_up() -> N
     engine = TableEngine()
     contenders = [contender_over(engine, "none"), contender_over(engine, "trie")]
     options = MeasureOptions(max_new_tokens=20, raw=True)
-    records = measure(contenders, ROWS, DigitTokenizer(), options)
-    prompts = {row.row_id: prompt_ids_of(DigitTokenizer(), Prompt(row.turns[:1], raw=True)) for row in ROWS}
+    records = measure(contenders, ROWS, fake_codec(DigitTokenizer()), options)
+    prompts = {row.row_id: prompt_ids_of(fake_codec(DigitTokenizer()), Prompt(row.turns[:1], raw=True)) for row in ROWS}
     expected = {row_id: plain_decode(make_request(prompt.tolist())) for row_id, prompt in prompts.items()}
     for record in records:
         assert record.output_ids == expected[record.id]
@@ -102,7 +102,7 @@ def test_records_of_a_real_scheduler_hold_the_reference_output_and_add_up() -> N
 def test_a_changed_token_is_counted() -> None:
     engine = LyingEngine(error=100.0)
     contenders = [contender_over(engine, "none"), contender_over(engine, "trie")]
-    records = measure(contenders, ROWS, DigitTokenizer(), MeasureOptions(max_new_tokens=20, raw=True))
+    records = measure(contenders, ROWS, fake_codec(DigitTokenizer()), MeasureOptions(max_new_tokens=20, raw=True))
     row = next(row for row in summarize(records) if (row.task, row.strategy) == ("overall", "trie"))
     assert row.num_identical < row.num_requests
 

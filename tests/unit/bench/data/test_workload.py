@@ -4,35 +4,39 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from pipeline.bench.data.workload import Prompt, WorkloadRow, load_workload, prompt_ids_of
 from pipeline.errors import RequestError, UserError
+from pipeline.triton_models.text_codec import TextCodec
 
 
 class FakeTokenizer:
     """One token per character; a template that names the roles; 1 is the special first token."""
 
-    eos_token_id = 2
+    added_tokens_decoder: ClassVar[dict[int, object]] = {}
 
-    def __init__(self, template_fails: bool = False) -> None:
-        self._template_fails = template_fails
+    def __init__(self, chat_template: str | None = "named roles") -> None:
+        self.chat_template = chat_template
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return [1] * add_special_tokens + [ord(letter) for letter in text]
 
     def apply_chat_template(
         self, conversation: list[dict[str, str]], *, tokenize: bool, add_generation_prompt: bool
     ) -> str:
-        if self._template_fails:
-            raise ValueError("no chat template is set")
         assert not tokenize
         turns = "".join(f"<{turn['role'][0]}>{turn['content']}" for turn in conversation)
         return "S" + turns + "<a>" * add_generation_prompt
 
-    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
-        return "".join(chr(token) for token in token_ids if token != 1)
+    def decode(self, ids: list[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> str:
+        return "".join(chr(token) for token in ids if token != 1)
+
+
+def fake_codec(tokenizer: FakeTokenizer | None = None) -> TextCodec:
+    return TextCodec(tokenizer or FakeTokenizer(), frozenset({2}), 1 << 20)
 
 
 def write(tmp_path: Path, *lines: str) -> Path:
@@ -83,11 +87,9 @@ def test_each_line_of_a_text_file_is_a_prompt(tmp_path: Path) -> None:
 
 def test_a_system_message_goes_in_front(tmp_path: Path) -> None:
     row = WorkloadRow("a", "t", ("hi", "more"), "brief")
-    assert (
-        FakeTokenizer().decode(prompt_ids_of(FakeTokenizer(), row.first_prompt(raw=False)).tolist())
-        == "S<s>brief<u>hi<a>"
-    )
-    assert FakeTokenizer().decode(prompt_ids_of(FakeTokenizer(), row.first_prompt(raw=True)).tolist()) == "briefhi"
+    codec = fake_codec()
+    assert codec.decode(prompt_ids_of(codec, row.first_prompt(raw=False)).tolist()) == "S<s>brief<u>hi<a>"
+    assert codec.decode(prompt_ids_of(codec, row.first_prompt(raw=True)).tolist()) == "briefhi"
 
 
 def test_limit_counts_rows_after_the_choice_of_tasks(tmp_path: Path) -> None:
@@ -150,19 +152,19 @@ def test_missing_empty_and_wrong_task_files_are_user_errors(tmp_path: Path) -> N
 
 
 def test_prompts_go_through_the_template_without_a_second_special_token() -> None:
-    ids = prompt_ids_of(FakeTokenizer(), Prompt(("hi", "yes", "so")))
-    assert FakeTokenizer().decode(ids.tolist()) == "S<u>hi<a>yes<u>so<a>"
+    ids = prompt_ids_of(fake_codec(), Prompt(("hi", "yes", "so")))
+    assert fake_codec().decode(ids.tolist()) == "S<u>hi<a>yes<u>so<a>"
     assert ids[0] != 1
 
 
 def test_raw_prompts_are_the_bare_text_with_the_tokenizers_own_special_tokens() -> None:
-    ids = prompt_ids_of(FakeTokenizer(), Prompt(("h", "i"), raw=True))
+    ids = prompt_ids_of(fake_codec(), Prompt(("h", "i"), raw=True))
     assert ids.tolist() == [1, ord("h"), ord("i")]
 
 
 def test_a_tokenizer_without_template_is_a_request_error_that_names_raw() -> None:
     with pytest.raises(RequestError, match="--raw"):
-        prompt_ids_of(FakeTokenizer(template_fails=True), Prompt(("hi",)))
+        prompt_ids_of(fake_codec(FakeTokenizer(chat_template=None)), Prompt(("hi",)))
 
 
 def test_the_shipped_verify_prompts_are_a_valid_workload_with_scripts_code_and_repetition() -> None:
