@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import sentencepiece
 from transformers import AutoTokenizer
 
+from pipeline.checkpoint import convert
 from pipeline.checkpoint.checkpoint import Checkpoint
 from pipeline.checkpoint.convert import write_tokenizer
 
@@ -30,6 +32,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return folder
+
+
+def test_a_full_disk_is_no_fault_of_the_tokenizer(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    write_tokenizer(Checkpoint(folder, None, "LlamaForCausalLM", "", ()), tmp_path / "own")
+    monkeypatch.setattr(convert, "copy_tokenizer", fail)
+    with pytest.raises(OSError, match="No space left"):  # `whole_folder` reports it
+        write_tokenizer(Checkpoint(tmp_path / "own", None, "LlamaForCausalLM", "", ()), tmp_path / "copy")
 
 
 @pytest.mark.parametrize("text", TEXTS)
