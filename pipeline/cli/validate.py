@@ -145,8 +145,9 @@ def _new_folder(out: Path | None) -> Path:
 
 
 def _run(plan: ValidationPlan, folder: Path) -> list[StageResult]:
-    """Run all stages. Engines and server are created in the folder."""
+    """Run all stages. Engines and server are created in the folder. The report is updated after each stage."""
     from pipeline.bench.validation.validation import private_places, run_stages, stages_of
+    from pipeline.bench.validation.validation_report import report_of, write_report
     from pipeline.server.startup import run_dir
     from pipeline.server.state import find_server
 
@@ -156,7 +157,11 @@ def _run(plan: ValidationPlan, folder: Path) -> list[StageResult]:
         state = find_server(run_dir(own))
         return None if state is None else state.grpc_url
 
-    return run_stages(stages_of(plan, folder), folder, environment, server_address, plan.stage_timeout_s, output.note)
+    def on_result(done: list[StageResult]) -> None:
+        write_report(folder, report_of(plan, done))
+
+    stages, timeout_s = stages_of(plan, folder), plan.stage_timeout_s
+    return run_stages(stages, folder, environment, server_address, timeout_s, output.note, on_result)
 
 
 def _strategies(resolved: ResolvedConfig) -> tuple[str, ...]:

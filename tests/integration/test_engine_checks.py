@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
+
+from pipeline.bench.validation import engine_checks
 from pipeline.bench.validation.engine_checks import CheckOptions, run_checks
 from pipeline.bench.validation.validation_report import write_engine_report
 from pipeline.config.places import Places
+from pipeline.engine.torch import engine
 
 
 def test_all_checks_pass_on_a_cpu_and_the_report_holds_what_they_found(where: Places, tmp_path: Path) -> None:
@@ -46,3 +51,44 @@ def test_a_check_that_fails_is_recorded_and_the_next_one_runs(where: Places) -> 
     assert not drafts["passed"]
     assert not lookahead["passed"]
     assert "There is no model 'no-such-model'" in drafts["error"]
+
+
+def exactness_of(where: Places) -> dict[str, Any]:
+    """Result of the first check, without the shapes of the others."""
+    options = CheckOptions("cpu", "no-such-model", (), num_prompts=1, max_new_tokens=4)
+    return run_checks(options, where, lambda text: None, lambda results: None)[0]
+
+
+def test_a_tree_without_its_mask_fails_the_first_check_in_every_type(where: Places, monkeypatch: Any) -> None:
+    masked = engine.segment_mask
+
+    def causal(segment: Any) -> Any:
+        mask = masked(segment)
+        return np.tri(*mask.shape, k=segment.cached, dtype=np.bool_)
+
+    monkeypatch.setattr(engine, "segment_mask", causal)
+    result = exactness_of(where)
+    assert not result["passed"]
+    for dtype in ("float32", "bfloat16"):
+        assert f"logits in {dtype} differ by 0.0" in result["error"]
+
+
+def test_logits_that_are_no_numbers_fail_the_first_check(where: Places, monkeypatch: Any) -> None:
+    score_mask = engine.TorchEngine._score_mask
+    monkeypatch.setattr(engine.TorchEngine, "_score_mask", lambda *args: score_mask(*args) * float("nan"))
+    result = exactness_of(where)
+    assert (result["passed"], result["error"]) == (False, "RuntimeError: the engine's logits are not finite")
+
+
+@pytest.mark.parametrize("verdict", ["near_tie", "different"])
+def test_a_different_output_fails_the_check_with_a_sentence(where: Places, monkeypatch: Any, verdict: str) -> None:
+    compare = engine_checks.verify_in_process
+
+    def differing(*args: Any) -> Any:
+        (first, *others), references = compare(*args)
+        return [replace(first, verdict=verdict), *others], references
+
+    monkeypatch.setattr(engine_checks, "verify_in_process", differing)
+    result = exactness_of(where)
+    assert result["passed"] is (verdict != "different")
+    assert ("outputs differ; " in result["error"]) is (verdict == "different")

@@ -31,7 +31,7 @@ def test_every_stage_passes_on_a_cpu_with_the_torch_backend(tmp_path: Path) -> N
     assert failed == {}, done.stderr
     assert done.returncode == 0
     assert report["passed"]
-    assert [stage["name"] for stage in report["stages"]][-2:] == ["again", "stop"]
+    assert [stage["name"] for stage in report["stages"]][-3:] == ["again", "status", "stop"]
     assert report == json.loads((out / "report.json").read_text())
     text = (out / "report.md").read_text()
     assert "| result | passed |" in text

@@ -90,7 +90,7 @@ def stages_of(plan: ValidationPlan, out_dir: Path) -> tuple[Stage, ...]:
     limited = ("--limit", str(plan.num_prompts), *amount)
     prompts = ("--num-prompts", str(plan.num_prompts), *amount)
     one_prompt = ("generate", PROMPT, "--max-tokens", "32", "--json")
-    verify = ("verify", *which, "--strategies", strategies, *prompts)
+    verify = ("verify", *which, "--url", SERVER, "--strategies", strategies, *prompts)
     load = ("load", "--concurrency", "8", "--duration", f"{plan.load_seconds:g}", "--json")
     switch = ("switch", "--profile", plan.other_profile, *_set(plan.overrides))
     bench = ("bench", *which, "--url", SERVER, "--data", str(plan.data), "--strategies", strategies, *limited)
@@ -105,6 +105,7 @@ def stages_of(plan: ValidationPlan, out_dir: Path) -> tuple[Stage, ...]:
         Stage("load", "eight clients at once", load, ("serve",)),
         Stage("switch", f"profile {plan.other_profile} on the running server", switch, ("serve",)),
         Stage("again", "one prompt under the other profile", one_prompt, ("switch",)),
+        Stage("status", "the server still runs", ("status",), ("serve",)),
         Stage("stop", "end of the server and its processes", ("stop",), ("serve",), always=True),
     )
 
@@ -116,14 +117,17 @@ def run_stages(
     server_address: Callable[[], str | None],
     timeout_s: float,
     note: Note = lambda text: None,
+    on_result: Callable[[list[StageResult]], None] = lambda results: None,
 ) -> list[StageResult]:
     """Run stages one after the other, with logs in out_dir. server_address: returns the address of the running server,
-    if there is one. timeout_s: limit of a stage."""
+    if there is one. timeout_s: limit of a stage. on_result: called after each stage with the results of all stages;
+    those that have not run are skipped ones."""
     out_dir.mkdir(parents=True, exist_ok=True)
     results: list[StageResult] = []
     outcome: dict[str, Outcome] = {}
     try:
         for number, stage in enumerate(stages, 1):
+            note(f"{number}/{len(stages)} {stage.name}: {stage.purpose}")
             missing = [name for name in stage.needs if outcome.get(name) != "passed"]
             address = server_address() if SERVER in stage.arguments else ""
             arguments = tuple(address or "" if word == SERVER else word for word in stage.arguments)
@@ -134,12 +138,12 @@ def run_stages(
             elif address is None:
                 result = StageResult(stage.name, stage.purpose, command, "failed", reason="the server is gone")
             else:
-                note(f"{number}/{len(stages)} {stage.name}: {stage.purpose}")
                 log = out_dir / f"{number:02d}-{stage.name}.log"
                 result = _run(stage, arguments, log, environment, timeout_s)
             note(f"  {result.outcome}{f' ({result.reason})' if result.reason else ''} after {result.seconds:.1f} s")
             outcome[stage.name] = result.outcome
             results.append(result)
+            on_result([*results, *map(_not_run, stages[number:])])
     finally:
         for stage in stages[len(results) :]:
             if stage.always:
@@ -157,6 +161,10 @@ def private_places(places: Places, out_dir: Path) -> tuple[Places, dict[str, str
 
 def has_passed(results: Sequence[StageResult]) -> bool:
     return all(result.outcome == "passed" for result in results)
+
+
+def _not_run(stage: Stage) -> StageResult:
+    return StageResult(stage.name, stage.purpose, f"lookahead {' '.join(stage.arguments)}", "skipped", reason="not run")
 
 
 def _run(
