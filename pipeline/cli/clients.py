@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
 from pathlib import Path
@@ -160,12 +159,13 @@ def batch(
     A failed request is in the output with its error, and the exit code is 1. The API key is LOOKAHEAD_API_KEY, else
     OPENAI_API_KEY.
     """
-    from pipeline.bench.report.results import require_writable
+    from pipeline.bench.report.results import require_other, require_writable
     from pipeline.dynamo.batch import journal_path, read_batch, read_journal, run_batch
-    from pipeline.server.client import KEY_VARIABLE
+    from pipeline.server.client import KEY_VARIABLE, api_key
 
     asked = read_batch(requests)
     require_writable(out, requests)
+    require_other(journal_path(out), requests)
     journal = read_journal(out)
     if known := sum(request.digest in journal for request in asked):
         output.note(f"{known} requests are done already ({journal_path(out)})")
@@ -173,8 +173,8 @@ def batch(
         num_failed = run_batch(
             asked,
             out,
-            url or _openai_url(),
-            api_key=os.environ.get(KEY_VARIABLE) or os.environ.get("OPENAI_API_KEY", "none"),
+            _openai_url() if url is None else url,
+            api_key=api_key(names=(KEY_VARIABLE, "OPENAI_API_KEY")) or "none",
             concurrency=concurrency,
             timeout_s=timeout_s,
             on_done=step,

@@ -9,23 +9,30 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import httpx
 
-from pipeline.errors import RequestError, ServerError
-from pipeline.files import write_whole
+from pipeline.errors import RequestError, ServerError, UserError
+from pipeline.files import try_lock, write_whole
 from pipeline.json_lines import json_rows, reading
+from pipeline.server.client import is_behind_proxy
 
 _URLS = ("/v1/chat/completions", "/v1/completions")
 # Pauses before retries: each is twice as long as the one before, up to the longest.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 # Status codes after which a request is sent again.
 _RETRIED = (429, 503)
+# A line of the journal: digest of the request, and its line of the output. The last one may be incomplete.
+_DONE = re.compile(rb"[0-9a-f]{64} \{.*\}")
+_CUT = re.compile(rb"[0-9a-f]{0,64}|[0-9a-f]{64} .*", re.S)
 
 
 class BatchRequest(NamedTuple):
@@ -62,12 +69,18 @@ def journal_path(out: Path) -> Path:
 
 
 def read_journal(out: Path) -> dict[str, str]:
-    """Output lines of finished requests, by digest of the request. Ignores an incomplete last line."""
+    """Output lines of finished requests, by digest of the request. Ignores an incomplete last line. Raises UserError
+    for a file that is no journal."""
     try:
-        lines = journal_path(out).read_bytes().split(b"\n")
+        *lines, rest = journal_path(out).read_bytes().split(b"\n")
     except FileNotFoundError:
         return {}
-    return dict(line.decode().split(" ", 1) for line in lines[:-1])
+    if not all(map(_DONE.fullmatch, lines)) or not (lines or _CUT.fullmatch(rest)):
+        raise UserError(
+            f"{journal_path(out)} is not the journal of an interrupted run, or is damaged. Move it, or name another "
+            "output."
+        )
+    return dict(line.decode().split(" ", 1) for line in lines)
 
 
 def run_batch(
@@ -84,10 +97,10 @@ def run_batch(
     finished request.
 
     Returns the number of responses with a status other than 200. Raises ServerError if the server cannot be reached; a
-    later run continues."""
-    done = read_journal(out)
+    later run continues. Raises UserError for a file that is no journal, or if another run writes it."""
     lock, stop = threading.Lock(), threading.Event()
-    with journal_path(out).open("a", encoding="utf-8") as journal, _client(base_url, api_key, timeout_s) as client:
+    with _client(base_url, api_key, timeout_s) as client, _opened_journal(out) as journal:
+        done = read_journal(out)
         _drop_cut_line(journal_path(out))
 
         def work(request: BatchRequest) -> None:
@@ -117,18 +130,33 @@ def run_batch(
                 stop.set()
                 pool.shutdown(cancel_futures=True)
                 raise
-    lines = [done[request.digest] for request in requests]
-    write_whole(out, "".join(f"{line}\n" for line in lines))
-    journal_path(out).unlink()
+        lines = [done[request.digest] for request in requests]
+        write_whole(out, "".join(f"{line}\n" for line in lines))
+        journal_path(out).unlink()
     return sum(json.loads(line)["response"]["status_code"] != 200 for line in lines)
 
 
+@contextmanager
+def _opened_journal(out: Path) -> Iterator[IO[str]]:
+    """The journal, opened to append, and locked against other runs."""
+    while True:
+        with journal_path(out).open("a", encoding="utf-8") as file:
+            if not try_lock(file):
+                raise UserError(f"Another `lookahead batch` writes {out}. Wait for it, or name another output.")
+            if os.fstat(file.fileno()).st_nlink:  # else a run that has just ended removed it before it was locked
+                yield file
+                return
+
+
 def _client(base_url: str, api_key: str, timeout_s: float) -> httpx.Client:
+    """Client for the base URL of an OpenAI API. Raises ServerError if it is not one."""
+    is_behind_proxy(base_url)  # raises for what is no address
+    if not base_url.startswith(("http://", "https://")):
+        raise ServerError(f"{base_url!r} is not the URL of an OpenAI API. Use http://host:port/v1.")
+    root = base_url.rstrip("/").removesuffix("/v1")
     limits = httpx.Limits(max_connections=None)
     headers = {"authorization": f"Bearer {api_key}", "content-type": "application/json"}
-    return httpx.Client(
-        base_url=base_url.removesuffix("/v1"), headers=headers, timeout=timeout_s, limits=limits, trust_env=False
-    )
+    return httpx.Client(base_url=root, headers=headers, timeout=timeout_s, limits=limits, trust_env=False)
 
 
 def _result(client: httpx.Client, request: BatchRequest, stop: threading.Event) -> dict[str, Any] | None:

@@ -99,10 +99,22 @@ class Completion:
     arrivals_s: tuple[float, ...] = ()
 
 
+def api_key(environment: Mapping[str, str] = os.environ, names: Sequence[str] = (KEY_VARIABLE,)) -> str:
+    """The API key in the first of the variables that is set; empty if none is. Raises ServerError for a key with
+    characters that a header cannot hold."""
+    name = next((name for name in names if environment.get(name)), None)
+    if name is None:
+        return ""
+    key = environment[name]
+    if not all("!" <= character <= "~" for character in key):
+        raise ServerError(f"{name} is not an API key: it holds spaces, line ends or characters that are not ASCII.")
+    return key
+
+
 def key_headers(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Headers with the API key from the environment; none without a key."""
-    key = environment.get(KEY_VARIABLE)
-    return {} if not key else {"authorization": f"Bearer {key}"}
+    """Headers with the API key from the environment; none without a key. Raises ServerError as `api_key` does."""
+    key = api_key(environment)
+    return {"authorization": f"Bearer {key}"} if key else {}
 
 
 def stream_text(query: TextQuery, url: str, protocol: Protocol, timeout_s: float = 300.0) -> Iterator[TextChunk]:

@@ -41,6 +41,7 @@ def run(folder: Path, out: Path, url: str) -> int:
     [
         ({"LOOKAHEAD_API_KEY": "ours", "OPENAI_API_KEY": "theirs"}, "ours"),
         ({"OPENAI_API_KEY": "theirs"}, "theirs"),
+        ({"LOOKAHEAD_API_KEY": "", "OPENAI_API_KEY": ""}, "none"),
         ({}, "none"),
     ],
 )
@@ -67,3 +68,14 @@ def test_an_output_that_cannot_be_written_is_reported_before_any_request(
     assert run(tmp_path, tmp_path / "in.jsonl", url) == 2
     assert "in.jsonl is the input" in capsys.readouterr().err
     assert not seen_keys
+
+
+def test_the_requests_are_not_taken_for_the_journal(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path, tmp_path / "out.jsonl", url)
+    asked = (tmp_path / "in.jsonl").rename(tmp_path / "in.partial")
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["batch", str(asked), "--out", str(tmp_path / "in"), "--url", url])
+    assert "in.partial is the input" in capsys.readouterr().err
+    assert asked.exists()

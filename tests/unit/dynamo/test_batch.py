@@ -37,7 +37,7 @@ class Api:
                 if api.fails_at == body["n"]:
                     api.may_fail.wait(PATIENCE_S)
                     return
-                status = 400 if body["n"] < 0 else 200
+                status = 404 if self.path != "/v1/chat/completions" else 400 if body["n"] < 0 else 200
                 if api.busy:
                     api.busy -= 1
                     status = 503
@@ -181,3 +181,34 @@ def test_a_line_that_is_no_request_is_named(line, sentence, tmp_path):
 
     with pytest.raises(UserError, match=sentence):
         read_batch(path)
+
+
+@pytest.mark.parametrize("content", [b"junk\n", b"junk", b'{"custom_id": "a"}\n', b"\xff" * 70, b"0" * 64 + b" \n"])
+def test_a_file_that_is_no_journal_is_refused_and_left_as_it_is(content, api, tmp_path):
+    out = tmp_path / "out.jsonl"
+    journal_path(out).write_bytes(content)
+    with pytest.raises(UserError, match="is not the journal"):
+        run(requests(1), out, api)
+    assert journal_path(out).read_bytes() == content
+    assert not api.asked
+
+
+def test_two_runs_do_not_write_the_same_output(api, tmp_path):
+    out = tmp_path / "out.jsonl"
+    with batch._opened_journal(out), pytest.raises(UserError, match="Another `lookahead batch` writes"):
+        run(requests(1), out, api)
+    assert run(requests(1), out, api) == 0
+
+
+@pytest.mark.parametrize("end", ["", "/", "/v1", "/v1/"])
+def test_the_url_may_end_as_users_write_it(end, api, tmp_path):
+    api.url = api.url.removesuffix("/v1") + end
+    assert run(requests(1), tmp_path / "out.jsonl", api) == 0
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "", "http://a b:1", "http://x:99999", "127.0.0.1:1", "ftp://x"])
+def test_what_is_no_url_of_an_api_is_refused(url, api, tmp_path):
+    api.url = url
+    with pytest.raises(ServerError, match="is not"):
+        run(requests(1), tmp_path / "out.jsonl", api)
+    assert not journal_path(tmp_path / "out.jsonl").exists()
