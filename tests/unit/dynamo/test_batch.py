@@ -37,7 +37,7 @@ class Api:
                 if api.fails_at == body["n"]:
                     api.may_fail.wait(PATIENCE_S)
                     return
-                status = 404 if self.path != "/v1/chat/completions" else 400 if body["n"] < 0 else 200
+                status = 404 if self.path not in batch._URLS else 400 if body["n"] < 0 else 200
                 if api.busy:
                     api.busy -= 1
                     status = 503
