@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pipeline.backends.tensorrt_llm.release_data import LOADER_SWITCH, image_of
 from pipeline.config.places import CODE, Places
+from pipeline.engine.fingerprint import digest_of
 from pipeline.errors import ServerError
 from pipeline.files import log_tail
 
@@ -29,16 +30,18 @@ def docker_argv(
     image: str,
     argv: Sequence[str],
     *,
+    name: str,
     writable: Sequence[Path],
     readable: Sequence[Path],
     work_dir: Path,
     environment: Mapping[str, str],
 ) -> tuple[str, ...]:
-    """`docker run` with all GPUs, and with the given folders mounted under the same paths.
+    """`docker run` with all GPUs, and with the given folders mounted under the same paths. name: of the container.
 
     Sets the limits of shared and locked memory that NVIDIA's images require. New files belong to the caller.
     """
-    words = ["docker", "run", "--rm", "--gpus", "all", "--ipc=host"]
+    # --init forwards signals to the command, which ignores most of them as the first process, and reaps its children.
+    words = ["docker", "run", "--name", name, "--init", "--rm", "--gpus", "all", "--ipc=host"]
     words += ["--ulimit", "memlock=-1", "--ulimit", "stack=67108864"]
     words += ["--user", f"{os.getuid()}:{os.getgid()}"]
     for name, value in {**_LOGIN, **environment}.items():
@@ -78,8 +81,14 @@ def ensure_image(tag: str, home: Path, run_dir: Path) -> None:
         )
 
 
-def container_name(server_id: str) -> str:
-    return f"lookahead-{server_id}"
+def container_name(owner_id: str) -> str:
+    """Name of a container. owner_id: id of a server, or `stage_id`."""
+    return f"lookahead-{owner_id}"
+
+
+def stage_id(folder: Path) -> str:
+    """Id of the stage in a folder, in which one build runs at a time."""
+    return digest_of(str(folder))[:12]
 
 
 def run_argv(
@@ -95,15 +104,15 @@ def run_argv(
     words = docker_argv(
         serving_image(tag),
         argv,
+        name=container_name(server_id),
         writable=[places.engines],
         readable=[CODE, places.home, *files],
         work_dir=places.home,
         environment=variables,
     )
-    # --init forwards signals to mpirun or tritonserver, and reaps their children.
-    return (*words[:2], "--name", container_name(server_id), "--init", "--network", "host", *words[2:])
+    return (*words[:5], "--network", "host", *words[5:])
 
 
-def remove_argv(server_id: str) -> tuple[str, ...]:
-    """Command that removes the container of a server, if it exists."""
-    return ("docker", "rm", "--force", container_name(server_id))
+def remove_argv(owner_id: str) -> tuple[str, ...]:
+    """Command that removes the container of a server or a stage, if it exists. owner_id: as for `container_name`."""
+    return ("docker", "rm", "--force", container_name(owner_id))

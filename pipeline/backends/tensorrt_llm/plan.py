@@ -26,7 +26,7 @@ from pipeline.backends.tensorrt_llm.conversion import (
     is_calibrated,
     mapping_arguments,
 )
-from pipeline.backends.tensorrt_llm.docker import docker_argv
+from pipeline.backends.tensorrt_llm.docker import container_name, docker_argv, stage_id
 from pipeline.backends.tensorrt_llm.engine_build import build_argv, build_flags_of, expected_config
 from pipeline.backends.tensorrt_llm.environment import Where, detect, engine_version
 from pipeline.backends.tensorrt_llm.instance import Instance, instance_of
@@ -118,8 +118,9 @@ def plan_for(resolved: ResolvedConfig, where: Places | None = None, checkpoint_h
 
     def in_docker(argv: tuple[str, ...], folder: Path, inputs: Sequence[Path]) -> tuple[str, ...]:
         readable = [CODE, *inputs]
+        name = container_name(stage_id(folder))
         return docker_argv(
-            image, argv, writable=[used.engines], readable=readable, work_dir=folder, environment=environment
+            image, argv, name=name, writable=[used.engines], readable=readable, work_dir=folder, environment=environment
         )
 
     conversion = _conversion_stage(context, stages, content, in_docker)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.backends.tensorrt_llm.docker import DROPPED_VARIABLES
+from pipeline.backends.tensorrt_llm.docker import DROPPED_VARIABLES, remove_argv, stage_id
 from pipeline.backends.tensorrt_llm.normalize import expected_rotary, normalized
 from pipeline.backends.tensorrt_llm.plan import EngineStage, Plan, Stage
 from pipeline.backends.tensorrt_llm.readback import checkpoint_differences, engine_differences, require_equal
@@ -29,6 +29,7 @@ from pipeline.config.schema import Dtype, ModelShape
 from pipeline.engine.backend import Note
 from pipeline.errors import BuildError, CheckpointError
 from pipeline.files import log_tail, write_whole
+from pipeline.server.guard import run_clean_up
 
 STAGE = "stage.json"
 LOG = "log.txt"
@@ -59,7 +60,7 @@ def run_conversion(
     if is_done(stage):
         note(f"converted checkpoint: reused ({stage.output})")
         return
-    begin(stage.folder)
+    begin(plan, stage)
     config = write_source(checkpoint, dtype, stage.source)
     _require_shape(config, checkpoint, shape)
     stage.request.write_text(json.dumps(stage.call, indent=2) + "\n", encoding="utf-8")
@@ -74,7 +75,7 @@ def run_build(plan: Plan, stage: EngineStage, note: Note, run: Run = run_process
     if is_done(stage):
         note(f"engine '{stage.instance.mode}': reused ({stage.output})")
         return
-    begin(stage.folder)
+    begin(plan, stage)
     note(f"engine '{stage.instance.mode}': trtllm-build ({stage.folder / LOG})")
     _run(plan, stage, f"build of the '{stage.instance.mode}' engine", run)
     found = engine_differences(stage.output, stage.expected, plan.world_size)
@@ -118,9 +119,11 @@ def is_done(stage: Stage) -> bool:
     return isinstance(found, dict) and found.get("digest") == stage.digest
 
 
-def begin(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+def begin(plan: Plan, stage: Stage) -> None:
+    """Empty the folder of a stage. The container of a killed build would go on writing into it."""
+    _remove_container(plan, stage)
+    shutil.rmtree(stage.folder, ignore_errors=True)
+    stage.folder.mkdir(parents=True)
 
 
 def finish(stage: Stage) -> None:
@@ -131,11 +134,20 @@ def finish(stage: Stage) -> None:
 
 def _run(plan: Plan, stage: Stage, what: str, run: Run) -> None:
     log, start = stage.folder / LOG, time.monotonic()
-    code = run(stage.argv if plan.where == "here" else stage.docker_argv, plan.environment, stage.folder, log)
+    try:
+        code = run(stage.argv if plan.where == "here" else stage.docker_argv, plan.environment, stage.folder, log)
+    except BaseException:
+        _remove_container(plan, stage)
+        raise
     if code != 0:
         raise BuildError(
             f"The {what} failed with code {code} after {time.monotonic() - start:.0f} s. End of {log}:\n{log_tail(log)}"
         )
+
+
+def _remove_container(plan: Plan, stage: Stage) -> None:
+    if plan.where == "docker":
+        run_clean_up(remove_argv(stage_id(stage.folder)))
 
 
 def _require_shape(config: Mapping[str, Any], checkpoint: Checkpoint, shape: ModelShape) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pipeline.backends.tensorrt_llm.build import execute
@@ -53,10 +54,10 @@ class StandIn:
             (folder / f"rank{rank}.{suffix}").write_bytes(b"x")
 
 
-def build(where, run_of, *overrides: str, target: str = "artifact") -> tuple[StandIn, Path]:
+def build(where, run_of, *overrides: str, target: str = "artifact", place: str = "here") -> tuple[StandIn, Path]:
     resolved = trt_config("tiny-random-llama", "latency", *overrides)
     checkpoint = fetch(resolved.model, where.cache)
-    plan = plan_for(resolved, where, checkpoint.content_hash)
+    plan = replace(plan_for(resolved, where, checkpoint.content_hash), where=place)
     run = run_of(plan)
     folder = where.engines / target
     execute(plan, resolved, checkpoint, silent, folder, run)

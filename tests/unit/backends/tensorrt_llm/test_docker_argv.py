@@ -12,7 +12,9 @@ from pipeline.backends.tensorrt_llm.docker import docker_argv
 
 
 def test_a_user_whom_the_container_does_not_know_has_a_name_and_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
-    words = docker_argv("image", ["call"], writable=[], readable=[], work_dir=Path("/"), environment={"EXTRA": "x"})
+    words = docker_argv(
+        "image", ["call"], name="one", writable=[], readable=[], work_dir=Path("/"), environment={"EXTRA": "x"}
+    )
     assert words[words.index("--user") + 1] == f"{os.getuid()}:{os.getgid()}"
     variables = dict(words[place + 1].split("=") for place, word in enumerate(words) if word == "--env")
     assert variables["HOME"] == "/tmp"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.backends.tensorrt_llm import build as trt_build
-from pipeline.backends.tensorrt_llm import release_data
+from pipeline.backends.tensorrt_llm import release_data, stages
 from pipeline.backends.tensorrt_llm.build import execute
 from pipeline.backends.tensorrt_llm.plan import plan_for
 from pipeline.backends.tensorrt_llm.stages import run_process, write_source
@@ -71,6 +71,24 @@ def test_a_killed_build_goes_on_with_the_stage_that_it_was_in(where, killed_in, 
         build(where, Killed, ".speculation=both", target="killed")
     again, _ = build(where, StandIn, ".speculation=both")
     assert again.calls == left_to_do
+
+
+def test_the_container_of_an_interrupted_stage_is_removed(where, monkeypatch):
+    removed: list[str] = []
+    monkeypatch.setattr(stages, "run_clean_up", lambda command: removed.append(command[-1]))
+
+    def interrupted(argv, environment, folder, log):
+        raise KeyboardInterrupt
+
+    for place, expected in (("docker", 2), ("here", 0)):  # before the start, and after the interruption
+        removed.clear()
+        with pytest.raises(KeyboardInterrupt):
+            build(where, lambda plan, place=place: interrupted, place=place)
+        assert len(removed) == expected
+    argv = plan_for(trt_config("tiny-random-llama"), where).conversion.docker_argv
+    with pytest.raises(KeyboardInterrupt):
+        build(where, lambda plan: interrupted, place="docker")
+    assert set(removed) == {argv[argv.index("--name") + 1]}
 
 
 def test_two_engines_lie_side_by_side(where):
