@@ -187,6 +187,17 @@ def test_a_model_whose_passes_fail_is_refused_when_it_is_loaded(llama: Path) -> 
         loaded(llama)
 
 
+def test_a_config_that_ties_different_weights_is_corrected(llama: Path) -> None:
+    """transformers does not tie them when it loads both, but the saved config would say so."""
+    write_config(llama, "LlamaForCausalLM", {"tie_word_embeddings": True})
+    model = loaded(llama)
+    assert not model.config.tie_word_embeddings
+    head = load_file(llama / "model.safetensors")["lm_head.weight"]
+    assert torch.equal(model.lm_head.weight, head)
+    change_tensors(llama, lambda tensors: tensors.update({"lm_head.weight": tensors["model.embed_tokens.weight"] + 0}))
+    assert loaded(llama).config.tie_word_embeddings
+
+
 def test_what_older_releases_saved_beside_the_weights_is_not_missed(tmp_path: Path, llama: Path) -> None:
     gptj = tmp_path / "gptj"
     transformers.GPTJForCausalLM(transformers.GPTJConfig(**TINY, rotary_dim=4)).save_pretrained(gptj)
