@@ -12,7 +12,7 @@ from pipeline.checkpoint.checkpoint import Checkpoint
 from pipeline.checkpoint.disk import is_full
 from pipeline.checkpoint.gguf import num_weights
 from pipeline.checkpoint.local import tokenizer_files
-from pipeline.checkpoint.model_config import check_model, loading_errors, reason
+from pipeline.checkpoint.model_config import check_model, kv_heads, loading_errors, reason
 from pipeline.checkpoint.tokenizer_files import VOCABULARY, copy_tokenizer, save_tokenizer
 from pipeline.config.schema import Dtype
 from pipeline.errors import CheckpointError
@@ -145,17 +145,24 @@ def _check_finite(model: PreTrainedModel, dtype: Dtype, where: str) -> None:
 
 
 def _check_pass(model: PreTrainedModel, where: str) -> None:
-    """Raise CheckpointError if a pass over one token fails: some faults of a config show only there."""
+    """Raise CheckpointError if a pass over one token fails, or has other heads than the config: some faults of a config
+    show only there."""
     import torch
 
     try:
         with torch.inference_mode():
-            model(torch.zeros((1, 1), dtype=torch.int64))
+            cache = model(torch.zeros((1, 1), dtype=torch.int64), use_cache=True).past_key_values
     except loading_errors() as error:
         raise CheckpointError(
             f"{where}: transformers cannot compute a pass of this {type(model).__name__}: {reason(error)}. Correct "
             "config.json, for example rope_parameters or layer_types."
         ) from error
+    stated, (_, heads, _, width) = kv_heads(model.config.get_text_config()), cache.layers[0].keys.shape
+    if stated != (heads, width):
+        raise CheckpointError(
+            f"{where}: num_key_value_heads and head_dim in config.json: found {stated[0]!r} and {stated[1]!r}; a "
+            f"{type(model).__name__} computes {heads} and {width}. Correct or remove them."
+        )
 
 
 def _check_gguf_weights(checkpoint: Checkpoint, model: PreTrainedModel) -> None:

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 # Quantized weights that transformers can dequantize without further packages.
 _DEQUANTIZED = ("fp8",)
 _MOST_LAYERS = 1024
-# A model ignores these settings if its config class does not declare them, but KV caches apply them.
-_CACHE_SETTINGS = ("sliding_window", "use_sliding_window", "layer_types", "num_key_value_heads")
+# A model ignores these settings if its config class does not declare them, but the KV cache of transformers applies
+# them.
+_WINDOW_SETTINGS = ("sliding_window", "use_sliding_window", "layer_types")
 _LARGEST_WINDOW = 2**31 - 1
 
 
@@ -44,7 +45,7 @@ def read_config(folder: Path, architecture: str, gguf_file: str | None = None) -
             f"{folder / (gguf_file or 'config.json')} is not a config of a {architecture}: {reason(error)}."
         ) from error
     declared = {field.name for field in dataclasses.fields(config)}
-    for key in _CACHE_SETTINGS:
+    for key in _WINDOW_SETTINGS:
         if key not in declared and key in vars(config):
             delattr(config, key)
     if gguf_file is not None and hasattr(config, "sliding_window"):
@@ -116,6 +117,15 @@ def check_model(model: PreTrainedModel, where: str) -> None:
                 f"{where} has attention that is not causal, so it cannot generate text. Use a causal variant of the "
                 "model."
             )
+
+
+def kv_heads(config: PretrainedConfig) -> tuple[int, int]:
+    """Number and width of the key/value heads by a config."""
+    heads = config.num_attention_heads
+    return (
+        getattr(config, "num_key_value_heads", None) or heads,
+        getattr(config, "head_dim", None) or config.hidden_size // heads,
+    )
 
 
 def loading_errors() -> tuple[type[Exception], ...]:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from pipeline.checkpoint.model_config import kv_heads
 from pipeline.decoding.tree import BoolArray, IntArray
 from pipeline.engine.contract import EngineLimits
 from pipeline.engine.memory import slots_for
@@ -39,10 +40,9 @@ class TorchEngine(SlotEngine):
         config = model.config.get_text_config()
         parameter = next(model.parameters())
         self._device, self._dtype = parameter.device, parameter.dtype
-        num_kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        num_kv_heads, head_dim = kv_heads(config)
         self._group_size = config.num_attention_heads // num_kv_heads
         num_slots = slots_for(limits.max_batch_size) if num_slots is None else num_slots
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         num_own_heads = num_kv_heads // (num_shards or 1)
         shape = (config.num_hidden_layers, num_slots, num_own_heads, limits.max_seq_len, head_dim)
         self._cache = SlotCache(shape, self._dtype, self._device)

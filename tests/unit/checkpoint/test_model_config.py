@@ -187,6 +187,14 @@ def test_a_model_whose_passes_fail_is_refused_when_it_is_loaded(llama: Path) -> 
         loaded(llama)
 
 
+@pytest.mark.parametrize(("key", "value"), [("head_dim", 16), ("head_dim", "x"), ("num_key_value_heads", 2)])
+def test_heads_that_a_family_does_not_read_from_its_config_are_refused(key: str, value: object, tmp_path: Path) -> None:
+    transformers.GPTJForCausalLM(transformers.GPTJConfig(**TINY, rotary_dim=4)).save_pretrained(tmp_path)
+    write_config(tmp_path, "GPTJForCausalLM", {"rotary_dim": 4, key: value})
+    with pytest.raises(CheckpointError, match=rf"found .*{value}.*; a GPTJForCausalLM computes 4 and 8\. Correct or"):
+        loaded(tmp_path, architecture="GPTJForCausalLM")
+
+
 def test_a_config_that_ties_different_weights_is_corrected(llama: Path) -> None:
     """transformers does not tie them when it loads both, but the saved config would say so."""
     write_config(llama, "LlamaForCausalLM", {"tie_word_embeddings": True})
