@@ -164,22 +164,26 @@ def main() -> int:
 
 
 def record_restart(state_path: Path, number: int, reason: str) -> None:
-    """Record a restart in the state file, if the server has written one."""
+    """Record a restart in the state file, if the server has written one and the disk is not full."""
     if state := _read_state(state_path):
         state |= {"restarts": number, "restart_reason": reason}
         partial = state_path.with_suffix(".partial")
-        partial.touch(mode=0o600)  # it holds Triton's key
-        partial.write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
-        partial.replace(state_path)
+        try:
+            partial.touch(mode=0o600)  # it holds Triton's key
+            partial.write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
+            partial.replace(state_path)
+        except OSError:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
 
 
 def _read_state(path: Path) -> dict[str, Any]:
     """Content of a state file; empty if it is missing or damaged."""
     try:
-        state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        state = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return state
+    return state if isinstance(state, dict) else {}
 
 
 def _start(spec: GuardSpec) -> subprocess.Popen[bytes]:

@@ -18,13 +18,17 @@ _END_BYTES = 400
 
 def write_end(path: Path, stopped: bool, reason: str) -> None:
     """Append the last line of a run. stopped: whether the end was requested."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write(f"\n{_STOPPED if stopped else 'lookahead: the server ended by itself'} ({reason})\n")
+    _append(path, f"{_STOPPED if stopped else 'lookahead: the server ended by itself'} ({reason})")
 
 
 def write_restart(path: Path, number: int, reason: str) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(f"\nlookahead: restart {number} ({reason})\n")
+    _append(path, f"lookahead: restart {number} ({reason})")
+
+
+def _append(path: Path, line: str) -> None:
+    """Append a line, unless the disk is full: a server must be restarted and cleaned up all the same."""
+    with suppress(OSError), path.open("a", encoding="utf-8") as file:
+        file.write(f"\n{line}\n")
 
 
 def was_stopped(path: Path) -> bool:

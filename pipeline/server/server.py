@@ -166,7 +166,12 @@ def start_server(
                 max_restarts=server.max_restarts,
                 companions=[str(service_state_path(run_dir, GATEWAY))],
             )
-            guard = start_guard(spec, run_dir / SPEC, places.home)
+            try:
+                guard = start_guard(spec, run_dir / SPEC, places.home)
+            except BaseException:
+                if gateway is not None:
+                    gateway.stop()
+                raise
             state = ServerState(
                 server_id=server_id,
                 guard_pid=guard.pid,
@@ -189,6 +194,9 @@ def start_server(
             try:
                 write_whole(run_dir / STATE, state.model_dump_json(indent=2) + "\n", private=True)
                 _wait_until_ready(running_server, server.startup_timeout_s, note)
+                (run_dir / READY_FILE).touch()
+                if gateway is not None:
+                    gateway.mark_ready()
             except BaseException as error:
                 stopped = was_stopped(run_dir / LOG)  # by another process
                 running_server.stop()
@@ -200,10 +208,7 @@ def start_server(
                         continue
                     write_end(run_dir / LOG, False, "it did not get ready")
                 raise error
-            (run_dir / READY_FILE).touch()
             handover.forget_handover(run_dir / HANDOVER)
-            if gateway is not None:
-                gateway.mark_ready()
             return running_server
     raise AssertionError("the last attempt returns or raises")
 

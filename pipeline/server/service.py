@@ -123,8 +123,13 @@ def start_service(
         started=time.time(),
         ends_with=ends_with,
     )
-    write_whole(folder / STATE, state.model_dump_json(indent=2) + "\n")
-    return RunningService(service, state, folder, guard)
+    running = RunningService(service, state, folder, guard)
+    try:
+        write_whole(folder / STATE, state.model_dump_json(indent=2) + "\n")
+    except BaseException:  # a full disk; without its state file nobody would find the service
+        running.stop()
+        raise
+    return running
 
 
 def wait_until_ready(services: Iterable[RunningService], note: Note = lambda text: None) -> None:

@@ -13,7 +13,7 @@ _SERVING, _SECOND = "serving", "second"
 def serving_dir(base: Path) -> Path:
     """The run folder in which servers run, or ran last. base: the first run folder, which contains the second."""
     try:
-        name = (base / _SERVING).read_text(encoding="utf-8").strip()
+        name = (base / _SERVING).read_text(encoding="utf-8", errors="replace").strip()
     except FileNotFoundError:
         return base
     return base / _SECOND if name == _SECOND else base

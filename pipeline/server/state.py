@@ -30,7 +30,7 @@ class GuardedState(Frozen):
     """State of a supervised server or service, stored in its folder for later commands."""
 
     server_id: str = Field(description="Mark of its processes, and prefix of its shared memory.")
-    guard_pid: int
+    guard_pid: int = Field(gt=0)
     host: str
     started: float = Field(description="Seconds since the epoch.")
     restarts: int = Field(0, description="Number of restarts by the guard.")

@@ -69,6 +69,21 @@ def test_a_server_that_was_ready_and_dies_is_started_again_so_often_and_then_sta
     assert_gone(server)
 
 
+def test_a_server_is_started_again_although_the_disk_is_full(fake, tmp_path):
+    server = start(tmp_path, FREE.model_copy(update={"max_restarts": 1}))
+    server.log_path.unlink()
+    for name in (server.log_path.name, "server.partial"):
+        (server.run_dir / name).symlink_to("/dev/full")
+    dead = tritonserver_of(server, fake)
+    dead.send_signal(signal.SIGKILL)
+
+    wait_for(lambda: (p := tritonserver_of(server, fake)) is not None and p.pid != dead.pid and is_ready(server.state))
+    assert find_server(server.run_dir) == server.state
+    assert not os.path.lexists(server.run_dir / "server.partial")
+    server.stop()
+    assert_gone(server)
+
+
 def test_restarts_of_long_ago_do_not_count(fake, tmp_path, monkeypatch):
     monkeypatch.setattr("pipeline.server.server.GuardSpec", partial(GuardSpec, restart_window_s=0.0))
     server = start(tmp_path, FREE.model_copy(update={"max_restarts": 1}))

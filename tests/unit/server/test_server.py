@@ -12,11 +12,13 @@ import psutil
 import pytest
 
 from pipeline.config.places import places
+from pipeline.config.schema import GatewayConfig
 from pipeline.errors import ServerError
 from pipeline.server.command import is_plain
 from pipeline.server.figures import read_metrics
 from pipeline.server.log import crash_log
 from pipeline.server.server import start_server, stop_server
+from pipeline.server.service import Service, find_services
 from pipeline.server.shared_memory import shm_files
 from pipeline.server.state import STATE, find_server, is_ready
 from tests.servers import left_over, processes_of
@@ -115,6 +117,22 @@ def test_a_server_that_a_full_disk_leaves_without_a_state_does_not_run_on(fake, 
 
     commands = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
     assert not [command for command in commands if str(tmp_path) in command]  # neither its guard
+
+
+def test_a_gateway_whose_server_has_no_guard_does_not_run_on(fake, tmp_path, monkeypatch):
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    sleeper = Service("gateway", ["sleep", "600"], {"PATH": "/usr/bin:/bin"}, {}, lambda: True)
+    monkeypatch.setattr("pipeline.server.server.gateway_service", lambda *arguments: sleeper)
+    monkeypatch.setattr("pipeline.server.server.start_guard", full)
+
+    with pytest.raises(OSError, match="No space"):
+        start(tmp_path, FREE.model_copy(update={"gateway": GatewayConfig()}), detach=True)
+
+    assert find_services(tmp_path / "run") == []
+    commands = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
+    assert not [command for command in commands if str(tmp_path) in command]
 
 
 def test_a_server_that_never_gets_ready_is_stopped(fake, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -82,6 +83,19 @@ def test_a_stopped_service_leaves_nothing_behind(run_dir):
 
     assert find_services(run_dir) == []
     assert not left_over(door.state.server_id)
+
+
+def test_a_service_that_a_full_disk_leaves_without_a_state_does_not_run_on(run_dir, monkeypatch):
+    def full(path: Path, *arguments: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("pipeline.server.service.write_whole", full)
+
+    with pytest.raises(OSError, match="No space"):
+        start(run_dir, service(), detach=True)
+
+    commands = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
+    assert not [command for command in commands if str(run_dir) in command]  # neither its guard
 
 
 def test_one_service_of_a_name_per_run_folder(run_dir):
