@@ -96,7 +96,10 @@ def _plugin_value(flag: release_data.Flag, value: FlagValue) -> FlagValue | None
 
 
 def _gemm_plugin(context: BuildContext) -> str:
-    """Value of gemm_plugin that NVIDIA recommends: the model's type for 16-bit models, off for FP8, nvfp4 for FP4."""
+    """Value of gemm_plugin that NVIDIA recommends: the model's type for 16-bit models, off for FP8 and for streamed
+    weights, nvfp4 for FP4."""
+    if context.flag("weight_streaming"):
+        return "disable"
     return {"fp8": "disable", "nvfp4": "nvfp4"}.get(context.trt.quantization, context.resolved.dtype)
 
 

@@ -40,6 +40,7 @@ Trait = Literal[
     "no_text",
     "sliding_window",
     "no_xqa_kernel",
+    "uneven_layers",
     "moe",
 ]
 

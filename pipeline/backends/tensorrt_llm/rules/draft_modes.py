@@ -55,6 +55,8 @@ def _lacks_of_lookahead(context: BuildContext) -> Iterator[str]:
         yield "has ALiBi positions, for which no tree-attention kernel exists"
     if "no_xqa_kernel" in context.traits:
         yield "is known to fail for lack of a kernel for lookahead decoding"
+    if "uneven_layers" in context.traits:
+        yield "has layers of different shapes, whose KV cache lookahead decoding cannot rewind"
     window = shape.sliding_window if shape is not None else None
     reaches = window is not None and window < context.engine.max_seq_len
     if reaches or ("sliding_window" in context.traits and window is None):

@@ -126,6 +126,8 @@ def _lost_flags(context: BuildContext) -> Iterator[tuple[str, str]]:
         yield "pp_reduce_scatter", "it is for MixtralForCausalLM"
     if weights == "nvfp4" and context.flag("gemm_plugin") != "nvfp4":
         yield "gemm_plugin", "with tensorrt_llm.quantization = 'nvfp4' the builder replaces it with 'nvfp4'"
+    if context.flag("weight_streaming"):
+        yield "gemm_plugin", f"weights of plugins stay on the GPU despite {build_flag('weight_streaming')}"
     if not context.enabled("use_fused_mlp"):
         yield from ((name, f"it needs {build_flag('use_fused_mlp')} = 'enable'") for name in _FUSED_MLP_PLUGINS)
     if context.trt.compute_capability == 100:

@@ -21,11 +21,11 @@ def known_parameters(context: BuildContext) -> Iterator[Fault]:
             yield found
         elif name not in known:
             yield fault(key, f"is not a parameter of the tensorrtllm backend.{did_you_mean(name, known)}")
-        elif right := _right_value(known[name], value):
+        elif right := _right_value(name, known[name], value):
             yield wrong(key, value, f"should be {right}")
 
 
-def _right_value(entry: release_data.Parameter, value: bool | int | float | str) -> str | None:
+def _right_value(name: str, entry: release_data.Parameter, value: bool | int | float | str) -> str | None:
     """Description of valid values; None if the value is valid. The backend uses its default for an invalid value."""
     kind = entry.type.split(";")[0]
     if kind == "bool":
@@ -33,7 +33,9 @@ def _right_value(entry: release_data.Parameter, value: bool | int | float | str)
     if isinstance(value, bool):
         return f"a {kind}"
     if kind in ("int", "uint"):
-        return None if isinstance(value, int) and value >= 0 else "a whole number of at least 0"
+        limit = 1 << (64 if name.endswith("_bytes") else 31)
+        fits = isinstance(value, int) and 0 <= value < limit
+        return None if fits else f"a whole number from 0 to {limit - 1}"
     if kind.startswith("float"):
         fits = isinstance(value, int | float) and (kind == "float" or 0 <= value <= 1)
         return None if fits else "a number from 0 to 1" if kind != "float" else "a number"
@@ -70,6 +72,9 @@ def parameters_have_what_they_need(context: BuildContext) -> Iterator[Fault]:
     if isinstance(weights, int | float) and weights < 1 and not context.flag("weight_streaming"):
         reason = "only an engine built with tensorrt_llm.build_flags.weight_streaming = true keeps weights elsewhere"
         yield wrong(parameter("gpu_weights_percent"), weights, reason, "Add that, or remove this.")
+    if context.parameter("kv_cache_onboard_blocks") is False and context.paged_context_off is None:
+        reason = "the backend does not load an engine with paged context attention without it"
+        yield wrong(parameter("kv_cache_onboard_blocks"), False, reason, "Remove it.")
     limit = context.parameter("max_tokens_in_paged_kv_cache")
     if len(context.modes) > 1 and limit is not None:
         reason = "with tensorrt_llm.speculation = 'both' each engine gets its own by tensorrt_llm.lookahead_kv_share"

@@ -120,6 +120,11 @@ def test_plugins_follow_the_weights(quantization, cache, gemm, fp8_context):
     assert stage.flags["use_fp8_context_fmha"] == fp8_context
 
 
+def test_weights_are_streamed_without_the_plugin_that_keeps_them():
+    (stage,) = plan(".build_flags.weight_streaming=true", ".parameters.gpu_weights_percent=0.5").engines
+    assert stage.flags["gemm_plugin"] == "disable"
+
+
 @pytest.mark.parametrize(("asked", "built"), [("enable", True), ("disable", False)])
 def test_without_paged_context_the_builder_leaves_fp8_context_as_asked(asked, built):
     flags = (".build_flags.use_paged_context_fmha=disable", f".build_flags.use_fp8_context_fmha={asked}")
