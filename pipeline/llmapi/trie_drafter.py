@@ -55,12 +55,6 @@ class TrieResources(BaseResourceManager):  # type: ignore[misc]  # TensorRT-LLM 
     def get_needed_resource_to_completion(self, request: Any) -> int:
         return 0
 
-    def prepare_resources(self, scheduled_batch: Any) -> None:
-        """Nothing to prepare."""
-
-    def update_resources(self, scheduled_batch: Any) -> None:
-        """Nothing to update."""
-
     def free_resources(self, request: Any) -> None:
         """Learn the last tokens of a request that has ended, and forget the request."""
         self.drafts.finish(request.request_id, request.get_tokens(0))

@@ -10,6 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 VOCABULARY = 256
+# Of the arguments of LLM() and of its KvCacheConfig, those that model.yaml may have. The real ones refuse all others.
+ARGUMENTS = {
+    *("backend", "dtype", "revision", "trust_remote_code", "max_batch_size", "max_num_tokens", "max_seq_len"),
+    *("tensor_parallel_size", "pipeline_parallel_size", "moe_tensor_parallel_size", "moe_expert_parallel_size"),
+    *("enable_chunked_prefill", "disable_overlap_scheduler", "kv_cache_config"),
+}
+CACHE_ARGUMENTS = {"enable_block_reuse", "free_gpu_memory_fraction", "host_cache_size", "dtype", "tokens_per_block"}
 
 
 @dataclass
@@ -101,11 +108,13 @@ class Running:
 
 
 class LLM:
-    """Takes the keyword arguments that model.yaml may hold."""
+    """Takes the keyword arguments that model.yaml may hold, and no others."""
 
     step_seconds = 0.001
 
     def __init__(self, model: str, *, speculative_config: Any = None, **arguments: Any) -> None:
+        assert set(arguments) <= ARGUMENTS, "extra inputs are not permitted"
+        assert set(arguments.get("kv_cache_config", ())) <= CACHE_ARGUMENTS, "extra inputs are not permitted"
         self.model, self.arguments = model, arguments
         if isinstance(speculative_config, dict):
             import tensorrt_llm.llmapi as llmapi
@@ -116,6 +125,8 @@ class LLM:
         self.speculative_config = pickle.loads(pickle.dumps(speculative_config))
         self.drafter = getattr(self.speculative_config, "drafter", None)
         self.resources = getattr(self.speculative_config, "resource_manager", None)
+        if self.resources is not None:
+            self.resources.add_dummy_requests([1 << 63])  # the warm-up
         self.num_steps = self.num_drafted = self.num_accepted = 0
         self._ids = itertools.count(1)
         self.is_shut_down = False
@@ -155,4 +166,6 @@ class LLM:
             self.resources.free_resources(request)
 
     def shutdown(self) -> None:
+        if self.resources is not None:
+            self.resources.shutdown()
         self.is_shut_down = True

@@ -13,11 +13,17 @@ class BaseResourceManager(ABC):
     @abstractmethod
     def get_needed_resource_to_completion(self, request: Any) -> int: ...
 
-    @abstractmethod
-    def prepare_resources(self, scheduled_batch: Any) -> None: ...
+    def add_dummy_requests(self, request_ids: list[int]) -> None:
+        return None
 
-    @abstractmethod
-    def update_resources(self, scheduled_batch: Any) -> None: ...
+    def prepare_resources(self, scheduled_batch: Any) -> None:
+        return None
 
-    @abstractmethod
-    def free_resources(self, request: Any) -> None: ...
+    def update_resources(self, scheduled_batch: Any) -> None:
+        return None
+
+    def free_resources(self, request: Any) -> None:
+        return None
+
+    def shutdown(self) -> None:
+        return None
