@@ -69,8 +69,12 @@ def validate_gpu(
     if part not in ("server", "engine"):
         raise UserError(f"There is no part {part!r}; --part takes server or engine.")
     if part == "engine":
-        _check_engine(model, shapes, num_prompts, max_new_tokens, out)
+        if overrides:
+            raise UserError("--set changes the server's engines; --part engine has settings of its own. Leave it out.")
+        _check_engine(model, shapes, num_prompts, max_new_tokens, out, as_json)
         return
+    if shapes is not None:
+        raise UserError("--shapes belongs to --part engine; leave it out, or add that.")
     if backend not in backend_names():
         raise UserError(f"There is no backend {backend!r}; --backend takes {' or '.join(backend_names())}.")
     of_gpu, first_only = backend_of(backend).validation_settings()
@@ -105,7 +109,9 @@ def validate_gpu(
         raise typer.Exit(1)
 
 
-def _check_engine(model: str, shapes: str | None, num_prompts: int, max_new_tokens: int, out: Path | None) -> None:
+def _check_engine(
+    model: str, shapes: str | None, num_prompts: int, max_new_tokens: int, out: Path | None, as_json: bool
+) -> None:
     """Check the torch engine on this machine's GPU, else its CPU. The report is updated after each check."""
     from dataclasses import asdict
 
@@ -121,6 +127,7 @@ def _check_engine(model: str, shapes: str | None, num_prompts: int, max_new_toke
     if wrong := [name for name in names if name not in SHAPES]:
         raise UserError(f"There is no shape {wrong[0]!r}; --shapes takes {', '.join(SHAPES)}.")
     options = CheckOptions(device, model, names, num_prompts, max_new_tokens)
+    resolve(model, DEFAULT_PROFILE, ("backend=torch", f"device={device}"))
     folder = _new_folder(out)
     folder.mkdir(parents=True, exist_ok=True)
     own, _ = private_places(places(), folder)
@@ -130,9 +137,12 @@ def _check_engine(model: str, shapes: str | None, num_prompts: int, max_new_toke
 
     with output.working("checking the engine") as note:
         results = run_checks(options, own, note, on_result)
-    rows = [(check["name"], "passed" if check["passed"] else "FAILED", check["seconds"]) for check in results]
-    output.table(["check", "result", "seconds"], rows)
-    output.say(f"report: {folder / 'engine.md'}")
+    if as_json:
+        output.print_json({"checks": results})
+    else:
+        rows = [(check["name"], "passed" if check["passed"] else "FAILED", check["seconds"]) for check in results]
+        output.table(["check", "result", "seconds"], rows)
+        output.say(f"report: {folder / 'engine.md'}")
     if not all(check["passed"] for check in results):
         raise typer.Exit(1)
 

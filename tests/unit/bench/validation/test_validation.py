@@ -192,6 +192,14 @@ def test_without_a_gpu_it_is_refused_in_one_sentence(tmp_path, monkeypatch, caps
     assert not list(tmp_path.glob("validation*"))
 
 
+def test_options_of_the_other_part_and_wrong_names_are_refused_before_the_first_check(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert "--shapes belongs to --part engine" in refused(capsys, "--shapes", "tiny")
+    assert "Leave it out" in refused(capsys, "--part", "engine", "--set", "device=cpu")
+    assert "no-such-model" in refused(capsys, "--part", "engine", "-m", "no-such-model")
+    assert not list(tmp_path.iterdir())
+
+
 def planned(tmp_path: Path, monkeypatch: Any, *arguments: str, **machine: Any) -> ValidationPlan:
     """The stages of a GPU machine, without running them."""
     programs, _ = fake_machine(tmp_path / "machine", docker=True, **machine)
