@@ -117,11 +117,14 @@ def write_artifact(
     folder: Path, resolved: ResolvedConfig, fingerprint: Fingerprint, fill: Callable[[Path], None], cache_dir: Path
 ) -> Artifact:
     """Call `fill` to write engine/ and tokenizer/ into a temporary folder, add the manifest, and rename it to
-    `folder`."""
+    `folder`. Folders of later stages stay, because a server that restarts needs its repository."""
     with whole_folder(folder) as partial:
         fill(partial)
         write_whole(partial / RESOLVED, dump_resolved(resolved))
         _describe(partial, resolved, fingerprint, cache_dir)
+        for later in folder.glob("*"):
+            if later.is_dir() and later.name not in (ENGINE, TOKENIZER):
+                later.rename(partial / later.name)
     return load_artifact(folder, cache_dir)
 
 

@@ -80,7 +80,9 @@ def test_a_finished_engine_needs_no_right_to_write(built: Path, where: Places) -
 
 
 def test_force_builds_again(built: Path, where: Places) -> None:
+    (built / "repository").mkdir()
     assert build_engine(tiny(), where, force=True).outcome == "built"
+    assert (built / "repository").is_dir(), "a server may run from it"
 
 
 def test_a_failing_build_keeps_the_old_engine_and_leaves_nothing_else(
