@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from pipeline.config.places import Places
 from pipeline.config.schema import ResolvedConfig
 from pipeline.engine.artifact import (
     MANIFEST,
+    STAGES,
     Artifact,
     artifact_dir,
     build_lock,
@@ -51,7 +53,9 @@ def build_engine(
             # A build is certain, so check the GPU and the memory before a long download.
             backend.require_resources(resolved, folder)
         if force:
-            return _build(resolved, backend, folder, _fetch(resolved, backend, places, note), places, note)
+            fetched = _fetch(resolved, backend, places, note)
+            shutil.rmtree(folder.parent / STAGES, ignore_errors=True)  # finished stages of an earlier build
+            return _build(resolved, backend, folder, fetched, places, note)
         present = _usable(folder, places, note)
         content_hash, checkpoint = _identify(resolved, backend, present, places, note)
         fingerprint = backend.fingerprint(resolved, content_hash)

@@ -112,11 +112,14 @@ def write_source(checkpoint: Checkpoint, dtype: Dtype, folder: Path) -> dict[str
 
 
 def is_done(stage: Stage) -> bool:
+    """Whether the stage is finished, and its output unchanged. The artifact links the files, so damage to an engine is
+    damage to the output."""
     try:
         found = json.loads((stage.folder / STAGE).read_text(encoding="utf-8"))
+        files = _output_files(stage)
     except (OSError, ValueError):
         return False
-    return isinstance(found, dict) and found.get("digest") == stage.digest
+    return isinstance(found, dict) and (found.get("digest"), found.get("files")) == (stage.digest, files)
 
 
 def begin(plan: Plan, stage: Stage) -> None:
@@ -128,8 +131,15 @@ def begin(plan: Plan, stage: Stage) -> None:
 
 def finish(stage: Stage) -> None:
     """Mark a stage as finished, atomically."""
-    text = json.dumps({"digest": stage.digest, "fingerprint": stage.fingerprint}, indent=2)
-    write_whole(stage.folder / STAGE, text + "\n")
+    content = {"digest": stage.digest, "fingerprint": stage.fingerprint, "files": _output_files(stage)}
+    write_whole(stage.folder / STAGE, json.dumps(content, indent=2) + "\n")
+
+
+def _output_files(stage: Stage) -> dict[str, list[int]]:
+    """Size and time of the last change of each file of a stage's output."""
+    files = sorted(path for path in stage.output.rglob("*") if path.is_file())
+    states = ((path.relative_to(stage.output).as_posix(), path.stat()) for path in files)
+    return {name: [state.st_size, state.st_mtime_ns] for name, state in states}
 
 
 def _run(plan: Plan, stage: Stage, what: str, run: Run) -> None:

@@ -91,6 +91,31 @@ def test_the_container_of_an_interrupted_stage_is_removed(where, monkeypatch):
     assert set(removed) == {argv[argv.index("--name") + 1]}
 
 
+def test_a_damaged_engine_is_built_again_and_force_repeats_all_stages(where, monkeypatch):
+    monkeypatch.setenv("LOOKAHEAD_ENGINES", str(where.engines))
+    monkeypatch.setattr(trt_build, "require_ready", lambda *arguments: None)
+    calls: list[str] = []
+
+    def run(plan, *rest):
+        stand_in = StandIn(plan)
+        execute(replace(plan, where="here"), *rest, stand_in)
+        calls.extend(stand_in.calls)
+
+    monkeypatch.setattr(trt_build, "execute", run)
+    resolved = trt_config("tiny-random-llama")
+    artifact = build_engine(resolved, where).artifact
+    assert calls == ["convert", "build lookahead"]
+    engine = artifact.engine_dir / "rank0.engine"
+    whole = engine.read_bytes()
+    engine.write_bytes(b"")
+    calls.clear()
+    assert build_engine(resolved, where).outcome == "built"
+    assert (calls, engine.read_bytes()) == (["build lookahead"], whole)
+    calls.clear()
+    build_engine(resolved, where, force=True)
+    assert calls == ["convert", "build lookahead"]
+
+
 def test_two_engines_lie_side_by_side(where):
     run, folder = build(where, StandIn, ".speculation=both")
     assert run.calls == ["convert", "build trie", "build lookahead"]
