@@ -27,6 +27,14 @@ def top_k(logits: torch.Tensor, maxima: torch.Tensor, k: int) -> tuple[torch.Ten
     return values, blocks.gather(1, places // length) * length + places % length
 
 
+def first_largest(logits: torch.Tensor, maxima: torch.Tensor) -> torch.Tensor:
+    """[n] index of the largest entry of each row, of equal ones the first, as transformers chooses."""
+    length = logits.shape[1] // maxima.shape[1]
+    block = maxima.argmax(1, keepdim=True)
+    entries = logits.view(*maxima.shape, length).gather(1, block[:, :, None].expand(-1, -1, length))
+    return block[:, 0] * length + entries[:, 0].argmax(1)
+
+
 class TorchLogits:
     """Implements `PassLogits` for logits [rows, vocab].
 
@@ -39,7 +47,7 @@ class TorchLogits:
     def __init__(self, logits: torch.Tensor) -> None:
         self._logits = logits
         self._maxima = block_maxima(logits)
-        self.choices: IntArray = top_k(logits, self._maxima, 1)[1][:, 0].to(torch.int32).cpu().numpy()
+        self.choices: IntArray = first_largest(logits, self._maxima).to(torch.int32).cpu().numpy()
         # The most probable tokens of all rows, computed at the first query.
         self._found: dict[int, tuple[IntArray, FloatArray]] = {}
 
