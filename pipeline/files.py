@@ -1,4 +1,4 @@
-"""Reads and writes whole files, at paths or URLs, and reads the end of a log."""
+"""Reads and writes whole files, at paths or URLs, reads named arrays, and the end of a log."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, TYPE_CHECKING, Any, BinaryIO
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 
 def write_whole(path: Path, content: str | Iterable[bytes], private: bool = False) -> None:
@@ -113,3 +116,16 @@ def log_tail(path: Path, num_lines: int = 20) -> str:
         return "\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-num_lines:])
     except FileNotFoundError:
         return ""
+
+
+def read_arrays(file: Path | BinaryIO) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of an .npz file by name. Raises OSError, or ValueError if it is another file or damaged."""
+    import numpy as np  # most users of this file need no arrays
+
+    try:
+        with np.load(file, allow_pickle=False) as stored:
+            return {name: stored[name] for name in stored.files}
+    except OSError:
+        raise
+    except Exception as error:  # zipfile, zlib and numpy raise many classes, by version of Python
+        raise ValueError(f"it holds no arrays, or is damaged: {error}") from error

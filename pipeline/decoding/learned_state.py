@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import UserError
-from pipeline.files import write_whole
+from pipeline.files import read_arrays, write_whole
 
 # End of the names of files with the state of a drafter.
 STATE = ".state"
@@ -57,9 +56,8 @@ def load_arrays(path: Path, like: Arrays, fingerprint: str) -> dict[str, npt.NDA
     if content[: len(MAGIC)] != MAGIC or hashlib.sha256(body).digest() != content[len(MAGIC) : start]:
         raise UserError(f"{path} is not a learned state of this version, or is damaged. Delete it.")
     try:
-        with np.load(io.BytesIO(body), allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in stored.files}
-    except (ValueError, OSError, KeyError, zipfile.BadZipFile) as error:
+        arrays = read_arrays(io.BytesIO(body))
+    except (OSError, ValueError) as error:
         raise UserError(f"{path} is not a learned state of this version: {error}. Delete it.") from error
     if arrays.pop(FINGERPRINT, np.empty(0, np.uint8)).tobytes() != fingerprint.encode():
         raise UserError(f"{path} was learned with another model or tokenizer. Delete it.")

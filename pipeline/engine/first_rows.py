@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import math
 import time
-import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +21,7 @@ from pipeline.engine.artifact import FIRST_ROWS, Artifact
 from pipeline.engine.backend import backend_of
 from pipeline.engine.contract import Engine, VerifyItem
 from pipeline.errors import BuildError
-from pipeline.files import write_whole
+from pipeline.files import read_arrays, write_whole
 
 # Candidates per row.
 WIDTH = 8
@@ -91,13 +90,13 @@ def load_first_rows(artifact: Artifact) -> StoredRows | None:
     damaged."""
     path = first_rows_path(artifact)
     try:
-        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as found:
-            rows = FirstRows(found["ids"], found["probs"].astype(np.float32))
-            stored = StoredRows(rows, int(found["vocab_size"]))
+        found = read_arrays(path)
+        rows = FirstRows(found["ids"], found["probs"].astype(np.float32))
+        stored = StoredRows(rows, int(found["vocab_size"]))
         _check(stored)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise BuildError(
             f"{path} cannot be read as first rows ({error}); delete it, and `lookahead engine` computes it again."
         ) from error

@@ -9,8 +9,6 @@ learns a little less than a live run; `known` and `asked` count how much.
 from __future__ import annotations
 
 import hashlib
-import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ import numpy.typing as npt
 from pipeline.decoding.first_rows import NO_FIRST_ROWS, FirstRows
 from pipeline.decoding.tree import DraftTree, FloatArray, IntArray
 from pipeline.errors import UserError
+from pipeline.files import read_arrays
 
 UNKNOWN = -1
 _FIRST = "first"
@@ -127,17 +126,14 @@ def load_rows(path: Path, texts: Sequence[IntArray]) -> tuple[list[RecordedRows]
     """Read the rows of these texts, and the first rows, from a file of `save_rows`. Raises UserError if the file is
     missing, has another format or lacks one of the texts."""
     try:
-        with np.load(path, allow_pickle=False) as stored:
-            names = set(stored.files)
-            found = []
-            for index, text in enumerate(texts, 1):
-                if f"{_name(text)}.ids" not in names:
-                    raise UserError(
-                        f"{path} has no rows of output {index}; record them with `lookahead research record`."
-                    )
-                found.append(RecordedRows.from_arrays(text, {key: stored[f"{_name(text)}.{key}"] for key in _ARRAYS}))
-            return found, FirstRows(*(stored[f"{_FIRST}.{key}"] for key in FirstRows._fields))
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+        stored = read_arrays(path)
+        found = []
+        for index, text in enumerate(texts, 1):
+            if f"{_name(text)}.ids" not in stored:
+                raise UserError(f"{path} has no rows of output {index}; record them with `lookahead research record`.")
+            found.append(RecordedRows.from_arrays(text, {key: stored[f"{_name(text)}.{key}"] for key in _ARRAYS}))
+        return found, FirstRows(*(stored[f"{_FIRST}.{key}"] for key in FirstRows._fields))
+    except (OSError, ValueError, KeyError) as error:
         raise UserError(f"Recorded rows cannot be read from {path}: {error}.") from error
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 import pipeline
 
@@ -128,6 +129,27 @@ def test_the_image_gets_all_that_the_served_models_import() -> None:
     assert {module for module in modules if not providers(module) & wanted.keys()} == set()
     # Chat templates take jinja2, which transformers imports when it meets one.
     assert wanted.keys() - set().union(*(providers(module) for module in modules)) == {"jinja2"}
+
+
+@pytest.mark.parametrize("python", ["3.10", "3.11", "3.12"])
+def test_each_pinned_version_that_is_installed_here_has_a_release_for_this_python(python: str) -> None:
+    """pip cannot install a pin without one: it needs a marker, so that pip takes the newest version of the range."""
+    installed = {
+        distribution.metadata["Name"].lower().replace("_", "-"): distribution.metadata.get("Requires-Python", "")
+        for distribution in importlib.metadata.distributions()
+    }
+    lines = (HOME / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    needed = {
+        pin.name: installed[pin.name.lower()]
+        for pin in pins
+        if pin.name.lower() in installed
+        and (
+            pin.marker is None or pin.marker.evaluate({"python_version": python, "python_full_version": f"{python}.0"})
+        )
+    }
+    assert len(needed) > 80
+    assert {name: versions for name, versions in needed.items() if f"{python}.20" not in SpecifierSet(versions)} == {}
 
 
 @pytest.mark.parametrize("requirement", image_requirements().values(), ids=str)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,6 +67,9 @@ def test_stored_rows_are_read_refused_when_damaged_and_removed_with_the_engines(
     save_first_rows(artifact, StoredRows(rows, 3))
     with pytest.raises(BuildError, match=r"outside the vocabulary 0\.\.2.*delete it"):
         load_first_rows(artifact)
-    path.write_bytes(b"no rows")
-    with pytest.raises(BuildError, match="cannot be read as first rows"):
-        load_first_rows(artifact)
+    array = io.BytesIO()
+    np.save(array, rows.ids)
+    for damaged in (b"no rows", b"", path.read_bytes()[:-30], array.getvalue()):
+        path.write_bytes(damaged)
+        with pytest.raises(BuildError, match="cannot be read as first rows"):
+            load_first_rows(artifact)
