@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -40,16 +41,28 @@ Run = Callable[[Sequence[str], Mapping[str, str], Path, Path], int]
 
 
 def run_process(argv: Sequence[str], environment: Mapping[str, str], folder: Path, log: Path) -> int:
-    """Run a command in a new process. Raises BuildError if it cannot be started."""
+    """Run a command in a new process, and end it with all its children if this process is interrupted. Raises
+    BuildError if it cannot be started."""
     inherited = {name: value for name, value in os.environ.items() if name not in DROPPED_VARIABLES}
     try:
         with log.open("wb") as file:
-            done = subprocess.run(
-                argv, cwd=folder, env={**inherited, **environment}, stdout=file, stderr=subprocess.STDOUT
+            process = subprocess.Popen(
+                argv,
+                cwd=folder,
+                env={**inherited, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
     except OSError as error:
         raise BuildError(f"{argv[0]} cannot be started: {error.strerror}. Run `lookahead doctor`.") from error
-    return done.returncode
+    try:
+        return process.wait()
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
 
 
 def run_conversion(

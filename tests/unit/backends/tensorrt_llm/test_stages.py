@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -193,3 +195,20 @@ def test_a_call_inherits_all_but_the_loader_switch(tmp_path, monkeypatch):
     command = f'echo "${release_data.LOADER_SWITCH}.$EXTRA"; exit 4'
     assert run_process(["sh", "-c", command], {"EXTRA": "extra"}, tmp_path, log) == 4
     assert log.read_text() == ".extra\n"
+
+
+def test_an_interrupted_call_ends_with_its_children(tmp_path):
+    """A builder of several ranks has a process per rank, which would write its engine later."""
+
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    script = f"(sleep 2; touch {tmp_path / 'late'}) & sleep 0.5; kill -ALRM $PPID; wait"
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_process(["sh", "-c", script], {}, tmp_path, tmp_path / "log")
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    time.sleep(2)
+    assert not (tmp_path / "late").exists()
