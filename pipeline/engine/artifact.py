@@ -123,7 +123,7 @@ def write_artifact(
         write_whole(partial / RESOLVED, dump_resolved(resolved))
         _describe(partial, resolved, fingerprint, cache_dir)
         for later in folder.glob("*"):
-            if later.is_dir() and later.name not in (ENGINE, TOKENIZER):
+            if later.is_dir() and not (partial / later.name).exists():
                 later.rename(partial / later.name)
     return load_artifact(folder, cache_dir)
 
