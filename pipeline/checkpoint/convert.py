@@ -129,13 +129,15 @@ def _check_chat_template(tokenizer: Any, where: str) -> None:
 
 
 def _check_finite(model: PreTrainedModel, dtype: Dtype, where: str) -> None:
-    """Raise CheckpointError for weights that are not finite, or not within the dtype's range."""
+    """Raise CheckpointError for weights that are empty, not finite, or not within the dtype's range."""
     import torch
 
+    if empty := [name for name, weight in model.named_parameters() if not weight.numel()]:
+        raise CheckpointError(f"{where} has tensors without entries: {_some(empty)}. Correct the sizes in its config.")
     broken = [
         name
         for name, weight in model.named_parameters()
-        if weight.numel() and not all(bound.isfinite() for bound in torch.aminmax(weight.detach()))
+        if not all(bound.isfinite() for bound in torch.aminmax(weight.detach()))
     ]
     if broken:
         raise CheckpointError(

@@ -54,10 +54,10 @@ def read_config(folder: Path, architecture: str, gguf_file: str | None = None) -
 
 
 def check_layers(config: PretrainedConfig, where: str) -> None:
-    """Raise CheckpointError if creating the layers would exhaust the memory."""
+    """Raise CheckpointError for a model without layers, or if creating them would exhaust the memory."""
     layers = config.get_text_config().num_hidden_layers
-    if layers > _MOST_LAYERS:
-        raise CheckpointError(f"{where}: num_hidden_layers: found {layers}; should be at most {_MOST_LAYERS}.")
+    if not 1 <= layers <= _MOST_LAYERS:
+        raise CheckpointError(f"{where}: num_hidden_layers: found {layers}; should be 1 to {_MOST_LAYERS}.")
 
 
 def check_config(config: PretrainedConfig, where: str) -> None:

@@ -48,7 +48,7 @@ class RandomCheckpoint(Frozen):
 
     source: Literal["random"] = "random"
     config: dict[str, int | float | str | bool | list[int]] = Field(description="Arguments of the config class.")
-    seed: int = Field(0, ge=0, description="Seed of the weights.")
+    seed: int = Field(0, ge=0, le=2**63 - 1, description="Seed of the weights.")
 
 
 CheckpointSource = Annotated[

@@ -206,6 +206,14 @@ def test_a_config_that_ties_different_weights_is_corrected(llama: Path) -> None:
     assert loaded(llama).config.tie_word_embeddings
 
 
+def test_a_model_with_empty_tensors_is_refused(tmp_path: Path) -> None:
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**TINY, "intermediate_size": 0})).save_pretrained(
+        tmp_path
+    )
+    with pytest.raises(CheckpointError, match=r"has tensors without entries: model\.layers\.0\.mlp.* \(6 in all\)"):
+        loaded(tmp_path)
+
+
 def test_what_older_releases_saved_beside_the_weights_is_not_missed(tmp_path: Path, llama: Path) -> None:
     gptj = tmp_path / "gptj"
     transformers.GPTJForCausalLM(transformers.GPTJConfig(**TINY, rotary_dim=4)).save_pretrained(gptj)

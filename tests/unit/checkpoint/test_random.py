@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from pipeline.checkpoint.checkpoint import Checkpoint
 from pipeline.checkpoint.fetch import fetch, known_content_hash
@@ -50,6 +51,7 @@ def test_random_tokenizer_gives_any_text_back(text: str, made: Checkpoint) -> No
     [
         ({"vocab_size": 10}, "vocab_size: found 10; should be 260 to"),
         ({"vocab_size": "many"}, "vocab_size and max_position_embeddings should be whole numbers"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers: found 0; should be 1 to 1024"),
         ({"num_attention_heads": 3}, "cannot be made from model.checkpoint.config"),
         ({"num_attention_heads": 0}, "cannot be made from model.checkpoint.config: integer division or modulo by zero"),
         ({"hidden_sizes": 16}, "config.hidden_sizes: unknown key of LlamaConfig. Did you mean 'hidden_size'?"),
@@ -60,6 +62,11 @@ def test_impossible_random_config_is_refused_and_leaves_nothing(
 ) -> None:
     assert expected in fault(RandomCheckpoint(config={**TINY, **change}), tmp_path)
     assert list((tmp_path / "random").iterdir()) == []
+
+
+def test_seeds_are_those_that_torch_has() -> None:
+    with pytest.raises(ValidationError, match="less than or equal to 9223372036854775807"):
+        RandomCheckpoint(config=TINY, seed=2**63)
 
 
 def test_older_names_of_a_setting_are_known(tmp_path: Path) -> None:
