@@ -20,6 +20,8 @@ from pipeline.config.schema import GgufCheckpoint, LocalCheckpoint, ModelShape
 # Bound of model.parallelism.tensor.
 _MOST_RANKS = 64
 _ARCHITECTURE = "model.architecture"
+# Classes whose attention layers know of context parallelism; others would give wrong results.
+_CONTEXT_PARALLEL = ("LLaMAForCausalLM", "QWenForCausalLM", "ChatGLMForCausalLM")
 
 
 def architecture_has_an_engine(context: BuildContext) -> Iterator[Fault]:
@@ -82,12 +84,30 @@ def ranks_divide_the_model(context: BuildContext) -> Iterator[Fault]:
         yield wrong(setting("moe_expert_parallel"), trt.moe_expert_parallel, reason, "Set it to 1 or -1.")
 
 
+def contexts_are_split_evenly(context: BuildContext) -> Iterator[Fault]:
+    """Context-parallel ranks exchange tokens for heads, so together with the tensor-parallel ranks they divide the
+    attention heads. The builder checks neither this nor the architecture."""
+    ranks, tensor, shape = context.trt.context_parallel, context.model.parallelism.tensor, context.shape
+    model_class, key = release_data.release().model_map.get(context.model.architecture), setting("context_parallel")
+    if ranks == 1 or model_class is None:
+        return
+    if model_class not in _CONTEXT_PARALLEL:
+        yield wrong(key, ranks, f"{context.model.architecture} has no context parallelism", "Use 1.")
+    elif shape is not None and not _divides_heads(shape, tensor * ranks):
+        reason = f"times model.parallelism.tensor = {tensor} it does not divide the {shape.num_attention_heads} heads"
+        yield wrong(key, ranks, reason, "Lower one of the two.")
+
+
 def _divides(context: BuildContext, shape: ModelShape, ranks: int) -> bool:
     """Whether all ranks get the same number of heads and of columns of the MLP. A key/value head may be copied to
     several ranks."""
-    kv_heads, columns = shape.num_key_value_heads, 0 if "moe" in context.traits else shape.intermediate_size
-    even_heads = shape.num_attention_heads % ranks == 0 and (kv_heads % ranks == 0 or ranks % kv_heads == 0)
-    return even_heads and columns % ranks == 0
+    columns = 0 if "moe" in context.traits else shape.intermediate_size
+    return _divides_heads(shape, ranks) and columns % ranks == 0
+
+
+def _divides_heads(shape: ModelShape, ranks: int) -> bool:
+    kv_heads = shape.num_key_value_heads
+    return shape.num_attention_heads % ranks == 0 and (kv_heads % ranks == 0 or ranks % kv_heads == 0)
 
 
 def converter_can_do_it(context: BuildContext) -> Iterator[Fault]:
@@ -163,6 +183,7 @@ RULES: tuple[Rule, ...] = (
     architecture_has_an_engine,
     shape_is_known,
     ranks_divide_the_model,
+    contexts_are_split_evenly,
     converter_can_do_it,
     path_says_what_it_is,
 )
