@@ -20,9 +20,20 @@ from pipeline.errors import UserError
 _report_dropped = sys.unraisablehook
 
 
-def leave_on_sigterm() -> None:
-    """Make SIGTERM raise SystemExit, so that cleanup runs as after Ctrl-C."""
+def leave_on_signals() -> None:
+    """Make SIGTERM, and SIGHUP unless `nohup` ignores it, raise SystemExit, so that cleanup runs as after Ctrl-C."""
+    terminals = [number for number in range(3) if os.isatty(number)]
+
+    def hang_up(number: int, frame: object) -> None:
+        signal.signal(number, signal.SIG_IGN)  # a shell sends it again
+        null = os.open(os.devnull, os.O_RDWR)
+        for terminal in terminals:  # it is closed, and a failed message would end the cleanup
+            os.dup2(null, terminal)
+        sys.exit(128 + number)
+
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, hang_up)
     sys.unraisablehook = _send_again
 
 
@@ -37,7 +48,7 @@ def _send_again(dropped: sys.UnraisableHookArgs) -> None:
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run one command and exit the process with its code."""
     os.environ.setdefault(*WAIT_POLICY)
-    leave_on_sigterm()
+    leave_on_signals()
     if isinstance(sys.stdout, io.TextIOWrapper):  # escapes what its encoding lacks, as stderr does
         sys.stdout.reconfigure(errors="backslashreplace")
     try:

@@ -1,9 +1,15 @@
-"""SIGTERM ends a command, also while Python runs a finalizer or a callback."""
+"""Signals end a command with its cleanup: SIGTERM, also while Python runs a finalizer or a callback, and a closed
+terminal."""
 
 from __future__ import annotations
 
+import os
+import pty
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -11,13 +17,13 @@ from tests.patience import PATIENCE_S
 
 COMMAND = """
 import os, signal, time
-from pipeline.cli import leave_on_sigterm
+from pipeline.cli import leave_on_signals
 
 class Noticed:
     def __del__(self):
         os.kill(os.getpid(), signal.SIGTERM)  # handled before this line ends
 
-leave_on_sigterm()
+leave_on_signals()
 {how}
 time.sleep(60)
 """
@@ -38,3 +44,39 @@ def test_sigterm_ends_a_command_wherever_it_is_handled(how: str) -> None:
 
     assert done.returncode in (143, 130, -2), done.stderr
     assert b"ignored" not in done.stderr
+
+
+HANGS_UP = """
+import sys, time
+from pathlib import Path
+from pipeline.cli import leave_on_signals
+from pipeline.cli.output import note
+
+leave_on_signals()
+try:
+    note("begun")
+    time.sleep(60)
+finally:
+    time.sleep(0.1)
+    note("cleaning up")
+    Path(sys.argv[1]).touch()
+"""
+
+
+def test_a_closed_terminal_ends_a_command_with_its_cleanup(tmp_path: Path) -> None:
+    pid, terminal = pty.fork()
+    if not pid:
+        os.execv(sys.executable, [sys.executable, "-c", HANGS_UP, str(tmp_path / "cleaned")])
+    assert b"begun" in os.read(terminal, 100)
+    os.close(terminal)
+    until = time.monotonic() + PATIENCE_S
+    while (ended := os.waitpid(pid, os.WNOHANG)) == (0, 0) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert os.waitstatus_to_exitcode(ended[1]) == 128 + signal.SIGHUP
+    assert (tmp_path / "cleaned").exists()
+
+
+def test_a_command_under_nohup_survives_its_terminal() -> None:
+    code = "import signal, pipeline.cli; pipeline.cli.leave_on_signals(); signal.raise_signal(signal.SIGHUP)"
+    ignored = f"import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN); {code}"
+    subprocess.run([sys.executable, "-c", ignored], timeout=PATIENCE_S, check=True)
