@@ -98,7 +98,7 @@ def plan_of(
 
 
 @pytest.mark.parametrize("profile", names_in(places().profiles))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(sizes=SIZES, lookahead=LOOKAHEAD, speculation=SPECULATION)
 def test_the_builder_makes_an_engine_of_the_planned_sizes(profile, sizes, lookahead, speculation):
     try:
@@ -109,12 +109,12 @@ def test_the_builder_makes_an_engine_of_the_planned_sizes(profile, sizes, lookah
         assert differences(found, stage, config) == []
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(sizes=SIZES, model=MODELS, flags=FLAGS, speculation=SPECULATION)
 def test_the_builder_keeps_all_options_that_a_plan_has(sizes, model, flags, speculation):
     named = {f"tensorrt_llm.build_flags.{name}": value for name, value in flags.items()}
     try:
-        found, config = plan_of("latency", speculation, (2, 2, 1), **model, **named)
+        found, config = plan_of("latency", speculation, (2, 2, 1), **sizes, **model, **named)
     except ConfigError:
         return
     for stage in found.engines:
