@@ -30,6 +30,7 @@ from pipeline.cli.options import (
     built_artifact,
     check_url,
     limit_to,
+    require_in_process,
     resolve,
 )
 from pipeline.config.places import places
@@ -126,6 +127,7 @@ def bench(
     if grammar:
         if url is not None:
             raise UserError("--grammar measures in process; leave out --url.")
+        require_in_process(resolved, "--grammar")
         options = MeasureOptions(max_new_tokens, sampling=sampling, warmth=cast(Literal["cold", "warm"], warm))
         chosen = choose_strategies(resolved.profile, ["hybrid"] if names is None else names)
         bench_schemas(built_artifact(resolved), data, chosen, limit, options, json_path)
@@ -146,6 +148,8 @@ def bench(
     others = words("--baselines", baselines) if baselines else []
     plan = BenchPlan(tuple(chosen), tuple(others), tuple(levels), cost_curve, url)
     check_plan(resolved, rows, plan, options)
+    if url is None:
+        require_in_process(resolved, "bench without --url")
     artifact = built_artifact(resolved)
     codec = codec_of(artifact)
     options = replace(options, end_ids=codec.end_ids, raw=raw or not artifact.resolved.model.chat_template)

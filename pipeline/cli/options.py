@@ -10,6 +10,7 @@ import typer
 
 from pipeline.cli import output
 from pipeline.config.places import places
+from pipeline.errors import UserError
 
 if TYPE_CHECKING:
     from pipeline.config.schema import ResolvedConfig
@@ -77,6 +78,19 @@ def resolve(model: str, profile: str, overrides: Sequence[str] | None = None) ->
     from pipeline.config.resolution import resolve_config
 
     return resolve_config(model, profile, tuple(overrides or ()), note=output.note)
+
+
+def require_in_process(resolved: ResolvedConfig, what: str) -> None:
+    """Raise UserError if engines of the backend run in a server only; before the build of one. what: an option or a
+    command, at the beginning of the sentence."""
+    from pipeline.engine.backend import backend_of
+
+    if not backend_of(resolved.backend).in_process:
+        raise UserError(
+            f"{what} needs an engine in this process, and those of backend {resolved.backend} run in a server only. "
+            "Use --set backend=torch, or measure through a server: `lookahead serve --background`, then `lookahead "
+            "bench --url`."
+        )
 
 
 def built_artifact(resolved: ResolvedConfig) -> Artifact:

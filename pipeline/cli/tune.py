@@ -17,6 +17,7 @@ from pipeline.cli.options import (
     Profile,
     Set,
     limit_to,
+    require_in_process,
     resolve,
 )
 from pipeline.config.places import places
@@ -55,6 +56,7 @@ def tune(
     from pipeline.tuning.planned_engine import MEASURING, measure_cost_curve, noted
 
     resolved = resolve(model, profile, overrides)
+    require_in_process(resolved, "tune")
     rows = load_workload(data or DEFAULT_PROMPTS, limit)
     chosen = candidates(resolved)
     with output.working("preparing the engine") as note:

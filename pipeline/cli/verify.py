@@ -28,6 +28,7 @@ from pipeline.cli.options import (
     Strategies,
     built_artifact,
     check_url,
+    require_in_process,
     resolve,
 )
 from pipeline.config.places import places
@@ -109,11 +110,12 @@ def verify(
     names = None if strategies is None else words("--strategies", strategies)
     in_process = backend_of(resolved.backend).in_process
     chosen = choose_strategies(resolved.profile, names) if in_process else []
+    for option, is_set in (("--logits", logits), ("--grammar", grammar is not None)):
+        if is_set:
+            require_in_process(resolved, option)
     artifact = built_artifact(resolved)
     if not in_process:
         address = url or _server_of(artifact)
-        if logits:
-            raise UserError("--logits compares in process, and this engine runs in a server only; leave it out.")
         comparisons = _compare_through_server(artifact, address, names, rows, max_new_tokens, raw)
     else:
         if logits:
