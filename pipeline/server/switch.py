@@ -23,7 +23,7 @@ from pipeline.engine.backend import Note
 from pipeline.errors import ServerError
 from pipeline.repository.render import ModelRepository, check_repository
 from pipeline.server.startup import PreparedServer
-from pipeline.server.state import ServerState, require_server
+from pipeline.server.state import ServerState, find_server, require_server
 
 T = TypeVar("T", covariant=True)
 
@@ -88,14 +88,16 @@ def switch_server(
     KeyboardInterrupt, is raised again.
     """
     old, new = _name(before), _name(after)
-    note(f"stopping {old}; running requests finish first")
-    state = stop(folder, drain=True)
+    state = find_server(folder)
     if state is None:
         raise ServerError(f"The server ended while {new} was being built. Start it with `lookahead serve`.")
     try:
+        note(f"stopping {old}; running requests finish first")
+        stop(folder, drain=True)
         return start(_at(after, state), places, folder, detach=True, note=note)
     except BaseException as error:
         note(f"{new} did not start; starting {old} again")
+        stop(folder, drain=True)  # an interrupted stop may have ended a part of the old server
         try:
             start(_at(before, state), places, folder, detach=True, note=note)
         except ServerError as second:

@@ -108,6 +108,26 @@ def test_whatever_ends_the_start_of_the_new_one_brings_the_old_one_back(running,
     assert back.profile == "latency"
 
 
+@pytest.mark.parametrize("begun", [False, True])
+def test_an_interruption_while_the_old_one_stops_brings_it_back(running, tmp_path, begun):
+    before, state, folder = running
+    ends = [KeyboardInterrupt()]
+
+    def interrupted(run_dir: Path, drain: bool = False) -> ServerState | None:
+        assert drain
+        stopped = stop_server(run_dir) if begun or not ends else None
+        if ends:
+            raise ends.pop()
+        return stopped
+
+    good = serve_of(tmp_path, "throughput", "good")
+    with pytest.raises(KeyboardInterrupt):
+        switch_server(before, good, places(), folder, lambda note: None, interrupted, launch)
+    back = find_server(folder)
+    assert back is not None
+    assert (back.profile, addresses(back)) == ("latency", addresses(state))
+
+
 def test_a_server_that_ended_during_the_build_is_reported(running, tmp_path):
     before, _, folder = running
     stop_server(folder)
