@@ -139,7 +139,7 @@ def sampling_of(
         ("seed", seed, None),
     ):
         if value is not None and (value < 0 or (most is not None and value > most)):
-            raise RequestError(f"{name} is {value:g}; it must be {'>= 0' if most is None else f'in 0 .. {most}'}")
+            raise RequestError(f"{name} is {_shown(value)}; it must be {'>= 0' if most is None else f'in 0 .. {most}'}")
     greedy = (
         top_k == 1
         or temperature == 0
@@ -259,4 +259,9 @@ def refuse_unsupported(
     for name, value in fixed.items():
         sent = number(tensors, name)
         if sent is not None and sent != value:
-            raise RequestError(f"{name} is {sent:g}; {by} supports {value:g} only")
+            raise RequestError(f"{name} is {_shown(sent)}; {by} supports {value} only")
+
+
+def _shown(value: float) -> str:
+    """A number with all digits of a whole one."""
+    return f"{value:.0f}" if value == int(value) and abs(value) < 1 << 64 else f"{value:g}"

@@ -22,7 +22,7 @@ _SHOWN = ("strategy", "model", "finish_reason", "prompt_ids", "output_ids")
 
 def require_no_figures(request: TextRequest) -> None:
     """Raise RequestError if a request asks for outputs that reveal the acceptance of drafts."""
-    if request.stream and request.wanted.of_output:
+    if request.stream and (request.wanted.of_output or request.wanted.of_prompt):
         raise RequestError(
             "log probabilities or logits of a stream were asked for; this server (server.side_channel_safe) returns "
             "them with stream false only"

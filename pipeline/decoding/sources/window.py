@@ -52,11 +52,10 @@ class WindowSource:
 
     def configure(self, request_id: str, lookahead: LookaheadConfig) -> None:
         """Set W, N and G of a request right after `start`. Raises RequestError if they exceed the limits."""
-        limits = self._limits
-        for name in ("max_window_size", "max_ngram_size", "max_verification_set_size"):
-            asked, limit = getattr(lookahead, name), getattr(limits, name)
-            if asked > limit:
-                raise RequestError(f"{name} is {asked}; this engine allows at most {limit}")
+        if lookahead.exceeds(self._limits):
+            raise RequestError(
+                f"lookahead (W, N, G) is {lookahead.sizes}; this engine allows at most {self._limits.sizes}"
+            )
         self._begin(request_id, self._requests[request_id].prompt_ids, lookahead)
 
     def propose(self, request_id: str, context: IntArray, budget: DraftBudget) -> DraftTree:

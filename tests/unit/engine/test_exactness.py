@@ -138,7 +138,7 @@ def test_requests_may_ask_for_a_smaller_window_and_no_larger() -> None:
     assert result.output_ids == plain_decode(request)
     from pipeline.errors import RequestError
 
-    with pytest.raises(RequestError, match="max_window_size is 5"):
+    with pytest.raises(RequestError, match=r"\(5, 3, 4\); this engine allows at most \(4, 3, 4\)"):
         scheduler.run([Submission(make_request(), "lookahead", lookahead=large)])
     (result,) = scheduler.run([Submission(again := make_request(max_new_tokens=30), "lookahead")])
     assert result.output_ids == plain_decode(again)

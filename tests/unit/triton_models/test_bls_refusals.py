@@ -41,6 +41,8 @@ from tests.unit.triton_models.test_bls import (
         ({"end_id": 99999}, r"end_id is 99999; it must be in -1 \(none\) \.\. 23"),
         ({"num_draft_tokens": -4}, "num_draft_tokens is -4"),
         ({"beam_width": 2}, "beam_width is 2"),
+        ({"beam_width": 2**31 - 1}, "beam_width is 2147483647; lookahead_bls supports 1 only"),
+        ({"top_k": -(2**31)}, "top_k is -2147483648; it must be >= 0"),
         ({"num_top_logprobs": 2}, "num_top_logprobs was sent without return_log_probs"),
         ({"return_log_probs": True, "num_top_logprobs": 99}, r"num_top_logprobs is 99; it must be in 0 \.\. 64"),
         ({"guided_decoding_guide_type": "xml", "guided_decoding_guide": "x"}, "the guide type is 'xml'"),
@@ -164,3 +166,10 @@ def test_half_a_surrogate_pair_in_messages_gets_a_sentence():
     bls = Bls(small_config(), codec, [TableTarget()])
     with pytest.raises(RequestError, match=r"holds '\\ud800', half of a surrogate pair"):
         run_in(bls, text_tensors("b", 5, messages=json.dumps([{"role": "user", "content": "\ud800"}])))
+
+
+@pytest.mark.parametrize("name", ["return_log_probs", "return_generation_logits", "return_context_logits"])
+def test_a_stream_of_a_safe_server_refuses_logits_and_does_not_leave_them_out(name):
+    bls = make_bls(None, "server.side_channel_safe=true")
+    with pytest.raises(RequestError, match="with stream false only"):
+        run(answers_of(bls, text_tensors("abc", 4, stream=True, **{name: True})))

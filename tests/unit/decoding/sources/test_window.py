@@ -112,7 +112,9 @@ def test_sizes_of_a_request_stay_within_the_limits_and_off_is_off() -> None:
     assert not len(source.propose("r", np.asarray([1, 2, 3], np.int32), LARGE))
     tokens = [1, 2, 3]
     step(source, tokens)
-    with pytest.raises(RequestError, match="max_ngram_size is 5; this engine allows at most 4"):
+    with pytest.raises(
+        RequestError, match=r"lookahead \(W, N, G\) is \(2, 5, 1\); this engine allows at most \(4, 4, 4\)"
+    ):
         source.configure("r", sizes(2, 5, 1))
 
 
