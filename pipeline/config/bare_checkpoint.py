@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -110,15 +111,14 @@ def _fetched(repo_id: str, name: str) -> Path | None:
 def _num_parameters(repo_id: str) -> int:
     """Number of parameters from the index of shards, else from the hub's count; 1 if both are unknown."""
     from huggingface_hub import get_safetensors_metadata
-    from huggingface_hub.errors import HfHubHTTPError, NotASafetensorsRepoError, OfflineModeIsEnabled
 
     if (index := _fetched(repo_id, _INDEX)) is not None:
-        total = json_object(index, ConfigError).get("metadata", {}).get("total_size")
-        if isinstance(total, int | float):
-            return max(1, int(total) // 2)  # published weights have 16 bits
+        match json_object(index, ConfigError):
+            case {"metadata": {"total_size": int() | float() as total}} if math.isfinite(total):
+                return max(1, int(total) // 2)  # published weights have 16 bits
     try:
         return max(1, sum(get_safetensors_metadata(repo_id).parameter_count.values()))
-    except (HfHubHTTPError, NotASafetensorsRepoError, OfflineModeIsEnabled, OSError):
+    except Exception:  # of the HTTP library, for example; the download reports what is wrong
         return 1
 
 

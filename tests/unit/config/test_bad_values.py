@@ -110,7 +110,11 @@ def test_a_repository_of_the_hub_serves_as_model(tmp_path: Path, monkeypatch: py
     """From the hub's cache, as it is laid out on disk."""
     from huggingface_hub import constants
 
+    def fail(repo_id: str) -> None:
+        raise ArithmeticError  # no OSError, as the errors of the HTTP library
+
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.get_safetensors_metadata", fail)
     commit = "0123456789abcdef0123456789abcdef01234567"
     snapshot = tmp_path / "models--owner--Some-Model" / "snapshots" / commit
     snapshot.mkdir(parents=True)
@@ -123,5 +127,9 @@ def test_a_repository_of_the_hub_serves_as_model(tmp_path: Path, monkeypatch: py
     model = resolve_config("owner/Some-Model", "latency", where=SHIPPED, hardware=CPU).model
     assert (model.name, model.architecture, model.num_parameters) == ("some-model", "Qwen2ForCausalLM", 500)
     assert model.chat_template
+    for metadata in ([], None, {"total_size": "x"}, {"total_size": float("nan")}):  # the number is only an estimate
+        (snapshot / "model.safetensors.index.json").write_text(json.dumps({"metadata": metadata}))
+        model = resolve_config("owner/Some-Model", "latency", where=SHIPPED, hardware=CPU).model
+        assert model.num_parameters == 1
     assert "owner/other is not in the local cache" in faults_of(model="owner/other")
     assert "There is no model './owner'" in faults_of(model="./owner")
