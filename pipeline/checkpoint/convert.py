@@ -74,9 +74,8 @@ def load_weights(checkpoint: Checkpoint, config: PretrainedConfig, dtype: Dtype)
     if checkpoint.gguf_file is not None:
         _check_gguf_weights(checkpoint, model)
     if model.get_output_embeddings().weight is not model.get_input_embeddings().weight:
-        model.config.tie_word_embeddings = (
-            False  # a config may tie weights that differ, which transformers then ignores
-        )
+        # A config may tie weights that differ; transformers then ignores it.
+        model.config.tie_word_embeddings = False
     check_model(model, where)
     _check_finite(model, dtype, where)
     _check_pass(model, where)
