@@ -106,8 +106,11 @@ def api_key(environment: Mapping[str, str] = os.environ, names: Sequence[str] = 
     if name is None:
         return ""
     key = environment[name]
-    if not all("!" <= character <= "~" for character in key):
-        raise ServerError(f"{name} is not an API key: it holds spaces, line ends or characters that are not ASCII.")
+    if key != key.strip() or not all(" " <= character <= "~" for character in key):
+        raise ServerError(
+            f"{name} is not an API key: it begins or ends with a space, or holds line ends, tabs or characters that are "
+            "not ASCII. Correct it."
+        )
     return key
 
 

@@ -138,10 +138,11 @@ def test_what_is_no_address_is_refused_with_a_sentence(url, protocol):
 
 def test_the_key_of_the_environment_goes_with_every_request():
     assert client.key_headers({client.KEY_VARIABLE: "k"}) == {"authorization": "Bearer k"}
+    assert client.key_headers({client.KEY_VARIABLE: "k 1"}) == {"authorization": "Bearer k 1"}
     assert client.key_headers({}) == client.key_headers({client.KEY_VARIABLE: ""}) == {}
 
 
-@pytest.mark.parametrize("key", ["ключ", "a\nb", "a b", "a\r", "\udc80"])
+@pytest.mark.parametrize("key", ["ключ", "a\nb", " a", "a ", "a\tb", "a\r", "\udc80"])
 def test_a_key_that_no_header_can_hold_is_refused(key):
     with pytest.raises(ServerError, match="LOOKAHEAD_API_KEY is not an API key"):
         client.key_headers({client.KEY_VARIABLE: key})
