@@ -108,8 +108,8 @@ def api_key(environment: Mapping[str, str] = os.environ, names: Sequence[str] = 
     key = environment[name]
     if key != key.strip() or not all(" " <= character <= "~" for character in key):
         raise ServerError(
-            f"{name} is not an API key: it begins or ends with a space, or holds line ends, tabs or characters that are "
-            "not ASCII. Correct it."
+            f"{name} is not an API key: it begins or ends with a space, or holds line ends, tabs or characters that "
+            "are not ASCII. Correct it."
         )
     return key
 
