@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from pipeline.backends.tensorrt_llm import release_data
-from pipeline.backends.tensorrt_llm.environment import Gpu, gpus, package_versions
+from pipeline.backends.tensorrt_llm.environment import DOCKER_VERSION, Gpu, gpus, package_versions, program_answer
 from pipeline.backends.tensorrt_llm.versions import is_met
 from pipeline.engine.finding import Finding
-
-_ASK_SECONDS = 10
 
 
 def examine_tensorrt_llm() -> Iterator[Finding]:
@@ -28,9 +25,8 @@ def examine_tensorrt_llm() -> Iterator[Finding]:
             yield _version(requirement, found, requirement.name, missing)
     yield _gpus(found_gpus)
     purpose = "several GPUs are served with it; NVIDIA's container has it"
-    yield _program("mpirun", ["--version"], f"none; {purpose}")
-    docker = ["version", "--format", "{{.Server.Version}}"]
-    yield _program("docker", docker, "none", "its daemon does not answer", "Start it, or join its group.")
+    yield _program("mpirun", ("--version",), f"none; {purpose}")
+    yield _program("docker", DOCKER_VERSION, "none", "its daemon does not answer", "Start it, or join its group.")
 
 
 def _version(requirement: release_data.Requirement, found: Mapping[str, str], name: str, missing: str) -> Finding:
@@ -55,23 +51,13 @@ def _gpus(found: tuple[Gpu, ...]) -> Finding:
     return Finding("NVIDIA GPUs", "note", text, remedy)
 
 
-def _program(name: str, arguments: list[str], missing: str, silent: str = "", remedy: str = "") -> Finding:
+def _program(name: str, arguments: Sequence[str], missing: str, silent: str = "", remedy: str = "") -> Finding:
     """Finding about a program. arguments: to print its version. missing: text if it is not installed. silent, remedy:
     text and remedy if it prints no version; empty if that is fine."""
     path = shutil.which(name)
     if path is None:
         return Finding(name, "note", missing)
-    answer = _output([path, *arguments])
+    answer = program_answer([path, *arguments])
     if answer is None and silent:
         return Finding(name, "note", f"{path}; {silent}", remedy)
     return Finding(name, "ok", path if answer is None else f"{path}, {answer}")
-
-
-def _output(command: list[str]) -> str | None:
-    """First line of a command's output; None if it fails or prints nothing."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_SECONDS)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    lines = done.stdout.strip().splitlines()
-    return lines[0] if done.returncode == 0 and lines else None

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -21,6 +21,9 @@ Where = Literal["here", "docker", "nowhere"]
 # Names of package metadata, with underscores for dashes.
 PACKAGES = ("tensorrt_llm", "tensorrt", "torch", "nvidia_modelopt", "transformers")
 _GPU_QUERY = "name,compute_cap,memory.total,driver_version"
+_ASK_SECONDS = 10
+# Arguments of docker that print the version of its daemon.
+DOCKER_VERSION = ("version", "--format", "{{.Server.Version}}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +119,16 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
     return tuple(found)
 
 
+def program_answer(command: Sequence[str]) -> str | None:
+    """First line of a program's output; None if it fails, prints nothing, or takes long."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    lines = done.stdout.strip().splitlines()
+    return lines[0] if done.returncode == 0 and lines else None
+
+
 def engine_version(resolved: ResolvedConfig) -> str:
     """Version of TensorRT-LLM that builds and runs the engine: the installed one, else that of the container."""
     container = release_data.release().containers[resolved.profile.tensorrt_llm.container_tag]
@@ -159,6 +172,8 @@ def require_ready(found: Environment, resolved: ResolvedConfig, world_size: int)
             f"tensorrt_llm.compute_capability is {capability}; the GPU here has {others[0]}, and engines run only on "
             f"the kind of GPU that built them. Use --set tensorrt_llm.compute_capability={others[0]}."
         )
+    elif found.where == "docker" and program_answer([str(found.docker), *DOCKER_VERSION]) is None:
+        text = f"{found.docker} is here, and its daemon does not answer. Start it, or join its group."
     else:
         return
     raise BuildError(text)

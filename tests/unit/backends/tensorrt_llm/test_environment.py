@@ -44,9 +44,18 @@ def test_nvidia_smi_is_asked_and_its_failure_is_no_gpu(tmp_path):
     assert environment.gpus(path) == ()
 
 
-def test_a_fitting_machine_is_ready():
+@pytest.mark.parametrize(("script", "answers"), [("echo 27.1", True), ("echo denied >&2; exit 1", False)])
+def test_a_fitting_machine_is_ready(tmp_path, script, answers):
     require_ready(READY, trt_config(), 1)
-    require_ready(Environment(None, "/usr/bin/docker", (H100,), True), trt_config(), 1)
+    docker = tmp_path / "docker"
+    docker.write_text(f"#!/bin/sh\n{script}\n")
+    docker.chmod(0o755)
+    found = Environment(None, str(docker), (H100,), True)
+    if answers:
+        require_ready(found, trt_config(), 1)
+    else:  # it would fail after the download of the checkpoint
+        with pytest.raises(BuildError, match="docker is here, and its daemon does not answer"):
+            require_ready(found, trt_config(), 1)
 
 
 @pytest.mark.parametrize(
