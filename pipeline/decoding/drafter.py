@@ -185,25 +185,21 @@ class Drafter:
         """Write the learned state into a folder, which drafters of other names may share. Logs write errors."""
         for source in self.sources:
             if isinstance(source, LearningSource):
-                self._guarded(source, None, source.save_learned, folder, fingerprint)
-        try:
-            save_arrays(folder / f"{name}{STATE}", self._mix(), fingerprint)
-        except UserError as error:
-            logger.warning("%s", error)
+                self._guarded(source, None, _reported, source.save_learned, folder, fingerprint)
+        _reported(save_arrays, folder / f"{name}{STATE}", self._mix(), fingerprint)
 
     def load_learned(self, folder: Path, name: str, fingerprint: str) -> None:
         """Load the files of `save_learned`, before the first request. Logs and ignores unusable files."""
         for source in self.sources:
             if isinstance(source, LearningSource):
-                self._guarded(source, None, source.load_learned, folder, fingerprint)
+                self._guarded(source, None, _reported, source.load_learned, folder, fingerprint)
         path = folder / f"{name}{STATE}"
-        if not path.exists():
-            return
-        try:
-            for key, values in load_arrays(path, self._mix(), fingerprint).items():
-                self._mix()[key][...] = values
-        except UserError as error:
-            logger.warning("%s", error)
+        if path.exists():
+            _reported(self._load_mix, path, fingerprint)
+
+    def _load_mix(self, path: Path, fingerprint: str) -> None:
+        for key, values in load_arrays(path, self._mix(), fingerprint).items():
+            self._mix()[key][...] = values
 
     def _mix(self) -> dict[str, NDArray[Any]]:
         """The learned state of the drafter itself."""
@@ -265,6 +261,14 @@ class Drafter:
                     "draft source %r failed; it is left out of this step, and not reported again", source.name
                 )
             return otherwise
+
+
+def _reported(call: Callable[P, None], *args: P.args, **named: P.kwargs) -> None:
+    """Call a function that reads or writes learned state. Logs the sentence of a file that it cannot use."""
+    try:
+        call(*args, **named)
+    except UserError as error:
+        logger.warning("%s", error)
 
 
 def _read_only_copy(step: StepResult) -> StepResult:

@@ -5,6 +5,7 @@ Each server of a checkpoint on a machine, such as a replica, writes to a folder 
 
 from __future__ import annotations
 
+import logging
 import time
 from itertools import count
 from pathlib import Path
@@ -18,6 +19,7 @@ from pipeline.files import try_lock
 from pipeline.triton_models.handover import Handover
 
 _FURTHER = "server-"
+logger = logging.getLogger(__name__)
 
 
 class LearnedState:
@@ -28,7 +30,7 @@ class LearnedState:
     ) -> None:
         """Load the state handed over by the previous server. Without one, and if the profile keeps learned state, load
         the states that servers of the same checkpoint have saved, the latest last. name: unique among the drafters of a
-        server. cache_dir: folder with the learned state of all checkpoints."""
+        server. cache_dir: folder with the learned state of all checkpoints. Nothing is kept if it cannot be written."""
         self._drafter = drafter
         self._name = name
         self._period_s = 60 * drafting.keep_learned_minutes
@@ -38,7 +40,11 @@ class LearnedState:
         self._fingerprint = manifest.fingerprint.checkpoint
         folder = cache_dir / "learned" / self._fingerprint.rpartition(":")[2][:32]
         if self._period_s:
-            self._folder, self._lock = _own_folder(folder, name)
+            try:
+                self._folder, self._lock = _own_folder(folder, name)
+            except OSError as error:
+                self._period_s = 0.0
+                logger.warning("Learned state is not kept: %s cannot be written: %s.", folder, error.strerror)
         if (found := self._handover.found) is not None:
             drafter.load_learned(found, name, self._fingerprint)
         elif self._period_s:

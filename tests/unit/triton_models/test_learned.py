@@ -68,3 +68,13 @@ def test_a_restart_takes_the_folder_of_the_server_before(tmp_path: Path) -> None
         del state
 
     assert len(list((tmp_path / "cache").rglob("bls.state"))) == 1
+
+
+def test_a_folder_that_cannot_be_written_ends_no_server(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "cache").touch()
+    drafter, state = new_server(tmp_path)
+    assert "Learned state is not kept" in caplog.text
+    serve(drafter, [10, 11, 12, 13])
+    state.save()
+    state.save_if_due()
+    assert drafted(drafter, [10, 11]) >= {12, 13}
