@@ -17,9 +17,12 @@ from pipeline.dynamo.spec import FILE_KV, TRITON_KEYS, WorkerSpec
 from pipeline.errors import ConfigError, ServerError
 from pipeline.server.state import ServerState
 
+# The default ports may be in use on the machine that runs the tests.
+FREE_PORTS = tuple(f"server.{name}=0" for name in ("http_port", "grpc_port", "metrics_port", "openai_port"))
+
 
 def config(*overrides: str) -> ResolvedConfig:
-    return resolve_config("tiny-random-llama", "latency", ("backend=torch", "device=cpu", *overrides))
+    return resolve_config("tiny-random-llama", "latency", ("backend=torch", "device=cpu", *FREE_PORTS, *overrides))
 
 
 STATE = ServerState(
@@ -124,8 +127,8 @@ def test_a_parser_that_dynamo_lacks_is_named_before_an_engine_is_built():
     with pytest.raises(
         ServerError, match=r"model.tool_call_parser of tiny-random-llama is 'magic'; Dynamo has .*hermes"
     ):
-        check_fleet(config("server.openai_port=0", "model.tool_call_parser=magic"))
-    check_fleet(config("server.openai_port=0", "model.tool_call_parser=hermes"))
+        check_fleet(config("model.tool_call_parser=magic"))
+    check_fleet(config("model.tool_call_parser=hermes"))
 
 
 def test_without_the_extra_the_command_says_what_to_install(monkeypatch):

@@ -17,6 +17,7 @@ FREE = ServerConfig(
     http_port=0,
     grpc_port=0,
     metrics_port=0,
+    openai_port=0,
     startup_timeout_s=PATIENCE_S,
     max_restarts=0,
     gateway=GatewayConfig(enabled=False),
