@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from pipeline.config.places import Places
+from pipeline.config.schema import ServerConfig
 from pipeline.engine.backend import Note
 from pipeline.files import log_tail
 from pipeline.server.guard import OWNER
@@ -25,7 +26,7 @@ from pipeline.server.guard import OWNER
 Outcome = Literal["passed", "failed", "skipped"]
 
 TAIL_LINES = 30
-FREE_PORTS = tuple(f"server.{name}_port=0" for name in ("http", "grpc", "metrics"))
+FREE_PORTS = tuple(f"server.{name}=0" for name in ServerConfig.model_fields if name.endswith("_port"))
 PROMPT = "Write a function that adds two numbers, and one that adds three."
 # Placeholder in a stage's arguments for the address of the server that stage "serve" has started.
 SERVER = "{server}"

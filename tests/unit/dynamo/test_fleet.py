@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.bench.validation.validation import FREE_PORTS
 from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import ResolvedConfig
 from pipeline.dynamo import services
@@ -17,11 +18,9 @@ from pipeline.dynamo.spec import FILE_KV, TRITON_KEYS, WorkerSpec
 from pipeline.errors import ConfigError, ServerError
 from pipeline.server.state import ServerState
 
-# The default ports may be in use on the machine that runs the tests.
-FREE_PORTS = tuple(f"server.{name}=0" for name in ("http_port", "grpc_port", "metrics_port", "openai_port"))
-
 
 def config(*overrides: str) -> ResolvedConfig:
+    # The default ports may be in use on the machine that runs the tests.
     return resolve_config("tiny-random-llama", "latency", ("backend=torch", "device=cpu", *FREE_PORTS, *overrides))
 
 
