@@ -70,6 +70,8 @@ def config_values(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def json_object(path: Path, error: type[UserError]) -> dict[str, Any]:
     """Content of a JSON file of a checkpoint. Raises `error` if it is not a JSON object."""
+    if path.exists() and not path.is_file():  # opening a FIFO would block
+        raise error(f"{shown(path)} is not a regular file. Replace it.")
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as cause:

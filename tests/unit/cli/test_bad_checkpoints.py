@@ -47,6 +47,11 @@ def with_a_fifo_as_weights(folder: Path) -> None:
     os.mkfifo(folder / "model.safetensors")
 
 
+def with_a_fifo_as_config(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    os.mkfifo(folder / "config.json")
+
+
 @pytest.mark.parametrize(
     ("spoil", "words", "sentence"),
     [
@@ -54,6 +59,7 @@ def with_a_fifo_as_weights(folder: Path) -> None:
         (with_many_layers, TENSORRT_LLM, "need about"),
         (with_nan, TORCH, "rms_norm_eps in config.json: found NaN; should be a number."),
         (with_a_broken_template, TORCH, "The chat template of {folder} fails: unexpected end of template"),
+        (with_a_fifo_as_config, TORCH, "{folder}/config.json is not a regular file. Replace it."),
         (with_a_fifo_as_weights, TORCH, "{folder}/model.safetensors is not a regular file. Replace it."),
     ],
 )
