@@ -129,7 +129,7 @@ def as_vocabulary(folder: Path) -> None:
     [
         (text("config.json", "[]"), "config.json should contain a JSON object"),
         (text("config.json", "[" * 100_000), "config.json is not valid JSON"),
-        (as_folder, "config.json cannot be read: Is a directory"),
+        (as_folder, "config.json is not a regular file. Replace it."),
         (as_adapter, "is an adapter (LoRA), not a whole model"),
         (setting("config.json", architectures="LlamaForCausalLM"), "architecture: is missing"),
         (setting("config.json", architectures={"a": 1}), "architecture: is missing"),
