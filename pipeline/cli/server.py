@@ -92,12 +92,13 @@ def stop(
 ) -> None:
     """Stop the server and all its processes."""
     from pipeline.dynamo.fleet import stop_fleet
-    from pipeline.server.slots import free_dir
+    from pipeline.server.slots import free_dir, locked
     from pipeline.server.startup import base_dir, run_dir
 
     where = places()
-    stopped = stop_fleet(run_dir(where), drain)
-    stop_fleet(free_dir(base_dir(where)))  # servers of an interrupted switch
+    with locked(base_dir(where), lambda: output.note("waiting for the end of another switch or stop")):
+        stopped = stop_fleet(run_dir(where), drain)
+        stop_fleet(free_dir(base_dir(where)))  # servers of an interrupted switch
     if as_json:
         output.print_json({"stopped": stopped is not None})
     else:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import httpx
 from pydantic import ValidationError
@@ -30,7 +31,7 @@ from pipeline.server.guard import DRAIN_SECONDS
 from pipeline.server.ports import LOOPBACK
 from pipeline.server.server import HANDOVER
 from pipeline.server.service import ServiceState, find_service
-from pipeline.server.slots import free_dir, serving_dir, set_serving
+from pipeline.server.slots import free_dir, locked, serving_dir, set_serving
 from pipeline.server.startup import PreparedServer, fits_beside
 from pipeline.server.state import GATEWAY, SERVICES, STATE, ServerState, require_server, service_state_path
 from pipeline.server.switch import switch_server
@@ -48,7 +49,17 @@ _POLL_S = 0.1
 def switch_fleet(before: PreparedServer, after: PreparedServer, places: Places, base: Path, note: Note) -> Fleet:
     """Replace the running servers of `before` by detached servers of `after`. base: folder of the run folders.
 
-    Raises ServerError with the reason if the new servers do not start. The old ones then continue, or start again."""
+    Raises ServerError with the reason if the new servers do not start. The old ones then continue, or start again. Also
+    raises it while another switch runs."""
+    with locked(base, _refuse):
+        return _switched(before, after, places, base, note)
+
+
+def _refuse() -> NoReturn:
+    raise ServerError("Another `lookahead switch` or `lookahead stop` is running. Wait for it, then try again.")
+
+
+def _switched(before: PreparedServer, after: PreparedServer, places: Places, base: Path, note: Note) -> Fleet:
     folder = serving_dir(base)
     if (reason := obstacle(after, folder)) is not None:
         note(f"{reason}; running requests finish, then the old server stops before the new one starts")

@@ -3,6 +3,10 @@ the folder that serves."""
 
 from __future__ import annotations
 
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline.files import write_whole
@@ -25,3 +29,22 @@ def free_dir(base: Path) -> Path:
 
 def set_serving(base: Path, folder: Path) -> None:
     write_whole(base / _SERVING, ("" if folder == base else _SECOND) + "\n")
+
+
+@contextmanager
+def locked(base: Path, on_busy: Callable[[], None]) -> Iterator[None]:
+    """Lock the run folders against the switches and stops of other processes. on_busy: called if another one has the
+    lock; if it returns, the lock is waited for. Without a folder there is nothing to lock."""
+    if not base.is_dir():
+        yield
+        return
+    folder = os.open(base, os.O_RDONLY)  # the folder itself, because the disk may be full or read-only
+    try:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            on_busy()
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
