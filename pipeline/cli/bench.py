@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 # Limit of requests in flight: each has a thread in this process.
 MOST_REQUESTS = 1024
 
-
 Baselines = Annotated[
     str,
     typer.Option(
@@ -66,8 +65,6 @@ Turns = Annotated[str, typer.Option("--turns", help="first: one turn. all: feed 
 CostCurve = Annotated[
     bool, typer.Option("--cost-curve", help="Measure pass times and store them with the engine for the planner.")
 ]
-
-
 Grammar = Annotated[
     bool, typer.Option("--grammar", help="Measure JSON schemas instead of texts; --data is then a file of schemas.")
 ]
@@ -118,33 +115,31 @@ def bench(
     if baselines:
         wait_by_default(os.environ)
     one_of("--warm", warm, ("cold", "warm"))
+    one_of("--turns", turns, ("first", "all"))
     if json_path is not None:
         require_writable(json_path, data)
     check_url(url, allow_remote)
     resolved = resolve(model, profile, overrides)
     names = None if strategies is None else words("--strategies", strategies)
-    sampling = SamplingParams(temperature=temperature, seed=seed)
+    options = MeasureOptions(
+        max_new_tokens=max_new_tokens,
+        sampling=SamplingParams(temperature=temperature, seed=seed),
+        warmth=cast(Literal["cold", "warm"], warm),
+        repeats=repeats,
+        turns=cast(Literal["first", "all"], turns),
+    )
     if grammar:
         if url is not None:
             raise UserError("--grammar measures in process; leave out --url.")
         require_in_process(resolved, "--grammar")
-        options = MeasureOptions(max_new_tokens, sampling=sampling, warmth=cast(Literal["cold", "warm"], warm))
         chosen = choose_strategies(resolved.profile, ["hybrid"] if names is None else names)
         bench_schemas(built_artifact(resolved), data, chosen, limit, options, json_path)
         return
     chosen_tasks = None if tasks is None else words("--tasks", tasks)
     only_the_curve = cost_curve and data is None
     rows = [] if only_the_curve else load_workload(data or DEFAULT_PROMPTS, limit, chosen_tasks)
-    one_of("--turns", turns, ("first", "all"))
     levels = numbers("--concurrency", concurrency, MOST_REQUESTS) if concurrency else []
     chosen = choose_strategies(resolved.profile, names)
-    options = MeasureOptions(
-        max_new_tokens=max_new_tokens,
-        sampling=sampling,
-        warmth=cast(Literal["cold", "warm"], warm),
-        repeats=repeats,
-        turns=cast(Literal["first", "all"], turns),
-    )
     others = words("--baselines", baselines) if baselines else []
     plan = BenchPlan(tuple(chosen), tuple(others), tuple(levels), cost_curve, url)
     check_plan(resolved, rows, plan, options)
