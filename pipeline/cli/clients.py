@@ -150,7 +150,7 @@ def batch(
     url: Annotated[
         str | None, typer.Option("--url", help="Base URL of an OpenAI API; default: that of `lookahead serve`.")
     ] = None,
-    concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Concurrent requests.")] = 16,
+    concurrency: Annotated[int, typer.Option("--concurrency", min=1, max=1024, help="Concurrent requests.")] = 16,
     timeout_s: Annotated[float, typer.Option("--timeout", min=1, help="Time limit of a request, in seconds.")] = 600.0,
     as_json: Json = False,
 ) -> None:

@@ -12,7 +12,7 @@ from pipeline.bench.validation.validation import FREE_PORTS
 from pipeline.config.resolution import resolve_config
 from pipeline.config.schema import ResolvedConfig
 from pipeline.dynamo import services
-from pipeline.dynamo.fleet import check_fleet, openai_url, replica_dir, without_openai
+from pipeline.dynamo.fleet import check_fleet, find_replicas, openai_url, replica_dir, without_openai
 from pipeline.dynamo.services import front_end_service, require_dynamo, worker_service
 from pipeline.dynamo.spec import FILE_KV, TRITON_KEYS, WorkerSpec
 from pipeline.errors import ConfigError, ServerError
@@ -139,6 +139,11 @@ def test_without_the_extra_the_command_says_what_to_install(monkeypatch):
 
 def test_the_first_replica_has_the_run_folder_itself():
     assert [replica_dir(Path("/run"), number).name for number in (1, 2, 3)] == ["run", "replica-2", "replica-3"]
+
+
+def test_a_folder_with_another_name_is_no_replica(tmp_path):
+    (tmp_path / "replica-x").mkdir()
+    assert find_replicas(tmp_path) == {}
 
 
 def test_no_front_end_has_no_url(tmp_path):
