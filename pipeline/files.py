@@ -7,7 +7,7 @@ import fcntl
 import glob
 import os
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, BinaryIO
@@ -54,14 +54,22 @@ def _remove_abandoned(path: Path) -> None:
             found.unlink()
 
 
-def try_lock(file: IO[Any], shared: bool = False) -> bool:
-    """Lock an open file, unless another open file holds a conflicting lock. Returns whether it is locked now. The lock
-    ends when the file is closed or its process ends."""
+def try_lock(file: IO[Any] | int, shared: bool = False) -> bool:
+    """Lock an open file or descriptor, unless another one holds a conflicting lock. Returns whether it is locked now.
+    The lock ends when the file is closed or its process ends."""
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
+
+
+def wait_for_lock(file: IO[Any] | int, on_busy: Callable[[], None]) -> None:
+    """Lock an open file or descriptor as `try_lock` does. on_busy: called if another one holds the lock; if it returns,
+    the lock is waited for."""
+    if not try_lock(file):
+        on_busy()
+        fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def is_url(location: str | Path) -> bool:

@@ -12,7 +12,6 @@ Profiles with the same weights share them through hard links.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import sys
@@ -33,7 +32,7 @@ from pipeline.engine.backend import backend_of
 from pipeline.engine.fingerprint import Fingerprint
 from pipeline.engine.provenance import commit
 from pipeline.errors import BuildError, ConfigError
-from pipeline.files import try_lock, write_whole
+from pipeline.files import wait_for_lock, write_whole
 
 ENGINE, TOKENIZER, RESOLVED, MANIFEST = "engine", "tokenizer", "resolved.yaml", "manifest.json"
 LOCKS = ".locks"
@@ -154,9 +153,7 @@ def build_lock(places: Places, model: str, on_wait: Callable[[str], None]) -> It
     make_folder(locks)
     # Opened for reading, so that a finished engine in a read-only folder can be used.
     with open(os.open(locks / model, os.O_RDONLY | os.O_CREAT, 0o644)) as file:
-        if not try_lock(file):
-            on_wait(f"another build of {model} is running; waiting for it")
-            fcntl.flock(file, fcntl.LOCK_EX)
+        wait_for_lock(file, lambda: on_wait(f"another build of {model} is running; waiting for it"))
         folder = places.engines / model
         for leftover in folder.glob(f"{PARTIAL}*"):  # of a killed build, since this process holds the lock
             shutil.rmtree(leftover)

@@ -6,7 +6,6 @@ folder. A guard process supervises the server (see `guard`).
 
 from __future__ import annotations
 
-import fcntl
 import secrets
 import subprocess
 import time
@@ -21,7 +20,7 @@ from pipeline.config.schema import EngineConfig, ServerConfig
 from pipeline.engine.backend import Note
 from pipeline.engine.command import MakeCommand
 from pipeline.errors import ServerError
-from pipeline.files import log_tail, write_whole
+from pipeline.files import log_tail, try_lock, write_whole
 from pipeline.server.command import VERBOSE_LOG, single_process
 from pipeline.server.failure import explain_failure, passing_failure
 from pipeline.server.gateway import gateway_service
@@ -279,8 +278,6 @@ def _wait_until_ready(server: RunningServer, timeout_s: float, note: Note) -> No
 @contextmanager
 def _locked(run_dir: Path) -> Iterator[None]:
     with (run_dir / LOCK).open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ServerError(f"Another server is being started from {run_dir}; wait for it, or stop it.") from error
+        if not try_lock(file):
+            raise ServerError(f"Another server is being started from {run_dir}; wait for it, or stop it.")
         yield

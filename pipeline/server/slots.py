@@ -3,13 +3,12 @@ the folder that serves."""
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pipeline.files import write_whole
+from pipeline.files import wait_for_lock, write_whole
 
 _SERVING, _SECOND = "serving", "second"
 
@@ -33,18 +32,14 @@ def set_serving(base: Path, folder: Path) -> None:
 
 @contextmanager
 def locked(base: Path, on_busy: Callable[[], None]) -> Iterator[None]:
-    """Lock the run folders against the switches and stops of other processes. on_busy: called if another one has the
-    lock; if it returns, the lock is waited for. Without a folder there is nothing to lock."""
+    """Lock the run folders against the switches and stops of other processes. on_busy: see `wait_for_lock`. Without a
+    folder there is nothing to lock."""
     if not base.is_dir():
         yield
         return
     folder = os.open(base, os.O_RDONLY)  # the folder itself, because the disk may be full or read-only
     try:
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            on_busy()
-            fcntl.flock(folder, fcntl.LOCK_EX)
+        wait_for_lock(folder, on_busy)
         yield
     finally:
         os.close(folder)

@@ -21,6 +21,7 @@ import torch
 from torch import distributed
 from transformers import AutoConfig
 
+from pipeline.checkpoint.model_config import kv_heads
 from pipeline.config.schema import Device
 from pipeline.decoding.split import split_tree
 from pipeline.engine.artifact import Artifact
@@ -129,7 +130,7 @@ def start_ranks(artifact: Artifact) -> ParallelEngine:
 
 def _check_heads(artifact: Artifact, num_shards: int) -> None:
     config = AutoConfig.from_pretrained(artifact.engine_dir, local_files_only=True)
-    num_kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    num_kv_heads, _ = kv_heads(config)
     if num_kv_heads % num_shards:
         raise BuildError(
             f"model.parallelism.tensor = {num_shards} does not divide the {num_kv_heads} key/value heads of "

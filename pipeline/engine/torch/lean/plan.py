@@ -72,8 +72,9 @@ def lean_kind(resolved: ResolvedConfig) -> Kind | None:
 
 def plan_of(config: PretrainedConfig, kind: Kind, rotary_scale: float) -> LeanPlan | None:
     """The plan of a model with this config.json; None if the lean pass does not support the model."""
-    heads = config.num_attention_heads
-    dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    from pipeline.checkpoint.model_config import kv_heads  # of no use to a server, which reads finished plans
+
+    heads, (num_kv_heads, dim) = config.num_attention_heads, kv_heads(config)
     widest = max(config.hidden_size, config.intermediate_size, heads * dim)
     partial: Any = (config.rope_parameters or {}).get("partial_rotary_factor", 1.0)
     head_norms = config.architectures == ["Qwen3ForCausalLM"] or config.model_type == "qwen3"
@@ -92,7 +93,7 @@ def plan_of(config: PretrainedConfig, kind: Kind, rotary_scale: float) -> LeanPl
         num_layers=config.num_hidden_layers,
         hidden_size=config.hidden_size,
         num_heads=heads,
-        num_kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        num_kv_heads=num_kv_heads,
         head_dim=dim,
         intermediate_size=config.intermediate_size,
         vocab_size=config.vocab_size,
