@@ -13,7 +13,7 @@ from pipeline.gateway.choices import MAX_CHOICES, choice_requests
 from pipeline.gateway.generate_body import positive
 from pipeline.gateway.openai_fields import Endpoint, for_front_end
 from pipeline.gateway.refusal import Refusal
-from pipeline.gateway.rewriting import DRAFT_FIGURES, Rewrite, log_probs
+from pipeline.gateway.rewriting import DRAFT_FIGURES, Rewrite, alternatives, log_probs
 from pipeline.gateway.tenants import Tenant
 
 _PREFIX = annotation(NAMESPACE, "")
@@ -61,7 +61,9 @@ def checked_openai(body: bytes, endpoint: Endpoint, tenant: Tenant) -> CheckedCh
         sent |= {"stream": True, "stream_options": {"include_usage": True}}
     requests = choice_requests(sent, num_choices)
     bodies = [write_json(request) for request in requests]
-    rewrites = [log_probs()] if endpoint == "completions" and value.get("logprobs") is not None else []
+    rewrites = []
+    if value.get("logprobs") is not None:
+        rewrites.append(alternatives(value.get("top_logprobs") or 0) if endpoint == "chat" else log_probs())
     if value.get("draft_statistics") and num_choices == 1:
         rewrites.append(DRAFT_FIGURES)
     num_prompts = _num_prompts(value.get("prompt"))

@@ -7,7 +7,9 @@ draft_statistics                           converted: requests draft statistics 
 response_format, guided_*                  converted: the front end accepts them, but does not migrate such a request
 tools, tool_choice, parallel_tool_calls    copied: the worker makes a grammar of them
 max_tokens, max_completion_tokens          copied: the worker counts the earlier tokens of a migrated request
-echo, best_of, suffix, include_stop_str_in_output, prompt_logprobs, prompt_embeds, message parts other than text
+a tool_choice of allowed_tools             converted to the allowed tools and their mode: the front end refuses it
+echo, best_of, suffix, include_stop_str_in_output, prompt_logprobs, prompt_embeds, audio, web_search_options,
+modalities and message parts other than text, top_logprobs without logprobs
                                            refused: front end or worker ignore them
 more than four stop words, a message without parts    refused: the front end fails with status 500
 stream_options without include_usage       completed: the front end requires it
@@ -20,7 +22,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 from pipeline.errors import RequestError
 from pipeline.gateway.annotations import (
@@ -58,6 +60,7 @@ def for_front_end(body: Mapping[str, Any], endpoint: Endpoint) -> dict[str, Any]
         del sent["stop"]
     if isinstance(sent.get("stream_options"), Mapping):
         sent["stream_options"] = {"include_usage": False} | sent["stream_options"]
+    _limit_tools(sent)
     options: dict[str, str] = {}
     options |= _text_option(sent, STRATEGY)
     options |= _prediction(sent)
@@ -92,9 +95,15 @@ def for_front_end(body: Mapping[str, Any], endpoint: Endpoint) -> dict[str, Any]
 
 
 def _refuse_unsupported(body: Mapping[str, Any]) -> None:
-    for name in ("include_stop_str_in_output", "prompt_logprobs", "prompt_embeds"):
+    for name in ("include_stop_str_in_output", "prompt_logprobs", "prompt_embeds", "audio"):
         if body.get(name):
             raise RequestError(f"{name} is not supported; leave it out")
+    if "web_search_options" in body:
+        raise RequestError("web_search_options is not supported: the server searches nothing; leave it out")
+    if body.get("modalities", ["text"]) != ["text"]:
+        raise RequestError('modalities must be ["text"]; this model writes text')
+    if body.get("top_logprobs") and body.get("logprobs", False) is False:
+        raise RequestError("top_logprobs needs logprobs; send logprobs: true, too")
     stop = body.get("stop")
     if isinstance(stop, list) and len(stop) > _MOST_STOP_WORDS:
         raise RequestError(f"stop holds {len(stop)} texts; at most {_MOST_STOP_WORDS} can be sent")
@@ -104,15 +113,40 @@ def _refuse_unsupported(body: Mapping[str, Any]) -> None:
         raise RequestError("best_of is not supported; send n for several choices")
     if body.get("suffix"):
         raise RequestError("suffix is not supported: the model writes text behind the prompt only; leave suffix out")
-    messages = body.get("messages")
-    for number, message in enumerate(messages if isinstance(messages, list) else []):
+    for number, message in enumerate(_list(body.get("messages"))):
         content = message.get("content") if isinstance(message, Mapping) else None
         if content == []:
             raise RequestError(f"messages[{number}].content is an empty list; send a text, or parts of one")
-        for part in content if isinstance(content, list) else []:
+        for part in _list(content):
             if isinstance(part, Mapping) and part.get("type") not in ("text", "refusal"):
                 kind = str(part.get("type"))[:40]
                 raise RequestError(f"messages[{number}].content has a part of type {kind!r}; this model reads text")
+
+
+def _limit_tools(sent: dict[str, Any]) -> None:
+    """Replace a tool_choice of type `allowed_tools` by its mode, and the tools by those that it lists."""
+    choice = sent.get("tool_choice")
+    if not isinstance(choice, Mapping) or choice.get("type") != "allowed_tools":
+        return
+    allowed, tools = choice.get("allowed_tools"), sent.get("tools")
+    listed = allowed.get("tools") if isinstance(allowed, Mapping) else None
+    if not isinstance(allowed, Mapping) or allowed.get("mode") not in ("auto", "required") or not _are_tools(listed):
+        raise RequestError("tool_choice.allowed_tools must have a mode (auto or required) and tools")
+    names = [tool["function"]["name"] for tool in listed]
+    by_name = {tool["function"]["name"]: tool for tool in tools} if _are_tools(tools) else {}
+    if unknown := [name for name in names if name not in by_name]:
+        raise RequestError(f"tool_choice allows {unknown[0][:80]!r}, which is not in tools")
+    sent |= {"tools": [by_name[name] for name in names], "tool_choice": allowed["mode"]}
+
+
+def _are_tools(value: object) -> TypeGuard[list[Mapping[str, Any]]]:
+    """Whether a value is a list of functions with names, at least one."""
+    functions = [tool.get("function") if isinstance(tool, Mapping) else None for tool in _list(value)]
+    return bool(functions) and all(isinstance(f, Mapping) and isinstance(f.get("name"), str) for f in functions)
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _text_option(sent: dict[str, Any], name: str) -> dict[str, str]:
@@ -161,16 +195,13 @@ def tools_option(sent: Mapping[str, Any]) -> dict[str, Any]:
     """Tools of a request: {"functions": parameters by name, "choice": "auto", "required" or {"name": ...}, "parallel":
     bool}. Empty if no call is allowed, or if the tools are invalid, which the front end reports."""
     tools, choice = sent.get("tools"), sent.get("tool_choice") or "auto"
-    if not isinstance(tools, list) or not tools:
-        return {}
-    functions = [tool.get("function") if isinstance(tool, Mapping) else None for tool in tools]
     if isinstance(choice, Mapping):
         choice = choice.get("function")
     known = choice in ("auto", "required") or (isinstance(choice, Mapping) and isinstance(choice.get("name"), str))
-    if not known or not all(isinstance(f, Mapping) and isinstance(f.get("name"), str) for f in functions):
+    if not known or not _are_tools(tools):
         return {}
     return {
-        "functions": {function["name"]: function.get("parameters") for function in functions if function},
+        "functions": {tool["function"]["name"]: tool["function"].get("parameters") for tool in tools},
         "choice": choice,
         "parallel": sent.get("parallel_tool_calls") is not False,
     }

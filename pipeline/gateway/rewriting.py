@@ -4,6 +4,7 @@ draft_figures    moves draft statistics from `nvext.engine_data`, the only place
                  `metrics.speculative_decoding`, where vLLM has them and load generators such as AIPerf read them
 log_probs        converts the alternatives of the completions API from lists to objects from token to log probability,
                  and adds `text_offset`, the position of each token in the text
+alternatives     limits the alternatives of the chat API to the requested number
 own_id           removes the tenant's prefix from the request id
 """
 
@@ -118,6 +119,18 @@ def log_probs() -> Rewrite:
         return body
 
     return Rewrite(b'"text_offset"', _of_json(change))
+
+
+def alternatives(num_asked: int) -> Rewrite:
+    """The front end appends the chosen token to the most probable ones, and sends one if none is requested."""
+
+    def change(body: Json) -> Json:
+        for choice in body.get("choices") or []:
+            for token in (choice.get("logprobs") or {}).get("content") or []:
+                token["top_logprobs"] = token["top_logprobs"][:num_asked]
+        return body
+
+    return Rewrite(b'"top_logprobs":[', _of_json(change))
 
 
 DRAFT_FIGURES = Rewrite(f'"{FIGURES}"'.encode(), _of_json(_move_figures))

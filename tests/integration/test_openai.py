@@ -135,10 +135,12 @@ def test_log_probabilities_come_with_alternatives(client):
         assert place.logprob < 0
 
 
-def test_log_probabilities_come_without_alternatives(client):
-    answer = chat(client, logprobs=True, top_logprobs=0, max_tokens=3)
+@pytest.mark.parametrize("num_asked", [0, 1, 2])
+def test_log_probabilities_come_with_as_many_alternatives_as_were_asked_for(client, num_asked):
+    answer = chat(client, logprobs=True, top_logprobs=num_asked, max_tokens=3, temperature=2.0, seed=1)
 
-    assert len(answer.choices[0].logprobs.content or []) == 3  # type: ignore[union-attr]
+    places = answer.choices[0].logprobs.content or []  # type: ignore[union-attr]
+    assert [len(place.top_logprobs) for place in places] == [num_asked] * 3
 
 
 def test_a_schema_is_kept_with_any_strategy(client):

@@ -103,6 +103,12 @@ def test_statistics_are_asked_for_in_either_way():
         ({"include_stop_str_in_output": True}, "include_stop_str_in_output is not supported"),
         ({"prompt_logprobs": 1}, "prompt_logprobs is not supported"),
         ({"prompt_embeds": "AAAA"}, "prompt_embeds is not supported"),
+        ({"top_logprobs": 2}, "top_logprobs needs logprobs"),
+        ({"top_logprobs": 2, "logprobs": False}, "top_logprobs needs logprobs"),
+        ({"modalities": ["text", "audio"]}, r'modalities must be \["text"\]'),
+        ({"audio": {"voice": "alloy", "format": "mp3"}}, "audio is not supported"),
+        ({"web_search_options": {}}, "web_search_options is not supported"),
+        ({"tool_choice": {"type": "allowed_tools", "allowed_tools": 3}}, "must have a mode"),
         ({"nvext": {"annotations": "a"}}, "nvext.annotations must be a list"),
     ],
 )
@@ -155,6 +161,17 @@ def test_tools_stay_and_are_repeated_for_the_worker():
         "parallel": True,
     }
     assert "tools" not in options(tools=tools, tool_choice="none")
+
+
+def test_allowed_tools_become_the_only_tools():
+    one, other = ({"type": "function", "function": {"name": name}} for name in "ab")
+    allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [other]}}
+    sent = for_front_end(BODY | {"tools": [one, other], "tool_choice": allowed}, "chat")
+
+    assert (sent["tools"], sent["tool_choice"]) == ([other], "required")
+    assert json.loads(options(tools=[one, other], tool_choice=allowed)["tools"])["functions"] == {"b": None}
+    with pytest.raises(RequestError, match="allows 'b', which is not in tools"):
+        options(tools=[one], tool_choice=allowed)
 
 
 def test_a_call_that_is_asked_for_and_a_response_format_exclude_each_other():

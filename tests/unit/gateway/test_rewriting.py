@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pipeline.gateway.refusal import Refusal
-from pipeline.gateway.rewriting import DRAFT_FIGURES, Rewrite, RewritingResponder, log_probs, own_id
+from pipeline.gateway.rewriting import DRAFT_FIGURES, Rewrite, RewritingResponder, alternatives, log_probs, own_id
 from pipeline.gateway.tenants import Tenant
 from pipeline.gateway.upstream import HEADER_LENGTH
 
@@ -108,6 +108,16 @@ def test_offsets_go_on_along_the_stream_of_each_choice() -> None:
     assert last == b"[DONE]"
     offsets = [json.loads(part)["choices"][0]["logprobs"]["text_offset"] for part in found]
     assert offsets == [[0], [0], [2, 2], [1]]
+
+
+@pytest.mark.parametrize("num_asked", [0, 1, 2])
+def test_a_chat_has_as_many_alternatives_as_were_asked_for(num_asked: int) -> None:
+    found = [{"token": "a", "logprob": -1.0}, {"token": "b", "logprob": -2.0}]
+    choice = {"index": 0, "logprobs": {"content": [{"token": "b", "logprob": -2.0, "top_logprobs": found}]}}
+    body = json.dumps({"choices": [choice, {"index": 1, "logprobs": None}]}, separators=(",", ":")).encode()
+
+    shown = json.loads(forwarded([body], False, alternatives(num_asked)).body)["choices"][0]["logprobs"]["content"][0]
+    assert shown == {"token": "b", "logprob": -2.0, "top_logprobs": found[:num_asked]}
 
 
 OWN_ID = own_id(Tenant("alice", "alice/", 1, None))
